@@ -15,27 +15,28 @@
 # %% [markdown]
 # # 00. Meet your devices
 #
-# You want to train on eight GPUs, and you have a laptop. That's enough. JAX can show you one CPU as eight devices, and
-# everything in this course (splitting arrays, averaging gradients, losing a process, even the mistakes) works on them as
-# it does on eight GPUs. Everything but the speed. In this lesson you'll get your eight devices, put arrays on them, and
-# see the one mistake that leaves you with a single device and no error message.
+# You want to train on eight GPUs, and all you have is a laptop. That's enough to start, because JAX can pretend that
+# one CPU is eight devices. You can split arrays over them, average gradients, lose a process, and make every mistake in
+# this course, and what you see is what eight GPUs would show you. Only the speed is missing. In this lesson you'll get
+# your eight devices and put arrays on them, and you'll meet the one mistake that leaves you with a single device and no
+# error.
 #
-# **You will** start JAX with eight simulated devices, say on which device an array is and where an operation runs, and
-# know what a simulation can't tell you. 15 minutes, 30 with exercises. You need Python and NumPy.
+# **You will** start JAX with eight simulated devices, say which device holds an array and which one computes, and know
+# what a simulation can't tell you. 15 minutes, 30 with exercises. You need Python and NumPy.
 
 # %% [markdown]
 # ## Eight devices, please
 #
-# A **device** is what JAX keeps arrays on and computes with: a GPU, a TPU, or a CPU. Their number is fixed when JAX starts,
-# and JAX starts at the first call that needs a device. So ask before you do anything else:
+# A **device** is what JAX keeps arrays on and computes with: a GPU, a TPU, or a CPU. JAX looks for its devices once, at
+# the first call that needs one, and after that their number is fixed. So ask before you do anything else:
 #
 # ```python
 # jax.config.update("jax_num_cpu_devices", 8)
 # ```
 #
-# The lessons call `devices.simulate(8)`. It does the same, and tells you what to do if you call it too late. If you have
-# a GPU, nothing breaks: `jax.devices()` lists the GPU, and your eight CPU devices are `jax.devices("cpu")`. (From lesson 04
-# on they must come first, so start JupyterLab with `JAX_PLATFORMS=cpu jupyter lab`.)
+# The lessons call `devices.simulate(8)`, which does the same and tells you what to do if you call it too late. If you
+# have a GPU, nothing breaks: `jax.devices()` lists the GPU, and `jax.devices("cpu")` lists your eight. (From lesson 04
+# on we want the eight to come first, so start JupyterLab with `JAX_PLATFORMS=cpu jupyter lab`.)
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -55,18 +56,18 @@ for device in eight:
 assert len(eight) == 8
 
 # %% [markdown]
-# All eight belong to one process: your notebook. A PyTorch program starts one process for each GPU. In JAX one process
-# can drive all devices of a machine, and you need more processes only for more machines (lesson 17).
+# All eight belong to one process, your notebook. PyTorch usually runs one process for each GPU. In JAX one process can
+# drive all the devices of a machine, so you need more processes only when you have more machines (lesson 17).
 #
 # ## Put arrays on them
 #
-# `jax.device_put(x, device)` copies an array to a device. Let's give each device one row of a small array. In every
-# picture of this course, each device has its own colour.
+# `jax.device_put(x, device)` copies an array to a device. Let's give each device one row of a small array. In the
+# picture each device has its own colour, and it keeps it through the whole course.
 
 # %%
 from pmapdp.lessons.pictures import lesson_00
 
-x = np.arange(8, dtype=np.float32).reshape(8, 1)  # NumPy, so it's in the memory of the host
+x = np.arange(8, dtype=np.float32).reshape(8, 1)  # NumPy, so it's on the host, not on a device
 rows = [jax.device_put(row, device) for row, device in zip(x, eight, strict=True)]
 print("rows[3] is", rows[3], "on", rows[3].devices())
 lesson_00.one_row_each()
@@ -91,8 +92,8 @@ assert (np.stack(back) == 2 * x).all()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Device 3 computes it, because the array is there. An array you haven't placed lands on the first device, the
-# **default device**. `jax.device_get` brings results back to the host.
+# Device 3 computes it, because that's where the array is: **the work goes where the data is**. An array that you
+# haven't placed lands on the first device, the default device. `jax.device_get` brings results back to the host.
 #
 # </details>
 #
@@ -100,12 +101,18 @@ assert (np.stack(back) == 2 * x).all()
 #
 # ## One array on eight devices
 #
-# Eight arrays in a list are clumsy. JAX can keep *one* array on eight devices, and that's what all later lessons do. There
-# are two ways to do it: **split**, with one row on each device, and **replicated**, with all rows on each. Copy this cell
-# into an empty file to have eight devices anywhere. On a machine with GPUs, the same file uses the GPUs.
+# Eight arrays in a list are clumsy: every line of your program becomes a loop. So JAX can keep *one* array on eight
+# devices, and all later lessons do that. It can be **split**, so that each device holds a part of it, or
+# **replicated**, so that each device holds all of it. When you train, you split the batch and replicate the model.
+#
+# Here are both, with 16 numbers, and their sum. Copy the cell into an empty file, and you have eight devices anywhere.
+# On a machine with GPUs, the same file uses the GPUs. (A mesh and a partition spec say which part goes where. Lesson 04
+# explains them.)
+#
+# **Predict:** you add the split array to the replicated one. What does device 7 hold of the sum?
 
-# %% tags=["take-home"]
-"""Keep one array on eight devices."""
+# %% tags=["take-home", "prediction"]
+"""Keep one array on eight devices: split over them, or replicated."""
 
 import os
 
@@ -115,16 +122,41 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
-mesh = Mesh(jax.devices(), ("data",))
-replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+mesh = Mesh(jax.devices(), ("data",))  # all devices in a row; the row is called "data"
+replicated = NamedSharding(mesh, PartitionSpec())  # every device holds all of the array
+split = NamedSharding(mesh, PartitionSpec("data"))  # the first axis is cut into one part for each
 
-column = np.arange(mesh.size, dtype=np.float32).reshape(-1, 1)  # [N, 1] on the host
+
+def held(array):
+    """What each device holds of an array, by the device's number."""
+    return {shard.device.id: shard.data.tolist() for shard in array.addressable_shards}
+
+
+numbers = np.arange(2 * mesh.size, dtype=np.float32)  # [16] on the host: two for each device
+parts = jax.device_put(numbers, split)
+copies = jax.device_put(numbers, replicated)
+total = parts + copies  # each device adds where it has both, so nothing is sent
+again = jax.device_put(total, replicated)  # here the devices send each other their parts
+
+last = jax.devices()[-1].id
 print(mesh.size, "devices:", jax.devices()[0].device_kind)
-for name, sharding in (("split", split), ("replicated", replicated)):
-    array = jax.device_put(column, sharding)
-    last = array.addressable_shards[-1]
-    print(f"{name}: the array is {array.shape}, and {last.device} holds {last.data.tolist()}")
-assert (jax.device_get(2 * array) == 2 * column).all()
+for name, array in {"parts": parts, "copies": copies, "total": total, "again": again}.items():
+    print(f"{name:6s} {array.shape}, and device {last} holds {held(array)[last]}")
+
+# To the program, each is one array of 16 numbers, wherever its parts are.
+np.testing.assert_array_equal(jax.device_get(total), 2 * numbers)
+np.testing.assert_array_equal(jax.device_get(again), 2 * numbers)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Two numbers, 28 and 30: its part of the sum. Device 7 has all of `copies` but only two numbers of `parts`, so it adds
+# these two. To get all 16 sums onto each device, you ask for them with `device_put`.
+#
+# </details>
+
+# %%
+lesson_00.one_array({"split": held(parts), "replicated": held(copies), "their sum": held(total)})
 
 # %% [markdown]
 # ## What a simulation shows you
@@ -132,11 +164,12 @@ assert (jax.device_get(2 * array) == 2 * column).all()
 # | as on eight GPUs | not as on eight GPUs |
 # | --- | --- |
 # | where each array is, and the errors about it | memory: your devices share the machine's |
-# | your program, split for eight devices | speed: they share its cores |
+# | how your program is split, and its results up to rounding | speed: they share its cores |
 # | the collectives that you write (lesson 06) | how the messages travel, and how long they take |
 #
-# So a simulation tells you that a program is **right**, and never how **fast** it will be. See for yourself: we give one,
-# two, four and eight devices the same amount of work each, and time it. On GPUs, all four bars would be equally high.
+# So a simulation can tell you that a program is **right**, but never how **fast** it will be. See for yourself: we give
+# one, two, four and eight devices the same amount of work each, and time it. On GPUs, all four bars would be about
+# equally high, because each GPU would do its own work at the same time. Here the devices take turns.
 
 # %%
 import time
@@ -144,7 +177,7 @@ import time
 matrix, seconds = np.ones((300, 300), np.float32), {}
 for N in (1, 2, 4, 8):
     copies, times = [jax.device_put(matrix, device) for device in eight[:N]], []
-    for _ in range(50):  # the first one compiles
+    for _ in range(15):  # the first one compiles
         started = time.perf_counter()
         jax.block_until_ready([copy @ copy @ copy @ copy for copy in copies])
         times.append(time.perf_counter() - started)
@@ -156,11 +189,11 @@ lesson_00.same_work_each(seconds)
 #
 # ## How it fails: asking too late
 #
-# Many tutorials set an environment variable instead. Here a fresh Python process does it too late: `jax.device_count()`
-# has already started JAX.
+# Many tutorials set the environment variable `XLA_FLAGS` instead. Let's do both in a fresh Python process, and both too
+# late, after `jax.device_count()` has already looked for devices.
 #
-# **Predict:** first comes the environment variable, then the setting from above. Does each of them give us eight devices,
-# do nothing, or raise an error?
+# **Predict:** what does the environment variable do, and what does the setting do? Does it give us eight devices, do
+# nothing, or raise an error?
 
 # %% tags=["prediction"]
 import subprocess
@@ -186,13 +219,13 @@ assert run.stderr.splitlines()[-1].startswith("RuntimeError")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The environment variable does nothing and says nothing, so you'd train on one device. The setting raises an error. So
-# use the setting.
+# The environment variable does nothing and says nothing, so you'd train on one device and never know. The setting
+# raises an error. That's why we use the setting.
 #
 # </details>
 #
-# `devices.simulate` uses it, too. In this notebook JAX is already running with eight devices. What happens if you ask for
-# sixteen now?
+# `devices.simulate` uses it, too, and puts the error into a sentence. This notebook already runs with eight devices, so
+# let's ask for sixteen:
 
 # %%
 from pmapdp.errors import UserError
@@ -213,8 +246,8 @@ else:
 #    <details><summary>Hint</summary>Move both first.</details>
 # 2. `sum_in_pairs` (10 minutes): N devices hold one array each, and N is a power of two. Compute the sum on the first
 #    device. If you add one array after the other, that takes N - 1 rounds. In pairs it takes log2 N, as in the picture
-#    below: in round 1, every even device adds its right neighbour's array. In round 2, devices 0 and 4 add the array two
-#    places over. Keep doubling. Return the list of rounds: the N arrays, then N/2 sums, and so on down to one.
+#    below: in round 1, every even device adds its right neighbour's array. In round 2, devices 0 and 4 add the array
+#    two places over. Keep doubling. Return the list of rounds: the N arrays, then N/2 sums, and so on down to one.
 #    <details><summary>Hint</summary>In each round, neighbours in the list are the pairs: <code>arrays[::2]</code> and
 #    <code>arrays[1::2]</code>. The first of each pair is on the right device already.</details>
 # 3. `fixed_standardize` (3 minutes, find the mistake): `broken_standardize` should compute on the given device. The
@@ -257,9 +290,10 @@ for exercise in (add_on, sum_in_pairs, fixed_standardize):
 # %% [markdown]
 # ## Take away
 #
-# - Ask for simulated devices before JAX starts, and look at `jax.devices()` to see what you got.
-# - An operation runs where its arrays are. `jax.device_put` sends arrays to a device, `jax.device_get` brings them back.
-# - Simulated devices show that a program is right. They never show how fast it is.
+# - Ask for simulated devices before anything else, and look at `jax.devices()` to see what you got.
+# - The work goes where the data is. `jax.device_put` sends an array to one device, or splits it over all of them, and
+#   `jax.device_get` brings it back.
+# - Simulated devices show you whether a program is right. They never show you how fast it is.
 #
 # In pmapdp, this is [devices.py](../pmapdp/devices.py). If you've never written a backward pass, go on with
 # [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb). Otherwise:

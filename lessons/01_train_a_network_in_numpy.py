@@ -15,10 +15,10 @@
 # %% [markdown]
 # # 01. Train a network in NumPy
 #
-# `loss.backward()` is one line, and it's easy to believe that something clever happens in it. It's the chain rule, three
-# rules in a row, about six lines of NumPy. Write them once yourself, and two things stop being magic: where a gradient
-# comes from, and why eight devices can share the work of one. This is also the first version of the program that grows
-# through the whole course.
+# `loss.backward()` is one line, so it's easy to believe that something clever happens inside. It's only the chain rule:
+# three small rules, about six lines of NumPy. Once you've written them yourself, two things stop being magic, where a
+# gradient comes from and why eight devices can share the work of one. You'll also get the first version of the program
+# that grows through the whole course.
 #
 # **You will** write a backward pass by hand, prove that it's right, and see that the mean of eight gradients is the
 # gradient of the whole batch. 20 minutes, 40 with exercises. **Optional:** if you've written a backward pass before, go
@@ -36,14 +36,14 @@ lesson_01.forward_and_backward()
 # %% [markdown]
 # ## Forward
 #
-# Our network has two layers. Each multiplies by a matrix and adds a bias. Between them, a **ReLU** replaces negative
-# numbers by 0. The second layer's outputs are the **logits**, one number for each of ten classes, and softmax turns them
+# Our network has two layers. Each multiplies by a matrix and adds a bias, and between them a **ReLU** replaces negative
+# numbers by 0. Out of the second layer come the **logits**, one number for each of ten classes, and softmax turns them
 # into probabilities.
 #
-# The loss of one example is -log p, where p is the probability that the network gives to the right class. The loss is 0
-# when the network is certain and correct.
+# For one example the loss is -log p, where p is the probability that the network gives to the right class. So the loss
+# is 0 when the network is certain and correct, and it grows without limit when it's certain and wrong.
 #
-# **Predict:** before training the network knows nothing, so all ten classes are about equally likely. What's the loss?
+# **Predict:** say a network knows nothing yet, and gives every class the same probability. What's its loss?
 
 # %% tags=["prediction"]
 p = np.full(10, 0.1)
@@ -52,31 +52,33 @@ print("loss:", -np.log(p[3]).round(3))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# -log(1/10) = log(10) = 2.303. Remember this number: if a classifier with ten classes starts far above it, something is
-# wrong with it, or its initial weights are too large. (Ours will start at 3.8: its first guesses are too bold for such
+# -log(1/10) = log(10) = 2.303. Remember this number. If a classifier with ten classes starts far above it, something is
+# wrong, or its initial weights are too large. (Ours will start at 3.8, because its first guesses are too bold for such
 # noisy points.)
 #
 # </details>
 #
 # ## Backward
 #
-# The backward pass goes from the loss back to the weights. It carries one array along, `g`: how the loss changes with
-# the activations at the current layer. Three rules are all you need.
+# The backward pass goes from the loss back to the weights. On its way it carries one array, `g`, which says how the
+# loss changes with the activations at the current place. Three rules are all you need:
 #
 # 1. **At the logits,** g is the probabilities, minus 1 at the right class.
-# 2. **At a layer** `h @ W + b`: the gradient of W is `h.T @ g`, the gradient of b is the sum of g over the examples, and
-#    `g @ W.T` goes on to h.
+# 2. **At a layer** `h @ W + b`: the gradient of W is `h.T @ g`, the gradient of b is the sum of g over the examples,
+#    and `g @ W.T` goes on to h.
 # 3. **At the ReLU,** g passes where the ReLU's output was positive, and becomes 0 elsewhere.
 #
-# Rule 1 in numbers: the probabilities are 0.7, 0.2 and 0.1, and the first class is right. Then g is -0.3, 0.2 and 0.1. So
-# a step against the gradient raises the right logit and lowers the two others, and the network learns most where it was
-# most wrong.
+# Here's rule 1 in numbers. Say the probabilities are 0.7, 0.2 and 0.1, and the first class is right. Then g is -0.3,
+# 0.2 and 0.1. A step against this gradient raises the right logit and lowers the two others. And because g is large
+# where the probabilities are far off, the network learns most where it was most wrong.
 #
 # ## The program
 #
-# Here it is, in NumPy alone. The points come from ten clouds in 64 dimensions, and the clouds overlap, so nobody gets all
-# points right: even with the true centres, you'd reach 92 %. **Stochastic gradient descent** takes 128 examples at a
-# time, and moves the weights a little against their mean gradient. An **epoch** visits each example once.
+# Here it is, in NumPy alone. The points come from ten clouds in 64 dimensions. The clouds overlap, so nobody can get
+# all points right: even if you knew the true centres, you'd reach only 92 %. **Stochastic gradient descent** takes 128
+# examples at a time, and moves the weights a little against their mean gradient. An **epoch** visits each example once.
+#
+# The last lines check one of the 2,410 gradients. You'll see in a minute why that's worth the trouble.
 
 # %% tags=["take-home"]
 # include program/01_numpy.py
@@ -84,9 +86,10 @@ print("loss:", -np.log(p[3]).round(3))
 # %% [markdown]
 # ## Is the gradient right?
 #
-# The loss falls, and that proves nothing, as you'll see in a minute. Here's a proof that needs no calculus: move one
-# weight a little up and a little down, and see how much the loss changes. These **finite differences** take two forward
-# passes for each weight, so we compare them with `backward` on a small network and three examples, in float64.
+# The loss falls, but that proves nothing. What does prove it needs no calculus: move one weight a little up and a
+# little down, and see how much the loss changes. That's what the program's last lines did with one weight. Now let's do
+# it with all of them. These **finite differences** take two forward passes for each weight, so we use a small network
+# and three examples. In float64, because we divide a tiny difference by a tiny step.
 
 
 # %%
@@ -114,7 +117,7 @@ for name in small:
 assert all(np.allclose(measured[name], by_hand[name], atol=1e-8) for name in small)
 
 # %% [markdown]
-# They agree to eight decimals. One point can't prove it for all points, but a wrong rule would hardly survive this test.
+# They agree to eight decimals. That's one network and three examples, but a wrong rule would hardly survive even these.
 #
 # ## How it fails
 #
@@ -158,16 +161,16 @@ assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only the first layer's gradient is wrong. The second was finished before we reached the ReLU. There's no error, and the
-# loss falls, here even a little faster than it should. Without the finite differences you'd never notice.
+# Only the first layer's gradient is wrong, because the second layer's was finished before we reached the ReLU. There's
+# no error, and the loss falls, here even a little faster than it should. Without finite differences you'd never notice.
 #
 # </details>
 #
 # ## Digits
 #
-# You can't look at a point in 64 dimensions, so let's take something that you can look at: scans of handwritten digits.
-# They have 8 x 8 pixels, so each is a row of 64 numbers, and our functions take them as they are. Here's the learning
-# curve of sixty epochs on 1,200 scans, with all of the 360 test digits that the network got wrong.
+# You can't look at a point in 64 dimensions, so let's take something you can look at: scans of handwritten digits. They
+# have 8 x 8 pixels, so each is a row of 64 numbers, and our functions take them as they are. Here's the learning curve
+# of sixty epochs on 1,200 scans. Beside it are the mistakes: every one of the 360 test digits that the network misread.
 
 # %%
 scans = digits.load()
@@ -186,10 +189,11 @@ assert (guesses == scans.test[1]).mean() > 0.9
 #
 # ## Eight parts of a batch
 #
-# This is why the lesson is in the course. Cut a batch of 128 examples into eight parts of 16, run the backward pass for
+# Here's why this lesson is in the course. Cut a batch of 128 examples into eight parts of 16, run the backward pass on
 # each part alone, and take the mean of the eight mean gradients.
 #
-# **Predict:** how far is it from the mean gradient of all 128? And if one part has 58 examples and seven have 10?
+# **Predict:** how far is that from the mean gradient of all 128? And what if one part has 58 examples and seven have
+# 10?
 
 
 # %% tags=["prediction"]
@@ -216,13 +220,13 @@ assert abs(np.mean(unequal, axis=0) - whole).max() > 1e-3
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With equal parts nothing is lost: **the mean of the means is the mean.** The bars are the eight gradients of one weight.
-# No two are alike, and their mean is exactly the gradient of the whole batch. With unequal parts it's a different number,
-# because an example in a small part counts more.
+# With equal parts nothing is lost but rounding in the seventeenth digit: **the mean of the means is the mean.** The
+# bars are the eight gradients of one weight. No two are alike, but their mean is the gradient of the whole batch. With
+# unequal parts you get a different number, because an example in a small part counts more.
 #
 # </details>
 #
-# In lesson 05 the eight parts go to eight devices, and the mean becomes one line of code.
+# In lesson 05 the eight parts go to eight devices, and taking the mean becomes one line of code.
 #
 # ## Exercises
 #
@@ -231,12 +235,12 @@ assert abs(np.mean(unequal, axis=0) - whole).max() > 1e-3
 # 1. `softmax_gradient` (5 minutes): the gradient `[B, C]` of the *mean* loss with respect to the logits, from
 #    `probabilities` `[B, C]` and `labels` `[B]`. Don't change `probabilities`.
 #    <details><summary>Hint</summary><code>np.eye(C)[labels]</code> is 1 at the right class.</details>
-# 2. `standardize_backward` (10 minutes): the backward pass of batch norm, which lesson 07 computes on eight devices. The
-#    forward pass is `y = (x - x.mean(0)) / x.std(0)`, for each column of `x` `[B, D]`. You get `x` and the gradient `g`
-#    of the loss with respect to `y`. Return the gradient with respect to `x`. Every output depends on every example,
-#    through the mean and the standard deviation. <details><summary>Hint</summary>Divide g by the standard deviation. Then
-#    subtract two terms: the mean of g, which comes from the mean of x, and y times the mean of g * y, which comes from
-#    the standard deviation.</details>
+# 2. `standardize_backward` (10 minutes): the backward pass of batch norm, which lesson 07 computes on eight devices.
+#    The forward pass is `y = (x - x.mean(0)) / x.std(0)`, for each column of `x` `[B, D]`. You get `x` and the gradient
+#    `g` of the loss with respect to `y`. Return the gradient with respect to `x`. Every output depends on every
+#    example, through the mean and the standard deviation. <details><summary>Hint</summary>Divide g by the standard
+#    deviation. Then subtract two terms: the mean of g, which comes from the mean of x, and y times the mean of g * y,
+#    which comes from the standard deviation.</details>
 # 3. `fixed_update` (5 minutes, find the mistake): `broken_update` makes one step of gradient descent. There's no error,
 #    and the loss falls, but the step doesn't follow the gradient. <details><summary>Hint</summary>With which W2 was the
 #    forward pass computed?</details>
@@ -279,11 +283,12 @@ for exercise in (softmax_gradient, standardize_backward, fixed_update):
 # %% [markdown]
 # ## Take away
 #
-# - The forward pass keeps the activations. The backward pass needs them, and goes from the last layer to the first.
-# - Check a gradient against finite differences before you believe it. A falling loss is no proof.
+# - The backward pass goes from the last layer to the first, and needs the activations that the forward pass kept.
+# - Check a gradient against finite differences before you believe it, because a falling loss is no proof.
 # - Eight equal parts of a batch give eight gradients, and their mean is the gradient of the batch.
 #
-# It's the same gradient whether you derive it, a compiler derives it, or eight devices share the work. pmapdp has no
-# backward pass by hand. Its tests have one, in [tests/support/numpy_mlp.py](../tests/support/numpy_mlp.py), and JAX must
-# give the same. To read on: [micrograd](https://github.com/karpathy/micrograd). Next, JAX derives it for you:
-# [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
+# It's the same gradient whether you derive it, a compiler derives it, or eight devices share the work. pmapdp leaves it
+# to the compiler, but its tests have a backward pass by hand, in
+# [tests/support/numpy_mlp.py](../tests/support/numpy_mlp.py), and JAX must give the same numbers. To read on:
+# [micrograd](https://github.com/karpathy/micrograd). Next, JAX derives it for you: [02 Differentiate, compile,
+# vectorize](02_differentiate_compile_vectorize.ipynb).

@@ -15,15 +15,15 @@
 # %% [markdown]
 # # 02. Differentiate, compile, vectorize
 #
-# In lesson 01 you derived a backward pass for two layers. A transformer has hundreds, and you'd have to change the
-# derivation each time you change the network. In this lesson the backward pass disappears from your program: JAX derives
-# it, and prints the same numbers. Then you'll compile your step and make elementwise code several times faster. There is
-# a price: your functions must be pure. Most of what people curse about JAX follows from this one rule, so we'll walk
-# into each of the traps on purpose.
+# In lesson 01 you derived a backward pass for two layers. A transformer has hundreds, and each time you changed the
+# network you'd have to derive it again. In this lesson the backward pass disappears from your program, because JAX
+# derives it, and the program still prints the same numbers. Then you'll compile your step, and elementwise code gets
+# several times faster. All of that has one price: your functions must be pure. Most of what people curse about JAX
+# follows from this one rule, so we'll walk into the traps on purpose.
 #
-# **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and measure honestly. 30 minutes,
-# 50 with exercises. You need NumPy, and an idea of what a gradient is
-# ([01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb)).
+# **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and measure honestly.
+# 30 minutes, 50 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
+# NumPy](01_train_a_network_in_numpy.ipynb)).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -37,13 +37,13 @@ from pmapdp.lessons.pictures import lesson_02
 lesson_02.trace()
 
 # %% [markdown]
-# (That's what `jit` does. We'll come to it.)
+# That's what `jit` does, and we'll come to it. First, gradients.
 #
 # ## grad: from a function to its derivative
 #
-# `jax.grad(f)` is a new function: the derivative of f with respect to its first argument. f must return one number, such
-# as a loss. (`jax.value_and_grad(f)` returns that number, too.) Since the derivative is a function again, you can call
-# `grad` once more. Take f(x) = x³. Its derivatives are 3 x², 6 x and 6.
+# `jax.grad(f)` is a new function: the derivative of f with respect to its first argument. f must return one number,
+# such as a loss. (`jax.value_and_grad(f)` returns that number, too.) The derivative is a function again, so you can
+# take `grad` of it, and again. Let's try f(x) = x³, whose derivatives are 3 x², 6 x and 6.
 #
 # **Predict** the four numbers at x = 2.
 
@@ -71,9 +71,9 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 #
 # include program/01_numpy.py
 #
-# And this is what changes. `np` becomes `jnp` wherever gradients have to pass, `backward` goes, and `jax.grad` finds the
-# gradients of `loss_sums`. That function returns a pair, the loss and the metrics' sums. With `has_aux=True`, `grad`
-# differentiates only the first, and hands you the second as it is.
+# And this is what changes. `np` becomes `jnp` wherever gradients have to pass. `backward` goes, and its check goes with
+# it, because now `jax.grad` finds the gradients of `loss_sums`. That function returns a pair, the loss and the metrics'
+# sums. With `has_aux=True`, `grad` differentiates only the first, and hands you the second as it is.
 #
 # include the difference of 01_numpy.py and 02_jax.py
 #
@@ -90,18 +90,18 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The same numbers. It's the same gradient, and now nobody has to derive it.
+# The same numbers, because it's the same gradient. But now nobody has to derive it.
 #
 # </details>
 #
 # ## jit: trace once, then run without Python
 #
-# The line `@jax.jit` above each step is the second transformation. When you call a compiled function for the first time,
-# JAX runs your Python code with **tracers** in place of arrays. A tracer has a shape and a type, but no values. JAX writes
-# down every operation it sees, and compiles the list. Later calls run the compiled program, and Python isn't needed any
-# more: that's the picture at the top.
+# The line `@jax.jit` above each step is the second transformation. When you call such a function for the first time,
+# JAX runs your Python code with **tracers** in place of arrays. A tracer has a shape and a type, but no values. JAX
+# writes down every operation it meets, and compiles the list. Every later call runs the compiled program, and your
+# Python code isn't touched any more. That's the picture at the top.
 #
-# Our `train_step` gets five batches.
+# Let's give our `train_step` five batches.
 #
 # **Predict:** how many times is "tracing" printed?
 
@@ -119,14 +119,14 @@ for rows in (128, 128, 128, 8, 128):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Twice, once for each shape. So the small last batch of an epoch costs a second compilation. Lesson 03 pads it.
+# Twice, once for each shape. So the small last batch of an epoch costs a second compilation, and lesson 03 will pad it.
 #
 # </details>
 #
 # ## What the compiler sees
 #
-# The list of operations is called a **jaxpr**, and you can look at it with `jax.make_jaxpr`. Here are five layers in a
-# Python loop, and five layers with `lax.scan`, which takes a function from (state, input) to (new state, output).
+# The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Here are five layers in a Python
+# loop, and five layers with `lax.scan`, which repeats a function from (state, input) to (new state, output).
 #
 # **Predict:** how many times does `tanh` appear in each jaxpr? And where did the `print` go?
 
@@ -152,14 +152,14 @@ print(counts)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Five times, and once. JAX doesn't see your loop, only the operations it performs, so a loop over a hundred layers takes
-# long to compile. With `scan` the jaxpr contains the layer once. And `print` isn't an array operation, so the jaxpr
-# doesn't contain it. It runs while JAX traces, and never again. (To print values from a compiled function, use
+# Five times, and once. JAX doesn't see your loop, only the operations that it performs, so a loop over a hundred layers
+# takes long to compile. With `scan` the jaxpr contains the layer only once. And `print` isn't an array operation, so
+# it's in neither jaxpr. It runs while JAX traces, and never again. (To print values from a compiled function, use
 # `jax.debug.print`.)
 #
 # </details>
 #
-# A tracer has no values, so Python can't look at them.
+# That's the first trap, and here's the second. A tracer has no values, so Python can't look at them.
 #
 # **Predict:** which of these three raise an error under `jit`?
 
@@ -181,13 +181,13 @@ for name, function in functions.items():
 # <details><summary>Answer</summary>
 #
 # The first and the last. `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an array. Use
-# `jnp.where`, which computes both branches and picks, and `jnp.tanh`. If an argument has only a few values, such as a flag
-# for training, declare it static: `jax.jit(f, static_argnums=1)`. Then JAX compiles once for each value.
+# `jnp.where`, which computes both branches and picks, and `jnp.tanh`. If an argument has only a few values, such as a
+# flag for training, declare it static: `jax.jit(f, static_argnums=1)`. Then JAX compiles once for each value.
 #
 # </details>
 #
-# The last trap raises no error. A compiled function that reads a global variable keeps the value from the time of its
-# trace.
+# The third trap raises no error, so it's the worst. Here a compiled function reads a global variable, and then the
+# variable changes.
 #
 # **Predict** the second line.
 
@@ -201,13 +201,14 @@ print("rate 0.5:", shrink(1.0))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Still 0.9. The compiled function has 0.1 inside. Whatever changes from step to step must be an argument.
+# Still 0.9. JAX read `rate` while it traced, so the compiled program has 0.1 inside. Whatever changes from step to step
+# must be an argument.
 #
 # </details>
 #
 # ## Three surprises
 #
-# You come from NumPy or PyTorch, so you have expectations.
+# If you come from NumPy or PyTorch, you have expectations, and these three lines disappoint them.
 #
 # **Predict:** what type does the first line show? What do the second and the third line print?
 
@@ -221,12 +222,12 @@ print(numbers, changed)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 1. JAX computes in **float32** unless you ask for more with `jax.config.update("jax_enable_x64", True)`. A float64 array
-#    becomes float32 without a warning.
-# 2. An index beyond the end gives the last element. A compiled program for a GPU can't raise an error, so look at your
-#    indices twice.
-# 3. Arrays never change. If they did, a function could change its arguments, and it wouldn't be pure. `x.at[i].set(v)`
-#    returns a new array. Inside `jit`, the compiler avoids the copy if nobody needs the old one.
+# 1. JAX computes in **float32** unless you ask for more with `jax.config.update("jax_enable_x64", True)`. A float64
+#    array becomes float32 without a warning.
+# 2. An index beyond the end gives the last element, because a compiled program on a GPU can't raise an error. So look
+#    at your indices twice.
+# 3. Arrays never change. If they did, a function could change its arguments, and it wouldn't be pure. So
+#    `x.at[i].set(v)` returns a new array. (Inside `jit`, the compiler avoids the copy if nobody needs the old one.)
 #
 # </details>
 #
@@ -249,16 +250,17 @@ except FloatingPointError as error:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# NaN, and the multiplication. log(0) is -inf, not NaN. The NaN is 0 times -inf. Under `jax.debug_nans` a compiled
-# function that returns a NaN runs again, operation by operation, and stops at the first one, with a traceback to your
-# line. That's slow, so switch it on only to search.
+# NaN, and the multiplication is to blame. log(0) is -inf, which isn't a NaN yet, but 0 times -inf is one. Under
+# `jax.debug_nans` a compiled function that returns a NaN runs again, operation by operation, and stops at the first
+# one, with a traceback to your line. That's slow, so switch it on only while you search.
 #
 # </details>
 #
 # ## Random numbers need a key
 #
-# `np.random.normal()` changes a hidden state, and a pure function mustn't. So in JAX you pass the state: a **key**. The
-# same key gives the same numbers, so for new numbers you make new keys, with `split` or with `fold_in(key, number)`.
+# `np.random.normal()` changes a hidden state, and a pure function mustn't do that. So in JAX you pass the state
+# yourself, as a **key**. The same key always gives the same numbers. For new numbers you make new keys, with `split` or
+# with `fold_in(key, number)`.
 #
 # **Predict:** which two of these four draws are equal?
 
@@ -274,19 +276,19 @@ for name, draw in draws.items():
 # <details><summary>Answer</summary>
 #
 # The first two. In your own code use a key **once**, for one draw or for one split, or your random numbers aren't
-# independent. (We broke this rule here, to show it.) In a training loop `fold_in(key, step)` is handy: each step gets a
-# new key, and a run that resumes gets the same keys again.
+# independent. (We broke this rule here, to show you.) In a training loop `fold_in(key, step)` is handy, because each
+# step gets a new key, and a run that you resume gets the same keys again.
 #
 # </details>
 #
 # ## When does jit pay off?
 #
-# To find out, we have to measure honestly. The first call compiles, so don't count it. And JAX returns before the work is
-# done, so wait with `block_until_ready` before you read the clock.
+# To find out, we have to measure honestly. The first call compiles, so it doesn't count. And JAX returns before the
+# work is done, so we wait with `block_until_ready` before we read the clock.
 #
-# GELU, the activation of transformers, multiplies, adds and takes a tanh, number by number.
+# GELU, the activation in many transformers, multiplies, adds and takes a tanh, number by number.
 #
-# **Predict:** what gains more from `jit`, GELU on a million numbers, or ten products of 384 x 384 matrices?
+# **Predict:** which gains more from `jit`, GELU on a million numbers or ten products of 384 x 384 matrices?
 
 
 # %% tags=["prediction"]
@@ -303,7 +305,7 @@ def products(x):
     return x
 
 
-def milliseconds(function, x, calls=50):
+def milliseconds(function, x, calls=20):
     """The fastest of some calls, because other programs disturb the clock."""
     times = []
     for _ in range(calls):
@@ -320,19 +322,20 @@ lesson_02.jit_or_not(times)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# GELU, by far. Without `jit` each of its eight operations reads a million numbers from memory and writes a million back.
-# Compiled, they become one loop that reads and writes once: that's **fusion**. The matrix products keep the processor
-# busy by themselves, so there's little to gain. In a network you have both, and you compile the whole step.
+# GELU, by far. Without `jit` each of its eight operations reads a million numbers from memory and writes a million
+# back. Compiled, they become one loop that reads and writes once, which is called **fusion**. A matrix product keeps
+# the processor busy by itself, so there's little to gain. A network has both, so you compile the whole step.
 #
 # </details>
 #
 # ## vmap: write it for one example
 #
-# This is the third transformation. You write a function for one example, and `jax.vmap` turns it into a function for a
-# batch, without a loop. `in_axes` says which arguments are stacked: `0` means that the inputs are stacked along axis 0, and
-# `None` that all examples share the model.
+# The third transformation saves you the batch. You write a function for one example, and `jax.vmap` turns it into a
+# function for many, without a loop. `in_axes` says which arguments are stacked: `0` means that the inputs are stacked
+# along axis 0, and `None` means that all examples share the model.
 #
-# Transformations combine, so `vmap` of `grad` is the gradient of *each* example. (PyTorch has it, too, in `torch.func`.)
+# Transformations combine, so `jit` of `vmap` of `grad` is a compiled function that returns the gradient of *each*
+# example. (PyTorch has it, too, in `torch.func`.)
 #
 # **Predict:** you take the mean of 128 gradients, and the gradient of the mean loss. How far apart are the two?
 
@@ -342,11 +345,12 @@ def loss_one(model, inputs, label):  # [64], []
     return loss_sums(model, (inputs[None], label[None]))[0]
 
 
-inputs, labels = train_data[0][:128], train_data[1][:128]
-each = jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0))(model, inputs, labels)
-of_mean = jax.grad(lambda model: loss_sums(model, (inputs, labels))[0] / 128)(model)
+model, inputs, labels = init_model(), train_data[0][:128], train_data[1][:128]
+each = jax.jit(jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0)))(model, inputs, labels)
+of_mean = jax.jit(jax.grad(lambda model: loss_sums(model, (inputs, labels))[0] / 128))(model)
 print("128 gradients of W1:", each["W1"].shape)
 print("largest difference:", abs(each["W1"].mean(0) - of_mean["W1"]).max())
+lesson_02.gradients(each["W1"][:, :2, 1], of_mean["W1"][:2, 1])
 
 # %% tags=["proof"]
 # The asserts behind the answers.
@@ -366,8 +370,10 @@ for name in of_mean:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. That's why data parallelism
-# works. Each device can compute the gradients of its own examples, and only the mean needs them all.
+# They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is
+# one example's gradient with respect to two of the weights. The dots point every which way, but their mean, the cross,
+# is where the gradient of the mean loss is. That's why data parallelism works: each device can compute the gradients of
+# its own examples, and only the mean needs them all.
 #
 # </details>
 #
@@ -376,17 +382,18 @@ for name in of_mean:
 # Solutions, with reasons:
 # [solutions/02_differentiate_compile_vectorize.py](solutions/02_differentiate_compile_vectorize.py).
 #
-# 1. `relu_power` (5 minutes): x to the power `n` where x is positive, else 0. It must work under `jit` and `grad`, and `n`
-#    is a Python number. <details><summary>Hint</summary><code>jnp.where</code>. The derivative of the branch that isn't
-#    chosen must be finite, too.</details>
-# 2. `clipped_mean_gradient` (10 minutes): clip the gradient of each example to a length of at most `limit`, then take the
-#    mean over the examples. Training with differential privacy does this. The length of a gradient is the square root of
-#    the sum of the squares of *all* its entries, over all arrays of the pytree. `loss_one` is a function of (parameters,
-#    image, label). <details><summary>Hint</summary>Write a function that returns the clipped gradient of one example, then
-#    <code>vmap</code> it, then take means with <code>jax.tree.map</code>.</details>
+# 1. `relu_power` (5 minutes): x to the power `n` where x is positive, else 0. It must work under `jit` and `grad`, and
+#    `n` is a Python number. <details><summary>Hint</summary><code>jnp.where</code>. The derivative of the branch that
+#    isn't chosen must be finite, too.</details>
+# 2. `clipped_mean_gradient` (10 minutes): clip the gradient of each example to a length of at most `limit`, then take
+#    the mean over the examples. Training with differential privacy does this. The length of a gradient is the square
+#    root of the sum of the squares of *all* its entries, over all arrays of the pytree. `loss_one` is a function of
+#    (parameters, image, label). <details><summary>Hint</summary>Write a function that returns the clipped gradient of
+#    one example, then <code>vmap</code> it, then take means with <code>jax.tree.map</code>.</details>
 # 3. `fixed_shift` (5 minutes, find the mistake): `broken_shift` should move an image down and to the right, each by a
-#    random number of pixels from -2 to 2. But only five of the 25 shifts ever occur, as the next cell shows: it shifts one
-#    pixel 60 times, and adds up the images. <details><summary>Hint</summary>How many times is the key used?</details>
+#    random number of pixels from -2 to 2. But only five of the 25 shifts ever occur, as the next cell shows: it shifts
+#    one pixel 60 times, and adds up the images. <details><summary>Hint</summary>How many times is the key
+#    used?</details>
 
 
 # %%
@@ -424,8 +431,9 @@ for exercise in (relu_power, clipped_mean_gradient, fixed_shift):
 # %% [markdown]
 # ## Take away
 #
-# - `grad`, `jit` and `vmap` turn functions into functions, and you can combine them.
-# - `jit` runs your Python code once for each shape, with tracers. Whatever changes must be an argument, random keys included.
+# - `grad`, `jit` and `vmap` turn functions into functions, so you can combine them.
+# - `jit` runs your Python code once for each shape, with tracers. So whatever changes must be an argument, random keys
+#   included.
 # - The gradient of a mean is the mean of the gradients.
 #
 # In pmapdp, the loss is in [loss.py](../pmapdp/loss.py). To read on:

@@ -16,9 +16,9 @@
 # # 03. Train with Flax and Optax
 #
 # You know this loop from PyTorch: forward, backward, step, repeat. In lesson 02 you wrote it in bare JAX, with weights
-# in a dictionary and plain gradient descent. Nobody wants to write a transformer like that. In this lesson you'll take
-# layers from Flax and an optimizer from Optax, and end with a program of one page. It's the program that the rest of
-# the course changes, a few lines at a time: in lesson 05 it trains on eight devices, with sixteen new lines.
+# in a dictionary and plain gradient descent, and nobody wants to write a transformer like that. So in this lesson
+# you'll take layers from Flax and an optimizer from Optax, and end up with a program of one page. The rest of the
+# course changes this program a few lines at a time. In lesson 05, sixteen new lines make it train on eight devices.
 #
 # **You will** write a complete training program with Flax NNX and Optax, count every example exactly once, and read a
 # learning curve. 20 minutes, 40 with exercises. You need
@@ -54,10 +54,10 @@ from pmapdp.lessons.pictures import lesson_03
 # model = optax.apply_updates(model, updates)
 # ```
 #
-# In PyTorch the model, its gradients and the optimizer change in place. In JAX nothing changes. Everything that goes on
-# to the next step is an argument and a result: the model, and the optimizer's state. That looks like more typing, and
-# it's the reason why the rest of this course is easy. A function without side effects can be compiled, copied to eight
-# devices, saved between two steps, and compared with another version, number by number.
+# In PyTorch the model, its gradients and the optimizer change in place. In JAX nothing changes, so whatever the next
+# step needs comes in as an argument and goes out as a result: the model and the optimizer's state. That's a little more
+# typing, but it makes the rest of this course easy. You can compile a function that has no side effects, copy it to
+# eight devices, save what goes in and out, and compare it with another version, number by number.
 
 # %%
 lesson_03.step()
@@ -65,11 +65,11 @@ lesson_03.step()
 # %% [markdown]
 # ## The model is a pytree
 #
-# A Flax module looks like a PyTorch module: layers are attributes, and `__call__` is the forward pass. The initial weights
-# come from a seed that you pass in, because JAX has no global random state.
+# A Flax module looks like a PyTorch module: layers are attributes, and `__call__` is the forward pass. Only the seed is
+# new. You pass it in, because JAX has no global random state that the initial weights could come from.
 #
-# Since Flax 0.12 a module is also a **pytree**, like the dictionary of lesson 02: JAX finds the arrays in it by itself.
-# So `jax.grad` takes a module.
+# Since Flax 0.12 a module is also a **pytree**, like the dictionary of lesson 02. JAX finds the arrays in it by itself,
+# so you can hand a whole module to `jax.grad`.
 #
 # **Predict:** what does `jax.grad` return here, a list of arrays, a dictionary, or something else?
 
@@ -93,7 +93,8 @@ for path, array in jax.tree.leaves_with_path(gradients):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Another `Network`, with a gradient in the place of each parameter. That's why `jax.tree.map` can combine the two.
+# Another `Network`, with a gradient where each parameter was. Because the two have the same shape, `jax.tree.map` can
+# combine them.
 #
 # </details>
 #
@@ -101,8 +102,8 @@ for path, array in jax.tree.leaves_with_path(gradients):
 #
 # ## The optimizer is two functions
 #
-# An Optax optimizer has `init`, which makes its state, and `update`, which turns gradients into updates. Adam's state is
-# two running averages for each parameter. SGD's is empty.
+# An Optax optimizer is a pair of functions: `init` makes its state, and `update` turns gradients into updates. Adam's
+# state is two running averages for each parameter, and plain SGD's is empty.
 #
 # **Predict:** the gradient is 2 and the learning rate is 0.1. What does `update` return for SGD?
 
@@ -114,21 +115,22 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# -0.2. An update is what you *add* to the parameter, so it has its sign already.
+# -0.2. An update is what you *add* to the parameter, so it has the minus sign already.
 #
 # </details>
 #
-# `optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))` puts several steps in a row: it clips the
-# gradients, then hands them to Adam. A schedule maps the number of the update to a learning rate.
+# You can also put several steps in a row: `optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))` clips the
+# gradients and then hands them to Adam. The schedule is a function from the number of the update to a learning rate.
 #
 # ## The last batch is ragged
 #
-# 5,000 examples in batches of 128 make 39 full batches, and a last one of 8. A batch of another size would make `jit`
-# compile a second program (lesson 02), and you can't split 8 rows over 16 devices at all. So we **pad** the last batch
-# to 128 rows and give each row a **weight**: 1 for an example, 0 for padding.
+# 5,000 examples in batches of 128 make 39 full batches, and 8 examples are left over. A batch of a different size would
+# make `jit` compile a second program (lesson 02), and you can't split 8 rows over 16 devices at all. But you don't want
+# to drop the 8 either. So we **pad** the last batch to 128 rows and give each row a **weight**: 1 for an example, 0 for
+# padding.
 #
-# Here's the small case. Three examples have the losses 2, 2 and 5. A row of padding has a loss as well, here 2. The mean
-# over the three examples is 3.
+# Here's a case that fits in your head. Three examples have the losses 2, 2 and 5, so their mean is 3. A row of padding
+# gets a loss, too, here 2.
 #
 # **Predict:** what's the mean over all four rows, and how do you get 3 from these arrays?
 
@@ -140,14 +142,14 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The padding pulls the mean to 2.75. Multiply by the weights, add up, and divide by the sum of the weights, which is
-# the number of real examples.
+# 2.75, because the padding pulls it down. To get 3, multiply by the weights, add up, and divide by the sum of the
+# weights, which is the number of real examples.
 #
 # </details>
 #
-# That's why the program's `loss_sums` returns **sums and a count**, not means. You can add up sums over the batches of an
-# epoch and divide once, and then each example counts exactly once. In lesson 05 you'll add them up over devices in the
-# same way.
+# That's why the program's `loss_sums` returns **sums and a count**, not means. You can add up sums over all the batches
+# of an epoch and divide once, and then every example has counted exactly once. In lesson 05 you'll add them up over
+# devices in the same way.
 #
 # ## The program
 #
@@ -159,10 +161,11 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 #
 # include the difference of 02_jax.py and 03_flax.py
 #
-# `place_state` and `place_batch` seem to do nothing yet: they put arrays on the one device you have. They're there for
-# lesson 05. `donate_argnums=0` lets XLA write the new state over the old one, so you never hold two copies in memory.
-# And the loop doesn't look at `sums` until the epoch is over. JAX returns before a step is computed, so Python can
-# already prepare the next batch. If you print the loss in every step, Python waits for it.
+# Three things in it may surprise you. `place_state` and `place_batch` do next to nothing: they put arrays on the one
+# device you have, and wait for lesson 05. `donate_argnums=0` lets XLA write the new state over the old one, so you
+# never hold two copies in memory. And the loop doesn't look at `sums` until the epoch is over, because JAX returns
+# before a step is computed. While the device works, Python already prepares the next batch. If you printed the loss in
+# every step, Python would have to wait for it.
 #
 # Take this cell home: it needs no other file.
 
@@ -172,11 +175,11 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # %% [markdown]
 # ## The learning curve
 #
-# The clouds overlap: even if you know the ten centres, you get only 92 % of the points right. The loss on the training
-# data falls with every epoch. Now let's train six times as long, and watch a third data set that we don't train on,
-# the **validation set**.
+# The clouds overlap, so even if you knew the ten centres, you'd get only 92 % of the points right. Still, the loss on
+# the training data falls with every epoch. Let's train six times as long, and watch a third data set that we don't
+# train on, the **validation set**.
 #
-# **Predict:** does its loss fall all the time, too?
+# **Predict:** does its loss keep falling, too?
 
 
 # %% tags=["prediction"]
@@ -207,14 +210,14 @@ assert curve[-1, 1] > 0.95 > curve[-1, 3]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. After a few epochs it turns and rises, while the training loss goes on falling. The training accuracy passes
-# 92 %, which nobody can reach on new points: the network has begun to learn its 5,000 points by heart. It still gets as
-# many new points right. But when it's wrong, it's more and more sure of itself, and the loss punishes that.
+# No. After a few epochs it turns and rises, while the training loss goes on falling. The training accuracy even passes
+# 92 %, which nobody can reach on new points, so the network has begun to learn its 5,000 points by heart. On new points
+# it's right as often as before. But when it's wrong, it's more and more sure of itself, and the loss punishes that.
 #
 # </details>
 #
-# Stop where the validation loss is lowest. You make every choice like this (when to stop, how large the network is,
-# which learning rate) with the validation set. **Touch the test set once, at the end:** a number that you have tuned on
+# So stop where the validation loss is lowest. Make all your choices (when to stop, how large the network is, which
+# learning rate) with the validation set, and **touch the test set once, at the end.** A number that you've tuned on
 # looks better than it is.
 #
 # ## How it fails
@@ -238,7 +241,7 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# An error: the array has been deleted. The cure is a habit: give the result the name of the argument, as in
+# An error, because the array has been deleted. The cure is a habit: give the result the name of the argument, as in
 # `state, sums = train_step(state, batch)`. Then you can't reach the old state by mistake.
 #
 # </details>
@@ -274,9 +277,9 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 #    <details><summary>Hint</summary>Write an inner function of <code>model</code> that returns the loss, take
 #    <code>jax.value_and_grad</code> of it, then <code>optimizer.update</code> and
 #    <code>optax.apply_updates</code>.</details>
-# 3. `fixed_loss` (5 minutes, find the mistake): the next cell fits a straight line to points that lie exactly on a line.
-#    There's no error, and the loss falls. But it stops at the variance of the targets instead of 0. Find the mistake in
-#    `broken_loss`, and write it correctly. <details><summary>Hint</summary>Print the shape of
+# 3. `fixed_loss` (5 minutes, find the mistake): the next cell fits a straight line to points that lie exactly on a
+#    line. There's no error, and the loss falls. But it stops at the variance of the targets instead of 0. Find the
+#    mistake in `broken_loss`, and write it correctly. <details><summary>Hint</summary>Print the shape of
 #    <code>predictions - targets</code>.</details>
 
 
@@ -291,8 +294,9 @@ def loss_of(line):
 
 points = jnp.linspace(-1, 1, 50)
 targets, line = 3 * points, jnp.full((1, 1), -2.0)
+loss_and_slope = jax.jit(jax.value_and_grad(loss_of))
 for number in range(201):
-    loss, slope = jax.value_and_grad(loss_of)(line)
+    loss, slope = loss_and_slope(line)
     if number % 100 == 0:
         print(f"update {number:3d}: loss {loss:.3f}, slope {line[0, 0]:.3f} instead of 3")
     line = line - 0.3 * slope
@@ -323,7 +327,7 @@ for exercise in (decayed, make_step, fixed_loss):
 # %% [markdown]
 # ## Take away
 #
-# - A Flax module is a pytree: `grad`, `jit`, `device_put` and `optax.apply_updates` take it as it is.
+# - A Flax module is a pytree, so `grad`, `jit`, `device_put` and `optax.apply_updates` take it as it is.
 # - A training step is a pure function: old state and batch in, new state and sums out.
 # - Pad the last batch with weight 0, add up sums and counts, and divide once. Then every example counts once.
 #

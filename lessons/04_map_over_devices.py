@@ -21,17 +21,17 @@
 # copy, and what JAX believes without checking.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
-# classify 1,000 points on eight devices with lesson 03's network. 20 minutes, 40 with exercises. You need
+# classify any number of points on eight devices with lesson 03's network. 20 minutes, 40 with exercises. You need
 # [00 Meet your devices](00_meet_your_devices.ipynb) and
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
 #
 # <details><summary>Should you still use <code>pmap</code>?</summary>
 #
-# Not in new programs. JAX keeps `pmap` working and no longer develops it: since JAX 0.8 it's made of `jit` and
-# `shard_map`, and those two are what new programs use (lessons 09 and 10). We begin with `pmap` because it hides nothing.
-# You write what one device does, and you write each message between devices. Then you know what the compiler does for
-# you under `jit`. Your step moves on to `shard_map` with one more line. (Without this line, the gradient comes out N
-# times too large, and nothing tells you. Lesson 10 shows why.)
+# Not in new programs. JAX keeps `pmap` working, but doesn't develop it any further. Since JAX 0.8 it's made of `jit`
+# and `shard_map`, and those two are what new programs use (lessons 09 and 10). We begin with `pmap` because it hides
+# nothing. You write what one device does, and you write each message between devices, so later you'll know what the
+# compiler does for you under `jit`. To move your step on to `shard_map`, you'll need one more line. (Without it, the
+# gradient comes out N times too large, and nothing tells you. Lesson 10 shows why.)
 #
 # </details>
 
@@ -51,11 +51,11 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Eight dot products
 #
-# 0 + 1 + ... + 9 = 45: that's a dot product with a vector of ones. Let's take eight of them. Row d of `xs` counts from
-# 10 d, so the results are 45, 145, 245, and so on. `vmap` computes all of them on one device.
+# 0 + 1 + ... + 9 = 45 is a dot product with a vector of ones. Let's take eight of them: row d of `xs` counts from 10 d,
+# so the results are 45, 145, 245, and so on. `vmap` computes all of them on one device.
 #
-# `pmap` gives row d to device d, runs `jnp.dot` on all eight devices at once, and stacks the results. The first axis of
-# `xs` and `ys` is the **device axis**. Inside the function it's gone: `jnp.dot` gets two arrays of shape `[10]`.
+# `pmap` gives row d to device d, runs `jnp.dot` on all eight devices at once, and stacks the results. So the first axis
+# of `xs` and `ys` is the **device axis**, and inside the function it's gone: `jnp.dot` gets two arrays of shape `[10]`.
 #
 # **Predict:** what's the shape of the result, and on which device is the number 345?
 
@@ -72,8 +72,8 @@ for shard in dots.addressable_shards:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The shape is `[8]`, as with `vmap`, and 345 is on device 3. The result is *one* array, and each device holds its own
-# piece of it, a **shard**. Nobody collected the numbers.
+# The shape is `[8]`, as with `vmap`, and 345 is on device 3. The result is *one* array, but nobody has collected the
+# numbers: each device still holds its own piece of the array, a **shard**.
 #
 # </details>
 
@@ -83,8 +83,9 @@ lesson_04.dot_products(xs.sum(1))
 # %% [markdown]
 # ## Split, or the same for everyone
 #
-# `in_axes` says for each argument which axis is split over the devices. `None` means: don't split it, everyone gets all
-# of it. `out_axes` says along which axis the results are stacked.
+# Not every argument has a part for each device. `in_axes` says for each one which axis is split over the devices, and
+# `None` means that it isn't split, so everyone gets all of it. `out_axes` says along which axis the results are
+# stacked.
 #
 # **Predict** the three shapes.
 
@@ -106,24 +107,24 @@ assert np.array_equal(products, (xs * ys).T)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `(8,)`, `(8,)` and `(10, 8)`. In the first two, each device returns one number. In the last one, each device returns ten,
-# and they become a column.
+# `(8,)`, `(8,)` and `(10, 8)`. In the first two, each device returns one number. In the last one, each device returns
+# ten numbers, and with `out_axes=1` they become a column.
 #
 # </details>
 #
 # ## Say where an array lives
 #
-# When you train, you place the model and the batches yourself, before you call the step. Two words describe a place, and
-# all later lessons use them:
+# When you train, you place the model and the batches yourself, before you call the step. For that you need two words,
+# and all later lessons use them:
 #
 # - A **mesh** is an array of devices with named axes. Ours is a row of eight devices, and its axis is called `"data"`.
 # - A **partition spec** says how to cut an array: for each axis of the array, which axis of the mesh it goes over.
-#   `PartitionSpec("data")` cuts the first axis into eight parts. `PartitionSpec()` cuts nothing, so everyone gets all of
-#   it: the array is **replicated**.
+#   `PartitionSpec("data")` cuts the first axis into eight parts. `PartitionSpec()` cuts nothing, so everyone gets all
+#   of it: the array is **replicated**.
 #
-# Together they make a `NamedSharding`, and `jax.device_put(x, sharding)` puts an array there, or all arrays of a pytree.
-# (JAX's own pages write `from jax.sharding import PartitionSpec as P`. They often make the mesh with `jax.make_mesh`,
-# whose axes have another type by default: lesson 11.)
+# Together they make a `NamedSharding`, and `jax.device_put(x, sharding)` puts an array there, or all arrays of a
+# pytree. (JAX's own pages write `P` for `PartitionSpec`. And they often make the mesh with `jax.make_mesh`, whose axes
+# are of a different type. That's lesson 11.)
 
 # %%
 mesh = Mesh(jax.devices(), ("data",))
@@ -138,10 +139,12 @@ lesson_04.mesh_and_specs()
 # %% [markdown]
 # ## A network on eight devices
 #
-# This is all you need to run lesson 03's network on eight devices. The model is replicated, with `None` in `in_axes`.
-# The points are split: `pmap` wants exactly one row for each device, so we cut `[B, 64]` into `[8, B / 8, 64]`, and each
-# device sees a batch of B / 8 points. Take this cell home. Its mesh, `place_state` and `place_batch` are the ones that
-# lesson 05's program uses.
+# Now you have all you need to run lesson 03's network on eight devices. The model is replicated, so it has `None` in
+# `in_axes`. The points are split. `pmap` wants exactly one row for each device, so we cut `[B, 64]` into `[8, B / 8,
+# 64]`, and each device sees a batch of B / 8 points. Our 1,003 points aren't divisible by 8, so we add five rows of
+# zeros first and throw their classes away afterwards.
+#
+# Take this cell home, and put your own network in. Its mesh, `place_state` and `place_batch` are the same in lesson 05.
 
 # %% tags=["take-home"]
 """Classify points on eight devices."""
@@ -180,32 +183,46 @@ def place_batch(batch):
 
 
 def predict(model, inputs):
+    """One device's part: inputs [b, 64] to classes [b]."""
     return model(inputs).argmax(-1)
+
+
+predict_on_all = jax.pmap(predict, in_axes=(None, 0))  # the model for everyone, a part for each
+
+
+def classify(model, inputs):
+    """Classes [n] of inputs [n, 64], for any n. `model` is placed already."""
+    padding = -len(inputs) % mesh.size  # rows that are missing until all devices get equally many
+    batch = place_batch(np.pad(inputs, ((0, padding), (0, 0))))
+    classes = predict_on_all(model, batch)  # [N, b], on the devices
+    return jax.device_get(classes).reshape(-1)[: len(inputs)]  # on the host, without the padding
 
 
 model = Network(nnx.Rngs(0))  # put your trained model here, ...
 random = np.random.default_rng(0)
-inputs = random.normal(size=(1_000, 64)).astype(np.float32)  # ... and your data here
+inputs = random.normal(size=(1_003, 64)).astype(np.float32)  # ... and your data here
 
-classes = jax.pmap(predict, in_axes=(None, 0))(place_state(model), place_batch(inputs))
-print("on the devices:", classes.shape, "| each holds", classes.addressable_shards[0].data.shape)
-classes = jax.device_get(classes).reshape(-1)  # [1000], on the host
-assert (classes == jax.jit(predict)(model, inputs)).all(), "one device finds the same"
+classes = classify(place_state(model), inputs)
+print(len(classes), "points on", mesh.size, "devices. In each class:", np.bincount(classes))
+by_one_device = jax.jit(predict)(model, inputs)
+print("equal to one device's classes:", np.array_equal(classes, by_one_device))
+assert np.array_equal(classes, by_one_device)
 
 # %% [markdown]
-# Eight devices take 125 points each and find what one device finds. The picture shows how many points ended up in each
-# class, and which devices put them there. The network isn't trained, so it has its favourites.
+# Seven devices classify 126 points each, and the last one has 121 and the padding. Together they find what one device
+# finds. The picture shows how many points ended up in each class, and which devices put them there. (The network isn't
+# trained, so it has its favourites.)
 
 # %%
-lesson_04.classes_by_device(classes.reshape(8, -1))
+lesson_04.classes_by_device(np.split(classes, range(126, 1_003, 126)))
 
 # %% [markdown]
 # ## What JAX refuses, and what it copies
 #
-# An array that you've placed with a device or a sharding is **committed**. If you never said where it should be, as in
-# `jnp.ones(3)`, it's uncommitted, and JAX moves it to where it's needed. NumPy arrays behave like uncommitted ones.
+# Once you've placed an array with a device or a sharding, it's **committed**. If you never said where it should be, as
+# in `jnp.ones(3)`, it's uncommitted, and JAX moves it to where it's needed. NumPy arrays behave like uncommitted ones.
 #
-# Here is an array that is committed to device 5.
+# Let's commit an array to device 5 and ask for it elsewhere.
 #
 # **Predict:** which of the three lines raise an error?
 
@@ -232,10 +249,10 @@ assert ["ValueError" in text for text in outcomes.values()] == [True, True, Fals
 # <details><summary>Answer</summary>
 #
 # The first two. JAX refuses to mix arrays that are committed to different sets of devices, because it can't know which
-# set you meant. It also refuses an array that's on one device if `pmap` needs it split over eight. But `in_axes=None`
-# asks for a copy on each device, and `pmap` makes these copies silently, in every call. So if your state is on the wrong
-# device, your program is slow and nobody says so. `jax.transfer_guard("disallow")` turns the copy into an error. The cure
-# is to place your arrays once, with `jax.device_put(x, sharding)`.
+# set you meant. It also refuses an array on one device if `pmap` needs it split over eight. But `in_axes=None` asks for
+# a copy on each device, and `pmap` makes these copies silently, in every call. So if your state is on the wrong device,
+# your program is slow and nobody tells you. To find out, use `jax.transfer_guard("disallow")`, which turns the copy
+# into an error. To avoid it, place your arrays once, with `jax.device_put(x, sharding)`.
 #
 # </details>
 #
@@ -244,9 +261,9 @@ assert ["ValueError" in text for text in outcomes.values()] == [True, True, Fals
 #
 # ## What JAX believes
 #
-# With `out_axes=None` you say that all devices return the same. Then the result has no device axis, which is what we'll
-# want for the state of a training run: its shape doesn't depend on the number of devices, and neither does a checkpoint.
-# (Older programs stack N copies, `[N, ...]`.) Now let's lie. Each device returns its own row.
+# With `out_axes=None` you promise that all devices return the same, so the result needs no device axis. That's what
+# we'll want for the state of a training run, because then neither its shape nor a checkpoint depends on the number of
+# devices. (Older programs stack N copies, `[N, ...]`.) Now let's break the promise. Each device returns its own row.
 #
 # **Predict:** is there an error? And what does the result show?
 
@@ -265,8 +282,8 @@ assert np.array_equal(lie.addressable_shards[7].data, xs[7])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No error. You see device 0's row, because JAX reads one copy and takes your word that the others are equal. In lesson 05
-# a training run gets into this state, and you'll learn how to catch it.
+# No error. You see device 0's row, because JAX reads one copy and takes your word that the others are equal. In lesson
+# 05 a whole training run gets into this state, and you'll learn how to catch it.
 #
 # </details>
 #
@@ -293,8 +310,9 @@ assert ran == {6: 6}
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Six rows run on six devices, and two stay idle without a warning. The others don't run: `pmap` wants one row for each
-# device, never two. So reshape `[16, 10]` to `[8, 2, 10]`, and each device gets two rows. That's your first exercise.
+# Six rows run on six devices, and two devices stay idle without a warning. The others don't run, because `pmap` wants
+# one row for each device, never two. Reshape `[16, 10]` to `[8, 2, 10]`, and each device gets two rows. That's your
+# first exercise.
 #
 # </details>
 #
@@ -305,13 +323,13 @@ assert ran == {6: 6}
 # 1. `dot_product` (5 minutes): B dot products on N devices. B is a multiple of N. The arguments are `[B, 10]` and
 #    `[B, 10]`. The result is a JAX array `[B]`, and each device holds its part.
 #    <details><summary>Hint</summary>Reshape to <code>[N, b, 10]</code>. Inside pmap, use vmap.</details>
-# 2. `block_product` (10 minutes): the matrix product of `a` `[2 m, K]` and `b` `[K, 4 p]` in 2 x 4 blocks, one on each of
-#    eight devices. Device 4 i + j multiplies row block i of `a` by column block j of `b`. Return `[8, m, p]`, a JAX array
-#    with one block on each device. <details><summary>Hint</summary>Build two stacked arrays, <code>[8, m, K]</code> in
-#    which each row block occurs four times running (<code>repeat</code>), and <code>[8, K, p]</code> in which the four
-#    column blocks occur twice (<code>tile</code>).</details>
-# 3. `fixed_accuracy` (5 minutes, find the mistake): `broken_accuracy` raises no error and returns a number between 0 and
-#    1, but it isn't the accuracy over all examples. Write it correctly. <details><summary>Hint</summary>What do you
+# 2. `block_product` (10 minutes): the matrix product of `a` `[2 m, K]` and `b` `[K, 4 p]` in 2 x 4 blocks, one on each
+#    of eight devices. Device 4 i + j multiplies row block i of `a` by column block j of `b`. Return `[8, m, p]`, a JAX
+#    array with one block on each device. <details><summary>Hint</summary>Build two stacked arrays, <code>[8, m,
+#    K]</code> in which each row block occurs four times running (<code>repeat</code>), and <code>[8, K, p]</code> in
+#    which the four column blocks occur twice (<code>tile</code>).</details>
+# 3. `fixed_accuracy` (5 minutes, find the mistake): `broken_accuracy` raises no error and returns a number between 0
+#    and 1, but it isn't the accuracy over all examples. Write it correctly. <details><summary>Hint</summary>What do you
 #    promise with <code>out_axes=None</code>?</details>
 
 

@@ -15,10 +15,10 @@
 # %% [markdown]
 # # 05. Average gradients
 #
-# Your program from lesson 03 keeps one device busy. You have eight. In this lesson you'll change sixteen lines, two of
-# them inside the training step, and the eight will train the same network to the same loss. Then you'll break it in
-# four ways. You need to see these four once, because none of them raises an error: the loss falls, the run ends, and
-# the model or the numbers are wrong.
+# Your program from lesson 03 keeps one device busy, and you have eight. In this lesson you'll change sixteen lines, two
+# of them inside the training step, and all eight will train the same network to the same loss. Then you'll break it in
+# four ways. You need to see these four once, because none of them raises an error. The loss falls, the run ends, and
+# only the model or the numbers are wrong.
 #
 # **You will** train on eight devices with `jax.pmap`, show that one device gets the same result, and recognize an
 # all-reduce that's missing or wrong. 25 minutes, 45 with exercises. You need
@@ -43,9 +43,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # Let's do it by hand first. The model is one number `w`, it predicts `w * x`, and the loss of an example is
 # `(w * x - y)² / 2`. At `w = 0` the gradient of an example is simply `-x * y`, so you can check everything in your
-# head. Our four examples have the gradients -2, -2, -5 and -7. The mean is -4.
+# head: our four examples have the gradients -2, -2, -5 and -7, and their mean is -4.
 #
-# Device 0 gets the first two examples, and device 1 gets the last two.
+# Now device 0 gets the first two examples, and device 1 gets the last two.
 #
 # **Predict:** what mean gradient does each device find? And what's the mean of the two?
 
@@ -69,7 +69,7 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 #
 # </details>
 #
-# That's data parallelism, all of it. If every device averages its gradient with everyone else's, they all make the
+# That's all there is to data parallelism. If every device averages its gradient with everyone else's, they all make the
 # same update, and it's the update of the whole batch. So the copies of the model stay equal, and you never have to send
 # the model again.
 #
@@ -80,13 +80,13 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 # ```
 #
 # This is an **all-reduce**: all devices arrive at this line, and all of them leave it with the same average. `"data"`
-# is the name you give to the axis that `pmap` splits. PyTorch's `DistributedDataParallel` (DDP) does the same and hides
-# it in `loss.backward()`. In JAX it's a line of your step. You can read it, move it, and forget it.
+# is the name you give to the axis that `pmap` splits. PyTorch's `DistributedDataParallel` (DDP) does the same, but
+# hides it in `loss.backward()`. In JAX it's a line of your step, so you can read it, move it, and forget it.
 #
 # ## Three examples, two devices
 #
-# Now the last example is missing. Device 0 still has two examples with the gradients -2 and -2, and device 1 has one,
-# with -5. The mean of the three is -3.
+# Now the last example is missing. Device 0 still has two examples, with the gradients -2 and -2, but device 1 has only
+# one, with -5. The mean of the three is -3.
 #
 # **Predict:** does the mean of the two means still give -3?
 
@@ -108,20 +108,20 @@ for average in (mean_of_means, mean_of_sums):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it gives (-2 - 5) / 2 = -3.5. The lonely example of device 1 counts as much as both examples of device 0. That's
-# the first of the four mistakes. The second function is right: it averages the sums and the counts, and divides once.
-# `pmean` divides both by the number of devices, and in their ratio that cancels.
+# No, it gives (-2 - 5) / 2 = -3.5, because the lonely example of device 1 counts as much as both examples of device 0.
+# That's the first of the four mistakes. The second function is right: it averages the sums and the counts, and divides
+# once. (`pmean` divides both by the number of devices, but in their ratio that cancels.)
 #
 # </details>
 #
-# That's why our program works with sums and counts and not with means. The last batch of an epoch is hardly ever full, so
-# we pad it. The padding has weight 0, and some devices get more of it than others.
+# That's why our program works with sums and counts and not with means. The last batch of an epoch is hardly ever full,
+# so we pad it, and then some devices get more padding than others.
 #
 # ## The program so far
 #
 # include program/03_flax.py
 #
-# And here's everything that changes for eight devices. Lines with a - go, and lines with a + come.
+# And here's everything that changes for eight devices. The lines with a - go, and the lines with a + come.
 #
 # include the difference of 03_flax.py and 05_pmap.py
 #
@@ -129,9 +129,9 @@ for average in (mean_of_means, mean_of_sums):
 #
 # - Two lines simulate the devices (lesson 00). Two more describe them: a mesh of all devices, and the two ways in which
 #   we place arrays on it, **replicated** (a copy on each device) and **split** (a part on each).
-# - `place_batch` cuts the batch `[B, ...]` into `[N, b, ...]`: N = 8 parts of b = 16 examples.
-# - `train_step` has its all-reduce. We average what ends up in a ratio, gradients and count, with `pmean`. The metrics
-#   are added up over many batches, so there we want true sums: `psum`.
+# - `place_batch` cuts the batch `[B, ...]` into `[N, b, ...]`, which is N = 8 parts of b = 16 examples.
+# - `train_step` gets its all-reduce. Gradients and count end up in a ratio, so we average them with `pmean`. The
+#   metrics are added up over many batches, so there we want true sums, and use `psum`.
 # - `jax.pmap` takes the place of `jax.jit`. The state goes in and out replicated (`None`), and the batch is split along
 #   its first axis (`0`).
 #
@@ -155,17 +155,18 @@ lesson_05.data_parallel_step()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers. Eight devices add up the 128 gradients in another order than one device, and each addition
-# rounds, so the last digit may differ on your machine. In float64 the two programs agree to fourteen digits: a test in
-# this repository checks that.
+# With the same numbers. Eight devices add up the 128 gradients in a different order than one device, and each addition
+# rounds, so the last digit may differ on your machine. In float64 the two programs agree to fourteen digits, and a test
+# in this repository checks that they do.
 #
 # </details>
 #
 # ## Proof: update by update
 #
-# Four printed digits are a weak proof, so let's compare every update. `one_device_step` is lesson 03's step: no
-# `pmean`, no `psum`. We run both from the same start on the same 39 full batches of an epoch. SGD replaces Adam here,
-# because Adam divides by the size of the gradient, and that blows up rounding where a gradient is almost 0.
+# Four printed digits are a weak proof, so let's compare every update. `one_device_step` is lesson 03's step, without
+# `pmean` and `psum`. We run both from the same start on the same 39 full batches of an epoch. For this comparison SGD
+# replaces Adam, because Adam divides by the size of the gradient, and that blows up rounding where a gradient is almost
+# 0.
 
 
 # %%
@@ -195,8 +196,8 @@ eight, eight_losses = run(train_step, place_state(init_state()), place_batch)
 lesson_05.loss_curves(one_losses, eight_losses)
 
 # %% [markdown]
-# The two curves lie on top of each other. Below them you see their difference: a few units in the seventh digit, and
-# float32 has no more digits than that. The models agree just as well:
+# The two curves lie on top of each other. Below them you see their difference. It's a few units in the seventh digit,
+# and float32 has no more digits than that. The models agree just as well:
 
 
 # %%
@@ -232,14 +233,16 @@ for shard in bias.addressable_shards[:3]:
 #
 # There's no error, and the loss falls nicely. But these are eight different models, each trained on an eighth of the
 # data, and your checkpoint would save one of them. JAX can't tell. With `out_axes=None` you promised that all devices
-# return the same, and `is_fully_replicated` repeats your promise: it reads the sharding, not the numbers.
+# return the same, and `is_fully_replicated` only repeats your promise, because it reads the sharding and not the
+# numbers.
 #
-# It's good that we left out the last batch. It holds eight examples, so all devices but the first have nothing but
-# padding: they'd divide 0 by 0, and hold NaN from then on. The loss that you see is device 0's, and it would still fall.
+# With the last batch, which we left out, it would be worse. That batch holds eight examples, so all devices but the
+# first get nothing but padding. They'd divide 0 by 0, and hold NaN from then on. But the loss that you see is device
+# 0's, and it would still fall.
 #
 # </details>
 #
-# Watch the copies drift. Each curve is one device, and it shows how far its copy is from the right model.
+# Watch the copies drift. Each curve is one device, and shows how far its copy is from the right model.
 
 
 # %%
@@ -271,7 +274,7 @@ assert all(distance(copy, eight) == 0 for copy in copies(eight))
 # %% [markdown]
 # ## Mistake 3: a sum for a mean
 #
-# This step adds the gradients up with `psum`, and still averages the count. All copies agree, so you won't find this
+# This step adds the gradients up with `psum`, but still averages the count. All copies agree, so you won't find this
 # mistake by looking for drift.
 #
 # **Predict:** by what factor is the update too large?
@@ -297,13 +300,13 @@ for name, step in {"pmean": train_step, "psum": jax.pmap(summed_step, **mapped)}
 # <details><summary>Answer</summary>
 #
 # By 8, the number of devices. With SGD this acts like a learning rate that is eight times too high. On two devices you
-# may not notice, and on 64 the run diverges. Adam hides the mistake almost completely, because it divides the
-# gradient by its own size, until somebody clips the gradients or looks at parameters whose gradients are nearly 0.
+# may not notice, and on 64 the run will probably diverge. Adam hides the mistake almost completely, because it divides
+# the gradient by its own size. It comes to light when somebody clips the gradients, or where a gradient is nearly 0.
 #
 # </details>
 #
-# So don't judge by the loss curve. **Compare an update with the update of one device**: that finds all three mistakes so
-# far. `pmapdp.verify` makes this comparison for your own step, and names the mistake.
+# So don't judge by the loss curve. **Compare an update with the update of one device**, because that finds all three
+# mistakes so far. `pmapdp.verify` makes this comparison for your own step, and names the mistake.
 #
 # ## Mistake 4: one device's metrics
 #
@@ -327,45 +330,48 @@ assert counted == {"with psum": 1000, "without": 128}
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 128: sixteen from each of eight batches. `out_axes=None` returns what device 0 has, and device 0 saw an eighth of each
-# batch. The loss and the accuracy look perfectly reasonable. Only the count gives it away, so print it once.
+# 128, sixteen from each of eight batches. `out_axes=None` returns what device 0 has, and device 0 saw an eighth of each
+# batch. The loss and the accuracy look perfectly reasonable, and only the count gives the mistake away. So print it
+# once.
 #
 # </details>
 #
 # ## What more devices buy
 #
-# Simulated devices share the cores of one machine, so here you learn that a program is right, and never how fast it
-# would be. On real ones, an eighth of the batch takes about an eighth of the time, plus the all-reduce. So what you gain
-# depends on how long the all-reduce takes, compared with the computation:
+# Simulated devices share the cores of one machine, so they show you that a program is right, but never how fast it
+# would be. On real devices, an eighth of the batch takes about an eighth of the time as long as it keeps a device busy.
+# Then comes the all-reduce. So what you gain depends on how long the all-reduce takes, compared with the computation:
 
 # %%
 lesson_05.published_scaling()
 
 # %% [markdown]
-# All three networks ran on the same 512 GPUs. VGG-16 has 138 million parameters and ResNet-101 has 45 million, so VGG's
-# gradients take three times as long to send, and a third of the machine is lost. In lesson 06 you'll calculate how long
-# an all-reduce takes.
+# All three networks ran on the same 512 GPUs, in a benchmark that Horovod's authors published. VGG-16 has 138 million
+# parameters and ResNet-101 has 45 million, so VGG's gradients take three times as long to send, and a third of the
+# machine is lost. In lesson 06 you'll calculate how long an all-reduce takes.
 #
-# **Which batch size do you set?** With DDP it's the per-device batch, so with eight GPUs the global batch is eight times as
-# large. In JAX you usually set the global batch B. As long as B stays the same, this program gives the same result on 1, 2 or 8
-# devices, and the learning rate stays the same, too. If you let B grow with the number of devices, an epoch has fewer
-# updates. For SGD, people then multiply the learning rate by the same factor and warm it up over the first epochs
-# ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)). For Adam they often take the square root of the factor
-# ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are rules of thumb.
+# **Which batch size do you set?** With DDP it's the per-device batch, so with eight GPUs the global batch is eight
+# times as large. In JAX you usually set the global batch B. As long as B stays the same, this program gives the same
+# result on 1, 2 or 8 devices, and the learning rate can stay the same, too. If you let B grow with the number of
+# devices, an epoch has fewer updates. For SGD, people then multiply the learning rate by the same factor and warm it up
+# over the first epochs ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)). For Adam they often take the square
+# root of the factor ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are rules of thumb.
 #
-# With batch norm or dropout, it takes more care to get the same result on any number of devices: that's lessons 07 and 08.
+# With batch norm or dropout, it takes more care to get the same result on any number of devices: that's lessons 07 and
+# 08.
 #
 # ## Exercises
 #
 # Your functions run on each device, inside `pmap`, and the mapped axis is `"data"`. In the first two the model is
 # linear: it predicts `x @ w` from parameters `w` `[D]` and examples `x` `[b, D]`, `y` `[b]`, and the loss of an example
-# is `(x @ w - y)² / 2`. Solutions, with reasons: [solutions/05_average_gradients.py](solutions/05_average_gradients.py).
+# is `(x @ w - y)² / 2`. Solutions, with reasons:
+# [solutions/05_average_gradients.py](solutions/05_average_gradients.py).
 #
 # 1. `step` (5 minutes): the parameters after one data-parallel step of SGD with learning rate 0.1.
 #    <details><summary>Hint</summary>The local mean gradient is <code>x.T @ (x @ w - y) / len(y)</code>, or
 #    <code>jax.grad</code> of the mean loss. Average it before you use it.</details>
-# 2. `global_gradient` (10 minutes): the gradient of the mean loss over all *valid* examples of all devices. A device may
-#    hold nothing but padding. <details><summary>Hint</summary>As in <code>mean_of_sums</code>: divide after the
+# 2. `global_gradient` (10 minutes): the gradient of the mean loss over all *valid* examples of all devices. A device
+#    may hold nothing but padding. <details><summary>Hint</summary>As in <code>mean_of_sums</code>: divide after the
 #    all-reduce.</details>
 # 3. `fixed_clipping` (5 minutes, find the mistake): `broken_clipping` should clip the gradient of the global batch to a
 #    length of at most 1. It raises no error, all copies agree, and on one device it's right. On several it isn't.
@@ -404,8 +410,8 @@ for exercise in (step, global_gradient, fixed_clipping):
 #
 # - Split the batch, compute gradients where the examples are, average them with one `lax.pmean`, and let every device
 #   make the same update. It's the update that one device would make on the whole batch.
-# - Average sums and counts, and divide once. Means of means are wrong as soon as a batch is ragged.
-# - A missing all-reduce and a sum for a mean raise no error. Compare an update with the update of one device.
+# - Average sums and counts, and divide once, because means of means are wrong as soon as a batch is ragged.
+# - A missing all-reduce and a sum for a mean raise no error. So compare an update with the update of one device.
 #
 # You now know the heart of pmapdp's trainer. This is where you find your functions in it:
 #

@@ -15,13 +15,13 @@
 # # 07. Synchronize batch norm
 #
 # Put one layer of batch norm into the program from lesson 05, and it's no longer exact. Batch norm uses the mean of the
-# batch, but each of your eight devices only sees an eighth of it. So you'd train a different network on eight devices
-# than on one. In this lesson you'll write a batch norm that doesn't care how many devices there are. Then you'll use one
-# that forgot its all-reduce, and watch the eight copies of its running mean drift apart.
+# batch, but each of your eight devices sees only an eighth of it, so eight devices train a different network than one.
+# In this lesson you'll write a batch norm that doesn't care how many devices there are. Then you'll take one that
+# forgot its all-reduce, and watch the eight copies of its running mean drift apart.
 #
-# **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own layer
-# is enough, and count what synchronizing costs. 25 minutes, 45 with exercises. You need
-# [05 Average gradients](05_average_gradients.ipynb).
+# **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
+# layer is enough, and count what synchronizing costs. 25 minutes, 45 with exercises. You need [05 Average
+# gradients](05_average_gradients.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -39,11 +39,11 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Four values, two devices
 #
-# In training, batch norm subtracts the batch's mean and divides by its standard deviation, channel by channel. Inside
-# `pmap`, `x.mean(0)` is the mean of this device's rows and no more. To normalize with the whole batch, the layer has to
+# In training, batch norm subtracts the batch's mean and divides by its standard deviation, channel by channel. But
+# inside `pmap`, `x.mean(0)` is only the mean of this device's rows. To normalize with the whole batch, the layer has to
 # average over the devices in the middle of the forward pass. PyTorch calls that `SyncBatchNorm`.
 #
-# Device 0 has the values 0 and 2, and device 1 has 10 and 12.
+# Say device 0 has the values 0 and 2, and device 1 has 10 and 12.
 #
 # **Predict:** which four numbers does `standardize` return without the average? And with it, which mean and which
 # variance does it use?
@@ -67,20 +67,19 @@ for synchronize in (False, True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Without the average, both devices return -1 and 1. So 0 and 10 have become the same number, and so
-# have 2 and 12. With the average, both devices use the mean 6 and the variance 26.
+# Without the average, both devices return -1 and 1. So 0 and 10 have become the same number, and so have 2 and 12. With
+# the average, both devices use the mean 6 and the variance 26.
 #
-# Why do we average the squares, and not the variances? Each device's own variance is 1, so the
-# average of the variances is 1, too. That misses the difference between the two devices' means,
-# 1 and 11, which makes up 25 of the 26.
+# Why do we average the squares, and not the variances? Each device's own variance is 1, so the average of the variances
+# is 1, too. That misses how far apart the two devices' means are, and 1 against 11 makes up 25 of the 26.
 #
 # </details>
 #
 # ## When Flax's layer is enough
 #
-# Flax's `nnx.BatchNorm` does the same if you tell it the axis: `nnx.BatchNorm(features, axis_name="data")`. But your last
-# batch is hardly ever full. Say device 0 has three examples, 1, 2 and 3, and device 1 has only one, a 7, and two rows of
-# padding. The layer has an argument `mask` that leaves the padding out.
+# Do you have to write the layer yourself? Flax's `nnx.BatchNorm` does the same if you tell it the axis:
+# `nnx.BatchNorm(features, axis_name="data")`. But your last batch is hardly ever full. Say device 0 has three examples,
+# 1, 2 and 3, and device 1 has only a 7 and two rows of padding. The layer's argument `mask` leaves the padding out.
 #
 # **Predict:** the four values have the mean 3.25. What does the layer find?
 
@@ -102,14 +101,14 @@ print("Flax finds", found)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 4.5. The layer averages the two devices' means, 2 and 7. So the lonely 7 counts three times as much as each of the
-# others. You know that mistake: it's the mean of means from lesson 05.
+# 4.5, because the layer averages the two devices' means, 2 and 7. So the lonely 7 counts three times as much as each of
+# the others. You know this mistake: it's the mean of means from lesson 05.
 #
 # </details>
 #
 # So Flax's layer is right as long as every device has the same number of real examples. If you drop the ragged last
-# batch, you're done: use it. If you want to keep every example, you need sums and counts, as for the loss. Each device
-# adds up its values and counts them, `pmean` averages both, and we divide once.
+# batch, use it, and you're done. If you want to keep every example, you need sums and counts, as for the loss: each
+# device adds up its values and counts them, `pmean` averages both, and we divide once.
 
 # %%
 lesson_07.sums_and_counts()
@@ -131,42 +130,41 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 # %% [markdown]
 # That's the heart of the layer. Two things are missing.
 #
-# **Running averages.** In evaluation, the output for an example mustn't depend on the other
-# examples in its batch. So the layer keeps a running mean and a running variance, moves them a
-# little in every update, and normalizes with them in evaluation. They are part of the state, but no
-# gradient flows to them. All devices compute the same moments, so all copies of the running
-# averages stay equal.
+# **Running averages.** When you evaluate, the output for an example mustn't depend on the other examples in its batch.
+# So the layer keeps a running mean and a running variance, moves them a little in every update, and normalizes with
+# them in evaluation. They're part of the state, but no gradient flows to them. And because all devices compute the same
+# moments, all copies of the running averages stay equal.
 #
-# **Digits.** If the mean is large, `E[x²] - E[x]²` is a small difference of two large numbers, and
-# float32 has only seven digits for it. So the layer subtracts its running mean first, which doesn't
-# change the variance. In the first update that doesn't help yet, because the running mean is
-# still 0. If the batch's mean is d standard deviations away from the running mean, you lose about 2
-# log₁₀(d) of the seven digits: two at d = 10, six at d = 1,000. But each update closes a tenth of
-# this gap, so after 40 updates only 1.5 % of it is left.
+# **Digits.** If the mean is large, `E[x²] - E[x]²` is a small difference of two large numbers, and float32 has only
+# seven digits for it. So the layer subtracts its running mean first, which doesn't change the variance. How much does
+# that help? If the batch's mean is d standard deviations away from the running mean, you lose about 2 log₁₀(d) of the
+# seven digits: two at d = 10, six at d = 1,000. In the first update the running mean is still 0, so nothing is gained.
+# But each update closes a tenth of the gap, and after 40 updates only 1.5 % of it is left.
 #
 # ## The program so far
 #
 # include program/05_pmap.py
 #
-# And here is what changes for batch norm:
+# And here's what changes for batch norm:
 #
 # include the difference of 05_pmap.py and 07_batch_norm.py
 #
 # - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias.
-# - The model now holds two kinds of numbers, and the optimizer may only touch one of them. So `nnx.split` takes the model
-#   apart, into `parameters` and `statistics`. `loss_sums` puts it together again with `nnx.merge`, runs it, and hands
-#   back the new statistics. (Without `copy=True`, Flax raises an error: the layer would assign to
+# - The model now holds two kinds of numbers, and the optimizer may only touch one of them. So `nnx.split` takes the
+#   model apart, into `parameters` and `statistics`. `loss_sums` puts it together again with `nnx.merge`, runs it, and
+#   hands back the new statistics. (Without `copy=True`, Flax raises an error, because the layer would assign to
 #   variables that were made outside of the function that JAX traces.)
-# - The state has three parts instead of two. `train_step` doesn't average the new statistics: they are equal already.
+# - The state has three parts instead of two. `train_step` doesn't average the new statistics, because they're equal
+#   already.
+# - The last lines look at all eight copies of the running mean. In a minute you'll see why that's worth a look.
 
 # %%
 lesson_07.all_reduces()
 
 # %% [markdown]
-# (The picture shows four of your eight devices.) Each update has to wait for three all-reduces. The
-# first one is in your layer. You didn't write the second: the mean depends on the examples of all
-# devices, so JAX needs an all-reduce to differentiate through `pmean`. The third is lesson 05's.
-# Here is the whole program.
+# So each update waits for three all-reduces. (The picture shows four of your eight devices.) You wrote the first one,
+# in the layer, and the third is lesson 05's. The second you didn't write at all: the mean depends on the examples of
+# all devices, so JAX needs an all-reduce to differentiate through `pmean`. Here's the whole program.
 
 # %% tags=["take-home"]
 # include program/07_batch_norm.py
@@ -174,18 +172,29 @@ lesson_07.all_reduces()
 # %% [markdown]
 # ## Proof: one device and eight
 #
-# Let's run the same step on one device and on eight, for a whole epoch. Its last batch has 8 examples, and all of them
-# are on device 0, so the other seven devices hold nothing but padding. SGD replaces Adam again,
-# because Adam blows up rounding (lesson 05). Parameters *and* running averages must agree within
-# 1e-5.
+# Let's run the same step on one device and on eight, for a whole epoch. Its last batch is the hard one: it has 8
+# examples, and all of them are on device 0, so the other seven devices hold nothing but padding. SGD replaces Adam
+# again, because Adam blows up rounding (lesson 05). Parameters *and* running averages must agree within 1e-5.
 
 
 # %%
-def run(step, data, N):
+def compiled(N):
+    """The program's training step for N devices, compiled for our batches."""
+    mapped = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
+    step = jax.pmap(train_step.__wrapped__, devices=jax.devices()[:N], **mapped)
+    return step.lower(init_state(), cut(epoch[0], N)).compile()
+
+
+def cut(batch, N):
+    """The batch in N parts: [N, b, ...]."""
+    return jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
+
+
+def run(program, data, N):
     """The parameters and statistics after `data`, and one unit's running mean [updates, N]."""
     state, running_means = init_state(), []
     for batch in data:
-        state, _ = step(state, jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch))
+        state, _ = program(state, cut(batch, N))
         shards = state[1]["norm"]["mean"][...].addressable_shards
         running_means.append([float(shard.data[0]) for shard in shards])
     return state[:2], np.array(running_means)
@@ -198,11 +207,10 @@ def distance(one, other):
 
 
 optimizer = optax.sgd(0.1)  # the step reads this variable
-mapped = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
-step = train_step.__wrapped__  # the function before pmap
 epoch = list(batches(*train_data, seed=0))
-one, _ = run(jax.pmap(step, devices=jax.devices()[:1], **mapped), epoch, 1)
-eight, right_means = run(jax.pmap(step, **mapped), epoch, 8)
+one, _ = run(compiled(1), epoch, 1)
+synchronized = compiled(8)
+eight, right_means = run(synchronized, epoch, 8)
 print("examples of the last batch, by device:", epoch[-1][2].reshape(8, -1).sum(1).astype(int))
 print(f"one device and eight differ by {distance(one, eight):.0e}")
 print(f"their numbers moved by up to {distance(one, init_state()[:2]):.1f}")
@@ -213,10 +221,10 @@ assert distance(one, eight) < 1e-5
 #
 # ## The mistake: forget the axis
 #
-# Now take Flax's layer and forget its `axis_name`. Everything else stays, so the gradients are
-# still averaged. We leave out the short last batch, so the mask plays no role.
+# Now take Flax's layer and forget its `axis_name`. Everything else stays as it is, so the gradients are still averaged.
+# We leave out the short last batch, so that padding plays no role.
 #
-# **Predict:** after an epoch, do all devices hold the same parameters? The same running averages?
+# **Predict:** after an epoch, do all devices hold the same parameters? And the same running averages?
 
 
 # %% tags=["prediction"]
@@ -231,32 +239,26 @@ class LocalNetwork(Network):
         self.norm = LocalBatchNorm(32, momentum=0.9, rngs=rngs)  # no axis_name
 
 
-def use(network):
-    """Make the program's functions use another network."""
-    global Network, structure
-    Network, structure = network, nnx.graphdef(network(nnx.Rngs(0)))
-
-
-SynchronizedNetwork = Network
-use(LocalNetwork)
-local, running_means = run(jax.pmap(step, **mapped), epoch[:-1], 8)
+Network = LocalNetwork  # the program's functions read these two variables
+structure = nnx.graphdef(Network(nnx.Rngs(0)))
+unsynchronized = compiled(8)
+local, running_means = run(unsynchronized, epoch[:-1], 8)
 kernel = local[0]["hidden"]["kernel"][...]
-print(
-    "equal parameters:",
-    all(np.array_equal(shard.data, kernel) for shard in kernel.addressable_shards),
-)
+equal = all(np.array_equal(shard.data, kernel) for shard in kernel.addressable_shards)
+print("equal parameters:", equal)
 print("equal running averages:", np.ptp(running_means[-1]) == 0)
 print("JAX says they are:", local[1]["norm"]["mean"][...].is_fully_replicated)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The parameters are equal, because their gradients were averaged. The running averages aren't: each device has its own,
-# from its own examples. JAX can't tell, because `out_axes=None` promised that they're equal.
+# The parameters are equal, because their gradients were averaged. The running averages aren't, because each device has
+# made its own, from its own examples. JAX can't tell, since `out_axes=None` promised that they're equal.
 #
 # </details>
 #
-# Each curve is one device's running mean of the first unit. The dashed line is the synchronized layer's:
+# Here you see it. Each curve is one device's running mean of the first unit, and the dashed one is the synchronized
+# layer's:
 
 # %%
 lesson_07.running_means(running_means, right_means[:-1])
@@ -266,37 +268,35 @@ lesson_07.running_means(running_means, right_means[:-1])
 np.testing.assert_allclose(outputs[False], [-1, 1, -1, 1])
 np.testing.assert_allclose(outputs[True], (values.ravel() - 6) / np.sqrt(26), atol=1e-6)
 assert (found == 4.5).all()
-assert all(np.array_equal(shard.data, kernel) for shard in kernel.addressable_shards)
+assert equal
 assert np.ptp(running_means[-1]) > 1e-2
 assert np.ptp(right_means, axis=1).max() == 0
 assert local[1]["norm"]["mean"][...].is_fully_replicated
 
 # %% [markdown]
-# Your checkpoint keeps the end of one of these eight curves, so the accuracy you report depends on
-# which device it comes from. A single device would even have trained different parameters, because
-# here each device normalized with its own 16 examples.
+# Your checkpoint keeps the end of only one of these eight curves, so the accuracy you report depends on the device it
+# comes from. And even the parameters aren't the ones that a single device would have found, because here each device
+# normalized with its own 16 examples.
 #
-# Some programs do this on purpose. Local batch norm needs no all-reduce in the forward pass, and with many examples on
-# each device its moments are close to the global ones. But such a program has to average the running averages before it
-# evaluates or saves. PyTorch's DDP keeps batch norm local, too, unless you convert the model with
-# `convert_sync_batchnorm`. But it broadcasts process 0's running averages before every forward pass
-# in training, so all processes start from the same ones.
+# Some programs do this on purpose. Local batch norm saves the all-reduce in the forward pass, and with many examples on
+# each device its moments are close to the global ones. But then you have to average the running averages before you
+# evaluate or save. PyTorch's DDP keeps batch norm local, too, unless you convert the model with
+# `convert_sync_batchnorm`. It does broadcast process 0's running averages before every forward pass in training, so
+# that all processes start from the same ones.
 #
 # Under `jit` (lesson 09) the problem goes away. There the layer sees the global batch, so plain `nnx.BatchNorm` is
 # synchronized, and its `mask` is right for ragged batches, too.
 #
 # ## What it costs
 #
-# Batch norm can't normalize before its all-reduce is done, and the next layer needs its result. So
-# the devices have nothing to compute meanwhile.
+# Batch norm can't normalize before its all-reduce is done, and the next layer needs its result. So this all-reduce
+# can't be overlapped with anything: the devices wait.
 #
 # **Predict:** how many more all-reduces does the synchronized step have than the local one?
 
 # %% tags=["prediction"]
 counts = {}
-for name, network in {"synchronized": SynchronizedNetwork, "local": LocalNetwork}.items():
-    use(network)
-    program = jax.pmap(step, **mapped).lower(init_state(), place_batch(epoch[0])).compile()
+for name, program in {"synchronized": synchronized, "local": unsynchronized}.items():
     counts[name] = program.as_text().count(" all-reduce(")
     print(f"{name}: {counts[name]}")
 
@@ -307,8 +307,8 @@ assert counts["synchronized"] == counts["local"] + 2
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Two: one forward, one backward. Each carries only a few numbers for each channel, so you pay for its latency and not for
-# its bytes (lesson 06). A network with 50 such layers waits a hundred times in every update.
+# Two, one forward and one backward. Each carries only a few numbers for each channel, so you pay for its latency and
+# not for its bytes (lesson 06). But a network with 50 such layers waits a hundred times in every update.
 #
 # </details>
 #
@@ -317,16 +317,16 @@ assert counts["synchronized"] == counts["local"] + 2
 # Your functions run on each device, inside `pmap`, and the mapped axis is `"data"`. Solutions, with reasons:
 # [solutions/07_synchronize_batch_norm.py](solutions/07_synchronize_batch_norm.py).
 #
-# 1. `global_variance` (5 minutes): the variance of the valid values on all devices, in two passes: first the global mean,
-#    then the mean of the squared distances from it. It must be right for values around 20,000 in float32, too.
+# 1. `global_variance` (5 minutes): the variance of the valid values on all devices, in two passes: first the global
+#    mean, then the mean of the squared distances from it. It must be right for values around 20,000 in float32, too.
 #    <details><summary>Hint</summary>Both passes are a sum over a count. Divide after the all-reduce.</details>
 # 2. `standardize_backward` (10 minutes): the backward pass of `standardize(x, True)`, by hand. `x` and `g` `[b, C]` are
 #    this device's rows of the examples and of the gradient with respect to the output. Return this device's rows of the
 #    gradient with respect to `x`. All devices hold the same number of examples. <details><summary>Hint</summary>On one
-#    device it is <code>(g - g.mean(0) - y * (g * y).mean(0)) / deviation</code>, where y is the standardized x. Which of
-#    these means have to be means over all devices?</details>
-# 3. `fixed_centre` (5 minutes, find the mistake): `broken_centre` subtracts the right mean, so training goes well. But its
-#    running mean is different on every device. <details><summary>Hint</summary>Which mean goes into the running
+#    device it is <code>(g - g.mean(0) - y * (g * y).mean(0)) / deviation</code>, where y is the standardized x. Which
+#    of these means have to be means over all devices?</details>
+# 3. `fixed_centre` (5 minutes, find the mistake): `broken_centre` subtracts the right mean, so training goes well. But
+#    its running mean is different on every device. <details><summary>Hint</summary>Which mean goes into the running
 #    mean?</details>
 
 # %%
@@ -361,7 +361,7 @@ for exercise in (global_variance, standardize_backward, fixed_centre):
 #
 # - A layer that mixes examples needs an all-reduce in the forward pass. JAX adds the one in the backward pass.
 # - Average sums and counts, and divide once. `nnx.BatchNorm(axis_name=...)` averages means, so it needs equal counts.
-# - Running averages are state. All devices must hold the same ones, and `pmap` doesn't check that they do.
+# - Running averages are state, so all devices must hold the same ones. `pmap` doesn't check that they do.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

@@ -14,11 +14,11 @@
 # %% [markdown]
 # # 08. Keep dropout and metrics exact
 #
-# Add dropout to your program, and run it on four devices and on eight. The two runs differ from the first update on,
-# although neither has a mistake: they drew different masks. So when a loss looks odd on eight devices, a run on one
-# device can't tell you whether there's a mistake. And when four devices break, you can't go on with the other four and
-# get the run you had. In this lesson you'll tie each mask to its example, and the runs agree again. Then you'll meet a
-# mean that many programs get wrong today, because their examples have different lengths.
+# Add dropout to your program, and run it on four devices and on eight. The two runs differ from the first update on.
+# Neither has a mistake, they only drew different masks. But now, when a loss looks odd on eight devices, a run on one
+# device can't tell you whether it's a bug. And when four devices break, you can't go on with the other four and get the
+# run you had. In this lesson you'll tie each mask to its example, and the runs agree again. Then you'll meet a mean
+# that many programs get wrong, because their examples have different lengths.
 #
 # **You will** draw dropout masks that don't depend on the number of devices, and compute means that count every
 # example, or every token, exactly once. 20 minutes, 40 with exercises. You need
@@ -40,9 +40,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Whose key is it?
 #
 # Dropout sets random activations to 0, here half of them. In JAX the same key and the same shape always give the same
-# random numbers, and `fold_in(key, number)` makes a new key from a key and a number (lesson 02). Inside `pmap` each device
-# draws the masks of its own examples. But from which key? Here are three ways. `indices` says which
-# examples of the data set this device has, and each example has twelve activations.
+# random numbers, and `fold_in(key, number)` makes a new key from a key and a number (lesson 02). Inside `pmap` each
+# device draws the masks of its own examples. But from which key? You could give all devices the same key, or each
+# device its own, or each example its own. In the functions below, `indices` says which examples of the data set this
+# device has, and each example has twelve activations.
 
 
 # %%
@@ -61,19 +62,18 @@ def key_per_example(key, indices):
 
 
 # %% [markdown]
-# We draw the masks of eight examples on 1, 2 and 4 devices. In the picture each row is an example, and the activations
-# that dropout keeps have the colour of their device.
+# Let's draw the masks of eight examples on 1, 2 and 4 devices. In the picture each row is an example, and the
+# activations that dropout keeps have the colour of their device.
 #
-# **Predict:** which of the three gives the same picture on any number of devices?
+# **Predict:** which of the three gives the same pattern on any number of devices?
 
 
 # %% tags=["prediction"]
 def mask(scheme, N, generator="threefry2x32"):
     """The masks of eight examples, drawn by N devices: [8, 12]."""
     mapped = jax.pmap(scheme, axis_name="data", in_axes=(None, 0), devices=jax.devices()[:N])
-    return np.asarray(
-        mapped(jax.random.key(0, impl=generator), np.arange(8).reshape(N, -1))
-    ).reshape(8, 12)
+    key = jax.random.key(0, impl=generator)
+    return np.asarray(mapped(key, np.arange(8).reshape(N, -1))).reshape(8, 12)
 
 
 schemes = (same_key, key_per_device, key_per_example)
@@ -83,21 +83,21 @@ lesson_08.masks(masks)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only the last one. With the same key, the devices repeat each other's masks: on four devices you have two masks, four
-# times. With a key per device the masks are independent, but they change with the number of devices. With a key per
-# example neither happens.
+# Only the last one. With the same key, the devices repeat each other's masks, so on four devices you have two masks,
+# four times. With a key per device the masks are independent, but they change with the number of devices. With a key
+# per example they do neither.
 #
 # </details>
 #
-# Most pmap programs fold in the device's number. That trains just as well. What you lose is the comparison with one
+# Most pmap programs fold in the device's number, and they train just as well. But they lose the comparison with one
 # device, which is how you find out that everything *else* is right.
 #
-# One caveat. A key per example gives equal masks with JAX's default generator, threefry. Some people switch to `rbg` or
-# `unsafe_rbg`, because these two are faster on TPUs. But under `vmap` their numbers depend on how many keys come at
-# once. So a key per example doesn't help there: the masks still depend on the number of devices.
+# There's one caveat. A key per example gives equal masks with JAX's default generator, threefry. Some people switch to
+# `rbg` or `unsafe_rbg`, because these two are faster on TPUs. But under `vmap` their numbers depend on how many keys
+# come at once, so even with a key per example the masks depend on the number of devices.
 #
-# All this is about `pmap` and `shard_map`, where your function sees one device's rows. Under `jit` it sees the global
-# batch.
+# All this is about `pmap` and `shard_map`, where your function sees only one device's rows. Under `jit` it sees the
+# whole batch.
 #
 # **Predict:** under `jit`, is one key enough? Does a batch that's split over eight devices get the mask of one device?
 
@@ -125,8 +125,8 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Yes. You ask for one mask of eight rows. The compiler lets each device draw its own row, with the
-# numbers that a single device would have drawn. So under `jit` you don't need a key per example.
+# Yes. You ask for one mask of eight rows, and the compiler lets each device draw its own row, with the numbers that a
+# single device would have drawn. So under `jit` you don't need a key per example.
 #
 # </details>
 #
@@ -141,14 +141,13 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 # - `batches` hands out the indices of the examples, too.
 # - The state counts the updates, because every update needs new masks.
 # - `example_keys` makes a key from the seed, and then folds in the update and the example, one after the other. Don't
-#   add the seed and the update instead: with `key(seed + step)`, a run with seed 1 would repeat the masks of seed 0,
+#   add the seed and the update instead. With `key(seed + step)`, a run with seed 1 would repeat the masks of seed 0,
 #   one update earlier.
-# - The network gets its keys as an argument. In evaluation it gets none, and then there's no dropout.
+# - The network gets its keys as an argument. In evaluation it gets none, so there's no dropout.
 #
 # Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask.
-# If you call it with a key, `nnx.Dropout(0.2)(x, deterministic=False, rngs=key)`, it has no state.
-# But then one key draws the masks of all the device's examples, and they depend on the number of
-# devices again.
+# You can call it with a key, `nnx.Dropout(0.2)(x, deterministic=False, rngs=key)`, and then it has no state. But one
+# key would draw the masks of all the device's examples, so they'd depend on the number of devices again.
 
 # %% tags=["take-home"]
 # include program/08_exact.py
@@ -156,9 +155,9 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 # %% [markdown]
 # ## Proof, and what a key per device does
 #
-# Now train for an epoch on 1, 2 and 8 devices: once with `example_keys`, and once with a key per device, as in most
-# programs. SGD replaces Adam again, because Adam blows up rounding. If the masks are the same, the
-# parameters must agree within 1e-5.
+# Let's train for an epoch on one device and on eight, first with a key per device, as most programs do, and then with
+# `example_keys`. SGD replaces Adam again, because Adam blows up rounding. If the masks are the same, the parameters
+# must agree within 1e-5.
 #
 # **Predict:** with which of the two keys do the losses agree with one device's? To how many digits?
 
@@ -173,14 +172,10 @@ def run(keys, N):
     """The model after an epoch on N devices, and the loss of every update."""
     global example_keys
     example_keys, losses = keys, []  # `loss_sums` calls it
-    mapped = {
-        "axis_name": "data",
-        "in_axes": (None, 0),
-        "out_axes": None,
-        "devices": jax.devices()[:N],
-    }
+    mapped = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
+    mapped["devices"] = jax.devices()[:N]
     step = jax.pmap(lambda state, batch: train_step.__wrapped__(state, batch), **mapped)
-    state = init_state()
+    state = start
     for batch in batches(*train_data, seed=0):
         state, sums = step(state, jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch))
         losses.append(float(sums["loss"] / sums["count"]))
@@ -188,21 +183,16 @@ def run(keys, N):
 
 
 def distance(one, other):
-    return max(
-        np.abs(a - b).max()
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    )
+    """The largest difference of any two numbers."""
+    return max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), one, other)))
 
 
 optimizer = optax.sgd(0.1)
-models, curves = {}, {}
+start, curves, apart = init_state(), {}, {}
 for keys in (device_keys, example_keys):
-    for N in (1, 2, 8):
-        models[keys.__name__, N], curves[keys.__name__, N] = run(keys, N)
-apart = {
-    name: distance(models[name, 1], models[name, 8]) for name in ("device_keys", "example_keys")
-}
-for name in apart:
+    name = keys.__name__
+    (one, curves[name, 1]), (eight, curves[name, 8]) = run(keys, 1), run(keys, 8)
+    apart[name] = distance(one, eight)
     print(f"{name}: the parameters of 1 and 8 devices differ by {apart[name]:.0e}")
 lesson_08.differences(curves)
 
@@ -214,16 +204,16 @@ assert apart["device_keys"] > 1e-2
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With a key per example, the losses agree as well as without dropout: the difference is float32's
-# rounding. (Equal losses are drawn at 1e-9, because a logarithmic axis has no 0.) With a key per
-# device, the loss differs from the first update on, in the second decimal place. That isn't a
-# mistake. But if you also made a real mistake of that size, you couldn't tell the two apart.
+# With a key per example, the losses agree as well as without dropout, to float32's rounding. (Equal losses are drawn at
+# 1e-9, because a logarithmic axis has no 0.) With a key per device, the loss differs from the first update on, in the
+# second decimal place. That isn't a mistake. But if you also made a real mistake of that size, you couldn't tell the
+# two apart.
 #
 # </details>
 #
 # ## A mean over tokens
 #
-# Your program weighs every example alike. In a language model it's the *tokens* that count, and sentences have different
+# So far every example counted alike. In a language model it's the *tokens* that count, and sentences have different
 # lengths. Here are four sentences on two devices, padded to six tokens. The numbers are the tokens' losses.
 
 # %%
@@ -263,23 +253,21 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The mean of the means is (1 + 3) / 2 = 2: the two tokens of device 1 count as much as the eight of device 0. The second
-# function is right.
+# The mean of the means is (1 + 3) / 2 = 2, because the two tokens of device 1 count as much as the eight of device 0.
+# The second function is right.
 #
 # </details>
 #
-# The gradient of a mean of means is wrong in the same way, even if every batch has all its
-# sentences. With gradient accumulation it happens on a single device, too, if you average the means
-# of the micro-batches. Hugging Face's Trainer did just that [until October
-# 2024](https://huggingface.co/blog/gradient_accumulation). The cure is always the same: add up sums
-# and counts over devices *and* batches, and divide once, at the end. It also saves you from NaN. If
-# a device holds nothing but padding, its own mean is 0 / 0, and one NaN is enough to spoil the
-# average.
+# A gradient is wrong in the same way if it's a mean of means, even when every batch has all its sentences. It happens
+# on a single device, too, if you accumulate gradients and average the means of the micro-batches. Hugging Face's
+# Trainer did just that [until October 2024](https://huggingface.co/blog/gradient_accumulation). The cure is always the
+# same: add up sums and counts over devices *and* batches, and divide once, at the end. That also saves you from NaN. If
+# a device holds nothing but padding, its own mean is 0 / 0, and one NaN is enough to spoil the average.
 #
 # ## Exercises
 #
-# `row_keys` and `fixed_mean` run on each device, inside `pmap`, and the mapped axis is `"data"`. Solutions, with reasons:
-# [solutions/08_keep_dropout_and_metrics_exact.py](solutions/08_keep_dropout_and_metrics_exact.py).
+# `row_keys` and `fixed_mean` run on each device, inside `pmap`, and the mapped axis is `"data"`. Solutions, with
+# reasons: [solutions/08_keep_dropout_and_metrics_exact.py](solutions/08_keep_dropout_and_metrics_exact.py).
 #
 # 1. `row_keys` (5 minutes): `example_keys` for a model with several dropout layers. Return `[b]` keys, one for each
 #    example. They depend on `seed`, `update`, the number `layer` and the example's index, and on nothing else.
@@ -291,8 +279,8 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 #    <details><summary>Hint</summary>Pad x, labels and weights to a multiple of <code>N * b</code>
 #    with <code>np.pad</code>. Map a function that returns <code>lax.psum</code> of two sums. Add
 #    them up over the batches.</details>
-# 3. `fixed_mean` (5 minutes, find the mistake): `broken_mean` is right for every full batch, and wrong for the last batch
-#    of an epoch. <details><summary>Hint</summary>What does <code>len(x)</code> count?</details>
+# 3. `fixed_mean` (5 minutes, find the mistake): `broken_mean` is right for every full batch, and wrong for the last
+#    batch of an epoch. <details><summary>Hint</summary>What does <code>len(x)</code> count?</details>
 
 # %%
 from pmapdp.lessons.checks import check
@@ -325,8 +313,9 @@ for exercise in (row_keys, exact_accuracy, fixed_mean):
 # ## Take away
 #
 # - Make each example's key from the seed, the update and its index. Then no mask depends on the number of devices.
-# - Decide what a mean is over, examples or tokens. Add up sums and counts over devices and batches, and divide once.
-# - Randomness that depends on the devices isn't a mistake. But it takes away the test that would find one.
+# - Decide what a mean is over, examples or tokens. Then add up sums and counts over devices and batches, and divide
+#   once.
+# - Randomness that depends on the devices isn't a mistake, but it takes away the test that would find one.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

@@ -23,7 +23,7 @@ def batches(inputs, labels, seed):
 
 
 def init_model():
-    """Weights of two layers, in a dictionary."""
+    """Weights of two layers. The roots keep the activations about as large as the inputs."""
     random = np.random.default_rng(0)
     model = {
         "W1": random.normal(size=(64, 32)) / np.sqrt(64),
@@ -41,6 +41,7 @@ def forward(model, inputs):
 
 
 def log_softmax(logits):
+    """Logarithms of the classes' probabilities [b, 10]."""
     shifted = logits - logits.max(-1, keepdims=True)  # so that exp never overflows
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
@@ -53,11 +54,11 @@ def loss_sums(logits, labels):
 
 
 def backward(model, inputs, labels, hidden, logits):
-    """Gradients of the summed loss, layer by layer from the end."""
+    """Gradients of the summed loss, from the last layer to the first. `g` goes along."""
     g = np.exp(log_softmax(logits))
-    g[np.arange(len(labels)), labels] -= 1  # of the logits: probabilities, minus 1 at the label
+    g[np.arange(len(labels)), labels] -= 1  # at the logits: probabilities, minus 1 at the label
     gradients = {"W2": hidden.T @ g, "b2": g.sum(0)}
-    g = (g @ model["W2"].T) * (hidden > 0)
+    g = (g @ model["W2"].T) * (hidden > 0)  # through the layer, then through the ReLU
     return gradients | {"W1": inputs.T @ g, "b1": g.sum(0)}
 
 
@@ -71,6 +72,7 @@ def train_step(model, batch):
 
 
 def eval_step(model, batch):
+    """The metric sums of a batch."""
     inputs, labels = batch
     return loss_sums(forward(model, inputs)[1], labels)
 
@@ -92,3 +94,13 @@ for epoch in range(EPOCHS):
         train_sums.append(sums)
     test_sums = [eval_step(model, batch) for batch in batches(*test_data, seed=0)]
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
+
+# Proof, on the last batch: move one weight. The loss must change as fast as its gradient says.
+model = {name: array.astype(np.float64) for name, array in model.items()}
+by_hand = backward(model, *batch, *forward(model, batch[0]))["W1"][5, 7]
+above, below = model | {"W1": model["W1"].copy()}, model | {"W1": model["W1"].copy()}
+above["W1"][5, 7] += 1e-6
+below["W1"][5, 7] -= 1e-6
+measured = (eval_step(above, batch)["loss"] - eval_step(below, batch)["loss"]) / 2e-6
+print(f"gradient of one weight: by hand {by_hand:.6f}, measured {measured:.6f}")
+assert np.isclose(by_hand, measured, rtol=1e-5, atol=1e-7)

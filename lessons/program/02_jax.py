@@ -25,7 +25,7 @@ def batches(inputs, labels, seed):
 
 
 def init_model():
-    """Weights of two layers, in a dictionary."""
+    """Weights of two layers. The roots keep the activations about as large as the inputs."""
     random = np.random.default_rng(0)
     model = {
         "W1": random.normal(size=(64, 32)) / np.sqrt(64),
@@ -52,9 +52,10 @@ def loss_sums(model, batch):
     return sums["loss"], sums
 
 
-@jax.jit
+@jax.jit  # compiled at the first call
 def train_step(model, batch):
     """One update: the new model, and the metric sums of this batch."""
+    # Gradients of the loss, nested like the model. `has_aux` hands the sums through as they are.
     gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
     count = sums["count"]
     return jax.tree.map(lambda w, g: w - RATE * g / count, model, gradients), sums
@@ -62,6 +63,7 @@ def train_step(model, batch):
 
 @jax.jit
 def eval_step(model, batch):
+    """The metric sums of a batch."""
     return loss_sums(model, batch)[1]
 
 

@@ -42,15 +42,15 @@ class BatchNorm(nnx.Module):
 
     def __init__(self, features):
         self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
-        self.mean = nnx.BatchStat(jnp.zeros(features))
+        self.mean = nnx.BatchStat(jnp.zeros(features))  # running averages; the optimizer skips them
         self.variance = nnx.BatchStat(jnp.ones(features))
 
     def __call__(self, x, weights, train):
-        mean, variance = self.mean[...], self.variance[...]
+        mean, variance = self.mean[...], self.variance[...]  # [...] reads or writes the array
         if train:
             x0 = x - mean  # near 0, so E[x0^2] - E[x0]^2 loses few digits
             sums = weights.sum(), weights @ x0, weights @ jnp.square(x0)
-            count, first, second = lax.pmean(sums, "data")
+            count, first, second = lax.pmean(sums, "data")  # the layer's one all-reduce
             mean = mean + first / count
             variance = jnp.maximum(second / count - jnp.square(first / count), 0)
             self.mean[...] = 0.9 * self.mean[...] + 0.1 * mean
@@ -73,7 +73,7 @@ class Network(nnx.Module):
 def loss_sums(parameters, statistics, batch, train=True):
     """The summed loss, and as auxiliary values the metrics' sums and the new statistics."""
     inputs, labels, weights = batch
-    model = nnx.merge(structure, parameters, statistics, copy=True)
+    model = nnx.merge(structure, parameters, statistics, copy=True)  # a network again
     logits = model(inputs, weights, train)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     correct = logits.argmax(-1) == labels
@@ -107,7 +107,8 @@ def train_step(state, batch):
 
 
 def eval_step(state, batch):
-    return lax.psum(loss_sums(*state[:2], batch, train=False)[1][0], "data")
+    _, (sums, _) = loss_sums(*state[:2], batch, train=False)
+    return lax.psum(sums, "data")
 
 
 train_step = jax.pmap(train_step, "data", in_axes=(None, 0), out_axes=None, donate_argnums=0)
@@ -123,7 +124,7 @@ def report(all_sums):
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
-structure = nnx.graphdef(Network(nnx.Rngs(0)))
+structure = nnx.graphdef(Network(nnx.Rngs(0)))  # the network without its numbers
 state = place_state(init_state())
 
 for epoch in range(EPOCHS):
@@ -133,3 +134,7 @@ for epoch in range(EPOCHS):
         train_sums.append(sums)
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
+
+mean = state[1]["norm"]["mean"][...]
+differing = sum(not np.array_equal(shard.data, mean) for shard in mean.addressable_shards)
+print("copies of the running mean that differ:", differing)

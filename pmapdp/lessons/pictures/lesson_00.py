@@ -19,10 +19,25 @@ def one_row_each() -> None:
 
 
 @drawing.picture
+def one_array(held: dict[str, dict[int, list[float]]]) -> None:
+    """Split, an array of 16 numbers has two on each device; replicated, all 16 are on each; their sum is split again.
+
+    `held` has the numbers on each device, by the device's number, for each array by its name.
+    """
+    axes = drawing.canvas(18.9, 4.4)
+    for row, (name, parts) in enumerate(held.items()):
+        axes.text(0, 0.55 + 1.6 * row, name, va="center")
+        texts = ["0 ... 15" if len(part) > 2 else f"{part[0]:.0f} {part[1]:.0f}" for part in parts.values()]
+        drawing.device_row(axes, 3.3, 1.6 * row, texts, step=1.95, width=1.8, height=1.1, size=9)
+
+
+@drawing.picture
 def same_work_each(seconds: dict[int, float]) -> None:
     """Four bars for 1, 2, 4 and 8 simulated devices with the same work each: more devices take longer, because they share the cores."""
-    milliseconds = [1000 * value for value in seconds.values()]
-    plt.bar([str(N) for N in seconds], milliseconds, color=drawing.DEVICE_COLOURS[0], width=0.6)
-    plt.axhline(milliseconds[0], color=drawing.INK, linestyle=":", label="eight GPUs would take as long as one")
+    for N, total in seconds.items():
+        for d in range(N):
+            share = 1000 * total / N
+            plt.bar(str(N), share, bottom=share * d, color=drawing.DEVICE_COLOURS[d], width=0.6)
+    plt.axhline(1000 * seconds[1], color=drawing.INK, linestyle=":", label="eight GPUs would take as long as one")
     plt.legend(loc="upper left")
     plt.gca().set(xlabel="simulated devices, each with the same work", ylabel="milliseconds")

@@ -1,6 +1,7 @@
 """Pictures of lesson 02."""
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 from pmapdp.lessons import drawing
 
@@ -31,3 +32,15 @@ def jit_or_not(times: dict[str, tuple[float, float]]) -> None:  # milliseconds (
         panel.bar(["without jit", "with jit"], [without, compiled], color=[drawing.INK, drawing.DEVICE_COLOURS[0]])
         panel.set(title=f"{name}: {without / compiled:.1f} times", ylabel="ms")
     plt.tight_layout()
+
+
+@drawing.picture
+def gradients(each: np.ndarray, of_mean: np.ndarray) -> None:  # [examples, 2], [2]
+    """Dots, one an example, are scattered widely; a cross marks their mean, and a circle around it the gradient of the mean loss."""
+    plt.figure(figsize=(5, 3))
+    plt.plot(*each.T, ".", color=drawing.DEVICE_COLOURS[0], alpha=0.6, label="an example's gradient")
+    plt.plot(*each.mean(0), "x", color=drawing.DEVICE_COLOURS[5], markersize=11, markeredgewidth=3, label="their mean")
+    circle = {"color": drawing.INK, "markersize": 19, "markerfacecolor": "none", "markeredgewidth": 2}
+    plt.plot(*of_mean, "o", label="gradient of the mean loss", **circle)
+    plt.gca().set(xlabel="with respect to W1[0, 1]", ylabel="with respect to W1[1, 1]")
+    drawing.legend_beside(plt.gca())

@@ -39,7 +39,7 @@ def mesh_and_specs() -> None:
 
 
 @drawing.picture
-def classes_by_device(classes: np.ndarray) -> None:  # [8, b]
+def classes_by_device(classes: list[np.ndarray]) -> None:  # of each device, [b]
     """Ten bars, one a class, each stacked from the points that the eight devices put into this class, in the devices' colours."""
     bottom = np.zeros(10)
     for d, found in enumerate(classes):

@@ -24,8 +24,9 @@ def ring(states: list[np.ndarray], sums: np.ndarray) -> None:
         axes.set_title(title, fontsize=11, color=drawing.INK, weight="bold")
         axes.set_xlim(-0.55, N - 0.45)
         axes.set_ylim(N - 0.45, -0.55)
-        axes.set_xticks(range(N), [f"chunk {chunk}" for chunk in range(N)], fontsize=8)
-        axes.set_yticks(range(N), [f"device {d}" for d in range(N)] if step % 4 == 0 else [""] * N, fontsize=9)
+        named = step % 4 == 0  # the first table of a row
+        axes.set_xticks(range(N), [f"chunk {chunk}" if named else "" for chunk in range(N)], fontsize=8)
+        axes.set_yticks(range(N), [f"device {d}" if named else "" for d in range(N)], fontsize=9)
         for d in range(N):
             for chunk in range(N):
                 arrived = step > 0 and chunk == (d - step) % N
@@ -73,7 +74,7 @@ def collectives() -> None:
 @drawing.picture
 def overlap() -> None:
     """Time runs to the right. Merged: one all-reduce of three layers after all gradients. Overlapped: three, during the others."""
-    axes = drawing.canvas(20.6, 6.9)
+    axes = drawing.canvas(20.6, 6.9, inches=6.6)
     layers = ("layer 3", "layer 2", "layer 1")
     for top, name in ((0.0, "merged"), (3.4, "overlapped")):
         late = top < 1
@@ -91,15 +92,18 @@ def overlap() -> None:
 
 
 @drawing.picture
-def seconds_by_size(ring_seconds: Callable[..., tuple[float, float]], links: dict, networks: dict[str, int]) -> None:
-    """Time of an all-reduce on eight devices against its size, for four links: flat for small sizes, then rising; three networks are marked."""
-    _, axes = plt.subplots(figsize=(8, 3.6))
+def seconds_by_size(ring_seconds: Callable[..., tuple], links: dict, networks: dict, measured: dict) -> None:
+    """Time of an all-reduce on eight devices against its size, predicted for four links: flat, then rising; measured dots lie above."""
+    _, axes = plt.subplots(figsize=(6, 3.2))
     sizes = np.logspace(3, 11, 100)
     for number, (name, (latency, bandwidth)) in enumerate(links.items()):
         seconds = [1000 * sum(ring_seconds(size, 8, latency, bandwidth)) for size in sizes]
         axes.loglog(sizes, seconds, color=drawing.DEVICE_COLOURS[number], linestyle=drawing.DASHES[number], label=name)
+    for name, marker in zip(measured, "os", strict=True):
+        sizes, seconds = np.array(list(measured[name].items())).T
+        axes.plot(sizes, 1000 * seconds, marker, color=drawing.INK, label=f"measured: {name}")
     for name, size in networks.items():
         axes.axvline(size, color=drawing.INK, linewidth=0.8, linestyle=":")
         axes.text(size, 1.6e5, name, ha="center", fontsize=9)
     axes.set(xlabel="bytes of the gradient", ylabel="milliseconds", ylim=(1e-2, 1e5))
-    axes.legend(fontsize=9)
+    drawing.legend_beside(axes, fontsize=9)
