@@ -15,7 +15,7 @@ def dot_product(answer):
     for b in (1, 3):
         xs, ys = random.normal(size=(2, N * b, 10)).astype(np.float32)
         result = answer(xs, ys)
-        shape = f"for {N * b} pairs the shape should be ({N * b},), and is {result.shape}: reshape at the end"
+        shape = f"for {N * b} pairs the shape should be ({N * b},), not {result.shape}: reshape the result at the end"
         require(result.shape == (N * b,), shape)
         wrong = np.abs(np.asarray(result) - np.einsum("bd,bd->b", xs, ys)).max()
         require(wrong < TOLERANCE, f"a number is off by {wrong:.3g}: result i should be xs[i] . ys[i], in that order")
