@@ -12,7 +12,7 @@ says which leaves differ, from which update on, by how much, and if the devices 
 import re
 import tomllib
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ NEAR = 1e-3  # of the difference: how near a prediction must be
 EQUAL = 1e-2  # relative error of a move as a multiple of another, and of how much an example counts
 SURE = 20  # times its tolerance: how far the reference must move a leaf to tell how much an example counts
 MOST_EXAMPLES = 128  # one run each, with this example replaced
-MOST_LEAVES = 32  # that are asked if anything depends on them
 REDRAWN = 1e-3  # of the change that other random numbers make: what changes by less than this is rounding
 TOO_MUCH = 1.75  # times its part of the work: what a device may do at most; twice the work is more
 
@@ -49,7 +48,6 @@ class Case:
     def __init__(self, trial: Trial, update: Update):
         self.trial, self.update, self.N = trial, update, len(trial.devices)
         self.got = trial.run(update)
-        self.matters = partial(trial.reference.matters, arguments=update.arguments)
         # How far each compared leaf is off, on the device where it is farthest, and what is allowed.
         self.off = {
             name: (max(distance(copy, update.values[name]) for copy in self.got[name]), update.allowed[name])
@@ -70,7 +68,7 @@ class Case:
     def parts(self) -> list[Leaves]:
         """The results of the reference on each device's own examples; empty if it can't."""
         update, b = self.update, self.update.examples // self.N
-        if update.examples % self.N:
+        if not b or update.examples % self.N:
             return []
         batches = [update.rows(slice(n * b, (n + 1) * b)) for n in range(self.N)]
         try:
@@ -88,23 +86,17 @@ class Case:
     @cached_property
     def random_leaves(self) -> dict[str, float]:
         """The distance that each leaf moves with other random numbers, if it does: a learning rate does not."""
-        a, b = self.update.values, self.other_seed.values
-        return {name: distance(a[name], b[name]) for name in self.different_leaves(a, b)}
+        return self.distances(self.update.values, self.other_seed.values)
 
-    def different_leaves(self, a: Leaves, b: Leaves) -> list[str]:
-        """Return the leaves of fractions in which two results differ by more than rounding."""
-        close = [name for name, kind in self.update.kinds.items() if kind == "close"]
-        return [name for name in close if distance(a[name], b[name]) > 4 * self.update.allowed[name]]
+    def distances(self, a: Leaves, b: Leaves) -> dict[str, float]:
+        """Return the leaves of fractions in which two results differ by more than rounding, and by how much."""
+        found = {name: distance(a[name], b[name]) for name, kind in self.update.kinds.items() if kind == "close"}
+        return {name: far for name, far in found.items() if far > 4 * self.update.allowed[name]}
 
     def rerun(self, index: Any) -> tuple[Leaves, Leaves]:
         """Return what the step (its first device) and the reference make of the examples at `index`."""
         update = self.update._replace(batch=self.update.rows(index))
         return {name: each[0] for name, each in self.trial.run(update).items()}, self.trial.reference(update.arguments)
-
-    @cached_property
-    def tiled(self) -> tuple[Leaves, Leaves]:
-        """The results of step and reference if all devices have the first one's examples."""
-        return self.rerun(np.tile(np.arange(self.update.examples // self.N), self.N))
 
     def change(self, name: str) -> tuple[float, float]:
         """Return how many times as far as in the reference a leaf changes, and the relative error of that."""
@@ -133,19 +125,16 @@ class Case:
         alike = any(distance(copy, copies[0]) <= EQUAL * far for copy in copies[1:])
         return not alike and distance(np.mean(copies, 0), self.update.values[name]) <= max(NEAR * far, tolerance)
 
-    def has_parameters(self, besides: Sequence[str]) -> bool:
-        """Return True if the next update depends on another leaf: without one, a parameter looks like a statistic."""
-        own = self.trial.reference.is_own
-        others = [name for name in trees.leaves_by_name(self.update.state) if name not in besides and not own(name)]
-        return any(map(self.matters, others[:MOST_LEAVES]))
+    def find_trained(self, names: list[str]) -> list[str]:
+        """Return the leaves among these that the next update depends on."""
+        return self.trial.reference.find_trained(names, self.update.arguments)
 
 
-def explain_state(case: Case, also_on_one: bool, facts: str) -> Cause:
-    """Return the cause of a wrong state. If one device is off, too, no average over devices is at fault."""
-    looks = [find_differing_devices, find_same_mask, find_factor, find_mean_of_means, find_unequal_examples]
-    looks = looks if case.N > 1 and not also_on_one else looks[-1:]
-    if found := next(filter(None, (look(case) for look in looks if case.clear)), None):
-        return found
+def explain_state(case: Case, facts: str) -> Cause:
+    """Return the cause of a wrong state."""
+    for look in (find_differing_devices, find_same_mask, find_factor, find_mean_of_means, find_unequal_examples):
+        if case.clear and (found := look(case)):
+            return found
     for name in case.fractions[:1]:
         ratio, error = case.change(name)
         facts += f" {name} moves {ratio:.3g} times as far as in the reference." * (error < EQUAL * abs(ratio))
@@ -156,19 +145,19 @@ def find_differing_devices(case: Case) -> Cause | None:
     """Find values that differ between devices: of their own examples, as without an all-reduce, or of other things."""
     different = [name for name in case.wrong() if case.differs_between_devices(name)]
     local = [name for name in different if case.is_local(name)]
-    if trained := [name for name in local[:MOST_LEAVES] if case.matters(name)]:
+    if trained := case.find_trained(local):
         return name_cause("no all-reduce", trained)
-    if different and local == different and case.has_parameters(besides=different):
+    if different and local == different:
         return name_cause("local statistics", local)
-    return name_cause("drift", [name for name in different if name not in local] or different) if different else None
+    return name_cause("drift", [name for name in different if name not in local]) if different else None
 
 
 def find_same_mask(case: Case) -> Cause | None:
     """Find one set of random numbers: with the same examples on all devices, the step does what one device does."""
-    if not case.update.examples or not case.parts or not case.random_leaves:
+    if not case.parts or not case.random_leaves:
         return None
-    got, right = case.tiled
-    if case.different_leaves(got, case.parts[0]) or not case.different_leaves(right, case.parts[0]):
+    got, right = case.rerun(np.tile(np.arange(case.update.examples // case.N), case.N))
+    if case.distances(got, case.parts[0]) or not case.distances(right, case.parts[0]):
         return None
     return name_cause("same mask", list(case.wrong()))
 
@@ -180,45 +169,49 @@ def find_factor(case: Case, ratios: Sequence[float] = ()) -> Cause | None:
     """
     changes = [case.change(name) for name in case.fractions if case.update.values[name].size > 1]
     ratios = ratios or [ratio for ratio, error in changes if error < NEAR * abs(ratio)]
-    N, names = case.N, list(case.wrong())
+    wrong = np.array([ratio for ratio in ratios if abs(ratio - 1) > EQUAL])
 
     def all_are(first: float) -> bool:
-        wrong = [ratio for ratio in ratios if abs(ratio - 1) > EQUAL]
-        near = [[abs(ratio / value - 1) < EQUAL / 2 for value in (first, first**2)] for ratio in wrong]
-        return any(is_first for is_first, _ in near) and all(map(any, near))
+        is_first, is_square = (abs(wrong / value - 1) < EQUAL / 2 for value in (first, first**2))
+        return bool(is_first.any() and (is_first | is_square).all())
 
-    if all_are(N) or all_are(N * N):
-        placed = step_arguments(*case.trial.place(case.update))
-        try:
-            program = jax.make_jaxpr(lambda: case.trial.step(*placed))()
-            checked = any(each.params.get("check_vma") is True for each in equations(program.jaxpr))
-        except Exception:  # a Python function around compiled ones need not be traceable
-            checked = False
-        if checked:
-            return name_cause("check_vma", names, N=N, ratio=N if all_are(N) else N * N)
-        return name_cause("sum for mean", names, N=N) if all_are(N) else None
-    return name_cause("averaged twice", names, N=N) if all_are(1 / N) else None
+    N, names = case.N, list(case.wrong())
+    factor = next(filter(all_are, (N, N * N, 1 / N)), 0)
+    if factor > 1 and is_vma_checked(case):
+        return name_cause("check_vma", names, N=N, ratio=factor)
+    cause = {N: "sum for mean", 1 / N: "averaged twice"}.get(factor)
+    return name_cause(cause, names, N=N) if cause else None
+
+
+def is_vma_checked(case: Case) -> bool:
+    """Return True if the step holds a shard_map with check_vma=True."""
+    placed = step_arguments(*case.trial.place(case.update))
+    try:
+        program = jax.make_jaxpr(lambda: case.trial.step(*placed))()
+    except Exception:  # a Python function around compiled ones need not be traceable
+        return False
+    return any(each.params.get("check_vma") is True for each in equations(program.jaxpr))
 
 
 def find_mean_of_means(case: Case) -> Cause | None:
-    """Find the mean of what each device does with its own examples, or a statistic of the first device's."""
-    parts = {name: [part[name] for part in case.parts] for name in case.clear[:MOST_LEAVES] if case.parts}
+    """Find the mean of what each device does with its own examples, or a statistic of the first device's.
+
+    Each part is drawn as the first device draws, so leaves that depend on random numbers show nothing.
+    """
+    names = [name for name in case.clear if name not in case.random_leaves and case.parts]
+    parts = {name: [part[name] for part in case.parts] for name in names}
     means = [n for n, each in parts.items() if n in case.fractions and case.is_near(n, [np.mean(each, 0)])]
-    still = [n for n, each in parts.items() if (n in means or case.is_near(n, each[:1])) and not case.matters(n)]
-    # A leaf whose error is a multiple of another's is no statistic, but an average of the parameters.
-    right = case.update.values
-    errors = {n: case.got[n][0] - right[n] for n in case.fractions if right[n].size > 1}
-    same_shape = [(n, m) for n in still for m in errors if n in errors and m != n and right[n].shape == right[m].shape]
-    multiples = [(n, *multiple(errors[n], errors[m])) for n, m in same_shape]
-    averages = {name for name, ratio, error in multiples if error < EQUAL * abs(ratio)}
-    statistics = [name for name in still if name not in averages]
-    if statistics and case.has_parameters(besides=statistics):
+    near = [n for n, each in parts.items() if n in means or case.is_near(n, each[:1])]
+    trained, right = case.find_trained(near), case.update.values
+    errors = {name: case.got[name][0] - right[name] for name in case.fractions if right[name].size > 1}
+
+    def is_average(name: str) -> bool:  # of parameters: its error is a multiple of theirs, as no statistic's is
+        others = [errors[m] for m in errors if m != name and name in errors and right[m].shape == right[name].shape]
+        return any(error < EQUAL * abs(ratio) for ratio, error in (multiple(errors[name], other) for other in others))
+
+    if statistics := [name for name in near if name not in trained and not is_average(name)]:
         return name_cause("local statistics", statistics)
-    # Each part is drawn as the first device draws. If the reference draws otherwise for others, the step has one mask.
-    is_masked = {*means} <= {*case.random_leaves} and not case.trial.reference.per_device
-    is_masked = is_masked and bool(case.different_leaves(case.tiled[1], case.parts[0]))
-    cause = "same mask" if is_masked else "mean of means"
-    return name_cause(cause, means) if {*errors} & {*means} or means == case.clear else None
+    return name_cause("mean of means", means) if {*errors} & {*means} or means == case.clear else None
 
 
 def find_unequal_examples(case: Case) -> Cause | None:
@@ -233,7 +226,7 @@ def find_unequal_examples(case: Case) -> Cause | None:
     ends = [int(np.nanargmin(best)), int(np.nanargmax(best))]
     low, high = best[ends]
     if high - low < 3 * EQUAL * abs(high):
-        return None if case.N == 1 else find_factor(case, [float(np.nanmedian(x)) for x, _ in found.values()])
+        return find_factor(case, [float(np.nanmedian(x)) for x, _ in found.values()])
     if case.random_leaves:  # a mask may look like it: then other examples count with other random numbers
         other = measure_influence(Case(case.trial, case.other_seed), ends, names)
         if not any(np.allclose(best[ends], x, EQUAL, EQUAL) for x, _ in other.values()):
@@ -270,12 +263,14 @@ def measure_influence(case: Case, examples: Sequence[int], names: list[str]) -> 
     return found
 
 
-def explain_metrics(case: Case, also_on_one: bool, facts: str) -> Cause:
+def explain_metrics(case: Case, facts: str) -> Cause:
     """Return the cause of wrong metrics, if one explains them all."""
     wrong = list(case.wrong(metrics=True))
-    causes = {cause_of_metric(case, name) for name in wrong} if case.N > 1 and not also_on_one else set()
+    causes = {cause_of_metric(case, name) for name in wrong}
     name, _, ratio = (causes.pop() if len(causes) == 1 else "").partition(": ")
-    return name_cause(name or ("follows" if case.wrong() else "unknown"), wrong, facts=facts, ratio=ratio, N=case.N)
+    if case.wrong() and name in ("", "mean of means"):  # a loss of wrong masks or statistics looks like it
+        name = "follows"
+    return name_cause(name or "unknown", wrong, facts=facts, ratio=ratio, N=case.N)
 
 
 def cause_of_metric(case: Case, name: str) -> str:
@@ -286,11 +281,10 @@ def cause_of_metric(case: Case, name: str) -> str:
     (far, tolerance), right = case.off[name], case.update.values[name]
     if case.differs_between_devices(name):
         return "one device's metrics"
+    each = [np.nan_to_num(part[name]) for part in case.parts]  # of padding alone it is NaN
     guesses = [(f"scaled metrics: {ratio}", right * ratio) for ratio in (case.N, case.N**2)]
-    if case.parts:
-        each = [np.nan_to_num(part[name]) for part in case.parts]  # of padding alone it is NaN
-        guesses += [("one device's metrics", part) for part in each]
-        guesses += [("mean of means", np.mean(each, 0)), ("mean of means", np.sum(each, 0))]
+    guesses += [("one device's metrics", part) for part in each]
+    guesses += [("mean of means", combine(each, 0)) for combine in (np.mean, np.sum) if each]
     guesses.append((f"scaled metrics: {1 / case.N:.3g}", right / case.N))
     rests = [(distance(case.got[name][0], np.asarray(value)), cause) for cause, value in guesses]
     nearest = min(rest for rest, _ in rests)
@@ -328,14 +322,13 @@ def find_fixed_key(cases: list[Case]) -> Cause | None:
 
 def is_redrawn(case: Case, a: Leaves, b: Leaves) -> bool:
     """Return True if two results differ in what is drawn: in the metrics, or in the state if these draw nothing."""
-    metrics = [name for name in case.random_leaves if case.trial.reference.is_metric(name)]
-    changed = [n for n in metrics or case.random_leaves if distance(a[n], b[n]) > REDRAWN * case.random_leaves[n]]
-    if metrics or not changed:
-        return bool(changed)
-    # A learning rate by a schedule scales the change of the state, and draws nothing.
-    old = trees.values_by_name(case.update.state)
-    pairs = [multiple(b[name] - old[name], a[name] - old[name]) for name in changed if old[name].size > 1]
-    return not pairs or not all(error < 1e-3 * abs(ratio) for ratio, error in pairs)
+    random, old = case.random_leaves, trees.values_by_name(case.update.state)
+    metrics = [name for name in random if case.trial.reference.is_metric(name)]
+    if arrays := [name for name in random if not metrics and old[name].size > 1]:
+        # A learning rate by a schedule scales the change of the state, and draws nothing.
+        pairs = [multiple(b[name] - old[name], a[name] - old[name]) for name in arrays]
+        return any(error > REDRAWN * abs(ratio) for ratio, error in pairs)
+    return any(distance(a[name], b[name]) > REDRAWN * random[name] for name in metrics or random)
 
 
 def find_unsplit_work(cases: list[Case]) -> Cause | None:
@@ -343,15 +336,13 @@ def find_unsplit_work(cases: list[Case]) -> Cause | None:
     case, reference, update = cases[0], cases[0].trial.reference, cases[0].update
     if case.N == 1 or not update.examples or update.examples % case.N:
         raise CheckError("there is no batch that is split over several devices")
-    placed, part = step_arguments(*case.trial.place(update)), update.rows(slice(update.examples // case.N))
-    step: Any = case.trial.step
-    if not hasattr(step, "lower"):  # a function around a compiled step: what it places itself isn't in its program
-        placing = [each for each in jax.make_jaxpr(step)(*placed).eqns if each.primitive.name == "device_put"]
-        if any(place is not None for each in placing for place in each.params["devices"]):
-            raise CheckError("the function around your step places arrays, and the compiler doesn't count that")
-        step = jax.jit(step)
+    step = jax.jit(case.trial.step).trace(*step_arguments(*case.trial.place(update)))
+    placing = [each.params["devices"] for each in step.jaxpr.eqns if each.primitive.name == "device_put"]
+    if any(place is not None for places in placing for place in places):
+        raise CheckError("the function around your step places arrays, and the compiler doesn't count that")
+    part = update.rows(slice(update.examples // case.N))
     lowered = [
-        step.lower(*placed),
+        step.lower(),
         reference.jitted_device.lower(0, update.state, part, *update.key),
         reference.jitted.lower(*update.arguments),
     ]

@@ -136,8 +136,10 @@ class Trial(NamedTuple):
 
 
 def blame(error: BaseException) -> str:
-    """Return the line of your program in which an error arose, and its message: `file.py:12 in loss: TypeError: x`."""
+    """Return what a check found, or an error's line in your program: `it raises an error, a.py:12 in f: TypeError: x`."""
+    if isinstance(error, CheckError):
+        return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(library in frame.filename for library in LIBRARIES)]
     where = f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}: " if own else ""
-    return f"{where}{type(error).__name__}: {str(error).strip()}"
+    return f"it raises an error, {where}{type(error).__name__}: {str(error).strip()}"

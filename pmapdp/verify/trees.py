@@ -99,14 +99,13 @@ def copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray]:
 
 
 def distance(a: Any, b: Any = 0.0) -> float:
-    """Return the largest absolute difference, infinity for not-a-number; not-a-number equals not-a-number."""
+    """Return the largest absolute difference; infinity for NaN, which equals NaN alone, and for other shapes."""
     if np.shape(b) not in ((), np.shape(a)):
         return np.inf
     with np.errstate(invalid="ignore"):
-        equal = (a == b) | ((a != a) & (b != b))
-        apart = np.abs(np.where(equal, 0, np.asarray(a).astype(np.result_type(a, np.float64)) - b))
-    found = float(np.max(apart, initial=0))
-    return found if np.isfinite(found) else np.inf
+        apart = np.abs(np.asarray(a, np.result_type(a, np.float64)) - b)
+        apart = np.where((a == b) | ((a != a) & (b != b)), 0, apart)
+    return float(np.nan_to_num(np.max(apart, initial=0), nan=np.inf, posinf=np.inf))
 
 
 def multiple(got: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pmapdp.errors import FailedError, UserError, shown
+from pmapdp.errors import FailedError, UserError
 from pmapdp.files import load_from_file
 from pmapdp.verify import trees
 from pmapdp.verify.causes import Case, explain_metrics, explain_state, find_fixed_key, find_unsplit_work, name_cause
@@ -20,13 +20,6 @@ from pmapdp.verify.report import ArgumentsError, Check, CheckError, Report
 from pmapdp.verify.trees import few
 
 COUNTS = (1, 2, 4, 8)
-# A mistake, and the causes that other checks then seem to find.
-SEEMS_TO_BE = {
-    "key stands still": ("unknown", "dropped", "counted unequally", "mean of means"),
-    "same mask": ("mean of means",),
-    "local statistics": ("mean of means",),  # of a loss that is normalised with them
-    "every device computes everything": ("unknown",),  # with masks and weights that are meant for a part of the batch
-}
 
 
 def verify(
@@ -42,7 +35,6 @@ def verify(
     batch_axis: int = 0,
     last_batch: Any = None,
     devices: Sequence[jax.Device] | None = None,
-    counts: Sequence[int] | None = None,
     updates: int = 3,
     float64: bool = True,
 ) -> Report:
@@ -67,7 +59,6 @@ def verify(
         batch_axis: of the examples in the batch: 1 for `[n_steps, B, ...]`.
         last_batch: a ragged or padded last batch, as the reference takes it, for one more update.
         devices: those to use; None: all of this process.
-        counts: numbers of devices, for a `step` that takes any number (a pmap without `devices`) or for `make_step`.
         updates: how many in a row.
         float64: compute in float64 if the program allows it; False: in the types that are given.
 
@@ -75,102 +66,92 @@ def verify(
     an `ArgumentsError`, which is a ValueError, says in one sentence why arguments cannot be used.
     """
     started = time.perf_counter()
-    devices = jax.devices() if devices is None else devices
-    groups = reference.groups if isinstance(reference, OldProgram) else 0
-    if counts is None:
-        several = [N for N in COUNTS if len(devices) >= N]
-        counts = [groups] if groups else [len(devices)] if make_step is None else several
-    if not counts or not set(counts) <= set(range(1, len(devices) + 1)):
-        raise ArgumentsError(f"counts={shown(counts)}: give a list of numbers from 1 to {len(devices)}, as [1]")
     if (step is None) == (make_step is None):
         raise ArgumentsError("verify takes either step, for all devices, or make_step, a function of the devices")
+    devices = jax.devices() if devices is None else devices
+    groups = reference.groups if isinstance(reference, OldProgram) else 0
+    counts = [groups or len(devices)] if groups or step else [N for N in COUNTS if N <= len(devices)]
     batches = [batch(update) if callable(batch) else batch for update in range(updates)]
     batches += [] if last_batch is None else [last_batch]
     keys = [() if key is None else (key(update) if callable(key) else key,) for update in range(len(batches))]
     state = jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x, jnp.result_type(x)), state)
     per_device = [per_device] if isinstance(per_device, str) else per_device
     plain, chosen_layout = Reference(reference, state, per_device, batch_axis), choose_layout(layout, batch_axis)
-    reference_updates: list[Update] = []
-    runs: dict[int, list[Case]] = {}
 
-    def check_in(dtype: Any) -> tuple[list[Check], np.dtype]:
-        """Make all checks in one precision; none if the reference does not keep it."""
+    def check_in(dtype: Any) -> tuple[list[Check], list[Update], dict[int, list[Case]]]:
+        """Make the updates and all checks in float64 (a CheckError says why not), or in the given types."""
         host_state, host_batches = trees.to_host((state, batches), dtype)
-        first, checks = (host_state, host_batches[0], *keys[0]), list[Check]()
-        with jax.transfer_guard("allow"):  # programs are given arrays of the host
-            plain.check(first)
-            narrowest = narrowest_sum(plain, first)
-            if dtype and narrowest != dtype:
-                return [], narrowest
-            reference_updates[:] = plain.make_updates(host_state, host_batches, keys, narrowest)
-            runs.clear()
-            for N in sorted(counts):
-                cases = runs[N] = list[Case]()
-                try:
-                    own: Any = make_step(devices[:N]) if make_step else step
-                    for update in reference_updates:  # each from the reference's state
-                        cases.append(Case(Trial(own, plain, chosen_layout, devices[:N]), update))
-                except Exception as error:
-                    status = error.status if isinstance(error, CheckError) else "FAILED"
-                    why = str(error) if isinstance(error, CheckError) else f"it raises an error, {blame(error)}"
-                    if status == "FAILED" or not cases:  # a ragged last batch may not divide: the others are compared
-                        checks.append(Check("runs", status, (N,), why, "error" * (status == "FAILED")))
-                        del runs[N]
-            return checks + (make_checks(runs) if runs else []), narrowest
+        first, checks, runs = (host_state, host_batches[0], *keys[0]), list[Check](), dict[int, list[Case]]()
+        plain.check(first)
+        narrowest = narrowest_sum(plain, first)
+        if dtype and narrowest != dtype:
+            raise CheckError(f"given float64, the reference computes in {narrowest}")
+        made = plain.make_updates(host_state, host_batches, keys, narrowest)
+        for N in counts:
+            cases = list[Case]()
+            try:
+                trial = Trial(make_step(devices[:N]) if make_step else step, plain, chosen_layout, devices[:N])
+                for update in made:  # each from the reference's state
+                    cases.append(Case(trial, update))
+            except Exception as error:
+                status = error.status if isinstance(error, CheckError) else "FAILED"
+                if dtype and status == "FAILED":
+                    raise CheckError("the step raises an error with float64") from error
+                if status == "FAILED" or not cases:  # a ragged last batch may not divide: the others are compared
+                    checks.append(Check("runs", status, (N,), blame(error), "error" * (status == "FAILED")))
+                    continue
+            runs[N] = cases
+        return checks + make_checks(runs), made, runs
 
-    checks, why_not = list[Check](), "" if float64 else "as asked"
-    if float64:
-        try:
-            with jax.enable_x64(True):
-                checks, narrowest = check_in(np.float64)
-            why_not = "" if checks else f"given float64, the reference computes in {narrowest}"
-        except ArgumentsError:
-            raise
-        except Exception as error:
-            why_not = f"with float64 the reference raises {type(error).__name__}"
-        if any(check.name == "runs" and check.status == "FAILED" for check in checks):
-            why_not = "the step raises an error with float64"
-    if why_not:
-        checks, _ = check_in(None)
-    if all(check.status == "not checked" for check in checks):
-        raise ArgumentsError(f"nothing can be checked: {checks[0].sentence}")
+    with jax.transfer_guard("allow"):  # programs are given arrays of the host
+        why_not = "" if float64 else "as asked"
+        if float64:
+            try:
+                with jax.enable_x64(True):
+                    checks, made, runs = check_in(np.float64)
+            except ArgumentsError:
+                raise
+            except Exception as error:
+                raised = f"with float64 the reference raises {type(error).__name__}"
+                why_not = str(error) if isinstance(error, CheckError) else raised
+        if why_not:
+            checks, made, runs = check_in(None)
     notes = []
     if why_not and float64 and runs:
         notes.append(f"Note: in float64 tolerances would be a thousand times narrower, but {why_not}.")
-    if groups and step is not None and inspect.unwrap(step) is inspect.unwrap(plain.given.step):
+    if groups and step is not None and inspect.unwrap(step) is inspect.unwrap(plain.step):
         notes.append(
             "Note: step and reference are one function, so only the change to several devices is compared, and not "
             "what the function does: reference=one_device(step, axis_name) sees more."
         )
     if last_batch is None and batch is not None:
         checks.append(Check("last batch", "not checked", (), "give last_batch, if yours is uneven or padded"))
-    if make_step is None and len(counts) == 1:
-        checks.append(Check("other numbers of devices", "not checked", (), "give make_step, or counts"))
-    seen = [update.kinds for update in reference_updates]
-    kinds = {name: "blind" if "blind" in [each[name] for each in seen] else kind for name, kind in seen[0].items()}
-    on = {
-        update.number + 1: tuple(N for N, cases in runs.items() if any(case.update is update for case in cases))
-        for update in reference_updates
-    }
-    checks += find_gaps(kinds, on, reference_updates)
+    if make_step is None:
+        checks.append(Check("other numbers of devices", "not checked", (), "give make_step"))
+    # A leaf that rounding hides in one update is not compared.
+    kinds = {n: "blind" if any(u.kinds[n] == "blind" for u in made) else kind for n, kind in made[0].kinds.items()}
+    on = {u.number + 1: tuple(N for N, cases in runs.items() if u.number < len(cases)) for u in made}
+    checks += find_gaps(kinds, on, made)
     precision = f"the given types, not float64 ({why_not})" if why_not else "float64"
     return Report(checks, kinds, on, precision, time.perf_counter() - started, tuple(notes))
 
 
 def make_checks(runs: dict[int, list[Case]]) -> list[Check]:
     """Compare the results on every number of devices, and make the other checks on the largest."""
-    checks, N = [*check_results(runs, "same update", False), *check_results(runs, "same metrics", True)], max(runs)
-    for name, look in (("random numbers advance", find_fixed_key), ("the work is split", find_unsplit_work)):
+    results, others = [*check_results(runs, "same update", False), *check_results(runs, "same metrics", True)], []
+    looks = {"random numbers advance": find_fixed_key, "the work is split": find_unsplit_work}
+    for name, look in looks.items() if runs else ():
+        N = max(runs)
         try:
             cause, sentence = look(runs[N]) or ("", "")
-            checks.append(Check(name, "FAILED" if cause else "passed", (N,), sentence, cause))
-        except CheckError as why:
-            checks.append(Check(name, why.status, (N,), str(why)))
+            others.append(Check(name, "FAILED" if cause else "passed", (N,), sentence, cause))
         except Exception as error:  # the step may be right all the same
-            checks.append(Check(name, "not checked", (N,), f"it raises an error, {blame(error)}"))
-    seeming = {seems for check in checks for seems in SEEMS_TO_BE.get(check.cause, ())}
-    cause, sentence = name_cause("follows")
-    return [c._replace(cause=cause, sentence=sentence) if c.cause in seeming else c for c in checks]
+            status = error.status if isinstance(error, CheckError) else "not checked"
+            others.append(Check(name, status, (N,), blame(error)))
+    if any(check.cause for check in others):  # then other differences look like mistakes that nobody made
+        cause, sentence = name_cause("follows")
+        results = [c._replace(cause=cause, sentence=sentence) if c.cause else c for c in results]
+    return results + others
 
 
 def check_results(runs: dict[int, list[Case]], name: str, metrics: bool) -> list[Check]:
@@ -186,14 +167,13 @@ def check_results(runs: dict[int, list[Case]], name: str, metrics: bool) -> list
         checks.append(Check(name, "not checked" if none else "passed", tuple(right), none, leaves=leaves))
     if firsts:
         N, case = max(firsts.items())  # more devices tell causes apart more surely
-        also_on_one, B, wrong = N > 1 and 1 in firsts, case.update.examples, case.wrong(metrics)
-        facts = f"Wrong: {len(wrong)} of {len(case.off)} leaves, from update {case.update.number + 1} on"
+        B, wrong, update = case.update.examples, case.wrong(metrics), case.update.number + 1
+        facts = f"Wrong: {len(wrong)} of {len(case.off)} leaves, from update {update} on"
         facts += f", the only one with {B} examples" * (runs[N][0].update.examples != B)
         differ = any(map(case.differs_between_devices, wrong))
-        facts += f"; the devices hold {'different' if differ else 'the same'} values" * (N > 1)
-        facts += "; one device is off, too, so no average over devices is at fault" * also_on_one + "."
-        cause, sentence = (explain_metrics if metrics else explain_state)(case, also_on_one, facts)
-        checks.append(Check(name, "FAILED", tuple(firsts), sentence, cause, wrong, case.update.number + 1))
+        facts += f"; the devices hold {'different' if differ else 'the same'} values" * (N > 1) + "."
+        cause, sentence = (explain_metrics if metrics else explain_state)(case, facts)
+        checks.append(Check(name, "FAILED", tuple(firsts), sentence, cause, wrong, update))
     return checks
 
 
@@ -201,11 +181,9 @@ def find_gaps(kinds: dict[str, str], on: dict[int, tuple[int, ...]], updates: li
     """Say which leaves were not compared, and which updates on no more than one device."""
     lacking, gaps = [u for u in updates if not any(N > 1 for N in on[u.number + 1])], list[Check]()
     if lacking:
-        why = f"update {lacking[0].number + 1} was compared on no more than one device, because its "
-        why += f"{lacking[0].examples} examples do not divide: give a Layout whose place_batch pads as your loop does"
-        if len(lacking) == len(updates):
-            why = "no update was compared on more than one device; JAX_PLATFORMS=cpu lets pmapdp simulate eight"
-        gaps.append(Check("several devices", "not compared", (), why))
+        why = f"update {lacking[0].number + 1} was compared on no more than one device. JAX_PLATFORMS=cpu lets pmapdp "
+        why += f"simulate eight; if its {lacking[0].examples} examples do not divide, give a Layout whose place_batch "
+        gaps.append(Check("several devices", "not compared", (), why + "pads as your loop does"))
     blind = [name for name in kinds if kinds[name] == "blind"]
     if blind or "close" not in kinds.values():
         why = f"rounding changes {few(blind)} by more than 30 % of their update. Give a state and data with larger "
@@ -235,6 +213,6 @@ def verify_program(target: str, devices: Sequence[jax.Device]) -> tuple[dict[str
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise FailedError(f"{target} fails, {blame(error)}") from error
+        raise FailedError(f"{target} fails: {blame(error)}") from error
     call.apply_defaults()
     return call.arguments, report

@@ -53,11 +53,11 @@ def given(way, *plants, devices=4, **options):
     state, batch = load((), options).start()
     return {
         "reference": one_device(load((), options).step, "data"),
-        "make_step": lambda devices: program.make_step(way, devices),
+        "step": program.make_step(way, jax.devices()[:devices]),
+        "devices": jax.devices()[:devices],
         "state": state,
         "batch": batch,
         "last_batch": {**batch, "weight": (np.arange(len(batch["x"])) < 13).astype(np.float32)},  # 3 of padding
         "key": jax.random.key(5) if dict(options).get("key", "argument") == "argument" else None,
         "layout": WAYS[way],
-        "counts": [devices],
     }
