@@ -1,8 +1,7 @@
 """Compare a training step of your own on several devices with its reference on one.
 
     python -m pmapdp.verify examples/sum_of_means.py:check
-    python -m pmapdp.verify examples/sum_of_means.py:check --devices 4
-    python -m pmapdp.verify examples/sum_of_means.py:check --json report.json
+    python -m pmapdp.verify examples/sum_of_means.py:check --devices 4 --json report.json
 
 The exit status is 0 if every check passed and all was compared, 1 if one failed, something was not compared or the
 program raised an error, and 2 if the command is wrong.
@@ -45,10 +44,8 @@ def main(arguments: list[str]) -> None:
     print(report)
     if report_file:
         write_file(report_file, report.to_json() + "\n")
-    if report.failed:
-        raise FailedError(f"{options.target} is not what its reference is: {report.failed[0].name} failed")
-    if report.missing:
-        raise FailedError(f"{options.target} is not proven: {report.missing[0].name} not compared")
+    if found := report.failed or report.missing:
+        raise FailedError(f"{options.target} is not proven equal to its reference: {found[0].name} {found[0].status}")
 
 
 if __name__ == "__main__":

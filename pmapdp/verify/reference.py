@@ -4,14 +4,13 @@
     verify(step=jax.pmap(step, "batch"), reference=one_device(step, "batch"), ...)
     verify(step=ported, reference=old_program(step, "batch", groups=8), per_device=["dropout_rng", "batch_stats"], ...)
 
-`one_device` shows if the result depends on the number of devices. It can't see a mistake that is made on a single
-device too: a wrong learning rate, or a key that stands still. `old_program` shows if a port does what the program did
-under pmap, masks and statistics of each device included. It can't see a mistake that the old program made.
+`one_device` shows if the result depends on the number of devices, and `old_program` if a port does what the program did
+under pmap, masks and statistics of each device included.
 
 Three more runs tell rounding from mistakes, from numbers changed by one unit in the last place of the narrowest type in
 which the reference adds. A leaf may be off by a multiple of its largest change in these runs, plus a fraction of its
 own change in the update, for formulas that differ by more than rounding, plus some units in its own last place. Whole
-numbers, truth values and keys must be equal. No leaf enters the tolerance of another.
+numbers, truth values and keys must be equal.
 """
 
 import types
@@ -74,13 +73,12 @@ def split_result(returned: Any, state: Any, who: str) -> dict[str, Any]:
     for new, metrics in [(returned, {})] + ([tuple(returned)] if pair else []):
         if form == jax.tree.structure(new):
             return {"state": new, "metrics": metrics}
-    had, has = trees.leaves_by_name(state), trees.leaves_by_name(returned[0] if pair else returned)
-    if pair and has and set(has) < set(had):
-        what = f"no new {few(name for name in had if name not in has)}: return the whole state"
-    else:
-        what = f"{len(returned)} values" if isinstance(returned, tuple | list) else f"a {type(returned).__name__}"
-        what += f": return the new state, in the form of `state` (its leaves: {few(had)}), or (state, metrics)"
-    raise CheckError(f"{who} returns {what}, in a function around your step (docs/verify.md)", "FAILED")
+    had, has = (few(trees.leaves_by_name(tree)) for tree in (state, returned[0] if pair else returned))
+    raise CheckError(
+        f"{who} returns {has} in place of {had}: return the whole new state, in the structure of the old one, alone or "
+        "as (state, metrics), from a function around your step (docs/verify.md)",
+        "FAILED",
+    )
 
 
 class Update(NamedTuple):

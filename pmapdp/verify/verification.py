@@ -197,18 +197,11 @@ def verify_program(target: str, devices: Sequence[jax.Device]) -> tuple[dict[str
 
     Raises:
         FailedError: the program raises an error.
-        UserError: there is no such function, or it doesn't return the arguments of `verify`.
+        UserError: there is no such function, or its arguments cannot be used.
     """
     function = load_from_file(target, target)
     try:
-        found = function()
-        try:
-            call = inspect.signature(verify).bind(**{"devices": devices, **found})
-        except TypeError as error:
-            raise UserError(
-                f"{target} does not return the arguments of verify ({error}): return them in a dictionary, "
-                "for example dict(reference=..., step=..., state=..., batch=...)"
-            ) from None
+        call = inspect.signature(verify).bind(**{"devices": devices, **function()})
         report = verify(**call.arguments)
     except (UserError, KeyboardInterrupt):
         raise
