@@ -2,16 +2,10 @@
 
 The mistakes of data parallelism raise no error, and under Adam not even the loss curve shows them. `verify` runs any
 step for pmap, shard_map or jit, compares it with the plain step for one device, and says what differs, by how much, in
-which leaf, and what usually causes it.
+which leaf, and what usually causes it. docs/verify.md begins with an example.
 
-    from pmapdp.verify import verify
-
-    report = verify(step=my_step, reference=my_plain_step, state=state, batch=batch, key=key, layout="stacked")
-    print(report)
-    report.require()  # raises in a test
-
-Reading order: `verification` (from the arguments to the report), `reference` (and what rounding allows), `layouts` (and
-a call of the step), and `causes` (the experiments that name a mistake).
+Reading order: `verification` (from the arguments to the report), `reference` (and what rounding allows), `layouts`, and
+`causes` (a call of the step, and the experiments that name a mistake).
 """
 
 from pmapdp.verify.layouts import Layout

@@ -3,8 +3,7 @@
     python -m pmapdp.verify examples/sum_of_means.py:check
     python -m pmapdp.verify examples/sum_of_means.py:check --devices 4 --json report.json
 
-The exit status is 0 if every check passed and all was compared, 1 if one failed, something was not compared or the
-program raised an error, and 2 if the command is wrong.
+The exit status is 0 if all was compared and is equal, 1 if not or if the program fails, and 2 if the command is wrong.
 """
 
 import dataclasses

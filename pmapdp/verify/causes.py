@@ -8,9 +8,10 @@
 A cause is named only if its prediction is far nearer than the reference. Everything else is unknown.
 """
 
+import contextlib
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ import jax
 import numpy as np
 
 from pmapdp.verify import trees
-from pmapdp.verify.layouts import Trial
-from pmapdp.verify.reference import Update, equations, step_arguments
+from pmapdp.verify.layouts import Devices, Layout
+from pmapdp.verify.reference import Reference, Update, equations, split_result, step_arguments
 from pmapdp.verify.report import CheckError
 from pmapdp.verify.trees import Leaves, distance, few, multiple
 
@@ -42,26 +43,57 @@ def name_cause(cause: str, leaves: Sequence[str] = (), **found: Any) -> Cause:
 
 
 class Case:
-    """One update by the step on N devices, from the reference's state."""
+    """One update by a step on N devices, from the reference's state, in fresh arrays that no donation reaches."""
 
-    def __init__(self, trial: Trial, update: Update):
-        self.trial, self.update, self.N = trial, update, len(trial.devices)
-        self.got = trial.run(update)
+    def __init__(self, step: Callable, reference: Reference, layout: Layout, devices: Devices, update: Update):
+        self.step, self.reference, self.layout, self.devices, self.update = step, reference, layout, devices, update
+        self.N = len(devices)
+        self.got = self.read(self.call(*self.place(update)))
         # How far each compared leaf is off, on the device where it is farthest, and what is allowed.
-        self.off = {
-            name: (max(distance(copy, update.values[name]) for copy in self.got[name]), update.allowed[name])
-            for name, kind in update.kinds.items()
-            if kind in ("close", "exact")
-        }
+        compared = [name for name, kind in update.kinds.items() if kind in ("close", "exact")]
+        far = {name: max(distance(copy, update.values[name]) for copy in self.got[name]) for name in compared}
+        self.off = {name: (far[name], update.allowed[name]) for name in compared}
         # The leaves that are off by much more than is allowed, and the ones with fractions among them.
         self.clear = [name for name, (far, tolerance) in self.wrong().items() if far > CLEAR * tolerance]
         self.fractions = [name for name in self.clear if update.values[name].dtype.kind == "f"]
 
+    def place(self, update: Update) -> tuple[Any, ...]:
+        """Put state, batch and key on the devices, by the layout; their memory is nobody else's."""
+        state, batch, *key = trees.to_host(update.arguments)
+        own, layout, devices = self.reference.is_own, self.layout, self.devices
+        rows = trees.map_with_names(lambda path, leaf: leaf if own(path) else None, state)
+        if wrong := [np.shape(leaf) for leaf in jax.tree.leaves(rows) if np.shape(leaf)[:1] != (self.N,)]:
+            raise CheckError(f"a leaf that per_device names is {list(wrong[0])}, which are not {self.N} rows")
+        state = layout.place_state(trees.map_with_names(lambda path, x: None if own(path) else x, state), devices)
+        rows = layout.place_own(rows, devices)
+        state = jax.tree.map(lambda a, b: b if a is None else a, state, rows, is_leaf=lambda x: x is None)
+        batch = None if batch is None else layout.place_batch(batch, devices)
+        key = [(layout.place_own if own("key") else layout.place_key)(each, devices) for each in key]
+        return jax.block_until_ready((state, batch, *key))
+
+    def call(self, *placed: Any) -> dict[str, Any]:
+        """Return the "state" and the "metrics" that the step returns for placed arguments, computed."""
+        returned = jax.block_until_ready(self.step(*step_arguments(*placed)))
+        return split_result(returned, self.reference.form, "the step")
+
+    def read(self, returned: dict[str, Any]) -> dict[str, list[np.ndarray]]:
+        """Return the devices' copies of each leaf. Names and shapes must be as in the reference's result."""
+        if self.layout.fetch is not None:
+            returned = returned | {"state": self.layout.fetch(returned["state"])}
+        got, values = self.reference.leaves(returned), self.update.values
+        if odd := sorted(set(got) ^ set(values)):
+            who = "step" if odd[0] in got else "reference"
+            raise CheckError(f"only the {who} returns {few(odd)}: return it from both, or from neither", "FAILED")
+        copies = {name: trees.copies(leaf, values[name].shape, self.N) for name, leaf in got.items()}
+        for name in (name for name, found in copies.items() if not found):
+            shapes = f"{list(np.shape(got[name]))} in the step and {list(values[name].shape)} in the reference"
+            raise CheckError(f"{name} is {shapes}: return one shape, or on N devices also [N, ...]", "FAILED")
+        return copies
+
     def wrong(self, metrics: bool = False) -> dict[str, tuple[float, float]]:
         """Return the leaves of the state or of the metrics that are off by more than is allowed, the farthest first."""
-        found = [(name, off) for name, off in self.off.items() if self.trial.reference.is_metric(name) == metrics]
-        found = [(name, (far, tolerance)) for name, (far, tolerance) in found if far > tolerance]
-        return dict(sorted(found, key=lambda leaf: -leaf[1][0] / (leaf[1][1] or 1e-300)))
+        found = sorted(self.off.items(), key=lambda leaf: -leaf[1][0] / (leaf[1][1] or 1e-300))
+        return {n: off for n, off in found if off[0] > off[1] and self.reference.is_metric(n) == metrics}
 
     @cached_property
     def parts(self) -> list[Leaves]:
@@ -71,7 +103,7 @@ class Case:
             return []
         batches = [update.rows(slice(n * b, (n + 1) * b)) for n in range(self.N)]
         try:
-            return [self.trial.reference((update.state, x, *update.key), n) for n, x in enumerate(batches)]
+            return [self.reference((update.state, x, *update.key), n) for n, x in enumerate(batches)]
         except Exception:  # a reference may take only one batch size
             return []
 
@@ -79,8 +111,8 @@ class Case:
     def other_seed(self) -> Update:
         """The update with other random numbers."""
         state, key = trees.reseed((self.update.state, self.update.key))
-        other = self.update._replace(state=state, key=key)
-        return other._replace(values=self.trial.reference(other.arguments))
+        values = self.reference((state, self.update.batch, *key))
+        return self.update._replace(state=state, key=key, values=values)
 
     @cached_property
     def random_leaves(self) -> dict[str, float]:
@@ -95,17 +127,18 @@ class Case:
     def rerun(self, index: Any) -> tuple[Leaves, Leaves]:
         """Return what the step (its first device) and the reference make of the examples at `index`."""
         update = self.update._replace(batch=self.update.rows(index))
-        return {name: each[0] for name, each in self.trial.run(update).items()}, self.trial.reference(update.arguments)
+        got = self.read(self.call(*self.place(update)))
+        return {name: each[0] for name, each in got.items()}, self.reference(update.arguments)
 
     def change(self, name: str) -> tuple[float, float]:
         """Return how many times as far as in the reference a leaf changes, and the relative error of that."""
-        old = trees.values_by_name(self.update.state)[name]
+        old = self.update.old[name]
         return multiple(self.got[name][0] - old, self.update.values[name] - old)
 
     def is_near(self, name: str, predicted: Sequence[Any]) -> bool:
         """Return True if a wrong leaf of the state is as predicted for each device, or by a single array for all."""
         copies, (far, tolerance) = self.got[name], self.off[name]
-        each = [*predicted] * (len(copies) if len(predicted) == 1 else 1)
+        each = [*predicted] if len(predicted) > 1 else [*predicted] * len(copies)
         rest = max(map(distance, copies, each)) if len(each) == len(copies) else np.inf
         return rest <= max(NEAR * far, tolerance) and rest < far / 4
 
@@ -140,7 +173,7 @@ def find_differing_devices(case: Case) -> Cause | None:
     """Find values that differ between devices: of their own examples, as without an all-reduce, or of other things."""
     different = [name for name in case.wrong() if case.differs_between_devices(name)]
     local = [name for name in different if case.is_local(name)]
-    if trained := case.trial.reference.find_trained(local, case.update.arguments):
+    if trained := case.reference.find_trained(local, case.update.arguments):
         return name_cause("no all-reduce", trained)
     if different and local == different:
         return name_cause("local statistics", local)
@@ -149,19 +182,15 @@ def find_differing_devices(case: Case) -> Cause | None:
 
 def find_same_mask(case: Case) -> Cause | None:
     """Find one set of random numbers: with the same examples on all devices, the step does what one device does."""
-    if not case.parts or not case.random_leaves:
-        return None
-    got, right = case.rerun(np.tile(np.arange(case.update.examples // case.N), case.N))
-    if case.distances(got, case.parts[0]) or not case.distances(right, case.parts[0]):
-        return None
-    return name_cause("same mask", list(case.wrong()))
+    if case.parts and case.random_leaves:
+        got, right = case.rerun(np.tile(np.arange(case.update.examples // case.N), case.N))
+        if case.distances(right, case.parts[0]) and not case.distances(got, case.parts[0]):
+            return name_cause("same mask", list(case.wrong()))
+    return None
 
 
 def find_factor(case: Case, ratios: Sequence[float] = ()) -> Cause | None:
-    """Find a gradient N or 1/N times as large: every ratio is that, or its square in Adam's second moments.
-
-    The ratios are of each example's influence, or of the changes of parameters, or of moments that were zero.
-    """
+    """Find a gradient N or 1/N times as large: every ratio of changes is that, or its square in Adam's moments."""
     changes = [case.change(name) for name in case.fractions if case.update.values[name].size > 1]
     ratios = ratios or [ratio for ratio, error in changes if error < NEAR * abs(ratio)]
     wrong = np.array([ratio for ratio in ratios if abs(ratio - 1) > EQUAL])
@@ -172,43 +201,31 @@ def find_factor(case: Case, ratios: Sequence[float] = ()) -> Cause | None:
 
     N, names = case.N, list(case.wrong())
     factor = next(filter(all_are, (N, N * N, 1 / N)), 0)
-    if factor > 1 and is_vma_checked(case):
-        return name_cause("check_vma", names, N=N, ratio=factor)
+    with contextlib.suppress(Exception):  # a Python function around compiled ones need not be traceable
+        program = jax.make_jaxpr(case.step)(*step_arguments(*case.place(case.update)))
+        if factor > 1 and any(each.params.get("check_vma") is True for each in equations(program.jaxpr)):
+            return name_cause("check_vma", names, N=N, ratio=factor)
     cause = {N: "sum for mean", 1 / N: "averaged twice"}.get(factor)
     return name_cause(cause, names, N=N) if cause else None
 
 
-def is_vma_checked(case: Case) -> bool:
-    """Return True if the step holds a shard_map with check_vma=True."""
-    placed = step_arguments(*case.trial.place(case.update))
-    try:
-        program = jax.make_jaxpr(lambda: case.trial.step(*placed))()
-    except Exception:  # a Python function around compiled ones need not be traceable
-        return False
-    return any(each.params.get("check_vma") is True for each in equations(program.jaxpr))
-
-
 def find_mean_of_means(case: Case) -> Cause | None:
-    """Find the mean of what each device does with its own examples, or a statistic of the first device's.
-
-    Each part is drawn as the first device draws, so leaves that depend on random numbers show nothing.
-    """
+    """Find the mean of what each device does with its own examples, or a statistic of the first device's."""
+    # Each part is drawn as the first device draws, so leaves that depend on random numbers show nothing.
     names = [name for name in case.clear if name not in case.random_leaves and case.parts]
-    parts = {name: [part[name] for part in case.parts] for name in names}
-    means = [n for n, each in parts.items() if n in case.fractions and case.is_near(n, [np.mean(each, 0)])]
-    firsts = [name for name, each in parts.items() if case.is_near(name, each[:1])]
-    if firsts and not case.trial.reference.find_trained(firsts, case.update.arguments):
+    firsts = [name for name in names if case.is_near(name, [case.parts[0][name]])]
+    if firsts and not case.reference.find_trained(firsts, case.update.arguments):
         return name_cause("local statistics", firsts)
+    means = [n for n in case.fractions if n in names and case.is_near(n, [np.mean([p[n] for p in case.parts], 0)])]
     arrays = [name for name in means if case.update.values[name].size > 1]
-    return name_cause("mean of means", means) if arrays or means == case.clear != [] else None
+    return name_cause("mean of means", means) if arrays or means == case.clear else None
 
 
 def find_unequal_examples(case: Case) -> Cause | None:
     """Find examples that are dropped or count more than others, or a gradient that is a multiple of the reference's."""
     B, names, right = case.update.examples, list(case.wrong()), case.update.values
-    if not 2 <= B <= MOST_EXAMPLES:
-        return None
-    found = measure_influence(case, range(B), [name for name in case.fractions if right[name].size > 1])
+    arrays = [name for name in case.fractions if right[name].size > 1]
+    found = measure_influence(case, range(B), arrays) if 2 <= B <= MOST_EXAMPLES else {}
     if not found:
         return None
     best = found[min(found, key=lambda name: found[name][1])][0]
@@ -217,36 +234,35 @@ def find_unequal_examples(case: Case) -> Cause | None:
     if high - low < 3 * EQUAL * abs(high):
         return find_factor(case, [float(np.nanmedian(x)) for x, _ in found.values()])
     if case.random_leaves:  # a mask may look like it: then other examples count with other random numbers
-        other = measure_influence(Case(case.trial, case.other_seed), ends, names)
+        other_case = Case(case.step, case.reference, case.layout, case.devices, case.other_seed)
+        other = measure_influence(other_case, ends, names)
         if not any(np.allclose(best[ends], x, EQUAL, EQUAL) for x, _ in other.values()):
             return None
-    none, light, heavy = (np.flatnonzero(np.abs(best - x) < EQUAL * high).tolist() for x in (0, low, high))
-    if none:
-        return name_cause("dropped", names, dropped=few(none))
-    if low < 0:
+    if low < -EQUAL * high:
         return None
-    return name_cause("counted unequally", names, heavy=few(heavy), light=few(light), ratio=f"{high / low:.3g}")
+    light, heavy = (few(np.flatnonzero(np.abs(best - x) < EQUAL * high)) for x in (low, high))
+    cause = "dropped" if low < EQUAL * high else "counted unequally"
+    return name_cause(cause, names, light=light, heavy=heavy, ratio=f"{high / max(low, 1e-9):.3g}")
 
 
 def measure_influence(case: Case, examples: Sequence[int], names: list[str]) -> dict[str, tuple[np.ndarray, float]]:
     """Return how far the step moves when an example is replaced, as a multiple of the reference's move.
 
-    {leaf: (one number an example, largest relative error)}, for the leaves whose moves are multiples, and together the
-    move when all are replaced: clipping and Adam can look like a multiple. NaN if the reference doesn't move enough.
+    {leaf: (a number for each example, NaN if the reference hardly moves; largest error)}, if the moves are multiples,
+    and add up to the move when all are replaced: under clipping and Adam they don't.
     """
-    B, right, first = case.update.examples, case.update.values, {name: case.got[name][0] for name in names}
-    swapped = (np.arange(B) + B // 2) % B  # the example that takes the place of each
+    B, right = case.update.examples, case.update.values
+    swapped = np.roll(np.arange(B), B // 2)  # the example that takes the place of each
     reruns = [case.rerun(np.where(np.arange(B) == example, swapped, np.arange(B))) for example in examples]
     together = case.rerun(swapped)[0] if len(examples) == B else None
     found = {}
     for name in names:
-        moves = [(got[name] - first[name], wanted[name] - right[name]) for got, wanted in reruns]
-        enough = SURE * case.update.allowed[name]
+        first, enough = case.got[name][0], SURE * case.update.allowed[name]
+        moves = [(got[name] - first, wanted[name] - right[name]) for got, wanted in reruns]
         pairs = [multiple(moved, move) if distance(move) > enough else (np.nan, 0.0) for moved, move in moves]
         counts, error = np.array(pairs)[:, 0], max(error for _, error in pairs)
-        added = sum(moved for moved, _ in moves)
-        size = sum(distance(moved) for moved, _ in moves)
-        is_sum = together is None or distance(together[name] - first[name], added) <= 2 * NEAR * size
+        added, size = sum(moved for moved, _ in moves), sum(distance(moved) for moved, _ in moves)
+        is_sum = together is None or distance(together[name] - first, added) <= 2 * NEAR * size
         if is_sum and error < EQUAL and np.isfinite(counts).mean() > 0.5:
             found[name] = (counts, error)
     return found
@@ -263,20 +279,18 @@ def explain_metrics(case: Case, facts: str) -> Cause:
 
 
 def cause_of_metric(case: Case, name: str) -> str:
-    """Return the cause of one wrong metric, with its factor; empty if none explains it.
-
-    Of causes that predict the same, as a sum of equal means and N times the mean, the first is named.
-    """
-    (far, tolerance), right = case.off[name], case.update.values[name]
+    """Return the cause of one wrong metric, with its factor; empty if none explains it."""
+    (far, tolerance), right, N = case.off[name], case.update.values[name], case.N
     if case.differs_between_devices(name):
         return "one device's metrics"
     each = [np.nan_to_num(part[name]) for part in case.parts]  # of padding alone it is NaN
-    guesses = [(f"scaled metrics: {ratio}", right * ratio) for ratio in (case.N, case.N**2)]
+    # Of causes that predict the same, as a sum of equal means and N times the mean, the first is named.
+    guesses = [(f"scaled metrics: {ratio}", right * ratio) for ratio in (N, N * N)]
     guesses += [("one device's metrics", part) for part in each]
     guesses += [("mean of means", combine(each, 0)) for combine in (np.mean, np.sum) if each]
-    guesses.append((f"scaled metrics: {1 / case.N:.3g}", right / case.N))
+    guesses += [(f"scaled metrics: {1 / N:.3g}", right / N)]
     rests = [(distance(case.got[name][0], np.asarray(value)), cause) for cause, value in guesses]
-    nearest = min(rest for rest, _ in rests)
+    nearest = min(rests)[0]
     if far <= 4 * tolerance or nearest > max(NEAR / 10 * far, tolerance / 64):
         return ""
     return next(cause for rest, cause in rests if rest <= max(4 * nearest, 1e-6 * distance(right)))
@@ -284,59 +298,36 @@ def cause_of_metric(case: Case, name: str) -> str:
 
 def find_fixed_key(cases: list[Case]) -> Cause | None:
     """Find a second update that draws the random numbers of the first."""
-    case, trial, first = cases[0], cases[0].trial, cases[0].update
-    if len(cases) == 1 or not case.random_leaves:
-        raise CheckError("no result depends on a key" if not case.random_leaves else "it takes updates=2")
-
-    def advance(old: Any, new: Any) -> Any:
-        return jax.tree.map(lambda a, b: a if trees.is_float(a) else b, old, new)
-
+    case, random, old = cases[0], cases[0].random_leaves, cases[0].update.old
+    if not random or len(cases) == 1:
+        raise CheckError("no result depends on a key" if not random else "it takes updates=2")
     # The first update once more, with the counters and keys of the second: what differs was drawn.
-    second = cases[1].update
-    returned = trial.call(*trial.place(first))
-    state, batch, *key = trial.place(first._replace(key=second.key))
-    again = trial.read(trial.call(advance(state, returned["state"]), batch, *key), first.values)
-    if is_redrawn(case, *({name: copies[0] for name, copies in got.items()} for got in (case.got, again))):
-        return None
-    one_key = jax.tree.all(jax.tree.map(np.array_equal, *(trees.values_by_name(each.key) for each in (first, second))))
-    reference = trial.reference((advance(first.state, second.state), first.batch, *second.key))
-    if first.key and one_key and not is_redrawn(case, first.values, reference):
-        raise CheckError(
-            "both updates were given the same key, and step and reference draw the same numbers from it. If your loop "
-            "passes a new key every time, give key=lambda update: jax.random.fold_in(key, update); if it passes the "
-            "same key, fold the update's number into it in the step",
-            "not compared",
-        )
-    return name_cause("key stands still")
-
-
-def is_redrawn(case: Case, a: Leaves, b: Leaves) -> bool:
-    """Return True if two results differ in what is drawn: in the metrics, or in the state if these draw nothing."""
-    random, old = case.random_leaves, trees.values_by_name(case.update.state)
-    metrics = [name for name in random if case.trial.reference.is_metric(name)]
+    returned = case.call(*case.place(case.update))["state"]
+    state, batch, *key = case.place(case.update._replace(key=cases[1].update.key))
+    state = jax.tree.map(lambda first, second: first if trees.is_float(first) else second, state, returned)
+    again = case.read(case.call(state, batch, *key))
+    pairs = {name: (again[name][0], case.got[name][0]) for name in random}
+    metrics = [name for name in random if case.reference.is_metric(name)]
+    is_redrawn = any(distance(*pairs[name]) > REDRAWN * random[name] for name in metrics or random)
     if arrays := [name for name in random if not metrics and old[name].size > 1]:
         # A learning rate by a schedule scales the change of the state, and draws nothing.
-        pairs = [multiple(b[name] - old[name], a[name] - old[name]) for name in arrays]
-        return any(error > REDRAWN * abs(ratio) for ratio, error in pairs)
-    return any(distance(a[name], b[name]) > REDRAWN * random[name] for name in metrics or random)
+        moves = [multiple(*(each - old[name] for each in pairs[name])) for name in arrays]
+        is_redrawn = any(error > REDRAWN * abs(ratio) for ratio, error in moves)
+    return None if is_redrawn else name_cause("key stands still")
 
 
 def find_unsplit_work(cases: list[Case]) -> Cause | None:
     """Find devices that make more than their part of the operations, by the compiler's counts."""
-    case, reference, update = cases[0], cases[0].trial.reference, cases[0].update
+    case, reference, update = cases[0], cases[0].reference, cases[0].update
     if case.N == 1 or not update.examples or update.examples % case.N:
         raise CheckError("there is no batch that is split over several devices")
-    step = jax.jit(case.trial.step).trace(*step_arguments(*case.trial.place(update)))
+    step = jax.jit(case.step).trace(*step_arguments(*case.place(update)))
     placing = [each.params["devices"] for each in step.jaxpr.eqns if each.primitive.name == "device_put"]
     if any(place is not None for places in placing for place in places):
         raise CheckError("the function around your step places arrays, and the compiler doesn't count that")
     part = update.rows(slice(update.examples // case.N))
-    lowered = [
-        step.lower(),
-        reference.jitted_device.lower(0, update.state, part, *update.key),
-        reference.jitted.lower(*update.arguments),
-    ]
-    programs = [each.compile() for each in lowered]
+    device = reference.jitted_device.lower(0, update.state, part, *update.key)
+    programs = [each.compile() for each in (step.lower(), device, reference.jitted.lower(*update.arguments))]
     loops = [sorted(re.findall(r' while\(|"known_trip_count":\{"n":"\d+"\}', str(each.as_text()))) for each in programs]
     if loops[0] not in loops[1:]:
         raise CheckError("the compiler counts a loop once, and the loops of step and reference differ")

@@ -1,9 +1,5 @@
 """The reference: a plain step for one device, or one of the two that are made from the step itself; and its rounding.
 
-    step = ...  # what pmap or shard_map maps: one device's part of the work, with collectives
-    verify(step=jax.pmap(step, "batch"), reference=one_device(step, "batch"), ...)
-    verify(step=ported, reference=old_program(step, "batch", groups=8), per_device=["dropout_rng", "batch_stats"], ...)
-
 `one_device` shows if the result depends on the number of devices, and `old_program` if a port does what the program did
 under pmap, masks and statistics of each device included.
 
@@ -74,11 +70,8 @@ def split_result(returned: Any, state: Any, who: str) -> dict[str, Any]:
         if form == jax.tree.structure(new):
             return {"state": new, "metrics": metrics}
     had, has = (few(trees.leaves_by_name(tree)) for tree in (state, returned[0] if pair else returned))
-    raise CheckError(
-        f"{who} returns {has} in place of {had}: return the whole new state, in the structure of the old one, alone or "
-        "as (state, metrics), from a function around your step (docs/verify.md)",
-        "FAILED",
-    )
+    cure = "return the whole new state, in the structure of the old one, alone or as (state, metrics) (docs/verify.md)"
+    raise CheckError(f"{who} returns {has} in place of {had}: {cure}", "FAILED")
 
 
 class Update(NamedTuple):
@@ -87,7 +80,8 @@ class Update(NamedTuple):
     number: int  # from 0
     state: Any
     batch: Any
-    key: tuple[Any, ...]  # of one, or empty
+    key: tuple[Any, ...]  # with one key, or empty
+    old: Leaves  # the leaves of the state
     values: Leaves  # what it returned: the new state and the metrics
     allowed: dict[str, float]  # how far each of these may be off
     # "close" and "exact" are compared; "blind" is not, because rounding hides it, nor "ignored", which a device owns.
@@ -109,10 +103,9 @@ class Reference:
     """The reference as a function of (state, batch, key), of the whole batch or of one device's examples."""
 
     def __init__(self, given: Any, form: Any, per_device: Sequence[str], axis: int):
-        self.given, self.form, self.per_device, self.axis = given, form, per_device, axis
-        self.is_old = isinstance(given, OldProgram)
-        self.step: Callable = given.step if self.is_old else given
-        device = one_device(self.run_device, given.axis_name) if self.is_old else self.run_device
+        self.step, self.axis_name, self.groups = given if isinstance(given, OldProgram) else OldProgram(given, None, 0)
+        self.form, self.per_device, self.axis = form, per_device, axis
+        device = one_device(self.run_device, self.axis_name) if self.groups else self.run_device
         self.jitted, self.jitted_device = jax.jit(self.run_all), jax.jit(device)
         self.prefix = "returned " * any(name.startswith("metrics/") for name in trees.leaves_by_name(form)) + "metrics/"
 
@@ -141,20 +134,12 @@ class Reference:
 
     def run_groups(self, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
         """Return the same of all groups of an old program, each leaf `[groups, ...]`."""
-        (_, axis_name, groups), axis = self.given, self.axis
-
-        def cut(leaf: Any) -> Any:
-            shape = np.shape(leaf)
-            if shape[axis] % groups:
-                raise ArgumentsError(f"{shape[axis]} examples do not divide over {groups} groups of old_program")
-            return jnp.moveaxis(leaf.reshape(*shape[:axis], groups, -1, *shape[axis + 1 :]), axis, 0)
-
-        mapped = jax.vmap(self.run_device, (0, None, 0, *[None] * len(key)), axis_name=axis_name)
-        return mapped(jnp.arange(groups), state, jax.tree.map(cut, batch), *key)
+        mapped = jax.vmap(self.run_device, (0, None, 0, *[None] * len(key)), axis_name=self.axis_name)
+        return mapped(jnp.arange(self.groups), state, trees.split_rows(batch, self.groups, self.axis), *key)
 
     def run_all(self, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
         """Return what all devices make: of an old program the first group's leaves, but all groups' of their own."""
-        if not self.is_old:
+        if not self.groups:
             found = self.run_device(0, state, batch, *key)
             return found | {"state": jax.tree.map(lambda x, old: jnp.broadcast_to(x, old.shape), found["state"], state)}
 
@@ -170,10 +155,7 @@ class Reference:
         return self.values(found)
 
     def find_trained(self, names: Sequence[str], arguments: tuple) -> list[str]:
-        """Return the leaves among these that others change with: parameters, and not statistics.
-
-        If nothing changes with any other leaf either, there is no telling, and all are returned.
-        """
+        """Return the leaves among these that others change with: parameters, and not statistics. All if none does."""
 
         def matters(name: str) -> bool:
             def shift(path: str, leaf: Any) -> Any:
@@ -189,7 +171,10 @@ class Reference:
         return trained if trained or any(map(matters, others[:MOST_LEAVES])) else names
 
     def check(self, arguments: tuple) -> None:
-        """Refuse a reference that is pmapped, returns no new state, or lacks a leaf of `per_device`."""
+        """Refuse a reference that is pmapped, returns no new state, or lacks a leaf of `per_device`.
+
+        Refuse an old program whose groups end with different values of a leaf that `per_device` does not name.
+        """
         if isinstance(self.step, types.FunctionType) and hasattr(self.step, "lower"):  # jit returns a type of its own
             raise ArgumentsError("the reference is mapped by pmap: give the function in it, step.__wrapped__")
         try:
@@ -199,25 +184,15 @@ class Reference:
         for name in self.per_device:
             if not any(trees.matches(path, [name]) for path in (*leaves, "key")):
                 raise ArgumentsError(f"per_device: there is no leaf {name!r} among {few(leaves)} and key")
-        if self.is_old:
-            self.require_equal_groups(arguments)
-
-    def require_equal_groups(self, arguments: tuple) -> None:
-        """Refuse an old program whose groups end with different values of a leaf that `per_device` does not name."""
-        found = self.values(jax.jit(self.run_groups)(*arguments))
+        found = self.values(jax.jit(self.run_groups)(*arguments)) if self.groups else {}
         apart = {n: trees.distance(x, np.broadcast_to(x[:1], x.shape)) for n, x in found.items() if not self.is_own(n)}
         names = [name for name, far in apart.items() if far > UNEQUAL * trees.distance(found[name])]
-        said = "the groups of old_program return different values of"
+        own = f"per_device={[*self.per_device, *names]}, in the state as [{self.groups}, ...]"
+        cure = f"if each device is meant to have its own, give {own}"
         if trained := self.find_trained(names, arguments):
-            raise ArgumentsError(
-                f"{said} {few(trained)}, on which the next update depends: an all-reduce is missing in the old "
-                "program. Average the gradients with lax.pmean"
-            )
-        if names:
-            raise ArgumentsError(
-                f"{said} {', '.join(names)}: if each device is meant to have its own, give "
-                f"per_device={[*self.per_device, *names]}, in the state as [{self.given.groups}, ...]"
-            )
+            cure = "the next update depends on them, so average the gradients in the old program with lax.pmean"
+        if names := trained or names:
+            raise ArgumentsError(f"the groups of old_program return different values of {', '.join(names)}: {cure}")
 
     def make_updates(self, state: Any, batches: list[Any], keys: Sequence[tuple], narrowest: np.dtype) -> list[Update]:
         """Make one update on each batch, with the tolerance of every leaf. Not-a-number is refused."""
@@ -227,31 +202,27 @@ class Reference:
         for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
             new = trees.to_host(self.jitted(state, batch, *key))
             others = [self((nudge(state, unit, n), nudge(batch, unit, n + SEEDS), *key)) for n in range(SEEDS)]
-            (allowed, kinds), values = self.tolerances(state, new, others, narrowest), self.values(new)
-            for name, value in values.items():
-                if value.dtype.kind == "f" and np.isnan(value).any() and kinds[name] != "ignored":
-                    raise ArgumentsError(
-                        f"{name} is NaN after update {number + 1}, in the reference too, and nothing can be compared "
-                        f"with NaN: give a state and data with which it is a number"
-                    )
+            old, values = self.values({"state": state, "metrics": {}}), self.values(new)
+            allowed, kinds = self.tolerances(old, new, others, narrowest)
+            if nan := [n for n, x in values.items() if kinds[n] == "close" and np.isnan(x).any()]:
+                why = f"{few(nan)} is NaN after update {number + 1}, in the reference too, and nothing equals NaN"
+                raise ArgumentsError(f"{why}: give a state and data with which it is a number")
             examples = next((np.shape(leaf)[self.axis] for leaf in jax.tree.leaves(batch)), 0)
-            updates.append(Update(number, state, batch, key, values, allowed, kinds, self.axis, examples))
+            updates.append(Update(number, state, batch, key, old, values, allowed, kinds, self.axis, examples))
             state = new["state"]
         return updates
 
-    def tolerances(
-        self, state: Any, new: dict[str, Any], others: list[Leaves], narrowest: np.dtype
-    ) -> tuple[dict[str, float], dict[str, str]]:
-        """Return how far each leaf that was made `new` of a state may be off, and its kind; `others` were nudged."""
-        old, times = trees.values_by_name(state), {8: 8, 4: 4}.get(narrowest.itemsize, 2)
-        fraction = {8: 1e-7, 4: 7e-4}.get(narrowest.itemsize, 4 * float(jnp.finfo(narrowest).eps))
+    def tolerances(self, old: Leaves, new: Any, others: list[Leaves], narrowest: np.dtype) -> tuple[dict, dict]:
+        """Return how far each `new` leaf may be off, and its kind; `others` were made of nudged numbers."""
+        half = (2, 4 * float(jnp.finfo(narrowest).eps))
+        times, fraction = {8: (8, 1e-7), 4: (4, 7e-4)}.get(narrowest.itemsize, half)
         allowed, kinds, changes = dict[str, float](), dict[str, str](), dict[str, float]()
         for name, leaf in self.leaves(new).items():
             value = trees.numbers(leaf)
             spread = max(trees.distance(other[name], value) for other in others)
             is_float, allowed[name] = value.dtype.kind == "f", 0.0
             kinds[name] = "close" if is_float else "blind" if spread else "exact"
-            if not self.is_old and self.is_own(name):
+            if not self.groups and self.is_own(name):
                 kinds[name] = "ignored"
             elif is_float and np.isfinite(value).all():
                 size, unit = trees.distance(value), float(jnp.finfo(leaf.dtype).eps)

@@ -56,8 +56,6 @@ class Report(NamedTuple):
     kinds: dict[str, str]  # of the leaves: "close" and "exact" were compared, "blind" and "ignored" were not
     updates: dict[int, tuple[int, ...]]  # the number of each, from 1: on which numbers of devices it was compared
     precision: str  # the type in which it was computed, and why it was not float64
-    seconds: float  # that it took
-    notes: tuple[str, ...] = ()  # what the reader should know first
 
     @property
     def failed(self) -> list[Check]:
@@ -96,23 +94,21 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         made = sum(check.status in ("passed", "FAILED") for check in self.checks)
-        lacking = ", ".join(check.name for check in self.missing)
-        last = {
-            "failed": f"{len(self.failed)} of {made} checks FAILED",
-            "incomplete": f"NOT PROVEN: {made} checks passed, but not compared: {lacking}",
-            "passed": f"All {made} checks passed",
-        }[self.verdict]
-        last += f", computed in {self.precision}, in {self.seconds:.0f} s."
-        last += " One mistake can hide others: correct it and verify again." * bool(self.failed)
+        last = f"{len(self.failed)} of {made} checks FAILED" if self.failed else f"All {made} checks passed"
+        if self.verdict == "incomplete":
+            lacking = ", ".join(check.name for check in self.missing)
+            last = f"NOT PROVEN: {made} checks passed, but not compared: {lacking}"
+        last += ". One mistake can hide others: correct it and verify again." if self.failed else "."
+        note = f"Note: computed in {self.precision}. In float64, tolerances would be a thousand times narrower."
         unchecked = "; ".join(f"{c.name} ({c.sentence})" for c in self.checks if c.status == "not checked")
-        shown = [str(check) for check in self.checks if check.status != "not checked"]
+        shown = [wrap(note)] * (self.precision != "float64")
+        shown += [str(check) for check in self.checks if check.status != "not checked"]
         shown += [wrap(f"Not checked: {unchecked}.")] * bool(unchecked)
-        of_kind = {kind: [name for name in self.kinds if self.kinds[name] == kind] for kind in self.kinds.values()}
-        close, exact, own = (of_kind.get(kind, []) for kind in ("close", "exact", "ignored"))
+        close, exact, own = ([n for n in self.kinds if self.kinds[n] == kind] for kind in ("close", "exact", "ignored"))
         on = "; ".join(f"{n} on {', '.join(map(str, counts)) or 'none'}" for n, counts in self.updates.items())
         shown += [f"Compared: {len(close)} leaves within rounding, {len(exact)} exactly. Updates, devices: {on}."]
         shown += [f"Not compared, because per_device names them: {', '.join(own)}."] * bool(own)
-        return "\n".join([*map(wrap, self.notes), *shown, last])
+        return "\n".join([*shown, last])
 
     def to_json(self) -> str:
         """Return the report as JSON."""

@@ -1,4 +1,4 @@
-"""Pytrees of any program: names of leaves, host copies, examples of a batch, and the copies that devices hold."""
+"""Pytrees of any program: names of leaves, host copies, rows of a batch, and the copies that devices hold."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from pmapdp.verify.report import CheckError
 
 Leaves = dict[str, np.ndarray]  # the leaves of a tree by their path
 
@@ -25,11 +27,6 @@ def leaves_by_name(tree: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     map_with_names(found.__setitem__, tree)
     return {n: jax.random.key_data(x) if is_key(x) and isinstance(x, jax.Array) else x for n, x in found.items()}
-
-
-def values_by_name(tree: Any) -> Leaves:
-    """Return the leaves by their path, as numbers on the host."""
-    return {name: numbers(leaf) for name, leaf in leaves_by_name(tree).items()}
 
 
 def matches(path: str, names: Sequence[str]) -> bool:
@@ -70,6 +67,17 @@ def to_host(tree: Any, dtype: Any = None) -> Any:
         return np.array(leaf, dtype if wide else given)
 
     return jax.tree.map(copy, tree)
+
+
+def split_rows(tree: Any, N: int, axis: int = 0) -> Any:
+    """Cut leaves `[B, ...]` into `[N, b, ...]`; B must be a multiple of N. Their examples are along `axis`."""
+
+    def cut(x: Any) -> Any:
+        if x.shape[axis] % N:
+            raise CheckError(f"{x.shape[axis]} examples do not divide over {N} devices; your own Layout can pad them")
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], N, -1, *x.shape[axis + 1 :]), axis, 0)
+
+    return jax.tree.map(cut, tree)
 
 
 def reseed(tree: Any) -> Any:

@@ -1,7 +1,6 @@
 """The function that users call: its arguments, the precision, and the checks one after the other."""
 
 import inspect
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +13,10 @@ from pmapdp.errors import FailedError, UserError
 from pmapdp.files import load_from_file
 from pmapdp.verify import trees
 from pmapdp.verify.causes import Case, explain_metrics, explain_state, find_fixed_key, find_unsplit_work, name_cause
-from pmapdp.verify.layouts import Layout, Trial, blame, choose_layout
-from pmapdp.verify.reference import OldProgram, Reference, Update, narrowest_sum
+from pmapdp.verify.layouts import Layout, blame, choose_layout
+from pmapdp.verify.reference import Reference, Update, narrowest_sum
 from pmapdp.verify.report import ArgumentsError, Check, CheckError, Report
 from pmapdp.verify.trees import few
-
-COUNTS = (1, 2, 4, 8)
 
 
 def verify(
@@ -41,21 +38,19 @@ def verify(
     """Compare a training step on several devices with its reference on one, update by update and leaf by leaf.
 
     Both are called as `step(state, batch, key)`, without what you leave out, and return the new state or
-    `(state, metrics)`. docs/verify.md has a function of three lines for steps of another form.
+    `(state, metrics)`. docs/verify.md has wrappers for other steps.
 
     Args:
         reference: the plain step for one device, without collectives, or `one_device(step, axis_name)`, or
             `old_program(step, axis_name, groups)`.
         state: what the training starts from, as for one device. Leaves that `per_device` names are `[N, ...]`.
-        batch: `[B, ...]`, as for one device, or a function of the update's number, from 0, that returns one. None: the
-            step takes no batch. B should be a multiple of every number of devices.
+        batch: `[B, ...]`, or a function of the update's number, from 0, that returns one. None: the step takes none.
         step: the same function as `reference`, pmapped, shard_mapped or jitted. It is run on all `devices`.
         make_step: a function of the devices that returns the step, in place of `step`: it is run on 1, 2, 4 and 8.
         key: what your loop passes: a key, the same in every update, or a function of the update's number. None: no key.
-        layout: how the step wants its arguments: `stacked`, `replicated` or `sharded`, a sharding of the batch on your
-            own mesh, or a `Layout`.
+        layout: of the step's arguments: `stacked`, `replicated` or `sharded`, the batch's sharding, or a `Layout`.
         per_device: parts of the paths of leaves of which each device has its own, as "batch_stats" or "opt/key"; "key"
-            is that argument, "metrics/loss" a metric. Only `old_program` has them for every device, to compare them.
+            is that argument, "metrics/loss" a metric.
         batch_axis: of the examples in the batch: 1 for `[n_steps, B, ...]`.
         last_batch: a ragged or padded last batch, as the reference takes it, for one more update.
         devices: those to use; None: all of this process.
@@ -65,18 +60,16 @@ def verify(
     Returns the report, in which an error of the step is a check that failed. An error of the reference is raised, and
     an `ArgumentsError`, which is a ValueError, says in one sentence why arguments cannot be used.
     """
-    started = time.perf_counter()
     if (step is None) == (make_step is None):
         raise ArgumentsError("verify takes either step, for all devices, or make_step, a function of the devices")
     devices = jax.devices() if devices is None else devices
-    groups = reference.groups if isinstance(reference, OldProgram) else 0
-    counts = [groups or len(devices)] if groups or step else [N for N in COUNTS if N <= len(devices)]
     batches = [batch(update) if callable(batch) else batch for update in range(updates)]
     batches += [] if last_batch is None else [last_batch]
     keys = [() if key is None else (key(update) if callable(key) else key,) for update in range(len(batches))]
     state = jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x, jnp.result_type(x)), state)
     per_device = [per_device] if isinstance(per_device, str) else per_device
     plain, chosen_layout = Reference(reference, state, per_device, batch_axis), choose_layout(layout, batch_axis)
+    counts = [plain.groups or len(devices)] if plain.groups or step else [N for N in (1, 2, 4, 8) if len(devices) >= N]
 
     def check_in(dtype: Any) -> tuple[list[Check], list[Update], dict[int, list[Case]]]:
         """Make the updates and all checks in float64 (a CheckError says why not), or in the given types."""
@@ -90,9 +83,9 @@ def verify(
         for N in counts:
             cases = list[Case]()
             try:
-                trial = Trial(make_step(devices[:N]) if make_step else step, plain, chosen_layout, devices[:N])
+                own: Any = make_step(devices[:N]) if make_step else step
                 for update in made:  # each from the reference's state
-                    cases.append(Case(trial, update))
+                    cases.append(Case(own, plain, chosen_layout, devices[:N], update))
             except Exception as error:
                 status = error.status if isinstance(error, CheckError) else "FAILED"
                 if dtype and status == "FAILED":
@@ -112,18 +105,10 @@ def verify(
             except ArgumentsError:
                 raise
             except Exception as error:
-                raised = f"with float64 the reference raises {type(error).__name__}"
+                raised = f"the reference raises {type(error).__name__}"
                 why_not = str(error) if isinstance(error, CheckError) else raised
         if why_not:
             checks, made, runs = check_in(None)
-    notes = []
-    if why_not and float64 and runs:
-        notes.append(f"Note: in float64 tolerances would be a thousand times narrower, but {why_not}.")
-    if groups and step is not None and inspect.unwrap(step) is inspect.unwrap(plain.step):
-        notes.append(
-            "Note: step and reference are one function, so only the change to several devices is compared, and not "
-            "what the function does: reference=one_device(step, axis_name) sees more."
-        )
     if last_batch is None and batch is not None:
         checks.append(Check("last batch", "not checked", (), "give last_batch, if yours is uneven or padded"))
     if make_step is None:
@@ -132,22 +117,19 @@ def verify(
     kinds = {n: "blind" if any(u.kinds[n] == "blind" for u in made) else kind for n, kind in made[0].kinds.items()}
     on = {u.number + 1: tuple(N for N, cases in runs.items() if u.number < len(cases)) for u in made}
     checks += find_gaps(kinds, on, made)
-    precision = f"the given types, not float64 ({why_not})" if why_not else "float64"
-    return Report(checks, kinds, on, precision, time.perf_counter() - started, tuple(notes))
+    return Report(checks, kinds, on, f"the given types, not float64 ({why_not})" if why_not else "float64")
 
 
 def make_checks(runs: dict[int, list[Case]]) -> list[Check]:
     """Compare the results on every number of devices, and make the other checks on the largest."""
     results, others = [*check_results(runs, "same update", False), *check_results(runs, "same metrics", True)], []
     looks = {"random numbers advance": find_fixed_key, "the work is split": find_unsplit_work}
-    for name, look in looks.items() if runs else ():
-        N = max(runs)
+    for N, (name, look) in ((max(runs), item) for item in looks.items() if runs):
         try:
             cause, sentence = look(runs[N]) or ("", "")
             others.append(Check(name, "FAILED" if cause else "passed", (N,), sentence, cause))
         except Exception as error:  # the step may be right all the same
-            status = error.status if isinstance(error, CheckError) else "not checked"
-            others.append(Check(name, status, (N,), blame(error)))
+            others.append(Check(name, "not checked", (N,), blame(error)))
     if any(check.cause for check in others):  # then other differences look like mistakes that nobody made
         cause, sentence = name_cause("follows")
         results = [c._replace(cause=cause, sentence=sentence) if c.cause else c for c in results]
@@ -160,9 +142,9 @@ def check_results(runs: dict[int, list[Case]], name: str, metrics: bool) -> list
     checks = []
     if right := [N for N in runs if N not in firsts]:
         leaves: dict[str, tuple[float, float]] = {}  # how far each is off at most
-        for case in (case for N in right for case in runs[N]):
-            for leaf in (leaf for leaf in case.off if case.trial.reference.is_metric(leaf) == metrics):
-                leaves[leaf] = max(case.off[leaf], leaves.get(leaf, (0.0, 0.0)))
+        for leaf, off in (found for N in right for case in runs[N] for found in case.off.items()):
+            if runs[right[0]][0].reference.is_metric(leaf) == metrics:
+                leaves[leaf] = max(off, leaves.get(leaf, off))
         none = "" if leaves else f"the step returns no {'metrics' if metrics else 'state'} that can be compared"
         checks.append(Check(name, "not checked" if none else "passed", tuple(right), none, leaves=leaves))
     if firsts:
@@ -179,11 +161,11 @@ def check_results(runs: dict[int, list[Case]], name: str, metrics: bool) -> list
 
 def find_gaps(kinds: dict[str, str], on: dict[int, tuple[int, ...]], updates: list[Update]) -> list[Check]:
     """Say which leaves were not compared, and which updates on no more than one device."""
-    lacking, gaps = [u for u in updates if not any(N > 1 for N in on[u.number + 1])], list[Check]()
+    lacking, gaps = [u for u in updates if max(on[u.number + 1], default=0) < 2], list[Check]()
     if lacking:
         why = f"update {lacking[0].number + 1} was compared on no more than one device. JAX_PLATFORMS=cpu lets pmapdp "
-        why += f"simulate eight; if its {lacking[0].examples} examples do not divide, give a Layout whose place_batch "
-        gaps.append(Check("several devices", "not compared", (), why + "pads as your loop does"))
+        why += f"simulate eight; if its {lacking[0].examples} examples do not divide, give a Layout that pads them"
+        gaps.append(Check("several devices", "not compared", (), why))
     blind = [name for name in kinds if kinds[name] == "blind"]
     if blind or "close" not in kinds.values():
         why = f"rounding changes {few(blind)} by more than 30 % of their update. Give a state and data with larger "
