@@ -26,7 +26,6 @@ from pmapdp.config import Config, flag, setting
 from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, reason
 from pmapdp.sharding.layout import number_of_devices
 
-BY_HAND = "--coordinator 127.0.0.1:9876 --num-processes 2 --process-id 0"
 MAY_DIFFER = {"data_dir", "metrics_file", "progress", "compile_cache"}  # settings, from process to process
 ALL_RAISE = DivergedError, ReplicasError, StoppedError  # after the same update
 FAREWELL = 5  # seconds in which the others may say the same error, before process 0 takes them all down
@@ -140,10 +139,12 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pee
     Must come before JAX starts its backends, and starts them, with as many devices as `config` asks for. A `UserError`
     says that a process has other settings, other devices or another version of JAX, or that nobody is there.
     """
-    check_options(options, config)
-    if not options.distributed and options.coordinator is None:
+    by_hand = {options.coordinator, options.num_processes, options.process_id} != {None}
+    if not options.distributed and not by_hand:
+        check_alone(config)
         yield SINGLE_PROCESS
         return
+    check_together(config)
     connect(options)
     several = Peers(count=2)  # at least
     try:
@@ -159,7 +160,7 @@ def find_peers(config: Config) -> Peers:
     """Return the processes of a program that has called `jax.distributed.initialize` itself, or `SINGLE_PROCESS`."""
     if not jax.distributed.is_initialized():
         return SINGLE_PROCESS
-    check_options(ProcessesOptions(distributed=True), config)
+    check_together(config)
     return agree(config, config.devices, "by the program")
 
 
@@ -202,11 +203,12 @@ def connect(options: ProcessesOptions) -> None:
             coordinator_bind_address=address,
         )
     except Exception as error:  # each launcher fails in its own way
-        if options.coordinator or isinstance(error, JaxRuntimeError):
+        if isinstance(error, JaxRuntimeError):
             give_up(reason(error))
         raise UserError(
-            f"--distributed finds no launcher ({reason(error)}): start with srun (Slurm), mpirun (Open MPI), Cloud TPU "
-            f"or Kubernetes (with pip install jax[k8s]), or give {BY_HAND}"
+            f"the processes cannot be connected ({reason(error)}): start them with --distributed and srun (Slurm), "
+            "mpirun (Open MPI), Cloud TPU or Kubernetes (pip install jax[k8s]), or give each one its number from 0, as "
+            "in --coordinator 127.0.0.1:9876 --num-processes 2 --process-id 0"
         ) from error
     finally:
         timer.cancel()
@@ -232,22 +234,16 @@ def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
     return coordinator if numeric else None
 
 
-def check_options(options: ProcessesOptions, config: Config) -> None:
-    """Refuse flags that don't go together, and a run that several processes can't share."""
-    address, count, number = options.coordinator, options.num_processes, options.process_id
-    if {address, count, number} != {None} and (address is None or number not in range(count or 0)):
-        raise UserError(
-            "--coordinator, --num-processes and --process-id need each other, and processes are numbered from 0: give "
-            f"all three, for example {BY_HAND}"
-        )
-    if options.distributed or address:
-        if config.strategy == "single":
-            raise UserError("--strategy single runs on one device of one process: use --strategy pmap")
-        if config.strategy == "pmap" and config.shard_state != "none":
-            raise UserError(
-                "--shard-state and --strategy pmap go together in one process only: use --strategy shard_map"
-            )
-        return
+def check_together(config: Config) -> None:
+    """Refuse a run that several processes can't share."""
+    if config.strategy == "single":
+        raise UserError("--strategy single runs on one device of one process: use --strategy pmap")
+    if config.strategy == "pmap" and config.shard_state != "none":
+        raise UserError("--shard-state and --strategy pmap go together in one process only: use --strategy shard_map")
+
+
+def check_alone(config: Config) -> None:
+    """Warn a run that a launcher has started several times, or refuse it if they would share a workdir."""
     for name in LAUNCHED:
         if (started := os.environ.get(name, "1")) != "1":
             said = f"{name}={started} processes were started, and each would train the whole run: add --distributed"
