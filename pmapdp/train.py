@@ -106,7 +106,7 @@ def train(
             state, step = run.restore_or_init()
             while not run.is_done(step):
                 epoch, done = divmod(step, batches.per_epoch)
-                meter = run.start_epoch(epoch, done)
+                meter = Meter(run.progress["sums"], run.progress["examples"])  # not empty if the epoch is resumed
                 rest_of_epoch = itertools.islice(batches.epoch(epoch, done), job.total_steps - step)
                 with place_ahead(rest_of_epoch, strategy.place_batch) as placed_batches:
                     for batch in placed_batches:

@@ -97,9 +97,7 @@ def test_steps_stop_a_run_in_the_middle_of_an_epoch(tmp_path):
 def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
     monkeypatch.setattr("pmapdp.run.report.SECONDS_BETWEEN_LINES", 0.0)
     run(progress=True)
-    assert re.search(
-        r"\nepoch 1/1 step 3/5  loss \d\.\d+  accuracy .* examples/s  \d+ s left\n", capsys.readouterr().out
-    )
+    assert re.search(r"\nupdate 3/5  loss \d\.\d+  accuracy .* examples/s  \d+ s left\n", capsys.readouterr().out)
 
 
 def test_a_misspelled_part_is_an_error():

@@ -1,7 +1,6 @@
 """Resuming, checkpoints, progress and stopping, around the updates of a run. Lesson 14 teaches this file.
 
-The loop in `pmapdp/train.py` calls `restore_or_init`, `start_epoch`, `after_update`, `end_epoch` and `end`, in this
-order. The other methods of `Run` are helpers.
+The loop in `pmapdp/train.py` calls `restore_or_init`, `after_update`, `end_epoch` and `end`, in this order.
 """
 
 import contextlib
@@ -95,21 +94,15 @@ class Run:
         ended_early = patience and last and last["epoch"] - self.progress["best"]["epoch"] >= patience
         return step >= self.job.total_steps or bool(ended_early)
 
-    def start_epoch(self, epoch: int, done: int) -> Meter:
-        """Begin `epoch` (from 0), or resume it after `done` updates, whose sums are in its meter."""
-        self.end_of_epoch = min((epoch + 1) * self.per_epoch, self.job.total_steps)
-        self.report.start_epoch(epoch + 1, self.end_of_epoch - epoch * self.per_epoch)
-        return Meter(self.progress["sums"], self.progress["examples"])
-
     def after_update(self, step: int, state: TrainState, meter: Meter) -> None:
         """Show the progress, and save or stop if it's time. The devices may still compute update `step`."""
         if self.compile_seconds is None:  # the first update, whose time counts as compiling
             meter.finish()
             self.compile_seconds = meter.seconds
             meter.start_clock()
-        self.report.update((step - 1) % self.per_epoch + 1, state, meter)
+        self.report.update(step, state, meter)
         stopping = self.stop.agree(step)
-        if step == self.end_of_epoch:
+        if step % self.per_epoch == 0 or step == self.job.total_steps:
             meter.finish()
             return
         save_every, compare_every = self.config.checkpoint_every, self.config.check_replicas

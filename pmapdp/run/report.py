@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import jax
-from flax import nnx
 
 from pmapdp.config import Config
 from pmapdp.devices import count_from_environment, describe
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from pmapdp.train import Job
 
 USES = {"train": "train", "validation": "validate", "test": "test"}  # of the parts of a data set
-EXACT = ("ExactBatchNorm", "ExactDropout", "ExactAttention")  # layers that the header counts
 SECONDS_BETWEEN_LINES = 10.0  # of progress
 WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
 
@@ -60,7 +58,7 @@ class Reporter:
             self.log = stack.enter_context(open_lines(folder / "log.txt"))
             self.tensorboard = stack.enter_context(contextlib.closing(SummaryWriter(str(folder))))
         self.trace = Path(config.workdir) / "profile" if config.profile and config.workdir and first else None
-        self.updates = 0
+        self.updates, self.shown = 0, time.monotonic()
 
     def line(self, *texts: str) -> None:
         """Print lines as they are, and write them to the log."""
@@ -89,6 +87,7 @@ class Reporter:
             "state_bytes_on_a_device": bytes_on_a_device((state.params, state.optimizer_state)),
             "jax": jax.__version__,
         }
+        self.steps = job.total_steps
         self.event("start", **vars(config) | facts)
         named = RECIPES[config.recipe].config
         recipe = f"recipe {named.recipe}, " if (config.dataset, config.model) == (named.dataset, named.model) else ""
@@ -97,15 +96,13 @@ class Reporter:
         if few and not config.devices and not count_from_environment():
             layout += ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
         micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
-        layers = Counter(type(layer).__name__ for _, layer in nnx.iter_modules(job.task.model))
-        exact = "".join(f", {layers[kind]} {kind}" for kind in EXACT if kind in layers)
         data = [config.dataset, *(f"{n:,} to {USES[name]}" for name, n in examples.items())]
         processes = f"{job.peers.count} process{'es' if job.peers.count > 1 else ''}"
         rows = {
             "run": f"{recipe}strategy {config.strategy}, seed {config.seed}, {config.dtype}",
             "devices": describe(job.devices) + layout,
             "batch": f"{batches.batch_size:,} over all devices, at most {per_device:,} on one{micro_batches}",
-            "model": f"{config.model}, {facts['parameters']:,} parameters{exact}",
+            "model": f"{config.model}, {facts['parameters']:,} parameters",
             "loss": name_of_loss(job.task.loss),
             "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch; {config.optimizer}, {config.schedule}",
             "state": state_line(state),
@@ -114,12 +111,8 @@ class Reporter:
         }
         self.line(*(f"{name:<7}  {value}" for name, value in rows.items()), "")
 
-    def start_epoch(self, epoch: int, steps: int) -> None:
-        """Begin `epoch` (from 1), which has `steps` steps in this run."""
-        self.epoch, self.steps, self.shown = epoch, steps, time.monotonic()
-
     def update(self, step: int, state: TrainState, meter: Meter) -> None:
-        """Show step `step` (from 1, within the epoch) now and then, and trace some updates with --profile."""
+        """Print a line about update `step` now and then, and trace some updates with --profile."""
         self.updates += 1
         if self.updates == WARM_UP and self.trace:
             jax.block_until_ready(state)
@@ -130,8 +123,8 @@ class Reporter:
             self.shown = time.monotonic()
             speed = f"{meter.timed_examples / meter.seconds:,.0f} examples/s"
             seconds_left = max(1, round((self.steps - step) * meter.seconds / meter.timed_updates))
-            place = f"epoch {self.epoch}/{self.epochs} step {step}/{self.steps}"
-            self.line("  ".join([place, *in_words(meter.means), speed, f"{seconds_left} s left"]))
+            place = f"update {step:,}/{self.steps:,}"
+            self.line("  ".join([place, *in_words(meter.means), speed, f"{seconds_left:,} s left"]))
 
     def end_epoch(self, results: dict[str, Any]) -> None:
         """Print and write the results of a finished epoch."""

@@ -10,7 +10,7 @@ from pmapdp.errors import UserError
 from pmapdp.export import export_run
 from pmapdp.run.checkpoints import load_weights
 from pmapdp.state import build
-from pmapdp.train import Custom, make_task, train
+from pmapdp.train import Custom, make_task
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,3 @@ def test_a_wrong_path_is_one_sentence(source, name, content, sentence):
         path.write_bytes(file.read_bytes()[:content])
     with pytest.raises(UserError, match=sentence):
         load_weights(make_task(Config(model="mlp"), Custom()), str(path))
-
-
-def test_it_is_never_replaced_by_the_metrics(source):
-    file = str(source[0]["file"])
-    with pytest.raises(UserError, match="is a file of another kind, which would be lost"):
-        train(Config(init_from=file, metrics_file=file))
