@@ -13,6 +13,7 @@ from pmapdp import cli
 from pmapdp.errors import StoppedError, UserError
 from pmapdp.evaluate import evaluate_run
 from pmapdp.evaluate import main as evaluate
+from pmapdp.export import export_run
 from pmapdp.loss import MetricSums
 
 # The rate rises until the loss does, so that the best epoch is one of the first.
@@ -47,6 +48,13 @@ def test_the_best_checkpoint_is_kept_and_evaluated(stopped):
         assert totals["loss"] == pytest.approx(loss, rel=1e-5)
         assert facts["step"] == step
     assert f"test loss: best {min(losses):.4f} (epoch {best}), last" in (folder / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_is_exported(stopped, tmp_path):
+    folder, best, found = stopped
+    exported = export_run(str(folder), tmp_path / "model.zip", best=True, model=Net, data=DATA)
+    assert (exported["step"], exported["metrics"]["test"]) == (5 * best, found.epochs[best - 1]["test"])
 
 
 def absolute_error(model, batch):
