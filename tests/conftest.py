@@ -10,9 +10,10 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from launch import COMPILED, IN_TESTS
+from launch import CALLERS, COMPILED, IN_TESTS
 
 os.environ.setdefault("XLA_FLAGS", IN_TESTS)
+os.environ[CALLERS] = "false"
 os.environ["JAX_PLATFORMS"] = "cpu"  # also where there are accelerators, which tests/accelerators uses
 
 import jax

@@ -61,27 +61,21 @@ def test_output_elsewhere_than_on_a_terminal_is_plain(finished):
 
 
 @pytest.mark.slow
-def test_the_default_recipe_reaches_its_accuracy_with_either_strategy(tmp_path):
-    """Rounding differs; over one epoch it stays small, over twenty it may move an example or two."""
-    runs = []
-    for strategy in ("single", "pmap"):
-        done = train("--strategy", strategy, "--metrics-file", tmp_path / strategy)
-        assert done.returncode == 0, done.stderr
-        assert f"recipe digits, strategy {strategy}" in done.stdout
-        runs.append([json.loads(line) for line in (tmp_path / strategy).read_text().splitlines()])
-    (_, first, *_, last, _), (_, other_first, *_, other_last, _) = runs
-    for part in ("train", "test"):
-        assert other_first[part]["loss"] == pytest.approx(first[part]["loss"], rel=1e-2)
-    assert min(last["test"]["accuracy"], other_last["test"]["accuracy"]) >= 0.97
-    assert other_last["test"]["accuracy"] == pytest.approx(last["test"]["accuracy"], abs=0.01)
-    assert other_last["learning_rate"] == last["learning_rate"]
+def test_the_default_recipe_reaches_its_accuracy(tmp_path):
+    """The first command of the README, as a user starts it."""
+    done = train("--metrics-file", tmp_path / "metrics.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert "recipe digits, strategy pmap" in done.stdout
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-2])
+    assert (last["epoch"], last["test"]["examples"]) == (20, 360)
+    assert last["test"]["accuracy"] >= 0.97
 
 
 @pytest.mark.slow
 def test_batch_norm_is_ready_after_few_updates(tmp_path):
-    """460 updates: running moments that start from 0 and 1 and move by a hundredth would give less than 0.6."""
+    """138 updates: running moments that start from 0 and 1 and move by a hundredth would give less than 0.6."""
     file = tmp_path / "metrics.jsonl"
-    assert train("--model", "convnet", "--devices", 1, "--metrics-file", file).returncode == 0
+    assert train("--model", "convnet", "--devices", 1, "--epochs", 6, "--metrics-file", file).returncode == 0
     assert json.loads(file.read_text().splitlines()[-2])["test"]["accuracy"] >= 0.97
 
 

@@ -21,6 +21,8 @@ COMPILED = (
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
 )
+# JAX writes lines of Python into every operation that it lowers. Without the callers' lines it takes a quarter less.
+CALLERS = "JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS"
 TESTS = Path(__file__).parent.parent
 NOT_THEIRS = ("NPROC", "XLA_FLAGS", "PMAPDP_DATA", "PYTHONDONTWRITEBYTECODE")
 
@@ -30,7 +32,7 @@ def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, st
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in NOT_THEIRS and (name in COMPILED or not name.startswith("JAX_"))
+        if name not in NOT_THEIRS and (name in (*COMPILED, CALLERS) or not name.startswith("JAX_"))
     }
     # Scripts of the tests import from `support`, and everything comes from this tree, wherever the command runs.
     paths = os.pathsep.join(str(path) for path in (TESTS / "support", TESTS, TESTS.parent))
