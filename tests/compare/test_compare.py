@@ -7,10 +7,11 @@ import os
 import re
 from pathlib import Path
 
+import jax
 import look
 import port_example
 import pytest
-from launch import python
+from launch import CALLERS, python
 
 from pmapdp import cli
 from pmapdp.compare import __main__ as command
@@ -29,8 +30,14 @@ def compare(folder, *arguments):
         context.setattr(module, "in_new_process", lambda function, *values: function(*values))
     context.setattr(pitfalls, "load_pitfalls", lambda catalogue=pitfalls.load_pitfalls: catalogue()[:1])
     files = ["--json", folder / "report.json", "--html", folder / "page.html"]
+    # The page shows the line that an all-reduce comes from, which a program compiled elsewhere doesn't have.
+    settings = (CALLERS.lower(), "jax_compilation_cache_include_metadata_in_key")
+    for name in settings:
+        jax.config.update(name, True)
     with contextlib.redirect_stdout(printed):
         command.main([str(each) for each in (*arguments, *files)])
+    for name in settings:
+        jax.config.update(name, False)
     context.undo()
     report = json.loads((folder / "report.json").read_text())
     return printed.getvalue().splitlines(), report, (folder / "page.html").read_text()
