@@ -19,6 +19,7 @@ jax.config.update("jax_num_cpu_devices", 8 // processes)  # simulated, unless th
 if processes > 1:
     jax.distributed.initialize(os.environ["ADDRESS"], processes, int(os.environ["NUMBER"]))
 mesh = Mesh(jax.devices(), ("data",))
+print(f"process {jax.process_index()} has {jax.local_device_count()} of {mesh.size} devices")
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
 

@@ -35,17 +35,17 @@ def free_port() -> int:
 def start(count: int, *arguments: str, devices: int = 8, **variables: str) -> list[subprocess.Popen[str]]:
     """Start `count` Pythons, each with `devices / count` simulated devices.
 
-    They find the coordinator's ADDRESS, PROCESSES and their NUMBER in their environment; {address} and {number} in the
-    arguments are filled in.
+    They find ADDRESS, PROCESSES and NUMBER in their environment; {address} and {number} in the arguments are filled in.
     """
     address, started = f"127.0.0.1:{free_port()}", []
     for number in range(count):
         settings = {"ADDRESS": address, "PROCESSES": str(count), "NUMBER": str(number), "JAX_PLATFORMS": "cpu"}
         settings |= {"JAX_NUM_CPU_DEVICES": str(devices // count), "NPROC": "16", "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, *(each.replace("{address}", address) for each in arguments)]
-        command = [each.replace("{number}", str(number)) for each in command]
+        filled = [each.replace("{address}", address).replace("{number}", str(number)) for each in arguments]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen(command, env={**os.environ, **settings, **variables}, **streams))
+        started.append(
+            subprocess.Popen([sys.executable, *filled], env={**os.environ, **settings, **variables}, **streams)
+        )
     return started
 
 
@@ -63,7 +63,6 @@ def run(function: Callable[[], Any], count: int = 2, *, connect: bool = True, **
 
     It sees `jax`, `np`, `multihost_utils`, `Mesh`, `NamedSharding` and `PartitionSpec`, and nothing else of the notebook.
     """
-    lines = [IMPORTS, CONNECT if connect else "", inspect.getsource(function), f"{function.__name__}()"]
-    code = "\n".join(lines)
+    code = "\n".join([IMPORTS, CONNECT * connect, inspect.getsource(function), f"{function.__name__}()"])
     for number, lines in enumerate(outputs(start(count, "-c", code, **variables))):
         print(f"process {number}:", *lines, sep="\n  ")
