@@ -334,7 +334,6 @@ import io
 from pmapdp.recipes import RECIPES
 from pmapdp.train import train
 
-jax.config.update("jax_enable_x64", True)  # float64, also in the threads that read the checkpoint
 job = {"model": "mlp", "dtype": "float64", "epochs": 1, "global_batch_size": 128}
 job |= {"progress": False, "devices": 4}
 config = dataclasses.replace(RECIPES["digits"].config, **job)
@@ -350,9 +349,9 @@ print(f"largest difference to the run without an accident: {difference:.0e}")
 assert difference < 1e-10
 
 # %% [markdown]
-# Both runs print the same line for the epoch, and end with the same state to within 1e-10. (The training loss is above the
-# test loss because it's a mean over the epoch, in which the network was still learning, and because this recipe smooths
-# the labels.)
+# Both runs print the same numbers for the epoch, and end with the same state to within 1e-10. (The training loss is above
+# the test loss because it's a mean over the epoch, in which the network was still learning, and because this recipe
+# smooths the labels.)
 #
 # If Slurm warns you first, with SIGTERM, you lose nothing at all. Ask `multihost_utils.reached_preemption_sync_point(step)`
 # after each update: it becomes true in all processes after the same one, and then you save and stop.

@@ -13,6 +13,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -138,8 +139,19 @@ class Checkpoints:
         return named_leaves(state.get("params", {}), state.get("model_state", {}))
 
     def restore(self, step: int, **item: Any) -> Any:
-        """Read one item of a checkpoint."""
-        return self.manager.restore(step, args=orbax().args.Composite(**item))[next(iter(item))]
+        """Read one item of a checkpoint.
+
+        It's read in a thread of our own. In one with an event loop, as in a notebook, Orbax would start another one, in
+        which JAX doesn't know that float64 is enabled.
+        """
+        x64 = jax.config.read("jax_enable_x64")
+
+        def read() -> Any:
+            with jax.enable_x64(x64):
+                return self.manager.restore(step, args=orbax().args.Composite(**item))[next(iter(item))]
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(read).result()
 
     def read_errors(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Turn the errors of Orbax, and of what it uses, into a sentence about the checkpoint."""

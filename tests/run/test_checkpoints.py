@@ -1,5 +1,6 @@
 """Checkpoints hold the state of the call; the newest and the best stay, and another run's are refused."""
 
+import asyncio
 import json
 import shutil
 
@@ -51,6 +52,14 @@ def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(tmp_path):
     assert reader.steps() == [3, 5, 6]
     assert_same(reader.read(3, task).state, state)
     np.testing.assert_array_equal(reader.read_weights(6)["head.bias"], state.params["head"]["bias"])
+
+
+def test_a_run_in_float64_resumes_where_an_event_loop_runs_as_in_a_notebook(tmp_path):
+    async def resume():
+        return run(workdir=str(tmp_path), dtype="float64", epochs=2)
+
+    run(workdir=str(tmp_path), dtype="float64", epochs=1)
+    assert asyncio.run(resume()).epochs[-1]["step"] == 10
 
 
 def test_what_is_being_written_is_left_alone_by_readers_and_removed_by_the_next_start(finished, folder):
