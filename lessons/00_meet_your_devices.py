@@ -128,11 +128,11 @@ split = NamedSharding(mesh, PartitionSpec("data"))  # the first axis is cut into
 
 
 def held(array):
-    """What each device holds of an array, by the device's number."""
+    """Return the numbers of an array that each device holds, by the device's number."""
     return {shard.device.id: shard.data.tolist() for shard in array.addressable_shards}
 
 
-numbers = np.arange(2 * mesh.size, dtype=np.float32)  # [16] on the host: two for each device
+numbers = np.arange(2 * mesh.size, dtype=np.int32)  # [16] on the host: two for each device
 parts = jax.device_put(numbers, split)
 copies = jax.device_put(numbers, replicated)
 total = parts + copies  # each device adds where it has both, so nothing is sent
@@ -156,7 +156,7 @@ np.testing.assert_array_equal(jax.device_get(again), 2 * numbers)
 # </details>
 
 # %%
-lesson_00.one_array({"split": held(parts), "replicated": held(copies), "their sum": held(total)})
+lesson_00.one_array({"split": held(parts), "replicated": held(copies)})
 
 # %% [markdown]
 # ## What a simulation shows you
@@ -174,12 +174,14 @@ lesson_00.one_array({"split": held(parts), "replicated": held(copies), "their su
 # %%
 import time
 
-matrix, seconds = np.ones((300, 300), np.float32), {}
+matrix = np.ones((300, 300), np.float32)
+seconds = {}
 for N in (1, 2, 4, 8):
-    copies, times = [jax.device_put(matrix, device) for device in eight[:N]], []
+    matrices = [jax.device_put(matrix, device) for device in eight[:N]]
+    times = []
     for _ in range(15):  # the first one compiles
         started = time.perf_counter()
-        jax.block_until_ready([copy @ copy @ copy @ copy for copy in copies])
+        jax.block_until_ready([x @ x @ x @ x for x in matrices])
         times.append(time.perf_counter() - started)
     seconds[N] = min(times)
 lesson_00.same_work_each(seconds)

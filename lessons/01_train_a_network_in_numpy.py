@@ -117,7 +117,7 @@ for name in small:
 assert all(np.allclose(measured[name], by_hand[name], atol=1e-8) for name in small)
 
 # %% [markdown]
-# They agree to eight decimals. That's one network and three examples, but a wrong rule would hardly survive even these.
+# They agree to eight decimals. It's only one network and three examples, but a wrong rule would hardly survive them.
 #
 # ## How it fails
 #

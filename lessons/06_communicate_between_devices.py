@@ -167,14 +167,16 @@ for link in links.values():
 import time
 
 add_up = jax.pmap(lambda x: lax.psum(x, "data"), axis_name="data")
-simulated, links_carry = {}, {58e6: 150e9, 10e9: 370e9}  # by the bytes of the gradient
+simulated = {}  # seconds by the bytes of the gradient
 for size in (10**3, 10**4, 10**5, 10**6, 10**7):
-    x, times = add_up(np.zeros((8, size // 4), np.float32)), []  # x is on the devices
+    x = add_up(np.zeros((8, size // 4), np.float32))  # on the devices
+    times = []
     for _ in range(10):
         started = time.perf_counter()
         jax.block_until_ready(add_up(x))
         times.append(time.perf_counter() - started)
     simulated[size] = min(times)
+links_carry = {58e6: 150e9, 10e9: 370e9}  # bytes per second, by the bytes of the gradient
 h100 = {size: 2 * 7 / 8 * size / carried for size, carried in links_carry.items()}
 measured = {"eight simulated devices": simulated, "eight H100s in a node": h100}
 lesson_06.seconds_by_size(ring_seconds, links, networks, measured)
@@ -260,7 +262,7 @@ to_the_right = [(d, (d + 1) % 4) for d in range(4)]  # (from, to): a ring
 
 
 def collect(x):
-    """What one device gets. It holds one row, `x` [4]."""
+    """Return what one device gets. It holds one row, `x` [4]."""
     return {
         "psum": lax.psum(x, "data"),  # [4]: the sum, on every device (all-reduce)
         "pmean": lax.pmean(x, "data"),  # [4]: the mean, on every device

@@ -171,11 +171,11 @@ def device_keys(step, indices):
 def run(keys, N):
     """The model after an epoch on N devices, and the loss of every update."""
     global example_keys
-    example_keys, losses = keys, []  # `loss_sums` calls it
+    example_keys = keys  # `loss_sums` calls it
     mapped = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
     mapped["devices"] = jax.devices()[:N]
     step = jax.pmap(lambda state, batch: train_step.__wrapped__(state, batch), **mapped)
-    state = start
+    state, losses = start, []
     for batch in batches(*train_data, seed=0):
         state, sums = step(state, jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch))
         losses.append(float(sums["loss"] / sums["count"]))
@@ -188,10 +188,12 @@ def distance(one, other):
 
 
 optimizer = optax.sgd(0.1)
-start, curves, apart = init_state(), {}, {}
+start = init_state()
+curves, apart = {}, {}
 for keys in (device_keys, example_keys):
     name = keys.__name__
-    (one, curves[name, 1]), (eight, curves[name, 8]) = run(keys, 1), run(keys, 8)
+    one, curves[name, 1] = run(keys, 1)
+    eight, curves[name, 8] = run(keys, 8)
     apart[name] = distance(one, eight)
     print(f"{name}: the parameters of 1 and 8 devices differ by {apart[name]:.0e}")
 lesson_08.differences(curves)

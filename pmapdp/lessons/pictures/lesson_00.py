@@ -19,15 +19,15 @@ def one_row_each() -> None:
 
 
 @drawing.picture
-def one_array(held: dict[str, dict[int, list[float]]]) -> None:
-    """Split, an array of 16 numbers has two on each device; replicated, all 16 are on each; their sum is split again.
+def one_array(held: dict[str, dict[int, list[int]]]) -> None:
+    """Split, an array of 16 numbers has two of them on each device; replicated, it has all 16 on each.
 
     `held` has the numbers on each device, by the device's number, for each array by its name.
     """
-    axes = drawing.canvas(18.9, 4.4)
+    axes = drawing.canvas(18.9, 2.8)
     for row, (name, parts) in enumerate(held.items()):
         axes.text(0, 0.55 + 1.6 * row, name, va="center")
-        texts = ["0 ... 15" if len(part) > 2 else f"{part[0]:.0f} {part[1]:.0f}" for part in parts.values()]
+        texts = ["0 ... 15" if len(part) > 2 else f"{part[0]} {part[1]}" for part in parts.values()]
         drawing.device_row(axes, 3.3, 1.6 * row, texts, step=1.95, width=1.8, height=1.1, size=9)
 
 
