@@ -17,9 +17,9 @@
 #
 # You want to train on eight GPUs, and all you have is a laptop. That's enough to start, because JAX can pretend that
 # one CPU is eight devices. You can split arrays over them, average gradients, lose a process, and make every mistake in
-# this course, and what you see is what eight GPUs would show you. Only the speed is missing. In this lesson you'll get
-# your eight devices and put arrays on them, and you'll meet the one mistake that leaves you with a single device and no
-# error.
+# this course, and what you see is what eight GPUs would show you. Only the speed and the memory stay your laptop's. In
+# this lesson you'll get your eight devices and put arrays on them, and you'll meet the one mistake that leaves you with
+# a single device and no error.
 #
 # **You will** start JAX with eight simulated devices, say which device holds an array and which one computes, and know
 # what a simulation can't tell you. 15 minutes, 30 with exercises. You need Python and NumPy.

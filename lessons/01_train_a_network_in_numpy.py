@@ -170,7 +170,8 @@ assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 #
 # You can't look at a point in 64 dimensions, so let's take something you can look at: scans of handwritten digits. They
 # have 8 x 8 pixels, so each is a row of 64 numbers, and our functions take them as they are. Here's the learning curve
-# of sixty epochs on 1,200 scans. Beside it are the mistakes: every one of the 360 test digits that the network misread.
+# of sixty epochs on 1,200 scans. Beside it you see
+# every test digit, out of 360, that the network misread.
 
 # %%
 scans = digits.load()

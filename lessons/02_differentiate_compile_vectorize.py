@@ -371,9 +371,9 @@ for name in of_mean:
 # <details><summary>Answer</summary>
 #
 # They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is
-# one example's gradient with respect to two of the weights. The dots point every which way, but their mean, the cross,
-# is where the gradient of the mean loss is. That's why data parallelism works: each device can compute the gradients of
-# its own examples, and only the mean needs them all.
+# one example's gradient with respect to two of the weights. The dots lie all over the place, but their mean, the cross,
+# lies exactly where the gradient of the mean loss does. That's why data parallelism works: each device can compute the
+# gradients of its own examples, and only the mean needs them all.
 #
 # </details>
 #

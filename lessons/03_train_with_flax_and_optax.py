@@ -93,7 +93,7 @@ for path, array in jax.tree.leaves_with_path(gradients):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Another `Network`, with a gradient where each parameter was. Because the two have the same shape, `jax.tree.map` can
+# Another `Network`, with a gradient where each parameter was. Because the two are nested alike, `jax.tree.map` can
 # combine them.
 #
 # </details>

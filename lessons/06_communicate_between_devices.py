@@ -159,9 +159,9 @@ for link in links.values():
 #
 # We can only measure what we have, so we time an all-reduce on eight simulated devices. No link is involved, because
 # they share one memory, but you'll see whether the time behaves as the formula says: flat at first, then proportional
-# to the size. For real links we take two published measurements, of eight H100s in a node. JAX's [scaling
-# book](https://jax-ml.github.io/scaling-book/gpus/) finds that with 58 MB the links carry about 150 GB/s, and with
-# several gigabytes about 370 GB/s. The vendor's figure is 450.
+# to the size. For real links we take two published measurements, of eight H100s in a node whose switches don't help
+# with the sum. JAX's [scaling book](https://jax-ml.github.io/scaling-book/gpus/) finds that with 58 MB each GPU's links
+# carry about 150 GB/s, and with 10 GB about 370 GB/s. The vendor's figure is 450.
 
 # %%
 import time
@@ -187,9 +187,9 @@ for size, seconds in h100.items():
 
 # %% [markdown]
 # The shape is right: curves and dots are flat where the latency rules, and rise where the bytes do. (It's by chance
-# that our simulated devices come close to Ethernet.) The peak figures aren't right. With gigabytes the H100s need 1.2
-# times as long as the formula says, and with 58 MB 2.7 times, because NCCL needs large messages to fill the links. So
-# measure an all-reduce or two on your own machine, and put *those* numbers into the formula.
+# that our simulated devices come close to Ethernet.) But the vendor's figures flatter. With 10 GB the H100s need 1.2
+# times as long as the formula says, and with 58 MB even 2.7 times, because it takes large messages to fill the links.
+# So measure an all-reduce or two on your own machine, and put *those* numbers into the formula.
 #
 # One thing isn't in it at all: the batch. If you double the per-device batch, the computation takes twice as long and
 # the all-reduce takes the same, so its *share* of the step falls. That's the first way to live with a slow link.

@@ -15,7 +15,7 @@
 # # 08. Keep dropout and metrics exact
 #
 # Add dropout to your program, and run it on four devices and on eight. The two runs differ from the first update on.
-# Neither has a mistake, they only drew different masks. But now, when a loss looks odd on eight devices, a run on one
+# Neither has a mistake. They only drew different masks. But now, when a loss looks odd on eight devices, a run on one
 # device can't tell you whether it's a bug. And when four devices break, you can't go on with the other four and get the
 # run you had. In this lesson you'll tie each mask to its example, and the runs agree again. Then you'll meet a mean
 # that many programs get wrong, because their examples have different lengths.
