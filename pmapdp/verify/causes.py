@@ -173,7 +173,7 @@ def find_differing_devices(case: Case) -> Cause | None:
     """Find values that differ between devices: of their own examples, as without an all-reduce, or of other things."""
     different = [name for name in case.wrong() if case.differs_between_devices(name)]
     local = [name for name in different if case.is_local(name)]
-    if trained := case.reference.find_trained(local, case.update.arguments):
+    if local and (trained := case.reference.find_trained(local, case.update.arguments)):
         return name_cause("no all-reduce", trained)
     if different and local == different:
         return name_cause("local statistics", local)

@@ -16,7 +16,7 @@ from pmapdp.verify import trees
 from pmapdp.verify.report import ArgumentsError, CheckError
 
 Devices = Sequence[jax.Device]
-LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(__file__))
+LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(os.__file__), os.path.dirname(__file__))
 
 
 def replicate(tree: Any, devices: Devices, *axes: str | None) -> Any:
@@ -71,8 +71,7 @@ def choose_layout(layout: Any, batch_axis: int) -> Layout:
         return Layout(put(), put(*layout.spec), place_key=put(), place_own=put(*layout.spec[:1]))
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ArgumentsError(f"{unknown('layout', str(layout), LAYOUTS)}, or give the NamedSharding of the batch")
-    found = LAYOUTS[layout]
-    return found._replace(place_batch=partial(found.place_batch, axis=batch_axis))
+    return LAYOUTS[layout]._replace(place_batch=partial(LAYOUTS[layout].place_batch, axis=batch_axis))
 
 
 def blame(error: BaseException) -> str:

@@ -170,17 +170,18 @@ class Reference:
         trained = [name for name in names[:MOST_LEAVES] if matters(name)]
         return trained if trained or any(map(matters, others[:MOST_LEAVES])) else names
 
-    def check(self, arguments: tuple) -> None:
-        """Refuse a reference that is pmapped, returns no new state, or lacks a leaf of `per_device`.
+    def check(self, arguments: tuple) -> np.dtype:
+        """Return the type that sets the tolerances. Refuse a reference that is pmapped or lacks a leaf of `per_device`.
 
         Refuse an old program whose groups end with different values of a leaf that `per_device` does not name.
         """
         if isinstance(self.step, types.FunctionType) and hasattr(self.step, "lower"):  # jit returns a type of its own
             raise ArgumentsError("the reference is mapped by pmap: give the function in it, step.__wrapped__")
         try:
-            leaves = self.leaves(jax.eval_shape(self.run_all, *arguments))
+            traced = self.jitted.trace(*arguments)
         except CheckError as error:
             raise ArgumentsError(str(error)) from None
+        leaves = self.leaves(traced.out_info)
         for name in self.per_device:
             if not any(trees.matches(path, [name]) for path in (*leaves, "key")):
                 raise ArgumentsError(f"per_device: there is no leaf {name!r} among {few(leaves)} and key")
@@ -189,10 +190,12 @@ class Reference:
         names = [name for name, far in apart.items() if far > UNEQUAL * trees.distance(found[name])]
         own = f"per_device={[*self.per_device, *names]}, in the state as [{self.groups}, ...]"
         cure = f"if each device is meant to have its own, give {own}"
-        if trained := self.find_trained(names, arguments):
+        if names and (trained := self.find_trained(names, arguments)):
+            names = trained
             cure = "the next update depends on them, so average the gradients in the old program with lax.pmean"
-        if names := trained or names:
+        if names:
             raise ArgumentsError(f"the groups of old_program return different values of {', '.join(names)}: {cure}")
+        return narrowest_sum(traced, arguments[0])
 
     def make_updates(self, state: Any, batches: list[Any], keys: Sequence[tuple], narrowest: np.dtype) -> list[Update]:
         """Make one update on each batch, with the tolerance of every leaf. Not-a-number is refused."""
@@ -261,12 +264,11 @@ def equations(jaxpr: Any) -> Iterator[Any]:
             yield from equations(inner)
 
 
-def narrowest_sum(reference: Reference, arguments: tuple) -> np.dtype:
-    """Return the narrowest type in which the reference adds numbers, or returns what it was given in a wider one."""
-    program, new = jax.make_jaxpr(reference.run_all, return_shape=True)(*arguments)
-    sums = [each for each in equations(program.jaxpr) if each.primitive.name in SUMS]
+def narrowest_sum(traced: Any, state: Any) -> np.dtype:
+    """Return the narrowest type in which a program adds numbers, or returns what it was given in a wider one."""
+    sums = [each for each in equations(traced.jaxpr.jaxpr) if each.primitive.name in SUMS]
     found = {variable.aval.dtype for each in sums for variable in (*each.invars, *each.outvars)}
-    pairs = zip(jax.tree.leaves(arguments[0]), jax.tree.leaves(new["state"]), strict=True)
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(traced.out_info["state"]), strict=True)
     found |= {new.dtype for old, new in pairs if not trees.is_key(new) and new.dtype != jnp.result_type(old)}
     floats = [dtype for dtype in found if jnp.issubdtype(dtype, jnp.floating)]
     return np.dtype(max(floats, key=lambda dtype: float(jnp.finfo(dtype).eps), default=np.float64))

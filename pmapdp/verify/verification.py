@@ -14,7 +14,7 @@ from pmapdp.files import load_from_file
 from pmapdp.verify import trees
 from pmapdp.verify.causes import Case, explain_metrics, explain_state, find_fixed_key, find_unsplit_work, name_cause
 from pmapdp.verify.layouts import Layout, blame, choose_layout
-from pmapdp.verify.reference import Reference, Update, narrowest_sum
+from pmapdp.verify.reference import Reference, Update
 from pmapdp.verify.report import ArgumentsError, Check, CheckError, Report
 from pmapdp.verify.trees import few
 
@@ -75,8 +75,7 @@ def verify(
         """Make the updates and all checks in float64 (a CheckError says why not), or in the given types."""
         host_state, host_batches = trees.to_host((state, batches), dtype)
         first, checks, runs = (host_state, host_batches[0], *keys[0]), list[Check](), dict[int, list[Case]]()
-        plain.check(first)
-        narrowest = narrowest_sum(plain, first)
+        narrowest = plain.check(first)
         if dtype and narrowest != dtype:
             raise CheckError(f"given float64, the reference computes in {narrowest}")
         made = plain.make_updates(host_state, host_batches, keys, narrowest)

@@ -15,16 +15,7 @@ import jax.numpy as jnp
 N = 8
 FOLDER = Path(__file__).parent.parent / "programs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
-MISTAKES: dict[str, dict[str, str]] = {  # the texts to replace
-    "accumulation": {'lax.pmean((loss, grads), axis_name="batch")': 'lax.psum((loss, grads), axis_name="batch")'},
-    "hugging_face_tokens": {
-        "dropout_rng, new_dropout_rng = jax.random.split(state.dropout_rng)": (
-            "new_dropout_rng = jax.random.split(state.dropout_rng)[1]\n"
-            "    dropout_rng = jax.lax.all_gather(state.dropout_rng, 'batch')[0]"
-        )
-    },
-    "ppo_environments": {"grads = lax.pmean(grads, axis_name=_PMAP_AXIS_NAME)": "pass"},
-}
+SUM = {'lax.pmean((loss, grads), axis_name="batch")': 'lax.psum((loss, grads), axis_name="batch")'}  # in accumulation
 
 
 def load(name: str, changes: Mapping[str, str] | None = None) -> ModuleType:

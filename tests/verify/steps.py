@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from pmapdp.devices import simulate
 
@@ -11,6 +13,7 @@ simulate(8)  # before a table of tests uses JAX
 RANDOM = np.random.default_rng(0)
 BATCH = {"x": RANDOM.normal(size=(16, 5)).astype(np.float32), "y": RANDOM.normal(size=16).astype(np.float32)}
 W = RANDOM.normal(size=5).astype(np.float32)
+MESH = Mesh(np.array(jax.devices()), ("i",))
 
 
 def mean(tree):
@@ -33,6 +36,10 @@ def descend(w, batch, average=alone):
     """Linear regression: the new weights, and the loss."""
     loss, gradient = jax.value_and_grad(loss_of)(w, batch)
     return w - 0.1 * average(gradient), {"loss": average(loss)}
+
+
+def sharded(step, **more):
+    return jax.jit(jax.shard_map(step, mesh=MESH, in_specs=(P(), P("i")), out_specs=P(), **more))
 
 
 def float32(w, batch, average=alone):

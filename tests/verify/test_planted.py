@@ -1,6 +1,5 @@
 """Every line of the catalogue, planted in the program of `program.py`, is found by its name, and never by another."""
 
-import re
 import runpy
 from pathlib import Path
 
@@ -9,7 +8,6 @@ from marks import quick
 from planted import PLANTS, SOURCE, given
 
 from pmapdp.verify import VerificationError, verify
-from pmapdp.verify.causes import CATALOGUE
 
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 # The first line of each cause; benchmarks/verify_matrix.py plants them all, under each way and update rule.
@@ -18,18 +16,12 @@ BY_TURNS = [(plant, plant.under[number % len(plant.under)]) for number, plant in
 BY_TURNS.sort(key=lambda each: each[0].cause not in ("no all-reduce", "one device's metrics"))
 
 
-def says(cause):
-    """The sentence of a cause as a regular expression, for any values in it."""
-    return re.sub(r"\\\{.*?\\\}", ".+", re.escape(" ".join(CATALOGUE[cause]["says"].split())))
-
-
 @quick(2, ("plant", "way"), BY_TURNS)
 def test_a_planted_line_is_found_by_its_name(plant, way):
     report = verify(**given(way, plant))
     assert report.causes == [plant.cause], str(report)
-    with pytest.raises(VerificationError) as error:
+    with pytest.raises(VerificationError):
         report.require()
-    assert re.search(says(plant.cause), " ".join(str(error.value).split())), str(report)
 
 
 RIGHT = [("pmap", {"norm": True}), ("shard_map", {"key": "none", "sums": True}), ("jit", {"optimizer": "adamw"})]
@@ -48,13 +40,6 @@ def test_a_missing_all_reduce_under_adam_with_global_batch_norm_is_seen_in_the_m
     """No device makes the update of its examples alone there, and only Adam's first moments have the right mean."""
     report = verify(**given("pmap", PLANTS[0], optimizer="adam", norm=True))
     assert report.causes == ["no all-reduce"], str(report)
-
-
-@pytest.mark.slow
-def test_one_mask_is_no_mean_of_means_if_adam_amplifies_rounding():
-    (plant,) = (plant for plant in PLANTS if plant.cause == "same mask")
-    report = verify(**given("pmap", plant, optimizer="adamw", key="state", sums=True), float64=False)
-    assert report.causes == ["same mask"], str(report)
 
 
 def test_the_page_is_made_from_the_catalogue(capsys):
