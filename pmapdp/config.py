@@ -133,7 +133,7 @@ class Config:
     seed: int = fixed("run", 0, "Determines initial parameters, order of examples and dropout.", (0, 2**63 - 1, "0"))
 
     metrics_file: str | None = setting("output", None, "Append results to this file, one JSON object a line.")
-    progress: bool = setting("output", True, "Print a line of progress every ten seconds.")
+    progress: bool = setting("output", True, "Show a progress bar on a terminal, elsewhere a line now and then.")
     draw_sharding: bool = setting("output", False, "Draw how the first batch is placed on the devices.")
 
     workdir: str | None = setting(

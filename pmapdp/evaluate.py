@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from dataclasses import MISSING, dataclass
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -62,7 +62,7 @@ def evaluate_run(
     devices: int | None = None,
     data_dir: str | None = None,
     best: bool = False,
-    **yours: Unpack[Custom],
+    **yours: Any,
 ) -> tuple[Means, dict[str, Any]]:
     """Return the figures of the newest checkpoint of a run, or of its best epoch, and the facts about them.
 
@@ -79,7 +79,7 @@ def evaluate_run(
     config = dataclasses.replace(config, data_dir=data_dir or config.data_dir)
     workdir = os.path.abspath(workdir)  # before your code runs, which may change the current folder
     with jax.enable_x64(config.dtype == "float64"):
-        job = prepare(config, yours)
+        job = prepare(config, Custom(**yours))
         require_test_set(config.dataset, job.batches.get("test"))
         state = load_state(workdir, job.task, best=best, content=job.content).state
         facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -61,30 +61,46 @@ class Result:
     epochs: list[dict[str, Any]]
 
 
-class Custom(TypedDict, total=False):
-    """Your parts of a run, arguments of `train`. For those that you don't give, the configuration chooses."""
+class Custom(NamedTuple):
+    """Your parts of a run, as `train` takes them. None: the configuration chooses."""
 
-    model: Callable[..., nnx.Module] | None  # builds your network; see `pmapdp.state.build`
-    data: Any  # your data set; see `pmapdp.custom.data.make_data_set`
-    loss: Callable[..., MetricSums] | None  # in place of `model.loss` or the cross-entropy; see `Task.loss`
-    metrics: Callable[..., dict[str, Any]] | None  # of a classifier: from (logits, batch) to further sums by name
-    optimizer: Callable[..., optax.GradientTransformation] | None  # from the schedule to a rule; try `optax.lion`
-    schedule: optax.Schedule | None  # from the number of updates made to the learning rate
-    trainable: Any  # filter of Flax: the parameters to train; the others stay fixed, even with weight decay
+    model: Callable[..., nnx.Module] | None = None
+    data: Any = None
+    loss: Callable[..., MetricSums] | None = None
+    metrics: Callable[..., dict[str, Any]] | None = None
+    optimizer: Callable[..., optax.GradientTransformation] | None = None
+    schedule: optax.Schedule | None = None
+    trainable: Any = None
 
 
 def train(
-    config: Config, *, after_epoch: AfterEpoch | None = None, peers: Peers | None = None, **custom: Unpack[Custom]
+    config: Config,
+    *,
+    model: Callable[..., nnx.Module] | None = None,
+    data: Any = None,
+    loss: Callable[..., MetricSums] | None = None,
+    metrics: Callable[..., dict[str, Any]] | None = None,
+    optimizer: Callable[..., optax.GradientTransformation] | None = None,
+    schedule: optax.Schedule | None = None,
+    trainable: Any = None,
+    after_epoch: AfterEpoch | None = None,
+    peers: Peers | None = None,
 ) -> Result:
     """Run `config` from start to end, or resume the run in its workdir.
 
     Args:
         config: the settings.
+        model: builds your network, in place of the one that the configuration names; see `pmapdp.state.build`.
+        data: your data set; see `pmapdp.custom.data.make_data_set`.
+        loss: your loss, in place of `model.loss` or the cross-entropy; see `Task.loss`.
+        metrics: of a classifier, a function of (logits, batch) that returns further sums by name.
+        optimizer: a function of the schedule that returns an update rule of optax, for example `optax.lion`.
+        schedule: a function of the number of updates made that returns the learning rate.
+        trainable: the parameters to train, a filter of Flax; the others stay fixed, even with weight decay.
         after_epoch: called after each epoch as after_epoch(results, state). The state is on the devices, and the next
             update overwrites it, so copy what you keep. With several processes, each one calls it.
         peers: the processes that take part; all call this function alike. Default: those that the program has connected
             by `jax.distributed.initialize`.
-        **custom: your model, data and so on, by the names in `Custom`.
 
     Raises:
         UserError: the configuration doesn't fit the machine, the data or the workdir, training diverged, or a file
@@ -93,6 +109,7 @@ def train(
             checkpoint was written, without one the error's `state` has the state.
     """
     started = time.perf_counter()
+    custom = Custom(model, data, loss, metrics, optimizer, schedule, trainable)
     peers = peers or find_peers(config)
     config = with_full_paths(config, first=peers.first)
     require_recipe(config)
@@ -168,20 +185,19 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
 
     For float64 call it, and use what it returns, inside `jax.enable_x64(True)`.
     """
-    custom = custom or {}
+    custom = custom or Custom()
     assert config.dtype != "float64" or jax.config.read("jax_enable_x64"), "JAX would make float32 of it"
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
     number = 1 if config.strategy == "single" else number_of_devices(config.devices, config.mesh, peers.count)
     local_devices = devices.choose(number)
     all_devices = devices.extend_to_all_processes(local_devices)
-    rule = custom.get("optimizer") or find_rule("optimizer", config.optimizer)  # None: built in
-    rate = custom.get("schedule") or find_rule("schedule", config.schedule)
+    rule = custom.optimizer or find_rule("optimizer", config.optimizer)  # None: built in
+    rate = custom.schedule or find_rule("schedule", config.schedule)
 
     # Data
     if not peers.first:
         peers.wait("the data set")  # process 0 may have to download it
-    given = custom.get("data")
-    data = load_data(config.dataset, config.data_dir) if given is None else make_data_set(given)
+    data = load_data(config.dataset, config.data_dir) if custom.data is None else make_data_set(custom.data)
     if peers.first:
         peers.wait("the data set")
 
@@ -189,7 +205,7 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
     task = make_task(config, custom)
     config = dataclasses.replace(config, **name_custom_parts(custom, task))
     arrays, _ = featurize(data, task.model)
-    yours = config.model not in MODELS or bool(custom.get("loss") or custom.get("metrics"))
+    yours = config.model not in MODELS or custom.loss is not None or custom.metrics is not None
     check_task(task, arrays, custom=yours)
     content = None
     if config.workdir or peers.count > 1:
@@ -233,16 +249,12 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
 
 def make_task(config: Config, custom: Custom) -> Task:
     """Build the model, and choose its loss. The update rule is missing, because it depends on the batch size."""
-    if misspelled := custom.keys() - Custom.__annotations__.keys():
-        raise TypeError(
-            f"unexpected arguments {', '.join(misspelled)}: choose from {', '.join(Custom.__annotations__)}"
-        )
-    model = build_model(custom.get("model") or find_model(config.model), config.seed, config.dtype)
-    trainable = custom.get("trainable")
-    loss, metrics = custom.get("loss") or getattr(type(model), "loss", None), custom.get("metrics")
+    model = build_model(custom.model or find_model(config.model), config.seed, config.dtype)
+    trainable = config.trainable if custom.trainable is None else custom.trainable
+    loss = custom.loss or getattr(type(model), "loss", None)
     if loss is None:
-        loss = functools.partial(cross_entropy, label_smoothing=config.label_smoothing, metrics=metrics)
-    elif metrics is not None:
+        loss = functools.partial(cross_entropy, label_smoothing=config.label_smoothing, metrics=custom.metrics)
+    elif custom.metrics is not None:
         raise UserError("metrics= is for the cross-entropy: return them as others of MetricSums in your own loss")
     return Task(
         model,
@@ -250,18 +262,18 @@ def make_task(config: Config, custom: Custom) -> Task:
         dtype=config.dtype,
         loss=loss,
         accumulate=config.accumulate,
-        trainable=trainable_filter(model, config.trainable if trainable is None else trainable),
+        trainable=trainable_filter(model, trainable),
     )
 
 
 def name_custom_parts(custom: Custom, task: Task) -> dict[str, Any]:
     """Return the settings that name your parts, for the header and config.json."""
-    names: dict[str, Any] = {} if custom.get("data") is None else {"dataset": "arrays"}
-    if custom.get("model") is not None:
+    names: dict[str, Any] = {} if custom.data is None else {"dataset": "arrays"}
+    if custom.model is not None:
         names["model"] = task.name
-    if custom.get("trainable") is not None:
+    if custom.trainable is not None:
         names["trainable"] = tuple(named_leaves(task.arrays_of(task.model)[0]))
-    for kind, value in {"optimizer": custom.get("optimizer"), "schedule": custom.get("schedule")}.items():
+    for kind, value in {"optimizer": custom.optimizer, "schedule": custom.schedule}.items():
         if value is not None:
             name = getattr(value, "__name__", type(value).__name__)
             names[kind] = f"your {name}" if name in (*OPTIMIZERS, *SCHEDULES) else name
@@ -295,21 +307,22 @@ def choose_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout
     return STRATEGIES[name](task, devices)
 
 
-def trained_task(config: Config, **custom: Unpack[Custom]) -> Task:
+def trained_task(config: Config, **yours: Any) -> Task:
     """Make the task of a run whose state is only read. It needs no learning rate, which isn't part of the state."""
-    rule = custom.get("optimizer") or find_rule("optimizer", config.optimizer)
+    custom = Custom(**yours)
+    rule = custom.optimizer or find_rule("optimizer", config.optimizer)
     optimizer = make_optimizer(config, optax.constant_schedule(0.0), rule)
     return dataclasses.replace(make_task(config, custom), optimizer=optimizer)
 
 
-def load_run(path: str | Path, **custom: Unpack[Custom]) -> tuple[Config, TrainState, dict[str, Any]]:
+def load_run(path: str | Path, **yours: Any) -> tuple[Config, TrainState, dict[str, Any]]:
     """Read the configuration of a run, its newest state (on the host), and the results of its last epoch.
 
     `path` is its folder. Give `model`, `loss`, `metrics` and `optimizer` again if `train` had them as Python values.
     """
     config = read_config(path)
     with jax.enable_x64(config.dtype == "float64"):
-        state, _, progress = load_state(path, trained_task(config, **custom))
+        state, _, progress = load_state(path, trained_task(config, **yours))
     return config, state, progress["last"]
 
 

@@ -91,12 +91,23 @@ def test_steps_stop_a_run_in_the_middle_of_an_epoch(tmp_path):
 def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
     monkeypatch.setattr("pmapdp.run.report.SECONDS_BETWEEN_LINES", 0.0)
     run(progress=True)
-    assert re.search(r"\nupdate 3/5  loss \d\.\d+  accuracy .* examples/s  \d+ s left\n", capsys.readouterr().out)
+    line = r"\nepoch 1/1  update 3/5  loss \d\.\d+  accuracy .* examples/s  \d+ s left\n"
+    assert re.search(line, capsys.readouterr().out)
 
 
-def test_a_misspelled_part_is_an_error():
-    with pytest.raises(TypeError, match="unexpected arguments modle: choose from model, data, loss"):
-        run(own={"modle": nnx.Linear})
+class Terminal(io.StringIO):
+    """A file that says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_a_progress_bar(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with contextlib.redirect_stdout(Terminal()) as output:
+        run(progress=True)
+    for words in ("\x1b[", "━", "0/5", "compiling", "epoch 1/1"):
+        assert words in output.getvalue()
 
 
 class WithDropout(nnx.Module):

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
-import optax
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from pmapdp.cli import SIGNALS, catch_signals
@@ -30,7 +29,7 @@ from pmapdp.run import replicas
 from pmapdp.run.checkpoints import Checkpoints, load_weights
 from pmapdp.run.report import Reporter
 from pmapdp.run.workdir import identity, lock_workdir, require_same_run, sample_functions, write_config
-from pmapdp.state import TrainState, create_state, is_finite
+from pmapdp.state import TrainState, create_state, is_finite, named_leaves
 from pmapdp.steps.shared import gradient_sums
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class Run:
         if self.config.workdir and job.peers.first:
             write_config(Path(self.config.workdir), self.config)
         self.report = Reporter(job.config, self.stack, first=job.peers.first)
-        self.report.start(job, state)
+        self.report.start(job, state, step)
         if news:
             self.report.event("resume" if step else "init_from", step=step)
             self.report.line(news)
@@ -196,21 +195,25 @@ def open_run(job: "Job", started: float, after_epoch: AfterEpoch | None = None) 
 
 
 def find_first_not_finite(job: "Job", step: int) -> str:
-    """Say which example has a loss or gradient that isn't finite, or advise another learning rate.
+    """Say which example is not finite in update `step` or the one before it, or advise another learning rate.
 
-    It tries the examples of update `step`, and of the one before, which made its parameters, with the initial ones.
+    The update before counts because it made the parameters. Inputs and labels can be checked in any update, losses and
+    gradients of single examples only in the first, whose parameters are known.
     """
     batches, state = job.batches["train"], create_state(job.task)
     compute = jax.jit(functools.partial(gradient_sums, dataclasses.replace(job.task, accumulate=1)))
-    for update in range(max(step - 2, 0), step):
-        epoch, done = divmod(update, batches.per_epoch)
+    for update in range(max(step - 1, 1), step + 1):
+        epoch, done = divmod(update - 1, batches.per_epoch)
         for row in batches.order(epoch)[done * batches.batch_size :][: batches.batch_size].tolist():
-            gradients, sums, _ = compute(state, Batches(batches.split, 1).take(np.array([row])))
-            if not np.isfinite([sums.loss, optax.tree.norm(gradients)]).all():
-                return (
-                    f"training example {row}, counted from 0, has a loss or gradient that is not finite even with the "
-                    "initial parameters: look at it, model and loss"
-                )
+            batch = Batches(batches.split, 1).take(np.array([row]))
+            values = {"the inputs are": batch.inputs, "the labels are": batch.labels}
+            if update == 1 and not job.config.init_from:
+                gradients, sums, _ = jax.device_get(compute(state, batch))
+                values["the first loss is"] = sums.loss
+                values |= {f"the first gradient of {name} is": each for name, each in named_leaves(gradients).items()}
+            for name, value in values.items():
+                if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value)):
+                    return f"{name} not finite for training example {row}, counted from 0: look at it, model and loss"
     return DIVERGED_ADVICE
 
 

@@ -1,4 +1,4 @@
-"""Output of a run: lines and their log, metrics, TensorBoard files and a trace."""
+"""Output of a run: lines, a progress bar, its log, metrics, TensorBoard files and a trace."""
 
 import contextlib
 import functools
@@ -7,12 +7,14 @@ import json
 import math
 import os
 import platform
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import jax
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pmapdp.config import Config
 from pmapdp.devices import count_from_environment, describe
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from pmapdp.train import Job
 
 USES = {"train": "train", "validation": "validate", "test": "test"}  # of the parts of a data set
-SECONDS_BETWEEN_LINES = 10.0  # of progress
+SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_REFRESHES = 10.0, 0.2  # of the progress, and of its bar on a terminal
+UPDATES_BETWEEN_POINTS = 50  # of the train loss in TensorBoard
 WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
 
 
@@ -45,6 +48,8 @@ class Reporter:
 
     def __init__(self, config: Config, stack: contextlib.ExitStack, *, first: bool):
         self.first, self.show_progress, self.epochs = first, config.progress and first, config.epochs
+        self.stack = stack
+        self.bar: Progress | None = None
         self.log: TextIO | None = None
         self.metrics: list[TextIO] = []
         self.tensorboard: Any = None
@@ -73,8 +78,8 @@ class Reporter:
         for file in self.metrics:
             file.write(json.dumps({"event": name, **values}) + "\n")
 
-    def start(self, job: "Job", state: TrainState) -> None:
-        """Report what a run does, on which devices and with what data."""
+    def start(self, job: "Job", state: TrainState, step: int) -> None:
+        """Report what a run does from `step` on, on which devices and with what data."""
         config, batches = job.config, job.batches["train"]
         examples = {name: part.examples for name, part in job.batches.items()}
         per_device = math.ceil(batches.batch_size / batches.devices)
@@ -87,8 +92,11 @@ class Reporter:
             "state_bytes_on_a_device": bytes_on_a_device((state.params, state.optimizer_state)),
             "jax": jax.__version__,
         }
-        self.steps = job.total_steps
+        self.steps, self.per_epoch = job.total_steps, batches.per_epoch
         self.event("start", **vars(config) | facts)
+        if self.tensorboard:
+            settings = "\n".join(f"- {name}: {value}" for name, value in vars(config).items())
+            self.tensorboard.add_text("configuration", settings)
         named = RECIPES[config.recipe].config
         recipe = f"recipe {named.recipe}, " if (config.dataset, config.model) == (named.dataset, named.model) else ""
         layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
@@ -110,21 +118,37 @@ class Reporter:
             "started": f"{job.peers.launcher}, {processes}, jax {jax.__version__}, Python {platform.python_version()}",
         }
         self.line(*(f"{name:<7}  {value}" for name, value in rows.items()), "")
+        if self.show_progress and sys.stdout.isatty():
+            columns = [BarColumn(12), MofNCompleteColumn(), TextColumn("{task.description}")]
+            bar = Progress(*columns, TimeRemainingColumn(compact=True), transient=True)
+            self.bar = self.stack.enter_context(bar)
+            bar.add_task("compiling", total=self.steps, completed=step)
 
     def update(self, step: int, state: TrainState, meter: Meter) -> None:
-        """Print a line about update `step` now and then, and trace some updates with --profile."""
+        """Show update `step` now and then, and trace some updates with --profile."""
         self.updates += 1
         if self.updates == WARM_UP and self.trace:
             jax.block_until_ready(state)
             jax.profiler.start_trace(str(self.trace), create_perfetto_trace=True)
         elif self.updates == WARM_UP + TRACED:
             self.end_trace(state)
-        if self.show_progress and time.monotonic() - self.shown >= SECONDS_BETWEEN_LINES and meter.timed_updates:
-            self.shown = time.monotonic()
-            speed = f"{meter.timed_examples / meter.seconds:,.0f} examples/s"
+        if self.tensorboard and step % UPDATES_BETWEEN_POINTS == 0 and meter.means:
+            self.tensorboard.add_scalar("train/loss_so_far_in_the_epoch", meter.means["loss"], step)
+        first, now = self.updates == 1, time.monotonic()  # the first update compiles, and no other
+        wait = SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
+        if not self.show_progress or (now - self.shown < wait and not (first and self.bar)):
+            return
+        epoch, figures = f"epoch {(step - 1) // self.per_epoch + 1}/{self.epochs}", in_words(meter.means)
+        if self.bar:
+            del figures[1:]  # the loss alone fits 80 columns
+        if meter.timed_updates:
+            figures.append(f"{meter.timed_examples / meter.seconds:,.0f} examples/s")
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], completed=step, description="  ".join([epoch, *figures]))
+        elif meter.timed_updates:
             seconds_left = max(1, round((self.steps - step) * meter.seconds / meter.timed_updates))
-            place = f"update {step:,}/{self.steps:,}"
-            self.line("  ".join([place, *in_words(meter.means), speed, f"{seconds_left:,} s left"]))
+            self.line("  ".join([epoch, f"update {step:,}/{self.steps:,}", *figures, f"{seconds_left:,} s left"]))
+        self.shown = now
 
     def end_epoch(self, results: dict[str, Any]) -> None:
         """Print and write the results of a finished epoch."""

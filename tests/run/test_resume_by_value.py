@@ -111,8 +111,8 @@ class Root(Net):
 @pytest.mark.parametrize(
     ("model", "settings", "sentence"),
     [
-        (Log, {}, r"step 1: training example \d+, counted from 0, has a loss or gradient that is not finite even"),
-        (Root, {}, r"step 2: training example \d+, counted from 0, has a loss or gradient that is not finite"),
+        (Log, {}, r"step 1: the first loss is not finite for training example \d+, counted from 0: look at"),
+        (Root, {}, r"step 2: the first gradient of head.bias is not finite for training example \d+, counted"),
         (Net, {"learning_rate": 1e38, "optimizer": "sgd"}, r"step \d: try a lower --learning-rate"),
     ],
 )

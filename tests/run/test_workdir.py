@@ -20,10 +20,17 @@ def test_it_holds_what_the_page_says(finished):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["start", "epoch", "epoch", "end"]
     assert [{"event": "epoch"} | epoch for epoch in result.epochs] == lines[1:3]
-    (tensorboard,) = folder.glob("events.out.tfevents.*")
-    assert [tensorboard.read_bytes().count(tag) for tag in (b"train/loss", b"test/accuracy", b"learning_rate")] == [
-        2
-    ] * 3
+    (tensorboard,) = (file.read_bytes() for file in folder.glob("events.out.tfevents.*"))
+    wanted = {b"train/accuracy": 2, b"test/loss": 2, b"\rlearning_rate": 2, b"configuration/text_summary": 1}
+    assert {tag: tensorboard.count(tag) for tag in wanted} == wanted
+
+
+def test_tensorboard_shows_the_loss_within_an_epoch(tmp_path, monkeypatch):
+    monkeypatch.setattr("pmapdp.run.report.UPDATES_BETWEEN_POINTS", 2)
+    monkeypatch.setattr("pmapdp.metrics.READ_TOGETHER", 1)
+    run(workdir=str(tmp_path / "run"), epochs=1, steps=4)
+    (tensorboard,) = (file.read_bytes() for file in (tmp_path / "run").glob("events.out.tfevents.*"))
+    assert tensorboard.count(b"train/loss_so_far_in_the_epoch") == 2
 
 
 def test_it_names_what_ran(finished):
