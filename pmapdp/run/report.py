@@ -70,7 +70,9 @@ class Reporter:
         for text in texts:
             if self.log:
                 self.log.write(text + "\n")
-            if self.first:
+            if self.bar:  # above it
+                self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            elif self.first:
                 print(text, flush=True)
 
     def event(self, name: str, **values: Any) -> None:
