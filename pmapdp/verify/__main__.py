@@ -1,7 +1,8 @@
 """Compare a training step of your own on several devices with its reference on one.
 
     python -m pmapdp.verify examples/sum_of_means.py:check
-    python -m pmapdp.verify examples/sum_of_means.py:check --devices 4 --json report.json
+    python -m pmapdp.verify examples/sum_of_means.py:check --devices 4
+    python -m pmapdp.verify examples/sum_of_means.py:check --json report.json
 
 The exit status is 0 if all was compared and is equal, 1 if not or if the program fails, and 2 if the command is wrong.
 """
@@ -28,9 +29,7 @@ class Options:
         "A function without arguments that returns a dictionary of verify's arguments.",
         place="FILE.py:FUNCTION",
     )
-    devices: int | None = setting(
-        "options", None, "Number of devices; default: all accelerators, or 8 simulated CPU devices where there is none."
-    )
+    devices: int | None = setting("options", None, "Number of devices; default: all accelerators, or 8 simulated CPUs.")
     json: str | None = setting("options", None, "Write the report to this file, too.")
 
 
