@@ -3,8 +3,7 @@
     python -m pmapdp.evaluate runs/first                # as it was trained
     python -m pmapdp.evaluate runs/first --best         # its best epoch
     python -m pmapdp.evaluate runs/first --strategy jit --devices 3
-    python -m pmapdp.evaluate model.zip                 # an exported model
-    python -m pmapdp.evaluate model.zip --dataset my_data.npz
+    python -m pmapdp.evaluate model.zip --dataset my_data.npz  # exported model
 
 The figures are sums over exactly the examples of the test set, so that strategy and number of devices change only their
 rounding.
@@ -35,8 +34,6 @@ from pmapdp.run.checkpoints import load_state
 from pmapdp.run.workdir import read_config
 from pmapdp.train import EVALUATION_BATCH_PER_DEVICE, Custom, evaluate, prepare
 
-Means = dict[str, float]  # by metric, with the number of "examples"
-
 
 @dataclass(frozen=True)
 class Options:
@@ -63,7 +60,7 @@ def evaluate_run(
     data_dir: str | None = None,
     best: bool = False,
     **yours: Any,
-) -> tuple[Means, dict[str, Any]]:
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the figures of the newest checkpoint of a run, or of its best epoch, and the facts about them.
 
     Give `yours` again, `model`, `data` and the like, if `train` was given them as Python values.
@@ -80,20 +77,15 @@ def evaluate_run(
     workdir = os.path.abspath(workdir)  # before your code runs, which may change the current folder
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, Custom(**yours))
-        require_test_set(config.dataset, job.batches.get("test"))
+        if "test" not in job.batches:
+            raise UserError(f"{config.dataset} has no test set to evaluate on: give one, DataSet(train, test)")
         state = load_state(workdir, job.task, best=best, content=job.content).state
         facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
         facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
         return evaluate(job, job.strategy.place_state(state), "test"), facts
 
 
-def require_test_set(dataset: str, test: Any) -> None:
-    """Refuse a data set without one."""
-    if test is None:
-        raise UserError(f"{dataset} has no test set to evaluate on: give one, DataSet(train, test)")
-
-
-def evaluate_file(path: str, dataset: str | None = None, data_dir: str | None = None) -> tuple[Means, dict[str, Any]]:
+def evaluate_file(path: str, dataset: str | None = None, data_dir: str | None = None) -> tuple[Any, dict[str, Any]]:
     """Return the figures of an exported model on the test set of a data set, and the facts about them.
 
     Only a built-in data set is taken from the file: a name of yours may be another file here, or run its code.
@@ -102,12 +94,11 @@ def evaluate_file(path: str, dataset: str | None = None, data_dir: str | None = 
     if dataset is None and (dataset := exported.metadata.get("dataset")) not in DATA_SETS:
         raise UserError(f"{path} was trained on data of yours, {dataset}: name it, as in --dataset my_data.npz")
     data = load_data(dataset, data_dir)
-    require_test_set(dataset, data.test)
     facts = {"dataset": dataset, "step": exported.metadata.get("step", 0), "strategy": "exported"}
     return evaluate_exported(exported, data.test), facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}
 
 
-def evaluate_exported(exported: Exported, split: Any) -> Means:
+def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
     """Return the loss and metrics of an exported model over exactly the examples of `split`, arrays or texts."""
     with exported.precision():
         part = make_part("the test", split, exported.metadata["labels"])
@@ -119,8 +110,9 @@ def evaluate_exported(exported: Exported, split: Any) -> Means:
             raise UserError(f"the model takes {taken}, and the test set has {given}: give the data of its training")
         if exported.metadata["classifies"]:
             check_labels("the test", part, len(exported.metadata["labels"]))
-        arrays, sums, meter = jax.device_put(exported.arrays), jax.jit(exported.loss.call), Meter()
+        arrays, sums = jax.device_put(exported.arrays), jax.jit(exported.loss.call)
         batches = Batches(part, EVALUATION_BATCH_PER_DEVICE)
+        meter = Meter(weighted=batches.weighted)
         for step, batch in enumerate(batches.epoch(0)):
             found = sums(arrays, *jax.device_put((batch.inputs, batch.labels, batch.weights)))
             named = MetricSums(found.pop("loss"), found.pop("correct", None), found.pop("count"), found)

@@ -31,13 +31,13 @@ from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import not_exportable
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
-from pmapdp.errors import UserError, reason
+from pmapdp.errors import UserError, user_code_errors
 from pmapdp.files import MODEL, check_output, read_file, write_file
 from pmapdp.loss import named_sums
-from pmapdp.registry import DATA_SETS, FEATURIZERS, featurize, featurizer_of, load_data, require_python_values
+from pmapdp.registry import FEATURIZERS, featurize, featurizer_of, load_data, require_python_values
 from pmapdp.run.checkpoints import load_state
 from pmapdp.run.workdir import read_config
-from pmapdp.state import Task, TrainState, count_parameters
+from pmapdp.state import Task, TrainState
 from pmapdp.train import trained_task
 
 FORMAT = "pmapdp model 2"
@@ -93,11 +93,10 @@ def describe_arrays(inputs: Any) -> Any:
 def load_exported(path: str | Path) -> Exported:
     """Read an exported model. A `UserError` says that it is damaged, something else, or of another version.
 
-    The checksums of the zip (CRC-32) are looked at first, so that no damaged file reaches JAX. They don't protect from
-    a file that was made to do harm: it holds a program, which JAX compiles and runs.
+    The checksums of the zip are looked at first, so that no damaged file reaches JAX.
     """
     content = read_file(path, advice=ADVICE)
-    try:
+    with user_code_errors(f"{path} is damaged, or is no exported model", ADVICE):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
             # Only this much is read, so a few kilobytes cannot unpack to gigabytes.
@@ -109,16 +108,11 @@ def load_exported(path: str | Path) -> Exported:
             programs = [bytearray(archive.read(name)) for name in (PROGRAM, LOSS)]
             arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}
             fitted = json.loads(archive.read(FEATURIZER)) if FEATURIZER in archive.namelist() else None
-    except Exception as error:  # zipfile and NumPy have several for damaged bytes
-        raise UserError(f"{path} is damaged, or is no exported model ({reason(error)}): {ADVICE}") from None
-    try:
+        theirs, ours = metadata["jax"], jax.__version__
+    works = f"use jax {theirs}, or export the model again with this one"
+    with user_code_errors(f"{path} was exported with jax {theirs}, which jax {ours} cannot read", works):
         model, loss = map(jax.export.deserialize, programs)
         model.mlir_module()  # so that a version too old or too new shows here
-    except Exception as error:  # JAX has no error of its own for versions that it does not read
-        raise UserError(
-            f"{path} was exported with jax {metadata['jax']}, which jax {jax.__version__} cannot read "
-            f"({reason(error)}): use jax {metadata['jax']}, or export the model again with this one"
-        ) from None
     featurizer = None if fitted is None else FEATURIZERS[metadata["view"]](**fitted)
     return Exported(metadata, model, arrays, loss, featurizer)
 
@@ -139,15 +133,15 @@ def export_run(
         state, step, progress = load_state(folder, task, best=best, content=fingerprint(data))
     arrays, featurizer = featurize(data, task.model)
     last = progress["last"]
+    measured = {name: last[name] for name in ("validation", "test") if name in last}
     metadata = {
+        # Only the names of files of yours: their folders are nobody's business.
         "model": os.path.basename(config.model),
-        # Only the name of a file of yours: its folder is nobody's business.
-        "dataset": config.dataset if config.dataset in DATA_SETS else os.path.basename(config.dataset),
+        "dataset": os.path.basename(config.dataset),
         "labels": arrays.classes,
         "step": step,
-        # A checkpoint from the middle of an epoch was not evaluated.
-        "metrics": {name: last[name] for name in ("validation", "test") if name in last and last["step"] == step},
-        "measured": [next((name for name in ("test", "validation") if name in last), None), last.get("step", 0)],
+        "metrics": measured if last.get("step") == step else {},  # the middle of an epoch was not evaluated
+        "measured": {name: last["step"] for name in measured},  # after how many updates
     }
     example = arrays.train.take(np.arange(1))
     export_model(task, state, file or path, examples=example, metadata=metadata, featurizer=featurizer)
@@ -187,10 +181,11 @@ def export_model(
         return named_sums(task.loss(build(arrays), Batch(inputs, labels, indices, weights)))
 
     # JAX notes the file of every operation, which says much about the machine and differs from export to export.
-    limit = "jax_traceback_in_locations_limit"
-    before = getattr(jax.config, limit)
-    jax.config.update(limit, 0)
+    silent = {"jax_include_full_tracebacks_in_locations": True, "jax_traceback_in_locations_limit": 0}
+    before = {name: getattr(jax.config, name) for name in silent}
     try:
+        for name, value in silent.items():
+            jax.config.update(name, value)
         with jax.enable_x64(task.dtype == "float64"):
             batch = examples.inputs, examples.labels, np.ones(1, np.float32)
             inputs, labels, weights = jax.export.symbolic_args_specs(batch, "batch, ...")
@@ -199,26 +194,24 @@ def export_model(
     except Exception as error:
         raise UserError(not_exportable(error)) from error
     finally:
-        jax.config.update(limit, before)
+        for name, value in before.items():
+            jax.config.update(name, value)
     for output in model.out_avals:
         if output.shape[:1] != jax.tree.leaves(inputs)[0].shape[:1]:
             raise UserError(
                 f"the model answers {[*output.shape]}, not one row for each example: return [n, ...] arrays"
             )
-    C = model.out_avals[0].shape[-1] if task.classifies else 0
     metadata = {
         "format": FORMAT,
         "pmapdp": __version__,
         "jax": jax.__version__,
-        "platforms": PLATFORMS,
         "dtype": task.dtype,
         "view": featurizer_of(task.model),
         "input": describe_arrays(examples.inputs),
         "classifies": task.classifies,
-        "parameters": count_parameters(state.params),
         "arrays": names,
         **metadata,
-        "labels": [*map(str, metadata.get("labels") or range(C))],
+        "labels": [*map(str, metadata.get("labels") or range(model.out_avals[0].shape[-1] if task.classifies else 0))],
     }
     Exported(metadata, model, arrays, loss).outputs(examples.inputs)  # finite parameters may give infinite answers
     files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: model.serialize(), LOSS: loss.serialize()}
@@ -245,16 +238,15 @@ class Options:
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options = cli.parse(Options, arguments, __doc__)
-    file = Path(options.file).absolute()
+    file = Path(options.file).absolute()  # your code may change the current folder
     metadata = export_run(options.workdir, options.file, options.data_dir, best=options.best)
-    megabytes = file.stat().st_size / 1e6
-    print(f"{options.file}: {metadata['model']} after {metadata['step']:,} updates, {megabytes:.2f} MB")
+    done = f"{metadata['model']} after {metadata['step']:,} updates"
+    print(f"{options.file}: {done}, {file.stat().st_size / 1e6:.2f} MB")
     for part, means in metadata["metrics"].items():
         print(part, *(f"{name} {value:.4f}" for name, value in means.items() if name != "examples"))
     if not metadata["metrics"]:
-        part, step = metadata["measured"]
-        when = f"{part} was measured after update {step:,}, not after this one"
-        print(f"no metrics: {when if part else 'the run has no test or validation data'}")
+        when = "".join(f"{part} was measured after update {step:,}" for part, step in metadata["measured"].items())
+        print(f"no metrics: {when or 'the run has no test or validation data'}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import jax
 from pmapdp.errors import DivergedError
 from pmapdp.loss import DIVISOR, MetricSums, named_sums
 
+ACCURACIES = ("accuracy", "weighted_accuracy")  # without weights of the data, and with them
 UPDATES_AHEAD = 2
 READ_TOGETHER = 16  # updates, and not seconds, so that all processes notice a NaN after the same update
 
@@ -20,10 +21,11 @@ class Meter:
     Attributes:
         sums: over all examples so far, by name, in double precision; "count" is the sum of their weights.
         examples: their number.
+        accuracy: the name of the accuracy, another one if the data have weights.
     """
 
-    def __init__(self, sums: Mapping[str, float] | None = None, examples: int = 0):
-        self.sums, self.examples = dict(sums or {}), examples
+    def __init__(self, sums: Mapping[str, float] | None = None, examples: int = 0, *, weighted: bool = False):
+        self.sums, self.examples, self.accuracy = dict(sums or {}), examples, ACCURACIES[weighted]
         self.unread: deque[tuple[int, MetricSums, int]] = deque()
         self.start_clock()
 
@@ -71,7 +73,7 @@ class Meter:
         for name, value in self.sums.items():
             if name != "count" and not name.endswith(DIVISOR):
                 divisor = self.sums.get(name + DIVISOR, self.sums["count"])
-                means["accuracy" if name == "correct" else name] = value / divisor if divisor else 0.0
+                means[self.accuracy if name == "correct" else name] = value / divisor if divisor else 0.0
         return means | {"examples": self.examples}
 
     @property

@@ -15,6 +15,7 @@ line may name the columns. Every model takes .npy arrays of one example or of se
 import csv
 import io
 import json
+import re
 import sys
 import textwrap
 from dataclasses import MISSING, dataclass
@@ -30,6 +31,7 @@ from pmapdp.errors import UserError, in_one_line, reason
 from pmapdp.export import load_exported
 from pmapdp.files import file_errors, read_file
 
+NUMBER = re.compile(r"\s*[-+]?(\.?\d|(nan|inf)\s*$)", re.IGNORECASE)  # the beginning of one in a table
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the channels of a model's images
 
 
@@ -50,7 +52,7 @@ def read_examples(path: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     rows `[D]` a table of numbers, .csv. A `UserError` says that it is none of these.
     """
     wanted, pictures = np.dtype(dtype), dtype == "uint8" and len(shape) == 3 and shape[2] in MODES
-    kinds = ["a PNG or JPEG image"] * pictures + ["a table, .csv,"] * (len(shape) == 1) + ["a .npy array"]
+    kinds = ["a PNG or JPEG image"] * pictures + ["a table in UTF-8, .csv,"] * (len(shape) == 1) + ["a .npy array"]
     advice = f"name {' or '.join(kinds)} of shape {[*shape]} and type {dtype}, as the model takes it"
     content = read_file(path, advice=advice)
     try:
@@ -82,31 +84,14 @@ def read_examples(path: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 def read_table(content: bytes, columns: int) -> np.ndarray:
     """Return the rows `[n, columns]` of a table with commas, the first line of which may name the columns."""
-    rows = [row for row in csv.reader(io.StringIO(decode(content)), strict=True) if row]
-    names = bool(rows) and not any(map(is_number, rows[0]))
+    rows = [row for row in csv.reader(io.StringIO(content.decode("utf-8-sig")), strict=True) if row]
+    names = bool(rows) and not any(map(NUMBER.match, rows[0]))
     for number, row in enumerate(rows, 1):
         if len(row) != columns:
             raise ValueError(f"row {number} has {len(row)} columns, and the model takes {columns}, without a label")
-        if number > names and (wrong := [each for each in row if not is_number(each)]):
+        if number > names and (wrong := [each for each in row if not NUMBER.match(each)]):
             raise ValueError(f"row {number} has {wrong[0]!r}, which is no number")
     return np.array(rows[names:], float).reshape(-1, columns)
-
-
-def is_number(text: str) -> bool:
-    """Tell if a field of a table is one."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def decode(content: bytes) -> str:
-    """Return a text in UTF-8."""
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError("it is no text in UTF-8: convert it first, for example with iconv") from None
 
 
 def read_lines(path: str) -> list[str]:
@@ -114,7 +99,7 @@ def read_lines(path: str) -> list[str]:
     advice = "name a file in UTF-8 with one text a line"
     content = sys.stdin.buffer.read() if path == "-" else read_file(path, advice=advice)
     with file_errors(path, "read", advice):
-        lines = decode(content).split("\n")  # str.splitlines also splits at characters inside of a text
+        lines = content.decode("utf-8-sig").split("\n")  # str.splitlines also splits at characters inside of a text
         if not (texts := [line.removesuffix("\r") for line in lines if line.strip()]):
             raise ValueError("it holds no text")
     return texts

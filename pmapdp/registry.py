@@ -49,23 +49,14 @@ DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
 FEATURIZERS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 
 
-def find_model(name: str) -> Callable[..., nnx.Module]:
-    """Return the class of a model of ours, or your class or function, `my_file.py:Net`."""
-    if ".py:" in name:
-        return load_from_file(name, f"--model {name}")
-    if name not in MODELS:
-        raise unknown("model", name, [*MODELS, "my_file.py:Net (yours; from Python model=Net)"])
-    return MODELS[name]
-
-
-def find_rule(kind: str, name: str) -> Callable[..., Any] | None:
-    """Return your optimizer or schedule (the `kind`), `my_file.py:make`; None for one of ours."""
+def find_code(kind: str, name: str) -> Any:
+    """Return a model, or your optimizer or schedule (the `kind`), by its name; None for ours of pmapdp/optimizer.py."""
     if ".py:" in name:
         return load_from_file(name, f"--{kind} {name}")
-    ours = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}[kind]
+    ours: Any = {"model": MODELS, "optimizer": dict.fromkeys(OPTIMIZERS), "schedule": dict.fromkeys(SCHEDULES)}[kind]
     if name not in ours:
-        raise unknown(kind, name, [*ours, f"my_file.py:make (yours; from Python {kind}=...)"])
-    return None
+        raise unknown(kind, name, [*ours, f"my_file.py:Net (yours; from Python {kind}=...)"])
+    return ours[name]
 
 
 def require_python_values(config: Config, given: Mapping[str, Any], reader: str, *arguments: str) -> None:
@@ -101,8 +92,7 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     """Read a data set, and download it first if it is missing and that is possible.
 
     It's one of `DATA_SETS`, or yours: a file `my_data.npz`, a folder of images, or a function without arguments in a
-    file, `my_data.py:make`, that returns what `train` takes as `data`. A `UserError` says that there is none of this
-    name, or that its files are missing or damaged.
+    file, `my_data.py:make`, that returns what `train` takes as `data`.
     """
     if name in DATA_SETS:
         return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
@@ -112,9 +102,8 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
         return make_data_set(load_from_file(name, f"--dataset {name}")())
     if name.endswith("/") or os.path.isdir(name):
         return load_folder(Path(name))
-    raise unknown(
-        "dataset", name, [*DATA_SETS, "my_data.npz, folder/ or my_data.py:make (yours; from Python data=...)"]
-    )
+    yours = "my_data.npz, folder/ or my_data.py:make (yours; from Python data=...)"
+    raise unknown("dataset", name, [*DATA_SETS, yours])
 
 
 def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:

@@ -4,13 +4,9 @@
     python -m pmapdp.scaling --devices 8 512 --hardware h100 --dtype bfloat16
     python -m pmapdp.scaling --parameters 124000000 --flops 8e11    # your model
 
-All figures are predictions from published data of the hardware, for training that splits the batch.
+All figures are predictions from published data of the hardware, for training that splits the batch. A step is forward
+and backward pass, one all-reduce of the gradients, and the update by Adam. Lesson 18 explains this model.
 """
-
-# A step of data parallelism is forward and backward pass, one all-reduce of the gradients, and the update by Adam.
-# Lesson 18 explains this model. It leaves out what `LEFT_OUT` lists.
-#
-# Letters: n bytes of the full array on one device, N devices, b examples on each.
 
 import math
 import sys
@@ -26,9 +22,8 @@ from pmapdp.config import check_values, setting
 from pmapdp.errors import UserError
 
 LEFT_OUT = (
-    "the time to launch kernels and programs, which rules small models on fast devices; input, evaluation, "
-    "checkpoints, and waiting for the slowest device; other traffic on the network, and switches with less bandwidth "
-    "than their ports; memory of activations; and how many updates a larger batch needs to reach the same loss"
+    "the time to launch kernels, which rules small models on fast devices; input, evaluation, checkpoints, and the "
+    "slowest device; other traffic on the network; and how many updates a larger batch needs to reach the same loss"
 )
 
 
@@ -123,17 +118,15 @@ def reduce_scatter_at(n: float, N: int, level: Level) -> float:
 
 def spread(N: int, levels: Sequence[Level]) -> list[int]:
     """Return the members of each level if N devices fill them from the inside. A `UserError` says that they can't."""
-    most = math.prod(level.devices for level in levels)
+    most, joined, rest = math.prod(level.devices for level in levels), [], N
     if not 1 <= N <= most:
         raise UserError(f"{N} devices are not among the 1 to {most:,} that can be joined: try --devices {most}")
-    joined, rest = [], N
     for level in levels:
-        members = min(rest, level.devices)
-        if rest % members:
+        joined.append(min(rest, level.devices))
+        if rest % joined[-1]:
             whole = N // level.devices * level.devices
             raise UserError(f"{N} devices do not fill whole groups of {level.devices}: try --devices {whole}")
-        joined.append(members)
-        rest //= members
+        rest //= joined[-1]
     return joined
 
 
@@ -162,7 +155,7 @@ class Prediction(NamedTuple):
 
     step: float
     compute: float  # forward and backward passes
-    update: float  # of the optimizer
+    update: float
     all_reduce: float  # of the gradients, which hides behind no computation
     examples_per_second: float  # over all devices
 
@@ -200,12 +193,8 @@ def make_table(hardware: Hardware, counts: Sequence[int], **plan: Any) -> Table:
 class Options:
     """The model, and the machines to predict for."""
 
-    parameters: int = setting(
-        "model", RESNET_PARAMETERS, "Parameters of the model; default: ResNet-50's.", (1, math.inf, "124000000")
-    )
-    flops: float = setting(
-        "model", RESNET_FLOPS, "Operations of one example, forward and backward.", (1, math.inf, "8e11")
-    )
+    parameters: int = setting("model", RESNET_PARAMETERS, "Number of parameters.", (1, math.inf, "124000000"))
+    flops: float = setting("model", RESNET_FLOPS, "Operations of one example, both passes.", (1, math.inf, "8e11"))
     utilization: float | None = setting(
         "model", None, "Share of a device's peak FLOP/s that it attains; default: ResNet-50's.", (1e-6, 1, "0.15")
     )
@@ -224,14 +213,12 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     options = cli.parse(Options, arguments, __doc__)
     share = RESNET_SHARES[options.dtype] if options.utilization is None else options.utilization
-    plan: dict[str, Any] = {name: getattr(options, name) for name in ("parameters", "flops", "dtype")}
+    plan = {name: getattr(options, name) for name in ("parameters", "flops", "dtype")}
     plan |= {"b": options.per_device_batch_size, "utilization": share}
     tables = [make_table(HARDWARE[name], sorted(set(options.devices)), **plan) for name in options.hardware]
-    print(
-        f"{options.parameters:,} parameters, {options.flops / 1e6:,.1f} MFLOP an example, "
-        f"{options.per_device_batch_size:,} examples per device, {options.dtype}, Adam; {share:.3g} of the peak. "
-        "Predictions for data parallelism, not measurements."
-    )
+    model = f"{options.parameters:,} parameters, {options.flops / 1e6:,.1f} MFLOP an example"
+    print(f"{model}, {options.per_device_batch_size:,} examples per device, {options.dtype}, {share:.3g} of the peak.")
+    print("Predictions for data parallelism with Adam, not measurements.")
     # A file has no width, and wrapped cells are hard to read.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 400)
     for table in tables:

@@ -65,7 +65,7 @@ class Task:
 
     @functools.cached_property
     def constant(self) -> tuple[nnx.GraphDef[nnx.Module], Any]:
-        """Return the model's structure and its random streams, which no layer may advance (`custom/contract.py`)."""
+        """Return the model's structure and its random streams, which no layer may advance (`custom/model.py`)."""
         parts: Any = nnx.split(self.model, self.trainable, nnx.RngState, ...)
         return parts[0], parts[2]
 

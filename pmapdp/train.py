@@ -26,8 +26,7 @@ from flax import nnx
 from pmapdp import cli, devices
 from pmapdp.config import Config, flag
 from pmapdp.custom.data import fingerprint, make_data_set
-from pmapdp.custom.model import augment_task, build_model, check_task
-from pmapdp.custom.optimizer import check_best, check_optimizer, check_schedule, trainable_filter
+from pmapdp.custom.model import augment_task, build_model, check_optimizer, check_schedule, check_task, trainable_filter
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.distributed import SINGLE_PROCESS, Peers, ProcessesOptions, connect_processes, find_peers
@@ -36,7 +35,7 @@ from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
 from pmapdp.recipes import compare_with_reported, require_recipe
-from pmapdp.registry import MODELS, featurize, find_model, find_rule, load_data
+from pmapdp.registry import MODELS, featurize, find_code, load_data
 from pmapdp.run.checkpoints import load_state
 from pmapdp.run.open_run import AfterEpoch, keep_compiled_programs, open_run
 from pmapdp.run.workdir import read_config, with_full_paths
@@ -123,7 +122,8 @@ def train(
             state, step = run.restore_or_init()
             while not run.is_done(step):
                 epoch, done = divmod(step, batches.per_epoch)
-                meter = Meter(run.progress["sums"], run.progress["examples"])  # not empty if the epoch is resumed
+                # not empty if the epoch is resumed
+                meter = Meter(run.progress["sums"], run.progress["examples"], weighted=batches.weighted)
                 rest_of_epoch = itertools.islice(batches.epoch(epoch, done), job.total_steps - step)
                 with place_ahead(rest_of_epoch, strategy.place_batch) as placed_batches:
                     for batch in placed_batches:
@@ -141,7 +141,8 @@ def evaluate(job: "Job", state: TrainState, part: str | None) -> dict[str, float
     """Return the metrics of a placed state over exactly the examples of a part of the data set, {} without a part."""
     if part is None:
         return {}
-    meter, batches = Meter(), job.batches[part]
+    batches = job.batches[part]
+    meter = Meter(weighted=batches.weighted)
     try:
         with place_ahead(batches.epoch(0), job.strategy.place_batch) as placed_batches:
             for step, batch in enumerate(placed_batches):
@@ -191,8 +192,8 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
     number = 1 if config.strategy == "single" else number_of_devices(config.devices, config.mesh, peers.count)
     local_devices = devices.choose(number)
     all_devices = devices.extend_to_all_processes(local_devices)
-    rule = custom.optimizer or find_rule("optimizer", config.optimizer)  # None: built in
-    rate = custom.schedule or find_rule("schedule", config.schedule)
+    rule = custom.optimizer or find_code("optimizer", config.optimizer)  # None: built in
+    rate = custom.schedule or find_code("schedule", config.schedule)
 
     # Data
     if not peers.first:
@@ -206,7 +207,7 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
     config = dataclasses.replace(config, **name_custom_parts(custom, task))
     arrays, _ = featurize(data, task.model)
     yours = config.model not in MODELS or custom.loss is not None or custom.metrics is not None
-    check_task(task, arrays, custom=yours)
+    check_task(task, arrays, custom=yours, best=config.best)
     content = None
     if config.workdir or peers.count > 1:
         content = fingerprint(data)
@@ -221,7 +222,6 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
     split = functools.partial(Batches, devices=N, here=here)
     batches = {name: split(part, max(B, EVALUATION_BATCH_PER_DEVICE * N)) for name, part in arrays.parts.items()}
     batches["train"] = split(arrays.train, B, accumulate=config.accumulate, shuffle_seed=config.seed)
-    check_best(config.best, task, batches["train"])
 
     # Update rule, whose schedule depends on the number of batches
     all_steps = config.epochs * batches["train"].per_epoch
@@ -249,7 +249,7 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
 
 def make_task(config: Config, custom: Custom) -> Task:
     """Build the model, and choose its loss. The update rule is missing, because it depends on the batch size."""
-    model = build_model(custom.model or find_model(config.model), config.seed, config.dtype)
+    model = build_model(custom.model or find_code("model", config.model), config.seed, config.dtype)
     trainable = config.trainable if custom.trainable is None else custom.trainable
     loss = custom.loss or getattr(type(model), "loss", None)
     if loss is None:
@@ -310,7 +310,7 @@ def choose_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout
 def trained_task(config: Config, **yours: Any) -> Task:
     """Make the task of a run whose state is only read. It needs no learning rate, which isn't part of the state."""
     custom = Custom(**yours)
-    rule = custom.optimizer or find_rule("optimizer", config.optimizer)
+    rule = custom.optimizer or find_code("optimizer", config.optimizer)
     optimizer = make_optimizer(config, optax.constant_schedule(0.0), rule)
     return dataclasses.replace(make_task(config, custom), optimizer=optimizer)
 

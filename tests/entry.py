@@ -88,12 +88,14 @@ class Trained(NamedTuple):
 
 
 def nested(epoch: dict[str, Any]) -> dict[str, Any]:
-    """The results of an epoch, grouped by the part of the data set."""
+    """The results of an epoch, grouped by the part of the data set. The accuracy has one name, weighted or not."""
     result: dict[str, Any] = {}
     for name, value in epoch.items():
         part, _, metric = name.partition("_")
         if part in ("train", "test", "validation") and not isinstance(value, dict):
             result.setdefault(part, {})[metric] = value
+        elif isinstance(value, dict):
+            result[name] = {key.removeprefix("weighted_"): each for key, each in value.items()}
         else:
             result[name] = value
     return result

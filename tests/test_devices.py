@@ -1,6 +1,7 @@
 """Simulating devices: as many as asked for, with threads enough, and whatever the user set is respected."""
 
 import json
+import sys
 
 import pytest
 from launch import python
@@ -10,7 +11,7 @@ from pmapdp.devices import COLLECTIVES_HOLD_THREADS, cores
 FLAG = "--xla_force_host_platform_device_count"
 # Each case in a child of one process that has imported JAX, and not started it. `started`: JAX starts with one device.
 CASES = """
-import json, os, sys, jax
+import json, os, resource, sys, jax
 from pmapdp.devices import choose, simulate
 for function, count, env, started in json.loads(sys.argv[1]):
     if os.fork() == 0:
@@ -19,6 +20,9 @@ for function, count, env, started in json.loads(sys.argv[1]):
         else:
             jax.config.update("jax_num_cpu_devices", int(env.get("PROGRAM", -1)))
         os.environ.update(env)
+        if "PROCESSES" in env:  # as `ulimit -u`, which root need not obey
+            resource.setrlimit(resource.RLIMIT_NPROC, (int(env["PROCESSES"]), int(env["PROCESSES"])))
+            os.getuid() or os.setuid(12345)
         try:
             (simulate if function == "simulate" else choose)(count)
             print(len(jax.local_devices()), os.environ.get("NPROC"), flush=True)
@@ -43,6 +47,8 @@ FEW = [
     ("choose", 8, {"JAX_NUM_CPU_DEVICES": "3"}, False, "8 devices were asked for, but JAX_NUM_CPU_DEVICES in the envi"),
     ("simulate", 1, {}, True, "1 "),  # what is there already may be asked for late
 ]
+if sys.platform == "linux":  # elsewhere threads are no processes
+    FEW.append(("choose", 4, {"PROCESSES": "1"}, False, "JAX needs about 32 threads, and this process may not start"))
 
 
 def test_as_many_devices_and_threads_as_it_takes_or_a_sentence():

@@ -1,15 +1,11 @@
 """Your data, as arrays, as a map-style data set or in an .npz file, become a `DataSet` that the devices can take.
 
 A map-style data set has `len(source)` and `source[i]`: torchvision's, PyTorch's, Hugging Face's and Grain's, or a list.
-An example is a pair (inputs, label), a triple with a weight, or a dictionary with a `label`. Threads read the examples
-of a batch while the devices compute, so each batch is the same as from arrays, also after a run is resumed.
-
-An .npz file for `--dataset my_data.npz` holds `train_inputs` and `train_labels`. It may hold `train_weights`, the same
-three of `test` and of `validation`, and `classes`, the names of the classes.
+Threads read the examples of a batch while the devices compute, so each batch is the same as from arrays, also after a
+run is resumed. docs/custom.md has the forms of examples and files.
 """
 
 import hashlib
-import json
 import math
 import os
 import sys
@@ -23,7 +19,7 @@ import jax
 import numpy as np
 
 from pmapdp.data.dataset import DataSet, Split, Texts
-from pmapdp.errors import UserError, reason, shown, user_code_errors
+from pmapdp.errors import UserError, shown, user_code_errors
 from pmapdp.files import open_arrays
 
 PARTS = {"train": "the training", "test": "the test", "validation": "the validation"}  # as sentences call them
@@ -65,9 +61,9 @@ def classes_of(train: Any) -> tuple[str, ...]:
     if names := getattr(train, "classes", ()):
         return tuple(map(str, names))  # as torchvision's data sets have them
     labels = train[1] if isinstance(train, tuple) and len(train) > 1 else ()
-    if isinstance(labels, Mapping) or not hasattr(labels, "__len__") or not isinstance(next(iter(labels), None), str):
-        return ()
-    return tuple(sorted({name for name in labels if isinstance(name, str)}))
+    is_list = hasattr(labels, "__len__") and not isinstance(labels, Mapping)
+    is_text = is_list and isinstance(next(iter(labels), None), str)
+    return tuple(sorted({name for name in labels if isinstance(name, str)})) if is_text else ()
 
 
 def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
@@ -98,12 +94,13 @@ class Examples:
         if self.examples == sys.maxsize:  # Grain's
             raise UserError(f"{name} data repeat without an end: leave .repeat() out, because --epochs repeats them")
         self.checksums = np.zeros(self.examples, np.uint32)  # of each example that was read, 0 for the others
-        self.first = self.read(0)
+        self.shapes = describe(self.read(0))
         for index in TRIALS * list(range(min(TRIALS, self.examples))):
             self.read(index)
+        self.weights = self.take(np.arange(1)).weights
 
     def read(self, index: int) -> Split:
-        """Read one example, without an axis of examples. Refuse one that changed since it was read before."""
+        """Read one example. Refuse one that changed since it was read before."""
         with user_code_errors(f"example {index} of {self.name} data cannot be read", "correct it, or leave it out"):
             example = Split(*map(to_arrays, split_example(self.source[index])))
         checksum = zlib.crc32(b"".join(leaf.tobytes() for leaf in jax.tree.leaves(example))) | 1
@@ -118,20 +115,18 @@ class Examples:
 
     def take(self, order: np.ndarray) -> Split:
         """Read the examples of these indices, in this order, each once."""
-        indices = list(dict.fromkeys(order.tolist()))
+        indices, places = np.unique(order, return_inverse=True)
         with ThreadPoolExecutor(THREADS) as pool:
-            read = dict(zip(indices, pool.map(self.read, indices), strict=True))
-        for index, example in read.items():
-            if describe(example) != describe(self.first):
-                raise UserError(
-                    f"example {index} of {self.name} data has {describe(example)}, and example 0 "
-                    f"{describe(self.first)}: give all of them one shape and type"
-                )
-        rows = jax.tree.map(lambda *leaves: np.stack(leaves), *(read[index] for index in order.tolist()))
+            examples = list(pool.map(self.read, indices.tolist()))
+        for index, example in zip(indices, examples, strict=True):
+            if (shapes := describe(example)) != self.shapes:
+                found = f"{shapes}, and example 0 {self.shapes}"
+                raise UserError(f"example {index} of {self.name} data has {found}: give all of them one shape and type")
+        rows = jax.tree.map(lambda *leaves: np.stack(leaves), *(examples[place] for place in places))
         try:
             split = check_split(self.name, rows, self.classes)
         except UserError:
-            for index, example in read.items():  # which one it is
+            for index, example in zip(indices, examples, strict=True):  # which one it is
                 row = jax.tree.map(lambda leaf: leaf[None], example)
                 check_split(f"example {index} of {self.name}", row, self.classes)
             raise
@@ -154,10 +149,9 @@ def check_labels(name: str, part: Any, logits: int) -> None:
 def split_example(example: Any) -> tuple[Any, Any, Any]:
     """Split an example, in one of the forms above, into inputs, label and weight (or None)."""
     if isinstance(example, Mapping):
-        inputs, names = dict(example), [name for name in ("label", "labels") if name in example]
-        weight = inputs.pop("weight", None)
-        if len(names) == 1 and len(inputs) > 1:
-            label = inputs.pop(names[0])
+        inputs = dict(example)
+        label, weight = inputs.pop("label" if "label" in inputs else "labels", None), inputs.pop("weight", None)
+        if label is not None and inputs:
             return inputs.popitem()[1] if len(inputs) == 1 else inputs, label, weight
     elif isinstance(example, tuple | list) and len(example) in (2, 3):
         return example[0], example[1], example[2] if len(example) == 3 else None
@@ -169,19 +163,18 @@ def split_example(example: Any) -> tuple[Any, Any, Any]:
 
 def to_arrays(values: Any) -> Any:
     """Turn one example's values into arrays. A grey image of Pillow gets an axis of channels."""
-    if values is None:
-        return None
-    if isinstance(values, Mapping):
-        return {key: to_arrays(each) for key, each in values.items()}
-    array = np.asarray(values)
-    return array[..., None] if hasattr(values, "getbands") and array.ndim == 2 else array
+
+    def to_array(value: Any) -> np.ndarray:
+        array = np.asarray(value)
+        return array[..., None] if hasattr(value, "getbands") and array.ndim == 2 else array
+
+    return jax.tree.map(to_array, values, is_leaf=lambda value: not isinstance(value, dict | None))
 
 
 def describe(tree: Any) -> str:
     """Describe type and shape of each array in a tree. Texts may differ in length."""
     return ", ".join(
-        f"{'text' if np.issubdtype(leaf.dtype, np.str_) else leaf.dtype} {list(leaf.shape)}"
-        for leaf in jax.tree.leaves(tree)
+        f"{'text' if leaf.dtype.kind == 'U' else leaf.dtype} {list(leaf.shape)}" for leaf in jax.tree.leaves(tree)
     )
 
 
@@ -199,9 +192,8 @@ def check_split(name: str, split: Split, classes: tuple[str, ...] = ()) -> Split
             )
     shapes = [list(each.shape) for each in jax.tree.leaves((inputs, labels, weights))]
     if not shapes or not all(shape[:1] == shapes[0][:1] and math.prod(shape[:1]) for shape in shapes):
-        raise UserError(
-            f"{name} inputs, labels and weights have shapes {shapes}: give one row per example, at least one"
-        )
+        works = "give one row per example, at least one"
+        raise UserError(f"{name} inputs, labels and weights have shapes {shapes}: {works}")
     return Split(inputs, labels, weights)
 
 
@@ -213,10 +205,8 @@ def convert(what: str, values: Any, classes: tuple[str, ...] | None = None) -> A
     """
     if isinstance(values, Mapping) and values:
         return {key: convert(f"{what} {key!r}", each, classes) for key, each in values.items()}
-    try:
-        array = np.asarray(values)
-    except Exception as error:  # lists of different lengths, or an object whose conversion fails
-        raise UserError(f"{what} are no array ({reason(error)}): give a NumPy array") from error
+    with user_code_errors(f"{what} are no array", "give a NumPy array"):  # for example lists of different lengths
+        array = np.atleast_1d(np.asarray(values))
     if classes is not None and array.size and isinstance(array.flat[0], str):
         numbers = {name: number for number, name in enumerate(classes)}
         if unknown := {str(name) for name in array.flat if name not in numbers}:
@@ -233,15 +223,11 @@ def convert(what: str, values: Any, classes: tuple[str, ...] | None = None) -> A
         dtype = np.dtype(np.int32)
     with np.errstate(all="ignore"):
         result = array.astype(dtype, copy=False)
-    if dtype.kind == "f":
-        fits = np.isfinite(result[:: sample_every(result)] if result is array else result)
-    else:
-        fits = np.True_ if result is array else result == array
+    every = sample_every(array) if result is array else 1
+    fits = np.isfinite(result[::every]) if dtype.kind == "f" else result[::every] == array[::every]
     if not fits.all():
-        row = np.argwhere(~fits)[0][:1]
-        raise UserError(
-            f"{what} ({array.dtype}) are not all finite numbers in {dtype}, first in row {row}: replace or scale them"
-        )
+        where = f"first in row {every * np.argwhere(~fits)[0][0]}"
+        raise UserError(f"{what} ({array.dtype}) are not all finite numbers in {dtype}, {where}: replace or scale them")
     return result
 
 
@@ -257,9 +243,9 @@ def load_npz(path: Path) -> DataSet:
         arrays = {name: file[name] for name in file}
         parts: dict[str, Any] = {}
         for name in PARTS:
-            inputs, labels, weights = (f"{name}_{each}" for each in ("inputs", "labels", "weights"))
-            if name == "train" or inputs in arrays or labels in arrays:
-                parts[name] = Split(arrays[inputs], arrays[labels], arrays.get(weights))
+            if name == "train" or any(each.startswith(f"{name}_") for each in arrays):
+                inputs, labels = arrays[f"{name}_inputs"], arrays[f"{name}_labels"]
+                parts[name] = Split(inputs, labels, arrays.get(f"{name}_weights"))
     return make_data_set(DataSet(**parts, classes=tuple(np.atleast_1d(arrays.get("classes", ())))))
 
 
@@ -275,10 +261,7 @@ def fingerprint(data: DataSet) -> str:
             largest = max(largest, every := math.ceil(part.examples / 64))
             content.update(f"{part.examples} ".encode())
             part = part.take(np.arange(0, part.examples, every))
-        for leaf in jax.tree.leaves(part):
-            if isinstance(leaf, str):
-                content.update(json.dumps(leaf).encode())
-                continue
+        for leaf in map(np.atleast_1d, jax.tree.leaves(part)):  # a text has no axis
             largest = max(largest, every := sample_every(leaf))
             content.update(f"{leaf.dtype} {leaf.shape} ".encode())
             content.update(np.ascontiguousarray(leaf[::every]).data)

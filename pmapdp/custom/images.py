@@ -1,8 +1,7 @@
 """Images in folders, a subfolder for each class: `python -m pmapdp.train --dataset photos/`.
 
-As for torchvision's `ImageFolder`, `photos/cat/1.jpg` and `photos/dog/2.png` are examples, and the names of the
-subfolders are the classes, in alphabetical order. If there is `photos/train/cat/1.jpg`, then `photos/test/` and
-`photos/validation/` are the other parts. Hidden files and folders are no examples.
+As for torchvision's `ImageFolder`, `photos/cat/1.jpg` is an example, and the subfolders' names are the classes, in
+alphabetical order. If there is `photos/train/cat/1.jpg`, `photos/test/` and `photos/validation/` are the other parts.
 """
 
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from pmapdp.custom.data import PARTS, make_data_set
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, reason
-from pmapdp.files import open_file
+from pmapdp.files import file_errors, open_file
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # no other: for EPS Pillow starts Ghostscript
@@ -36,16 +35,14 @@ class ImageFolder:
         visible = (path for path in found if not any(part[0] == "." for part in path.parts))
         self.files = sorted(path for path in visible if path.suffix.lower() in ENDINGS)
         if not self.files:
-            raise UserError(
-                f"{folder} has no images in its subfolders ({', '.join(self.classes[:9]) or 'none'}): give it one for "
-                f"each class, with files {' '.join(ENDINGS)}"
-            )
+            names = ", ".join(self.classes[:9]) or "none"
+            works = f"give it one for each class, with files {' '.join(ENDINGS)}"
+            raise UserError(f"{folder} has no images in its subfolders ({names}): {works}")
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, str]:
-        """Read an image. A `UserError` says that it can't be read."""
         path = self.folder / self.files[index]
         with open_file(path, advice="replace it, or take it out of the folder") as file:
             return read_image(file, self.mode, self.size), self.files[index].parts[0]
@@ -54,8 +51,8 @@ class ImageFolder:
 def read_image(file: BinaryIO, mode: str, size: tuple[int, int] | None = None) -> np.ndarray:
     """Read an image of 8 bits a colour as `[H, W, C]` uint8, scaled to (H, W) if you give a `size`.
 
-    Grey is the luma, 0.299 R + 0.587 G + 0.114 B (ITU-R BT.601). Without transparency in the `mode`, transparent pixels
-    become black. A ValueError says that it's damaged, or of another kind.
+    Grey is the luma (ITU-R BT.601). Transparent pixels become black, unless the `mode` has transparency. A ValueError
+    says that the image is damaged, or of another kind.
     """
     try:
         from PIL import Image, ImageOps
@@ -77,10 +74,9 @@ def read_image(file: BinaryIO, mode: str, size: tuple[int, int] | None = None) -
 
 def subfolders(folder: Path) -> list[str]:
     """Return the names of the visible folders in a folder, sorted."""
-    try:
-        return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    except OSError as error:
-        raise UserError(f"{folder} cannot be read ({reason(error)}): name a folder with one for each class") from None
+    with file_errors(folder, "read", "name a folder with one for each class"):
+        names = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    return names
 
 
 def load_folder(folder: Path) -> DataSet:

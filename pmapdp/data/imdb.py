@@ -9,6 +9,7 @@ import os
 import re
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,22 +21,16 @@ ARCHIVES = ("aclImdb_v1.tar.gz", "aclImdb.tar.gz")  # as it is published, or pac
 REVIEW = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/([0-9]{1,9})_[0-9]{1,2}\.txt", re.ASCII)
 SENTIMENTS = ("negative", "positive")
 LARGEST_REVIEW = 2**20  # bytes; the longest has 14 kB
-ADVICE = f"get {ARCHIVES[0]} again, name another --data-dir, or use --dataset reviews"
-
-Key = tuple[str, str, int]  # part, folder of the class, number of the review
+ADVICE = (
+    f"get {ARCHIVES[0]} from ai.stanford.edu/~amaas/data/sentiment, name another --data-dir, or use --dataset reviews"
+)
 
 
 def load(data_dir: Path, *, reviews_per_class: int = 12_500) -> DataSet:
-    """Read 25,000 reviews to train and 25,000 to test: first the negative ones, each class by rising number.
-
-    `data_dir` holds the archive. A `UserError` says that there is none, or that it is damaged or incomplete.
-    """
+    """Read 25,000 reviews to train and 25,000 to test: first the negative ones, each class by rising number."""
     path = next((path for name in ARCHIVES if os.path.exists(path := data_dir / name)), None)
     if path is None:
-        raise UserError(
-            f"--dataset imdb is not in {data_dir}: get {ARCHIVES[0]} from ai.stanford.edu/~amaas/data/sentiment, "
-            "name another --data-dir, or use --dataset reviews"
-        )
+        raise UserError(f"--dataset imdb is not in {data_dir}: {ADVICE}")
     reviews, parts = read_archive(path), dict[str, Texts]()
     for part in ("train", "test"):
         keys = sorted(key for key in reviews if key[0] == part)
@@ -50,17 +45,16 @@ def load(data_dir: Path, *, reviews_per_class: int = 12_500) -> DataSet:
     return DataSet(parts["train"], parts["test"], classes=SENTIMENTS)
 
 
-def read_archive(path: Path) -> dict[Key, str]:
+def read_archive(path: Path) -> dict[tuple[str, str, int], str]:
     """Read the reviews in a .tar.gz. Only plain files with a review's name are read, and no link is followed."""
-    reviews: dict[Key, str] = {}
+    reviews: dict[tuple[str, str, int], str] = {}  # by part, folder of the class, and number
     with open_file(path, advice=ADVICE) as file:
         try:
             with gzip.open(file) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as archive:
                 for member in archive:
                     match = REVIEW.fullmatch(member.name)
                     if match and member.isreg() and member.size <= LARGEST_REVIEW:
-                        review = archive.extractfile(member)
-                        assert review is not None  # only links and folders have none
+                        review: Any = archive.extractfile(member)
                         reviews[match[1], match[2], int(match[3])] = review.read().decode()
                 while unpacked.read(2**20):  # to the end of the file, where gzip has its checksum
                     pass

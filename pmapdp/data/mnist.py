@@ -1,8 +1,8 @@
 """MNIST and Fashion-MNIST, from the four original .gz files if they are there, else through torchvision.
 
 The files are where torchvision puts them: `DATA_DIR/MNIST/raw` and `DATA_DIR/FashionMNIST/raw`.
-Sources: LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition",
-Proceedings of the IEEE 86(11), 1998; Xiao, Rasul and Vollgraf, "Fashion-MNIST", arXiv:1708.07747, 2017.
+Sources: LeCun et al., "Gradient-based learning applied to document recognition", Proceedings of the IEEE 86(11), 1998;
+Xiao, Rasul and Vollgraf, "Fashion-MNIST", arXiv:1708.07747, 2017.
 """
 
 import gzip
@@ -17,23 +17,20 @@ from pmapdp.errors import UserError
 from pmapdp.files import read_file
 
 FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}  # by the name of the data set
+FILES = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 # MD5 of the files as distributed, the same that torchvision checks.
 CHECKSUMS = {
-    "MNIST": {
-        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-    },
-    "FashionMNIST": {
-        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-    },
+    "MNIST": [
+        *("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432"),
+        *("9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c"),
+    ],
+    "FashionMNIST": [
+        *("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe"),
+        *("bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"),
+    ],
 }
 CLASSES = {
-    "mnist": list("0123456789"),
+    "mnist": [*"0123456789"],
     "fashion-mnist": [
         *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
         *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
@@ -42,12 +39,9 @@ CLASSES = {
 
 
 def load(name: str, data_dir: Path) -> DataSet:
-    """Read 60,000 training and 10,000 test images `[n, 28, 28, 1]` uint8 of `mnist` or `fashion-mnist`.
-
-    `data_dir` is torchvision's `root`. A `UserError` says that a file is damaged, or can't be downloaded.
-    """
+    """Read 60,000 training and 10,000 test images `[n, 28, 28, 1]` uint8; `data_dir` is torchvision's `root`."""
     folder = FOLDERS[name]
-    files = {data_dir / folder / "raw" / file: checksum for file, checksum in CHECKSUMS[folder].items()}
+    files = {data_dir / folder / "raw" / file: md5 for file, md5 in zip(FILES, CHECKSUMS[folder], strict=True)}
     if all(map(os.path.isfile, files)):
         arrays = [read_idx(path, checksum) for path, checksum in files.items()]
     else:
@@ -65,9 +59,8 @@ def read_idx(path: Path, checksum: str) -> np.ndarray:
             f"{path} is damaged: its MD5 is {found}, not {checksum}; delete it and start again to download it anew"
         )
     content = gzip.decompress(packed)
-    dimensions = content[3]
-    shape = np.frombuffer(content, ">i4", count=dimensions, offset=4)
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    shape = np.frombuffer(content, ">i4", count=content[3], offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + shape.nbytes).reshape(shape)
 
 
 def download(name: str, data_dir: Path) -> list[np.ndarray]:

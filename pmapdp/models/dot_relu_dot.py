@@ -14,17 +14,11 @@ class DotReluDot(nnx.Module):
     """`[b, D]` to `[b, D]`, with two `[D, D]` matrices (D is `size`) and no bias; Flax's default initialiser."""
 
     input_axes = ("batch", "embed")
+    size = 1024
 
-    def __init__(
-        self,
-        size: int = 1024,
-        *,
-        rngs: nnx.Rngs,
-        dtype: DTypeLike = jnp.float32,
-        param_dtype: DTypeLike = jnp.float32,
-    ):
+    def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
         def matrix(*names: str) -> nnx.Param[jax.Array]:
-            values = nnx.initializers.lecun_normal()(rngs.params(), (size, size), param_dtype)
+            values = nnx.initializers.lecun_normal()(rngs.params(), (self.size, self.size), param_dtype)
             return nnx.Param(values, **named(*names))
 
         self.dtype = dtype

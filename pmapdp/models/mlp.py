@@ -36,8 +36,7 @@ class TextMLP(nnx.Module):
     """`[b, 1200]` float32 tf-idf weights to `[b, 2]` logits: 1200-48-2, 57,746 parameters, Glorot uniform.
 
     It's the network of TensorFlow's DTensor tutorial, whose batch norm has no trainable variables. The tutorial has no
-    running moments either, so an answer depends on what else is in the batch there. Here evaluation takes the moments
-    of training, and an example has one answer in any batch.
+    running moments either, so an answer depends on what else is in the batch there, and here it doesn't.
     """
 
     featurizer = "tfidf"  # turns texts into its inputs

@@ -24,7 +24,7 @@ from pmapdp.cli import SIGNALS, catch_signals
 from pmapdp.data.batches import Batches
 from pmapdp.distributed import Peers, make_global
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, StoppedError
-from pmapdp.metrics import Meter
+from pmapdp.metrics import ACCURACIES, Meter
 from pmapdp.run import replicas
 from pmapdp.run.checkpoints import Checkpoints, load_weights
 from pmapdp.run.report import Reporter
@@ -238,7 +238,8 @@ def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, fl
     `best` is the setting `--best`. None: the highest accuracy, or the lowest loss if there is no accuracy.
     """
     part = next(part for part in ("validation", "test", "train") if part in results)
-    order, _, name = (best or ("highest:accuracy" if "accuracy" in results[part] else "lowest:loss")).partition(":")
+    accuracy = next((f"highest:{name}" for name in ACCURACIES if name in results[part]), "lowest:loss")
+    order, _, name = (best or accuracy).partition(":")
     value = float(results[part][name])
     return part, name, -np.inf if np.isnan(value) else value if order == "highest" else -value
 

@@ -5,8 +5,8 @@
     --layout hidden=model,embed=none    rules: logical axis = mesh axis, or none
     --layout model,batch=data+feature   both; + splits one logical axis over several mesh axes, and a later rule wins
 
-A model names the axes of its parameters (`axes` in `models/__init__.py`): the kernel `[784, 512]` of a linear layer has
-the axes `features` and `hidden`. A layout has rules for such names.
+A model names the axes of its parameters: the kernel `[784, 512]` of a linear layer has the axes `features` and
+`hidden`. A layout has rules for such names.
 """
 
 import math
@@ -171,10 +171,7 @@ class MeshLayout:
         )
 
     def shards_on(self, devices: Sequence[jax.Device], task: Task) -> range:
-        """Return the numbers, from 0, of the batch's shards on these devices of one process, which reads them.
-
-        A `UserError` says that they don't follow one another, or that other axes of the inputs are split as well.
-        """
+        """Return the numbers, from 0, of the batch's shards on these devices of one process, which reads them."""
         shape = tuple(self.shards(name) for name in task.input_axes)
         places = self.batch(task).inputs.devices_indices_map(shape)
         shards = {tuple(part.start or 0 for part in places[device]) for device in devices}
@@ -199,8 +196,7 @@ def fit_layout(
 ) -> MeshLayout:
     """Fit --mesh, --layout and --shard-state to a model, to `inputs` of the shape of one example, and to devices.
 
-    An axis with a rule must divide, and a mesh axis must split something. Only `shard_state` leaves arrays that don't
-    divide replicated. A `UserError` says why it doesn't fit.
+    An axis with a rule must divide, and a mesh axis must split something; `shard_state` splits what it can.
     """
     N = len(devices)
     sizes, works = parse_mesh(mesh) if mesh else {DATA: N}, f"try --mesh {DATA}={N} --layout {DATA}"

@@ -1,7 +1,4 @@
-"""The training step of `jit` for a layout that splits more than the batch. Lessons 15 and 16 teach this file.
-
-`pmapdp/steps/jit.py` splits only the batch.
-"""
+"""The step of `jit` for a layout that splits more than the batch. Lessons 15 and 16 teach this file."""
 
 import dataclasses
 import functools
@@ -27,12 +24,6 @@ def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
     used = layout.params(task, split=False)
     updated = layout.params(task, split=layout.shard_state != "none")
 
-    def place_state(state: TrainState) -> TrainState:
-        return jax.device_put(state, state_sharding)
-
-    def place_batch(batch: Batch) -> Batch:
-        return place(batch, split)
-
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         in_use = dataclasses.replace(state, params=lax.with_sharding_constraint(state.params, used))
         if task.accumulate == 1 or not layout.batch_axes:
@@ -43,8 +34,8 @@ def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
         return update(task, state, gradients, sums.count, model_state), sums
 
     return Strategy(
-        place_state=place_state,
-        place_batch=place_batch,
+        place_state=functools.partial(jax.device_put, device=state_sharding),
+        place_batch=functools.partial(place, sharding=split),
         train_step=jax.jit(train_step, out_shardings=(state_sharding, replicated), donate_argnums=0),
         eval_step=jax.jit(functools.partial(evaluation_sums, task), out_shardings=replicated),
         fetch=fetch,

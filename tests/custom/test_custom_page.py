@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from points import DATA
 
 from pmapdp.custom.data import make_data_set
+from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet
 from pmapdp.loss import MetricSums
 
@@ -53,7 +55,7 @@ def test_the_commands_print_what_the_page_shows(folder):
             if command.startswith("printf"):
                 subprocess.run(command, shell=True, check=True)
                 continue
-            _, _, module, *arguments = command.split()
+            _, _, module, *arguments = command.replace("--epochs 20", "--epochs 4").split()
             done = entry.run_command(module.removeprefix("pmapdp."), *arguments)
             assert done.status == 0, done.err
             printed = [without_numbers(line) for line in done.out.splitlines()]
@@ -64,7 +66,7 @@ def test_the_commands_print_what_the_page_shows(folder):
 @pytest.mark.slow
 def test_the_code_of_the_page_runs(folder):
     """Its model, given back, has the test loss that the run had, within rounding."""
-    names = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "MetricSums": MetricSums, "DataSet": DataSet}
+    names = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "nnx": nnx, "MetricSums": MetricSums, "DataSet": DataSet}
     exec(shortened(CODE[0]), names)
     first, *_, last = names["result"].epochs
     assert last["test"]["loss"] < first["test"]["loss"]
@@ -74,6 +76,12 @@ def test_the_code_of_the_page_runs(folder):
     assert names["metrics"]["loss"] == pytest.approx(last["test"]["loss"], rel=1e-5)
     outputs = names["model"](np.asarray(test[0], np.float32))
     assert np.square(outputs - test[1]).mean() == pytest.approx(last["test"]["loss"], rel=1e-4)
+    losses = [epoch["train"]["loss"] for epoch in names["copied"].epochs]
+    assert losses[1] < losses[0]
+    model, rows = lambda inputs: (inputs[:, :3], inputs[:, 0]), np.eye(4, dtype=np.float32)
+    labels = {"kind": np.zeros(4, int), "size": rows[:, 0] + 2}
+    sums = names["two_losses"](model, Batch(rows, labels, np.arange(4), np.array([1, 1, 1, 0])))
+    assert sums.loss / sums.count == pytest.approx(4 + np.mean([np.log(1 + 2 * np.exp(-1))] + 2 * [np.log(2 + np.e)]))
     data = make_data_set(names["augmented"])
     assert data.train.take(np.array([7])).inputs.max() == 7
     image = np.arange(3)[None]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pmapdp.data.mnist import CHECKSUMS, read_idx
+from pmapdp.data.mnist import FILES, read_idx
 from pmapdp.errors import UserError
 from pmapdp.registry import load_data
 
@@ -58,7 +58,7 @@ def test_missing_files_are_one_sentence(tmp_path, monkeypatch, dataset, torchvis
     monkeypatch.setitem(sys.modules, "torchvision", module)
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for files in ([], [*CHECKSUMS["MNIST"]][:3]):
+    for files in ([], FILES[:3]):
         for name in files:
             write_idx(raw / name, IMAGES)
         with pytest.raises(UserError) as error:

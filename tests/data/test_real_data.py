@@ -15,7 +15,7 @@ from marks import MNIST_REQUIRED
 
 from pmapdp.custom.data import make_data_set
 from pmapdp.data.batches import Batches
-from pmapdp.data.mnist import CHECKSUMS
+from pmapdp.data.mnist import CHECKSUMS, FILES
 from pmapdp.registry import load_data
 
 
@@ -51,7 +51,7 @@ def test_the_real_images(mnist):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["MNIST", "FashionMNIST"])
 def test_checksums_are_torchvisions(torchvision_datasets, name):
-    assert dict(getattr(torchvision_datasets, name).resources) == CHECKSUMS[name]
+    assert getattr(torchvision_datasets, name).resources == [*zip(FILES, CHECKSUMS[name], strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def unpacked_folder(mnist_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("unpacked")
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for name in CHECKSUMS["MNIST"]:
+    for name in FILES:
         packed = (mnist_folder / "MNIST" / "raw" / name).read_bytes()
         (raw / name.removesuffix(".gz")).write_bytes(gzip.decompress(packed))
     return folder

@@ -122,7 +122,7 @@ def test_shapes_of_arrays(folder, shape):
 
 ADVICE = {
     DIGIT: "name a PNG or JPEG image or a .npy array of shape [28, 28, 1] and type uint8, as the model takes it",
-    (4,): "name a table, .csv, or a .npy array of shape [4] and type float32, as the model takes it",
+    (4,): "name a table in UTF-8, .csv, or a .npy array of shape [4] and type float32, as the model takes it",
 }
 DEEP = np.random.default_rng(0).integers(0, 65536, (28, 28), np.uint16)
 
@@ -140,7 +140,7 @@ DEEP = np.random.default_rng(0).integers(0, 65536, (28, 28), np.uint16)
         ((4,), "semicolons.csv", b"1;2;3;4\n", "row 1 has 1 columns, and the model takes 4, without a label"),
         ((4,), "words.csv", b"a,b,c,d\n1,2,x,4\n", "row 2 has 'x', which is no number"),
         ((4,), "half.csv", b"a,b,3,d\n1,2,3,4\n", "row 1 has 'a', which is no number"),
-        ((4,), "latin.csv", b"\xff,1,2,3\n", "it is no text in UTF-8: convert it first, for example with iconv"),
+        ((4,), "latin.csv", b"\xff,1,2,3\n", "'utf-8' codec can't decode byte 0xff in position 0"),
         ((4,), "quote.csv", b'1,2,3,"4\n', "unexpected end of data"),
         ((4,), "nan.csv", b"1,2,3,4\n1,2,3,nan\n", "example 1, counted from 0, is not finite in float32"),
         ((4,), "huge.csv", b"1,2,3,1e39\n", "example 0, counted from 0, is not finite in float32"),
@@ -201,7 +201,7 @@ def test_texts_on_the_command_line_and_lines_of_a_file(sentiment, folder):
         (["MODEL", "--lines", "texts.txt"], "--lines texts.txt is for text models, and"),
         (["MODEL", "digit.png", "missing.png"], "missing.png cannot be read (No such file or directory)"),
         (["digit.png", "MODEL"], "digit.png is damaged, or is no exported model (File is not a zip file): name a"),
-        (["TEXTS", "--lines", "latin.txt"], "latin.txt cannot be read (it is no text in UTF-8"),
+        (["TEXTS", "--lines", "latin.txt"], "latin.txt cannot be read ('utf-8' codec can't decode byte"),
         (["TEXTS", "--lines", "empty.txt"], "empty.txt cannot be read (it holds no text): name a file in UTF-8"),
     ],
 )

@@ -1,5 +1,9 @@
 """A run that is resumed knows its schedule, optimizer and loss by what they do, whatever they are called."""
 
+import os
+from pathlib import Path
+
+import entry
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +16,6 @@ from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.errors import DivergedError, UserError
 from pmapdp.loss import MetricSums
-from pmapdp.run.open_run import keep_compiled_programs
 from pmapdp.run.workdir import identity, require_same_run, sample_functions
 from pmapdp.train import Custom, main, prepare
 
@@ -121,12 +124,31 @@ def test_what_is_not_finite_is_named(model, settings, sentence):
         run(model, epochs=2, **settings)
 
 
-def test_a_user_without_a_home_trains(monkeypatch):
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
+@pytest.fixture
+def no_home(monkeypatch):
+    """A user id that no list of users has, as in containers. Only root can take one; for others it's the look-up."""
+    for name in ("HOME", "XDG_CACHE_HOME", "PMAPDP_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    cache = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    if is_root := os.getuid() == 0:
+        os.setreuid(12345, 0)
+    else:
+        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    yield
+    if is_root:
+        os.setreuid(0, 0)
+    jax.config.update("jax_compilation_cache_dir", cache)
 
-    monkeypatch.setattr("pathlib.Path.home", no_home)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(jax.config, "update", lambda *values: pytest.fail(f"a cache without a folder: {values}"))
-    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", None, raising=False)
-    keep_compiled_programs()
+
+def test_a_user_without_a_home_trains(no_home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RuntimeError, match="home"):
+        Path.home()
+    for command in (
+        ["train", "--model", "mlp", "--strategy", "single", "--steps", "1", "--workdir", "run"],
+        ["evaluate", "run"],
+        ["export", "run", "model.zip"],
+    ):
+        assert entry.run_command(*command).status == 0
+    assert jax.config.jax_compilation_cache_dir is None
