@@ -112,7 +112,7 @@ def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
             check_labels("the test", part, len(exported.metadata["labels"]))
         arrays, sums = jax.device_put(exported.arrays), jax.jit(exported.loss.call)
         batches = Batches(part, EVALUATION_BATCH_PER_DEVICE)
-        meter = Meter(weighted=batches.weighted)
+        meter = Meter(is_weighted=batches.is_weighted)
         for step, batch in enumerate(batches.epoch(0)):
             found = sums(arrays, *jax.device_put((batch.inputs, batch.labels, batch.weights)))
             named = MetricSums(found.pop("loss"), found.pop("correct", None), found.pop("count"), found)

@@ -24,8 +24,8 @@ class Meter:
         accuracy: the name of the accuracy, another one if the data have weights.
     """
 
-    def __init__(self, sums: Mapping[str, float] | None = None, examples: int = 0, *, weighted: bool = False):
-        self.sums, self.examples, self.accuracy = dict(sums or {}), examples, ACCURACIES[weighted]
+    def __init__(self, sums: Mapping[str, float] | None = None, examples: int = 0, *, is_weighted: bool = False):
+        self.sums, self.examples, self.accuracy = dict(sums or {}), examples, ACCURACIES[is_weighted]
         self.unread: deque[tuple[int, MetricSums, int]] = deque()
         self.start_clock()
 

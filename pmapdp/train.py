@@ -123,7 +123,7 @@ def train(
             while not run.is_done(step):
                 epoch, done = divmod(step, batches.per_epoch)
                 # not empty if the epoch is resumed
-                meter = Meter(run.progress["sums"], run.progress["examples"], weighted=batches.weighted)
+                meter = Meter(run.progress["sums"], run.progress["examples"], is_weighted=batches.is_weighted)
                 rest_of_epoch = itertools.islice(batches.epoch(epoch, done), job.total_steps - step)
                 with place_ahead(rest_of_epoch, strategy.place_batch) as placed_batches:
                     for batch in placed_batches:
@@ -142,7 +142,7 @@ def evaluate(job: "Job", state: TrainState, part: str | None) -> dict[str, float
     if part is None:
         return {}
     batches = job.batches[part]
-    meter = Meter(weighted=batches.weighted)
+    meter = Meter(is_weighted=batches.is_weighted)
     try:
         with place_ahead(batches.epoch(0), job.strategy.place_batch) as placed_batches:
             for step, batch in enumerate(placed_batches):

@@ -44,7 +44,7 @@ class Batches:
         self.devices, self.accumulate = devices, accumulate
         self.here = here or range(devices)
         self.weight_dtype = jax.dtypes.canonicalize_dtype(np.float64)  # float32, or float64 in a run of float64
-        self.examples, self.weighted = split.examples, split.weights is not None
+        self.examples, self.is_weighted = split.examples, split.weights is not None
         self.per_epoch = math.ceil(self.examples / batch_size)
         self.micro_batch = math.ceil(batch_size / accumulate)
         self.share = math.ceil(self.micro_batch / devices)  # rows of one micro-batch on one device

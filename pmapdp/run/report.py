@@ -106,7 +106,7 @@ class Reporter:
         if few and not config.devices and not count_from_environment():
             layout += ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
         micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
-        weights = {name: " (weighted)" * part.weighted for name, part in job.batches.items()}
+        weights = {name: " (weighted)" * part.is_weighted for name, part in job.batches.items()}
         data = [config.dataset, *(f"{n:,} to {USES[name]}{weights[name]}" for name, n in examples.items())]
         processes = f"{job.peers.count} process{'es' if job.peers.count > 1 else ''}"
         rows = {
