@@ -37,7 +37,7 @@ devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 
 # %% [markdown]
-# ## The program so far, and what goes
+# ## The program so far, and what you delete
 #
 # include program/05_pmap.py
 #
@@ -47,8 +47,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # With `pmap` you wrote what *one device* does with its part. With `jit` you write what happens to the *global batch*, as
 # if there were one device. `in_shardings` says where the arguments are (the state on every device, the batch split) and
-# `out_shardings` says where the results are wanted. The sums in `loss_sums` are now sums over all 128 examples, so nobody
-# has to add anything up afterwards.
+# `out_shardings` says where you want the results. The sums in `loss_sums` are now sums over all 128 examples, so you
+# don't have to add anything up afterwards.
 #
 # Lesson 05's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
 #
@@ -90,9 +90,13 @@ for name, function in functions.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only for the sum over the rows, because the rows are on different devices. Each device adds up its own two rows, and an
-# all-reduce adds up the eight results. You see its line in the compiled program: it takes and returns an `f32[4]`, four
-# numbers in float32. The other two functions work row by row, and their results stay where the rows are.
+# Only for `x.sum(0)`, because it adds up rows that are on different devices. Each device adds up its own two rows, and
+# an all-reduce adds up the eight results. You see its line in the compiled program: it takes and returns an `f32[4]`,
+# four numbers in float32. The other two functions work row by row, so their results stay where the rows are.
+#
+# So that's how the compiler knows. It starts from the shardings that it's given and works out a sharding for each
+# result in turn, which is called *sharding propagation* (the part of XLA that does it is Shardy). If an operation needs
+# numbers from other devices, it puts in the communication.
 #
 # </details>
 #
@@ -160,10 +164,10 @@ assert inputs_only < 1.5 * placed
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first and the last. If nothing tells the compiler that the batch is split, it copies all of it to every device.
-# Then each device computes the whole gradient, nobody has to communicate, and the result is right. You paid for eight
-# devices and got the speed of one. If one of the arrays is split, the compiler splits the others to match. But that's the
-# compiler's choice, and you shouldn't count on it.
+# The first and the last. The state is on eight devices, so all eight run the step. If nothing tells the compiler that
+# the batch is split, each of them gets all of it and computes the whole gradient. Nobody has to communicate, and the
+# result is right, but you paid for eight devices and got the speed of one. If one of the arrays is split, the compiler
+# splits the others to match. That's its choice, though, so don't count on it.
 #
 # (An update isn't an eighth of the work, even if the batch is split, because every device runs Adam on all parameters.
 # Lesson 16 splits that, too.)
@@ -194,17 +198,17 @@ assert outcome.startswith("ValueError")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Refused, and that's the good case: you notice it. A batch of 100 rows is refused as well, because 100 isn't divisible by
-# 8. That's why `batches` pads.
+# Refused, and that's the good case, because you notice it. A batch of 100 rows is refused as well, because 100 isn't
+# divisible by 8. Your program never meets that, because `batches` pads the last batch to 128 rows.
 #
 # </details>
 #
-# So set `in_shardings`, or place every batch yourself, and check once in a new program that the batch is split: look at
-# `input_shardings`, or print `jax.debug.visualize_array_sharding(batch[0])`. Inside a step you can demand a placement with
-# `lax.with_sharding_constraint`.
+# So set `in_shardings`, or place every batch yourself. And in a new program, check once that the batch is split: print
+# the compiled step's `input_shardings`, or `place_batch(batch)[0].sharding`. Inside a step you can demand a placement
+# with `jax.lax.with_sharding_constraint`.
 #
-# `place_batch` returns before the copy is done, and `train_step` before the update is. So while the devices compute,
-# Python is already indexing and sending the next batch.
+# Neither `place_batch` nor `train_step` waits: they return before the copy or the update is done. So while the devices
+# compute, Python already picks the rows of the next batch and sends them.
 #
 # ## Exercises
 #
@@ -252,7 +256,8 @@ for exercise in (make_trainer, fixed_evaluation):
 # ## Take away
 #
 # - Write the step for the global batch, say where the arrays are, and let the compiler communicate.
-# - Shardings change where the work happens, never the result. A batch that isn't split shows only as extra work.
+# - Shardings change where the work happens, not the result (apart from rounding). So a batch that isn't split shows
+#   only as extra work.
 # - `in_shardings` splits host arrays and refuses misplaced ones. Without it, the compiler decides where unplaced arrays go.
 #
 # | your program | in pmapdp | file |

@@ -15,10 +15,10 @@
 # # 10. Three ways side by side
 #
 # You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
-# the compiler works it out. There's a third way, and pmap itself is built on it: `shard_map` takes jit's arrays and
-# runs pmap's step. You'll want it when you have a pmap program to port, or when you need to decide yourself what the
-# devices send. It also has a trap. Copy pmap's line for the gradient, and every gradient is eight times too large.
-# Nothing raises an error, and with Adam your loss curve looks perfect.
+# the compiler works it out. There's a third way, `shard_map`, and since jax 0.8 pmap itself is built on it. It takes
+# jit's arrays and runs pmap's step. You'll want it when you have a pmap program to port, or when you need to decide
+# yourself what the devices send. But it has a trap: if you copy pmap's line for the gradient, every gradient is eight
+# times too large. Nothing raises an error, and with Adam your loss curve looks perfect.
 #
 # **You will** write the step with `shard_map`, see the trap and three ways around it, and choose between pmap, jit and
 # shard_map. 20 minutes, 35 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -73,11 +73,11 @@ lesson_10.three_ways()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers, down to the last digit. It's the same step in different packaging.
+# With the same numbers, in every digit that it prints. It's the same step in different packaging.
 #
 # </details>
 #
-# ## Which shape does it see?
+# ## How much of the batch does your loss see?
 #
 # The smallest case: one weight `w`, and the numbers 0 to 15, two on each of eight devices. The loss is the mean of `w * x`.
 # At w = 1 that's 7.5, and its gradient, the mean of `x`, is 7.5 as well.
@@ -166,8 +166,8 @@ for function in (average_gradient, average_loss, cast_first):
 lesson_10.trap()
 
 # %% [markdown]
-# Inside `shard_map`, JAX knows that all devices hold the same `w`: one weight, used in eight places. The gradient of
-# something that's used in eight places is the sum of eight gradients. So `jax.grad` adds them up for you, and you never
+# With the check on, JAX knows that all devices hold the same `w`: one weight, used in eight places. And if a weight is
+# used in eight places, its gradient is the sum of eight gradients. So `jax.grad` adds them up for you, and you never
 # see that all-reduce. The `pmean` that follows averages eight equal sums, which changes nothing.
 #
 # **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w`
@@ -235,15 +235,15 @@ assert "can't be statically inferred" in refusal
 #
 # pmapdp's own [steps/shard_map.py](../pmapdp/steps/shard_map.py) turns it off, with `check_vma=False` and pmap's
 # `pmean`, and you should know why. It has to run *your* model, whatever is in it, and JAX's check refuses some models
-# that are right. `nnx.RNN`, for example, loops over time and starts from zeros. The zeros are the
-# same on all devices, but from the first step on the state varies, and JAX refuses a loop that
-# changes this. The price: if pmapdp itself forgot an all-reduce, JAX wouldn't notice. So pmapdp's
-# tests compare every update with one device's, on one to eight devices.
+# that are right. `nnx.RNN`, for example, loops over time and starts from zeros. The zeros are the same on all devices,
+# but after the first step the state varies, and JAX refuses a loop whose state starts out equal and then varies.
+# There's a price: if pmapdp itself forgot an all-reduce, JAX wouldn't notice. So pmapdp's tests compare every update
+# with one device's, on one to eight devices.
 #
 # ## What the trap does to a run
 #
 # Here's your program's step without the cast. We make 39 updates with it, and 39 with the right step, first with SGD
-# and then with Adam.
+# and then with Adam. (`jit` compiles both steps again for Adam, because Adam's state has a different structure.)
 #
 # **Predict:** with which optimizer will you notice the trap?
 
@@ -286,10 +286,10 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With SGD you may, because the trap acts like a learning rate that's eight times too high. On this
-# easy problem the loss even falls faster. With Adam you won't: it divides the gradient by its own
-# size, so the factor cancels. You'd only see it if you clip the gradient, add weight decay to the
-# gradient, or read the gradient's norm in your log.
+# With SGD you may, because the trap acts like a learning rate that's eight times too high. But on this easy problem the
+# loss even falls faster, so you might be pleased with it. With Adam you won't notice, because it divides the gradient
+# by the gradient's own recent size, so the factor cancels (up to Adam's tiny epsilon). You'd only see it if you clip
+# the gradient, add weight decay to the gradient, or read the gradient's norm in your log.
 #
 # </details>
 #
@@ -320,8 +320,8 @@ assert np.isclose(ratio, 8, rtol=1e-4)
 #
 # ## The three, side by side
 #
-# `python -m pmapdp.compare --dtype float64 --html page.html` trains with all of them, and writes a page with the code, the
-# arrays, the communication, and seven mistakes that raise no error. This is how it begins:
+# `python -m pmapdp.compare --dtype float64 --html page.html` trains on one device and in all three ways, and writes a
+# page with the code, the arrays, the communication, and seven mistakes that raise no error. This is how it begins:
 #
 # ![The first screen of the page: a column each for single, pmap, shard_map and jit, from what you pass to the
 # loss](../docs/pictures/compare.png)

@@ -14,11 +14,11 @@
 # %% [markdown]
 # # 11. Use explicit sharding
 #
-# In lesson 09 you forgot to place a batch. The result was right, and all eight devices did all of the work. Nobody told
-# you: under `jit` the compiler chooses where arrays go, and you only see its choice if you read the compiled program. It
+# In lesson 09 you forgot to place a batch. The result was right, but all eight devices did all of the work, and nobody
+# told you. Under `jit` the compiler chooses where arrays go, and you only see its choice if you go and look for it. It
 # doesn't have to be like that. In this lesson you'll change eleven lines, and the sharding becomes part of an array's
-# *type*. Then you can print it, and you can assert it. If JAX isn't sure what you want, it asks
-# instead of guessing.
+# *type*. So you can print it and assert it, even while JAX traces your function, and if JAX isn't sure what you want,
+# it asks instead of guessing.
 #
 # **You will** read shardings as types, fix what JAX refuses, run Flax layers that need one more argument, and decide when
 # this is worth it. 20 minutes, 40 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
@@ -61,8 +61,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers, because it does the same work in the same places. New is the last line: it prints the type of the
-# inputs, and the type says that their 128 rows are split over "data".
+# With the same numbers, because it does the same work in the same places. Only the last line is new: it prints the type
+# of the inputs, which says that their 128 rows are split over "data".
 #
 # </details>
 #
@@ -112,8 +112,9 @@ for name, type_ in types.items():
 # So each operation has a rule that derives the type of its result from the types of its arguments.
 # Here's a network on 2 x 2 devices. The examples are split over the mesh axis "data" and the hidden units over "model".
 # Each box is a shard, with the numbers of the devices that hold it, and if two hold the same shard you see two cards. For
-# `hidden` the rule is enough. But the product for `logits` adds up over the hidden units, and they're split. So the devices
-# have to communicate, and you have to say which type you want. The next section shows how.
+# `hidden` the rule is enough, because its product adds up over the 784 inputs, which aren't split. But the product for
+# `logits` adds up over the hidden units, and they are split. So the devices have to communicate, and you have to say
+# which type you want. The next section shows how.
 
 # %%
 lesson_11.types()
@@ -148,7 +149,8 @@ for name, function in questions.items():
 #
 # - The product adds up over the split axis, so each device has a part of every sum. The result can be replicated, or split
 #   by rows, or by columns.
-# - The sum can be split by rows or by columns, but one mesh axis can't split both.
+# - `by_row` is split by rows and `by_column` by columns. Their sum can't be split both ways, because a mesh axis can
+#   split only one dimension of an array. So you have to change one of them.
 # - Row 0 is on one device. A sharding covers all devices of the mesh, so the row has to be
 #   replicated, or split along its 16 columns.
 #
@@ -179,8 +181,8 @@ lesson_11.shardings(answers)
 #
 # ## Which Flax layers work?
 #
-# Most layers treat each example by itself, or add up over all of them, so there's just one possible type. They work
-# unchanged: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention`.
+# Most layers work on each example separately, or add up over all of them, so their result has just one possible type.
+# These work unchanged: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention`.
 #
 # **Predict:** which of these four raise an error? `Embed` looks up rows of a table, and the tokens are split. `RNN`
 # loops over time, starting from zeros that it makes itself. The last two sort and slice along the split axis.
@@ -290,13 +292,13 @@ np.testing.assert_array_equal(
 #
 # | you want | use |
 # | --- | --- |
-# | data parallelism for a model that you have | Auto axes (lesson 09): every library works, and one check of the batch is enough |
+# | data parallelism for a model that you have | Auto axes (lesson 09): libraries work unchanged; check the batch once |
 # | to know every sharding, and an error for each surprise | Explicit axes |
 # | a model split over several axes, where a wrong guess is expensive (lesson 15) | Explicit axes |
 # | Explicit axes everywhere except in one function | `auto_axes` around it |
 # | to write the collectives yourself | `shard_map`, inside either |
 #
-# Explicit axes don't make a step faster. They make it predictable. pmapdp uses Auto axes everywhere
+# Explicit axes didn't make your step faster, but they make it predictable. pmapdp uses Auto axes everywhere
 # ([steps/jit.py](../pmapdp/steps/jit.py)), so that your model needs no shardings in it.
 #
 # ## Exercises
@@ -346,7 +348,8 @@ for exercise in (typed, fixed_gram, normalized_step):
 #
 # - With Explicit axes, the sharding is part of the type. `jax.typeof` shows it, and an assert on it costs nothing.
 # - If several shardings are possible, JAX asks. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
-# - Auto and Explicit axes do the same work. Choose by whether you'd rather be asked or be left alone.
+# - If the compiler guesses well, Auto and Explicit axes do the same work. Choose whether you'd rather be asked or left
+#   alone.
 #
 # pmapdp has no file for this, because its steps use Auto axes. To read on:
 # [Distributed arrays](https://docs.jax.dev/en/latest/201/sharding.html) in JAX's documentation, and

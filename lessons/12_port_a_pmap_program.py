@@ -17,9 +17,8 @@
 # Somebody hands you a training program from 2021. It uses `jax.pmap`, and it still runs. But pmap is in maintenance,
 # and JAX's developers [recommend shard_map for new code](https://docs.jax.dev/en/latest/migrate_pmap.html). How do you
 # move the program without changing its results? In this lesson you'll change seventeen lines, and
-# the new program prints the old one's numbers, because even its dropout masks are the same. You'll
-# also find out something that the old program never told you. And you'll forget a line on purpose,
-# because this time JAX notices.
+# the new program prints the old one's numbers, because even its dropout masks are the same. You'll also find out
+# something that the old program never told you. And you'll forget a line on purpose, to see that this time JAX notices.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against one
 # device. 25 minutes, 45 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -49,7 +48,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # - `replicate` makes N copies of the state, so every array in it is `[N, ...]`. `shard` reshapes a batch to
 #   `[N, b, ...]`.
 # - Each device folds its number into the dropout key (lesson 08).
-# - Each device has batch statistics of its own (lesson 07). They are averaged once an epoch.
+# - Each device has its own batch statistics (lesson 07), and they're averaged once an epoch.
 # - Batches that aren't full are dropped, even in the evaluation, which sees only 896 of the
 #   1,000 examples.
 
@@ -59,8 +58,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # Does anything in it hurt today? JAX's guide lists what fails or crawls now that pmap is built on shard_map, and
 # [our page](../docs/porting.md#what-fails-or-is-slow-today) has the symptoms. One of them is in this program, in the
-# line with `metrics['loss'][0]`. Here's the same indexing, with a parameter of 4 MB of which every
-# device has a copy.
+# line with `metrics['loss'][0]`. Here's the same indexing with a 4 MB parameter. Every device has a copy of it.
 #
 # **Predict:** what do the devices have to send if you take copy 0 with `x[0]`?
 
@@ -76,9 +74,10 @@ print("addressable_shards[0].data[0] is on", first.devices())
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# An all-reduce of 4,194,304 bytes. The result of `x[0]` lives on all devices, so device 0 sends its copy to everyone. (JAX's
-# guide speaks of gathering the whole array. What we see is a sum in which all other devices add zeros.) The first shard is
-# already where you need it. Today's `jax_utils.unreplicate` reads it, too.
+# All of copy 0, in an all-reduce of 4,194,304 bytes. The result of `x[0]` lives on all devices, so all of them need
+# device 0's copy, and the compiler gets it there with a sum to which the other devices add zeros. (JAX's guide speaks
+# of gathering the whole array.) But if you only want to read a copy, the first shard already has one. In the Flax
+# version that runs here, `jax_utils.unreplicate` reads that shard, too.
 #
 # </details>
 #
@@ -116,7 +115,7 @@ lesson_12.before_and_after()
 # [page](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, and
 # leaves the arrays as they are.
 #
-# **Predict:** the old program ended with loss 0.4827 and accuracy 0.9018. And this one?
+# **Predict:** the old program ended with loss 0.4827 and accuracy 0.9018. What does the new one end with?
 
 # %%
 old_train_step, old_p_train_step = train_step, p_train_step  # the next cell defines them anew
@@ -163,9 +162,9 @@ print("\nwithout: one unit's running mean, by device:", np.round(means, 3))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the check, JAX refuses the step before anything runs: some result may differ from device to device. Without the
-# check you have eight different running means in an array that JAX calls replicated, and your checkpoint gets device
-# 0's.
+# With the check, JAX refuses the step before anything runs, because two results may differ from device to device. The
+# message doesn't name them, but there are two entries: the running mean and the running variance. Without the check you
+# get eight different running means in an array that JAX calls replicated, and your checkpoint gets device 0's.
 #
 # </details>
 #
@@ -181,8 +180,8 @@ print("\nwithout: one unit's running mean, by device:", np.round(means, 3))
 # state, statistics, metrics.
 #
 # - *Is it the old program?* The reference is `old_program`: it runs the old step for eight parts of the batch on one device.
-# - *Is it right?* The reference is the step that you'd write for one device. We switch dropout off here, because the old
-#   masks depend on the devices.
+# - *Is it right?* The reference is the step that you'd write for one device. For this comparison dropout is off,
+#   because each of the eight devices draws its own mask, and one device would draw a different one for the whole batch.
 #
 # **Predict:** the second comparison fails. What in the network depends on the number of devices?
 
@@ -335,7 +334,7 @@ for exercise in (unstacked, ported, corrected_variance):
 # - shard_map takes the device axis away and leaves the step. jit takes the collectives away as well.
 # - A replicated state has one value of each array. So average batch statistics in the step, and
 #   keep the check on: it finds what you forgot.
-# - Verify twice: against the old program, and against one device. The old program may not pass the second one either.
+# - Verify twice: against the old program, and against one device. The old program itself may not pass the second check.
 #
 # In pmapdp, [verify/](../pmapdp/verify/verification.py) compares, and [port/](../pmapdp/port/read.py) reads your
 # program. To read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html), and the pages

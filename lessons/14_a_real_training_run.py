@@ -61,7 +61,7 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# At -3.5 instead of -4.25. The velocity had to start again from 0.
+# At -3.5 instead of -4.25. The velocity had to start again from 0, so it's 1 in the third update, and not 1.75.
 #
 # </details>
 #
@@ -84,16 +84,17 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 # include the difference of 09_jit.py and 14_resume.py
 #
 # [Orbax](https://orbax.readthedocs.io/en/latest/) writes JAX arrays to a folder; it's installed with Flax. `restore`
-# needs shapes, dtypes and shardings, and reads them off the state that you've just made. `save` copies the state to the
-# host and returns. While the devices train on, a thread writes the copy. The folder has a temporary name until
-# everything is in it.
+# has to know shapes, dtypes and shardings, so you give it the state that you've just made. `save` only copies the
+# state to the host before it returns, so the devices can train on while a thread writes the copy. And what if a kill
+# comes in the middle of that? On a disk, the folder has a temporary name until everything is in it, and nobody takes
+# it for a checkpoint.
 
 # %%
 lesson_14.timeline()
 
 # %% [markdown]
-# So a kill never leaves you with half a checkpoint: you still have the one before. `max_to_keep=2`
-# keeps the newest two and deletes the others.
+# So a killed program doesn't leave you half a checkpoint. It resumes from the one before, or starts at the beginning
+# if there's none yet. `max_to_keep=2` keeps the newest two and deletes the others.
 #
 # The program wants a folder on its command line. We set `sys.argv` as if we had typed one, and run it here to the end,
 # without a kill. Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
@@ -156,8 +157,10 @@ for a, b in zip(whole, killed, strict=True):
 #
 # ## The mistake: half a checkpoint
 #
-# Many programs save the parameters and the epoch, and forget the optimizer's state. Let's look at such a run, update by
-# update. It's killed in epoch 2 and goes on from the checkpoint of epoch 1. (The grey updates are lost, and done again.)
+# Many programs save the parameters and the epoch, and forget the optimizer's state. Let's follow such a run, update by
+# update. You don't have to kill anything for that: the cell trains until the checkpoint of epoch 1, and goes on from
+# there twice, once with Adam's state and once with a new one. (In the picture the kill comes in epoch 2, so the grey
+# updates are lost, and done again.)
 #
 # **Predict:** is there an error? Will you see the mistake in the loss curve?
 
@@ -200,10 +203,11 @@ assert 0.8 < np.mean(forgetful_losses[-40:]) / np.mean(losses[-40:]) < 0.95
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# There's no error, and this time the loss is even a little lower: Adam's moments start again from 0, and its first
-# steps are larger. Nobody would complain. But it's a different model, next time it may be a worse one, and nobody who
-# trains without a break can repeat your result. So test every program once: kill a run, resume it, and compare the bits
-# with a run that wasn't killed.
+# There's no error, and this time the loss is even a little lower: Adam has forgotten the large gradients of the first
+# epochs, so it takes larger steps. Nobody would complain. But it's a different model, next time it may be a worse one,
+# and nobody who trains without a break can repeat your result. So test every program once: kill a run, resume it, and
+# compare the bits with a run that wasn't killed. (On GPUs, do that with `XLA_FLAGS=--xla_gpu_deterministic_ops=true`.
+# Otherwise XLA may choose other kernels at the second start, and the last bits differ although nothing is missing.)
 #
 # </details>
 #
@@ -213,9 +217,11 @@ assert 0.8 < np.mean(forgetful_losses[-40:]) / np.mean(losses[-40:]) < 0.95
 # something breaks every M seconds, save about every √(2 s M) seconds
 # ([Young, 1974](https://doi.org/10.1145/361147.361115)). With 10 s and one failure a day that's every 22 minutes.
 #
-# Slurm and Kubernetes warn you before they kill: they send SIGTERM. Let a handler note it. Then
-# save after the current update, and stop. If you're done before they kill you (30 seconds later, by
-# default), you lose nothing:
+# Slurm (at your time limit) and Kubernetes warn you before they kill: they send SIGTERM, and by default you have 30
+# seconds left. If you save within that time, you lose nothing. So let a handler note the signal, and save and stop
+# after the current update. (Slurm warns the programs that you start with `srun`, and Kubernetes only the first process
+# of a container. If that's a shell script, start Python in it with `exec`.)
+# This is the handler:
 #
 # ```python
 # asked = []
@@ -224,8 +230,9 @@ assert 0.8 < np.mean(forgetful_losses[-40:]) / np.mean(losses[-40:]) < 0.95
 #
 # Keep the best checkpoint as well as the newest: if the loss becomes NaN, the newest ones hold NaN.
 # In Orbax a preservation policy says what to keep, and you pass the loss to `save` as `metrics=`.
-# And don't change a setting in the middle of a run, because afterwards you couldn't say which
-# setting gave the result. pmapdp refuses to resume with a changed setting.
+# And don't change the learning rate or the batch size in the middle of a run, because afterwards you couldn't say
+# which value gave the result. pmapdp refuses to resume if you do. (What doesn't change the result may change: lesson
+# 17 resumes with fewer processes.)
 #
 # ## Give the model away
 #

@@ -90,9 +90,10 @@ for name, (of_x, of_w, of_result) in cases.items():
 # ```
 #
 # **One all-reduce for two products.** This is **tensor parallelism** as in
-# [Megatron-LM](https://arxiv.org/abs/1909.08053). You can combine it with data parallelism on a mesh with two axes. The
-# picture shows both on eight devices. Each box is a shard, with the numbers of the devices that hold it. If several hold the
-# same shard, it's a stack with a card for each of them. Above an array stand its name and the shape of one shard.
+# [Megatron-LM](https://arxiv.org/abs/1909.08053). You can combine it with data parallelism on a mesh with two axes.
+# The picture shows eight devices: with data parallelism alone in the upper row, and with both in the lower one. Each
+# box is a shard, and the numbers are the devices that hold it. If several devices hold the same shard, you see a stack
+# with a card for each of them. The label above an array gives its name and the shape of one shard.
 
 # %%
 SHAPES = {"x": (64, 784), "W1": (784, 512), "h": (64, 512), "W2": (512, 10), "y": (64, 10)}
@@ -175,7 +176,8 @@ assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
 # </details>
 #
 # The next layer can't start until its input has been added up, so it's hard to hide these all-reduces behind
-# computation. That's why people keep tensor parallelism inside a machine, where links are fast.
+# computation. That's why people keep tensor parallelism where links are fast: between the GPUs of one machine, or
+# between neighbouring TPUs.
 #
 # ## Attention: split the heads
 #
@@ -215,8 +217,9 @@ assert [(each.kind, each.count) for each in of_attention] == [("all-reduce", 1)]
 # ## When does it send less?
 #
 # Data parallelism all-reduces the gradients, whose size doesn't depend on the batch. Tensor parallelism all-reduces
-# activations, which grow with it. Take two pairs of 128 x 512 and 512 x 128 on eight devices. They have 262,144 weights. Each
-# pair has two all-reduces of `[B, 128]`.
+# activations, which grow with it. Take two pairs of 128 x 512 and 512 x 128 on eight devices. Data parallelism
+# all-reduces one gradient for each of their 262,144 weights. Tensor parallelism needs two all-reduces of `[B, 128]`
+# for each pair. (B is the whole batch, because now every device works on all the examples.)
 #
 # **Predict:** for which batch size B do both send the same number of bytes?
 
@@ -252,10 +255,10 @@ np.testing.assert_allclose(sent["tensor parallelism"][4], sent["data parallelism
 #
 # ## The mistake: columns, then columns
 #
-# Suppose you split both matrices by their columns. Each device still holds half of each matrix, and
-# the result is right.
+# Suppose you split both matrices by their columns. Each device still holds half of each matrix, and the result is
+# right.
 #
-# **Predict:** `h` is split by its hidden units. What must the program do before the second product?
+# **Predict:** `h` is split by its hidden units. What does a device still need for its columns of the second product?
 
 # %% tags=["prediction"]
 random = np.random.default_rng(0)
@@ -285,9 +288,9 @@ assert bad.bytes > 40 * good.bytes
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It must gather all of `h` on both devices, 64 x 512 numbers. In the end it gathers the result,
-# too. An all-reduce of 64 x 10 numbers would be enough. Nothing warns you, and in a deep network
-# you'd pay for it in every layer. So read the collectives of your program.
+# The other half of `h`, because a column of W2 needs all hidden units. So XLA gathers `h` on both devices, 64 x 512
+# numbers, and in the end it gathers the result, too. With rows, an all-reduce of 64 x 10 numbers was enough. Nothing
+# warns you, and in a deep network you'd pay for it in every layer. So read the collectives of your program.
 #
 # </details>
 #
@@ -304,7 +307,7 @@ assert bad.bytes > 40 * good.bytes
 #   have the parameters' names in their paths, so they're split in the same way.
 # - `jax.eval_shape` finds shapes and paths without computing anything, and `jax.jit(init_state, out_shardings=...)`
 #   makes the state where it belongs. Lesson 16 explains both.
-# - The training step hasn't changed.
+# - The function `train_step` hasn't changed. Only the shardings that you give to `jax.jit` are new.
 #
 # Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
 #
@@ -321,8 +324,8 @@ assert bad.bytes > 40 * good.bytes
 #
 # </details>
 #
-# A checkpoint doesn't tie you to a layout, either. You can save it on this mesh and resume on a
-# different one.
+# A checkpoint doesn't tie you to a layout, either: it holds whole arrays, so you can save it on this mesh and resume
+# on a different one. You'll do that in lesson 16.
 #
 # ## Exercises
 #
@@ -371,8 +374,8 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 # %% [markdown]
 # ## Take away
 #
-# - If you split a kept axis, no device has to communicate. If you split the axis that's summed over, you need an
-#   all-reduce.
+# - A product needs no communication if you split a kept axis, and an all-reduce if you split the axis that's summed
+#   over. The products of the backward pass sum over other axes, so look at them, too.
 # - Columns, then rows: one all-reduce for a pair forward, and one backward if something before the pair is trained. Attention
 #   is a pair, too, if you split it by heads.
 # - Tensor parallelism sends activations, data parallelism sends gradients. A wrong split shows only in the collectives.

@@ -79,7 +79,9 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 #
 # What does it cost? An all-reduce is a reduce-scatter and then an all-gather (lesson 06). Stages 1 and 2 put the update
 # between the two, and send the same bytes. Stage 3 gathers the parameters twice, before the forward and before the
-# backward pass, so it sends one and a half times as much. (In the picture, n is the size of the parameters in bytes.)
+# backward pass, so it sends one and a half times as much. (In the picture, n is the size of the parameters in bytes,
+# and the exact numbers are (N - 1) / N times as large. An orange bar stands for all the layers together. Really each
+# layer is gathered just before it's used; you'll see below why that matters.)
 
 # %%
 lesson_16.zero_over_time()
@@ -87,8 +89,9 @@ lesson_16.zero_over_time()
 # %% [markdown]
 # ## Eight weights, eight devices
 #
-# Let's do stage 1 by hand. There are 8 weights, 0 to 7. Every number in the gradient of device d is d, so their sum over
-# the devices is 28. The learning rate is 0.1.
+# Let's do stage 1 by hand. There are 8 weights, 0 to 7. Every number in the gradient of device d is d, so the
+# gradients add up to 28 in each place. The learning rate is 0.1. (The cell needs `check_vma=False`, because JAX can't
+# tell that all devices hold the same weights after an all-gather.)
 #
 # **Predict:** with the second function, device 3 updates one weight. Which one, and what's its new value?
 
@@ -142,14 +145,14 @@ for step in (all_reduced, zero_1):
 #
 # include the difference of 09_jit.py and 16_zero.py
 #
-# - `shard` decides for each array: split the first axis, if the number of devices divides it.
-# - `jax.eval_shape` runs `init_state` on shapes alone. It computes nothing and needs no memory. We need the shapes, because
-#   the shardings have to be known before there's a state.
+# - `shard` decides for each array: split the first axis, if its length is divisible by the number of devices.
+# - You have to know the shardings before there's a state, and for them you need the shapes. `jax.eval_shape` finds
+#   these: it runs `init_state` on shapes alone, computes nothing, and needs no memory for the arrays.
 # - `jax.jit(init_state, out_shardings=...)` is how the state is **born sharded**: each device makes
 #   its own part. If you made the state first and split it afterwards, one device would briefly hold
 #   all the parameters and both of Adam's moments: 84 GB for our seven billion parameters.
-# - The step returns parameters and moments in the same shardings. The training step's code hasn't
-#   changed at all.
+# - The step returns parameters and moments in the same shardings, so the next step can start from them. The code of
+#   `train_step` hasn't changed at all.
 #
 # Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
 #
@@ -187,10 +190,11 @@ assert whole_parts == [(10,)]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The bias `[10]` of the last layer isn't divisible by 8, so it stays whole, and so do its two moments. And a device never
-# held more than its part, not even at birth. (The number is a little larger only because it counts 8 bytes for the address
-# of each array.) If you had called the plain `init_state()` and moved its result, the first device would have held all of it
-# for a moment.
+# The bias of the last layer has 10 numbers, which isn't divisible by 8, so it stays whole, and so do its two moments.
+# And when the state was born, a device got no more than its part. (The number is a little larger only because it
+# counts 8 bytes for the address of each array. For what the program needs while it works, look at
+# `temp_size_in_bytes`.) If you had called the plain `init_state()` and moved its result, the first device would have
+# held all of it for a moment.
 #
 # </details>
 #
@@ -290,8 +294,8 @@ for each in after:
 #
 # ## The mistake: a norm of a part
 #
-# Clipping needs the length of the whole gradient. Under `shard_map` each device has a part of it. Suppose that each device
-# clips its own part to length 1.
+# Clipping needs the length of the whole gradient, but under `shard_map` each device has only a part of it. Suppose
+# that each device simply clips its own part to length 1.
 #
 # **Predict:** eight devices have equal parts, each longer than 1. How long is the whole gradient afterwards?
 
@@ -323,9 +327,9 @@ np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 #
 # ## Restored in shards
 #
-# A checkpoint is read in the same way: tell Orbax the shapes and the shardings that you want, and each device reads its own
-# part. They don't have to be the shardings of the run that wrote it. Here we save the state from eight devices and read it
-# on four and on one.
+# You restore a checkpoint in the same way: tell Orbax which shapes and shardings you want, and each device gets its
+# own part. The shardings can differ from those that the checkpoint was saved with. Here we save the state from eight
+# devices, and restore it on eight, on four and on one.
 
 # %%
 import functools
@@ -357,9 +361,9 @@ with ocp.StandardCheckpointer() as checkpointer:
 # %% [markdown]
 # All three have the same bits.
 #
-# **When is it worth it?** If the state fits without ZeRO, you don't need it. If it doesn't fit, try stage 1 first,
-# because it sends no more bytes than data parallelism. If that isn't enough, take stage 3. And if even a single layer
-# is too large, combine it with tensor parallelism (lesson 15) on a mesh with two axes.
+# **When is ZeRO worth it?** If the state and the activations fit on every device, you don't need it. If they don't,
+# try stage 1 first, because it sends no more bytes than data parallelism. If that isn't enough, take stage 3. And if
+# even a single layer is too large, combine stage 3 with tensor parallelism (lesson 15) on a mesh with two axes.
 #
 # ## Exercises
 #

@@ -15,9 +15,10 @@
 # # 17. Train with many processes
 #
 # Your program from lesson 09 uses all devices of one machine. For two machines you need two processes, one on each. In
-# this lesson you'll change fifteen lines, none of them in the training step, and two processes will print the numbers
-# that one printed. Then you'll give each process the wrong half of a batch. Nothing complains, and a good network
-# suddenly looks bad. At the end you'll kill a process in the middle of a run, and start again where it was.
+# this lesson you'll change fifteen lines, none of them in the training step, and two processes will compute the
+# numbers that one computed. Then you'll deal out a batch by process number, as many programs do. Nothing complains,
+# and a good network suddenly looks bad. At the end you'll kill a process in the middle of a run, and go on from its
+# last checkpoint.
 #
 # **You will** connect processes, build global arrays from the rows that each process has, use all the GPUs that you pay
 # for, and resume after a process has died. 25 minutes, 45 with exercises. You need
@@ -39,12 +40,13 @@ lesson_17.one_array()
 # %% [markdown]
 # ## One array, two processes
 #
-# In PyTorch, each process has its own tensors. In JAX, all processes run the same program and work on **global
-# arrays**. Each process holds some shards of an array. The picture shows 16 rows on four devices of two processes. Both
-# processes know that there are 16 rows. Process 0 can read the first eight, and it can't read the others.
+# In PyTorch, each process usually has its own tensors. In JAX, all processes run the same program and work on **global
+# arrays**, and each process holds some of an array's shards. The picture shows 16 rows on four devices of two
+# processes. Both processes know that there are 16 rows, but process 0 can read only the first eight.
 #
 # Let's see that with eight numbers on eight devices. `started.run` starts two new Pythons on this machine, with four
-# simulated devices each, connects them, and lets both call our function.
+# simulated devices each. It connects them, imports `Mesh`, `multihost_utils` and the other names that our function
+# uses, and lets both call it.
 #
 # **Predict:** which of the eight numbers does each process hold? And can it print all eight?
 
@@ -97,8 +99,8 @@ started.run(eight_numbers)
 # `jax.distributed.initialize()` without arguments. (JAX 0.10 doesn't recognize Open MPI 5.) The training step doesn't
 # know about any of this.
 #
-# Run alone, as in this notebook, the program is one process with eight devices. Lesson 09's ended with loss 0.2486,
-# accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
+# If you run the program alone, as in this notebook, it's one process with eight devices. So it should end as lesson
+# 09's program did: with loss 0.2486 and accuracy 0.9184, and with 0.3540 and 0.8730 on the test set.
 
 # %% tags=["take-home"]
 # include program/17_processes.py
@@ -193,9 +195,9 @@ assert accuracies[1] < 0.35
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Two of the eight, the first ones. The other six are compared with labels of other examples, and one in ten of those is
-# right by luck. So the accuracy is about 0.25 x 0.87 + 0.75 x 0.1, or 0.29. You'd think that the
-# network hasn't learned.
+# Two of the eight, the first ones. The other six are compared with labels of other examples, and about one in ten of
+# those is right by luck. So you expect about 0.25 x 0.87 + 0.75 x 0.1, or 0.29. (The cell finds a little more, because
+# luck helps a bit more here.) You'd think that the network has hardly learned anything.
 #
 # </details>
 #
@@ -257,8 +259,8 @@ started.run(connect_twice, 1, connect=False, **slurm)
 # | in the program | `initialize()` | `initialize(local_device_ids=range(8))` |
 #
 # Don't combine the first column with Slurm's `--gpus-per-task=1`. Each task would then see only one GPU, and its number
-# would be 0. But JAX asks for GPU k in the k-th task. And whatever you start, assert what you expect:
-# `assert jax.device_count() == 16`.
+# would be 0. But JAX asks for GPU k in the k-th task. And whatever you start, assert what you expect. For two machines
+# with eight GPUs each, that's `assert jax.device_count() == 16`.
 #
 # **Which devices should be neighbours?** Inside a machine, an H100 sends 450 GB/s by NVLink. To another machine it's
 # about 50 GB/s (a network card of 400 Gbit/s). So keep the busiest mesh axis inside the machines. If you shard the state
@@ -313,12 +315,12 @@ assert both[0].returncode in (4, -signal.SIGABRT), said
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it ends as well, in one of two ways. A collective between CPUs usually fails when its
-# connection closes: pmapdp then says that another process is lost and exits with status 4, or gloo
-# aborts (status -6). But a process may also notice nothing, for example on GPUs, if it waits for
-# NCCL. For that case, every process sends a *heartbeat* to the coordinator. If the heartbeat of one
-# process stops for too long, JAX ends all the others by SIGABRT (exit status -6). "Too long" is
-# 100 s, unless you set `heartbeat_timeout_seconds` in `initialize`; we set 10.
+# No, it ends as well. On CPUs the connection to the dead process closes, and usually the collective notices that:
+# either it fails, and pmapdp says that another process is lost and exits with status 4, or gloo, which carries it,
+# aborts (status -6). But what if a process notices nothing, for example on GPUs, because it's waiting for NCCL? For
+# that case every process sends a *heartbeat* to the coordinator. If one process's heartbeat stops for too long, JAX
+# ends all the others by SIGABRT, which is status -6, too. "Too long" is 100 s, unless you set
+# `heartbeat_timeout_seconds` in `initialize`; we set 10.
 #
 # </details>
 #
@@ -353,8 +355,10 @@ assert difference < 1e-10
 # the test loss because it's a mean over the epoch, in which the network was still learning, and because this recipe
 # smooths the labels.)
 #
-# If Slurm warns you first, with SIGTERM, you lose nothing at all. Ask `multihost_utils.reached_preemption_sync_point(step)`
-# after each update: it becomes true in all processes after the same one, and then you save and stop.
+# If Slurm warns you first, with SIGTERM, you can save before the end (lesson 14). But all processes must save after
+# the same update, and the signal may not reach them at the same time. So ask
+# `multihost_utils.reached_preemption_sync_point(step)` after each update. It becomes true in all processes after the
+# same one, and then you save and stop.
 #
 # ## Exercises
 #

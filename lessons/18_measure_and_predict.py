@@ -120,8 +120,10 @@ for name, flops in counted.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only if it's written out (and a little less, because nobody needs the gradient for the first inputs). **The body of a scan is counted once**, however often it runs: 3 of 36 products. With
-# `jax.checkpoint` it's 4 products instead of 3, because one is computed again.
+# Only if it's written out (and even then it's a little less, because nobody needs the gradient for the first inputs).
+# **The body of a scan is counted once**, however often it runs. So `cost_analysis` sees 3 of 36 products, a quarter of
+# the forward pass instead of three times as much. With `jax.checkpoint` it's 4 products instead of 3, because one is
+# computed again.
 #
 # </details>
 #
@@ -189,8 +191,8 @@ assert found.count == 1
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Neither changes, because every device puts exactly one gradient into the all-reduce. What does grow is the number of
-# messages that carry it.
+# Neither changes. A device works on 32 examples, however many devices there are, and it puts exactly one gradient for
+# each parameter into the all-reduce. What does grow is the number of messages that carry the gradients.
 #
 # </details>
 #
@@ -236,10 +238,10 @@ lesson_18.overlap()
 #
 # </details>
 #
-# That's only the order in which JAX writes the program down, and the compiler may change it. On a CPU it combines the
-# all-reduces of both into one. XLA for GPUs combines them up to the size that you set with
-# `--xla_gpu_all_reduce_combine_threshold_bytes` (DDP calls it `bucket_cap_mb`). So whether yours overlap, you'll see in
-# a profile.
+# But that's only the order in which JAX writes the program down, and the compiler may change it. On a CPU, XLA
+# combines the all-reduces into a single one, in both functions. On a GPU, it combines them only up to the size that
+# you set with `--xla_gpu_all_reduce_combine_threshold_bytes` (DDP calls it `bucket_cap_mb`). So look at a profile to
+# find out if your all-reduces overlap with the backward pass.
 #
 # ## Memory or arithmetic?
 #
@@ -274,8 +276,10 @@ assert attainable[7] < a100.peak["float32"] == attainable[8]
 #
 # </details>
 #
-# This is called a **roofline**. It tells you two things. A per-device batch of 8 wastes most of a GPU. And elementwise
-# work, such as an optimizer update, is always limited by memory, because it does few operations for each byte.
+# This is called a **roofline**. It tells you two things. With 8 examples on each GPU, such a layer wastes most of it.
+# (A transformer uses a weight once for each token, and a convolution once for each place in the image, so they reach
+# the limit with fewer examples.) And elementwise work, such as an optimizer update, is always limited by memory,
+# because it does few operations for each byte.
 #
 # ## Where the time goes: a profile
 #
@@ -311,11 +315,13 @@ lesson_18.updates_of_an_h200()
 # operations that the compiler has merged into one. Open the file at [ui.perfetto.dev](https://ui.perfetto.dev) to see
 # them over time, with the names of your scopes in the details.
 #
-# What do you look for on a GPU? First for **gaps**, in which it waits for Python or for data. The picture shows the CNN
-# of pmapdp on an H200. (It isn't a recorded trace. We drew it from durations that we measured with jax 0.11.2.) With a
-# batch of 64, an update of the loop takes 0.72 ms. But if the data is on the GPU already, and twenty updates are one
-# program, it takes 0.11. So for five sixths of the time the GPU waits for the host. With 4,096 the loop is nearly as
-# fast as the twenty: the host prepares the next batch while the GPU works on this one.
+# What do you look for on a GPU? First for **gaps**, in which it waits for Python or for data. The picture shows how
+# long an update takes with the CNN of pmapdp on an H200. (It isn't a recorded trace. We drew it from durations that we
+# measured with jax 0.11.2.) For the coloured row we timed each part of an update alone: picking the examples, copying
+# them to the GPU, and the step. The second row is the training loop, and with a batch of 64 an update takes 0.72 ms in
+# it. But if the data is on the GPU already, and twenty updates are one program, an update takes 0.11 ms. So for about
+# five sixths of the time the GPU waits for the host. With a batch of 4,096 the loop is nearly as fast as the twenty
+# updates in one program, because the host prepares the next batch while the GPU works on this one.
 #
 # Then look at the **all-reduce**. Its bar starts on each device when that device is ready, and ends on all at the same
 # time. If the bars start at different times, the early devices wait for the slowest one. If they start together, their
@@ -352,9 +358,10 @@ for N in (2, 4, 64, 4096):
 #
 # </details>
 #
-# Real machines aren't one ring. Eight GPUs of a node are joined by NVLink, and nodes by network cards that are twelve
-# times slower. So libraries add up inside the nodes first. Between the nodes, each GPU then sends only its eighth.
-# (They can also add up along a tree, in about log N messages.) pmapdp's model does the same, level by level:
+# Real machines aren't one ring. The eight A100s of a node are joined by NVLink, but the nodes are joined by network
+# cards that are twelve times slower. So a library can add up inside the nodes first, and then each GPU sends only its
+# eighth between the nodes. (It can also add up along a tree, in about log N messages.) pmapdp's model calculates such
+# an all-reduce, level by level:
 
 # %%
 from pmapdp.scaling import RESNET_FLOPS, RESNET_PARAMETERS, RESNET_SHARES, predict
@@ -420,10 +427,10 @@ assert 0.17 < runs["8 A100 over 1, mixed"][0] / runs["8 A100 over 1, mixed"][1] 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# In one. On the P100s the network really is what costs time, and the calculation comes close. (It predicts a little too
-# much loss, because Goyal et al. overlapped the all-reduce with the backward pass, and the calculation doesn't.) On the
-# A100s the all-reduce takes less than 1 % of the step. The GPUs lose 3 % and 16 % to something else, and the
-# calculation knows nothing about it.
+# In one. On the P100s the network really is what costs time, and the calculation comes close. (It predicts a little
+# too much loss. One reason may be that Goyal et al. overlapped the all-reduce with the backward pass, and the
+# calculation doesn't.) On the A100s the all-reduce takes less than 1 % of the step. The GPUs lose 3 % and 16 % to
+# something else, and the calculation knows nothing about it.
 #
 # </details>
 #
@@ -448,7 +455,8 @@ assert 0.17 < runs["8 A100 over 1, mixed"][0] / runs["8 A100 over 1, mixed"][1] 
 # - The clock runs over a whole epoch, so Python can prepare the next batch while the devices work. `block_until_ready`
 #   waits for the last update, and the median leaves out the first epoch, which compiled.
 # - `FLOPS` counts by hand what the model needs: three products for each layer, and two for the first one, because
-#   nobody needs the gradient of the inputs.
+#   nobody needs the gradient of the inputs. (An eighth of it is 0.16 MFLOP. The program prints more for each device,
+#   because `cost_analysis` counts the loss and Adam's update, too.)
 #
 # Put in `PEAK`, `LATENCY` and `BANDWIDTH` of your machine. (An A100 has a `PEAK` of 156e12 in TF32.)
 #

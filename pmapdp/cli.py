@@ -1,8 +1,8 @@
 """Parse a command line into a dataclass, and end a command with an exit status that says what happened.
 
-0  done                                         3      the loss is not a finite number
-1  a check failed, or a bug with its traceback  5      the devices' copies of the state differ
-2  a mistake in what was asked for              128+n  a signal ended it: 130 is Ctrl-C, 141 `| head`
+0  done                                         3  the loss or the state is not finite      128+n  a signal ended it:
+1  a check failed, or a bug with its traceback  4  another process is lost                         130 is Ctrl-C,
+2  a mistake in what was asked for              5  the devices' copies of the state differ         141 is `| head`
 """
 
 import argparse
@@ -151,12 +151,12 @@ def parse_with_recipe(
 
 
 class Parser(argparse.ArgumentParser):
-    """Says a mistake as a `UserError`, with a command line that works."""
+    """An argument parser whose errors are a `UserError` with a command line that works."""
 
     example = "--help"
 
     def error(self, message: str) -> NoReturn:
-        """Raise it."""
+        """Raise a `UserError` that ends with the example."""
         raise UserError(f"{message.removeprefix('argument ')}: try {self.example}")
 
 

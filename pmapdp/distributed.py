@@ -26,8 +26,8 @@ from pmapdp.config import Config, flag, setting
 from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, reason
 from pmapdp.sharding.layout import number_of_devices
 
-MAY_DIFFER = {"data_dir", "metrics_file", "progress", "compile_cache"}  # settings, from process to process
-ALL_RAISE = DivergedError, ReplicasError, StoppedError  # after the same update
+MAY_DIFFER = {"data_dir", "metrics_file", "progress", "compile_cache"}  # settings that may differ by process
+ALL_RAISE = DivergedError, ReplicasError, StoppedError  # errors that all processes raise, after the same update
 FAREWELL = 5  # seconds in which the others may say the same error, before process 0 takes them all down
 # Words in the errors of a collective and of JAX's coordination service.
 CONNECTION = re.compile("gloo|nccl|coordination|unavailable|deadline_exceeded|barrier", re.IGNORECASE)
@@ -217,8 +217,8 @@ def connect(options: ProcessesOptions) -> None:
 def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
     """Return the address on which process 0 listens, and raise a `UserError` if its port is in use.
 
-    For a number or localhost, it listens only there. A name may stand for another address on another machine, so the
-    address is None, which means all.
+    For an IP address or localhost, it listens only there. A name may stand for another address on another machine, so
+    the address is None, which means all.
     """
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit():

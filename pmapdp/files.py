@@ -1,4 +1,4 @@
-"""Read and write files that the user names: regular files only, written whole or not at all; errors are sentences."""
+"""Read and write regular files that you name. A file is written whole or not at all, and an error is one sentence."""
 
 import contextlib
 import importlib.util

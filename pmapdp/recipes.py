@@ -36,7 +36,7 @@ DTENSOR = Config(
 ALL = (
     Recipe(
         "a convolutional network on scikit-learn's digits, the default; needs no download",
-        Config(),
+        Config(),  # its settings are the defaults in config.py
     ),
     # tf.distribute.MirroredStrategy with Keras Model.fit, TensorFlow's tutorial. On more than one device the global
     # batch grows with the devices, and the learning rate with the global batch. The label smoothing is ours: it brings

@@ -95,7 +95,7 @@ def train(
         metrics: of a classifier, a function of (logits, batch) that returns further sums by name.
         optimizer: a function of the schedule that returns an update rule of optax, for example `optax.lion`.
         schedule: a function of the number of updates made that returns the learning rate.
-        trainable: the parameters to train, a filter of Flax; the others stay fixed, even with weight decay.
+        trainable: the parameters to train, by a filter of Flax or names. The others stay fixed, even with weight decay.
         after_epoch: called after each epoch as after_epoch(results, state). The state is on the devices, and the next
             update overwrites it, so copy what you keep. With several processes, each one calls it.
         peers: the processes that take part; all call this function alike. Default: those that the program has connected
@@ -117,7 +117,7 @@ def train(
     # Only a float64 run uses 64 bits, whatever the caller has set, because with them JAX's random numbers change.
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, custom, peers)
-        strategy, batches = job.strategy, job.batches["train"]  # the strategy's functions are in steps/
+        strategy, batches = job.strategy, job.batches["train"]  # the strategy's functions are in steps/ or sharding/
         with open_run(job, started, after_epoch) as run:
             state, step = run.restore_or_init()
             while not run.is_done(step):
@@ -130,7 +130,7 @@ def train(
                         state, sums = strategy.train_step(state, batch)
                         meter.add(step + 1, sums, batches.examples_in(step))
                         step += 1
-                        run.after_update(step, state, meter)
+                        run.after_update(step, state, meter)  # shows, saves, and stops on Ctrl-C
                 run.end_epoch(step, state, meter, evaluate(job, state, job.held_out))
             run.end(step)
             run.report.line(*compare_with_reported(job.config, run.epochs))
@@ -281,7 +281,7 @@ def name_custom_parts(custom: Custom, task: Task) -> dict[str, Any]:
 
 
 def global_batch_size(config: Config, shards: int, examples: int) -> int:
-    """Return B, from whichever of the two batch sizes is given."""
+    """Return the global batch size B from the settings, by default 64. Refuse one that is larger than the data."""
     name, times = ("per_device_batch_size", shards) if config.per_device_batch_size else ("global_batch_size", 1)
     given = getattr(config, name) or min(64, examples)
     size = given * times
@@ -318,7 +318,7 @@ def trained_task(config: Config, **yours: Any) -> Task:
 def load_run(path: str | Path, **yours: Any) -> tuple[Config, TrainState, dict[str, Any]]:
     """Read the configuration of a run, its newest state (on the host), and the results of its last epoch.
 
-    `path` is its folder. Give `model`, `loss`, `metrics` and `optimizer` again if `train` had them as Python values.
+    `path` is its folder. Give `model` and `optimizer` again if `train` had them as Python values.
     """
     config = read_config(path)
     with jax.enable_x64(config.dtype == "float64"):

@@ -89,7 +89,7 @@ def check({", ".join(names)}, new_step=None):
 
 
 def as_text(report: dict[str, Any], everything: bool) -> str:
-    """Write the report to read. Without `everything`, lines that are fine are only counted."""
+    """Return the report as text. Without `everything`, lines that are fine are only counted."""
     lines = [each for each in report["lines"] if everything or each["status"] != "fine"]
     out = [*report["unread"]]
     for row in {each["construct"]: each for each in lines}.values():

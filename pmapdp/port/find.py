@@ -103,7 +103,7 @@ def find_stacked(node: Any) -> Any:
 
 
 def expand(node: Any) -> str:
-    """Write an expression with a library's names in full, and behind a # each what its other names stand for."""
+    """Write an expression with library names in full, and after a # the value of each of its other names."""
     text = ast.unparse(node)
     for each in ast.walk(node):
         found = resolve(each) if isinstance(each, ast.Name | ast.Attribute) else None
@@ -143,7 +143,7 @@ def row_of_path(path: str) -> str:
 
 
 def is_missing(path: str) -> bool:
-    """Return True if the installed JAX, Flax or Optax lacks a name; not if a module can't be imported here."""
+    """Return True if the installed JAX, Flax or Optax lacks a name. Another missing library does not count."""
     with warnings.catch_warnings(action="ignore"):
         try:
             pkgutil.resolve_name(path)

@@ -56,7 +56,7 @@ def bindings(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def remember(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Keep the result for each node. A name that is defined by itself stands for nothing."""
+    """Cache a function's results. A result is None until it's known, so a name defined by itself stands for nothing."""
     results: dict[Any, Any] = {}
 
     def recall(node: Any) -> Any:

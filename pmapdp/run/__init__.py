@@ -1,1 +1,1 @@
-"""Long runs: their folder, checkpoints, resuming, stopping, and what they show and write. Lesson 14."""
+"""Save, resume, stop and log long runs, each in its own folder. Lesson 14 teaches these files."""

@@ -1,4 +1,4 @@
-"""Checkpoints with Orbax: asynchronous, written whole or not at all, the newest few and the best. Lesson 14.
+"""Save and restore checkpoints with Orbax, in the background, and whole or not at all. Lesson 14 teaches this file.
 
 A checkpoint holds the train state as it is on one device. It knows nothing of the strategy or the number of devices
 that wrote it, so any other may resume from it.
@@ -141,8 +141,8 @@ class Checkpoints:
     def restore(self, step: int, **item: Any) -> Any:
         """Read one item of a checkpoint.
 
-        It's read in a thread of our own. In one with an event loop, as in a notebook, Orbax would start another one, in
-        which JAX doesn't know that float64 is enabled.
+        It's read in our own thread. In a notebook's thread, which has an event loop, Orbax would start another thread,
+        and in that one float64 is not enabled.
         """
         x64 = jax.config.read("jax_enable_x64")
 

@@ -1,4 +1,4 @@
-"""Resuming, checkpoints, progress and stopping, around the updates of a run. Lesson 14 teaches this file.
+"""Resume, save, show and stop a run, around its updates. Lesson 14 teaches this file.
 
 The loop in `pmapdp/train.py` calls `restore_or_init`, `after_update`, `end_epoch` and `end`, in this order.
 """
@@ -39,7 +39,7 @@ AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
 
 
 class Run:
-    """A run of `job`. Only the first process shows and writes."""
+    """A run of `job`. Each process saves its own shards, and only the first one prints and writes logs."""
 
     def __init__(self, job: "Job", started: float, after_epoch: AfterEpoch | None, stack: contextlib.ExitStack):
         self.job, self.config, self.started, self.after_epoch = job, job.config, started, after_epoch
@@ -61,7 +61,7 @@ class Run:
         stack.enter_context(job.peers.failing_together())
 
     def restore_or_init(self) -> tuple[TrainState, int]:
-        """Return the state on the devices, from the newest checkpoint or as the seed makes it, and its updates."""
+        """Return the state on the devices and the updates made, from a checkpoint, `--init-from` or the seed."""
         job, sharding = self.job, self.job.strategy.state_sharding
         self.progress: dict[str, Any] = {"sums": {}, "examples": 0, "best": {}, "last": {}}
         if self.checkpoints and (steps := self.checkpoints.steps()):
@@ -138,7 +138,7 @@ class Run:
             self.end_stopped(self.stop.agreed, step, state)
 
     def save(self, step: int, state: TrainState, meter: Meter) -> None:
-        """Save the state after update `step`; `meter` is the unfinished epoch's."""
+        """Save the state after update `step`, and check its copies first if asked. After an epoch `meter` is empty."""
         if self.config.check_replicas:
             replicas.require_equal_copies(step, state, self.job.strategy.state_sharding)
         self.progress |= {"sums": meter.sums, "examples": meter.examples}

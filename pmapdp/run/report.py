@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pmapdp.train import Job
 
 USES = {"train": "train", "validation": "validate", "test": "test"}  # of the parts of a data set
-SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_REFRESHES = 10.0, 0.2  # of the progress, and of its bar on a terminal
+SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_REFRESHES = 10.0, 0.2  # of progress lines, and of the bar on a terminal
 UPDATES_BETWEEN_POINTS = 50  # of the train loss in TensorBoard
 WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
 
@@ -128,7 +128,7 @@ class Reporter:
             bar.add_task("compiling", total=self.steps, completed=step)
 
     def update(self, step: int, state: TrainState, meter: Meter) -> None:
-        """Show update `step` now and then, and trace some updates with --profile."""
+        """Show the progress now and then, add a point to TensorBoard, and trace some updates with --profile."""
         self.updates += 1
         if self.updates == WARM_UP and self.trace:
             jax.block_until_ready(state)
@@ -167,7 +167,7 @@ class Reporter:
         self.line("  ".join([f"epoch {results['epoch']}/{self.epochs}", *shown, speed]))  # at most 100 columns
 
     def end_trace(self, state: TrainState | None = None) -> None:
-        """End the trace, also of a run of fewer updates, and print its longest operations."""
+        """End the trace, even if the run ended before it did, and print its longest operations."""
         if self.trace and self.updates >= WARM_UP:
             jax.block_until_ready(state)
             jax.profiler.stop_trace()

@@ -5,7 +5,7 @@ step for pmap, shard_map or jit, compares it with the plain step for one device,
 which leaf, and what usually causes it. docs/verify.md begins with an example.
 
 Reading order: `verification` (from the arguments to the report), `reference` (and what rounding allows), `layouts`, and
-`causes` (a call of the step, and the experiments that name a mistake).
+`causes` (a call of the step, and the experiments that name a mistake). The sentences are in `mistakes.toml`.
 """
 
 from pmapdp.verify.layouts import Layout

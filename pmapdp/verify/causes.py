@@ -1,4 +1,4 @@
-"""Name the cause of a difference, if the outputs show it: by experiments that only call compiled functions.
+"""Name the cause of a difference, if experiments with the step, its jaxpr or the compiler's counts show it.
 
 - parts: the reference on each device's own examples, as if there were no all-reduce;
 - influence: each example is replaced in turn, and the moves of step and reference are compared;
@@ -190,7 +190,7 @@ def find_same_mask(case: Case) -> Cause | None:
 
 
 def find_factor(case: Case, ratios: Sequence[float] = ()) -> Cause | None:
-    """Find a gradient N or 1/N times as large: every ratio of changes is that, or its square in Adam's moments."""
+    """Find a gradient N, N * N or 1/N times as large: all ratios are that, or its square in Adam's moments."""
     changes = [case.change(name) for name in case.fractions if case.update.values[name].size > 1]
     ratios = ratios or [ratio for ratio, error in changes if error < NEAR * abs(ratio)]
     wrong = np.array([ratio for ratio in ratios if abs(ratio - 1) > EQUAL])

@@ -20,7 +20,7 @@ LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(os.__f
 
 
 def replicate(tree: Any, devices: Devices, *axes: str | None) -> Any:
-    """Give every device the same, without a device axis; or split arrays along one of their axes, named `data`."""
+    """Copy arrays to every device without a device axis, or split the axis that `axes` names `data`."""
     return jax.device_put(tree, NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec(*axes)))
 
 

@@ -1,4 +1,4 @@
-"""The reference: a plain step for one device, or one of the two that are made from the step itself; and its rounding.
+"""Run the reference, which is a plain step for one device or made from the step itself, and measure its rounding.
 
 `one_device` shows if the result depends on the number of devices, and `old_program` if a port does what the program did
 under pmap, masks and statistics of each device included.
@@ -155,7 +155,7 @@ class Reference:
         return self.values(found)
 
     def find_trained(self, names: Sequence[str], arguments: tuple) -> list[str]:
-        """Return the leaves among these that others change with: parameters, and not statistics. All if none does."""
+        """Return those of these leaves on which others depend, as on parameters. If no leaf matters, return all."""
 
         def matters(name: str) -> bool:
             def shift(path: str, leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The report: what was compared and checked, and what was not; to print, to require in a test, or as JSON."""
+"""Report what was compared and checked, and what was not: as text, as JSON, or as an assertion in a test."""
 
 import json
 import textwrap
@@ -64,7 +64,7 @@ class Report(NamedTuple):
 
     @property
     def missing(self) -> list[Check]:
-        """The leaves that couldn't be compared, so that nothing is proven about them."""
+        """Return the checks of what could not be compared, leaves or updates, so that nothing is proven about it."""
         return [check for check in self.checks if check.status == "not compared"]
 
     @property

@@ -1,4 +1,4 @@
-"""The function that users call: its arguments, the precision, and the checks one after the other."""
+"""Read the arguments of `verify`, choose the precision, and make the checks one after the other."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ def verify(
             is that argument, "metrics/loss" a metric.
         batch_axis: of the examples in the batch: 1 for `[n_steps, B, ...]`.
         last_batch: a ragged or padded last batch, as the reference takes it, for one more update.
-        devices: those to use; None: all of this process.
+        devices: those to use. None: `jax.devices()`.
         updates: how many in a row.
         float64: compute in float64 if the program allows it; False: in the types that are given.
 
@@ -174,7 +174,7 @@ def find_gaps(kinds: dict[str, str], on: dict[int, tuple[int, ...]], updates: li
 
 
 def verify_program(target: str, devices: Sequence[jax.Device]) -> tuple[dict[str, Any], Report]:
-    """Verify the program that FILE.py:FUNCTION returns: the arguments of `verify` with their defaults, and the report.
+    """Call `verify` with the arguments that FILE.py:FUNCTION returns. Return them, with the defaults, and the report.
 
     Raises:
         FailedError: the program raises an error.

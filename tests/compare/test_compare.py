@@ -122,7 +122,7 @@ def test_the_page_needs_no_network_and_no_script_and_escapes_what_it_shows(compa
     assert links
     assert {link.removeprefix("#") for link in links} <= set(re.findall(r' id="([^"]*)"', text))
     assert all(re.search(r'role="img"\s+aria-label="\w', svg) for svg in re.findall("<svg[^>]*>", text))
-    for words in ("Why the results are equal", "Seven mistakes that raise no error", "runs over the split axis"):
+    for words in ("Why the results are equal", "Seven mistakes that raise no error", "sums over the split batch"):
         assert words in " ".join(text.split())
     hostile = json.loads(json.dumps(report))
     hostile["config"]["dataset"] = "<script>alert(1)</script>"
