@@ -213,11 +213,17 @@ def find_mean_of_means(case: Case) -> Cause | None:
     """Find the mean of what each device does with its own examples, or a statistic of the first device's."""
     # Each part is drawn as the first device draws, so leaves that depend on random numbers show nothing.
     names = [name for name in case.clear if name not in case.random_leaves and case.parts]
-    firsts = [name for name in names if case.is_near(name, [case.parts[0][name]])]
-    if firsts and not case.reference.find_trained(firsts, case.update.arguments):
-        return name_cause("local statistics", firsts)
     means = [n for n in case.fractions if n in names and case.is_near(n, [np.mean([p[n] for p in case.parts], 0)])]
+    near = [name for name in names if name in means or case.is_near(name, [case.parts[0][name]])]
+    trained = case.reference.find_trained(near, case.update.arguments) if near else []
     arrays = [name for name in means if case.update.values[name].size > 1]
+    # The error of an average of the parameters is a multiple of theirs, and no statistic's is.
+    errors = {name: case.got[name][0] - case.update.values[name] for name in arrays}
+    pairs = [(n, m) for n in arrays for m in arrays if m in trained and errors[n].shape == errors[m].shape]
+    multiples = [(n, *multiple(errors[n], errors[m])) for n, m in pairs]
+    averages = [name for name, ratio, error in multiples if error < EQUAL * abs(ratio)]
+    if statistics := [name for name in near if name not in (*trained, *averages)]:
+        return name_cause("local statistics", statistics)
     return name_cause("mean of means", means) if arrays or means == case.clear else None
 
 

@@ -171,10 +171,7 @@ class Reference:
         return trained if trained or any(map(matters, others[:MOST_LEAVES])) else names
 
     def check(self, arguments: tuple) -> np.dtype:
-        """Return the type that sets the tolerances. Refuse a reference that is pmapped or lacks a leaf of `per_device`.
-
-        Refuse an old program whose groups end with different values of a leaf that `per_device` does not name.
-        """
+        """Return the type that sets the tolerances, and refuse a reference or a `per_device` that cannot be used."""
         if isinstance(self.step, types.FunctionType) and hasattr(self.step, "lower"):  # jit returns a type of its own
             raise ArgumentsError("the reference is mapped by pmap: give the function in it, step.__wrapped__")
         try:
