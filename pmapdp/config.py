@@ -47,9 +47,7 @@ class Config:
         "digits (1,797 scans, built in), mnist, fashion-mnist (70,000), imdb (50,000 texts), reviews (made-up texts); "
         "or yours: my_data.npz, a folder of images with a subfolder for each class, or my_data.py:make.",
     )
-    data_dir: str | None = setting(
-        "data", None, "Folder of downloaded data sets; default: $PMAPDP_DATA, else in your home."
-    )
+    data_dir: str | None = setting("data", None, "Folder of downloaded data; default: $PMAPDP_DATA, else at home.")
 
     model: str = fixed(
         "model",
@@ -78,9 +76,7 @@ class Config:
     accumulate: int = fixed(
         "parallel", 1, "Micro-batches per update; batch norm takes moments over each alone.", (1, MAX_INT, "2")
     )
-    mesh: str | None = setting(
-        "parallel", None, "Axes of the devices and their sizes, for example data=4,model=2 (jit)."
-    )
+    mesh: str | None = setting("parallel", None, "Axes of the devices and their sizes, as data=4,model=2 (jit).")
     layout: str = setting(
         "parallel",
         "data",
@@ -108,10 +104,7 @@ class Config:
         "optimization", "none", "Multiply the rate by k = global / base batch size (linear), or its root (sqrt)."
     )
     base_batch_size: int = fixed(
-        "optimization",
-        64,
-        "Scaling starts from this global batch size, for which you chose the rate.",
-        (1, MAX_INT, "64"),
+        "optimization", 64, "Global batch size for which you chose the rate; scaling starts there.", (1, MAX_INT, "64")
     )
     weight_decay: float = fixed("optimization", 0.0, "Decoupled weight decay (adamw only).", (0, MAX_FLOAT, "0.01"))
     clip_norm: float | None = fixed(
@@ -120,9 +113,7 @@ class Config:
     label_smoothing: float = fixed(
         "optimization", 0.1, "Share of the target spread over all classes, in the train loss alone.", (0, 0.999, "0.1")
     )
-    trainable: tuple[str, ...] = fixed(
-        "optimization", (), "Parts of the model to train, for example head; default: all."
-    )
+    trainable: tuple[str, ...] = fixed("optimization", (), "Parts of the model to train, as head; default: all.")
 
     epochs: int = fixed("run", 20, "Passes over the training set.", (1, MAX_INT, "10"))
     steps: int | None = setting("run", None, "Stop after this many updates.", (1, MAX_INT, "100"))
@@ -136,9 +127,7 @@ class Config:
     progress: bool = setting("output", True, "Show a progress bar on a terminal, elsewhere a line now and then.")
     draw_sharding: bool = setting("output", False, "Draw how the first batch is placed on the devices.")
 
-    workdir: str | None = setting(
-        "workdir", None, "Folder of the run: checkpoints, metrics, log. The same command again resumes there."
-    )
+    workdir: str | None = setting("workdir", None, "Folder of checkpoints and log. The same command again resumes.")
     checkpoint_every: int | None = setting(
         "workdir", None, "Write a checkpoint every so many updates, and after each epoch.", (1, MAX_INT, "100")
     )
@@ -146,10 +135,7 @@ class Config:
         "workdir", 3, "Newest checkpoints to keep, and the best epoch's.", (1, MAX_INT, "3")
     )
     check_replicas: int | None = setting(
-        "workdir",
-        None,
-        "Compare the devices' copies of the state every so many updates; stop if they differ.",
-        (1, MAX_INT, "100"),
+        "workdir", None, "Every so many updates, stop if the devices' copies of the state differ.", (1, MAX_INT, "100")
     )
     profile: bool = setting("workdir", False, "Trace a few updates, and print the ten longest operations.")
     compile_cache: bool = setting("workdir", True, "Keep compiled programs, so that the next start is faster.")

@@ -7,6 +7,7 @@ is right, not how fast it would be on as many real devices.
 import os
 import re
 import threading
+import time
 
 import jax
 
@@ -71,24 +72,18 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
     number = given or max(count, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
     if not given:
         jax.config.update("jax_num_cpu_devices", number)
-    require_threads(4 * number + 16)  # as many as XLA starts, and some for checkpoints
+    try:
+        for _ in range(4 * number + 16):  # about as many as JAX starts; if a limit forbids them, XLA aborts
+            threading.Thread(target=time.sleep, args=(0.05,), daemon=True).start()
+    except RuntimeError:
+        raise UserError(
+            f"JAX needs about {4 * number + 16} threads, and this process may not start them: use fewer --devices, or "
+            "raise the limit on processes (ulimit -u, or the container's)"
+        ) from None
     if COLLECTIVES_HOLD_THREADS:
         # The environment variable NPROC sets the size of the pool. Twice as many threads as devices never aborted.
         threads = os.environ.get("NPROC", "")
         os.environ["NPROC"] = str(max(int(threads) if threads.isdigit() else cores(), 2 * number))
-
-
-def require_threads(count: int) -> None:
-    """Start and end so many threads. A `UserError` says that a limit on processes forbids it: XLA would abort."""
-    end = threading.Event()
-    try:
-        for _ in range(count):
-            threading.Thread(target=end.wait, daemon=True).start()
-    except RuntimeError:
-        works = "use fewer --devices, or raise the limit on processes (ulimit -u, or the container's)"
-        raise UserError(f"JAX needs about {count} threads, and this process may not start them: {works}") from None
-    finally:
-        end.set()
 
 
 def choose(count: int | None = None) -> list[jax.Device]:

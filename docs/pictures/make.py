@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,830"]
+OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,860"]
 
 
 def page() -> None:
