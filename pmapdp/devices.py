@@ -122,4 +122,5 @@ def describe(devices: list[jax.Device]) -> str:
         return f"{number} in {processes} processes, each {describe(here)}"
     if devices[0].platform != "cpu":
         return f"{number} x {kind}"
-    return f"{'1 CPU device' if number == 1 else f'{number} simulated CPU devices'} on {cores()} cores"
+    shared = "1 core" if cores() == 1 else f"{cores()} cores"
+    return f"{'1 CPU device' if number == 1 else f'{number} simulated CPU devices'} on {shared}"

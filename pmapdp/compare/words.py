@@ -60,7 +60,7 @@ def conclude(report: dict[str, Any]) -> str:
     if off := [run["name"] for run in runs if run["largest_difference"] > ROUNDING[report["config"]["dtype"]]]:
         return f"{', '.join(off)}: the parameters differ from a single device's, by more than rounding."
     largest = max(run["largest_difference"] for run in runs)
-    said = f"All {len(runs)} end with the same parameters: rounding makes a difference of at most {largest:.1e}."
+    said = f"All end with the same parameters: rounding makes a difference of at most {largest:.1e}."
     if max(run["devices"] for run in runs) == 1:
         said += " Nothing was split: try --devices 8, with JAX_PLATFORMS=cpu if you have one GPU."
     return said
