@@ -155,7 +155,8 @@ def evaluate(job: "Job", state: TrainState, part: str | None) -> dict[str, float
             ) from None
         first = (error.step - 1) * batches.batch_size
         there = f"{part} examples {first} to {min(first + batches.batch_size, batches.examples) - 1}, counted from 0"
-        raise DivergedError(f"the {part} loss is not finite, though the state is: look at {there}") from None
+        why = f"the {part} loss is not finite, though the state is: look at {there}, or {DIVERGED_ADVICE}"
+        raise DivergedError(why) from None
     return meter.means
 
 

@@ -24,10 +24,7 @@ class Options:
     """Compare a training step on several devices with its reference on one."""
 
     target: str = setting(
-        "arguments",
-        dataclasses.MISSING,
-        "A function without arguments that returns a dictionary of verify's arguments.",
-        place="FILE.py:FUNCTION",
+        "arguments", dataclasses.MISSING, "Function that returns verify's arguments by name.", place="FILE.py:FUNCTION"
     )
     devices: int | None = setting("options", None, "Number of devices; default: all accelerators, or 8 simulated CPUs.")
     json: str | None = setting("options", None, "Write the report to this file, too.")

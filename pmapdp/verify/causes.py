@@ -319,6 +319,11 @@ def find_fixed_key(cases: list[Case]) -> Cause | None:
         # A learning rate by a schedule scales the change of the state, and draws nothing.
         moves = [multiple(*(each - old[name] for each in pairs[name])) for name in arrays]
         is_redrawn = any(error > REDRAWN * abs(ratio) for ratio, error in moves)
+    one_key = bool(case.update.key) and case.update.key[0] is cases[1].update.key[0]
+    if one_key and not is_redrawn and not any(each.wrong(metrics) for each in cases for metrics in (False, True)):
+        why = "every update was given the same key. If your loop passes new ones, give key=lambda update: "
+        why += "jax.random.fold_in(key, update). If not, let the step fold the update's number into it"
+        raise CheckError(why, "not compared")
     return None if is_redrawn else name_cause("key stands still")
 
 

@@ -128,7 +128,7 @@ def make_checks(runs: dict[int, list[Case]]) -> list[Check]:
             cause, sentence = look(runs[N]) or ("", "")
             others.append(Check(name, "FAILED" if cause else "passed", (N,), sentence, cause))
         except Exception as error:  # the step may be right all the same
-            others.append(Check(name, "not checked", (N,), blame(error)))
+            others.append(Check(name, getattr(error, "status", "not checked"), (N,), blame(error)))
     if any(check.cause for check in others):  # then other differences look like mistakes that nobody made
         cause, sentence = name_cause("follows")
         results = [c._replace(cause=cause, sentence=sentence) if c.cause else c for c in results]
