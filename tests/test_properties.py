@@ -43,7 +43,7 @@ def hold(check, **drawn):
 
 
 def result_or_sentence(work):
-    """What `work` returns, or None where it ends with status 2 and one line on standard error."""
+    """Return the result of `work`, or None if it ends with status 2 and one line on standard error."""
     results, error = [], io.StringIO()
     with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
         status = cli.run(lambda arguments: results.append(work()), [])

@@ -20,7 +20,7 @@ class File:
     """A module: its syntax tree, and for each name the lines that bind it, with their values."""
 
     def __init__(self, path: str, tree: ast.Module, modules: dict[str, "File"]):
-        self.path, self.tree, self.modules = path, tree, modules  # modules are those of the program, by name
+        self.path, self.tree, self.modules = path, tree, modules  # the program's modules, by name
         self.nodes: list[Any] = list(ast.walk(tree))  # parents before their children
         self.values: dict[str, list[tuple[int, Any]]] = {}
         for node in self.nodes:

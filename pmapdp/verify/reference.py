@@ -155,7 +155,7 @@ class Reference:
         return self.values(found)
 
     def find_trained(self, names: Sequence[str], arguments: tuple) -> list[str]:
-        """Return those of these leaves on which others depend, as on parameters. If no leaf matters, return all."""
+        """Return the leaves on which others depend, as on parameters. If there are none, return all."""
 
         def matters(name: str) -> bool:
             def shift(path: str, leaf: Any) -> Any:

@@ -28,7 +28,7 @@ NOT_THEIRS = ("NPROC", "XLA_FLAGS", "PMAPDP_DATA", "PYTHONDONTWRITEBYTECODE")
 
 
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """That of a user who has set nothing for JAX, pmapdp or Python, then `changes`; None removes a variable."""
+    """Return the variables of a user who has set none for JAX, pmapdp or Python, with `changes`; None removes one."""
     kept = {
         name: value
         for name, value in os.environ.items()

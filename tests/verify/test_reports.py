@@ -1,4 +1,4 @@
-"""What a report says, what `verify` refuses, and that nothing is passed that was not compared."""
+"""A report says what differs, `verify` refuses what it can't compare, and nothing passes that was not compared."""
 
 import collections
 import functools

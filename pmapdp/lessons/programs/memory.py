@@ -33,7 +33,7 @@ def curve(compiled: Any) -> list[float]:
 def bytes_over_time(
     computation: str, computations: dict[str, list[re.Match[str]]], in_place: Collection[str] = ()
 ) -> list[int]:
-    """Live bytes after each instruction of one computation, with those of its loops in their place."""
+    """Live bytes after each instruction of one computation, with the bytes of its loops in their place."""
     lines = computations[computation]
     sizes, sources, last_use = {}, {}, {}
     for time, (name, kind, operation, rest) in enumerate(line.groups() for line in lines):
