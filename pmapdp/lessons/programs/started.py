@@ -41,6 +41,7 @@ def start(count: int, *arguments: str, devices: int = 8, **variables: str) -> li
     for number in range(count):
         settings = {"ADDRESS": address, "PROCESSES": str(count), "NUMBER": str(number), "JAX_PLATFORMS": "cpu"}
         settings |= {"JAX_NUM_CPU_DEVICES": str(devices // count), "NPROC": "16", "PYTHONUNBUFFERED": "1"}
+        settings |= {"PYTHONWARNINGS": "ignore:Error"}  # about the other's entry in a cache of compiled programs
         filled = [each.replace("{address}", address).replace("{number}", str(number)) for each in arguments]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(
