@@ -163,7 +163,7 @@ class Reporter:
                 self.tensorboard.add_scalar(tag, value, results["step"])
             self.tensorboard.flush()
         speed = f"{results['examples_per_second']:,.0f} examples/s" if results["step_ms"] else "one update, not timed"
-        shown = [" ".join([name, *in_words(part)]) for name, part in parts.items()]
+        shown = [" ".join([name.replace("validation", "valid"), *in_words(part)]) for name, part in parts.items()]
         self.line("  ".join([f"epoch {results['epoch']}/{self.epochs}", *shown, speed]))  # at most 100 columns
 
     def end_trace(self, state: TrainState | None = None) -> None:
