@@ -87,7 +87,7 @@ class Peers:
             multihost_utils.sync_global_devices(name)
 
     @contextlib.contextmanager
-    def failing_together(self) -> Iterator[None]:
+    def exit_on_error(self) -> Iterator[None]:
         """End this process at once if only this one fails. The others see its connections close, and end as well.
 
         An exception would not do: on its way up, cleaning up waits for the others, which wait in their next collective.
@@ -148,11 +148,11 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pee
     connect(options)
     several = Peers(count=2)  # at least
     try:
-        with several.failing_together():
+        with several.exit_on_error():
             number = number_of_devices(config.devices, config.mesh, options.num_processes or 1)
             yield agree(config, number, "by a launcher" if options.distributed else "by hand")
     finally:  # of a process that has not failed alone
-        with several.failing_together():
+        with several.exit_on_error():
             jax.distributed.shutdown()
 
 

@@ -38,7 +38,7 @@ from pmapdp.registry import FEATURIZERS, featurize, featurizer_of, load_data, re
 from pmapdp.run.checkpoints import load_state
 from pmapdp.run.workdir import read_config
 from pmapdp.state import Task, TrainState
-from pmapdp.train import trained_task
+from pmapdp.train import rebuild_task
 
 FORMAT = "pmapdp model 2"
 METADATA, PROGRAM, LOSS, ARRAYS, FEATURIZER = "metadata.json", "model.jax", "loss.jax", "arrays/", "view.json"
@@ -129,7 +129,7 @@ def export_run(
     file, folder = check_output("FILE", str(path), MODEL), os.path.abspath(workdir)
     with jax.enable_x64(config.dtype == "float64"):
         data = load_data(config.dataset, data_dir or config.data_dir) if data is None else make_data_set(data)
-        task = trained_task(config, **yours)
+        task = rebuild_task(config, **yours)
         state, step, progress = load_state(folder, task, best=best, content=fingerprint(data))
     arrays, featurizer = featurize(data, task.model)
     last = progress["last"]

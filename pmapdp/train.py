@@ -308,7 +308,7 @@ def choose_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout
     return STRATEGIES[name](task, devices)
 
 
-def trained_task(config: Config, **yours: Any) -> Task:
+def rebuild_task(config: Config, **yours: Any) -> Task:
     """Make the task of a run whose state is only read. It needs no learning rate, which isn't part of the state."""
     custom = Custom(**yours)
     rule = custom.optimizer or find_code("optimizer", config.optimizer)
@@ -323,7 +323,7 @@ def load_run(path: str | Path, **yours: Any) -> tuple[Config, TrainState, dict[s
     """
     config = read_config(path)
     with jax.enable_x64(config.dtype == "float64"):
-        state, _, progress = load_state(path, trained_task(config, **yours))
+        state, _, progress = load_state(path, rebuild_task(config, **yours))
     return config, state, progress["last"]
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.errors import FailedError
-from pmapdp.port.find import BROKEN, Use, expand, find, mapped
+from pmapdp.port.find import BROKEN, Use, expand, find, read_pmap
 from pmapdp.port.read import File, read_program
 from pmapdp.verify.report import wrap
 
@@ -52,7 +52,7 @@ def describe_step(uses: list[Use], files: dict[str, File]) -> dict[str, Any] | N
     options, function, inside = steps[0]
     name, file, axis = function.name, function.file, expand(options["axis_name"]).replace("'", '"')
     calls = [node for each in files.values() for node in each.nodes if isinstance(node, ast.Call)]
-    calls = [call for call in calls if isinstance(call.parent, ast.Assign) and mapped(call.func) == steps[0]]
+    calls = [call for call in calls if isinstance(call.parent, ast.Assign) and read_pmap(call.func) == steps[0]]
     given = [ast.unparse(each) for call in calls[:1] for each in call.args]
     results = [each for call in calls[:1] for each in ast.unparse(call.parent.targets[0]).strip("()").split(", ")]
     is_plain = results[:1] == given[:1] != [] and len(results) < 3 and len(given) < 4 and not calls[0].keywords

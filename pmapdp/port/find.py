@@ -79,7 +79,7 @@ def unwrap(node: Any) -> tuple[Any, list[str]]:
 
 
 @remember
-def mapped(node: Any) -> Use | None:
+def read_pmap(node: Any) -> Use | None:
     """Read a pmapped function: a call of pmap, or a decorated function."""
     match found := resolve(node):
         case ast.FunctionDef(decorator_list=decorators):
@@ -97,7 +97,7 @@ def find_stacked(node: Any) -> Any:
     match found := resolve(node):
         case ast.Subscript(value=x) | ast.Attribute(value=x) if getattr(found, "attr", "") not in dir(jax.Array):
             return find_stacked(x)
-        case ast.Call(func=func) if use := mapped(func):
+        case ast.Call(func=func) if use := read_pmap(func):
             return found if ast.unparse(use.options.get("out_axes", [])) != "None" else None
     return None
 
@@ -117,7 +117,7 @@ def expand(node: Any) -> str:
 
 def rows_of_call(call: Any) -> Iterator[str]:
     """Find what a call's arguments show."""
-    name, use = path_of(call.func) or ast.unparse(call.func), mapped(call)
+    name, use = path_of(call.func) or ast.unparse(call.func), read_pmap(call)
     if (options := use.options if use else pmap_options(call)) is not None:
         texts = [f"{each}={ast.unparse(value)}" for each, value in options.items()]
         yield from (row for pattern, row in OPTIONS.items() if any(re.match(pattern, each) for each in texts))
@@ -185,7 +185,7 @@ def is_exempt(node: Any, row: str, axes: set[str]) -> bool:
 def find(files: dict[str, File]) -> tuple[list[dict[str, Any]], list[Use]]:
     """Find a program's constructs, with their rows of the table, and the functions that it maps."""
     nodes = [node for file in files.values() for node in file.nodes]
-    uses = [use for node in nodes if isinstance(node, ast.Call | ast.FunctionDef) and (use := mapped(node))]
+    uses = [use for node in nodes if isinstance(node, ast.Call | ast.FunctionDef) and (use := read_pmap(node))]
     axes = {expand(use.options["axis_name"]) for use in uses if "axis_name" in use.options}
     found = {
         (node.file.path, node.lineno, row): node

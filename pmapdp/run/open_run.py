@@ -58,7 +58,7 @@ class Run:
             checkpoints = Checkpoints(Path(workdir) / "checkpoints", job.config.keep_checkpoints)
             self.checkpoints = stack.enter_context(contextlib.closing(checkpoints))
         self.stop = StopRequest(job.peers, stack)
-        stack.enter_context(job.peers.failing_together())
+        stack.enter_context(job.peers.exit_on_error())
 
     def restore_or_init(self) -> tuple[TrainState, int]:
         """Return the state on the devices and the updates made, from a checkpoint, `--init-from` or the seed."""

@@ -19,7 +19,7 @@ Devices = Sequence[jax.Device]
 LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(os.__file__), os.path.dirname(__file__))
 
 
-def replicate(tree: Any, devices: Devices, *axes: str | None) -> Any:
+def place(tree: Any, devices: Devices, *axes: str | None) -> Any:
     """Copy arrays to every device without a device axis, or split the axis that `axes` names `data`."""
     return jax.device_put(tree, NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec(*axes)))
 
@@ -27,10 +27,10 @@ def replicate(tree: Any, devices: Devices, *axes: str | None) -> Any:
 def split(tree: Any, devices: Devices, axis: int = 0) -> Any:
     """Split leaves `[B, ...]` or `[N, ...]` over N devices along an axis; B must be a multiple of N."""
     trees.split_rows(tree, len(devices), axis)  # refuses what doesn't divide
-    return replicate(tree, devices, *[None] * axis, "data")
+    return place(tree, devices, *[None] * axis, "data")
 
 
-def split_rows(batch: Any, devices: Devices, axis: int = 0) -> Any:
+def shard(batch: Any, devices: Devices, axis: int = 0) -> Any:
     """Split leaves `[B, ...]` as `[N, b, ...]`, a row for each device."""
     return split(trees.split_rows(batch, len(devices), axis), devices)
 
@@ -48,14 +48,14 @@ class Layout(NamedTuple):
     # The state back to arrays as one device has them. None: each leaf has the shape that it has there, or a leading
     # device axis `[N, ...]`. Leaves that it returns as they are on the devices are compared on each of them.
     fetch: Callable[[Any], Any] | None = None
-    place_key: Callable[[Any, Devices], Any] = replicate
+    place_key: Callable[[Any, Devices], Any] = place
     place_own: Callable[[Any, Devices], Any] = split  # leaves `[N, ...]` that `per_device` names
 
 
 LAYOUTS = {
-    "stacked": Layout(stack, split_rows, place_key=stack),  # pmap: a device axis on all arguments
-    "replicated": Layout(replicate, split_rows),  # pmap(in_axes=(None, 0, None))
-    "sharded": Layout(replicate, split),  # jit and shard_map
+    "stacked": Layout(stack, shard, place_key=stack),  # pmap: a device axis on all arguments
+    "replicated": Layout(place, shard),  # pmap(in_axes=(None, 0, None))
+    "sharded": Layout(place, split),  # jit and shard_map
 }
 
 

@@ -11,7 +11,7 @@ from marks import quick
 from steps import BATCH, MESH, W, descend, loss_of, mean, sharded
 
 from pmapdp.verify import Layout, one_device, verify
-from pmapdp.verify.layouts import replicate, split_rows
+from pmapdp.verify.layouts import place, shard
 
 
 def jit_with_nnx():
@@ -66,8 +66,8 @@ def zero_1():
 
     mapped = jax.pmap(device_step, "i", in_axes=(None, 0, 0), out_axes=((None, 0), None))
     layout = Layout(
-        lambda state, devices: (replicate(state[0], devices), split_rows(state[1], devices)),
-        split_rows,
+        lambda state, devices: (place(state[0], devices), shard(state[1], devices)),
+        shard,
         lambda state: (np.asarray(state[0]), np.asarray(state[1]).reshape(-1)),
     )
     batch = {"x": np.concatenate([BATCH["x"], BATCH["x"][::-1, :3]], 1), "y": BATCH["y"]}  # 8 features
@@ -89,12 +89,12 @@ def a_ragged_batch_padded_by_the_layout():
         size, N = len(batch["y"]), len(devices)
         index = np.arange(-(-size // N) * N) % size
         weight = (np.arange(len(index)) < size).astype(batch["x"].dtype)
-        return split_rows(({name: x[index] for name, x in batch.items()}, weight), devices)
+        return shard(({name: x[index] for name, x in batch.items()}, weight), devices)
 
     first, last = (jax.tree.map(lambda x: x[:size], BATCH) for size in (13, 5))  # noqa: B023
     make_step = lambda devices: jax.pmap(step, "i", in_axes=(None, 0), out_axes=None, devices=devices)  # noqa: E731
     given = {"reference": descend, "make_step": make_step, "devices": jax.devices()[:4], "state": W}
-    return given | {"layout": Layout(replicate, place_batch), "batch": first, "last_batch": last}
+    return given | {"layout": Layout(place, place_batch), "batch": first, "last_batch": last}
 
 
 def mixed_precision():
