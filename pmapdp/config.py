@@ -118,9 +118,7 @@ class Config:
     epochs: int = fixed("run", 20, "Passes over the training set.", (1, MAX_INT, "10"))
     steps: int | None = setting("run", None, "Stop after this many updates.", (1, MAX_INT, "100"))
     best: str | None = fixed(
-        "run",
-        None,
-        "Metric whose best epoch is kept, as lowest:loss; default: highest accuracy (weighted, if data are).",
+        "run", None, "Metric whose best epoch is kept, as lowest:loss; default: highest accuracy or weighted_accuracy."
     )
     patience: int | None = fixed("run", None, "Stop after this many epochs without a better one.", (1, MAX_INT, "3"))
     seed: int = fixed("run", 0, "Determines initial parameters, order of examples and dropout.", (0, 2**63 - 1, "0"))
