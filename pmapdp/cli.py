@@ -1,41 +1,34 @@
-"""Parse a command line into a dataclass, and end a command with an exit status that says what happened.
-
-0  done                                         3  the loss or the state is not finite      128+n  a signal ended it:
-1  a check failed, or a bug with its traceback  4  another process is lost                         130 is Ctrl-C,
-2  a mistake in what was asked for              5  the devices' copies of the state differ         141 is `| head`
-"""
+"""Parse a command line into a dataclass, and end a command with an exit status; docs/statuses.md explains each."""
 
 import argparse
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import re
-import reprlib
 import runpy
 import signal
 import sys
 import textwrap
 import traceback
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.metadata import version
 from types import FrameType
 from typing import Any, Literal, NoReturn, TypeVar
 
 from pmapdp import __version__
 from pmapdp.config import Config, flag
-from pmapdp.errors import StoppedError, UserError, in_one_line, reason, unknown
-from pmapdp.files import from_first_user_frame
+from pmapdp.errors import StoppedError, UserError, reason, unknown
 from pmapdp.recipes import RECIPES
 
 COMMANDS = ("train", "evaluate", "export", "predict", "compare", "verify", "port", "scaling")
 WIDTH = 80  # columns of --help
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-KINDS = {int: ("INT", "a whole number", "8"), float: ("NUMBER", "a number", "0.001"), str: ("TEXT", "a text", "x")}
+METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
 
 Options = TypeVar("Options")
-Flag = tuple[dataclasses.Field[Any], Any, Any]  # a field of a dataclass, its type, and the default that --help shows
 
 
 def run(main: Callable[[list[str]], None], arguments: list[str] | None = None) -> int:
@@ -55,21 +48,20 @@ def run(main: Callable[[list[str]], None], arguments: list[str] | None = None) -
 
 def report(error: BaseException) -> int:
     """Print an error as its one sentence, or with its traceback if nobody expected it, and return the exit status."""
-    expected = isinstance(error, UserError | StoppedError)
-    cause = error.__cause__ if expected else error
-    if cause is not None and (frames := from_first_user_frame(cause)):
+    cause = error.__cause__ if isinstance(error, UserError | StoppedError) else error
+    frames = cause and cause.__traceback__
+    while frames and "IS_YOURS" not in frames.tb_frame.f_globals:
+        frames = frames.tb_next
+    if cause and frames:  # from the first one in a file of yours
         traceback.print_exception(type(cause), cause, frames)
-        if not expected:
-            file = frames.tb_frame.f_code.co_filename
-            last = [each for each in traceback.extract_tb(frames) if each.filename == file][-1]
-            what = f"{type(error).__name__}: {reason(error)}"
-            error = UserError(f"{file} fails at line {last.lineno} ({what}): fix that line")
+        if cause is error:
+            line = f"{frames.tb_frame.f_code.co_filename} fails at line {frames.tb_lineno}"
+            error = UserError(f"{line} ({type(error).__name__}: {reason(error)}): correct it where the traceback ends")
     elif isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         error = UserError(f"no memory is left ({reason(error)}): use a smaller batch or model")
     match error:
         case UserError() | StoppedError():
-            prefix = "error: " if isinstance(error, UserError) else ""
-            print(prefix + in_one_line(str(error)), file=sys.stderr)
+            print("error: " * isinstance(error, UserError) + str(error), file=sys.stderr)
             return error.status
         case BrokenPipeError() | SystemExit(__context__=BrokenPipeError()):  # rich raises SystemExit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
@@ -86,25 +78,20 @@ def stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 @contextlib.contextmanager
-def catch_signals(
-    handler: Callable[[int, FrameType | None], None], numbers: Collection[signal.Signals] = SIGNALS
-) -> Iterator[None]:
+def catch_signals(handler: Callable[..., None], numbers: Collection[signal.Signals] = SIGNALS) -> Iterator[None]:
     """Let `handler` take these signals. Under nohup SIGHUP is ignored, and stays so."""
-    ignored = {each for each in numbers if each == signal.SIGHUP and signal.getsignal(each) == signal.SIG_IGN}
-    before = {each: signal.signal(each, handler) for each in numbers if each not in ignored}
-    try:
+    with contextlib.ExitStack() as stack:
+        for each in numbers:
+            if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:
+                stack.callback(signal.signal, each, signal.signal(each, handler))
         yield
-    finally:
-        for each, old in before.items():
-            signal.signal(each, old)
 
 
 def main() -> None:
     """Run the console script: `pmapdp train` is `python -m pmapdp.train`."""
     name = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
     if name not in COMMANDS:
-        print(f"error: {unknown('command', name, COMMANDS)}", file=sys.stderr)
-        sys.exit(UserError.status)
+        sys.exit(report(unknown("command", name, COMMANDS)))
     runpy.run_module(f"pmapdp.{name}", run_name="__main__", alter_sys=True)
 
 
@@ -123,26 +110,25 @@ def parse(options: type[Options], arguments: list[str], doc: str | None) -> Opti
     A field `data_dir` is the flag `--data-dir`. A field with a `place` is an argument without a flag. `doc` is the
     docstring of the command's module: `--help` begins with it, and a mistake ends with its first example.
     """
-    return options(**read_flags(flags_of(options), arguments, doc))
+    return options(**read_flags(dataclasses.fields(options), arguments, doc))  # type: ignore[arg-type]
 
 
 def parse_with_recipe(
-    options: type[Options], arguments: list[str], doc: str | None, sections: Collection[str] | None = None
+    options: type[Options], arguments: list[str], doc: str | None, sections: Collection[str] = ()
 ) -> tuple[Config, Options]:
     """Parse a command line with a recipe into its configuration and `options`, whose fields all have defaults.
 
     Settings outside of `sections` (default: all) keep the recipe's values.
     """
-    named = next((each for each in arguments if each in RECIPES), "digits")  # for the defaults that --help shows
-    ours, own = flags_of(Config, vars(RECIPES[named].config)), flags_of(options)
-    if sections is not None:
-        ours = {name: each for name, each in ours.items() if each[0].metadata["section"] in {"arguments", *sections}}
-    lines = [f"{name}: {recipe.summary}" for name, recipe in RECIPES.items()]
-    indented = [textwrap.fill(each, WIDTH, initial_indent="  ", subsequent_indent="    ") for each in lines]
-    values = read_flags(ours | own, arguments, doc, epilog="\n".join(["recipes:", *indented]))
+    ours, own = dataclasses.fields(Config), dataclasses.fields(options)  # type: ignore[arg-type]
+    ours = tuple(each for each in ours if not sections or each.metadata["section"] in ("arguments", *sections))
+    named = RECIPES[next((each for each in arguments if each in RECIPES), "digits")].config
+    recipes = "\n".join(f"    {name}: {each.summary}" for name, each in RECIPES.items())
+    defaults = {each.name: getattr(named, each.name) for each in ours}  # for --help
+    values = read_flags([*ours, *own], arguments, f"{doc}\n\nThe recipes:\n\n{recipes}", defaults)
     if (recipe := values.pop("recipe", "digits")) not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
-    chosen = options(**{name: values.pop(name) for name in own.keys() & values.keys()})
+    chosen = options(**{each.name: values.pop(each.name) for each in own if each.name in values})
     # A batch size on the command line replaces the recipe's, even if the recipe has the other kind.
     sizes = {"global_batch_size", "per_device_batch_size"}
     if len(sizes & values.keys()) == 1:
@@ -151,78 +137,64 @@ def parse_with_recipe(
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are a `UserError` with a command line that works."""
-
-    example = "--help"
+    """An argument parser whose errors are a `UserError` that ends with `prog`, a command line that works."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a `UserError` that ends with the example."""
-        raise UserError(f"{message.removeprefix('argument ')}: try {self.example}")
+        """Raise the error."""
+        raise UserError(f"{message.removeprefix('argument ')}: try {self.prog}")
 
 
-def flags_of(group: type, defaults: Mapping[str, Any] | None = None) -> dict[str, Flag]:
-    """List the fields of a dataclass by name, with other `defaults` if you give them."""
-    hints, fields = typing.get_type_hints(group), dataclasses.fields(group)
-    return {each.name: (each, hints[each.name], (defaults or {}).get(each.name, each.default)) for each in fields}
-
-
-def read_flags(flags: Mapping[str, Flag], arguments: list[str], doc: str | None, *, epilog: str = "") -> dict[str, Any]:
-    """Return the values that a command line gives, by the fields' names."""
-    paragraphs = (doc or "").strip().split("\n\n")
+def read_flags(fields: Sequence[Any], arguments: list[str], doc: str | None, defaults: Any = None) -> dict[str, Any]:
+    """Return the values that a command line gives, by name. `--help` shows `defaults`, or else the fields' own."""
+    paragraphs = [x if x.startswith("    ") else textwrap.fill(x, WIDTH) for x in (doc or "").strip().split("\n\n")]
+    example = re.search(r"^ *((python -m [\w.]+).*?)(?=  |$)", doc or "", re.MULTILINE) or ("", "", "")
+    places = [each.metadata["place"] for each in fields if each.metadata["place"]]
+    flags = [flag(each.name) for each in fields if not each.metadata["place"]]
     parser = Parser(
-        description="\n\n".join(each if each.startswith("    ") else textwrap.fill(each, WIDTH) for each in paragraphs),
-        epilog=epilog,
+        prog=example[1],
+        usage=" ".join([example[2], *places, "[flags]"]),
+        description="\n\n".join(paragraphs),
         formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=30, width=WIDTH),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="show versions, devices and variables and exit")
-    headings: dict[str, Any] = {"options": parser}
-    for field, hint, default in flags.values():
-        section = field.metadata["section"]
-        if section not in headings:
-            headings[section] = parser.add_argument_group(section)
-        add_flag(headings[section], field, hint, default)
-    places = {name: field.metadata["place"] for name, (field, _, _) in flags.items() if field.metadata["place"]}
-    if example := re.search(r"^ *(python -m [\w.]+).*?(?=  |$)", doc or "", re.MULTILINE):
-        parser.example, parser.usage = example[0].strip(), " ".join([example[1], *places.values(), "[flags]"])
+    for section, group in itertools.groupby(fields, lambda each: each.metadata["section"]):
+        heading = parser if section == "options" else parser.add_argument_group(section)
+        for field in group:
+            add_flag(heading, field, (defaults or {}).get(field.name, field.default))
     found, left = parser.parse_known_intermixed_args(arguments)
-    for text in left:
-        if text.startswith("-"):
-            raise unknown("argument", text.partition("=")[0], [flag(name) for name in flags if name not in places])
     if left:
-        parser.error(f"unrecognized arguments: {' '.join(left)}")
-    values = {name: value for name, value in vars(found).items() if name in flags}
+        wrong = min(left, key=lambda text: text[:1] != "-")  # the value of an unknown flag is left, too
+        raise unknown("argument", wrong.partition("=")[0], flags)
+    values = {name: value for name, value in vars(found).items() if name != "version"}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def add_flag(heading: Any, field: dataclasses.Field[Any], hint: Any, default: Any) -> None:
+def add_flag(heading: Any, field: dataclasses.Field[Any], default: Any) -> None:
     """Add the flag, or the argument, of a field below a heading of the help."""
-    name, several, place = flag(field.name), typing.get_origin(hint) is tuple, field.metadata["place"]
+    hint: Any = field.type
     kind = typing.get_args(hint)[0] if typing.get_origin(hint) not in (None, Literal) else hint
-    how: dict[str, Any] = {"help": field.metadata["about"].replace("%", "%%")}
-    if not place and default not in (None, (), False):
-        shown = name if default is True else " ".join(map(str, default)) if several else default
-        how["help"] += f" (default: {shown})"
+    name, place, choices = flag(field.name), field.metadata["place"], typing.get_args(kind)
+
+    def convert(text: str) -> Any:
+        if choices and text not in choices:
+            raise unknown(field.name.replace("_", " "), text, choices)
+        try:
+            return text if choices else kind(text)
+        except ValueError:
+            works, words = (field.metadata["limits"] or "8")[-1], "a whole number" if kind is int else "a number"
+            raise UserError(f"{name} {text!r:.100} is not {words}: try {name} {works}") from None
+
+    several, about = typing.get_origin(hint) is tuple, field.metadata["about"].replace("%", "%%")
+    if default not in (None, (), False) and not place:
+        about += f" (default: {name if default is True else ' '.join(map(str, default)) if several else default})"
     if place:
-        name, how["nargs"] = field.name, None if default is dataclasses.MISSING else "*" if several else "?"
-        how["metavar"] = place
+        number = None if default is dataclasses.MISSING else "*" if several else "?"
+        heading.add_argument(field.name, nargs=number, metavar=place, help=about)
     elif hint is bool:
-        how["action"] = argparse.BooleanOptionalAction if default else "store_true"
+        heading.add_argument(name, action=argparse.BooleanOptionalAction if default else "store_true", help=about)
     else:
-        how["type"] = functools.partial(convert, field, kind)
-        how["metavar"] = KINDS[kind][0] if kind in KINDS else f"{{{','.join(typing.get_args(kind))}}}"
-        how |= {"action": "extend", "nargs": "+"} if several else {}
-    heading.add_argument(name, **how)
-
-
-def convert(field: dataclasses.Field[Any], kind: Any, text: str) -> Any:
-    """Return the value of the type `kind` that a text on the command line means."""
-    if kind not in KINDS and text not in typing.get_args(kind):
-        raise unknown(field.name.replace("_", " "), text, typing.get_args(kind))
-    try:
-        return kind(text) if kind in KINDS else text
-    except ValueError:
-        (_, words, example), (*_, works) = KINDS[kind], field.metadata["limits"] or [None]
-        name = flag(field.name)
-        raise UserError(f"{name} {reprlib.repr(text)} is not {words}: try {name} {works or example}") from None
+        how: dict[str, Any] = {"action": "extend", "nargs": "+"} if several else {}
+        metavar = f"{{{','.join(choices)}}}" if choices else METAVARS[kind]
+        heading.add_argument(name, type=convert, metavar=metavar, help=about, **how)

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,31 +23,22 @@ from jax.experimental import multihost_utils
 from pmapdp import devices
 from pmapdp.cli import report
 from pmapdp.config import Config, flag, setting
-from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, reason
+from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, explain_errors, reason
 from pmapdp.sharding.layout import number_of_devices
 
 MAY_DIFFER = {"data_dir", "metrics_file", "progress", "compile_cache"}  # settings that may differ by process
 ALL_RAISE = DivergedError, ReplicasError, StoppedError  # errors that all processes raise, after the same update
-FAREWELL = 5  # seconds in which the others may say the same error, before process 0 takes them all down
-# Words in the errors of a collective and of JAX's coordination service.
-CONNECTION = re.compile("gloo|nccl|coordination|unavailable|deadline_exceeded|barrier", re.IGNORECASE)
-LAUNCHED = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # in which srun and mpirun say how many processes there are
+CONNECTION = re.compile("gloo|nccl|coordination|unavailable|deadline_exceeded|barrier", re.I)  # words in JAX's errors
 
 
 @dataclass(frozen=True)
 class ProcessesOptions:
     """Flags that connect several processes. --devices counts the devices of one process."""
 
-    distributed: bool = setting(
-        "processes", False, "Join the others that srun (Slurm), mpirun (Open MPI), Kubernetes or Cloud TPU has started."
-    )
-    coordinator: str | None = setting(
-        "processes", None, "Otherwise: HOST:PORT of process 0, the same for all. JAX lets in whoever reaches it."
-    )
+    distributed: bool = setting("processes", False, "Join the processes that srun, mpirun, Kubernetes or TPUs started.")
+    coordinator: str | None = setting("processes", None, "Otherwise: HOST:PORT of process 0, open to all who reach it.")
     num_processes: int | None = setting("processes", None, "Otherwise: the number of processes.")
-    process_id: int | None = setting(
-        "processes", None, "Otherwise: the number of this one, from 0; process 0 writes logs and metrics."
-    )
+    process_id: int | None = setting("processes", None, "Otherwise: this one's number; 0 writes logs and metrics.")
     heartbeat_timeout: int = setting("processes", 60, "Seconds without a sign of life after which a process is lost.")
     join_timeout: int = setting("processes", 300, "Seconds to wait for all processes at the start.")
 
@@ -77,9 +68,7 @@ class Peers:
 
     def require_same(self, facts: dict[str, Any]) -> None:
         """Raise a `UserError` on all processes if a fact differs on one. All give the same names."""
-        values = self.allgather(facts)
-        for fact in facts:
-            require_same_on_all(fact, [value[fact] for value in values])
+        require_same_on_all(self.allgather(facts))
 
     def wait(self, name: str) -> None:
         """Wait until all processes make this call."""
@@ -99,37 +88,30 @@ class Peers:
         except BaseException as error:
             if self.count == 1:
                 raise
-            status = report(explain_lost_connection(error))
+            cause: BaseException | None = error
+            while cause and not (isinstance(cause, JaxRuntimeError) and CONNECTION.search(str(cause))):
+                cause = cause.__cause__ or cause.__context__
+            works = "start the same command again, and a run with a workdir resumes from its last checkpoint"
+            lost = LostError(f"another process is lost, see its own messages ({reason(cause or error)}): {works}")
+            status = report(lost if cause else error)
             farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)  # waits for the others
             farewell.start()
-            farewell.join(FAREWELL)
+            farewell.join(5)  # seconds in which the others may say the same error, before process 0 takes them down
             os._exit(status)
 
 
 SINGLE_PROCESS = Peers()
 
 
-def require_same_on_all(fact: str, values: list[Any]) -> None:
-    """Raise a `UserError` if a fact differs from process to process."""
-    for process, value in enumerate(values):
-        if value != values[0]:
-            raise UserError(
-                f"process {process} differs from process 0 in {fact} ({value!r} there, {values[0]!r} here): start all "
-                "processes with the same command, the same files and the same kind of machine"
-            )
-
-
-def explain_lost_connection(error: BaseException) -> BaseException:
-    """Make a sentence of an error that JAX raises because another process is lost. Any other is returned as it is."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, JaxRuntimeError) and CONNECTION.search(str(cause)):
-            return LostError(
-                f"another process is lost, see its own messages ({reason(cause)}): start the same command again, and a "
-                "run with a workdir resumes from its last checkpoint"
-            )
-        cause = cause.__cause__ or cause.__context__
-    return error
+def require_same_on_all(facts: list[dict[str, Any]]) -> None:
+    """Raise a `UserError` if a fact differs from process to process; `facts` has each process's, by name."""
+    for process, theirs in enumerate(facts):
+        for name, value in theirs.items():
+            if value != facts[0][name]:
+                raise UserError(
+                    f"process {process} differs from process 0 in {name} ({value!r} there, {facts[0][name]!r} here): "
+                    "start all processes with the same command, the same files and the same kind of machine"
+                )
 
 
 @contextlib.contextmanager
@@ -139,12 +121,10 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pee
     Must come before JAX starts its backends, and starts them, with as many devices as `config` asks for. A `UserError`
     says that a process has other settings, other devices or another version of JAX, or that nobody is there.
     """
-    by_hand = {options.coordinator, options.num_processes, options.process_id} != {None}
-    if not options.distributed and not by_hand:
-        check_alone(config)
+    if not options.distributed and {options.coordinator, options.num_processes, options.process_id} == {None}:
+        check_launcher(config)
         yield SINGLE_PROCESS
         return
-    check_together(config)
     connect(options)
     several = Peers(count=2)  # at least
     try:
@@ -158,19 +138,19 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pee
 
 def find_peers(config: Config) -> Peers:
     """Return the processes of a program that has called `jax.distributed.initialize` itself, or `SINGLE_PROCESS`."""
-    if not jax.distributed.is_initialized():
-        return SINGLE_PROCESS
-    check_together(config)
-    return agree(config, config.devices, "by the program")
+    return agree(config, config.devices, "by the program") if jax.distributed.is_initialized() else SINGLE_PROCESS
 
 
 def agree(config: Config, number: int | None, launcher: str) -> Peers:
     """Start JAX with `number` devices, and return the connected processes if all do the same run on like devices."""
+    if config.strategy == "single" or (config.strategy == "pmap" and config.shard_state != "none"):
+        given = f"--strategy {config.strategy} with --shard-state {config.shard_state}"
+        raise UserError(f"{given} runs in one process only: use --strategy shard_map")
     devices.choose(number)
     peers = Peers(jax.process_index() == 0, jax.process_count(), launcher)
     # Before any collective, because JAX's own between processes don't work with different devices.
     kinds = [[d.device_kind for d in jax.devices() if d.process_index == p] for p in range(peers.count)]
-    require_same_on_all("its devices", [f"{len(kind)} x {kind[0]}" for kind in kinds])
+    require_same_on_all([{"its devices": f"{len(kind)} x {kind[0]}"} for kind in kinds])
     same = {flag(name): value for name, value in vars(config).items() if name not in MAY_DIFFER}
     peers.require_same({"the version of jax": jax.__version__} | same)
     return peers
@@ -178,21 +158,19 @@ def agree(config: Config, number: int | None, launcher: str) -> Peers:
 
 def connect(options: ProcessesOptions) -> None:
     """Let JAX connect the processes. This one ends with a sentence if not all come in time."""
-
-    def give_up(why: str) -> NoReturn:
-        error = UserError(
-            f"not all processes have reached the coordinator ({why}): start each once, with the same --coordinator and "
-            "its own --process-id, or give them more time with --join-timeout"
-        )
-        os._exit(report(error))
-
-    address = find_bind_address(options.coordinator, options.process_id) if options.coordinator else None
+    works = (
+        "start each once, with --distributed under srun (Slurm), mpirun (Open MPI), Cloud TPU or Kubernetes (pip "
+        "install jax[k8s]), or with its number from 0 and a free port of process 0's machine, as in --coordinator "
+        "127.0.0.1:9876 --num-processes 2 --process-id 0, and --join-timeout 600 if they need time"
+    )
     # JAX would abort the process at its own timeout, without a sentence.
-    timer = threading.Timer(options.join_timeout, give_up, [f"waited {options.join_timeout} s"])
+    late = UserError(f"not all processes have come (waited {options.join_timeout} s): {works}")
+    timer = threading.Timer(options.join_timeout, lambda: os._exit(report(late)))
     timer.daemon = True
     timer.start()
     jax.config.update("jax_enable_preemption_service", True)
-    try:
+    with contextlib.ExitStack() as stack, explain_errors("the processes cannot be connected", works):
+        stack.callback(timer.cancel)
         jax.distributed.initialize(
             options.coordinator,
             options.num_processes,
@@ -200,51 +178,27 @@ def connect(options: ProcessesOptions) -> None:
             cluster_detection_method=None if options.distributed else "deactivate",
             initialization_timeout=2 * options.join_timeout,
             heartbeat_timeout_seconds=options.heartbeat_timeout,
-            coordinator_bind_address=address,
+            coordinator_bind_address=options.coordinator and find_bind_address(options.coordinator, options.process_id),
         )
-    except Exception as error:  # each launcher fails in its own way
-        if isinstance(error, JaxRuntimeError):
-            give_up(reason(error))
-        raise UserError(
-            f"the processes cannot be connected ({reason(error)}): start them with --distributed and srun (Slurm), "
-            "mpirun (Open MPI), Cloud TPU or Kubernetes (pip install jax[k8s]), or give each one its number from 0, as "
-            "in --coordinator 127.0.0.1:9876 --num-processes 2 --process-id 0"
-        ) from error
-    finally:
-        timer.cancel()
 
 
 def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
-    """Return the address on which process 0 listens, and raise a `UserError` if its port is in use.
+    """Return the address on which process 0 listens. An OSError or ValueError says that it's in use or no address.
 
     For an IP address or localhost, it listens only there. A name may stand for another address on another machine, so
     the address is None, which means all.
     """
     host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(f"--coordinator {coordinator} is not HOST:PORT: try --coordinator localhost:9876")
-    numeric = host == "localhost" or host.endswith("]") or host.rpartition(".")[2].isdigit()
+    is_numeric = re.fullmatch(r"localhost|[\d.]+|\[.+\]", host)
     if process_id == 0:  # JAX would crash on a port in use, or share it with the service of another run
-        family = socket.AF_INET6 if host.endswith("]") else socket.AF_INET
-        try:
-            socket.create_server((host.strip("[]") if numeric else "", int(port)), family=family).close()
-        except (OSError, OverflowError) as error:
-            works = "give all processes another --coordinator, an address of its machine and a free port"
-            raise UserError(f"process 0 cannot listen at {coordinator} ({reason(error)}): {works}") from None
-    return coordinator if numeric else None
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        socket.create_server((host.strip("[]") if is_numeric else "", int(port)), family=family).close()
+    return coordinator if is_numeric else None
 
 
-def check_together(config: Config) -> None:
-    """Refuse a run that several processes can't share."""
-    if config.strategy == "single":
-        raise UserError("--strategy single runs on one device of one process: use --strategy pmap")
-    if config.strategy == "pmap" and config.shard_state != "none":
-        raise UserError("--shard-state and --strategy pmap go together in one process only: use --strategy shard_map")
-
-
-def check_alone(config: Config) -> None:
+def check_launcher(config: Config) -> None:
     """Warn a run that a launcher has started several times, or refuse it if they would share a workdir."""
-    for name in LAUNCHED:
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"):  # srun and mpirun set them
         if (started := os.environ.get(name, "1")) != "1":
             said = f"{name}={started} processes were started, and each would train the whole run: add --distributed"
             if config.workdir:

@@ -43,7 +43,7 @@ class ReplicasError(UserError):
     status = 5
 
 
-class StoppedError(Exception):
+class StoppedError(BaseException):  # like KeyboardInterrupt: `except Exception` doesn't go on after Ctrl-C
     """A signal ended the run in good order. `status` is 128 + its number, `state` the state if no checkpoint has it."""
 
     def __init__(self, message: str, status: int, state: Any = None):
@@ -67,20 +67,18 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
 
 def reason(error: BaseException) -> str:
     """Say what happened: the first line of the error's message, or its kind if it has none."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
-    message = f"no {error}" if isinstance(error, KeyError) else str(error)
+    message = getattr(error, "strerror", None) or (f"no {error}" if isinstance(error, KeyError) else str(error))
     return next((line.strip()[:1000] for line in message.splitlines() if line.strip()), type(error).__name__)
 
 
 @contextlib.contextmanager
-def user_code_errors(said: str, works: str) -> Iterator[None]:
-    """Turn an error in the user's code into one sentence: `said` tells what failed, and `works` what to do."""
+def explain_errors(said: str, works: str) -> Iterator[None]:
+    """Turn an error of a file or of your code into one sentence: `said` tells what failed, and `works` what to do."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except Exception as error:  # NumPy, zipfile, gzip and Pillow alone have many for damaged bytes
         raise UserError(f"{said} ({reason(error)}): {works}") from error
 
 

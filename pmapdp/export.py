@@ -31,7 +31,7 @@ from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import not_exportable
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
-from pmapdp.errors import UserError, user_code_errors
+from pmapdp.errors import UserError, explain_errors
 from pmapdp.files import MODEL, check_output, read_file, write_file
 from pmapdp.loss import named_sums
 from pmapdp.registry import FEATURIZERS, featurize, featurizer_of, load_data, require_python_values
@@ -96,7 +96,7 @@ def load_exported(path: str | Path) -> Exported:
     The checksums of the zip are looked at first, so that no damaged file reaches JAX.
     """
     content = read_file(path, advice=ADVICE)
-    with user_code_errors(f"{path} is damaged, or is no exported model", ADVICE):
+    with explain_errors(f"{path} is damaged, or is no exported model", ADVICE):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
             # Only this much is read, so a few kilobytes cannot unpack to gigabytes.
@@ -110,7 +110,7 @@ def load_exported(path: str | Path) -> Exported:
             fitted = json.loads(archive.read(FEATURIZER)) if FEATURIZER in archive.namelist() else None
         theirs, ours = metadata["jax"], jax.__version__
     works = f"use jax {theirs}, or export the model again with this one"
-    with user_code_errors(f"{path} was exported with jax {theirs}, which jax {ours} cannot read", works):
+    with explain_errors(f"{path} was exported with jax {theirs}, which jax {ours} cannot read", works):
         model, loss = map(jax.export.deserialize, programs)
         model.mlir_module()  # so that a version too old or too new shows here
     featurizer = None if fitted is None else FEATURIZERS[metadata["view"]](**fitted)

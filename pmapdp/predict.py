@@ -27,9 +27,9 @@ import numpy as np
 from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.custom.images import read_image
-from pmapdp.errors import UserError, in_one_line, reason
+from pmapdp.errors import UserError, explain_errors, in_one_line
 from pmapdp.export import load_exported
-from pmapdp.files import file_errors, read_file
+from pmapdp.files import read_file
 
 NUMBER = re.compile(r"\s*[-+]?(\.?\d|(nan|inf)\s*$)", re.IGNORECASE)  # the beginning of one in a table
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the channels of a model's images
@@ -55,7 +55,7 @@ def read_examples(path: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     kinds = ["a PNG or JPEG image"] * pictures + ["a table in UTF-8, .csv,"] * (len(shape) == 1) + ["a .npy array"]
     advice = f"name {' or '.join(kinds)} of shape {[*shape]} and type {dtype}, as the model takes it"
     content = read_file(path, advice=advice)
-    try:
+    with explain_errors(f"{path} is nothing for this model", advice):
         if content.startswith(b"\x93NUMPY"):
             array = np.load(io.BytesIO(content))  # reads no pickle, which is code
         elif len(shape) == 1 and path.lower().endswith(".csv"):
@@ -77,8 +77,6 @@ def read_examples(path: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
             raise ValueError(f"it holds numbers that are not {dtype}")
         if bad := np.argwhere(~np.isfinite(result.reshape(len(result), -1)).all(1)).ravel().tolist():
             raise ValueError(f"example {bad[0]}, counted from 0, is not finite in {dtype}")
-    except Exception as error:  # Pillow, csv and NumPy have several for damaged bytes
-        raise UserError(f"{path} is nothing for this model ({reason(error)}): {advice}") from None
     return result
 
 
@@ -98,7 +96,7 @@ def read_lines(path: str) -> list[str]:
     """Return the lines of a UTF-8 file, or of standard input if the path is `-`, without empty ones."""
     advice = "name a file in UTF-8 with one text a line"
     content = sys.stdin.buffer.read() if path == "-" else read_file(path, advice=advice)
-    with file_errors(path, "read", advice):
+    with explain_errors(f"{path} cannot be read", advice):
         lines = content.decode("utf-8-sig").split("\n")  # str.splitlines also splits at characters inside of a text
         if not (texts := [line.removesuffix("\r") for line in lines if line.strip()]):
             raise ValueError("it holds no text")

@@ -35,7 +35,7 @@ DTENSOR = Config(
 
 ALL = (
     Recipe(
-        "a convolutional network on scikit-learn's digits, the default; needs no download",
+        "a small CNN on scikit-learn's digits, the default; no download",
         Config(),  # its settings are the defaults in config.py
     ),
     # tf.distribute.MirroredStrategy with Keras Model.fit, TensorFlow's tutorial. On more than one device the global
@@ -81,7 +81,7 @@ ALL = (
     ),
     # "JAX for PyTorch users", a blog in three parts: three linear layers, weights scaled by 0.01, plain SGD.
     Recipe(
-        'the three linear layers of the blog "JAX for PyTorch users" on MNIST',
+        'the MLP of the blog "JAX for PyTorch users" on MNIST',
         Config(
             recipe="blog-mlp",
             dataset="mnist",
@@ -108,14 +108,14 @@ ALL = (
             warmup_steps=100,
         ),
     ),
-    Recipe("the MLP of TensorFlow's DTensor tutorial on the tf-idf weights of IMDB's reviews", DTENSOR),
+    Recipe("TensorFlow's DTensor tutorial: an MLP on IMDB's tf-idf weights", DTENSOR),
     # The same network and step on the tutorial's other meshes. Only the layout differs.
     Recipe(
         "the same on 4 x 2 devices, the hidden units split over two",
         dataclasses.replace(DTENSOR, recipe="dtensor-model", mesh="data=4,model=2", layout="model"),
     ),
     Recipe(
-        "the same on 2 x 2 x 2 devices, the features split over two as well",
+        "the same on 2 x 2 x 2 devices, the features split too",
         dataclasses.replace(DTENSOR, recipe="dtensor-spatial", mesh="data=2,feature=2,model=2", layout="spatial"),
     ),
     # Ours: to show that a transformer gives one result too.
@@ -135,7 +135,7 @@ ALL = (
     # "Scale up Flax NNX on multiple devices", Flax's guide: a regression on random numbers (`models/dot_relu_dot.py`),
     # an update an epoch. JAX's random generator has changed since, so the losses differ, on one device too.
     Recipe(
-        "two matrices on a 2x4 mesh, from Flax's guide to scaling up, on random numbers",
+        "two matrices on a 2x4 mesh, as in Flax's guide to scaling up",
         Config(
             recipe="nnx-mesh",
             dataset="random_numbers",

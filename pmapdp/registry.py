@@ -52,7 +52,7 @@ FEATURIZERS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 def find_code(kind: str, name: str) -> Any:
     """Return a model, or your optimizer or schedule (the `kind`), by its name; None for ours of pmapdp/optimizer.py."""
     if ".py:" in name:
-        return load_from_file(name, f"--{kind} {name}")
+        return load_from_file(name)
     ours: Any = {"model": MODELS, "optimizer": dict.fromkeys(OPTIMIZERS), "schedule": dict.fromkeys(SCHEDULES)}[kind]
     if name not in ours:
         raise unknown(kind, name, [*ours, f"my_file.py:Net (yours; from Python {kind}=...)"])
@@ -99,7 +99,7 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     if name.endswith(".npz"):
         return load_npz(Path(name))
     if ".py:" in name:
-        return make_data_set(load_from_file(name, f"--dataset {name}")())
+        return make_data_set(load_from_file(name)())
     if name.endswith("/") or os.path.isdir(name):
         return load_folder(Path(name))
     yours = "my_data.npz, folder/ or my_data.py:make (yours; from Python data=...)"

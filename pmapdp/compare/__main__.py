@@ -50,12 +50,6 @@ class Outputs:
 class CompareOptions(Outputs):
     """Settings of a comparison of the strategies. A single device always takes part: the others must equal it."""
 
-    recipe: str = setting(
-        "arguments",
-        "digits",
-        "One of the recipes; or two or more FILE.py:PROGRAM, steps of your own as pmapdp.verify takes them.",
-        place="[RECIPE]",
-    )
     strategies: tuple[str, ...] = setting("comparison", OTHERS, "Strategies to compare with a single device.")
     devices: tuple[int, ...] = setting(
         "comparison", (), "Numbers of devices; default: all accelerators, or 8 simulated CPU devices."

@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 from pmapdp.data.dataset import DataSet, Split, Texts
-from pmapdp.errors import UserError, shown, user_code_errors
-from pmapdp.files import open_arrays
+from pmapdp.errors import UserError, explain_errors, shown
+from pmapdp.files import open_file
 
 PARTS = {"train": "the training", "test": "the test", "validation": "the validation"}  # as sentences call them
 LARGE, SAMPLE = 2**30, 2**26  # bytes; of a larger array only a sample is looked at, so that it may stay in its file
@@ -101,7 +101,7 @@ class Examples:
 
     def read(self, index: int) -> Split:
         """Read one example. Refuse one that changed since it was read before."""
-        with user_code_errors(f"example {index} of {self.name} data cannot be read", "correct it, or leave it out"):
+        with explain_errors(f"example {index} of {self.name} data cannot be read", "correct it, or leave it out"):
             example = Split(*map(to_arrays, split_example(self.source[index])))
         checksum = zlib.crc32(b"".join(leaf.tobytes() for leaf in jax.tree.leaves(example))) | 1
         if self.checksums[index] not in (0, checksum):
@@ -205,7 +205,7 @@ def convert(what: str, values: Any, classes: tuple[str, ...] | None = None) -> A
     """
     if isinstance(values, Mapping) and values:
         return {key: convert(f"{what} {key!r}", each, classes) for key, each in values.items()}
-    with user_code_errors(f"{what} are no array", "give a NumPy array"):  # for example lists of different lengths
+    with explain_errors(f"{what} are no array", "give a NumPy array"):  # for example lists of different lengths
         array = np.atleast_1d(np.asarray(values))
     if classes is not None and array.size and isinstance(array.flat[0], str):
         numbers = {name: number for number, name in enumerate(classes)}
@@ -239,7 +239,7 @@ def sample_every(array: np.ndarray) -> int:
 def load_npz(path: Path) -> DataSet:
     """Read the data set in an .npz file. A `UserError` says that it can't be read, or which array it lacks."""
     advice = "write it with numpy.savez(file, train_inputs=..., train_labels=..., test_inputs=..., test_labels=...)"
-    with open_arrays(path, advice=advice) as file:
+    with open_file(path, advice=advice) as opened, np.lib.npyio.NpzFile(opened) as file:
         arrays = {name: file[name] for name in file}
         parts: dict[str, Any] = {}
         for name in PARTS:

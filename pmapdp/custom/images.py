@@ -11,8 +11,8 @@ import numpy as np
 
 from pmapdp.custom.data import PARTS, make_data_set
 from pmapdp.data.dataset import DataSet
-from pmapdp.errors import UserError, reason
-from pmapdp.files import file_errors, open_file
+from pmapdp.errors import UserError, explain_errors
+from pmapdp.files import open_file
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # no other: for EPS Pillow starts Ghostscript
@@ -51,30 +51,27 @@ class ImageFolder:
 def read_image(file: BinaryIO, mode: str, size: tuple[int, int] | None = None) -> np.ndarray:
     """Read an image of 8 bits a colour as `[H, W, C]` uint8, scaled to (H, W) if you give a `size`.
 
-    Grey is the luma (ITU-R BT.601). Transparent pixels become black, unless the `mode` has transparency. A ValueError
-    says that the image is damaged, or of another kind.
+    Grey is the luma (ITU-R BT.601). Transparent pixels become black, unless the `mode` has transparency. Of a
+    damaged image, or one of another kind, Pillow raises one of its errors.
     """
     try:
         from PIL import Image, ImageOps
     except ImportError:
         raise UserError("images need Pillow: run pip install pillow, or give arrays") from None
-    try:
-        with Image.open(file, formats=FORMATS) as opened:
-            if opened.mode[0] in "IF":
-                raise ValueError(f"its mode is {opened.mode}: write it with 8 bits a colour")
-            image: Any = opened
-            if mode != "RGBA" and opened.has_transparency_data:
-                image = Image.alpha_composite(Image.new("RGBA", opened.size, "black"), opened.convert("RGBA"))
-            image = image.convert(mode)
-    except Exception as error:  # Pillow has several errors for damaged bytes
-        raise ValueError(reason(error)) from None
+    with Image.open(file, formats=FORMATS) as opened:
+        if opened.mode[0] in "IF":
+            raise ValueError(f"its mode is {opened.mode}: write it with 8 bits a colour")
+        image: Any = opened
+        if mode != "RGBA" and opened.has_transparency_data:
+            image = Image.alpha_composite(Image.new("RGBA", opened.size, "black"), opened.convert("RGBA"))
+        image = image.convert(mode)
     pixels = np.asarray(image if size is None else ImageOps.fit(image, size[::-1]))
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
 def subfolders(folder: Path) -> list[str]:
     """Return the names of the visible folders in a folder, sorted."""
-    with file_errors(folder, "read", "name a folder with one for each class"):
+    with explain_errors(f"{folder} cannot be read", "name a folder with one for each class"):
         names = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
     return names
 

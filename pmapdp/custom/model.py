@@ -22,7 +22,7 @@ from flax import nnx
 from pmapdp.custom.data import PARTS, check_labels, describe
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
-from pmapdp.errors import UserError, reason, shown, unknown, user_code_errors
+from pmapdp.errors import UserError, explain_errors, reason, shown, unknown
 from pmapdp.layers import Context, current_context, example_keys, use_context
 from pmapdp.loss import DIVISOR, MetricSums, named_sums
 from pmapdp.metrics import ACCURACIES
@@ -36,7 +36,7 @@ EXAMPLE = "optimizer=optax.lion, or lambda schedule: optax.chain(optax.clip(1.0)
 def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.Module:
     """Build your model as `pmapdp.state.build` does."""
     works = "give a class or function of rngs that makes a flax.nnx.Module; one of Linen needs flax.nnx.bridge.ToNNX"
-    with user_code_errors(f"{shown(model)} cannot be built", works):
+    with explain_errors(f"{shown(model)} cannot be built", works):
         built = build(model, seed, dtype)
     if not isinstance(built, nnx.Module):
         raise UserError(f"{shown(model)} gives {shown(built)}: {works}")
@@ -73,7 +73,7 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
     if len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] not in (1, 3, 4):
         works = f"Flax wants channels last, so give [n, {shape[2]}, {shape[3]}, {shape[1]}]"
     name = f"{task.name} does not" if task.classifies else f"{task.name} and its loss do not"
-    with user_code_errors(f"{name} take inputs {describe(example.inputs)}", works):
+    with explain_errors(f"{name} take inputs {describe(example.inputs)}", works):
         returned = trace((lambda model, batch: model(batch.inputs)) if task.classifies else task.loss, example)
     if task.classifies:
         check_classes(task.name, returned, example.labels, data)
@@ -192,7 +192,7 @@ def make_trial(task: Task, batches: Batch, train: bool) -> Callable[..., tuple[d
         return re.sub("0x[0-9a-f]+", "", str(traced.jaxpr)), constants  # without addresses of functions
 
     works = "correct its __call__, its loss, metrics= or augment="
-    with user_code_errors(f"{task.name} fails in {'training' if train else 'evaluation'}", works):
+    with explain_errors(f"{task.name} fails in {'training' if train else 'evaluation'}", works):
         traced = trace()
         if train and content(traced) != content(trace()):
             raise UserError(
@@ -288,7 +288,7 @@ def augmented(loss: Callable[..., Any], augment: Callable[[Any, jax.Array], Any]
 def check_schedule(schedule: Any) -> None:
     """Refuse a schedule that gives no learning rate under `jax.jit`."""
     given, works = f"schedule={shown(schedule)}", "give a function of JAX, for example lambda step: 0.1 * 0.99**step"
-    with user_code_errors(f"{given} fails for a number of updates", works):
+    with explain_errors(f"{given} fails for a number of updates", works):
         rate = jax.eval_shape(lambda step: jnp.asarray(schedule(step)), jax.ShapeDtypeStruct((), jnp.int32))
     if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
         raise UserError(f"{given} gives {rate.dtype} {list(rate.shape)}, not one real number: {works}")
@@ -304,7 +304,7 @@ def check_optimizer(optimizer: Callable[..., Any], schedule: optax.Schedule, tas
 
     params, _ = jax.device_get(task.arrays_of(task.model))
     works = f"give a function of the schedule, for example {EXAMPLE}; rules that take more than the gradient don't work"
-    with user_code_errors(f"{given} fails", works):
+    with explain_errors(f"{given} fails", works):
         rule = optimizer(record)
         state = jax.eval_shape(rule.init, params)
         jax.eval_shape(rule.update, params, state, params)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pmapdp.data.dataset import DataSet, Texts
-from pmapdp.errors import UserError, reason
+from pmapdp.errors import UserError
 from pmapdp.files import open_file
 
 ARCHIVES = ("aclImdb_v1.tar.gz", "aclImdb.tar.gz")  # as it is published, or packed again
@@ -48,16 +48,16 @@ def load(data_dir: Path, *, reviews_per_class: int = 12_500) -> DataSet:
 def read_archive(path: Path) -> dict[tuple[str, str, int], str]:
     """Read the reviews in a .tar.gz. Only plain files with a review's name are read, and no link is followed."""
     reviews: dict[tuple[str, str, int], str] = {}  # by part, folder of the class, and number
-    with open_file(path, advice=ADVICE) as file:
-        try:
-            with gzip.open(file) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as archive:
-                for member in archive:
-                    match = REVIEW.fullmatch(member.name)
-                    if match and member.isreg() and member.size <= LARGEST_REVIEW:
-                        review: Any = archive.extractfile(member)
-                        reviews[match[1], match[2], int(match[3])] = review.read().decode()
-                while unpacked.read(2**20):  # to the end of the file, where gzip has its checksum
-                    pass
-        except Exception as error:  # tarfile, gzip and zlib have several for damaged bytes
-            raise ValueError(reason(error)) from None
+    with (
+        open_file(path, advice=ADVICE) as file,
+        gzip.open(file) as unpacked,
+        tarfile.open(fileobj=unpacked, mode="r:") as archive,
+    ):
+        for member in archive:
+            match = REVIEW.fullmatch(member.name)
+            if match and member.isreg() and member.size <= LARGEST_REVIEW:
+                review: Any = archive.extractfile(member)
+                reviews[match[1], match[2], int(match[3])] = review.read().decode()
+        while unpacked.read(2**20):  # to the end of the file, where gzip has its checksum
+            pass
     return reviews

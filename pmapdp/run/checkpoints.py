@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pmapdp.errors import UserError, user_code_errors
-from pmapdp.files import open_arrays
+from pmapdp.errors import UserError, explain_errors
+from pmapdp.files import open_file
 from pmapdp.run.replicas import checksums
 from pmapdp.run.workdir import identity, read_config, require_same_run
 from pmapdp.state import Task, TrainState, initial_state, named_leaves
@@ -155,7 +155,7 @@ class Checkpoints:
 
     def read_errors(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Turn the errors of Orbax, and of what it uses, into a sentence about the checkpoint."""
-        return user_code_errors(
+        return explain_errors(
             f"the checkpoint of step {step} in {self.folder} cannot be read",
             f"correct that or, if it is damaged, delete {self.folder / str(step)}, and the same command goes on from "
             "the one before it",
@@ -209,7 +209,7 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
         step = checkpoints.steps()[-1]
         theirs = checkpoints.read_weights(step)
     else:
-        with open_arrays(path, advice=advice) as file:  # the program in it is not run
+        with open_file(path, advice=advice) as opened, np.lib.npyio.NpzFile(opened) as file:  # its program isn't run
             metadata = json.loads(bytes(file["metadata.json"]))
             theirs = {name.replace("/", "."): file[f"arrays/{name}"] for name in metadata["arrays"]}
             step = int(metadata["step"])

@@ -18,7 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pmapdp.config import Config
 from pmapdp.devices import count_from_environment, describe
-from pmapdp.files import WRITE_ADVICE, file_errors, open_regular
+from pmapdp.errors import explain_errors
+from pmapdp.files import ADVICE, open_regular
 from pmapdp.metrics import Meter
 from pmapdp.recipes import RECIPES
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
@@ -35,7 +36,7 @@ WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
 
 def open_lines(path: str | Path) -> TextIO:
     """Open a text file to append whole lines. Half a line at its end, which a kill may leave, is ended first."""
-    with file_errors(path, "written", WRITE_ADVICE):
+    with explain_errors(f"{path} cannot be written", ADVICE):
         descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         end = os.fstat(descriptor).st_size
         if end and os.pread(descriptor, 1, end - 1) != b"\n":

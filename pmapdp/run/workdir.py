@@ -26,8 +26,8 @@ import optax
 
 from pmapdp.config import Config
 from pmapdp.data.batches import Batch, Batches
-from pmapdp.errors import UserError
-from pmapdp.files import LINES, check_output, file_errors, open_file, open_regular, write_file
+from pmapdp.errors import UserError, explain_errors
+from pmapdp.files import LINES, check_output, open_file, open_regular, write_file
 from pmapdp.layers import Context, example_keys, use_context
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
 from pmapdp.registry import DATA_SETS
@@ -136,7 +136,7 @@ def lock_workdir(path: str, config: Config) -> Iterator[None]:
             or is in use by a running process.
     """
     folder, config_file = Path(path), Path(path, "config.json")
-    with file_errors(f"--workdir {path}", "written", WRITE_ADVICE):
+    with explain_errors(f"--workdir {path} cannot be written", WRITE_ADVICE):
         if "\\" in path:
             raise ValueError("TensorStore takes its backslash for a slash")
         folder.mkdir(parents=True, exist_ok=True)

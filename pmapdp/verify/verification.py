@@ -175,7 +175,7 @@ def find_gaps(kinds: dict[str, str], on: dict[int, tuple[int, ...]], updates: li
 
 def verify_program(target: str, devices: Sequence[jax.Device]) -> tuple[dict[str, Any], Report]:
     """Call `verify` with the arguments that FILE.py:FUNCTION returns. Return them, with defaults, and the report."""
-    function = load_from_file(target, target)
+    function = load_from_file(target)
     try:
         call = inspect.signature(verify).bind(**{"devices": devices, **function()})
         report = verify(**call.arguments)

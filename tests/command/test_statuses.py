@@ -1,5 +1,6 @@
 """Every ending of a command: its exit status, and one sentence or a traceback."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 from launch import environment
 
 from pmapdp import cli
-from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError
+from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, explain_errors
 from pmapdp.files import load_from_file
 
 
@@ -54,7 +55,7 @@ def test_an_error_in_your_file_shows_its_frames_then_a_sentence(tmp_path, capsys
 
     def main(arguments: list[str]) -> None:
         try:
-            load_from_file(f"{path}:f", "--model")()
+            load_from_file(f"{path}:f")()
         except BaseException as error:
             if sentence is None:
                 raise
@@ -64,8 +65,8 @@ def test_an_error_in_your_file_shows_its_frames_then_a_sentence(tmp_path, capsys
     frames, said = capsys.readouterr().err.split("\nerror: ")
     assert frames.splitlines()[1] == f'  File "{path}", line 5, in f'  # not ours
     if sentence is None:
-        assert said.startswith(f"{path} fails at line 2 ({error.partition('(')[0]}: ")
-    assert said.endswith(f"{sentence or '): fix that line'}\n")
+        assert said.startswith(f"{path} fails at line 5 ({error.partition('(')[0]}: ")
+    assert said.endswith(f"{sentence or '): correct it where the traceback ends'}\n")
 
 
 COMMAND = "import sys; from pmapdp import cli; sys.exit(cli.run(lambda _: {body}))"
@@ -94,6 +95,17 @@ def test_a_signal_ends_a_command_in_good_order(capsys, number):
     assert cli.run(main, []) == 128 + number
     assert (capsys.readouterr().err, closed) == (f"stopped by {number.name}\n", [True])
     assert signal.getsignal(number) == before
+
+
+def test_a_signal_is_never_taken_for_an_error(capsys):
+    """Not even while files are read or your model is tried, in which any other error becomes a sentence."""
+
+    def main(arguments: list[str]) -> None:
+        with contextlib.suppress(Exception), explain_errors("the model fails", "correct it"):
+            signal.raise_signal(signal.SIGINT)
+
+    assert cli.run(main, []) == 130
+    assert capsys.readouterr().err == "stopped by SIGINT\n"
 
 
 def test_under_nohup_a_terminal_that_closes_changes_nothing():

@@ -24,30 +24,27 @@ def folder(tmp_path, monkeypatch):
 
 NOT_REGULAR = "it is a folder, a named pipe or a device"
 WRONG = {
-    **{name: NOT_REGULAR for name in ("folder", "pipe", "/dev/null")},
+    **dict.fromkeys(("folder", "pipe", "/dev/null"), NOT_REGULAR),
     "loop": "Too many levels of symbolic links",
     "missing/file": "No such file or directory",
-    "": "",
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_only_regular_files_are_read_and_written(folder, name):
     before = {path: path.lstat().st_mtime_ns for path in folder.iterdir()}
-    for use, done in ((read_file, "read"), (lambda name: write_file(name, b"after"), "written")):
-        with pytest.raises(UserError) as caught:
-            use(name)
-        said = f"{name or repr('')} cannot be {done} ("
-        assert str(caught.value).startswith(said + (WRONG[name] if done == "read" else ""))
-        assert "): name a" in str(caught.value)
+    with pytest.raises(UserError, match=rf"^{name} cannot be read \({WRONG[name]}\): advice"):
+        read_file(name, advice="advice")
+    with pytest.raises(UserError, match=rf"^{name} cannot be written \(.*\): name a file in a folder that exists"):
+        write_file(name, b"after")
     assert {path: path.lstat().st_mtime_ns for path in folder.iterdir()} == before
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(folder, monkeypatch):
     write_file("file", "ä\n")
-    assert read_file("file") == "ä\n".encode()
+    assert Path("file").read_text() == "ä\n"
     write_file("dangling", b"new")
-    assert (os.readlink("dangling"), read_file("nothing")) == ("nothing", b"new")
+    assert (os.readlink("dangling"), Path("nothing").read_bytes()) == ("nothing", b"new")
 
     def fail(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -55,24 +52,23 @@ def test_a_file_is_replaced_whole_or_not_at_all(folder, monkeypatch):
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(UserError, match=r"file cannot be written \(No space left on device\)"):
         write_file("file", b"after")
-    assert read_file("file") == "ä\n".encode()
+    assert Path("file").read_text() == "ä\n"
     assert sorted(os.listdir()) == ["dangling", "file", "folder", "loop", "nothing", "pipe"]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("\nx = = 5", "{folder}/code.py cannot be read at line 2 (invalid syntax)"),
-        ("x = 5", "code.py has no 'f'"),
-        (None, "there is no file code.py of Python: name one, for example my_file.py:f"),
+        ("\nx = = 5", r"code.py cannot be read \(invalid syntax \(code.py, line 2\)\): correct it, or name another"),
+        ("x = 5\ndef g(): pass", "unknown name in /.*/code.py 'f': choose from g$"),
+        (None, r"code.py cannot be read \(No such file or directory\): .*, as in my_file.py:f$"),
     ],
 )
 def test_a_file_of_python_that_cannot_be_used(folder, text, said):
     if text is not None:
         (folder / "code.py").write_text(text)
-    with pytest.raises(UserError) as caught:
-        load_from_file("code.py:f", "--model code.py:f")
-    assert str(caught.value).startswith(f"--model code.py:f: {said.format(folder=folder)}")
+    with pytest.raises(UserError, match=said):
+        load_from_file("code.py:f")
 
 
 CONTENTS = {
