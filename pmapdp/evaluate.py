@@ -67,13 +67,12 @@ def evaluate_run(
     """
     config = read_config(workdir)
     require_python_values(config, yours, "pmapdp.evaluate.evaluate_run", workdir)
+    changes: dict[str, Any] = {"data_dir": data_dir or config.data_dir, "strategy": strategy or config.strategy}
     if strategy or devices:
         # A mesh is for one number of devices, and the other settings don't go with every strategy.
-        spread: dict[str, Any] = {"mesh": None, "layout": "data", "shard_state": "none", "check_replicas": None}
-        spread["devices"] = devices or (None if strategy == "single" else config.devices)
-        spread["strategy"] = strategy or config.strategy
-        config = dataclasses.replace(config, **spread)
-    config = dataclasses.replace(config, data_dir=data_dir or config.data_dir)
+        changes |= {"mesh": None, "layout": "data", "shard_state": "none", "check_replicas": None}
+        changes["devices"] = devices or (None if strategy == "single" else config.devices)
+    config = dataclasses.replace(config, **changes)
     workdir = os.path.abspath(workdir)  # before your code runs, which may change the current folder
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, Custom(**yours))

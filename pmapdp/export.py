@@ -182,20 +182,17 @@ def export_model(
 
     # JAX notes the file of every operation, which says much about the machine and differs from export to export.
     silent = {"jax_include_full_tracebacks_in_locations": True, "jax_traceback_in_locations_limit": 0}
-    before = {name: getattr(jax.config, name) for name in silent}
     try:
-        for name, value in silent.items():
-            jax.config.update(name, value)
-        with jax.enable_x64(task.dtype == "float64"):
+        with jax.enable_x64(task.dtype == "float64"), contextlib.ExitStack() as stack:
+            for name, value in silent.items():
+                stack.callback(jax.config.update, name, getattr(jax.config, name))
+                jax.config.update(name, value)
             batch = examples.inputs, examples.labels, np.ones(1, np.float32)
             inputs, labels, weights = jax.export.symbolic_args_specs(batch, "batch, ...")
             model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
             loss = jax.export.export(jax.jit(sums), platforms=PLATFORMS)(arrays, inputs, labels, weights)
     except Exception as error:
         raise UserError(not_exportable(error)) from error
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
     for output in model.out_avals:
         if output.shape[:1] != jax.tree.leaves(inputs)[0].shape[:1]:
             raise UserError(

@@ -21,11 +21,6 @@ from pmapdp import cli
 from pmapdp.config import check_values, setting
 from pmapdp.errors import UserError
 
-LEFT_OUT = (
-    "the time to launch kernels, which rules small models on fast devices; input, evaluation, checkpoints, and the "
-    "slowest device; other traffic on the network; and how many updates a larger batch needs to reach the same loss"
-)
-
 
 @dataclass(frozen=True)
 class Level:
@@ -205,13 +200,11 @@ class Options:
     )
     devices: tuple[int, ...] = setting("machine", (1, 8, 64, 512, 4096), "Numbers of devices in the tables.")
 
-    def __post_init__(self) -> None:
-        check_values(self)
-
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options = cli.parse(Options, arguments, __doc__)
+    check_values(options)
     share = RESNET_SHARES[options.dtype] if options.utilization is None else options.utilization
     plan = {name: getattr(options, name) for name in ("parameters", "flops", "dtype")}
     plan |= {"b": options.per_device_batch_size, "utilization": share}
@@ -223,7 +216,11 @@ def main(arguments: list[str]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 400)
     for table in tables:
         console.print(table)
-    print(f"The predictions leave out: {LEFT_OUT}.")
+    print(
+        "The predictions leave out: the time to launch kernels, which rules small models on fast devices; input, "
+        "evaluation, checkpoints, and the slowest device; other traffic on the network; and how many updates a larger "
+        "batch needs to reach the same loss."
+    )
 
 
 if __name__ == "__main__":

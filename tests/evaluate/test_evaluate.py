@@ -82,7 +82,6 @@ def test_code_that_a_file_names_is_not_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["RUN", "FILE"], "unrecognized arguments: FILE: try python -m pmapdp.evaluate runs/first"),
         (["FILE", "--strategy", "jit"], "FILE is an exported model, for one device and of one epoch: leave out --best"),
         (["FILE", "--dataset", "rows.npz"], "the model takes {'dtype': 'uint8', 'shape': ['batch', 28, 28, 1]}"),
         (["FILE", "--dataset", "eleven.npz"], "the test labels are from 0 to 10, and the model has 10 logits"),
