@@ -9,6 +9,7 @@ import functools
 import io
 import json
 import os
+import runpy
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -284,17 +285,27 @@ def module_of(name: str) -> str:
     return f"pmapdp.{name}.__main__" if package else f"pmapdp.{name}"
 
 
-def run_in_child(name: str, arguments: list[str], output: str) -> None:
-    """Do the work of a child of `forks.py`: a command, with its output in a file, until it ends or is killed."""
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(file, stream)
-    sys.argv = [name, *arguments]
+def run_in_child(
+    program: str, arguments: list[str], output: str, errors: str = "", variables: dict[str, str] | None = None
+) -> None:
+    """Do the work of a child of `forks.py`, with its output in files, until it ends or is killed.
+
+    The program is a command, or a script. `variables` are its environment, which otherwise is ours.
+    """
     import importlib
 
     from pmapdp.cli import run
 
-    os._exit(run(importlib.import_module(module_of(name)).main, arguments))
+    for stream, path in ((1, output), (2, errors or output)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    if variables is not None:
+        os.environ.clear()
+        os.environ.update(variables)
+    sys.argv = [program, *arguments]
+    if program.endswith(".py"):
+        runpy.run_path(program, run_name="__main__")
+    else:
+        os._exit(run(importlib.import_module(module_of(program)).main, arguments))
 
 
 def epochs_in(metrics_file: Path) -> list[dict[str, Any]]:

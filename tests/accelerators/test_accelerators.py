@@ -6,6 +6,8 @@ pytest's own process, and all other tests, stay on the CPU; each test here start
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +16,6 @@ import jax
 import numpy as np
 import pytest
 from launch import IN_COMMANDS, TESTS, environment, python
-from running import run, start
 
 from pmapdp.train import load_run
 
@@ -44,8 +45,11 @@ def devices() -> int:
     return int(count)
 
 
-def on_accelerators(*arguments: object, **options) -> tuple[str, str]:
-    return run(*arguments, env=HERE, **options)
+def run(*arguments: object, module: str = "pmapdp.train", status: int = 0, env: dict = HERE) -> tuple[str, str]:
+    """stdout and stderr of a command, which must end with `status`."""
+    done = python("-m", module, *arguments, env=env)
+    assert done.returncode == status, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr
 
 
 def leaves(folder: Path) -> list[np.ndarray]:
@@ -80,14 +84,14 @@ def test_every_strategy_equals_one_cpu_device_on_the_whole_batch(devices, model)
 @pytest.mark.parametrize("strategy", ["single", "pmap", "jit", "shard_map"])
 def test_a_killed_run_ends_as_the_uninterrupted_one_bit_for_bit(devices, strategy, tmp_path):
     job = [*JOB, "--strategy", strategy, "--devices", 1 if strategy == "single" else devices]
-    on_accelerators(*job, "--workdir", tmp_path / "whole")
-    process = start(*job, "--workdir", tmp_path / "killed", env=HERE)
+    run(*job, "--workdir", tmp_path / "whole")
+    command = [sys.executable, "-m", "pmapdp.train", *map(str, job), "--workdir", tmp_path / "killed"]
+    process = subprocess.Popen(command, env=environment(HERE), cwd=TESTS)
     while process.poll() is None and not checkpoints(tmp_path / "killed"):
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert "restored from the checkpoint" in on_accelerators(*job, "--workdir", tmp_path / "killed")[0]
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert "restored from the checkpoint" in run(*job, "--workdir", tmp_path / "killed")[0]
     for a, b in zip(leaves(tmp_path / "whole"), leaves(tmp_path / "killed"), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -97,26 +101,26 @@ def test_a_run_goes_from_accelerators_to_cpus_and_back(devices, tmp_path):
     job = [*JOB, "--dtype", "float64"]
     run(*job, "--devices", 1, "--strategy", "single", "--workdir", tmp_path / "cpu", env=CPU)
     there = [*job, "--workdir", tmp_path / "both"]
-    on_accelerators(*there, "--devices", devices, "--steps", 5)
+    run(*there, "--devices", devices, "--steps", 5)
     run(*there, "--devices", 8, "--strategy", "jit", "--steps", 31, env=CPU)
-    on_accelerators(*there, "--devices", devices, "--strategy", "shard_map")
+    run(*there, "--devices", devices, "--strategy", "shard_map")
     for a, b in zip(leaves(tmp_path / "cpu"), leaves(tmp_path / "both"), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
 
 
 def test_the_other_commands_read_a_run_of_accelerators(devices, tmp_path):
     """evaluate gives a CPU's accuracy, and its loss within 1e-5 of itself."""
-    on_accelerators("--epochs", 1, "--devices", devices, "--workdir", tmp_path / "run")
+    run("--epochs", 1, "--devices", devices, "--workdir", tmp_path / "run")
     found = [run(tmp_path / "run", "--json", module="pmapdp.evaluate", env=env)[0] for env in (HERE, CPU)]
     there, here = (json.loads(text.splitlines()[-1]) for text in found)
     assert there["test"]["accuracy"] == here["test"]["accuracy"]
     assert there["test"]["loss"] == pytest.approx(here["test"]["loss"], rel=1e-5)
-    on_accelerators(tmp_path / "run", tmp_path / "model.zip", module="pmapdp.export")
-    on_accelerators("--steps", 10, module="pmapdp.compare")
+    run(tmp_path / "run", tmp_path / "model.zip", module="pmapdp.export")
+    run("--steps", 10, module="pmapdp.compare")
 
 
 def test_more_devices_than_there_are_is_a_sentence(devices):
-    _, error = on_accelerators("--devices", devices + 1, status=2)
+    _, error = run("--devices", devices + 1, status=2)
     assert error.startswith("error: ")
     assert f"--devices {devices + 1} is more than the {devices} " in error
     assert error.count("\n") == 1

@@ -10,9 +10,8 @@ import pytest
 from examples import random_split_for, whole_batch
 from flax import nnx
 from marks import quick
-from running import run
 
-from benchmarks import accelerators, bare, summary
+from benchmarks import accelerators, bare, ours, summary
 from pmapdp import steps
 from pmapdp.registry import MODELS
 from pmapdp.state import Task, build, create_state
@@ -29,16 +28,18 @@ def test_the_page_has_the_results_and_ratios_are_of_medians():
 
 
 @pytest.mark.slow
-def test_the_trainer_on_the_work_of_the_bare_loop(tmp_path):
+@pytest.mark.parametrize("program", [ours, bare])
+def test_the_trainer_on_the_work_of_the_bare_loop(program, tmp_path, monkeypatch, capsys):
     """The programs of both print a speed for each epoch."""
     split = random_split_for("cnn", 96)
     np.savez(tmp_path / "data.npz", images=split.inputs, labels=split.labels)
-    for name in ("ours", "bare"):
-        work = [tmp_path / "data.npz", "jit", "mlp", 2, 32, 64, 2]
-        out, _ = run(*work, module=f"benchmarks.{name}")
-        speeds = [json.loads(line)["examples_per_second"] for line in out.splitlines() if line.startswith("{")]
-        assert len(speeds) == 2
-        assert min(speeds) > 0
+    monkeypatch.setattr("sys.argv", ["", str(tmp_path / "data.npz"), "jit", "mlp", "2", "32", "64", "2"])
+    monkeypatch.setattr("pmapdp.train.keep_compiled_programs", lambda: None)
+    program.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    speeds = [json.loads(line)["examples_per_second"] for line in lines]
+    assert len(speeds) == 2
+    assert min(speeds) > 0
 
 
 @quick(1, ("model", "strategy"), [("cnn", "pmap"), ("cnn", "single"), ("convnet", "shard_map"), ("convnet", "jit")])

@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+import forks
 import numpy as np
 import pytest
 from launch import python
@@ -55,7 +56,7 @@ MAPPED = """
 import sys
 images = np.load(sys.argv[1], mmap_mode="r")
 data = DataSet(Split(images, np.arange(len(images)) % 3), Split(images[:40], np.arange(40) % 3))
-loss(data, strategy="jit", devices=2, steps=5, workdir=sys.argv[2], global_batch_size=64)
+loss(data, strategy="jit", devices=2, steps=3, workdir=sys.argv[2], global_batch_size=8)
 # Of this program alone: getrusage would begin with what the process that started it has taken.
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print("peak of", peak // 1024, "MiB")
@@ -64,7 +65,7 @@ print("peak of", peak // 1024, "MiB")
 
 @pytest.mark.slow
 def test_a_hundred_gigabytes_train_within_one(tmp_path):
-    """Five updates from a sparse file, in a workdir, for which the content of the data is sampled. The peak of the
+    """Three updates from a sparse file, in a workdir, for which the content of the data is sampled. The peak of the
     resident memory has the pages of the file in it."""
     file, shape = tmp_path / "images.npy", (510_000, 256, 256, 3)
     np.lib.format.open_memmap(file, "w+", np.uint8, shape)
@@ -84,10 +85,11 @@ def reply(client, request: str) -> dict:
 
 
 @pytest.mark.slow
-def test_a_notebook_that_is_stopped(tmp_path):
+def test_a_notebook_that_is_stopped(tmp_path, monkeypatch):
     """The kernel's stop button ends a run after its update, with a checkpoint from which the next cell resumes."""
     from jupyter_client.manager import start_new_kernel
 
+    monkeypatch.setattr("jupyter_client.provisioning.local_provisioner.launch_kernel", forks.launch_kernel)
     run = tmp_path / "run"
     manager, client = start_new_kernel(env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"})
     try:

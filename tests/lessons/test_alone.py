@@ -3,6 +3,7 @@
 import sys
 
 import build
+import forks
 import numpy as np
 import pytest
 from marks import quick
@@ -21,7 +22,8 @@ def scripts(notebook) -> list:
 
 
 @quick(1, "number", NUMBERS)
-def test_lesson_runs_in_an_empty_folder(number, tmp_path):
+def test_lesson_runs_in_an_empty_folder(number, tmp_path, monkeypatch):
+    monkeypatch.setattr("jupyter_client.provisioning.local_provisioner.launch_kernel", forks.launch_kernel)
     times = 2 if number in TWICE else 1
     notebook = build.execute(build.source_of(number), tmp_path, twice=times == 2)
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]

@@ -6,33 +6,18 @@ resumes it, lesson 17 runs its script as two processes.
 
 import ast
 import difflib
-import subprocess
-import sys
-from pathlib import Path
 
 import build
 import numpy as np
 import pytest
-from launch import environment
-from notebooks import built, figures, imports, printed
+from notebooks import built, figures, printed
 
 OLD = "12 old"  # the pmap program that lesson 12 ports; it is no version of the others
 PROGRAMS = {
     OLD if "old" in path.stem else path.stem[:2]: path for path in sorted((build.FOLDER / "program").glob("*.py"))
 }
-LIBRARIES = {"jax", "flax", "optax", "numpy"}
-SAME_RESULT = (
-    "03",
-    "09",
-    "10",
-    "11",
-    "13",
-    "14",
-    "15",
-    "16",
-    "17",
-    "18",
-)  # as 05: one network and data, the work split anew
+# As 05: one network and data, the work split anew.
+SAME_RESULT = ("03", "09", "10", "11", "13", "14", "15", "16", "17", "18")
 
 # Lines of the later script that the earlier one doesn't have, at most.
 NEW_LINES = {
@@ -46,51 +31,9 @@ NEW_LINES = {
     **{("09", later): 25 for later in ("13", "14", "15", "16", "17", "18")},
 }
 
-# Stands before a script: nothing can be imported but the four libraries and what they need themselves.
-ONLY_THE_LIBRARIES = """
-import importlib.metadata, re, sys
-wanted, found = ["jax", "flax", "optax", "numpy"], set()
-while wanted:
-    name = re.match(r"[\\w.-]+", wanted.pop()).group().lower().replace("_", "-")
-    if name not in found:
-        found.add(name)
-        try:
-            wanted += [each for each in importlib.metadata.requires(name) or [] if "extra ==" not in each]
-        except importlib.metadata.PackageNotFoundError:
-            pass
-owners = importlib.metadata.packages_distributions()
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top == "pmapdp" or (top in owners and not found & {each.lower().replace("_", "-") for each in owners[top]}):
-            raise ModuleNotFoundError(f"{name} is not one of the four libraries", name=name)
-sys.meta_path.insert(0, Refuse())
-"""
-FLOAT64 = (
-    ("np.float32", "np.float64"),
-    ("rngs=rngs)", "rngs=rngs, param_dtype=np.float64)"),
-    (":.4f}", ":.15f}"),
-)
-
-
-def start_in_float64(number: str, folder: Path):
-    """Start a script in `folder`, with its text edited: in float64, and with 15 decimals."""
-    text = PROGRAMS[number].read_text()
-    for old, new in FLOAT64:
-        assert old in text
-        text = text.replace(old, new)
-    path = folder / PROGRAMS[number].name
-    path.write_text(ONLY_THE_LIBRARIES + text)
-    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", path.name]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    variables = environment({"PYTHONPATH": None, "JAX_ENABLE_X64": "1"})
-    return subprocess.Popen(command, cwd=folder, env=variables, **streams)
-
-
-def output(process) -> str:
-    printed, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    return printed
+# In float64, with 15 decimals, and in a process that has eight devices.
+FLOAT64 = {"np.float32": "np.float64", "rngs=rngs)": "rngs=rngs, param_dtype=np.float64)", ":.4f}": ":.15f}"}
+FLOAT64 |= {'jax.config.update("jax_num_cpu_devices", 8)': "", 'os.environ["NPROC"]': "_"}
 
 
 def figures_of(number: str) -> np.ndarray:
@@ -101,10 +44,8 @@ def figures_of(number: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("number", PROGRAMS)
-def test_script_is_short_imports_the_four_libraries_and_learns(number):
-    text, orbax = PROGRAMS[number].read_text(), {"orbax"} if number == "14" else set()
-    assert 60 <= sum(bool(line.strip()) for line in text.splitlines()) <= 110
-    assert imports(text) <= LIBRARIES | orbax | sys.stdlib_module_names
+def test_script_is_short_and_learns(number):
+    assert 60 <= sum(bool(line.strip()) for line in PROGRAMS[number].read_text().splitlines()) <= 110
     found = figures_of(number)
     assert found.shape == (5, 2 if number[:2] == "12" else 4)
     assert found[-1, 0] < 0.5  # loss
@@ -145,9 +86,15 @@ def test_the_port_prints_what_the_old_program_prints():
     np.testing.assert_allclose(port[:, 1], old[:, 1], atol=1.5 / 896)  # rounding may tip one of the 896 examples
 
 
-def test_one_device_and_pmap_agree_to_14_digits_in_float64(tmp_path):
-    """And both run alone, with nothing but the four libraries."""
-    runs = [start_in_float64(number, tmp_path) for number in ("03", "05")]
-    one, eight = (figures(output(run)) for run in runs)
+def test_one_device_and_pmap_agree_to_14_digits_in_float64(float64, capsys):
+    found = []
+    for number in ("03", "05"):
+        text = PROGRAMS[number].read_text()
+        for old, new in FLOAT64.items():
+            assert old in text or number == "03"
+            text = text.replace(old, new)
+        exec(compile(text, PROGRAMS[number].name, "exec"), {})
+        found.append(figures(capsys.readouterr().out))
+    one, eight = found
     np.testing.assert_allclose(eight, one, rtol=2e-14)
     assert (eight != np.round(eight, 10)).any(), "the figures have 15 decimals"

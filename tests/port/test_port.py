@@ -1,6 +1,7 @@
 """`python -m pmapdp.port` finds each construct of pmap in its line, under any name, and says how to verify the step."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from pmap_programs import FOLDER, NAMES
 from pmapdp import cli
 from pmapdp.port.__main__ import main, report_program
 from pmapdp.port.find import BY_NAME, STATUS, is_missing
+
+LESSON_12 = FOLDER.parents[1] / "lessons" / "program" / "12_old_pmap.py"
 
 
 def constructs(path: Path) -> list[str]:
@@ -169,11 +172,14 @@ def test_the_harness_runs_and_finds_a_sum_in_place_of_a_mean(tmp_path, monkeypat
     assert "8 times as large" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_programs_of_tests(name):
-    report = report_program(str(FOLDER / f"{name}.py"))
+@pytest.mark.parametrize("name", [*NAMES, "old_pmap"])
+def test_the_programs_of_tests_and_lesson_12(name, tmp_path):
+    path = FOLDER / f"{name}.py"
+    if name == "old_pmap":
+        path = shutil.copy(LESSON_12, tmp_path / "old_pmap.py")  # whose step can be imported under this name
+    report = report_program(str(path))
     assert {each["status"] for each in report["lines"]} <= {"fine", "slow", "check"}  # they run
-    rows = {"hugging_face_tokens": ["dropout_rng"], "linen_dynamic_scale": ["batch_stats"]}
+    rows = {"hugging_face_tokens": ["dropout_rng"], "old_pmap": ["key", "batch_stats"]}
     if name in rows:
         assert f'"per_device": {json.dumps(rows[name])}' in report["verify"]["harness"]
     else:  # they keep their state in several arguments

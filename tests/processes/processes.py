@@ -2,16 +2,16 @@
 
 import contextlib
 import re
-import signal
 import socket
-import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import entry
+import forks
 from launch import environment
 
 HEARTBEAT = 10  # seconds; short, so that the tests of faults are
@@ -39,37 +39,28 @@ def by_hand(count: int = 2, coordinator: str | None = None) -> list[list[str]]:
 
 @contextlib.contextmanager
 def running(
-    *commands: list[object],
-    env: list[Mapping[str, str]] | None = None,
-    program: tuple[object, ...] = ("-m", "pmapdp.train"),
-) -> Iterator[list[subprocess.Popen]]:
-    """`python -m pmapdp.train` with the arguments of each command; killed at the end if they still run."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *map(str, [*program, *command])],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            env=environment(env[number] if env else None),
-        )
-        for number, command in enumerate(commands)
-    ]
-    try:
+    *commands: list[object], env: list[Mapping[str, str]] | None = None, program: Path | str = "train"
+) -> Iterator[list[SimpleNamespace]]:
+    """Our command, or a script, with the arguments of each command; killed at the end if they still run."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        processes = []
+        for number, command in enumerate(commands):
+            files = [f"{folder}/{number}.{name}" for name in ("out", "err")]
+            variables = environment(env[number] if env else None)
+            process = forks.popen(entry.run_in_child, str(program), [str(each) for each in command], *files, variables)
+            process.files = files
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            processes.append(process)
         yield processes
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            with contextlib.suppress(ValueError):  # its output was read already
-                process.communicate(timeout=60)
 
 
-def end_of(process: subprocess.Popen, timeout: float = 240) -> Ended:
+def end_of(process: SimpleNamespace, timeout: float = 240) -> Ended:
     """Wait for a process to end."""
-    out, err = process.communicate(timeout=timeout)
+    assert process.wait(timeout) is not None, "it hangs"
+    out, err = (Path(file).read_text() for file in process.files)
     ours = (line for line in err.splitlines() if not re.match(r"\[Gloo\]|W\d{4} ", line))
-    return Ended(process.returncode, out, "\n".join(ours))
+    return Ended(process.poll(), out, "\n".join(ours))
 
 
 def train_together(*job: object, hands: list[list[str]] | None = None, status: int = 0, **options) -> list[Ended]:
@@ -80,7 +71,7 @@ def train_together(*job: object, hands: list[list[str]] | None = None, status: i
     return ended
 
 
-def wait_for_checkpoint(workdir: Path, processes: list[subprocess.Popen], before: Sequence[int] = ()) -> None:
+def wait_for_checkpoint(workdir: Path, processes: list[SimpleNamespace], before: Sequence[int] = ()) -> None:
     """Wait until a run has other checkpoints than `before`, which shows that training is under way."""
     deadline = time.monotonic() + 240
     while entry.checkpoint_steps(workdir) == list(before):

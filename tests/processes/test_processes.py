@@ -1,5 +1,6 @@
 """Several real processes give the result of one, write once, refuse what differs, and end if one is lost."""
 
+import contextlib
 import json
 import re
 import signal
@@ -101,25 +102,37 @@ def require_lost(ended) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_killed_and_stopped_and_resumed_equal_one_device(small_run, tmp_path):
-    """Promises 1 and 4 over processes: the coordinator is killed, both start again, one is stopped, one ends it."""
+def test_two_processes_that_are_killed_and_hang_and_stopped_and_resumed_equal_one_device(small_run, tmp_path):
+    """Promises 1 and 4 over processes: the coordinator is killed, a process hangs, one gets a signal, all get one (by
+    Ctrl-C in a terminal), and each time both end and start again. One process ends the run."""
     job = [*small_run, "--epochs", 1000, "--global-batch-size", 4]  # 26 updates an epoch, never done by itself
     one, two = tmp_path / "one", tmp_path / "two"
-    both = [*job, "--checkpoint-every", 2, "--devices", 2, "--workdir", two]
-    slurm = launched(SLURM)
-    with running(*([*both, *hand] for hand in slurm["hands"]), env=slurm["env"]) as processes:
-        wait_for_checkpoint(two, processes)
-        processes[0].kill()
-        require_lost(end_of(processes[1]))
-    steps = entry.checkpoint_steps(two)
-    with running(*([*both, *hand] for hand in by_hand())) as processes:
-        wait_for_checkpoint(two, processes, steps)
-        processes[1].send_signal(signal.SIGTERM)
-        first, second = map(end_of, processes)
-    assert (first.status, second.status, first.err) == (143, 143, second.err), second
+    both, steps = [*job, "--checkpoint-every", 2, "--devices", 2, "--workdir", two], []
+
+    @contextlib.contextmanager
+    def under_way(hands, env=None):
+        with running(*([*both, *hand] for hand in hands), env=env) as processes:
+            wait_for_checkpoint(two, processes, steps)
+            yield processes
+        steps[:] = entry.checkpoint_steps(two)
+
+    with under_way(**launched(SLURM)) as (first, second):
+        first.kill()
+        require_lost(end_of(second))
+    with under_way(by_hand()) as (first, second):
+        started = time.monotonic()
+        second.send_signal(signal.SIGSTOP)
+        require_lost(end_of(first))
+        assert time.monotonic() - started < HEARTBEAT + 5  # for the test itself, on a machine with much to do
+    for number, asked in ((signal.SIGTERM, [1]), (signal.SIGINT, [0, 1])):
+        with under_way(by_hand()) as processes:
+            for process in asked:
+                processes[process].send_signal(number)
+            first, second = map(end_of, processes)
+        assert (first.status, second.status, first.err) == (128 + number, 128 + number, second.err), second
+        stopped = int(re.match(r"stopped by SIG\w+ after step ([0-9,]+): a checkpoint", first.err)[1].replace(",", ""))
+        assert steps[-1] == stopped
     assert all("connected" in line for line in second.out.splitlines()), second
-    stopped = int(re.match("stopped by SIGTERM after step ([0-9,]+): a checkpoint", first.err)[1].replace(",", ""))
-    assert entry.checkpoint_steps(two)[-1] == stopped
     assert "restored from the checkpoint of step" in first.out
     assert "4 in 2 processes, each 2 simulated CPU devices" in first.out
     end = ["--steps", 26 * (stopped // 26 + 1)]
@@ -169,6 +182,7 @@ import sys, jax
 jax.config.update("jax_num_cpu_devices", 2)
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 print("said", loss(strategy=sys.argv[3], devices=2, workdir=sys.argv[4]), flush=True)
+jax.distributed.shutdown()
 """
 
 
@@ -177,7 +191,7 @@ def test_a_program_that_has_connected_its_processes(tmp_path):
     (tmp_path / "two.py").write_text(PROGRAM + CONNECTED)
     address = f"localhost:{free_port()}"
     hands = [[address, process, "pmap", tmp_path / "run"] for process in (0, 1)]
-    ended = train_together(hands=hands, program=(tmp_path / "two.py",))
+    ended = train_together(hands=hands, program=tmp_path / "two.py")
     said = {line for each in ended for line in each.out.splitlines() if line.startswith("said ")}
     alone = python("-c", PROGRAM + "print('said', loss(strategy='single'))").stdout.splitlines()[-1]
     assert [float(line.split()[1]) for line in said] == [pytest.approx(float(alone.split()[1]), abs=1e-5)]
@@ -260,37 +274,12 @@ def test_the_coordinator_listens_no_wider_than_it_must():
 # Faults
 
 
-LONG = ["--devices", 2, "--checkpoint-every", 5, "--epochs", 10**6]  # never done by itself
-
-
-@pytest.mark.slow
-def test_a_process_that_hangs_ends_the_other_and_a_signal_to_all_stops_all(small_run, tmp_path):
-    """Ctrl-C in a terminal, or srun, asks every process."""
-    job = [*small_run, *LONG, "--workdir", tmp_path / "run"]
-    with running(*([*job, *hand] for hand in by_hand())) as processes:
-        wait_for_checkpoint(tmp_path / "run", processes)
-        started = time.monotonic()
-        processes[1].send_signal(signal.SIGSTOP)
-        require_lost(end_of(processes[0]))
-        assert time.monotonic() - started < HEARTBEAT + 5  # for the test itself, on a machine with much to do
-    steps = entry.checkpoint_steps(tmp_path / "run")
-    with running(*([*job, *hand] for hand in by_hand())) as processes:
-        wait_for_checkpoint(tmp_path / "run", processes, steps)
-        for process in processes:
-            process.send_signal(signal.SIGINT)
-        ended = [end_of(process) for process in processes]
-    line = ended[0].err
-    assert [(each.status, each.err) for each in ended] == [(130, line)] * 2, ended
-    stopped = int(re.match("stopped by SIGINT after step ([0-9,]+): ", line)[1].replace(",", ""))
-    assert entry.checkpoint_steps(tmp_path / "run")[-1] == stopped
-
-
 @pytest.mark.slow
 def test_a_bit_that_flips_in_one_process_ends_both(small_run, tmp_path):
     job = [*small_run, "--strategy", "shard_map", "--devices", 2, "--workdir", tmp_path / "run"]
     job += ["--check-replicas", 5, "--checkpoint-every", 4]
     flipped = [9, "params/out/kernel", 3]  # after update 9, on device 3
-    for each in train_together(*flipped, *job, status=5, program=(flipped_bit.__file__,)):
+    for each in train_together(*flipped, *job, status=5, program=flipped_bit.__file__):
         assert re.search(r"after step 10 device \d+ \(process 1\) has another copy of params.out.kernel than", each.err)
     assert entry.checkpoint_steps(tmp_path / "run")[-1] == 8
 
@@ -313,11 +302,12 @@ sys.exit(cli.run(main, sys.argv[2:]))
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_both_after_the_same_update(small_run):
+def test_a_loss_that_is_not_finite_ends_both_after_the_same_update(small_run, tmp_path):
     """Else the update that one of them has started alone waits for the other for ever."""
+    (tmp_path / "slower.py").write_text(SLOWER)
     job = [*small_run, "--dtype", "float32", "--devices", 2, "--learning-rate", 1e38]
     hands = [[seconds, *job, *each] for seconds, each in zip((0, 0.05), by_hand(), strict=True)]
-    first, second = train_together(hands=hands, status=3, program=("-c", SLOWER))
+    first, second = train_together(hands=hands, status=3, program=tmp_path / "slower.py")
     assert first.err == second.err
     assert "error: the loss is " in first.err
 
@@ -338,13 +328,15 @@ split, replicated = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
 array = jax.make_array_from_process_local_data(split, np.full((1, 4), [1, 100][process], np.float32))
 function = [lambda x: x.mean(0), lambda y: y.sum(0)][process]
 print(process, np.asarray(jax.jit(function, out_shardings=replicated)(array)).tolist(), file=sys.stderr)
+jax.distributed.shutdown()
 """
 
 
 @pytest.mark.slow
-def test_two_collectives_of_processes_out_of_step_are_mixed_without_an_error():
+def test_two_collectives_of_processes_out_of_step_are_mixed_without_an_error(tmp_path):
     """As lesson 17 says of a collective that one process alone calls."""
+    (tmp_path / "program.py").write_text(OUT_OF_STEP)
     coordinator = f"127.0.0.1:{free_port()}"
-    ended = train_together(hands=[[coordinator, 0], [coordinator, 1]], program=("-c", OUT_OF_STEP))
+    ended = train_together(hands=[[coordinator, 0], [coordinator, 1]], program=tmp_path / "program.py")
     for process, mixed in ((0, (1 + 100) / 2), (1, 1.0 + 100)):  # the mean of x is 1, the sum of y is 200
         assert f"{process} {[mixed] * 4}" in ended[process].err

@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 N = 8
 FOLDER = Path(__file__).parent.parent / "programs"
@@ -36,13 +35,6 @@ class Example(NamedTuple):
     step: Callable
     axis_name: str
     given: dict[str, Any]
-
-
-def linen_dynamic_scale(module):
-    state = module.create_train_state(jax.random.PRNGKey(0))
-    state = state.replace(batch_stats=jax.tree.map(lambda x: jnp.stack([x] * N), state.batch_stats))
-    given = {"state": state, "batch": next(module.batches(1)), "per_device": ["batch_stats"]}
-    return Example(module.train_step, "batch", given)
 
 
 def hugging_face_tokens(module):
