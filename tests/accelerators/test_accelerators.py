@@ -117,15 +117,3 @@ def test_the_other_commands_read_a_run_of_accelerators(devices, tmp_path):
     assert there["test"]["loss"] == pytest.approx(here["test"]["loss"], rel=1e-5)
     run(tmp_path / "run", tmp_path / "model.zip", module="pmapdp.export")
     run("--steps", 10, module="pmapdp.compare")
-
-
-def test_more_devices_than_there_are_is_a_sentence(devices):
-    _, error = run("--devices", devices + 1, status=2)
-    assert error.startswith("error: ")
-    assert f"--devices {devices + 1} is more than the {devices} " in error
-    assert error.count("\n") == 1
-
-
-def test_pytest_itself_stays_on_the_cpu():
-    assert {device.platform for device in jax.devices()} == {"cpu"}
-    assert environment()["JAX_PLATFORMS"] == "cpu"

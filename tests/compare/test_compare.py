@@ -175,19 +175,10 @@ def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["FAILS", f"{port_example.__file__}:new", "--devices", "2"], 1, "ZeroDivisionError: division by zero"),
-        ([*JOB, "--devices", "2", "--learning-rate", "1e30"], 3, "error: the loss is "),
-    ],
-)
-def test_what_fails_in_a_process_is_one_sentence(tmp_path, arguments, status, words):
-    (tmp_path / "a.py").write_text("def program():\n    return 1 / 0\n")
-    given = [str(tmp_path / "a.py:program") if each == "FAILS" else each for each in arguments]
-    done = python("-m", "pmapdp.compare", *given)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert words in done.stderr.splitlines()[-1]
+def test_what_fails_in_a_process_is_one_sentence():
+    done = python("-m", "pmapdp.compare", *JOB, "--devices", "2", "--learning-rate", "1e30")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.splitlines()[-1].startswith("error: the loss is ")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from own_program import PROGRAM
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [
     ("weighted_table", "jit", lambda test: test["loss"] < 0.025),
-    ("next_token", "shard_map", lambda test: test["loss"] < 2.65),
+    ("next_token", "shard_map", lambda test: test["loss"] < 2.75),
     ("images_in_folders", "pmap", lambda test: test["examples"] == 360 and test["accuracy"] > 0.97),
 ]
 

@@ -48,7 +48,7 @@ def test_another_seed_is_another_run(undisturbed):
     assert np.abs(other.state.params["hidden"]["kernel"] - undisturbed[0].state.params["hidden"]["kernel"]).max() > 0.01
 
 
-@quick(1, "steps", [[4, 6], range(1, UPDATES, 2)])
+@quick(1, "steps", [[4, 6], [1, 2, 11]])
 def test_stopped_after_some_updates_it_ends_with_the_same_bits(undisturbed, tmp_path, steps):
     """In the middle of an epoch and at its end, once and several times; the figures of its epochs are the same too."""
     epochs = {}
@@ -78,7 +78,7 @@ def kill_when(process, folder, moment):
     os.kill(process.pid, signal.SIGKILL)
 
 
-@quick(1, "moments", [["writing"], ["written", 0.5, 1.7]])
+@quick(1, "moments", [["writing"], ["written", 0.5]])
 def test_killed_at_any_moment_it_ends_with_the_same_bits(undisturbed, tmp_path, moments):
     """With SIGKILL, which no program can notice."""
     folder, flags = tmp_path / "run", small_job.flags(tmp_path, workdir=tmp_path / "run")
@@ -113,7 +113,7 @@ def test_a_signal_to_stop_leaves_a_checkpoint_and_its_status(undisturbed, tmp_pa
         np.testing.assert_array_equal(found[shape], array)
 
 
-@quick(1, ("strategy", "devices"), [("jit", 3), ("single", 1), ("shard_map", 7)])
+@quick(1, ("strategy", "devices"), [("jit", 3), ("shard_map", 7)])
 def test_on_other_devices_or_with_another_strategy_it_ends_within_promise_1(tmp_path, strategy, devices):
     """float64, so that rounding cannot hide a difference."""
     wanted = small_job.train(dtype="float64")

@@ -78,9 +78,6 @@ PARTS = {
         **RATE,
     },
     "model": {"model": Attention},
-    "loss": {"loss": squared, "data": data(labels=TARGETS)},
-    "inputs in a dictionary": {"model": OfDictionary, "data": data(inputs=DICTIONARY)},
-    "weights and optimizer": {"data": data(weights=WEIGHTS), **RULE},
     "schedule and trainable": {**RATE, "trainable": in_out},
 }
 
@@ -104,8 +101,8 @@ def test_what_is_yours_gives_one_result_and_resumes_with_the_same_bits(part, tmp
 
 
 def test_your_loss_shows_its_metrics():
-    part = PARTS["loss"]["data"].test
-    trained = train(**PARTS["loss"], strategy="jit")
+    targets = data(labels=TARGETS)
+    part, trained = targets.test, train(loss=squared, data=targets, strategy="jit")
     params = trained.state.params
     outputs = np.tanh(part.inputs @ params["hidden"]["kernel"] + params["hidden"]["bias"])
     outputs = outputs @ params["out"]["kernel"] + params["out"]["bias"]

@@ -1,23 +1,8 @@
-from flax import nnx
-
 MAP = "jax.tree.map(lambda array: array if array.ndim == 1 else factor * array, params)"
 APPLY = "optax.apply_updates(model, updates)"
 BY_PATH = """jax.tree_util.tree_map_with_path(
         lambda path, array: array if "bias" in jax.tree_util.keystr(path) else array * factor, params
     )"""
-
-
-def step_by_split_and_merge(optimizer):
-    import jax
-    import optax
-
-    def step(model, optimizer_state, x, y):
-        structure, params = nnx.split(model)
-        loss, gradients = jax.value_and_grad(lambda params: ((nnx.merge(structure, params)(x) - y) ** 2).mean())(params)
-        updates, optimizer_state = optimizer.update(nnx.merge(structure, gradients), optimizer_state, model)
-        return optax.apply_updates(model, updates), optimizer_state, loss
-
-    return step
 
 
 WRONG = {
@@ -46,6 +31,5 @@ WRONG = {
 
 RIGHT = {
     "decayed": (MAP, BY_PATH),
-    "make_step": step_by_split_and_merge,
     "fixed_loss": ("predictions[:, 0] - targets", "predictions - targets[:, None]"),
 }

@@ -1,24 +1,6 @@
-import jax
-import numpy as np
-
 COUNT = "itertools.count(first)"
 SAVE = "checkpoints.save(number + 1, args=ocp.args.StandardSave(state))"
 RESTORED, UPDATES = "StandardRestore(state))", 'range(int(state["updates"]), last)'
-
-
-def by_npz(folder, last, create, step):
-    """Without Orbax: one file of NumPy, under a temporary name until it is complete."""
-    folder.mkdir(exist_ok=True)
-    path = folder / "state.npz"
-    state = create()
-    if path.exists():
-        with np.load(path) as saved:
-            state = {name: jax.numpy.asarray(saved[name]) for name in saved.files}
-    for number in range(int(state["updates"]), last):
-        state = step(state, number)
-        np.savez(folder / "new.npz", **state)
-        (folder / "new.npz").rename(path)
-    return state
 
 
 WRONG = {
@@ -43,6 +25,5 @@ WRONG = {
 
 RIGHT = {
     "fixed_batches": (COUNT, "itertools.islice(itertools.count(), first, None)"),
-    "resumable": by_npz,
     "exported": ("jax.jit(function)", 'jax.jit(function), platforms=["cpu", "tpu"]'),
 }
