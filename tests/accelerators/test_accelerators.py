@@ -15,6 +15,7 @@ import entry
 import jax
 import numpy as np
 import pytest
+import small_job
 from launch import IN_COMMANDS, TESTS, environment, python
 
 from pmapdp.train import load_run
@@ -31,8 +32,6 @@ HERE = {
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",
 }
 CPU = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": IN_COMMANDS}
-NET = TESTS / "support" / "small_net.py"
-JOB = ["--model", f"{NET}:Net", "--epochs", 2, "--checkpoint-every", 3, "--global-batch-size", 64]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ def test_every_strategy_equals_one_cpu_device_on_the_whole_batch(devices, model)
 
 @pytest.mark.parametrize("strategy", ["single", "pmap", "jit", "shard_map"])
 def test_a_killed_run_ends_as_the_uninterrupted_one_bit_for_bit(devices, strategy, tmp_path):
-    job = [*JOB, "--strategy", strategy, "--devices", 1 if strategy == "single" else devices]
+    job = small_job.flags(tmp_path, epochs=10, strategy=strategy, devices=1 if strategy == "single" else devices)
     run(*job, "--workdir", tmp_path / "whole")
     command = [sys.executable, "-m", "pmapdp.train", *map(str, job), "--workdir", tmp_path / "killed"]
     process = subprocess.Popen(command, env=environment(HERE), cwd=TESTS)
@@ -98,7 +97,7 @@ def test_a_killed_run_ends_as_the_uninterrupted_one_bit_for_bit(devices, strateg
 
 def test_a_run_goes_from_accelerators_to_cpus_and_back(devices, tmp_path):
     """In float64 within 1e-10 of the run that was on a CPU alone."""
-    job = [*JOB, "--dtype", "float64"]
+    job = small_job.flags(tmp_path, epochs=10, dtype="float64")
     run(*job, "--devices", 1, "--strategy", "single", "--workdir", tmp_path / "cpu", env=CPU)
     there = [*job, "--workdir", tmp_path / "both"]
     run(*there, "--devices", devices, "--steps", 5)

@@ -4,15 +4,13 @@ import contextlib
 import importlib
 import io
 import json
-import os
 import time
 from pathlib import Path
 
 import forks
 import numpy as np
 import pytest
-from launch import python
-from own_program import PROGRAM
+from launch import environment, python
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [
@@ -46,7 +44,7 @@ def test_without_the_weights_the_table_is_learnt_worse(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_line_of_jnp_before_train():
     """The run takes the device that JAX started with, and its header says how to have more."""
-    done = python("-c", f"import jax.numpy as jnp; jnp.ones(3)\n{PROGRAM}\nloss()")
+    done = python("-c", "import jax.numpy as jnp; jnp.ones(3); from points import loss; loss(devices=None)")
     assert done.returncode == 0, done.stderr
     assert "1 CPU device on" in done.stdout
     assert "with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more" in done.stdout
@@ -54,9 +52,17 @@ def test_a_line_of_jnp_before_train():
 
 MAPPED = """
 import sys
+import numpy as np
+from pmapdp.data.dataset import DataSet, Split
+from points import Net, loss
+
+class OfImages(Net):
+    def __call__(self, x):
+        return super().__call__(x.reshape(len(x), -1)[:, :6])
+
 images = np.load(sys.argv[1], mmap_mode="r")
 data = DataSet(Split(images, np.arange(len(images)) % 3), Split(images[:40], np.arange(40) % 3))
-loss(data, strategy="jit", devices=2, steps=3, workdir=sys.argv[2], global_batch_size=8)
+loss({"data": data}, model=OfImages, strategy="jit", steps=3, workdir=sys.argv[2], global_batch_size=8)
 # Of this program alone: getrusage would begin with what the process that started it has taken.
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print("peak of", peak // 1024, "MiB")
@@ -70,7 +76,7 @@ def test_a_hundred_gigabytes_train_within_one(tmp_path):
     file, shape = tmp_path / "images.npy", (510_000, 256, 256, 3)
     np.lib.format.open_memmap(file, "w+", np.uint8, shape)
     assert file.stat().st_size > 100e9
-    done = python("-c", PROGRAM + MAPPED, file, tmp_path / "run")
+    done = python("-c", MAPPED, file, tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert "510,000 to train, 40 to test, content" in done.stdout
     assert "from one in" in done.stdout
@@ -91,10 +97,10 @@ def test_a_notebook_that_is_stopped(tmp_path, monkeypatch):
 
     monkeypatch.setattr("jupyter_client.provisioning.local_provisioner.launch_kernel", forks.launch_kernel)
     run = tmp_path / "run"
-    manager, client = start_new_kernel(env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"})
+    manager, client = start_new_kernel(env=environment())
     try:
         first = client.execute(
-            PROGRAM + f"settings = dict(devices=2, workdir={str(run)!r}, epochs=10**6)\nloss(**settings)",
+            f"from points import loss\nsettings = dict(workdir={str(run)!r}, epochs=10**6)\nloss(**settings)",
             stop_on_error=False,  # otherwise the kernel drops what arrives just after the error
         )
         deadline = time.monotonic() + 120

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import small_job
 from examples import random_split
-from launch import python
-from own_program import PROGRAM
+from points import loss
 from processes import HEARTBEAT, by_hand, end_of, free_port, running, train_together, wait_for_checkpoint
 
 from pmapdp.config import Config
@@ -179,6 +178,7 @@ def test_a_launcher_without_the_flag_is_named(monkeypatch, capsys, launcher):
 
 CONNECTED = """
 import sys, jax
+from points import loss
 jax.config.update("jax_num_cpu_devices", 2)
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 print("said", loss(strategy=sys.argv[3], devices=2, workdir=sys.argv[4]), flush=True)
@@ -188,13 +188,12 @@ jax.distributed.shutdown()
 
 @pytest.mark.slow
 def test_a_program_that_has_connected_its_processes(tmp_path):
-    (tmp_path / "two.py").write_text(PROGRAM + CONNECTED)
+    (tmp_path / "two.py").write_text(CONNECTED)
     address = f"localhost:{free_port()}"
     hands = [[address, process, "pmap", tmp_path / "run"] for process in (0, 1)]
     ended = train_together(hands=hands, program=tmp_path / "two.py")
     said = {line for each in ended for line in each.out.splitlines() if line.startswith("said ")}
-    alone = python("-c", PROGRAM + "print('said', loss(strategy='single'))").stdout.splitlines()[-1]
-    assert [float(line.split()[1]) for line in said] == [pytest.approx(float(alone.split()[1]), abs=1e-5)]
+    assert [float(line.split()[1]) for line in said] == [pytest.approx(loss(strategy="single", devices=1), abs=1e-5)]
     assert "by the program, 2 processes" in (tmp_path / "run" / "log.txt").read_text()
 
 

@@ -61,7 +61,8 @@ def run_kernel(command: list[str], folder: str, variables: Mapping[str, str]) ->
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
-    sys.path[:] = [str(ROOT), *(path for path in sys.path if not Path(path).is_relative_to(ROOT))]
+    theirs = variables["PYTHONPATH"].split(os.pathsep)
+    sys.path[:] = [*theirs, *(path for path in sys.path if not Path(path).is_relative_to(ROOT))]
     gc.set_threshold(50_000, 20, 20)  # as tests/conftest.py has it
     from ipykernel.kernelapp import launch_new_instance
 

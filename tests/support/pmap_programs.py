@@ -52,19 +52,6 @@ def score_scan(module):
     return Example(module.scanned_step, "batch", given)
 
 
-def ppo_environments(module):
-    """No batch; the environments and the key, which is returned, are parts of the state."""
-
-    def step(state):
-        *state, metrics = module.training_epoch(*state)
-        return tuple(state), metrics
-
-    environments = jax.vmap(lambda key: module.reset(key, 4))(jax.random.split(jax.random.PRNGKey(1), N))
-    keys = jax.random.split(jax.random.PRNGKey(2), N)
-    state = (module.initial_training_state(jax.random.PRNGKey(0)), environments, keys)
-    return Example(step, "i", {"state": state, "per_device": ["/1", "/2"]})
-
-
 def accumulation(module):
     def step(state, batch):
         *state, loss = module.update_fn(*state, batch)

@@ -8,9 +8,9 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from marks import quick
-from steps import BATCH, MESH, W, descend, loss_of, mean, sharded
+from steps import BATCH, MESH, RANDOM, W, descend, loss_of, mean, sharded
 
-from pmapdp.verify import Layout, one_device, verify
+from pmapdp.verify import Layout, old_program, one_device, verify
 from pmapdp.verify.layouts import place, shard
 
 
@@ -111,8 +111,24 @@ def mixed_precision():
     return {"reference": one_device(step, "i"), "step": jax.pmap(step, "i"), "state": W}
 
 
+def without_a_batch():
+    """Each device has environments and a key of its own, as in reinforcement learning, and returns them."""
+
+    def step(state):
+        w, environments, key = state
+        key, now = jax.random.split(key)
+        targets = jax.random.normal(now, environments.shape[:1])
+        loss, gradient = mean(jax.value_and_grad(loss_of)(w, {"x": environments, "y": targets}))
+        return (w - 0.1 * gradient, environments + w, key), loss
+
+    state = (W, RANDOM.normal(size=(8, 4, 5)).astype(np.float32), jax.random.split(jax.random.PRNGKey(2), 8))
+    given = {"reference": old_program(step, "i", groups=8), "step": jax.pmap(step, "i"), "per_device": ["/1", "/2"]}
+    return given | {"state": state, "batch": None}
+
+
 PROGRAMS = [
     shard_map_on_a_mesh_of_its_own, jit_with_nnx, zero_1, a_ragged_batch_padded_by_the_layout, mixed_precision,
+    without_a_batch,
 ]  # fmt: skip
 
 
