@@ -81,7 +81,8 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 #
 # This is an **all-reduce**: all devices arrive at this line, and all of them leave it with the same average. `"data"`
 # is the name you give to the axis that `pmap` splits. PyTorch's `DistributedDataParallel` (DDP) does the same, but
-# hides it in `loss.backward()`. In JAX it's a line of your step, so you can read it, move it, and forget it.
+# hides it in `loss.backward()`. In JAX it's a line of your own step. So you can read it and move it, but you can also
+# leave it out by mistake.
 #
 # ## Three examples, two devices
 #
@@ -108,14 +109,15 @@ for average in (mean_of_means, mean_of_sums):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it gives (-2 - 5) / 2 = -3.5, because the lonely example of device 1 counts as much as both examples of device 0.
+# No, it gives (-2 - 5) / 2 = -3.5, because device 1's only example counts as much as both examples of device 0.
 # That's the first of the four mistakes. The second function is right: it averages the sums and the counts, and divides
 # once. (`pmean` divides both by the number of devices, but in their ratio that cancels.)
 #
 # </details>
 #
-# That's why our program works with sums and counts and not with means. The last batch of an epoch is hardly ever full,
-# so we pad it, and then some devices get more padding than others.
+# That's why our program works with sums and counts, and not with means. The last batch of an epoch is hardly ever full,
+# so we pad it, and then some devices get more padding than others. DDP doesn't protect you from this mistake: if each
+# process takes the mean loss of its own examples, and their numbers differ, DDP gives you -3.5, too.
 #
 # ## The program so far
 #
@@ -130,10 +132,11 @@ for average in (mean_of_means, mean_of_sums):
 # - Two lines simulate the devices (lesson 00). Two more describe them: a mesh of all devices, and the two ways in which
 #   we place arrays on it, **replicated** (a copy on each device) and **split** (a part on each).
 # - `place_batch` cuts the batch `[B, ...]` into `[N, b, ...]`, which is N = 8 parts of b = 16 examples.
-# - `train_step` gets its all-reduce. Gradients and count end up in a ratio, so we average them with `pmean`. The
-#   metrics are added up over many batches, so there we want true sums, and use `psum`.
-# - `jax.pmap` takes the place of `jax.jit`. The state goes in and out replicated (`None`), and the batch is split along
-#   its first axis (`0`).
+# - `train_step` gets its all-reduce. Gradients and count end up in a ratio, so `pmean` and `psum` would both do, as
+#   long as it's the same one for both. We take `pmean`, as most pmap programs do for gradients. The metrics are added
+#   up over many batches, so there we need true sums, which only `psum` gives, here and in `eval_step`.
+# - `jax.pmap` takes the place of `jax.jit`: it compiles the function, too. The state goes in and out replicated
+#   (`None`), and the batch is split along its first axis (`0`).
 #
 # Nothing else changes: not the data, not the network, not the loss, not the loop.
 
@@ -144,8 +147,8 @@ lesson_05.data_parallel_step()
 # ## Your program, on eight devices
 #
 # This is the whole program. Take it home: copy the cell into an empty file, put your data and your network in, and it
-# trains on as many devices as there are. Lesson 03's program ended with loss 0.2486, accuracy 0.9184, and on the test
-# set 0.3540 and 0.8730.
+# trains on all GPUs or TPUs of your machine, as long as their number divides B. (Without any, it simulates eight
+# devices.) Lesson 03's program ended with loss 0.2486, accuracy 0.9184, and on the test set 0.3540 and 0.8730.
 #
 # **Predict:** what does this one end with?
 
@@ -163,10 +166,10 @@ lesson_05.data_parallel_step()
 #
 # ## Proof: update by update
 #
-# Four printed digits are a weak proof, so let's compare every update. `one_device_step` is lesson 03's step, without
-# `pmean` and `psum`. We run both from the same start on the same 39 full batches of an epoch. For this comparison SGD
-# replaces Adam, because Adam divides by the size of the gradient, and that blows up rounding where a gradient is almost
-# 0.
+# Four printed digits are a weak proof, so let's compare every update. `one_device_step` is the step of lesson 03, which
+# has no `pmean` and no `psum`. We run both from the same start on the same 39 full batches of an epoch. For this
+# comparison SGD replaces Adam, because Adam divides by the size of the gradient, and that blows up rounding where a
+# gradient is almost 0.
 
 
 # %%
@@ -181,30 +184,31 @@ def one_device_step(state, batch):
     return (optax.apply_updates(model, updates), optimizer_state), sums
 
 
-def run(step, state, place):
-    """The trained model and the loss of every update."""
+def train(step, state, data):
+    """The state after the batches of `data`, and the loss of every update."""
     losses = []
-    for batch in full_batches:
-        state, sums = step(state, place(batch))
+    for batch in data:
+        state, sums = step(state, batch)
         losses.append(float(sums["loss"] / sums["count"]))
-    return state[0], losses
+    return state, losses
 
 
 optimizer = optax.sgd(0.1)  # the steps read this variable
-one, one_losses = run(jax.jit(one_device_step), init_state(), jax.device_put)
-eight, eight_losses = run(train_step, place_state(init_state()), place_batch)
+placed = [place_batch(batch) for batch in full_batches]
+(one, _), one_losses = train(jax.jit(one_device_step), init_state(), full_batches)
+(eight, _), eight_losses = train(train_step, place_state(init_state()), placed)
 lesson_05.loss_curves(one_losses, eight_losses)
 
 # %% [markdown]
-# The two curves lie on top of each other. Below them you see their difference. It's a few units in the seventh digit,
-# and float32 has no more digits than that. The models agree just as well:
+# The two curves lie on top of each other. Below them you see their difference. It stays below a millionth, and with its
+# seven digits float32 can't do much better. The models agree just as well:
 
 
 # %%
 def distance(model, other):
     """The length of the difference of two models, each seen as one long vector."""
     pairs = zip(jax.tree.leaves(model), jax.tree.leaves(other), strict=True)
-    return np.sqrt(sum(float(((np.asarray(a) - np.asarray(b)) ** 2).sum()) for a, b in pairs))
+    return np.sqrt(sum(((np.asarray(a) - np.asarray(b)) ** 2).sum() for a, b in pairs))
 
 
 print(f"the model moved by {distance(one, init_state()[0]):.3f}")
@@ -214,27 +218,33 @@ assert distance(one, eight) < 1e-5
 # %% [markdown]
 # ## Mistake 2: no all-reduce
 #
-# Now forget the line with `pmean`. That leaves lesson 03's step, under `pmap`.
+# The mean of means was the first mistake. For the second one, forget the line with `pmean`. That leaves lesson 03's
+# step, under `pmap`.
 #
 # **Predict:** is there an error? Does the loss fall? Are the eight copies of the model equal?
 
+
 # %% tags=["prediction"]
+def copies(array):
+    """Each device's copy of a replicated array: [N, ...]."""
+    return np.stack([shard.data for shard in array.addressable_shards])
+
+
 mapped = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
 forgetful_step = jax.pmap(one_device_step, **mapped)
-drifting, losses = run(forgetful_step, place_state(init_state()), place_batch)
-bias = drifting.output.bias[...]
+(drifted, _), losses = train(forgetful_step, place_state(init_state()), placed)
+kernel = drifted.output.kernel[...]
 print(f"loss from {losses[0]:.2f} to {losses[-1]:.2f}")
-print("JAX says that all copies are equal:", bias.is_fully_replicated)
-for shard in bias.addressable_shards[:3]:
-    print("device", shard.device.id, "holds", np.asarray(shard.data)[:4].round(4))
+print("JAX says that all copies are equal:", kernel.is_fully_replicated)
+print("the first weight on each device:", copies(kernel)[:, 0, 0].round(3))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# There's no error, and the loss falls nicely. But these are eight different models, each trained on an eighth of the
-# data, and your checkpoint would save one of them. JAX can't tell. With `out_axes=None` you promised that all devices
-# return the same, and `is_fully_replicated` only repeats your promise, because it reads the sharding and not the
-# numbers.
+# There's no error, and the loss falls nicely. (It starts at 4.67, because you only see the loss of device 0's sixteen
+# examples.) But these are eight different models, each trained on an eighth of the data, and your checkpoint would save
+# one of them. JAX can't tell. With `out_axes=None` you promised that all devices return the same, and
+# `is_fully_replicated` only repeats your promise, because it reads the sharding and not the numbers.
 #
 # With the last batch, which we left out, it would be worse. That batch holds eight examples, so all devices but the
 # first get nothing but padding. They'd divide 0 by 0, and hold NaN from then on. But the loss that you see is device
@@ -242,34 +252,26 @@ for shard in bias.addressable_shards[:3]:
 #
 # </details>
 #
-# Watch the copies drift. Each curve is one device, and shows how far its copy is from the right model.
-
+# Watch the copies drift. Each curve is this weight on one device, and the dashed one is the weight with `pmean`:
 
 # %%
-def copies(model):
-    """Return the copy of a replicated model on each device."""
-
-    def copy_on(d):
-        return jax.tree.map(lambda array: np.asarray(array.addressable_shards[d].data), model)
-
-    return [copy_on(d) for d in range(8)]
-
-
-right, wrong, drift = place_state(init_state()), place_state(init_state()), []
-for batch in full_batches:
-    right, _ = train_step(right, place_batch(batch))
-    wrong, _ = forgetful_step(wrong, place_batch(batch))
-    drift.append([distance(copy, right[0]) for copy in copies(wrong[0])])
-lesson_05.drift(np.array(drift), distance(one, eight))
+wrong, right = place_state(init_state()), place_state(init_state())
+wrong_weights, right_weights = [], []
+for batch in placed:
+    wrong, _ = forgetful_step(wrong, batch)
+    right, _ = train_step(right, batch)
+    wrong_weights.append(copies(wrong[0].output.kernel[...])[:, 0, 0])
+    right_weights.append(copies(right[0].output.kernel[...])[:, 0, 0])
+lesson_05.drift(np.array(wrong_weights), np.array(right_weights))
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert one_device == -4
 assert local.tolist() == [-2, -6]
 assert losses[-1] < losses[0]
-assert bias.is_fully_replicated
-assert min(drift[-1]) > 1e-3
-assert all(distance(copy, eight) == 0 for copy in copies(eight))
+assert kernel.is_fully_replicated
+assert np.unique(copies(kernel)[:, 0, 0]).size == 8
+assert all((copies(array) == copies(array)[0]).all() for array in jax.tree.leaves(eight))
 
 # %% [markdown]
 # ## Mistake 3: a sum for a mean
@@ -305,8 +307,9 @@ for name, step in {"pmean": train_step, "psum": jax.pmap(summed_step, **mapped)}
 #
 # </details>
 #
-# So don't judge by the loss curve. **Compare an update with the update of one device**, because that finds all three
-# mistakes so far. `pmapdp.verify` makes this comparison for your own step, and names the mistake.
+# So don't judge by the loss curve. **Compare an update with the update of one device**, on a batch with some padding.
+# That finds all three mistakes so far. (Without padding, even a mean of means is right.) `pmapdp.verify` makes this
+# comparison for your own step, and names the mistake.
 #
 # ## Mistake 4: one device's metrics
 #
@@ -339,16 +342,17 @@ assert counted == {"with psum": 1000, "without": 128}
 # ## What more devices buy
 #
 # Simulated devices share the cores of one machine, so they show you that a program is right, but never how fast it
-# would be. On real devices, an eighth of the batch takes about an eighth of the time as long as it keeps a device busy.
-# Then comes the all-reduce. So what you gain depends on how long the all-reduce takes, compared with the computation:
+# would be. On real devices, an eighth of the batch takes about an eighth of the time, if that's still enough to keep a
+# device busy. Then comes the all-reduce. So what you gain depends on how long the all-reduce takes, compared with the
+# computation:
 
 # %%
 lesson_05.published_scaling()
 
 # %% [markdown]
-# All three networks ran on the same 512 GPUs, in a benchmark that Horovod's authors published. VGG-16 has 138 million
-# parameters and ResNet-101 has 45 million, so VGG's gradients take three times as long to send, and a third of the
-# machine is lost. In lesson 06 you'll calculate how long an all-reduce takes.
+# All three networks ran on the same 512 Pascal GPUs, in a benchmark that Horovod's authors published. VGG-16 has 138
+# million parameters and ResNet-101 has 45 million. So VGG's gradients take three times as long to send, and that costs
+# it a third of the machine. In lesson 06 you'll calculate how long an all-reduce takes.
 #
 # **Which batch size do you set?** With DDP it's the per-device batch, so with eight GPUs the global batch is eight
 # times as large. In JAX you usually set the global batch B. As long as B stays the same, this program gives the same

@@ -10,16 +10,16 @@ from pmapdp.lessons import drawing
 
 @drawing.picture
 def data_parallel_step() -> None:
-    """A batch of 128 rows is split over eight devices. Each computes a gradient; pmean averages them; each updates its model."""
+    """A batch of 128 rows is split over eight devices. Each has a gradient and a count; pmean averages both; each updates its model."""
     axes = drawing.canvas(18.9, 8.2)
-    for row, label in {0.4: "batch", 2.05: "split", 3.95: "gradient", 5.7: "all-reduce", 7.6: "update"}.items():
+    for row, label in {0.4: "batch", 2.05: "split", 3.85: "gradient,\ncount", 5.7: "all-reduce", 7.6: "update"}.items():
         axes.text(0, row, label, va="center")
     drawing.box(axes, 3.0, 0, "inputs [128, 64], labels [128], weights [128]", width=15.6)
-    drawing.box(axes, 3.0, 5.2, "pmean: the average of the eight gradients, on every device", width=15.6, height=1.0)
+    drawing.box(axes, 3.0, 5.2, "pmean: the average gradient and count, on every device", width=15.6, height=1.0)
     for d in range(8):
         left = 3.0 + 1.98 * d
         drawing.box(axes, left, 1.5, f"rows\n{16 * d}-{16 * d + 15}", device=d, width=1.75, height=1.1, size=8)
-        drawing.box(axes, left, 3.4, f"g{d}", device=d, width=1.75, height=0.9)
+        drawing.box(axes, left, 3.4, f"g{d}, n{d}", device=d, width=1.75, height=0.9)
         drawing.box(axes, left, 7.1, "model", device=d, width=1.75, height=0.9)
         for start, end in ((0.8, 1.5), (2.6, 3.4), (4.3, 5.2), (6.2, 7.1)):
             drawing.arrow(axes, (left + 0.87, start), (left + 0.87, end), device=d)
@@ -40,13 +40,9 @@ def loss_curves(one_device: Sequence[float], eight_devices: Sequence[float]) -> 
 
 
 @drawing.picture
-def drift(distances: np.ndarray, with_pmean: float) -> None:
-    """Eight curves, one a device, rise from update to update away from the right model; with pmean the distance stays 0.
-
-    `distances` are `[updates, N]`, without an all-reduce; `with_pmean` is the distance at the end of the right program.
-    """
-    reference = np.full(len(distances), with_pmean)
-    drawing.curves_by_device(distances, reference, "with pmean", "distance from\nthe right model")
+def drift(without: np.ndarray, with_pmean: np.ndarray) -> None:  # [updates, N]
+    """Eight curves, one a device, of the same weight: they fan out from update to update; with pmean all eight are one curve."""
+    drawing.curves_by_device(without, with_pmean[:, 0], "with pmean", "one weight")
 
 
 @drawing.picture
@@ -60,7 +56,6 @@ def published_scaling() -> None:
         axes.text(520, row, f"{efficiency:.0%}", va="center")
     axes.set_yticks(range(3), networks)
     axes.invert_yaxis()
-    axes.set(
-        xlim=(0, 570), xticks=(0, 128, 256, 384, 512), xlabel="512 GPUs (128 nodes, 25 Gbit/s) do the work of ... GPUs"
-    )
+    axes.set(xlim=(0, 570), xticks=(0, 128, 256, 384, 512))
+    axes.set_xlabel("512 GPUs (128 nodes, 25 Gbit/s) do the work of ... GPUs")
     axes.text(0, 1.05, "Horovod's published benchmark, github.com/horovod/horovod", transform=axes.transAxes, size=8)
