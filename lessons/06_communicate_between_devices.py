@@ -22,7 +22,7 @@
 # buy anything.
 #
 # **You will** explain a ring all-reduce, predict its time and compare it with measured ones, and use JAX's collectives:
-# `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 20 minutes, 40 with exercises. You
+# `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 25 minutes, 45 with exercises. You
 # need [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
@@ -44,37 +44,47 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. At the end, each of them should hold the
 # sum, [1111, 2222, 3333, 4444].
 #
-# In the obvious way, everyone sends its vector to device 0, and device 0 adds them up and sends the sum back to
-# everyone. But then device 0 receives N - 1 vectors and sends N - 1, while everyone else waits. The more devices you
-# have, the worse it gets.
+# The obvious way goes like this: every device sends its vector to device 0, which adds them up and sends the sum back.
+# But then device 0 receives N - 1 vectors and sends N - 1, while all others wait. The more devices you have, the worse
+# it gets.
 #
 # A **ring** shares the work. We cut each vector into N chunks, and in each step every device sends *one chunk* to its
 # right neighbour. They all send at the same time, so nobody waits.
 #
 # - **Reduce-scatter**, N - 1 steps: each device adds the chunk that arrives to its own. At the end, each device has one
 #   finished chunk of the sum.
-# - **All-gather**, N - 1 steps: each device passes the finished chunks on.
+# - **All-gather**, N - 1 steps: each device passes the finished chunks on. At the end, each device has all of them.
 
 
 # %%
+def messages(held, step):
+    """One message from each device to its right neighbour: (receiver, chunk, numbers)."""
+    N = len(held)
+    chunks = [(d - step) % N for d in range(N)]  # first its own, then the one that has just arrived
+    return [((d + 1) % N, chunks[d], held[d, chunks[d]].copy()) for d in range(N)]
+
+
 def ring_all_reduce(vectors):
-    """Return the arrays on the devices before and after every step, and the bytes sent."""
-    n = len(vectors)
-    held = [np.array_split(vector, n) for vector in vectors]  # held[device][chunk]
-    states, sent = [np.array([np.concatenate(chunks) for chunks in held])], 0
-    for step in range(2 * (n - 1)):
-        messages = [held[d][(d - step) % n].copy() for d in range(n)]  # all leave, then all arrive
-        for d, message in enumerate(messages):
-            chunk, right = (d - step) % n, (d + 1) % n
-            held[right][chunk] = held[right][chunk] + message if step < n - 1 else message
-            sent += message.nbytes
-        states.append(np.array([np.concatenate(chunks) for chunks in held]))
+    """Return the chunks on the devices before and after every step, and the bytes sent."""
+    N = len(vectors)
+    held = np.array([np.split(vector, N) for vector in vectors])  # [device, chunk, numbers]
+    states, sent = [held.copy()], 0
+    for step in range(N - 1):  # reduce-scatter
+        for receiver, chunk, numbers in messages(held, step):
+            held[receiver, chunk] += numbers
+            sent += numbers.nbytes
+        states.append(held.copy())
+    for step in range(N - 1, 2 * (N - 1)):  # all-gather
+        for receiver, chunk, numbers in messages(held, step):
+            held[receiver, chunk] = numbers
+            sent += numbers.nbytes
+        states.append(held.copy())
     return states, sent
 
 
 vectors = np.array([1, 2, 3, 4]) * 10 ** np.arange(4)[:, None]  # row d is on device d
 states, _ = ring_all_reduce(vectors)
-assert (states[-1] == vectors.sum(0)).all()
+assert (states[-1].reshape(4, 4) == vectors.sum(0)).all()
 lesson_06.ring(states, vectors.sum(0))
 
 # %% [markdown]
@@ -88,15 +98,15 @@ lesson_06.ring(states, vectors.sum(0))
 
 # %% tags=["prediction"]
 shares = {}
-for n in (2, 4, 8, 64):
-    _, sent = ring_all_reduce(np.ones((n, 1024)))
-    shares[n] = sent / n / (1024 * 8)
-    print(f"{n:2d} devices: each sends {shares[n]:.3f} times its vector, in {2 * (n - 1)} steps")
+for N in (2, 4, 8, 64):
+    _, sent = ring_all_reduce(np.ones((N, 1024)))
+    shares[N] = sent / N / (1024 * 8)
+    print(f"{N:2d} devices: each sends {shares[N]:.3f} times its vector, in {2 * (N - 1)} steps")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-for n, share in shares.items():
-    assert np.isclose(share, 2 * (n - 1) / n)
+for N, share in shares.items():
+    assert np.isclose(share, 2 * (N - 1) / N)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -110,8 +120,9 @@ for n, share in shares.items():
 #
 # A message takes **latency + bytes / bandwidth**. The latency is the time until the first byte arrives, so you pay it
 # even for an empty message. In the ring, 2 (N - 1) messages follow each other, and each has 1/N of the bytes. That's
-# the whole formula. For the links below we take their vendors' peak bandwidths and typical latencies. Real ones are
-# worse, as you'll see in a minute.
+# the whole formula. For the links below we take their vendors' peak bandwidths and typical latencies. (A TPU sends in
+# both directions along an axis of its torus, so its figure counts two links.) Real ones are worse, as you'll see in a
+# minute.
 #
 # **Predict:** for which network is the latency more important than the bandwidth, a small one or a large one?
 
@@ -119,11 +130,11 @@ for n, share in shares.items():
 # %% tags=["prediction"]
 def ring_seconds(size, N, latency, bandwidth):
     """Time of an all-reduce of `size` bytes: for the latencies, and for the bytes."""
-    messages = 2 * (N - 1)
-    return messages * latency, messages * size / N / bandwidth
+    steps = 2 * (N - 1)
+    return steps * latency, steps * size / N / bandwidth
 
 
-links = {  # seconds until the first byte, bytes per second in one direction
+links = {  # seconds until the first byte, bytes per second that a device can send
     "NVLink, in a node of GPUs": (2e-6, 450e9),
     "TPU v5p, one axis of the torus": (1e-6, 200e9),
     "InfiniBand, 400 Gbit/s": (4e-6, 50e9),
@@ -186,18 +197,20 @@ for size, seconds in h100.items():
     print(f"H100, {size / 1e6:,.0f} MB: {times}")
 
 # %% [markdown]
-# The shape is right: curves and dots are flat where the latency rules, and rise where the bytes do. (It's by chance
-# that our simulated devices come close to Ethernet.) But the vendor's figures flatter. With 10 GB the H100s need 1.2
-# times as long as the formula says, and with 58 MB even 2.7 times, because it takes large messages to fill the links.
-# So measure an all-reduce or two on your own machine, and put *those* numbers into the formula.
+# The shape is right: curves and dots are flat where the latency rules, and rise where the bytes do. (It's chance that
+# our simulated devices lie so close to Ethernet. Yours may not.) But the vendor's figure is too good to be true. With
+# 10 GB the H100s need 1.2 times as long as the formula says, and with 58 MB even 2.7 times, because it takes large
+# messages to fill the links. That's why this lesson began with a millisecond for a ResNet-50, and not with the table's
+# 0.43. So measure an all-reduce or two on your own machine, and put *those* numbers into the formula.
 #
 # One thing isn't in it at all: the batch. If you double the per-device batch, the computation takes twice as long and
 # the all-reduce takes the same, so its *share* of the step falls. That's the first way to live with a slow link.
 #
 # ## The second way: overlap
 #
-# The last layer's gradient is ready first, so why wait for the others? DDP sends it while the backward pass is still
-# working on the earlier layers. XLA can do the same, or it can merge the all-reduces into one, which saves latency.
+# The last layer's gradient is ready first, so why wait for the others? DDP collects gradients in buckets of about 25
+# MB, and sends each bucket as soon as it's full, while the backward pass is still working on the earlier layers. XLA
+# can do the same, or it can merge the all-reduces into one, which saves latency.
 
 # %%
 lesson_06.overlap()
@@ -233,8 +246,8 @@ assert (before, after) == (4, 1)
 # ## JAX's collectives
 #
 # An operation that all devices take part in is a **collective**. It names the mapped axis: "add this up over `data`".
-# All devices come to the same line, and wait for each other there. In the picture, values that go through a grey box
-# are added up, and all others are only copied.
+# All devices come to the same line, and wait for each other there. In the picture, values that meet in a box are added
+# up, and all others are only copied. (`pmax` isn't drawn: it's `psum` with a maximum in the box.)
 
 # %%
 lesson_06.collectives()
@@ -347,7 +360,8 @@ assert outcome.startswith("NameError")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# JAX finds it while it traces. You get the same error for a collective outside of `pmap`.
+# JAX notices it while it traces the function, so nothing has run yet. You get the same error for a collective outside
+# of `pmap`. (The message names `jax.shard_map` because that's today's way to name an axis: lesson 10.)
 #
 # </details>
 #

@@ -12,7 +12,7 @@ from pmapdp.lessons import drawing
 def ring(states: list[np.ndarray], sums: np.ndarray) -> None:
     """The ring all-reduce in seven tables of 4 devices by 4 chunks: after three steps each has one sum, after six all four.
 
-    `states` `[N, N]` are what the devices hold before and after each step; `sums` `[N]`, the result, are drawn bold.
+    `states` `[N, N, 1]` are the chunks on the devices before and after each step; `sums` `[N]`, the result, are drawn bold.
     """
     N = len(sums)
     _, places = plt.subplots(2, 4, figsize=(9, 4.9), layout="constrained")
@@ -25,7 +25,7 @@ def ring(states: list[np.ndarray], sums: np.ndarray) -> None:
         axes.set_xlim(-0.55, N - 0.45)
         axes.set_ylim(N - 0.45, -0.55)
         named = step % 4 == 0  # the first table of a row
-        axes.set_xticks(range(N), [f"chunk {chunk}" if named else "" for chunk in range(N)], fontsize=8)
+        axes.set_xticks(range(N), [f"chunk\n{chunk}" if named else "" for chunk in range(N)], fontsize=9)
         axes.set_yticks(range(N), [f"device {d}" if named else "" for d in range(N)], fontsize=9)
         for d in range(N):
             for chunk in range(N):
@@ -34,7 +34,7 @@ def ring(states: list[np.ndarray], sums: np.ndarray) -> None:
                 colour = drawing.DEVICE_COLOURS[sender] if arrived else "none"
                 box = plt.Rectangle((chunk - 0.46, d - 0.43), 0.92, 0.86, facecolor=colour, edgecolor=drawing.INK)
                 axes.add_patch(box)
-                number = states[step][d, chunk]
+                number = states[step][d, chunk].item()
                 ink = ("white" if sender == 0 else "black") if arrived else drawing.INK
                 weight = "bold" if number == sums[chunk] else "normal"
                 axes.text(chunk, d, number, ha="center", va="center", weight=weight, color=ink, fontsize=10)
@@ -74,7 +74,7 @@ def collectives() -> None:
 @drawing.picture
 def overlap() -> None:
     """Time runs to the right. Merged: one all-reduce of three layers after all gradients. Overlapped: three, during the others."""
-    axes = drawing.canvas(20.6, 6.9, inches=6.6)
+    axes = drawing.canvas(20.6, 6.9, inches=8.2)
     layers = ("layer 3", "layer 2", "layer 1")
     for top, name in ((0.0, "merged"), (3.4, "overlapped")):
         late = top < 1
@@ -99,9 +99,9 @@ def seconds_by_size(ring_seconds: Callable[..., tuple], links: dict, networks: d
     for number, (name, (latency, bandwidth)) in enumerate(links.items()):
         seconds = [1000 * sum(ring_seconds(size, 8, latency, bandwidth)) for size in sizes]
         axes.loglog(sizes, seconds, color=drawing.DEVICE_COLOURS[number], linestyle=drawing.DASHES[number], label=name)
-    for name, marker in zip(measured, "os", strict=True):
-        sizes, seconds = np.array(list(measured[name].items())).T
-        axes.plot(sizes, 1000 * seconds, marker, color=drawing.INK, label=f"measured: {name}")
+    for name, marker, colour in zip(measured, "os", (drawing.INK, drawing.DEVICE_COLOURS[0]), strict=True):
+        milliseconds = [1000 * seconds for seconds in measured[name].values()]
+        axes.plot(list(measured[name]), milliseconds, marker, color=colour, label=f"measured: {name}")
     for name, size in networks.items():
         axes.axvline(size, color=drawing.INK, linewidth=0.8, linestyle=":")
         axes.text(size, 1.6e5, name, ha="center", fontsize=9)
