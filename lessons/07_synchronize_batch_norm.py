@@ -14,10 +14,10 @@
 # %% [markdown]
 # # 07. Synchronize batch norm
 #
-# Put one layer of batch norm into the program from lesson 05, and it's no longer exact. Batch norm uses the mean of the
-# batch, but each of your eight devices sees only an eighth of it, so eight devices train a different network than one.
-# In this lesson you'll write a batch norm that doesn't care how many devices there are. Then you'll take one that
-# forgot its all-reduce, and watch the eight copies of its running mean drift apart.
+# Put one layer of batch norm into the program from lesson 05, and eight devices no longer train the network that one
+# device trains. Batch norm uses the mean of the batch, but each of your eight devices sees only an eighth of it. In
+# this lesson you'll write a batch norm that doesn't care how many devices there are. Then you'll take one that forgot
+# its all-reduce, and watch the eight copies of its running mean drift apart.
 #
 # **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
 # layer is enough, and count what synchronizing costs. 25 minutes, 45 with exercises. You need [05 Average
@@ -45,8 +45,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # Say device 0 has the values 0 and 2, and device 1 has 10 and 12.
 #
-# **Predict:** which four numbers does `standardize` return without the average? And with it, which mean and which
-# variance does it use?
+# **Predict:** which four numbers does `standardize` return without the average?
 
 
 # %% tags=["prediction"]
@@ -68,7 +67,7 @@ for synchronize in (False, True):
 # <details><summary>Answer</summary>
 #
 # Without the average, both devices return -1 and 1. So 0 and 10 have become the same number, and so have 2 and 12. With
-# the average, both devices use the mean 6 and the variance 26.
+# the average, both devices use the mean 6 and the variance 26, so 0 becomes (0 - 6) / 5.1, which is -1.18.
 #
 # Why do we average the squares, and not the variances? Each device's own variance is 1, so the average of the variances
 # is 1, too. That misses how far apart the two devices' means are, and 1 against 11 makes up 25 of the 26.
@@ -101,8 +100,8 @@ print("Flax finds", found)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 4.5, because the layer averages the two devices' means, 2 and 7. So the lonely 7 counts three times as much as each of
-# the others. You know this mistake: it's the mean of means from lesson 05.
+# 4.5, because the layer averages the two devices' means, 2 and 7. So the 7, alone on its device, counts three
+# times as much as each of the others. You know this mistake: it's the mean of means from lesson 05.
 #
 # </details>
 #
@@ -136,24 +135,26 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 # moments, all copies of the running averages stay equal.
 #
 # **Digits.** If the mean is large, `E[x²] - E[x]²` is a small difference of two large numbers, and float32 has only
-# seven digits for it. So the layer subtracts its running mean first, which doesn't change the variance. How much does
-# that help? If the batch's mean is d standard deviations away from the running mean, you lose about 2 log₁₀(d) of the
-# seven digits: two at d = 10, six at d = 1,000. In the first update the running mean is still 0, so nothing is gained.
-# But each update closes a tenth of the gap, and after 40 updates only 1.5 % of it is left.
+# seven digits for it. If the mean is d standard deviations away from 0, you lose about 2 log₁₀(d) of the seven: two at
+# d = 10, six at d = 1,000. So the layer subtracts its running mean first. That doesn't change the variance, and now
+# it's only the distance from the running mean that counts. At first that helps little, because the running mean starts
+# at 0. But each update closes a tenth of the gap, and after 40 updates only 1.5 % of it is left.
 #
 # ## The program so far
 #
 # include program/05_pmap.py
 #
-# And here's what changes for batch norm:
+# And here's what changes for batch norm. The list is long, because a layer that keeps state touches the network, the
+# loss and the step. The notes below it take you through.
 #
 # include the difference of 05_pmap.py and 07_batch_norm.py
 #
 # - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias.
-# - The model now holds two kinds of numbers, and the optimizer may only touch one of them. So `nnx.split` takes the
-#   model apart, into `parameters` and `statistics`. `loss_sums` puts it together again with `nnx.merge`, runs it, and
-#   hands back the new statistics. (Without `copy=True`, Flax raises an error, because the layer would assign to
-#   variables that were made outside of the function that JAX traces.)
+# - The model now holds two kinds of numbers: parameters, which the optimizer changes, and running averages, which it
+#   must leave alone. So `nnx.split` takes the model apart, into `parameters` and `statistics`. `loss_sums` puts it
+#   together again with `nnx.merge`, runs it, and hands back the new statistics. (`copy=True` gives it variables of its
+#   own. Without that, the layer would write to variables from outside the function that JAX traces, and Flax raises an
+#   error.)
 # - The state has three parts instead of two. `train_step` doesn't average the new statistics, because they're equal
 #   already.
 # - The last lines look at all eight copies of the running mean. In a minute you'll see why that's worth a look.
@@ -172,48 +173,45 @@ lesson_07.all_reduces()
 # %% [markdown]
 # ## Proof: one device and eight
 #
-# Let's run the same step on one device and on eight, for a whole epoch. Its last batch is the hard one: it has 8
-# examples, and all of them are on device 0, so the other seven devices hold nothing but padding. SGD replaces Adam
-# again, because Adam blows up rounding (lesson 05). Parameters *and* running averages must agree within 1e-5.
+# Let's run the program's step on one device and on eight, for a whole epoch. `pmap` uses as many devices as the batch
+# has parts, so all we have to change is how we cut the batch. The last batch is the hard one: it has 8 examples, and
+# all of them are on device 0, so the other seven devices hold nothing but padding. SGD replaces Adam again, because
+# Adam blows up rounding (lesson 05). Parameters *and* running averages must agree within 1e-5.
 
 
 # %%
-def compiled(N):
-    """The program's training step for N devices, compiled for our batches."""
-    mapped = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
-    step = jax.pmap(train_step.__wrapped__, devices=jax.devices()[:N], **mapped)
-    return step.lower(init_state(), cut(epoch[0], N)).compile()
-
-
 def cut(batch, N):
     """The batch in N parts: [N, b, ...]."""
     return jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
 
 
-def run(program, data, N):
-    """The parameters and statistics after `data`, and one unit's running mean [updates, N]."""
+def copies(array):
+    """Each device's copy of a replicated array: [N, ...]."""
+    return np.stack([shard.data for shard in array.addressable_shards])
+
+
+def train_and_watch(data):
+    """Parameters and statistics after `data`, and one unit's running means [updates, N]."""
     state, running_means = init_state(), []
     for batch in data:
-        state, _ = program(state, cut(batch, N))
-        shards = state[1]["norm"]["mean"][...].addressable_shards
-        running_means.append([float(shard.data[0]) for shard in shards])
+        state, _ = train_step(state, batch)
+        running_means.append(copies(state[1]["norm"]["mean"][...])[:, 0])
     return state[:2], np.array(running_means)
 
 
-def distance(one, other):
-    """The largest difference of any two numbers."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
+def distance(model, other):
+    """The length of the difference of two models, each seen as one long vector."""
+    pairs = zip(jax.tree.leaves(model), jax.tree.leaves(other), strict=True)
+    return np.sqrt(sum(((np.asarray(a) - np.asarray(b)) ** 2).sum() for a, b in pairs))
 
 
 optimizer = optax.sgd(0.1)  # the step reads this variable
 epoch = list(batches(*train_data, seed=0))
-one, _ = run(compiled(1), epoch, 1)
-synchronized = compiled(8)
-eight, right_means = run(synchronized, epoch, 8)
+one, _ = train_and_watch([cut(batch, 1) for batch in epoch])
+eight, right_means = train_and_watch([cut(batch, 8) for batch in epoch])
 print("examples of the last batch, by device:", epoch[-1][2].reshape(8, -1).sum(1).astype(int))
+print(f"the model moved by {distance(one, init_state()[:2]):.3f}")
 print(f"one device and eight differ by {distance(one, eight):.0e}")
-print(f"their numbers moved by up to {distance(one, init_state()[:2]):.1f}")
 assert distance(one, eight) < 1e-5
 
 # %% [markdown]
@@ -239,15 +237,15 @@ class LocalNetwork(Network):
         self.norm = LocalBatchNorm(32, momentum=0.9, rngs=rngs)  # no axis_name
 
 
+synchronized = train_step.lower(init_state(), cut(epoch[0], 8))  # for the last section
 Network = LocalNetwork  # the program's functions read these two variables
 structure = nnx.graphdef(Network(nnx.Rngs(0)))
-unsynchronized = compiled(8)
-local, running_means = run(unsynchronized, epoch[:-1], 8)
-kernel = local[0]["hidden"]["kernel"][...]
-equal = all(np.array_equal(shard.data, kernel) for shard in kernel.addressable_shards)
-print("equal parameters:", equal)
-print("equal running averages:", np.ptp(running_means[-1]) == 0)
-print("JAX says they are:", local[1]["norm"]["mean"][...].is_fully_replicated)
+(parameters, statistics), local_means = train_and_watch([cut(batch, 8) for batch in epoch[:-1]])
+kernels = copies(parameters["hidden"]["kernel"][...])
+means = copies(statistics["norm"]["mean"][...])
+print("equal parameters:", (kernels == kernels[0]).all())
+print("equal running averages:", (means == means[0]).all())
+print("JAX says they are:", statistics["norm"]["mean"][...].is_fully_replicated)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -261,26 +259,26 @@ print("JAX says they are:", local[1]["norm"]["mean"][...].is_fully_replicated)
 # layer's:
 
 # %%
-lesson_07.running_means(running_means, right_means[:-1])
+lesson_07.running_means(local_means, right_means[:-1])
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 np.testing.assert_allclose(outputs[False], [-1, 1, -1, 1])
 np.testing.assert_allclose(outputs[True], (values.ravel() - 6) / np.sqrt(26), atol=1e-6)
 assert (found == 4.5).all()
-assert equal
-assert np.ptp(running_means[-1]) > 1e-2
+assert (kernels == kernels[0]).all()
+assert np.ptp(local_means[-1]) > 1e-2
 assert np.ptp(right_means, axis=1).max() == 0
-assert local[1]["norm"]["mean"][...].is_fully_replicated
+assert statistics["norm"]["mean"][...].is_fully_replicated
 
 # %% [markdown]
 # Your checkpoint keeps the end of only one of these eight curves, so the accuracy you report depends on the device it
 # comes from. And even the parameters aren't the ones that a single device would have found, because here each device
 # normalized with its own 16 examples.
 #
-# Some programs do this on purpose. Local batch norm saves the all-reduce in the forward pass, and with many examples on
-# each device its moments are close to the global ones. But then you have to average the running averages before you
-# evaluate or save. PyTorch's DDP keeps batch norm local, too, unless you convert the model with
+# Some programs do this on purpose. With local batch norm no device waits for the others in the middle of a pass, and
+# with many examples on each device its moments are close to the global ones. But then you have to average the running
+# averages before you evaluate or save. PyTorch's DDP keeps batch norm local, too, unless you convert the model with
 # `convert_sync_batchnorm`. It does broadcast process 0's running averages before every forward pass in training, so
 # that all processes start from the same ones.
 #
@@ -295,9 +293,10 @@ assert local[1]["norm"]["mean"][...].is_fully_replicated
 # **Predict:** how many more all-reduces does the synchronized step have than the local one?
 
 # %% tags=["prediction"]
+local = train_step.lower(init_state(), cut(epoch[0], 8))
 counts = {}
-for name, program in {"synchronized": synchronized, "local": unsynchronized}.items():
-    counts[name] = program.as_text().count(" all-reduce(")
+for name, step in {"synchronized": synchronized, "local": local}.items():
+    counts[name] = step.compile().as_text().count(" all-reduce(")
     print(f"{name}: {counts[name]}")
 
 # %% tags=["proof"]

@@ -25,20 +25,20 @@ def sums_and_counts() -> None:
 @drawing.picture
 def all_reduces() -> None:
     """Three all-reduces across all devices: the moments in the forward pass, their gradients in the backward pass, all gradients at the end."""
-    axes = drawing.canvas(26, 6, inches=7.8)
-    steps = {2.6: "hidden", 9.0: "norm, output,\nloss, and back", 16.6: "back to\nhidden", 23.4: "update"}
-    reduces = {5.8: "sums and\ncount", 13.2: "their\ngradients", 20.2: "gradients,\ncount"}
-    for d in range(4):
-        y = 1.0 + 1.2 * d
-        axes.text(0, y + 0.5, f"device {d}", va="center")
-        for x, text in steps.items():
-            width = 3.6 if x == 9.0 else 2.6
-            drawing.box(axes, x, y, text, device=d, width=width, height=1.0, size=8)
-            for start in (x - 0.6, x + width):
-                if 5 < start < 23.4:
-                    drawing.arrow(axes, (start, y + 0.5), (start + 0.6, y + 0.5), device=d)
-    for number, (x, text) in enumerate(reduces.items()):
-        drawing.box(axes, x, 0.9, f"{number + 1}.\nall-\nreduce:\n{text}", width=2.6, height=4.8, size=8)
+    axes = drawing.canvas(33.8, 6.8, inches=9.6)
+    texts = ("hidden", "sums and\ncount", "norm, output,\nloss, backward", "their\ngradients", "hidden,\nbackward")
+    widths, left, gap = (2.9, 3.9, 4.9, 3.9, 3.3, 3.9, 2.7), 2.8, 0.9
+    for number, (text, width) in enumerate(zip((*texts, "gradients,\ncount", "update"), widths, strict=True)):
+        if number % 2:
+            drawing.box(axes, left, 0, f"all-reduce {number // 2 + 1}:\n{text}", width=width, height=6.7, size=9)
+        for d, y in enumerate((0, 1.75, 3.5, 5.25)):
+            if number == 0:
+                axes.text(0, y + 0.75, f"device {d}", va="center", size=9)
+            if number % 2 == 0:
+                drawing.box(axes, left, y, text, device=d, width=width, height=1.45, size=9)
+            if text != "update":
+                drawing.arrow(axes, (left + width, y + 0.72), (left + width + gap, y + 0.72), device=d)
+        left += width + gap
 
 
 @drawing.picture
