@@ -15,7 +15,7 @@
 # # 08. Keep dropout and metrics exact
 #
 # Add dropout to your program, and run it on four devices and on eight. The two runs differ from the first update on.
-# Neither has a mistake. They only drew different masks. But now, when a loss looks odd on eight devices, a run on one
+# Neither has a mistake: they only drew different masks. But when a loss looks odd on eight devices now, a run on one
 # device can't tell you whether it's a bug. And when four devices break, you can't go on with the other four and get the
 # run you had. In this lesson you'll tie each mask to its example, and the runs agree again. Then you'll meet a mean
 # that many programs get wrong, because their examples have different lengths.
@@ -85,7 +85,7 @@ lesson_08.masks(masks)
 #
 # Only the last one. With the same key, the devices repeat each other's masks, so on four devices you have two masks,
 # four times. With a key per device the masks are independent, but they change with the number of devices. With a key
-# per example they do neither.
+# per example they're independent, and they don't change.
 #
 # </details>
 #
@@ -140,14 +140,14 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 #
 # - `batches` hands out the indices of the examples, too.
 # - The state counts the updates, because every update needs new masks.
-# - `example_keys` makes a key from the seed, and then folds in the update and the example, one after the other. Don't
-#   add the seed and the update instead. With `key(seed + step)`, a run with seed 1 would repeat the masks of seed 0,
-#   one update earlier.
+# - `example_keys` starts from the seed's key, folds in the update, and then folds in the example. Why not the shorter
+#   `key(seed + step)`? Because a run with seed 1 would repeat the masks of seed 0, one update earlier.
 # - The network gets its keys as an argument. In evaluation it gets none, so there's no dropout.
 #
-# Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask.
-# You can call it with a key, `nnx.Dropout(0.2)(x, deterministic=False, rngs=key)`, and then it has no state. But one
-# key would draw the masks of all the device's examples, so they'd depend on the number of devices again.
+# Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask,
+# as in the first row of the picture. You can call it with a key, `nnx.Dropout(0.2)(x, deterministic=False, rngs=key)`,
+# and then it has no state. But one key would draw the masks of all the device's examples, so they'd depend on the
+# number of devices again, as in the second row.
 
 # %% tags=["take-home"]
 # include program/08_exact.py
@@ -155,61 +155,74 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 # %% [markdown]
 # ## Proof, and what a key per device does
 #
-# Let's train for an epoch on one device and on eight, first with a key per device, as most programs do, and then with
-# `example_keys`. SGD replaces Adam again, because Adam blows up rounding. If the masks are the same, the parameters
-# must agree within 1e-5.
+# Let's train for an epoch on one device and on eight. `pmap` uses as many devices as the batch has parts, so all we have
+# to change is how we `cut` the batch. The other two functions are lesson 05's.
+
+
+# %%
+def cut(batch, N):
+    """The batch in N parts: [N, b, ...]."""
+    return jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
+
+
+def train(step, state, data):
+    """The state after the batches of `data`, and the loss of every update."""
+    losses = []
+    for batch in data:
+        state, sums = step(state, batch)
+        losses.append(float(sums["loss"] / sums["count"]))
+    return state, losses
+
+
+def distance(model, other):
+    """The length of the difference of two models, each seen as one long vector."""
+    pairs = zip(jax.tree.leaves(model), jax.tree.leaves(other), strict=True)
+    return np.sqrt(sum(((np.asarray(a) - np.asarray(b)) ** 2).sum() for a, b in pairs))
+
+
+# %% [markdown]
+# We train twice: with the program's key per example, and with a key per device, as most programs do. For that we don't
+# even have to change the program. We only replace the examples' indices, by numbers that depend on the device and the
+# row. SGD replaces Adam again, because Adam blows up rounding. If the masks are the same, the parameters must agree
+# within 1e-5.
 #
-# **Predict:** with which of the two keys do the losses agree with one device's? To how many digits?
+# **Predict:** with which of the two do eight devices find the losses of one?
 
 
 # %% tags=["prediction"]
-def device_keys(step, indices):
-    key = jax.random.fold_in(jax.random.key(0), step)
-    return jax.random.split(jax.random.fold_in(key, lax.axis_index("data")), len(indices))
+def number_by_device(batch):
+    inputs, labels, weights, indices = batch
+    N, b = indices.shape
+    return inputs, labels, weights, 1000 * np.arange(N)[:, None] + np.arange(b)
 
 
-def run(keys, N):
-    """The model after an epoch on N devices, and the loss of every update."""
-    global example_keys
-    example_keys = keys  # `loss_sums` calls it
-    mapped = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
-    mapped["devices"] = jax.devices()[:N]
-    step = jax.pmap(lambda state, batch: train_step.__wrapped__(state, batch), **mapped)
-    state, losses = start, []
-    for batch in batches(*train_data, seed=0):
-        state, sums = step(state, jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch))
-        losses.append(float(sums["loss"] / sums["count"]))
-    return jax.device_get(state[0]), np.array(losses)
+optimizer = optax.sgd(0.1)  # the step reads this variable
+epoch, runs = list(batches(*train_data, seed=0)), {}
+for N in (1, 8):
+    parts = [cut(batch, N) for batch in epoch]
+    runs["key per example", N] = train(train_step, init_state(), parts)
+    by_device = [number_by_device(batch) for batch in parts]
+    runs["key per device", N] = train(train_step, init_state(), by_device)
 
-
-def distance(one, other):
-    """The largest difference of any two numbers."""
-    return max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), one, other)))
-
-
-optimizer = optax.sgd(0.1)
-start = init_state()
-curves, apart = {}, {}
-for keys in (device_keys, example_keys):
-    name = keys.__name__
-    one, curves[name, 1] = run(keys, 1)
-    eight, curves[name, 8] = run(keys, 8)
-    apart[name] = distance(one, eight)
-    print(f"{name}: the parameters of 1 and 8 devices differ by {apart[name]:.0e}")
-lesson_08.differences(curves)
+apart, differences = {}, {}
+for name in ("key per example", "key per device"):
+    (one, one_losses), (eight, eight_losses) = runs[name, 1], runs[name, 8]
+    apart[name] = distance(one[0], eight[0])
+    differences[name] = np.abs(np.subtract(one_losses, eight_losses))
+    print(f"{name}: one device and eight differ by {apart[name]:.0e}")
+lesson_08.differences(differences)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert apart["example_keys"] < 1e-5
-assert apart["device_keys"] > 1e-2
+assert apart["key per example"] < 1e-5
+assert apart["key per device"] > 1e-2
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With a key per example, the losses agree as well as without dropout, to float32's rounding. (Equal losses are drawn at
-# 1e-9, because a logarithmic axis has no 0.) With a key per device, the loss differs from the first update on, in the
-# second decimal place. That isn't a mistake. But if you also made a real mistake of that size, you couldn't tell the
-# two apart.
+# With a key per example, the losses agree as well as without dropout: they're equal, or they differ in float32's last
+# digit. With a key per device, the loss differs from the first update on, mostly in the first or second decimal place.
+# That isn't a mistake. But if you also made a real mistake of that size, you couldn't tell the two apart.
 #
 # </details>
 #
@@ -227,9 +240,12 @@ for device, sentence, length in ((0, 0, 6), (0, 1, 2), (1, 0, 1), (1, 1, 1)):
 lesson_08.tokens(losses, weights)
 
 # %% [markdown]
-# Eight tokens have loss 1, and two have loss 3, so the mean is 14 / 10 = 1.4.
+# Eight tokens have loss 1, and two have loss 3, so the mean over the tokens is 14 / 10 = 1.4. The mean of the two
+# devices' means is (1 + 3) / 2 = 2, because the two tokens of device 1 count as much as the eight of device 0. You know
+# this mistake from lesson 05. But here it has a second side: who gets which sentence is chance, because we shuffle. So
+# let's swap the second and the third sentence, and compute both means again.
 #
-# **Predict:** what do these two functions return?
+# **Predict:** which of these two functions returns another number after the swap?
 
 
 # %% tags=["prediction"]
@@ -238,33 +254,38 @@ def mean_of_means(losses, weights):
 
 
 def mean_of_sums(losses, weights):
-    total, count = lax.psum(((losses * weights).sum(), weights.sum()), "data")
+    total, count = lax.pmean(((losses * weights).sum(), weights.sum()), "data")
     return total / count
 
 
+swapped = losses.swapaxes(0, 1), weights.swapaxes(0, 1)
 results = {}
 for mean in (mean_of_means, mean_of_sums):
-    results[mean.__name__] = jax.pmap(mean, axis_name="data")(losses, weights)
-    print(mean.__name__, results[mean.__name__])
+    mapped = jax.pmap(mean, axis_name="data")
+    before, after = mapped(losses, weights)[0], mapped(*swapped)[0]
+    results[mean.__name__] = float(before), float(after)
+    print(f"{mean.__name__}: {before:.2f}, after the swap {after:.2f}")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-np.testing.assert_allclose(results["mean_of_means"], 2)
+np.testing.assert_allclose(results["mean_of_means"], [2, (9 / 7 + 5 / 3) / 2], rtol=1e-6)
 np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The mean of the means is (1 + 3) / 2 = 2, because the two tokens of device 1 count as much as the eight of device 0.
-# The second function is right.
+# The mean of the means. Now each device has one long and one short sentence, so its two means are 9 / 7 and 5 / 3, and
+# their mean is 1.48 instead of 2. Not a single loss has changed, only the device that has it. The second function
+# returns 1.4 both times.
 #
 # </details>
 #
-# A gradient is wrong in the same way if it's a mean of means, even when every batch has all its sentences. It happens
-# on a single device, too, if you accumulate gradients and average the means of the micro-batches. Hugging Face's
-# Trainer did just that [until October 2024](https://huggingface.co/blog/gradient_accumulation). The cure is always the
-# same: add up sums and counts over devices *and* batches, and divide once, at the end. That also saves you from NaN. If
-# a device holds nothing but padding, its own mean is 0 / 0, and one NaN is enough to spoil the average.
+# A mean of means spoils the gradient in the same way, and here it does so even in a full batch, because sentences
+# always differ in length. It happens on a single device, too, if you accumulate gradients and average the means of the
+# micro-batches. Until October 2024, Hugging Face's Trainer [did just
+# that](https://huggingface.co/blog/gradient_accumulation). The cure is always the same: add up sums and counts over
+# devices *and* batches, and divide once, at the end. That also saves you from NaN. If a device holds nothing but
+# padding, its own mean is 0 / 0, and one NaN is enough to spoil the average.
 #
 # ## Exercises
 #

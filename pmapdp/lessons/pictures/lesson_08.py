@@ -30,13 +30,18 @@ def masks(of_schemes: dict[str, dict[int, np.ndarray]]) -> None:
 
 
 @drawing.picture
-def differences(losses: dict[tuple[str, int], np.ndarray]) -> None:  # [updates]
-    """The difference of the loss on eight devices from one device's: about 1e-2 with a key per device, at most 1e-6 with a key per example."""
-    for name, colour, dashes in (("device_keys", 5, "--"), ("example_keys", 0, "-")):
-        apart = np.maximum(np.abs(losses[name, 8] - losses[name, 1]), 1e-9)  # equal losses have no logarithm
-        plt.plot(range(1, len(apart) + 1), apart, dashes, color=drawing.DEVICE_COLOURS[colour], label=name)
-    plt.gca().set(yscale="log", xlabel="update", ylabel="distance from\none device's loss")
-    drawing.legend_beside(plt.gca())
+def differences(by_keys: dict[str, np.ndarray]) -> None:  # [updates]
+    """Dots, one an update: with a key per device the losses differ by up to 0.2; with a key per example they're equal, or differ by less than a millionth."""
+    _, axes = plt.subplots(figsize=(7, 3))
+    equal = 1e-8  # where a difference of 0 is drawn: a logarithmic axis has no 0
+    for (name, apart), marker in zip(by_keys.items(), "ox", strict=True):
+        axes.plot(range(1, len(apart) + 1), np.where(apart == 0, equal, apart), marker, color=drawing.INK, label=name)
+    axes.axhline(3e-8, color=drawing.INK, linestyle=":", linewidth=0.8)
+    ticks = {equal: "equal", **{10.0**n: f"$10^{{{n}}}$" for n in (-7, -5, -3, -1)}}
+    axes.set(yscale="log", ylim=(4e-9, 1), xlabel="update", ylabel="difference\nof the losses")
+    axes.set_yticks(list(ticks), ticks.values())
+    axes.minorticks_off()
+    drawing.legend_beside(axes)
 
 
 @drawing.picture
