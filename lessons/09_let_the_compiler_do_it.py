@@ -17,8 +17,8 @@
 #
 # In lesson 05 you wrote an all-reduce. Now delete it. Delete `pmap`, too, and the reshape to `[N, b, ...]`. What's left is
 # lesson 03's step for one device, and it trains on eight, with the same numbers. The compiler sees where your arrays are
-# and puts the all-reduce in for you. That's how new JAX programs are written. There's one way to get it wrong, and it's
-# a quiet one: the result is right, and every device does all of the work.
+# and puts the all-reduce in for you. Most new JAX programs are written like this. There's one way to get it wrong, and
+# it's a quiet one: the result is right, but every device does all of the work.
 #
 # **You will** write a data-parallel step with `jax.jit` and shardings, find the compiler's all-reduce, and notice when the
 # batch isn't split. 15 minutes, 30 with exercises. You need [05 Average gradients](05_average_gradients.ipynb).
@@ -46,29 +46,23 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # include the difference of 05_pmap.py and 09_jit.py
 #
 # With `pmap` you wrote what *one device* does with its part. With `jit` you write what happens to the *global batch*, as
-# if there were one device. `in_shardings` says where the arguments are (the state on every device, the batch split) and
-# `out_shardings` says where you want the results. The sums in `loss_sums` are now sums over all 128 examples, so you
-# don't have to add anything up afterwards.
+# if there were one device. So the sums in `loss_sums` are now sums over all 128 examples, and you don't have to add
+# anything up afterwards. `in_shardings` says where the arguments are (the state on every device, the batch split), and
+# `out_shardings` says where you want the results.
 #
-# Lesson 05's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
-#
-# **Predict:** what does this one end with?
+# Lesson 05's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set. Here's the new one:
 
-# %% tags=["prediction", "take-home"]
+# %% tags=["take-home"]
 # include program/09_jit.py
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# With the same numbers. This is the version that the rest of the course starts from: micro-batches (lesson 13), resume
-# (14), a split model (15), ZeRO (16) and several processes (17) each change a few of its lines.
-#
-# </details>
+# The numbers are the same, and there's no `pmean` in sight. The rest of the course starts from this version: micro-batches
+# (lesson 13), resume (14), a split model (15), ZeRO (16) and several processes (17) each change a few of its lines.
 #
 # ## How does the compiler know?
 #
-# Here's an array of 16 rows, split over eight devices, and here are three functions of it. You can print a compiled program
-# as text, so let's look for all-reduces in it.
+# Let's look at something smaller: an array of 16 rows, split over eight devices, and three functions of it. JAX can print
+# a compiled program as text, and `all_reduces` finds the lines in it that are all-reduces.
 #
 # **Predict:** for which of the three functions do the devices have to communicate?
 
@@ -79,13 +73,11 @@ functions = {
     "x.sum(1)": lambda x: x.sum(1),
     "x.sum(0)": lambda x: x.sum(0),
 }
-reduced = {}
+found = {}
 for name, function in functions.items():
     program = jax.jit(function).lower(rows).compile()
-    reduced[name] = [line for line in program.as_text().splitlines() if " all-reduce(" in line]
-    print(f"{name:10s} is placed as {program.output_shardings.spec}")
-    for line in reduced[name]:
-        print("  ", line.partition(", channel_id")[0])
+    found[name] = lesson_09.all_reduces(program)
+    print(f"{name:10s} is placed as {program.output_shardings.spec}", *found[name], sep="\n  ")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -94,39 +86,41 @@ for name, function in functions.items():
 # an all-reduce adds up the eight results. You see its line in the compiled program: it takes and returns an `f32[4]`,
 # four numbers in float32. The other two functions work row by row, so their results stay where the rows are.
 #
-# So that's how the compiler knows. It starts from the shardings that it's given and works out a sharding for each
-# result in turn, which is called *sharding propagation* (the part of XLA that does it is Shardy). If an operation needs
-# numbers from other devices, it puts in the communication.
-#
 # </details>
 #
-# A gradient is a sum over the examples, and the examples are split. So our step needs an all-reduce, for the same reason.
-# Let's look for it.
+# So that's how the compiler knows. It starts from the shardings that it's given and works out a sharding for each result
+# in turn, which is called *sharding propagation* (the part of XLA that does it is Shardy). If an operation needs numbers
+# from other devices, it puts in the communication.
 #
-# **Predict:** how many all-reduces does the compiled step have? Its source has none.
+# Your gradient is a sum over the examples, and the examples are split. So the step needs an all-reduce, for the same
+# reason, and so do the three metric sums.
+#
+# **Predict:** the gradients are four arrays, and the sums are three. How many all-reduces does the compiled step have?
 
 # %% tags=["prediction"]
-import re
+import textwrap
 
 compiled = train_step.lower(state, place_batch(batch)).compile()
-all_reduces = [line.strip() for line in compiled.as_text().splitlines() if " all-reduce(" in line]
-print(len(all_reduces), "all-reduce, which returns arrays of these shapes:")
-shapes = re.findall(r"f32\[[\d,]*\]", all_reduces[0].partition(" all-reduce(")[0])
-print(*shapes)
+all_reduces = lesson_09.all_reduces(compiled)
+for line in all_reduces:
+    print(textwrap.fill(line, 100))
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
-assert [len(lines) for lines in reduced.values()] == [0, 0, 1]
+assert [len(lines) for lines in found.values()] == [0, 0, 1]
 assert len(all_reduces) == 1
-assert len(shapes) == 7
+assert all_reduces[0].partition(" all-reduce(")[0].count("f32[") == 7
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One. It carries seven arrays: the gradients of two kernels (transposed) and two biases, and the three sums. XLA for CPUs
-# has merged them into one message (lesson 06).
+# One. In front of `all-reduce` you see what it returns, seven arrays: the gradients of two kernels (transposed) and two
+# biases, and the three sums. XLA for CPUs has merged them into one message (lesson 06).
 #
 # </details>
+#
+# So here's one update on eight devices. Everything in colour is your program, and the all-reduce in the middle is the
+# compiler's.
 
 # %%
 lesson_09.training_step()
@@ -135,14 +129,13 @@ lesson_09.training_step()
 # ## The quiet mistake
 #
 # Suppose you leave out `in_shardings`, and you forget to place the batch. An array that nobody has placed is uncommitted
-# (lesson 04), and `jit` may choose where it goes. Let's compile the step for four batches, and ask the compiler how many
+# (lesson 04), so `jit` may choose where it goes. Let's compile the step for four batches, and ask the compiler how many
 # operations each device will do.
 #
-# **Predict:** which of these four batches are really split?
+# **Predict:** which of these four batches does it split?
 
 # %% tags=["prediction"]
-before_jit = train_step.__wrapped__
-loose_step = jax.jit(before_jit, out_shardings=replicated)
+loose_step = jax.jit(train_step.__wrapped__, out_shardings=replicated)  # no in_shardings
 host = next(batches(*train_data, seed=0))  # inputs, labels and weights as NumPy arrays
 cases = {
     "all three are placed": place_batch(host),
@@ -167,21 +160,19 @@ assert inputs_only < 1.5 * placed
 # The first and the last. The state is on eight devices, so all eight run the step. If nothing tells the compiler that
 # the batch is split, each of them gets all of it and computes the whole gradient. Nobody has to communicate, and the
 # result is right, but you paid for eight devices and got the speed of one. If one of the arrays is split, the compiler
-# splits the others to match. That's its choice, though, so don't count on it.
+# splits the others to match. But that's its choice, so don't count on it.
 #
 # (An update isn't an eighth of the work, even if the batch is split, because every device runs Adam on all parameters.
 # Lesson 16 splits that, too.)
 #
 # </details>
 #
-# With `in_shardings`, as in your program, a host array is split on its way in. And what about a batch that you placed
-# wrongly?
+# Your program has `in_shardings`, so it splits a host array on its way in. But suppose you put the batch on device 0
+# yourself. So it's committed to device 0 (lesson 04), and the step wants it split over eight.
 #
-# **Predict:** the batch is on device 0. Is it moved, or refused?
+# **Predict:** is the batch moved, or refused?
 
 # %% tags=["prediction"]
-import textwrap
-
 in_shardings = train_step.lower(state, host).compile().input_shardings[0]
 print("NumPy arrays go in as", in_shardings[1][0].spec)
 try:
@@ -207,8 +198,8 @@ assert outcome.startswith("ValueError")
 # the compiled step's `input_shardings`, or `place_batch(batch)[0].sharding`. Inside a step you can demand a placement
 # with `jax.lax.with_sharding_constraint`.
 #
-# Neither `place_batch` nor `train_step` waits: they return before the copy or the update is done. So while the devices
-# compute, Python already picks the rows of the next batch and sends them.
+# Neither `place_batch` nor `train_step` waits for the devices. So while they compute, Python already picks the rows of
+# the next batch and sends them.
 #
 # ## Exercises
 #

@@ -53,7 +53,7 @@ def fixed_evaluation(answer):
     mesh, random = mesh_of(N), np.random.default_rng()
     W, images = (random.normal(size=shape).astype(np.float32) for shape in ((5, 3), (240, 5)))
     labels = random.integers(0, 3, 240).astype(np.int32)
-    labels[:60] = (images[:60] @ W).argmax(1)  # so that the first device's accuracy is another
+    labels[:60] = (images[:60] @ W).argmax(1)  # so that the first device's accuracy differs
     found = require_split(
         answer(mesh), (W, images, labels), lambda W, images, labels: ((images @ W).argmax(1) == labels).mean()
     )
