@@ -26,6 +26,8 @@
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
+import textwrap
+
 import jax
 import numpy as np
 from jax import P, lax  # P is short for PartitionSpec
@@ -62,30 +64,23 @@ lesson_10.three_ways()
 #
 # - The reshape to `[N, b, ...]` goes, because `in_specs` does the cutting.
 # - `jax.shard_map` inside `jax.jit` takes the place of `jax.pmap`.
-# - And there's one strange new line: `lax.pcast`. We'll get to it.
+# - And there's one strange new line, `lax.pcast`. You'll soon see why it's there.
 #
-# **Predict:** lesson 05's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set. What does
-# this one end with?
+# The step does what it did in lesson 05, so it prints the same numbers. They ended with loss 0.2486, accuracy 0.9184, and
+# 0.3540 and 0.8730 on the test set.
 
-# %% tags=["prediction", "take-home"]
+# %% tags=["take-home"]
 # include program/10_shard_map.py
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# With the same numbers, in every digit that it prints. It's the same step in different packaging.
-#
-# </details>
-#
 # ## How much of the batch does your loss see?
 #
-# The smallest case: one weight `w`, and the numbers 0 to 15, two on each of eight devices. The loss is the mean of `w * x`.
-# At w = 1 that's 7.5, and its gradient, the mean of `x`, is 7.5 as well.
-#
-# **Predict:** how many of the 16 numbers does `loss` see in each of the three?
+# Now the smallest case: one weight `w`, and the numbers 0 to 15, two on each of eight devices. The loss is the mean of
+# `w * x`. At w = 1 that's 7.5, and its gradient, the mean of `x`, is 7.5 as well. `loss` writes down how many numbers it
+# gets.
 
 
-# %% tags=["prediction"]
+# %%
 def loss(w, x):
     seen.append(x.shape)
     return (w * x).mean()
@@ -101,13 +96,17 @@ def on_devices(function, check_vma=True):
 
 
 w, x, seen = np.float32(1), np.arange(16, dtype=np.float32), []
+
+# %% [markdown]
+# **Predict:** how many of the 16 numbers does `loss` see in each of the three?
+
+# %% tags=["prediction"]
 by_pmap = jax.pmap(averaged_loss, "data", in_axes=(None, 0), out_axes=None)(w, x.reshape(8, 2))
 by_jit = jax.jit(loss, in_shardings=(replicated, split))(w, x)
 by_shard_map = on_devices(averaged_loss)(w, x)
-for name, value, shape in zip(
-    ("pmap", "jit", "shard_map"), (by_pmap, by_jit, by_shard_map), seen, strict=True
-):
-    print(f"{name:9s} sees {shape} and returns {value}")
+print(f"pmap: {seen[0]}, result {by_pmap}")
+print(f"jit: {seen[1]}, result {by_jit}")
+print(f"shard_map: {seen[2]}, result {by_shard_map}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -118,18 +117,49 @@ for name, value, shape in zip(
 #
 # ## The trap
 #
-# Now the gradient. Under pmap you take the gradient of this device's loss, and then you average it. Here's that
-# function, and two variations: one averages the loss instead, and the other casts `w` first. `shard_map` also has a check,
-# `check_vma`, which is on unless you switch it off. We try each function with and without it.
-#
-# **Predict:** the right answer is 7.5. Which of these six find it?
+# Now the gradient, which should be 7.5. Under pmap you took the gradient of this device's loss, and then you averaged it
+# over the devices. Here's the same line under `shard_map`:
 
 
-# %% tags=["prediction"]
+# %%
 def average_gradient(w, x):  # as under pmap
     return lax.pmean(jax.grad(loss)(w, x), "data")
 
 
+def by_device(result):
+    return [float(shard.data) for shard in result.addressable_shards]
+
+
+checked = {"average_gradient": by_device(on_devices(average_gradient)(w, x))}
+print(checked["average_gradient"])
+lesson_10.trap()
+
+# %% [markdown]
+# It's eight times too large, on every device, and there's no error. The picture shows where the factor 8 comes from.
+# `shard_map` has a check, `check_vma`, and it's on unless you switch it off. With the check on, JAX knows that all devices
+# hold the same `w`: one weight, used in eight places. And if a weight is used in eight places, its gradient is the sum of
+# eight gradients. So `jax.grad` adds them up for you, and you never see that all-reduce. The `pmean` that follows averages
+# eight equal sums, which changes nothing.
+#
+# **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w`
+# doesn't vary, `x` does. You can read the record in a jaxpr, the program that JAX has traced. `V:data` marks what
+# varies. The first `pvary` is JAX's cast of `w`, and `psum_invariant` adds up the gradients of all devices: that's the
+# all-reduce you didn't write. (The second block only calls the first.)
+
+# %%
+jaxpr = jax.make_jaxpr(on_devices(jax.grad(loss)))(w, x)
+print(jaxpr.pretty_print(use_color=False))
+
+# %% [markdown]
+# ## Two ways around it
+#
+# Once you know that `jax.grad` adds up, you can use it: average the *loss*. Then each of the eight gradients is an eighth
+# of what it was, and their sum is right. Or you can avoid it: `lax.pcast(w, "data", to="varying")` says that from here on,
+# each device has a `w` of its own. So there's nothing to add up, and your `pmean` averages eight different gradients, as
+# under pmap. That's the strange line in your program.
+
+
+# %%
 def average_loss(w, x):
     return jax.grad(averaged_loss)(w, x)
 
@@ -139,18 +169,26 @@ def cast_first(w, x):
     return lax.pmean(jax.grad(loss)(w, x), "data")
 
 
-gradients = {}
+for function in (average_loss, cast_first):
+    checked[function.__name__] = by_device(on_devices(function)(w, x))
+    print(function.__name__, checked[function.__name__])
+
+# %% [markdown]
+# You can also switch the check off. Then JAX keeps no record of what varies, so `jax.grad` adds up nothing.
+#
+# **Predict:** which of our three functions is wrong now?
+
+# %% tags=["prediction"]
+unchecked = {}
 for function in (average_gradient, average_loss, cast_first):
-    for check_vma in (True, False):
-        shards = on_devices(function, check_vma)(w, x).addressable_shards
-        gradients[function.__name__, check_vma] = [float(shard.data) for shard in shards]
-        print(
-            f"{function.__name__:16s} check_vma={check_vma!s:5s}",
-            gradients[function.__name__, check_vma],
-        )
+    unchecked[function.__name__] = by_device(on_devices(function, check_vma=False)(w, x))
+    print(function.__name__, unchecked[function.__name__])
 
 # %% [markdown]
 # <details><summary>Answer</summary>
+#
+# `average_loss`. Nobody averages its gradient now, so each device ends up with the mean of its own two numbers. The other
+# two average the gradient themselves, and they're right.
 #
 # | | with the check (default) | `check_vma=False` |
 # | --- | --- | --- |
@@ -160,75 +198,40 @@ for function in (average_gradient, average_loss, cast_first):
 #
 # </details>
 #
-# Look at the top left. Where does the factor 8 come from?
-
-# %%
-lesson_10.trap()
-
-# %% [markdown]
-# With the check on, JAX knows that all devices hold the same `w`: one weight, used in eight places. And if a weight is
-# used in eight places, its gradient is the sum of eight gradients. So `jax.grad` adds them up for you, and you never
-# see that all-reduce. The `pmean` that follows averages eight equal sums, which changes nothing.
-#
-# **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w`
-# doesn't vary, `x` does. You can read the record in a jaxpr, the program that JAX has traced. `V:data` marks what
-# varies. The first `pvary` is JAX's cast of `w`, and `psum_invariant` adds up the gradients of all devices: that's the
-# all-reduce you didn't write.
-
-# %%
-jaxpr = jax.make_jaxpr(on_devices(jax.grad(loss)))(w, x)
-print(jaxpr.pretty_print(use_color=False))
-
-# %% [markdown]
-# That explains the strange line in your program. `lax.pcast(model, "data", to="varying")` says: from here on, each device
-# has a model of its own. So `jax.grad` has nothing to add up, and your `pmean` averages eight different gradients, as under
-# pmap.
-#
 # ## Why you want the check
 #
-# You could also turn the check off, and write what you wrote under pmap. But then you'd lose the best thing about it.
-# In lesson 05 you forgot the all-reduce, and nobody noticed. Let's forget it here, too.
-#
-# **Predict:** does JAX notice?
+# So why not switch it off for good, and write what you wrote under pmap? Because you'd lose the best thing about it. In
+# lesson 05 you forgot the all-reduce, and nobody noticed. Let's forget it here, too, first without the check.
 
 
-# %% tags=["prediction"]
+# %%
 def forgetful(w, x):
     w = lax.pcast(w, "data", to="varying")
     return jax.grad(loss)(w, x)
 
 
-unchecked = on_devices(forgetful, check_vma=False)(w, x)
-print("without the check:", [float(shard.data) for shard in unchecked.addressable_shards])
+unnoticed = by_device(on_devices(forgetful, check_vma=False)(w, x))
+print("without the check:", unnoticed)
 try:
     on_devices(forgetful)(w, x)
 except ValueError as error:
     refusal = str(error)
-    print("with the check:", refusal)
+    for line in f"with the check: {refusal}".splitlines():
+        print(textwrap.fill(line, 100))
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert by_pmap == by_jit == by_shard_map == 7.5
 assert seen[:3] == [(2,), (16,), (2,)]
-assert gradients["average_gradient", True] == [60.0] * 8
-assert len(set(gradients["average_loss", False])) == 8
-for right in (
-    ("average_gradient", False),
-    ("average_loss", True),
-    ("cast_first", True),
-    ("cast_first", False),
-):
-    assert gradients[right] == [7.5] * 8
+assert checked["average_gradient"] == [60.0] * 8
+assert checked["average_loss"] == checked["cast_first"] == [7.5] * 8
+assert unchecked["average_gradient"] == unchecked["cast_first"] == [7.5] * 8
+assert len(set(unchecked["average_loss"])) == len(set(unnoticed)) == 8
 assert "can't be statically inferred" in refusal
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# With the check, JAX notices before anything runs: `out_specs=P()` promises that all devices return
-# the same, and JAX sees that this gradient varies. Without it you get eight different gradients
-# under one name.
-#
-# </details>
+# Without the check you get eight different gradients under one name. With it, JAX notices before anything runs:
+# `out_specs=P()` promises that all devices return the same, and JAX sees that this gradient varies.
 #
 # **So keep the check on in new code**, and either cast first, as your program does, or take the gradient of the averaged
 # loss.
@@ -242,13 +245,10 @@ assert "can't be statically inferred" in refusal
 #
 # ## What the trap does to a run
 #
-# Here's your program's step without the cast. We make 39 updates with it, and 39 with the right step, first with SGD
-# and then with Adam. (`jit` compiles both steps again for Adam, because Adam's state has a different structure.)
-#
-# **Predict:** with which optimizer will you notice the trap?
+# Here's your program's step without the cast. We'll make 39 updates with it, and 39 with the right step.
 
 
-# %% tags=["prediction"]
+# %%
 def trapped_step(state, batch):
     model, optimizer_state = state
     gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
@@ -272,24 +272,26 @@ steps = {
     "cast first": train_step,
     "trapped": jax.jit(jax.shard_map(trapped_step, mesh=mesh, **specs)),
 }
-losses = {}
-for rule in (optax.sgd(0.1), optax.adam(3e-3)):
-    optimizer = rule  # the steps read this variable
-    losses["Adam" if losses else "SGD"] = {name: run(step) for name, step in steps.items()}
-lesson_10.loss_curves(losses)
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert abs(losses["SGD"]["trapped"][1] - losses["SGD"]["cast first"][1]) > 0.1
-assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
+# %% [markdown]
+# We do it once with SGD and once with Adam. (The optimizer's state looks different, so `jit` compiles both steps again.)
+#
+# **Predict:** with which of the two will you notice that every gradient is eight times too large?
+
+# %% tags=["prediction"]
+losses = {}
+for name, rule in {"SGD": optax.sgd(0.1), "Adam": optax.adam(3e-3)}.items():
+    optimizer = rule  # the steps read this variable
+    losses[name] = {way: run(step) for way, step in steps.items()}
+lesson_10.loss_curves(losses)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # With SGD you may, because the trap acts like a learning rate that's eight times too high. But on this easy problem the
-# loss even falls faster, so you might be pleased with it. With Adam you won't notice, because it divides the gradient
-# by the gradient's own recent size, so the factor cancels (up to Adam's tiny epsilon). You'd only see it if you clip
-# the gradient, add weight decay to the gradient, or read the gradient's norm in your log.
+# loss even falls faster, so you might be pleased with it. With Adam you won't notice. It divides the gradient by the
+# gradient's own recent size, so the factor cancels (up to Adam's tiny epsilon). You'd only see it if you clip the
+# gradient, add weight decay to the gradient, or read the gradient's norm in your log.
 #
 # </details>
 #
@@ -313,6 +315,8 @@ for name, step in steps.items():
 apart = float(optax.tree.norm(jax.tree.map(lambda a, b: a - b, updates["cast first"], right)))
 assert apart < 1e-6
 assert np.isclose(ratio, 8, rtol=1e-4)
+assert abs(losses["SGD"]["trapped"][1] - losses["SGD"]["cast first"][1]) > 0.1  # the curves above
+assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 
 # %% [markdown]
 # [`pmapdp.verify`](../docs/verify.md) makes this comparison for your own step, and names the

@@ -45,10 +45,9 @@ def trap() -> None:
 def loss_curves(losses: dict[str, dict[str, list[float]]]) -> None:
     """Loss over 39 updates: with SGD the trapped step has a curve of its own, with Adam its curve lies on the right one."""
     _, panels = plt.subplots(1, len(losses), sharey=True)
-    colours = drawing.DEVICE_COLOURS[4], drawing.INK
     for axes, (rule, curves) in zip(panels, losses.items(), strict=True):
-        for (name, curve), colour, width in zip(curves.items(), colours, (6, 1.5), strict=True):
-            axes.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=width, label=name)
+        for (name, curve), look in zip(curves.items(), ({"lw": 6, "alpha": 0.4}, {"ls": "--"}), strict=True):
+            axes.plot(range(1, len(curve) + 1), curve, color=drawing.INK, label=name, **look)
         axes.set(title=rule, xlabel="update", ylim=(0, None))
     panels[0].set_ylabel("loss")
     panels[1].legend()
