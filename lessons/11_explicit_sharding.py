@@ -21,7 +21,7 @@
 # it asks instead of guessing.
 #
 # **You will** read shardings as types, fix what JAX refuses, run Flax layers that need one more argument, and decide when
-# this is worth it. 20 minutes, 40 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
+# this is worth it. 25 minutes, 40 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -51,20 +51,14 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # - `train_step` asserts that its batch is split.
 # - `weights @ losses` becomes a sum. You'll see why in a minute.
 #
-# Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
-#
-# **Predict:** what does this one end with?
+# It does the same work in the same places, so it prints lesson 09's numbers, which ended with loss 0.2486, accuracy 0.9184,
+# and 0.3540 and 0.8730 on the test set. Only the last line is new. It prints the type of the inputs.
 
-# %% tags=["prediction", "take-home"]
+# %% tags=["take-home"]
 # include program/11_explicit.py
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# With the same numbers, because it does the same work in the same places. Only the last line is new: it prints the type
-# of the inputs, which says that their 128 rows are split over "data".
-#
-# </details>
+# `float32[128@data,64]` says that the 128 rows are split over the mesh axis "data".
 #
 # ## The mistake, caught
 #
@@ -80,9 +74,8 @@ except AssertionError as error:
     print("AssertionError:", refusal)
 
 # %% [markdown]
-# Look at the type in this message, `float32[128,64]`: no axis is split. A placed batch has the type `float32[128@data,64]`,
-# which says that its 128 rows are split over the mesh axis "data". The assert runs while JAX traces the step, so it costs
-# nothing once the step is compiled.
+# Look at the type in this message, `float32[128,64]`: no axis is split. The assert runs while JAX traces the step, so it
+# costs nothing once the step is compiled.
 #
 # ## Types with a sharding
 #
@@ -109,22 +102,40 @@ for name, type_ in types.items():
 #
 # </details>
 #
-# So each operation has a rule that derives the type of its result from the types of its arguments.
-# Here's a network on 2 x 2 devices. The examples are split over the mesh axis "data" and the hidden units over "model".
-# Each box is a shard, with the numbers of the devices that hold it, and if two hold the same shard you see two cards. For
-# `hidden` the rule is enough, because its product adds up over the 784 inputs, which aren't split. But the product for
-# `logits` adds up over the hidden units, and they are split. So the devices have to communicate, and you have to say
-# which type you want. The next section shows how.
+# So each operation has a rule that derives the type of its result from the types of its arguments. Let's look at what
+# these rules make of your program. In the picture a colour is a device. Stripes are rows on different devices, and a stack
+# of eight cards is an array that every device holds whole.
+#
+# **Predict:** the last of the six arrays is the gradient of `hidden.kernel`. Is it split, or is it a stack?
 
-# %%
-lesson_11.types()
+# %% tags=["prediction"]
+batch = place_batch(host)
+model, hidden = state[0], nnx.relu(state[0].hidden(batch[0]))
+gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
+arrays = {
+    "inputs": batch[0],
+    "hidden": hidden,
+    "logits": model.output(hidden),
+    "hidden.kernel": model.hidden.kernel[...],
+    "output.kernel": model.output.kernel[...],
+    "gradient of hidden.kernel": gradients.hidden.kernel[...],
+}
+lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2)))
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# It's a stack, because a gradient has the type of its parameter, and the kernel is replicated. The gradient adds up over the
+# 128 examples, and they're split. So this is where your step needs its all-reduce.
+#
+# </details>
+#
 # ## Where JAX asks
 #
-# Sometimes there's more than one good answer. Here's a matrix of 16 x 16, once split by rows, and once by columns.
+# Sometimes there's more than one good answer, and then JAX doesn't pick one. Here's a matrix of 16 x 16, once split by rows
+# and once by columns, and three expressions that JAX refuses.
 #
-# **Predict:** how could the results of these three be sharded? Why doesn't JAX just choose?
+# **Predict:** name two shardings that each of the three results could have.
 
 # %% tags=["prediction"]
 import textwrap
@@ -151,18 +162,17 @@ for name, function in questions.items():
 #   by rows, or by columns.
 # - `by_row` is split by rows and `by_column` by columns. Their sum can't be split both ways, because a mesh axis can
 #   split only one dimension of an array. So you have to change one of them.
-# - Row 0 is on one device. A sharding covers all devices of the mesh, so the row has to be
-#   replicated, or split along its 16 columns.
-#
-# Each choice means different communication, so JAX leaves it to you. That's also why
-# `weights @ losses` had to go. JAX asks about every product that adds up over a split axis, even if
-# the result is a single number. It doesn't ask about `.sum()`, which always replicates what it has
-# added up.
+# - Row 0 is on one device. A sharding covers all devices of the mesh, so the row has to be replicated, or split along its
+#   16 columns.
 #
 # </details>
 #
-# You answer with `out_sharding`, which says how you want the result. And `jax.reshard` changes the
-# sharding of an array that you already have.
+# Each choice means different communication, so JAX leaves it to you. That's also why `weights @ losses` had to go. JAX asks
+# about every product that adds up over a split axis, even if the result is a single number. It doesn't ask about `.sum()`,
+# which replicates what it has added up.
+#
+# You answer with `out_sharding`, which says how you want the result. And `jax.reshard` changes the sharding of an array that
+# you already have.
 
 # %%
 answers = {
@@ -176,33 +186,40 @@ answers = {
 lesson_11.shardings(answers)
 
 # %% [markdown]
-# The third array is a stack of eight cards, because every device holds all of it. The other answers are split by rows,
-# just as you asked.
+# The third array is a stack, because `P()` asks for a copy on every device. The last three are split by rows, just as you
+# asked.
 #
-# ## Which Flax layers work?
+# ## What works unchanged?
 #
-# Most layers work on each example separately, or add up over all of them, so their result has just one possible type.
+# Most Flax layers work on each example separately, or add up over all of them, so their result has just one possible type.
 # These work unchanged: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention`.
 #
-# **Predict:** which of these four raise an error? `Embed` looks up rows of a table, and the tokens are split. `RNN`
-# loops over time, starting from zeros that it makes itself. The last two sort and slice along the split axis.
+# Others don't. Let's try two layers, and a function on a matrix:
 
-# %% tags=["prediction"]
+# %%
 rngs = nnx.Rngs(0)
-rows = jax.device_put(np.ones((16, 8), np.float32), split)
+embed, rnn = nnx.Embed(10, 8, rngs=rngs), nnx.RNN(nnx.GRUCell(8, 4, rngs=rngs))
 tokens = jax.device_put(np.ones((16, 5), np.int32), split)
 sequences = jax.device_put(np.ones((16, 5, 8), np.float32), split)
-embed, rnn = nnx.Embed(10, 8, rngs=rngs), nnx.RNN(nnx.GRUCell(8, 4, rngs=rngs))
+rows = jax.device_put(np.ones((16, 8), np.float32), split)
+
+# %% [markdown]
+# `Embed` looks up rows of a table, and the tokens are split. `RNN` loops over time, starting from zeros that it makes
+# itself. The first `sort` sorts each column of the matrix, and the second one sorts each row.
+#
+# **Predict:** which one of these four works?
+
+# %% tags=["prediction"]
 calls = {
     "embed(tokens)": lambda: embed(tokens),
     "rnn(sequences)": lambda: rnn(sequences),
     "jnp.sort(rows, axis=0)": lambda: jnp.sort(rows, axis=0),
-    "rows[:8]": lambda: rows[:8],
+    "jnp.sort(rows, axis=1)": lambda: jnp.sort(rows, axis=1),
 }
 refused = []
 for name, call in calls.items():
     try:
-        print(f"{name}: {jax.typeof(call())}")
+        print(f"{name} works: {jax.typeof(call())}")
     except Exception as error:
         refused.append(name)
         print(textwrap.fill(f"{name} raises a {type(error).__name__}: {error}", 100), end="\n\n")
@@ -210,8 +227,9 @@ for name, call in calls.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# All four. `Embed` doesn't know how you want the rows that it looks up. The `RNN`'s zeros aren't split, but what it adds to
-# them is, so its loop would change the type of its state. Sorting and slicing would have to move rows between devices.
+# The last one, because each row is on one device. Sorting a column would have to move numbers between devices. `Embed`
+# doesn't know how you want the rows that it looks up. And the `RNN`'s zeros aren't split, but what it adds to them is, so
+# its loop would change the type of its state.
 #
 # </details>
 #
@@ -228,7 +246,6 @@ fixed = {
     "embed(tokens, out_sharding=...)": embed(tokens, out_sharding=P("data")),
     "rnn(sequences, initial_carry=...)": rnn(sequences, initial_carry=carry),
     "sort inside auto_axes": auto_axes(lambda x: jnp.sort(x, axis=0), out_sharding=P("data"))(rows),
-    "rows[:8] inside auto_axes": auto_axes(lambda rows: rows[:8], out_sharding=P("data"))(rows),
     "embed inside auto_axes": auto_axes(
         lambda layer, tokens: layer(tokens), out_sharding=P("data")
     )(embed, tokens),
@@ -267,8 +284,7 @@ auto, auto_work = one_update(AxisType.Auto)
 explicit, explicit_work = one_update(AxisType.Explicit)
 for a, b in zip(jax.tree.leaves(auto), jax.tree.leaves(explicit), strict=True):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
-print(f"operations on each device: {auto_work:,.0f} with Auto", end=", ")
-print(f"{explicit_work:,.0f} with Explicit axes")
+print(f"operations on each device: Auto {auto_work:,.0f}, Explicit {explicit_work:,.0f}")
 assert np.isclose(auto_work, explicit_work, rtol=0.02)
 
 # %% tags=["proof"]
@@ -280,8 +296,9 @@ assert [str(each) for each in types.values()] == [
     "float32[16@data]",
     "float32[4]",
 ]
+assert str(jax.typeof(arrays["gradient of hidden.kernel"])) == "float32[64,32]"
 assert list(errors.values()) == ["ShardingTypeError"] * 3
-assert refused == list(calls)
+assert refused == list(calls)[:3]
 np.testing.assert_array_equal(answers["by_row + reshard(by_column)"], 2 * square)
 np.testing.assert_array_equal(
     fixed["embed inside auto_axes"], fixed["embed(tokens, out_sharding=...)"]
@@ -298,7 +315,7 @@ np.testing.assert_array_equal(
 # | Explicit axes everywhere except in one function | `auto_axes` around it |
 # | to write the collectives yourself | `shard_map`, inside either |
 #
-# Explicit axes didn't make your step faster, but they make it predictable. pmapdp uses Auto axes everywhere
+# Explicit axes don't make your step faster, but they make it predictable. pmapdp uses Auto axes everywhere
 # ([steps/jit.py](../pmapdp/steps/jit.py)), so that your model needs no shardings in it.
 #
 # ## Exercises
@@ -351,7 +368,6 @@ for exercise in (typed, fixed_gram, normalized_step):
 # - If the compiler guesses well, Auto and Explicit axes do the same work. Choose whether you'd rather be asked or left
 #   alone.
 #
-# pmapdp has no file for this, because its steps use Auto axes. To read on:
-# [Distributed arrays](https://docs.jax.dev/en/latest/201/sharding.html) in JAX's documentation, and
+# To read on: [Distributed arrays](https://docs.jax.dev/en/latest/201/sharding.html) in JAX's documentation, and
 # [the scaling book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX. Next, a program from 2021:
 # [12 Port a pmap program](12_port_a_pmap_program.ipynb).
