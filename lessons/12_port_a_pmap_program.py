@@ -15,10 +15,10 @@
 # # 12. Port a pmap program
 #
 # Somebody hands you a training program from 2021. It uses `jax.pmap`, and it still runs. But pmap is in maintenance,
-# and JAX's developers [recommend shard_map for new code](https://docs.jax.dev/en/latest/migrate_pmap.html). How do you
-# move the program without changing its results? In this lesson you'll change seventeen lines, and
-# the new program prints the old one's numbers, because even its dropout masks are the same. You'll also find out
-# something that the old program never told you. And you'll forget a line on purpose, to see that this time JAX notices.
+# and JAX's developers [recommend shard_map in its place](https://docs.jax.dev/en/latest/migrate_pmap.html). How do you
+# move the program without changing its results? In this lesson you'll change seventeen lines, and the new program prints
+# the old one's numbers, because even its dropout masks are the same. Then you'll forget a line on purpose, to see that
+# this time JAX notices. And you'll find out something that the old program never told you.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against one
 # device. 25 minutes, 45 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -41,7 +41,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## The old program
 #
-# Here it is. The data are the clouds you know, and the rest is how people wrote these programs:
+# Here it is. It trains on the clouds you know, and the rest is how people wrote these programs:
 #
 # - The network is a module of Linen, Flax's API before NNX. A `TrainState` holds its parameters, its batch statistics and
 #   the optimizer's state.
@@ -49,8 +49,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #   `[N, b, ...]`.
 # - Each device folds its number into the dropout key (lesson 08).
 # - Each device has its own batch statistics (lesson 07), and they're averaged once an epoch.
-# - Batches that aren't full are dropped, even in the evaluation, which sees only 896 of the
-#   1,000 examples.
+# - Batches that aren't full are dropped, even in the evaluation, which sees only 896 of the 1,000 examples.
 
 # %%
 # include program/12_old_pmap.py
@@ -58,9 +57,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # Does anything in it hurt today? JAX's guide lists what fails or crawls now that pmap is built on shard_map, and
 # [our page](../docs/porting.md#what-fails-or-is-slow-today) has the symptoms. One of them is in this program, in the
-# line with `metrics['loss'][0]`. Here's the same indexing with a 4 MB parameter. Every device has a copy of it.
+# line with `metrics['loss'][0]`. Here's the same indexing with a parameter of 4 MB. All eight devices have a copy, and
+# you want to read one of them.
 #
-# **Predict:** what do the devices have to send if you take copy 0 with `x[0]`?
+# **Predict:** `x[0]` gives you copy 0. Do the devices have to send nothing, 4 MB, or all 32 MB?
 
 # %% tags=["prediction"]
 from pmapdp.compare.collectives import collectives  # lists them, from a compiled program
@@ -74,14 +74,15 @@ print("addressable_shards[0].data[0] is on", first.devices())
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# All of copy 0, in an all-reduce of 4,194,304 bytes. The result of `x[0]` lives on all devices, so all of them need
-# device 0's copy, and the compiler gets it there with a sum to which the other devices add zeros. (JAX's guide speaks
-# of gathering the whole array.) But if you only want to read a copy, the first shard already has one. In the Flax
-# version that runs here, `jax_utils.unreplicate` reads that shard, too.
+# 4 MB, in an all-reduce. To you the copies are equal, but to JAX they're eight different slices of one array. The result of
+# `x[0]` lives on all devices, so all of them need device 0's slice, and the compiler gets it there with a sum to which the
+# other devices add zeros. (JAX's guide speaks of gathering the whole array.) But if you only want to read a copy, the first
+# shard already has one. In the Flax version that runs here, `jax_utils.unreplicate` reads that shard, too.
 #
 # </details>
 #
-# After the port you won't have copies to choose from. That's the main change, and here's the picture:
+# After the port you won't have copies to choose from. In the picture a colour is a device. Stripes are slices of an array,
+# one on each device. A stack of cards is an array that every device holds whole.
 
 # %%
 lesson_12.before_and_after()
@@ -89,18 +90,17 @@ lesson_12.before_and_after()
 # %% [markdown]
 # ## The port to shard_map
 #
-# There's one thing to think about before you start. The old state has eight sets of batch statistics, and the new one
-# has one. So the step must average them in every update, instead of once an epoch. Doesn't that change the result? Try
-# it in your head, with `running = (running + batch) / 2`:
+# There's one thing to think about before you start. The old state has eight sets of batch statistics, and the new state has
+# one. So the new step must average them in every update, but the old program did that only once an epoch. Doesn't that
+# change the result? Try it in your head, on two devices, with `running = (running + batch) / 2`:
 #
-# | | device 0 | device 1 | averaged in each update |
-# | --- | --- | --- | --- |
-# | start | 0 | 0 | 0 |
-# | batch means 1 and 3 | 0.5 | 1.5 | 1 |
-# | batch means 5 and 7 | 2.75 | 4.25 | **3.5** |
-# | averaged at the end | **3.5** | **3.5** | |
+# | | old: device 0 | old: device 1 | their mean | new: one copy |
+# | --- | --- | --- | --- | --- |
+# | start | 0 | 0 | 0 | 0 |
+# | after batch means 1 and 3 | 0.5 | 1.5 | **1** | (0 + 2) / 2 = **1** |
+# | after batch means 5 and 7 | 2.75 | 4.25 | **3.5** | (1 + 6) / 2 = **3.5** |
 #
-# It's the same, because running averages are weighted sums, and because nothing reads them during training.
+# It doesn't. Running averages are weighted sums, so you can average before or after, and nothing reads them during training.
 #
 # Here's everything that changes:
 #
@@ -112,33 +112,25 @@ lesson_12.before_and_after()
 # - `lax.pcast` keeps `jax.grad` from adding up over the devices, so you can leave the check on (lesson 10).
 #
 # If your program is large, you don't have to do all of it at once: `my_pmap` on the
-# [page](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, and
-# leaves the arrays as they are.
+# [page](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, and leaves the arrays as
+# they are.
 #
-# **Predict:** the old program ended with loss 0.4827 and accuracy 0.9018. What does the new one end with?
+# Now run it, and compare each epoch with the old program's. Even the dropout masks are the old ones, because each device still folds its
+# number into the same key.
 
 # %%
 old_train_step, old_p_train_step = train_step, p_train_step  # the next cell defines them anew
 
-# %% tags=["prediction", "take-home"]
+# %% tags=["take-home"]
 # include program/12_ported.py
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# With the same numbers, and every epoch before it agrees as well. Even the dropout masks are the old ones, because each
-# device still folds its number into the same key.
-#
-# </details>
-#
 # ## The mistake: forget the statistics
 #
-# Suppose you port the step line by line, and average only what the old one averaged.
-#
-# **Predict:** what happens with the check, and what happens without it?
+# Suppose you port the step line by line, and average only what the old one averaged. The check finds it:
 
 
-# %% tags=["prediction"]
+# %%
 def careless_step(state, batch, key):
     key = jax.random.fold_in(key, lax.axis_index("batch"))
     local = state.replace(params=lax.pcast(state.params, "batch", to="varying"))
@@ -153,39 +145,45 @@ try:
     jax.jit(jax.shard_map(careless_step, **specs))(*arguments)
 except ValueError as error:
     refusal = str(error)
-    print("with the check:", *(textwrap.fill(line, 100) for line in refusal.splitlines()), sep="\n")
+    for line in refusal.splitlines():
+        print(textwrap.fill(line, 100))
+
+# %% [markdown]
+# JAX refuses the step before anything runs. The message doesn't say which results may differ from device to device, but it
+# has two entries, for the running mean and the running variance.
+#
+# Now switch the check off. Each device updates its running mean from its own 16 examples, but `out_specs` promises that the
+# new state is replicated.
+#
+# **Predict:** what does the array hold: one mean, the average of the eight, or eight different means?
+
+# %% tags=["prediction"]
 careless, _ = jax.jit(jax.shard_map(careless_step, **specs, check_vma=False))(*arguments)
-mean = careless.batch_stats["BatchNorm_0"]["mean"]
+mean = careless.batch_stats["BatchNorm_0"]["mean"]  # [32], one for each hidden unit
 means = [float(shard.data[0]) for shard in mean.addressable_shards]
-print("\nwithout: one unit's running mean, by device:", np.round(means, 3))
+print("JAX says that it's replicated:", mean.sharding.is_fully_replicated)
+print("unit 0's running mean, by device:", np.round(means, 3))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the check, JAX refuses the step before anything runs, because two results may differ from device to device. The
-# message doesn't name them, but there are two entries: the running mean and the running variance. Without the check you
-# get eight different running means in an array that JAX calls replicated, and your checkpoint gets device 0's.
+# Eight different means, in an array that JAX calls replicated. Nobody averages, and without the check JAX believes your
+# promise. A checkpoint gets device 0's mean, and nothing tells you that the other seven are lost.
 #
 # </details>
 #
-# The same happens to a metric without its `pmean`: your log shows device 0's. And it happens to a
-# dropout key that's kept in the state: your checkpoint gets device 0's key, so a run that resumes
-# from it draws the same masks on all devices. The
-# [page](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how a state keeps one
-# key per device.
+# The same happens to a metric without its `pmean`: your log shows device 0's. And it happens to a dropout key that's kept
+# in the state: your checkpoint gets device 0's key, so a run that resumes from it draws the same masks on all devices. The
+# [page](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how a state keeps one key per device.
 #
 # ## Is it the old program? Is it right?
 #
 # These are two questions. `pmapdp.verify` compares your step with a reference, update by update: parameters, optimizer
-# state, statistics, metrics.
-#
-# - *Is it the old program?* The reference is `old_program`: it runs the old step for eight parts of the batch on one device.
-# - *Is it right?* The reference is the step that you'd write for one device. For this comparison dropout is off,
-#   because each of the eight devices draws its own mask, and one device would draw a different one for the whole batch.
-#
-# **Predict:** the second comparison fails. What in the network depends on the number of devices?
+# state, statistics and metrics. For the first question the reference is the old step. `old_program` runs it for eight parts
+# of the batch on one device.
 
-# %% tags=["prediction"]
+
+# %%
 from pmapdp.verify import old_program, verify
 
 
@@ -195,22 +193,27 @@ def old_step(state, batch, key):
     return state.replace(batch_stats=lax.pmean(state.batch_stats, "batch")), metrics
 
 
+case = {"batch": batch, "key": lambda update: jax.random.fold_in(key, update), "layout": "sharded"}
+reference = old_program(old_step, "batch", groups=8)
+same = verify(step=p_train_step, reference=reference, state=init_state(), **case)
+print("the old program:", "equal" if not same.failed else same)
+
+# %% [markdown]
+# So it's the old program. Is it right? Now the reference is the step that you'd write for one device. Dropout is off for
+# this comparison, because each of the eight devices draws its own mask, and one device would draw a different one for the
+# whole batch.
+#
+# **Predict:** the comparison fails all the same. Which layer of the network gives a different result on eight devices?
+
+
+# %% tags=["prediction"]
 def plain_step(state, batch, key):
     """One device's step."""
     gradients, batch_stats, metrics = compute_gradients(state, batch, key)
     return state.apply_gradients(grads=gradients, batch_stats=batch_stats), metrics
 
 
-case = {"batch": batch, "key": lambda update: jax.random.fold_in(key, update), "layout": "sharded"}
-same = verify(
-    step=p_train_step,
-    reference=old_program(old_step, "batch", groups=8),
-    state=init_state(),
-    **case,
-)
-print("the old program:", "equal" if not same.failed else same)
 right = verify(step=p_train_step, reference=plain_step, state=init_state(dropout=0.0), **case)
-print("one device:")
 for failure in right.failed:
     print(textwrap.fill(" ".join(str(failure).split()), 100, subsequent_indent="    "))
 
@@ -224,7 +227,8 @@ for failure in right.failed:
 #
 # ## On to jit
 #
-# Under `jit` the step *is* one device's step, `plain_step`. The `pmean`s go, the `pcast` goes, and so does `fold_in`.
+# If you'd rather have one device's result, go on to `jit`. There the step *is* one device's step, `plain_step`. The `pmean`s
+# go, the `pcast` goes, and so does `fold_in`.
 
 # %%
 shardings = {"in_shardings": (replicated, split, replicated), "out_shardings": replicated}
@@ -234,23 +238,36 @@ exact.require()
 print("jit against one device, with dropout:", "equal" if not exact.failed else exact)
 
 # %% [markdown]
-# So jit gives you one device's result, and that *isn't* the old program's: batch norm now uses the whole batch, and the
-# dropout masks are different. Here's the first epoch of all three.
+# It's equal to one device, so it *isn't* the old program any more: batch norm now uses the whole batch, and the dropout masks
+# are different. How much does that change? Here's the first epoch of all three.
+
+
 
 # %%
-one_copy = {"old pmap": False, "shard_map": True, "jit": True}
-steps = {"old pmap": old_p_train_step, "shard_map": p_train_step, "jit": jit_step}
-start, losses = jax.device_get(init_state()), {name: [] for name in steps}
-for name, step in steps.items():
-    state = jax.device_put(start, replicated) if one_copy[name] else jax_utils.replicate(start)
-    key = jax.random.PRNGKey(1)
+def first_epoch(step, replicate, shard):
+    """The loss of each update."""
+    state, key, losses = replicate(start), jax.random.PRNGKey(1), []
     for batch in batches(*train_data, seed=0):
         key, step_key = jax.random.split(key)
-        if one_copy[name]:
-            state, metrics = step(state, jax.device_put(batch, split), step_key)
-        else:
-            state, metrics = step(state, common_utils.shard(batch), jax_utils.replicate(step_key))
-        losses[name].append(float(np.mean(metrics["loss"])))
+        state, metrics = step(state, shard(batch), replicate(step_key))
+        losses.append(float(np.mean(metrics["loss"])))
+    return losses
+
+
+def replicate(tree):
+    return jax.device_put(tree, replicated)
+
+
+def shard(batch):
+    return jax.device_put(batch, split)
+
+
+start = jax.device_get(init_state())
+losses = {
+    "old pmap": first_epoch(old_p_train_step, jax_utils.replicate, common_utils.shard),
+    "shard_map": first_epoch(p_train_step, replicate, shard),
+    "jit": first_epoch(jit_step, replicate, shard),
+}
 lesson_12.loss_curves(losses)
 
 # %% tags=["proof"]
@@ -264,20 +281,19 @@ np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
 assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 
 # %% [markdown]
-# The curve of shard_map lies on the old one (within 1e-4 of the loss, in float32). The curve of jit
-# is different, but it falls in much the same way. So if you go to jit, compare the final accuracy
-# with the old program's, and the exact numbers with one device's.
+# The curve of shard_map lies on the old one (within 1e-4 of the loss, in float32). The curve of jit is different, but it
+# falls in much the same way. So if you go to jit, compare the final accuracy with the old program's, and the exact numbers
+# with one device's.
 #
 # ## What else is in such a program
 #
 # - **Evaluation.** Don't drop the last batch: pad it, give the padding weight 0, and divide by the sum of the weights,
 #   as your own program has done since lesson 03.
-# - **Checkpoints.** If your old program saved `unreplicate(state)`, its checkpoints load as they
-#   are. If it saved the device axis, too, take copy 0 of each array on the host.
-# - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it,
-#   lists the lines that need your attention, and writes a file that verifies your step.
-#   [Porting](../docs/porting.md) shows what it says about this one, and has a row for every
-#   construct.
+# - **Checkpoints.** If your old program saved `unreplicate(state)`, its checkpoints load as they are. If it saved the device
+#   axis, too, take copy 0 of each array on the host.
+# - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it, lists the lines that need
+#   your attention, and writes a file that verifies your step. [Porting](../docs/porting.md) shows what it says about this
+#   one, and has a row for every construct.
 #
 # ## Exercises
 #
@@ -286,10 +302,10 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 # 1. `unstacked` (5 minutes): an old checkpoint was saved with the device axis, so `tree` holds NumPy arrays `[N, ...]`.
 #    Return the tree with copy 0 alone, placed on every device of `mesh`. The devices must never hold all N copies.
 #    <details><summary>Hint</summary>Index on the host, where it costs nothing. Then one device_put.</details>
-# 2. `ported` (10 minutes): port the `step` below this list to `jit` or `shard_map`, over the axis
-#    "batch" of `mesh`. Return a compiled `step(w, x, y) -> (w, loss)` for `w` `[D]`, x `[B, D]`, y
-#    `[B]`, with the same results, replicated. <details><summary>Hint</summary> Under jit the loss
-#    is the mean over the whole batch. Under shard_map, mind the trap.</details>
+# 2. `ported` (10 minutes): port the `step` below this list to `jit` or `shard_map`, over the axis "batch" of `mesh`. Return a
+#    compiled `step(w, x, y) -> (w, loss)` for `w` `[D]`, `x` `[B, D]` and `y` `[B]`, with the same results, replicated.
+#    <details><summary>Hint</summary>Under jit the loss is the mean over the whole batch. Under shard_map, mind the
+#    trap.</details>
 # 3. `corrected_variance` (5 minutes, find the mistake): `broken_variance` runs in a `shard_map` over the axis "batch", and
 #    `x` `[b, D]` holds this device's rows. All devices agree, on a wrong number. Return the variance `[D]` of the global
 #    batch. <details><summary>Hint</summary>The devices' rows have different means. Average the mean first.</details>
@@ -332,8 +348,8 @@ for exercise in (unstacked, ported, corrected_variance):
 # ## Take away
 #
 # - shard_map takes the device axis away and leaves the step. jit takes the collectives away as well.
-# - A replicated state has one value of each array. So average batch statistics in the step, and
-#   keep the check on: it finds what you forgot.
+# - A replicated state has one value of each array. So average batch statistics in the step, and keep the check on: it finds
+#   what you forgot.
 # - Verify twice: against the old program, and against one device. The old program itself may not pass the second check.
 #
 # In pmapdp, [verify/](../pmapdp/verify/verification.py) compares, and [port/](../pmapdp/port/read.py) reads your

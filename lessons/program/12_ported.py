@@ -42,14 +42,11 @@ class Network(linen.Module):
     """Inputs [b, 64] to logits [b, 10]."""
 
     dropout: float = 0.2
-    axis_name: str | None = None  # batch norm averages over it
 
     @linen.compact
     def __call__(self, x, train):
         x = linen.Dense(32)(x)
-        x = linen.BatchNorm(use_running_average=not train, momentum=0.9, axis_name=self.axis_name)(
-            x
-        )
+        x = linen.BatchNorm(use_running_average=not train, momentum=0.9)(x)
         x = linen.Dropout(self.dropout, deterministic=not train)(linen.relu(x))
         return linen.Dense(10)(x)
 

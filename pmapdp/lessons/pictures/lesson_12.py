@@ -1,35 +1,45 @@
 """Pictures of lesson 12."""
 
+import jax
 import matplotlib.pyplot as plt
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.lessons import drawing
+
+# name: (shapes of a kernel and of the inputs, what runs)
+PROGRAMS = {
+    "pmap": ("[8, 64, 32], split", "[8, 16, 64], split", "once per device, with pmean"),
+    "shard_map": ("[64, 32], replicated", "[128, 64], split", "once per device, with pmean"),
+    "jit": ("[64, 32], replicated", "[128, 64], split", "once, for the global batch"),
+}
 
 
 @drawing.picture
 def before_and_after() -> None:
-    """A kernel is [8, 64, 32] under pmap, [64, 32] and replicated under shard_map and jit; inputs lose their device axis, too."""
-    axes = drawing.canvas(35.6, 8.6, inches=8)
-    for x, text in ((5.4, "state (a kernel)"), (15.4, "batch (inputs)"), (25.4, "the step")):
+    """Under pmap a kernel is [8, 64, 32], a slice on each device; under shard_map and jit it is [64, 32], whole on every device. The inputs are always split. The step runs once per device, and under jit once for the global batch."""
+    axes = drawing.canvas(31.5, 19.6, inches=8)
+    mesh = Mesh(np.array(jax.devices()[:8]), ("batch",))
+    for x, text in ((5.2, "state: a kernel"), (14, "batch: inputs"), (22.8, "the step runs")):
         axes.text(x, 0.5, text, weight="bold")
-    for row, name in enumerate(("pmap", "shard_map", "jit")):
-        y, kernel, inputs = 2 + 2.4 * row, "[64, 32]", "[128, 64]"
-        if row == 0:
-            kernel, inputs = "[8, 64, 32]", "[8, 16, 64]"
-        axes.text(0, y + 0.4, name, weight="bold", va="center", fontsize=9)
-        axes.text(5.4, y - 0.3, f"{kernel}" + (", split" if row == 0 else ", replicated"))
-        axes.text(15.4, y - 0.3, f"{inputs}, split")
-        axes.text(25.4, y - 0.3, "one device's, no pmean" if row == 2 else "one of eight devices', pmean", size=9)
-        for x, text in ((5.4, "w"), (15.4, "x"), (25.4, "f"))[: 3 if row < 2 else 2]:
-            drawing.device_row(axes, x, y, text * 8, step=1.1, width=1.0)
-        if row == 2:
-            drawing.box(axes, 25.4, y, "f", width=8.7)
+    for row, (name, texts) in enumerate(PROGRAMS.items()):
+        top, of_kernel = 2 + 6.1 * row, PartitionSpec("batch" if name == "pmap" else None)
+        axes.text(0, top + 2.2, name, weight="bold", va="center")
+        for x, text in zip((5.2, 14, 22.8), texts, strict=True):
+            axes.text(x, top - 0.3, text, fontsize=9)
+        for x, spec in ((5.2, of_kernel), (14, PartitionSpec("batch"))):
+            drawing.shards(axes, (x, top, 6.6, 4.4), (8, 8), NamedSharding(mesh, spec))
+        if name == "jit":
+            drawing.box(axes, 22.8, top, "step", width=7.7, height=4.3)
+        else:
+            drawing.device_row(axes, 22.8, top, "01234567", step=0.97, width=0.9, height=4.3, size=8)
 
 
 @drawing.picture
 def loss_curves(losses: dict[str, list[float]]) -> None:
     """Loss over an epoch: the curve of shard_map lies on the old pmap program's, and the curve of jit is near them."""
-    looks = ((drawing.DEVICE_COLOURS[4], 6, "-"), (drawing.INK, 1.5, "-"), (drawing.DEVICE_COLOURS[5], 1.5, "--"))
-    for (name, curve), (colour, width, dashes) in zip(losses.items(), looks, strict=True):
-        plt.plot(range(1, len(curve) + 1), curve, dashes, color=colour, linewidth=width, label=name)
+    looks = {"lw": 6, "alpha": 0.4}, {}, {"ls": ":", "lw": 2.5}
+    for (name, curve), look in zip(losses.items(), looks, strict=True):
+        plt.plot(range(1, len(curve) + 1), curve, color=drawing.INK, label=name, **look)
     plt.gca().set(xlabel="update", ylabel="loss", ylim=(0, None))
     plt.legend()
