@@ -43,7 +43,7 @@ class ReplicasError(UserError):
     status = 5
 
 
-class StoppedError(BaseException):  # like KeyboardInterrupt: `except Exception` doesn't go on after Ctrl-C
+class StoppedError(KeyboardInterrupt):  # so that `except Exception` doesn't go on after Ctrl-C
     """A signal ended the run in good order. `status` is 128 + its number, `state` the state if no checkpoint has it."""
 
     def __init__(self, message: str, status: int, state: Any = None):

@@ -39,9 +39,7 @@ from pmapdp.train import EVALUATION_BATCH_PER_DEVICE, Custom, evaluate, prepare
 class Options:
     """The model, and how to evaluate it."""
 
-    model: str = setting(
-        "arguments", MISSING, "Folder of a run, or an exported file of people you trust.", place="MODEL"
-    )
+    model: str = setting("arguments", MISSING, "Folder of a run, or exported file of people you trust.", place="MODEL")
     strategy: Literal["pmap", "shard_map", "jit", "single"] | None = setting(
         "options", None, "Of a run: how the batch is split and added up; default: as in training."
     )

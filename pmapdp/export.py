@@ -34,7 +34,7 @@ from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, explain_errors
 from pmapdp.files import MODEL, check_output, read_file, write_file
 from pmapdp.loss import named_sums
-from pmapdp.registry import FEATURIZERS, featurize, featurizer_of, load_data, require_python_values
+from pmapdp.registry import FEATURIZERS, featurize, load_data, require_python_values
 from pmapdp.run.checkpoints import load_state
 from pmapdp.run.workdir import read_config
 from pmapdp.state import Task, TrainState
@@ -203,7 +203,7 @@ def export_model(
         "pmapdp": __version__,
         "jax": jax.__version__,
         "dtype": task.dtype,
-        "view": featurizer_of(task.model),
+        "view": getattr(task.model, "featurizer", "images"),
         "input": describe_arrays(examples.inputs),
         "classifies": task.classifies,
         "arrays": names,

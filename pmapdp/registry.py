@@ -74,11 +74,6 @@ def require_python_values(config: Config, given: Mapping[str, Any], reader: str,
         )
 
 
-def featurizer_of(model: Any) -> str:
-    """Return the name in `FEATURIZERS` that a model, or its class, gives; "images" for a model without one."""
-    return getattr(model, "featurizer", "images")
-
-
 def default_data_dir() -> Path:
     """Return `$PMAPDP_DATA`, or a cache folder in your home, or in the system's temporary folder if you have none."""
     home = os.path.expanduser("~")
@@ -111,9 +106,9 @@ def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
 
     Returns the data set, and the featurizer that was fitted to its training texts; None if the data are arrays already.
     """
-    name, texts = featurizer_of(model), isinstance(data.train, Texts)
+    name, texts = getattr(model, "featurizer", "images"), isinstance(data.train, Texts)
     if texts != (name in FEATURIZERS):
-        fitting = [model for model, each in MODELS.items() if (featurizer_of(each) in FEATURIZERS) == texts]
+        fitting = [model for model, each in MODELS.items() if hasattr(each, "featurizer") == texts]
         takes, holds = ("images", "texts") if texts else ("texts", "images")
         raise UserError(
             f"the model takes {takes}, and the data set holds {holds}: use --model {' or --model '.join(fitting)}, or "

@@ -65,10 +65,7 @@ class ProgramsOptions(Outputs):
     """Settings of a comparison of steps of your own."""
 
     programs: tuple[str, ...] = setting(
-        "arguments",
-        (),
-        "Two or more functions that return the arguments of pmapdp.verify.verify in a dictionary.",
-        place="FILE.py:PROGRAM",
+        "arguments", (), "Two or more functions that return verify's arguments by name.", place="FILE.py:PROGRAM"
     )
     devices: int | None = setting("comparison", None, "Of steps of your own: one number of devices; default: the same.")
 

@@ -22,7 +22,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
-from pmapdp.errors import UserError, reason, unknown
+from pmapdp.errors import UserError, explain_errors, unknown
 from pmapdp.state import Task, TrainState, initial_state, named_leaves
 
 Rules = dict[str, tuple[str, ...]]
@@ -213,11 +213,9 @@ def fit_layout(
     check_mesh(layout, rules, sizes, works)
     fitted = MeshLayout(Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes)), rules, shard_state)
     for name, axes in arrays.items():
-        try:
+        # JAX has two errors, for unequal shards and for a mesh axis that splits two axes.
+        with explain_errors(f"--layout {layout} does not fit {name} {[*axes.shape]} on {mesh_text(sizes)}", works):
             fitted.array(axes).shard_shape(axes.shape)
-        except Exception as error:  # JAX has two, for unequal shards and for a mesh axis that splits two axes
-            what = f"{name} {[*axes.shape]} on {mesh_text(sizes)}"
-            raise UserError(f"--layout {layout} does not fit {what} ({reason(error)}): {works}") from None
     shards = fitted.batch_shards
     if shard_state != "none" and (shards == 1 or fitted.params(task, split=True) == fitted.params(task, split=False)):
         raise UserError(

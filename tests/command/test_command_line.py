@@ -27,14 +27,6 @@ def test_more_devices_than_accelerators(monkeypatch):
     assert "--devices 4 is more than the 2 gpu device(s) here: use at most --devices 2" in done.err
 
 
-def test_mnist_without_torchvision(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    done = entry.run_command("train", "--no-compile-cache", "--dataset", "mnist", "--data-dir", tmp_path)
-    assert done.status == 2
-    assert "pip install torchvision" in done.err
-    assert "--dataset digits" in done.err
-
-
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_help_fits_a_terminal_and_shows_examples(name):
     done = entry.run_command(name, "--help")

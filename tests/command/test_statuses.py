@@ -1,6 +1,5 @@
 """Every ending of a command: its exit status, and one sentence or a traceback."""
 
-import contextlib
 import signal
 import subprocess
 import sys
@@ -83,11 +82,13 @@ def test_a_reader_that_goes_away(body):
 
 @pytest.mark.parametrize("number", cli.SIGNALS)
 def test_a_signal_ends_a_command_in_good_order(capsys, number):
+    """Also while files are read or your model is tried, in which any other error becomes a sentence."""
     closed = []
 
     def main(arguments: list[str]) -> None:
         try:
-            signal.raise_signal(number)
+            with explain_errors("the model fails", "correct it"):
+                signal.raise_signal(number)
         finally:
             closed.append(True)
 
@@ -95,17 +96,6 @@ def test_a_signal_ends_a_command_in_good_order(capsys, number):
     assert cli.run(main, []) == 128 + number
     assert (capsys.readouterr().err, closed) == (f"stopped by {number.name}\n", [True])
     assert signal.getsignal(number) == before
-
-
-def test_a_signal_is_never_taken_for_an_error(capsys):
-    """Not even while files are read or your model is tried, in which any other error becomes a sentence."""
-
-    def main(arguments: list[str]) -> None:
-        with contextlib.suppress(Exception), explain_errors("the model fails", "correct it"):
-            signal.raise_signal(signal.SIGINT)
-
-    assert cli.run(main, []) == 130
-    assert capsys.readouterr().err == "stopped by SIGINT\n"
 
 
 def test_under_nohup_a_terminal_that_closes_changes_nothing():

@@ -5,6 +5,7 @@ import os
 
 import entry
 import numpy as np
+import points
 import pytest
 
 from pmapdp.config import Config
@@ -16,7 +17,7 @@ import numpy as np
 from pmapdp.data.dataset import DataSet, Split
 open("ran", "w").close()
 def make():
-    part = Split(np.zeros((20, 28, 28, 1), np.uint8), np.arange(20, dtype=np.int32) % 10)
+    part = Split(np.zeros((20, 6), np.float32), np.arange(20, dtype=np.int32) % 3)
     return DataSet(part, part)
 """
 
@@ -68,8 +69,9 @@ def test_code_that_a_file_names_is_not_run(tmp_path, monkeypatch):
     """An exported model of data from a Python file is evaluated on that only if you name the file yourself."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.py").write_text(DATA)
-    train(Config(model="mlp", strategy="single", dataset="data.py:make", epochs=1, workdir="run", progress=False))
-    export_run("run", "model.zip")
+    config = Config(strategy="single", dataset="data.py:make", epochs=1, workdir="run", progress=False)
+    train(config, model=points.Net)
+    export_run("run", "model.zip", model=points.Net)
     assert str(tmp_path).encode() not in (tmp_path / "model.zip").read_bytes()
     os.remove("ran")
     done = entry.run_command("evaluate", "model.zip")

@@ -2,11 +2,11 @@
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
 import entry
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def sentiment(tmp_path_factory):
     """The file of a short run on the synthetic reviews, and the results of its last epoch."""
     folder = tmp_path_factory.mktemp("texts")
     settings = {"model": "text_mlp", "dataset": "reviews", "strategy": "single", "global_batch_size": 64}
-    settings |= {"epochs": 3, "optimizer": "sgd", "learning_rate": 0.64, "workdir": str(folder / "run")}
+    settings |= {"epochs": 2, "optimizer": "sgd", "learning_rate": 0.64, "workdir": str(folder / "run")}
     epochs = train(Config(**settings, progress=False, compile_cache=False)).epochs
     export_run(settings["workdir"], folder / "sentiment.zip")
     return folder / "sentiment.zip", epochs[-1]
@@ -79,15 +79,12 @@ def test_images_and_arrays(digits, folder):
     Image.fromarray(np.repeat(images[1], 3, axis=-1)).save("a\x1b[31mb.png")
     np.save("ten.npy", images[2:12])
     files = ["grey.png", "a\x1b[31mb.png", "ten.npy"]
-    lines = [line.split() for line in answers(path, *files)]
-    assert [name for name, _, _ in lines] == ["grey.png", "a\\x1b[31mb.png", *(f"ten.npy[{i}]" for i in range(10))]
-    assert all(0.1 <= float(probability) <= 1 for _, _, probability in lines)
-    assert sum(int(label) == right for (_, label, _), right in zip(lines, labels[:12], strict=True)) >= 8
+    names, classes, shares = zip(*(line.split() for line in answers(path, *files)), strict=True)
+    assert names == ("grey.png", "a\\x1b[31mb.png", *(f"ten.npy[{i}]" for i in range(10)))
+    assert sum(int(found) == right for found, right in zip(classes, labels[:12], strict=True)) >= 8
     results = [json.loads(line) for line in answers(path, "--json", *files)]
-    assert [(each["class"], each["index"]) for each in results] == [
-        (label, index) for (_, label, _), index in zip(lines, [0, 0, *range(10)], strict=True)
-    ]
-    for each in results:
+    for each, label, share, index in zip(results, classes, shares, [0, 0, *range(10)], strict=True):
+        assert (each["class"], each["index"], f"{each['probability']:.4f}") == (label, index, share)
         assert list(each["probabilities"]) == [*"0123456789"]
         assert sum(each["probabilities"].values()) == pytest.approx(1, abs=1e-5)
         assert each["probability"] == max(each["probabilities"].values())
@@ -95,29 +92,25 @@ def test_images_and_arrays(digits, folder):
 
 def test_pictures_become_grey_on_black(folder):
     """Also if they are white on a transparent ground, whose hidden colour is white too; as in training on a folder."""
-    colours = noise(28, 28, 3)
-    Image.fromarray(colours).save("colours.png")
+    colours, alpha = noise(28, 28, 3), noise(28, 28)
     drawing = Image.new("RGBA", (28, 28), "white")
-    drawing.putalpha(Image.fromarray(noise(28, 28)))
-    drawing.save("drawing.png")
-    for name, wanted in (
-        ("colours.png", colours.astype(float) @ [0.299, 0.587, 0.114]),
-        ("drawing.png", noise(28, 28)),
+    drawing.putalpha(Image.fromarray(alpha))
+    Path("class").mkdir()
+    for name, picture, wanted in (
+        ("1.png", Image.fromarray(colours), colours.astype(float) @ [0.299, 0.587, 0.114]),
+        ("2.png", drawing, alpha),
     ):
-        found = read_examples(name, DIGIT, "uint8")[0]
+        picture.save(f"class/{name}")
+        found = read_examples(f"class/{name}", DIGIT, "uint8")[0]
         np.testing.assert_allclose(found[..., 0], wanted, atol=2)
-        Path("class").mkdir(exist_ok=True)
-        Path(name).rename(f"class/{name}")
-        np.testing.assert_array_equal(ImageFolder(".", mode="L")[0][0], found)
-        Path(f"class/{name}").unlink()
+        np.testing.assert_array_equal(ImageFolder(".", mode="L")[int(name[0]) - 1][0], found)
 
 
 @pytest.mark.parametrize("shape", [(28, 28), DIGIT, (28, 28, 28), (1, *DIGIT)])
 def test_shapes_of_arrays(folder, shape):
     np.save("array.npy", noise(*shape))
     read = read_examples("array.npy", DIGIT, "uint8")
-    np.testing.assert_array_equal(read, noise(*shape).reshape(-1, *DIGIT))
-    assert read.dtype == np.uint8
+    np.testing.assert_array_equal(read, noise(*shape).reshape(-1, *DIGIT), strict=True)
 
 
 ADVICE = {
@@ -134,25 +127,20 @@ DEEP = np.random.default_rng(0).integers(0, 65536, (28, 28), np.uint16)
         (DIGIT, "deep.png", png(DEEP), "its mode is I;16: write it with 8 bits a colour"),
         (DIGIT, "eps.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 28 28\n", "cannot identify image"),
         (DIGIT, "float.npy", npy(np.zeros((28, 28))), "it holds float64; numpy.rint(255 * array)"),
-        (DIGIT, "large.npy", npy(noise(2, 32, 32)), "its shape is [2, 32, 32]"),
         (DIGIT, "pickle.npy", npy(np.array([{}])), "Object arrays cannot be loaded when"),
         ((4,), "few.csv", b"1,2,3\n", "row 1 has 3 columns, and the model takes 4, without a label"),
-        ((4,), "semicolons.csv", b"1;2;3;4\n", "row 1 has 1 columns, and the model takes 4, without a label"),
         ((4,), "words.csv", b"a,b,c,d\n1,2,x,4\n", "row 2 has 'x', which is no number"),
         ((4,), "half.csv", b"a,b,3,d\n1,2,3,4\n", "row 1 has 'a', which is no number"),
         ((4,), "latin.csv", b"\xff,1,2,3\n", "'utf-8' codec can't decode byte 0xff in position 0"),
         ((4,), "quote.csv", b'1,2,3,"4\n', "unexpected end of data"),
-        ((4,), "nan.csv", b"1,2,3,4\n1,2,3,nan\n", "example 1, counted from 0, is not finite in float32"),
-        ((4,), "huge.csv", b"1,2,3,1e39\n", "example 0, counted from 0, is not finite in float32"),
+        ((4,), "huge.csv", b"1,2,3,4\n1,2,3,1e39\n", "example 1, counted from 0, is not finite in float32"),
     ],
 )
 def test_a_file_that_does_not_fit_is_one_sentence(folder, shape, name, content, why):
     Path(name).write_bytes(content)
-    with pytest.raises(UserError) as caught:
+    said = rf"^{name} is nothing for this model \({re.escape(why)}.*{re.escape(ADVICE[shape])}$"
+    with pytest.raises(UserError, match=said):
         read_examples(name, shape, "uint8" if shape == DIGIT else "float32")
-    assert str(caught.value).startswith(f"{name} is nothing for this model (")
-    assert f"{why}" in str(caught.value)
-    assert str(caught.value).endswith(ADVICE[shape])
 
 
 def test_without_pillow(folder, monkeypatch):
@@ -167,27 +155,21 @@ def test_without_pillow(folder, monkeypatch):
 TEXTS = ["The music was wonderful. I found the cast superb!", "The plot was dull. The ending was terrible."]
 
 
-def test_texts_give_the_accuracy_of_training(sentiment):
+def test_texts_give_the_figures_of_training(sentiment):
     file, expected = sentiment
-    exported, test = load_exported(file), load_data("reviews").test
-    classes = exported.outputs(exported.featurizer(test.texts))["logits"].argmax(-1)
-    assert (classes == test.labels).mean() == expected["test"]["accuracy"] > 0.7  # half would be chance
-    found = evaluate_exported(exported, test)
-    assert (found["accuracy"], found["examples"]) == (expected["test"]["accuracy"], 1000)
-    assert found["loss"] == pytest.approx(expected["test"]["loss"], abs=1e-6)
+    found = evaluate_exported(load_exported(file), load_data("reviews").test)
+    assert found["accuracy"] == expected["test"]["accuracy"] > 0.7  # half would be chance
+    assert (found["loss"], found["examples"]) == (pytest.approx(expected["test"]["loss"], abs=1e-6), 1000)
 
 
 def test_texts_on_the_command_line_and_lines_of_a_file(sentiment, folder):
     first, second = (line.split(maxsplit=2) for line in answers(sentiment[0], *TEXTS))
     assert [first[0], first[2], second[0], second[2]] == ["positive", TEXTS[0], "negative", TEXTS[1]]
-    (result,) = (json.loads(line) for line in answers(sentiment[0], "--json", TEXTS[1]))
-    assert (result["text"], result["class"], list(result["probabilities"])) == (
-        TEXTS[1],
-        "negative",
-        ["negative", "positive"],
-    )
-    content = "\r\n\r\n".join([*TEXTS, "A wonderful film. " * 20, "\u00e7a\u2028 alors"]).encode("utf-8-sig")
-    (folder / "texts.txt").write_bytes(content)
+    result = json.loads(*answers(sentiment[0], "--json", TEXTS[1]))
+    assert (result["text"], result["class"]) == (TEXTS[1], "negative")
+    assert list(result["probabilities"]) == ["negative", "positive"]
+    content = "\r\n\r\n".join([*TEXTS, "A wonderful film. " * 20, "\u00e7a\u2028 alors"])
+    (folder / "texts.txt").write_text(content, encoding="utf-8-sig", newline="")
     lines = answers(sentiment[0], "--lines", "texts.txt")
     assert [line.split()[0] for line in lines[:3]] == ["positive", "negative", "positive"]
     assert len(lines) == 4
@@ -246,40 +228,41 @@ def exported(model, inputs, **metadata):
     export_model(task, create_state(task), "model.zip", examples=Split(inputs, labels), metadata=metadata)
 
 
+PAIRS = ((3, -0.428571), (-2, 0.285714), (3, -0.428571), (3, -0.428571))
 ROWS = np.array([[1, 2, 3, 6], [-1, -2, -3, -2]], np.float32)
 
 
-def test_a_regression_on_a_table(folder):
+@pytest.mark.parametrize(
+    ("predict", "lines"),
+    [
+        (None, ["3", "-2", "3", "3"]),
+        (lambda model, x: (model(x), -model(x) / 7), [f"output 0 {y}  output 1 {z}" for y, z in PAIRS]),
+        (lambda model, x: {"double": 2 * model(x)}, ["double 6", "double -4", "double 6", "double 6"]),
+    ],
+)
+def test_a_regression_on_a_table(folder, monkeypatch, predict, lines):
     """Rows of a table with and without names, and of an array of another precision."""
+    if predict:
+        monkeypatch.setattr(Answers, "predict", predict, raising=False)
     exported(Answers(rngs=nnx.Rngs(0)), ROWS)
     Path("named.csv").write_text("\ufeffa,b,c,d\n1,2,3,6\n-1,-2,-3,-2\n")
     Path("plain.csv").write_text("1,2,3,6\n")
     np.save("row.npy", ROWS[0].astype(np.int64))
-    wanted = ["named.csv[0]  3", "named.csv[1]  -2", "plain.csv  3", "row.npy  3"]
+    names = ["named.csv[0]", "named.csv[1]", "plain.csv", "row.npy"]
+    wanted = [f"{name}  {line}" for name, line in zip(names, lines, strict=True)]
     assert answers("model.zip", "named.csv", "plain.csv", "row.npy") == wanted
-    assert json.loads(answers("model.zip", "plain.csv", "--json")[0]) == {"file": "plain.csv", "index": 0, "output": 3}
+    if predict is None:
+        assert json.loads(*answers("model.zip", "plain.csv", "--json")) == {
+            "file": "plain.csv",
+            "index": 0,
+            "output": 3,
+        }
 
 
-@pytest.mark.parametrize(
-    ("predict", "line"),
-    [
-        (
-            lambda model, x: {"probability": jax.nn.sigmoid(model(x)), "row": x},
-            "probability 0.952574  row [1, 2, 3, 6]",
-        ),
-        (lambda model, x: (model(x), -model(x)), "output 0 3  output 1 -3"),
-        (lambda model, x: model(x).mean(), None),
-    ],
-)
-def test_what_a_model_predicts_may_differ_from_its_call(folder, monkeypatch, predict, line):
-    monkeypatch.setattr(Answers, "predict", predict, raising=False)
-    Path("row.csv").write_text("1,2,3,6\n")
-    if line is None:
-        with pytest.raises(UserError, match=r"the model answers \[\], not one row for each example: return"):
-            exported(Answers(rngs=nnx.Rngs(0)), ROWS)
-    else:
+def test_a_model_without_a_row_for_each_example_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(Answers, "predict", lambda model, x: model(x).mean(), raising=False)
+    with pytest.raises(UserError, match=r"the model answers \[\], not one row for each example: return"):
         exported(Answers(rngs=nnx.Rngs(0)), ROWS)
-        assert answers("model.zip", "row.csv") == [f"row.csv  {line}"]
 
 
 def test_pictures_in_colour_and_labels_that_would_steer_a_terminal(folder):

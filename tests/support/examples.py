@@ -8,7 +8,7 @@ from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.data.tfidf import FEATURES
 from pmapdp.data.tokens import PADDING, UNKNOWN, VOCABULARY
-from pmapdp.registry import MODELS, featurizer_of
+from pmapdp.registry import MODELS
 
 
 def random_split(examples: int, seed: int = 0) -> Split:
@@ -25,7 +25,7 @@ def random_split_for(model: str, examples: int, seed: int = 0) -> Split:
     """`examples` random inputs as `model` takes them, with labels of its classes; small ones, images of 12 x 12 pixels
     and texts of 24 words, for the convnet and the transformer, which take any size and are slow in float64."""
     generator = np.random.default_rng(seed)
-    match featurizer_of(MODELS[model]):
+    match getattr(MODELS[model], "featurizer", "images"):
         case "images":
             split = random_split(examples, seed)
             return split._replace(inputs=split.inputs[:, :12, :12]) if model == "convnet" else split
