@@ -76,7 +76,7 @@ def evaluate_run(
         job = prepare(config, Custom(**yours))
         if "test" not in job.batches:
             raise UserError(f"{config.dataset} has no test set to evaluate on: give one, DataSet(train, test)")
-        state = load_state(workdir, job.task, best=best, content=job.content).state
+        state, _ = load_state(workdir, job.task, best=best, content=job.content)
         facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
         facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
         return evaluate(job, job.strategy.place_state(state), "test"), facts

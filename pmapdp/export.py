@@ -130,9 +130,9 @@ def export_run(
     with jax.enable_x64(config.dtype == "float64"):
         data = load_data(config.dataset, data_dir or config.data_dir) if data is None else make_data_set(data)
         task = rebuild_task(config, **yours)
-        state, step, progress = load_state(folder, task, best=best, content=fingerprint(data))
+        state, progress = load_state(folder, task, best=best, content=fingerprint(data))
     arrays, featurizer = featurize(data, task.model)
-    last = progress["last"]
+    step, last = int(state.step), progress["last"]
     measured = {name: last[name] for name in ("validation", "test") if name in last}
     metadata = {
         # Only the names of files of yours: their folders are nobody's business.

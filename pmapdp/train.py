@@ -323,7 +323,7 @@ def load_run(path: str | Path, **yours: Any) -> tuple[Config, TrainState, dict[s
     """
     config = read_config(path)
     with jax.enable_x64(config.dtype == "float64"):
-        state, _, progress = load_state(path, rebuild_task(config, **yours))
+        state, progress = load_state(path, rebuild_task(config, **yours))
     return config, state, progress["last"]
 
 

@@ -20,15 +20,14 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-from pmapdp.cli import SIGNALS, catch_signals
+from pmapdp.cli import SIGNALS, catch_signals, stop
 from pmapdp.data.batches import Batches
 from pmapdp.distributed import Peers, make_global
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, StoppedError
 from pmapdp.metrics import ACCURACIES, Meter
-from pmapdp.run import replicas
-from pmapdp.run.checkpoints import Checkpoints, load_weights
+from pmapdp.run.checkpoints import Checkpoints, load_weights, require_equal_copies
 from pmapdp.run.report import Reporter
-from pmapdp.run.workdir import identity, lock_workdir, require_same_run, sample_functions, write_config
+from pmapdp.run.workdir import identity, lock_workdir, sample_functions, write_config
 from pmapdp.state import TrainState, create_state, is_finite, named_leaves
 from pmapdp.steps.shared import gradient_sums
 
@@ -46,40 +45,35 @@ class Run:
         self.per_epoch, self.stack = job.batches["train"].per_epoch, stack
         self.compile_seconds: float | None = None
         self.epochs: list[dict[str, Any]] = []  # since this process started, as in the metrics file
-        self.identity = identity(job.config, job.content)
+        self.progress: dict[str, Any] = {"sums": {}, "examples": 0, "best": {}, "last": {}}
         self.checkpoints: Checkpoints | None = None
         if workdir := job.config.workdir:
             if job.peers.first:
-                stack.enter_context(lock_workdir(workdir, job.config))
-            job.peers.wait("the workdir")  # until process 0 has written config.json
+                stack.enter_context(lock_workdir(workdir))
+            job.peers.wait("the workdir")  # until process 0 has made its lock
             # If the folder isn't shared, only process 0 finds the file.
-            job.peers.require_same({f"--workdir {workdir}": (Path(workdir) / "config.json").exists()})
-            self.identity |= sample_functions(job)
-            checkpoints = Checkpoints(Path(workdir) / "checkpoints", job.config.keep_checkpoints)
-            self.checkpoints = stack.enter_context(contextlib.closing(checkpoints))
+            job.peers.require_same({f"--workdir {workdir}": Path(workdir, "pmapdp.lock").exists()})
+            self.identity = identity(job.config, job.content) | sample_functions(job)
+            self.checkpoints = Checkpoints(Path(workdir, "checkpoints"), job.config.keep_checkpoints)
+            stack.callback(self.checkpoints.close)
         self.stop = StopRequest(job.peers, stack)
         stack.enter_context(job.peers.exit_on_error())
 
     def restore_or_init(self) -> tuple[TrainState, int]:
         """Return the state on the devices and the updates made, from a checkpoint, `--init-from` or the seed."""
         job, sharding = self.job, self.job.strategy.state_sharding
-        self.progress: dict[str, Any] = {"sums": {}, "examples": 0, "best": {}, "last": {}}
         if self.checkpoints and (steps := self.checkpoints.steps()):
-            state, step, self.progress = self.checkpoints.read(steps[-1], job.task, sharding)
-            theirs = self.progress["belongs_to"]
-            ended = step >= theirs["epochs"] * self.per_epoch
-            what = f"the checkpoint of step {step} in {self.checkpoints.folder}"
-            require_same_run(what, theirs, self.identity_after(step), ended=ended)
-            news = f"restored from the checkpoint of step {step:,}"
+            step = steps[-1]
+            state, self.progress = self.checkpoints.read(step, job.task, self.identity, sharding)
+            event, news = "resume", f"restored from the checkpoint of step {step:,}"
         else:
             task, news = load_weights(job.task, self.config.init_from) if self.config.init_from else (job.task, "")
-            state, step = create_state(task, sharding), 0
+            state, step, event = create_state(task, sharding), 0, "init_from"
         if self.config.workdir and job.peers.first:
-            write_config(Path(self.config.workdir), self.config)
-        self.report = Reporter(job.config, self.stack, first=job.peers.first)
-        self.report.start(job, state, step)
+            write_config(self.config, self.config.workdir)
+        self.report = Reporter(job, state, step, self.stack)
         if news:
-            self.report.event("resume" if step else "init_from", step=step)
+            self.report.event(event, step=step)
             self.report.line(news)
         if self.config.draw_sharding and step == 0 and job.peers.first:
             labels = job.strategy.place_batch(next(job.batches["train"].epoch(0))).labels
@@ -109,28 +103,24 @@ class Run:
             meter.finish()
             self.save(step, state, meter)
         elif compare_every and step % compare_every == 0:
-            replicas.require_equal_copies(step, state, self.job.strategy.state_sharding)
+            require_equal_copies(step, state, self.job.strategy.state_sharding)
         if stopping:
             self.end_stopped(stopping, step, state)
 
     def end_epoch(self, step: int, state: TrainState, meter: Meter, tested: dict[str, float]) -> None:
         """Report and save the results of an epoch, after which `state` was evaluated."""
-        with jax.transfer_guard("allow"):
-            learning_rate = float(self.job.schedule(step - 1))
         results = {
             "epoch": (step - 1) // self.per_epoch + 1,
             "step": step,
             "train": meter.means,
             **({self.job.held_out: tested} if self.job.held_out else {}),
-            "learning_rate": learning_rate,
+            "learning_rate": float(jax.device_get(self.job.schedule(jax.device_put(step - 1)))),
             **meter.speed,
         }
         self.epochs.append(results)
         self.report.end_epoch(results)
-        best = self.progress["best"]
-        if not best or best_metric(results, self.config.best)[2] > best_metric(best, self.config.best)[2]:
-            self.progress["best"] = results
-        self.progress["last"] = results
+        best = max(self.progress["best"] or results, results, key=lambda each: best_metric(each, self.config.best)[2])
+        self.progress |= {"best": best, "last": results}
         self.save(step, state, meter if step % self.per_epoch else Meter())
         if self.after_epoch is not None:
             self.after_epoch(dict(results), state)
@@ -140,18 +130,13 @@ class Run:
     def save(self, step: int, state: TrainState, meter: Meter) -> None:
         """Save the state after update `step`, and check its copies first if asked. After an epoch `meter` is empty."""
         if self.config.check_replicas:
-            replicas.require_equal_copies(step, state, self.job.strategy.state_sharding)
+            require_equal_copies(step, state, self.job.strategy.state_sharding)
         self.progress |= {"sums": meter.sums, "examples": meter.examples}
         if self.checkpoints:
             state = make_global(state, self.job.strategy.state_sharding)
             if not is_finite(state):
                 raise DivergedError(f"the state is not finite after step {step}: {DIVERGED_ADVICE}")
-            self.checkpoints.save(step, state, self.progress | {"belongs_to": self.identity_after(step)})
-
-    def identity_after(self, step: int) -> dict[str, Any]:
-        """Return the run's identity and the next update's learning rate, which the 64 sampled points may miss."""
-        with jax.transfer_guard("allow"):
-            return self.identity | {"the schedule at the next update": float(f"{self.job.schedule(step):.6g}")}
+            self.checkpoints.save(step, state, self.progress | {"belongs_to": self.identity})
 
     def end_stopped(self, number: signal.Signals, step: int, state: TrainState) -> NoReturn:
         """End the run after update `step`, because a signal asked for it."""
@@ -167,16 +152,14 @@ class Run:
         self.report.end_trace()
         if self.checkpoints:
             self.checkpoints.wait()
-        best, last = self.progress["best"], self.progress["last"]
-        lines = [""]
+        best, last, lines = self.progress["best"], self.progress["last"], [""]
         if step < self.job.total_steps:
-            lines += [
-                f"ended after epoch {last['epoch']}: the last {self.config.patience} were no better than the best"
-            ]
+            why = f"the last {self.config.patience} were no better than the best"
+            lines.append(f"ended after epoch {last['epoch']}: {why}")
         if best:
             part, name, _ = best_metric(best, self.config.best)
             epochs = f"best {best[part][name]:.4f} (epoch {best['epoch']}), last {last[part][name]:.4f}"
-            lines += [f"{part} {name}: {epochs}"]
+            lines.append(f"{part} {name}: {epochs}")
         seconds, compiling = time.perf_counter() - self.started, self.compile_seconds or 0.0
         self.report.event("end", steps=step, compile_seconds=compiling, total_seconds=seconds)
         self.report.line(*lines, f"{seconds:.1f} s in all, of which {compiling:.1f} s to compile")
@@ -189,16 +172,14 @@ def open_run(job: "Job", started: float, after_epoch: AfterEpoch | None = None) 
         try:
             yield Run(job, started, after_epoch, stack)
         except DivergedError as error:
-            if error.step == 0:
-                raise
-            raise DivergedError(f"{error}: {find_first_not_finite(job, error.step)}", error.step) from None
+            found = f": {find_first_not_finite(job, error.step)}" if error.step else ""
+            raise DivergedError(f"{error}{found}") from None
 
 
 def find_first_not_finite(job: "Job", step: int) -> str:
-    """Say which example is not finite in update `step` or the one before it, or advise another learning rate.
+    """Say what is not finite in update `step` or in the one before, which made its parameters, or advise another rate.
 
-    The update before counts because it made the parameters. Inputs and labels can be checked in any update, losses and
-    gradients of single examples only in the first, whose parameters are known.
+    The loss and the gradients of single examples are looked at in the first update alone, whose parameters are known.
     """
     batches, state = job.batches["train"], create_state(job.task)
     compute = jax.jit(functools.partial(gradient_sums, dataclasses.replace(job.task, accumulate=1)))
@@ -220,23 +201,17 @@ def find_first_not_finite(job: "Job", step: int) -> str:
 def keep_compiled_programs() -> None:
     """Let JAX keep compiled programs in `~/.cache/pmapdp/compiled`, or in the folder that you have set."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        try:
-            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmapdp" / "compiled"
+        with contextlib.suppress(OSError, RuntimeError):  # some containers have no home; JAX would warn of each program
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "pmapdp", "compiled")
             cache.mkdir(parents=True, exist_ok=True)
-        except (OSError, RuntimeError):  # some containers have no home; JAX would warn of each program
-            return
-        jax.config.update("jax_compilation_cache_dir", str(cache))
+            jax.config.update("jax_compilation_cache_dir", str(cache))
     # Two processes that write the same entry make JAX warn, but the cache is optional.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, float]:
-    """Return the part of the data and the metric that decide which epoch is the best, and its score (higher is better).
-
-    `best` is the setting `--best`. None: the highest accuracy, or the lowest loss if there is no accuracy.
-    """
+    """Return the part of the data and the metric that decide which epoch is best, and its score (higher is better)."""
     part = next(part for part in ("validation", "test", "train") if part in results)
     accuracy = next((f"highest:{name}" for name in ACCURACIES if name in results[part]), "lowest:loss")
     order, _, name = (best or accuracy).partition(":")
@@ -255,16 +230,14 @@ class StopRequest:
         self.peers = peers
         self.signal: signal.Signals | None = None  # that came to this process
         self.agreed: signal.Signals | None = None  # after which the run stops
-        self.handlers = stack.enter_context(contextlib.ExitStack())
         if threading.current_thread() is threading.main_thread():  # in others Python can't catch signals
             numbers = [each for each in SIGNALS if peers.count == 1 or each != signal.SIGTERM]
-            self.handlers.enter_context(catch_signals(self.take, numbers))
+            stack.enter_context(catch_signals(self.take, numbers))
 
     def take(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal, or let the second one have its usual effect."""
+        """Note the first signal, and stop at the second."""
         if self.signal:
-            self.handlers.close()
-            signal.raise_signal(number)
+            stop(number, frame)
         self.signal = signal.Signals(number)
         if self.peers.count == 1:
             self.agreed = self.signal

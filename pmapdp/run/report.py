@@ -9,14 +9,13 @@ import os
 import platform
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import jax
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pmapdp.config import Config
 from pmapdp.devices import count_from_environment, describe
 from pmapdp.errors import explain_errors
 from pmapdp.files import ADVICE, open_regular
@@ -38,33 +37,42 @@ def open_lines(path: str | Path) -> TextIO:
     """Open a text file to append whole lines. Half a line at its end, which a kill may leave, is ended first."""
     with explain_errors(f"{path} cannot be written", ADVICE):
         descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        end = os.fstat(descriptor).st_size
-        if end and os.pread(descriptor, 1, end - 1) != b"\n":
+        if (end := os.fstat(descriptor).st_size) and os.pread(descriptor, 1, end - 1) != b"\n":
             os.write(descriptor, b"\n")
         return open(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
 class Reporter:
-    """Shows and writes what a run reports. Only the first process does."""
+    """Shows and writes what a run of `job` reports from `step` on. Only the first process does."""
 
-    def __init__(self, config: Config, stack: contextlib.ExitStack, *, first: bool):
-        self.first, self.show_progress, self.epochs = first, config.progress and first, config.epochs
-        self.stack = stack
+    def __init__(self, job: "Job", state: TrainState, step: int, stack: contextlib.ExitStack):
+        config, self.first, self.epochs = job.config, job.peers.first, job.config.epochs
+        self.steps, self.per_epoch, self.updates = job.total_steps, job.batches["train"].per_epoch, 0
         self.bar: Progress | None = None
         self.log: TextIO | None = None
         self.metrics: list[TextIO] = []
         self.tensorboard: Any = None
-        if config.metrics_file and first:
+        self.trace: Path | None = None
+        if config.metrics_file and self.first:
             self.metrics.append(stack.enter_context(open_lines(config.metrics_file)))
-        if config.workdir and first:
+        if config.workdir and self.first:
             from tensorboardX import SummaryWriter  # takes a while to import
 
             folder = Path(config.workdir)
             self.metrics.append(stack.enter_context(open_lines(folder / "metrics.jsonl")))
             self.log = stack.enter_context(open_lines(folder / "log.txt"))
             self.tensorboard = stack.enter_context(contextlib.closing(SummaryWriter(str(folder))))
-        self.trace = Path(config.workdir) / "profile" if config.profile and config.workdir and first else None
-        self.updates, self.shown = 0, time.monotonic()
+            self.tensorboard.add_text("configuration", "\n".join(f"- {name}: {x}" for name, x in vars(config).items()))
+            self.trace = folder / "profile" if config.profile else None
+        facts, header = describe_run(job, state)
+        self.event("start", **vars(config) | facts)
+        self.line(*header, "")
+        self.show_progress = config.progress and self.first
+        if self.show_progress and sys.stdout.isatty():
+            columns = [BarColumn(12), MofNCompleteColumn(), TextColumn("{task.description}")]
+            self.bar = stack.enter_context(Progress(*columns, TimeRemainingColumn(compact=True), transient=True))
+            self.bar.add_task("compiling", total=self.steps, completed=step)
+        self.shown = -math.inf if self.bar else time.monotonic()  # a bar changes as soon as it has compiled
 
     def line(self, *texts: str) -> None:
         """Print lines as they are, and write them to the log."""
@@ -81,53 +89,6 @@ class Reporter:
         for file in self.metrics:
             file.write(json.dumps({"event": name, **values}) + "\n")
 
-    def start(self, job: "Job", state: TrainState, step: int) -> None:
-        """Report what a run does from `step` on, on which devices and with what data."""
-        config, batches = job.config, job.batches["train"]
-        examples = {name: part.examples for name, part in job.batches.items()}
-        per_device = math.ceil(batches.batch_size / batches.devices)
-        facts = {
-            "devices": len(job.devices),
-            "global_batch_size": batches.batch_size,
-            "per_device_batch_size": per_device,
-            "parameters": count_parameters(state.params),
-            "examples": examples,
-            "state_bytes_on_a_device": bytes_on_a_device((state.params, state.optimizer_state)),
-            "jax": jax.__version__,
-        }
-        self.steps, self.per_epoch = job.total_steps, batches.per_epoch
-        self.event("start", **vars(config) | facts)
-        if self.tensorboard:
-            settings = "\n".join(f"- {name}: {value}" for name, value in vars(config).items())
-            self.tensorboard.add_text("configuration", settings)
-        named = RECIPES[config.recipe].config
-        recipe = f"recipe {named.recipe}, " if (config.dataset, config.model) == (named.dataset, named.model) else ""
-        layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
-        few = len(job.devices) == 1 and job.devices[0].platform == "cpu" and config.strategy != "single"
-        if few and not config.devices and not count_from_environment():
-            layout += ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
-        micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
-        weights = {name: " (weighted)" * part.is_weighted for name, part in job.batches.items()}
-        data = [config.dataset, *(f"{n:,} to {USES[name]}{weights[name]}" for name, n in examples.items())]
-        processes = f"{job.peers.count} process{'es' if job.peers.count > 1 else ''}"
-        rows = {
-            "run": f"{recipe}strategy {config.strategy}, seed {config.seed}, {config.dtype}",
-            "devices": describe(job.devices) + layout,
-            "batch": f"{batches.batch_size:,} over all devices, at most {per_device:,} on one{micro_batches}",
-            "model": f"{config.model}, {facts['parameters']:,} parameters",
-            "loss": name_of_loss(job.task.loss),
-            "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch; {config.optimizer}, {config.schedule}",
-            "state": state_line(state),
-            "data": ", ".join([*data, f"content {job.content}"] if job.content else data),
-            "started": f"{job.peers.launcher}, {processes}, jax {jax.__version__}, Python {platform.python_version()}",
-        }
-        self.line(*(f"{name:<7}  {value}" for name, value in rows.items()), "")
-        if self.show_progress and sys.stdout.isatty():
-            columns = [BarColumn(12), MofNCompleteColumn(), TextColumn("{task.description}")]
-            bar = Progress(*columns, TimeRemainingColumn(compact=True), transient=True)
-            self.bar = self.stack.enter_context(bar)
-            bar.add_task("compiling", total=self.steps, completed=step)
-
     def update(self, step: int, state: TrainState, meter: Meter) -> None:
         """Show the progress now and then, add a point to TensorBoard, and trace some updates with --profile."""
         self.updates += 1
@@ -138,20 +99,17 @@ class Reporter:
             self.end_trace(state)
         if self.tensorboard and step % UPDATES_BETWEEN_POINTS == 0 and meter.means:
             self.tensorboard.add_scalar("train/loss_so_far_in_the_epoch", meter.means["loss"], step)
-        first, now = self.updates == 1, time.monotonic()  # the first update compiles, and no other
-        wait = SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
-        if not self.show_progress or (now - self.shown < wait and not (first and self.bar)):
+        now, wait = time.monotonic(), SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
+        if not self.show_progress or now - self.shown < wait:
             return
         epoch, figures = f"epoch {(step - 1) // self.per_epoch + 1}/{self.epochs}", in_words(meter.means)
+        speed = [f"{meter.timed_examples / meter.seconds:,.0f} examples/s"] if meter.timed_updates else []
         if self.bar:
-            del figures[1:]  # the loss alone fits 80 columns
-        if meter.timed_updates:
-            figures.append(f"{meter.timed_examples / meter.seconds:,.0f} examples/s")
-        if self.bar:
-            self.bar.update(self.bar.task_ids[0], completed=step, description="  ".join([epoch, *figures]))
-        elif meter.timed_updates:
-            seconds_left = max(1, round((self.steps - step) * meter.seconds / meter.timed_updates))
-            self.line("  ".join([epoch, f"update {step:,}/{self.steps:,}", *figures, f"{seconds_left:,} s left"]))
+            text = "  ".join([epoch, *figures[:1], *speed])  # the loss alone fits 80 columns
+            self.bar.update(self.bar.task_ids[0], completed=step, description=text)
+        elif speed:
+            left = max(1, round((self.steps - step) * meter.seconds / meter.timed_updates))
+            self.line("  ".join([epoch, f"update {step:,}/{self.steps:,}", *figures, *speed, f"{left:,} s left"]))
         self.shown = now
 
     def end_epoch(self, results: dict[str, Any]) -> None:
@@ -173,19 +131,55 @@ class Reporter:
             jax.block_until_ready(state)
             jax.profiler.stop_trace()
             file = max(self.trace.glob("**/perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)
-            summed = f"summed over {self.updates - WARM_UP} updates and {jax.device_count()} devices"
-            self.line(f"trace: open {file} at ui.perfetto.dev; the longest operations, {summed}:")
-            self.line(*longest_operations(file))
+            longest = f"the longest operations, over {self.updates - WARM_UP} updates and {jax.device_count()} devices"
+            self.line(f"trace: open {file} at ui.perfetto.dev; {longest}:", *longest_operations(file))
             self.trace = None
+
+
+def describe_run(job: "Job", state: TrainState) -> tuple[dict[str, Any], list[str]]:
+    """Return the facts about a run for the metrics files, and the lines of the header."""
+    config, batches = job.config, job.batches["train"]
+    per_device = math.ceil(batches.batch_size / batches.devices)
+    facts = {
+        "devices": len(job.devices),
+        "global_batch_size": batches.batch_size,
+        "per_device_batch_size": per_device,
+        "parameters": count_parameters(state.params),
+        "examples": {name: part.examples for name, part in job.batches.items()},
+        "state_bytes_on_a_device": bytes_on_a_device((state.params, state.optimizer_state)),
+        "jax": jax.__version__,
+    }
+    named = RECIPES[config.recipe].config
+    recipe = f"recipe {named.recipe}, " if (config.dataset, config.model) == (named.dataset, named.model) else ""
+    layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
+    few = len(job.devices) == 1 and job.devices[0].platform == "cpu" and config.strategy != "single"
+    if few and not config.devices and not count_from_environment():
+        layout += ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
+    micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
+    data = [f"{x.examples:,} to {USES[name]}{' (weighted)' * x.is_weighted}" for name, x in job.batches.items()]
+    data += [f"content {job.content}"] if job.content else []
+    processes = f"{job.peers.count} process{'es' if job.peers.count > 1 else ''}"
+    rows = {
+        "run": f"{recipe}strategy {config.strategy}, seed {config.seed}, {config.dtype}",
+        "devices": describe(job.devices) + layout,
+        "batch": f"{batches.batch_size:,} over all devices, at most {per_device:,} on one{micro_batches}",
+        "model": f"{config.model}, {facts['parameters']:,} parameters",
+        "loss": name_of_loss(job.task.loss),
+        "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch; {config.optimizer}, {config.schedule}",
+        "state": state_line(state),
+        "data": ", ".join([config.dataset, *data]),
+        "started": f"{job.peers.launcher}, {processes}, jax {jax.__version__}, Python {platform.python_version()}",
+    }
+    return facts, [f"{name:<7}  {value}" for name, value in rows.items()]
 
 
 def name_of_loss(loss: Any) -> str:
     """Name a loss with its settings, for example `cross_entropy(label_smoothing=0.1)`."""
     if not isinstance(loss, functools.partial):
         return getattr(loss, "__qualname__", type(loss).__name__)
-    settings = [f"{name}={getattr(value, '__name__', value)}" for name, value in loss.keywords.items() if value]
     inside = [name_of_loss(each) for each in loss.args]  # of an augmented loss: the loss and the augmentation
-    return f"{name_of_loss(loss.func)}({', '.join(inside + settings)})"
+    inside += [f"{name}={getattr(value, '__name__', value)}" for name, value in loss.keywords.items() if value]
+    return f"{name_of_loss(loss.func)}({', '.join(inside)})"
 
 
 def in_words(results: dict[str, float]) -> list[str]:
@@ -197,12 +191,11 @@ def longest_operations(trace: Path, most: int = 10) -> list[str]:
     """List the compiled programs' operations with the most time in a Perfetto trace, over all devices and updates."""
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
-    milliseconds, calls = Counter[str](), Counter[str]()
+    milliseconds: dict[str, list[float]] = defaultdict(list)  # of each call
     for event in events:
         # Operations of a compiled program carry its name; other events are Python calls and the runtime's own.
         if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
-            milliseconds[event["name"]] += event.get("dur", 0) / 1000
-            calls[event["name"]] += 1
-    percent = 100 / (milliseconds.total() or 1)
-    longest = milliseconds.most_common(most)
-    return [f"{ms:10.2f} ms  {percent * ms:4.1f} %  {calls[name]:6d} calls  {name}" for name, ms in longest]
+            milliseconds[event["name"]].append(event.get("dur", 0) / 1000)
+    longest = sorted(((sum(ms), len(ms), name) for name, ms in milliseconds.items()), reverse=True)
+    percent = 100 / (sum(ms for ms, _, _ in longest) or 1)
+    return [f"{ms:10.2f} ms  {percent * ms:4.1f} %  {n:6d} calls  {name}" for ms, n, name in longest[:most]]

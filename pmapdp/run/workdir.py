@@ -1,7 +1,7 @@
 """The folder of a run, which belongs to one configuration, and to one process at a time.
 
-config.json       what the run does; another configuration is refused
-checkpoints/      the newest states, and the best epoch's
+config.json       what the run does
+checkpoints/      the newest states, and the best epoch's; a run of another configuration is refused
 metrics.jsonl     results, one JSON object a line
 log.txt           what was printed
 events.out.*      for `tensorboard --logdir DIR`
@@ -37,28 +37,19 @@ if TYPE_CHECKING:
     from pmapdp.train import Job
 
 FORMAT = "pmapdp run 2"
-WRITE_ADVICE = "name a --workdir of yours with free space, for example runs/first"
-FOLLOW_EPOCHS = "epochs", "the schedule", "the optimizer in update 2"  # more epochs may change facts that begin so
-CODE = ("dataset", "model", "optimizer", "schedule")  # settings that may name a file of yours
+WORKDIR_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 
 
 def with_full_paths(config: Config, *, first: bool = True) -> Config:
-    """Make all paths of a configuration absolute, because the user's code may change the current folder.
-
-    The `first` process, which writes the metrics file, looks at it before any work.
-    """
+    """Make all paths absolute, because your code may change the current folder. If `first`, try the metrics file."""
     names = [name for name in ("workdir", "data_dir", "metrics_file", "init_from") if getattr(config, name)]
-    names += [name for name in CODE if is_path(getattr(config, name))]
-    # A shell leaves the ~ of --workdir=~/runs as it is.
-    paths = {name: os.path.expanduser(getattr(config, name)) for name in names}
+    names += [name for name in ("dataset", "model", "optimizer", "schedule") if ".py:" in getattr(config, name)]
+    if config.dataset.endswith(".npz") or (config.dataset not in DATA_SETS and os.path.isdir(config.dataset)):
+        names.append("dataset")
+    paths = {name: os.path.expanduser(getattr(config, name)) for name in names}  # a shell leaves --workdir=~/runs
     if first:
         check_output("--metrics-file", paths.get("metrics_file"), LINES)
     return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items()})
-
-
-def is_path(name: str) -> bool:
-    """Return True if `name` is a path to your code or data, and False if it's the name of something built in."""
-    return ".py:" in name or name.endswith(".npz") or (name not in DATA_SETS and os.path.isdir(name))
 
 
 def identity(config: Config, content: str | None = None) -> dict[str, Any]:
@@ -68,7 +59,7 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
     count either: `sample_functions` compares their values. `content` is the `fingerprint` of the data.
     """
     settings = {each.name: getattr(config, each.name) for each in dataclasses.fields(config) if each.metadata["fixed"]}
-    settings |= {name: os.path.basename(settings[name]) for name in CODE if is_path(settings[name])}
+    settings |= {name: os.path.basename(settings[name]) for name in ("dataset", "model")}
     for kind, ours in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
         settings[kind] = settings[kind] if settings[kind] in ours else "yours"
     return json.loads(json.dumps(settings | ({"the content of the data": content} if content else {})))
@@ -77,48 +68,47 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
 def sample_functions(job: "Job") -> dict[str, float]:
     """Return some values of the run's functions, because you may change a function and keep its name.
 
-    - The learning rates at 64 even points of the run.
+    - The learning rates at 64 even points of the run, and their sum over all updates.
     - Two updates by fixed gradients, if the optimizer is yours. A built-in one follows from the settings.
     - The training loss of four examples, with the initial parameters and the dropout of the first update.
     """
     task, split = job.task, job.data.train
-    n, updates_made = min(4, split.examples), 0 if job.config.optimizer in OPTIMIZERS else 2
-    points = np.linspace(0, job.config.epochs * job.batches["train"].per_epoch, 64).astype(np.int32)
+    n, updates = min(4, split.examples), () if job.config.optimizer in OPTIMIZERS else (1, 2)
+    last = job.config.epochs * job.batches["train"].per_epoch
 
     def compute(params: Any, model_state: Any, batch: Batch) -> dict[str, Any]:
-        values = {"rates": jax.lax.map(job.schedule, points)}
+        keys = example_keys(task.seed, jnp.int32(0), batch.indices)
+        with use_context(Context(batch.weights, keys, train=True)):
+            values = {f"the loss of {n} examples": task.loss(task.model_with(params, model_state), batch).loss}
         optimizer_state = task.optimizer.init(params)
         gradients = jax.tree.map(lambda p: 3 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape), params)
-        for number in range(1, updates_made + 1):  # the second is smaller, which shows how the rule remembers the first
+        for number in updates:  # the second is smaller, which shows how the rule remembers the first
             update, optimizer_state = task.optimizer.update(gradients, optimizer_state, params)
             values[f"the optimizer in update {number} by a fixed gradient"] = optax.tree.vdot(update, gradients)
             gradients = jax.tree.map(lambda g: g / 100, gradients)
-        keys = example_keys(task.seed, jnp.int32(0), batch.indices)
-        with use_context(Context(batch.weights, keys, train=True)):
-            values[f"the loss of {n} examples"] = task.loss(task.model_with(params, model_state), batch).loss
         return values
 
     # It runs once, so optimizing it would take longer than it saves.
     program = jax.jit(compute, compiler_options={"xla_backend_optimization_level": 0})
     # On the host and with exact products, so that another machine finds the same.
     with use_host(), jax.transfer_guard("allow"), jax.default_matmul_precision("highest"):
-        values = jax.device_get(program(*task.arrays_of(task.model), Batches(split, n).take(np.arange(n))))
-    rates = zip(points.tolist(), values.pop("rates"), strict=True)
-    values = {f"the schedule after {step} updates": rate for step, rate in rates} | values
-    return {name: float(f"{value:.6g}") for name, value in values.items()}
+        rates = np.asarray(jax.vmap(job.schedule)(np.arange(last + 1)), float)
+        values = {f"the schedule after {step} updates": rates[step] for step in np.linspace(0, last, 64).astype(int)}
+        values["the schedule, summed up"] = rates.sum()
+        values |= program(*task.arrays_of(task.model), Batches(split, n).take(np.arange(n)))
+        return {name: float(f"{value:.6g}") for name, value in values.items()}
 
 
 def require_same_run(what: str, theirs: dict[str, Any], ours: dict[str, Any], *, ended: bool = False) -> None:
-    """Refuse a run or checkpoint, called `what`, of another identity. One that has `ended` may be given more epochs."""
-    may_differ = FOLLOW_EPOCHS if ended and ours["epochs"] > theirs["epochs"] else ()
+    """Refuse a checkpoint, called `what`, of another identity. If its run has `ended`, it may be given more epochs."""
+    extended = ended and ours["epochs"] > theirs["epochs"]
+    may_differ = ("epochs", "the schedule", "the optimizer in update 2") if extended else ()  # their beginnings
     rounding = 1e-2 if ours["dtype"] == "bfloat16" else 1e-4  # another machine may round what a function gives
     different = []
     for name, now in ours.items():
-        then = theirs.get(name, now)
-        is_same = then == now
-        if name.startswith("the ") and isinstance(now, float):
-            is_same = np.isclose(then, now, rtol=rounding, atol=1e-9, equal_nan=True)
-        if not is_same and not name.startswith(may_differ):
+        then, is_rounded = theirs.get(name, now), name.startswith("the ") and isinstance(now, float)
+        is_close = is_rounded and np.isclose(then, now, rtol=rounding, atol=1e-9, equal_nan=True)
+        if then != now and not is_close and not name.startswith(may_differ):
             different.append(f"{name} ({then!r} there, {now!r} now)")
     if different:
         raise UserError(
@@ -128,24 +118,20 @@ def require_same_run(what: str, theirs: dict[str, Any], ours: dict[str, Any], *,
 
 
 @contextlib.contextmanager
-def lock_workdir(path: str, config: Config) -> Iterator[None]:
-    """Keep the folder of a run for this process, and make it with its config.json if it's missing.
-
-    Raises:
-        UserError: it can't be written, holds somebody else's files under our names or a run of another configuration,
-            or is in use by a running process.
-    """
-    folder, config_file = Path(path), Path(path, "config.json")
-    with explain_errors(f"--workdir {path} cannot be written", WRITE_ADVICE):
+def lock_workdir(path: str) -> Iterator[None]:
+    """Keep the folder of a run for this process, and make it if it's missing. A `UserError` says why it can't."""
+    folder = Path(path)
+    with explain_errors(f"--workdir {path} cannot be written", WORKDIR_ADVICE):
         if "\\" in path:
             raise ValueError("TensorStore takes its backslash for a slash")
         folder.mkdir(parents=True, exist_ok=True)
-        for pattern in () if os.path.lexists(config_file) else ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*"):
-            for foreign in folder.glob(pattern):
-                raise UserError(
-                    f"--workdir {folder} holds {foreign.relative_to(folder)}, and no config.json says that a run of "
-                    "pmapdp wrote it: name a new folder, for example runs/first"
-                )
+        if os.path.lexists(folder / "config.json"):
+            read_config(folder)  # refuses one that isn't ours
+        elif foreign := [*folder.glob("metrics.jsonl"), *folder.glob("log.txt"), *folder.glob("checkpoints/[0-9]*")]:
+            raise UserError(
+                f"--workdir {folder} holds {foreign[0].relative_to(folder)}, and no config.json says that a run of "
+                "pmapdp wrote it: name a new folder, for example runs/first"
+            )
         descriptor = open_regular(folder / "pmapdp.lock", os.O_RDWR | os.O_CREAT)
     with open(descriptor, "r+") as lock:
         try:
@@ -157,19 +143,13 @@ def lock_workdir(path: str, config: Config) -> Iterator[None]:
             ) from None
         lock.truncate(0)
         os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())
-        if config_file.exists():
-            # `restore_or_init` compares the epochs: a run that has ended may be given more.
-            theirs = identity(read_config(folder)) | {"epochs": config.epochs}
-            require_same_run(f"the run in --workdir {path}", theirs, identity(config))
-        else:
-            write_config(folder, config)
         yield
 
 
-def write_config(folder: Path, config: Config) -> None:
+def write_config(config: Config, folder: str) -> None:
     """Write the configuration of a run to its folder."""
-    content = {"format": FORMAT, "config": vars(config)}
-    write_file(folder / "config.json", json.dumps(content, indent=2) + "\n", advice=WRITE_ADVICE)
+    text = json.dumps({"format": FORMAT, "config": vars(config)}, indent=2)
+    write_file(Path(folder) / "config.json", f"{text}\n", advice=WORKDIR_ADVICE)
 
 
 def read_config(path: str | Path) -> Config:

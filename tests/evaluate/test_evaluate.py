@@ -85,6 +85,7 @@ def test_code_that_a_file_names_is_not_run(tmp_path, monkeypatch):
     ("arguments", "sentence"),
     [
         (["FILE", "--strategy", "jit"], "FILE is an exported model, for one device and of one epoch: leave out --best"),
+        (["FILE", "--best"], "FILE is an exported model, for one device and of one epoch: leave out --best"),
         (["FILE", "--dataset", "rows.npz"], "the model takes {'dtype': 'uint8', 'shape': ['batch', 28, 28, 1]}"),
         (["FILE", "--dataset", "eleven.npz"], "the test labels are from 0 to 10, and the model has 10 logits"),
         (["FILE", "--dataset", "reviews"], "the model takes no texts: give the data of its training"),

@@ -1,6 +1,7 @@
 """The best epoch is kept and evaluated, ends a run early, and each epoch calls your function."""
 
 import json
+import shutil
 import signal
 
 import jax
@@ -9,10 +10,8 @@ import numpy as np
 import pytest
 from points import DATA, Net, run
 
-from pmapdp import cli
 from pmapdp.errors import StoppedError, UserError
 from pmapdp.evaluate import evaluate_run
-from pmapdp.evaluate import main as evaluate
 from pmapdp.export import export_run
 from pmapdp.loss import MetricSums
 
@@ -38,7 +37,7 @@ def test_patience_ends_a_run_and_its_resumption_alike(stopped):
     jax.tree.map(np.testing.assert_array_equal, again.state, found.state)
 
 
-def test_the_best_checkpoint_is_kept_and_evaluated(stopped):
+def test_the_best_checkpoint_is_kept_and_evaluated(stopped, tmp_path):
     folder, best, found = stopped
     losses = [each["test"]["loss"] for each in found.epochs]
     kept = [5 * best, 5 * best + 10, 5 * best + 15]
@@ -48,6 +47,9 @@ def test_the_best_checkpoint_is_kept_and_evaluated(stopped):
         assert totals["loss"] == pytest.approx(loss, rel=1e-5)
         assert facts["step"] == step
     assert f"test loss: best {min(losses):.4f} (epoch {best}), last" in (folder / "log.txt").read_text()
+    without = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns(str(kept[0])))
+    with pytest.raises(UserError, match="holds no checkpoint of its best epoch: leave --best out"):
+        evaluate_run(str(without), best=True, model=Net, data=DATA, **RISING)
 
 
 @pytest.mark.slow
@@ -72,18 +74,6 @@ def test_your_metric_may_decide(tmp_path):
     totals, facts = evaluate_run(str(tmp_path / "run"), best=True, model=Net, data=DATA, **own)
     assert facts["step"] == worst["step"]
     assert totals["error"] == pytest.approx(worst["test"]["error"], rel=1e-5)
-
-
-def test_no_best_epoch_to_evaluate(stopped, tmp_path, capsys):
-    """An exported file has one epoch, and somebody has removed the best checkpoint of this run."""
-    (tmp_path / "model.zip").write_bytes(b"")
-    assert cli.run(evaluate, [str(tmp_path / "model.zip"), "--best"]) == 2
-    assert "is an exported model, for one device and of one epoch: leave out --best" in capsys.readouterr().err
-    best = stopped[0] / "checkpoints" / str(5 * stopped[1])
-    best.rename(tmp_path / "away")
-    with pytest.raises(UserError, match="no longer holds the checkpoint of its best epoch: leave --best out"):
-        evaluate_run(str(stopped[0]), best=True, model=Net, data=DATA, **RISING)
-    (tmp_path / "away").rename(best)
 
 
 def test_a_function_after_each_epoch_and_a_stop(finished, tmp_path):

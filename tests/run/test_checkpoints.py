@@ -1,4 +1,5 @@
-"""Checkpoints hold the state of the call; the newest and the best stay, and another run's are refused."""
+"""Checkpoints hold the state of the call; the newest and the best stay, another run's are refused, and `--init-from`
+takes the weights of another run, or of an exported file, in place of random ones."""
 
 import asyncio
 import json
@@ -9,13 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import small_job
 from points import DATA, FiveClasses, Net, run
 
 from pmapdp.config import Config
 from pmapdp.errors import DivergedError, UserError
-from pmapdp.run.checkpoints import Checkpoints
+from pmapdp.export import export_run
+from pmapdp.run.checkpoints import Checkpoints, load_weights
+from pmapdp.run.workdir import identity
 from pmapdp.state import Task, build, create_state
-from pmapdp.train import Custom, load_run, prepare
+from pmapdp.train import Custom, load_run, make_task, prepare
+
+IDENTITY = identity(Config())
+PROGRESS = {"belongs_to": IDENTITY, "examples": 0, "best": {}, "last": {}}
 
 
 def assert_same(one, other):
@@ -32,65 +39,85 @@ def test_it_holds_the_state_of_the_call(tmp_path):
     for step, (batch, _) in enumerate(zip(job.batches["train"].epoch(0), range(3), strict=False), start=1):
         state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))
         saved[step] = jax.tree.map(jnp.copy, state)
-        checkpoints.save(step, state, {})
+        checkpoints.save(step, state, PROGRESS)
     state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))
     checkpoints.wait()
     assert checkpoints.steps() == [1, 2, 3]
     for step, expected in saved.items():
-        assert_same(checkpoints.read(step, job.task).state, expected)
+        assert_same(checkpoints.read(step, job.task, IDENTITY)[0], expected)
     checkpoints.close()
 
 
 def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(tmp_path):
+    """In float64, and read where an event loop runs, as in a notebook."""
     folder = tmp_path / "run[1] {a,b}*?$~'\" ü☃" / "checkpoints"
-    task = Task(build(Net), optax.sgd(0.1))
-    state, checkpoints = create_state(task), Checkpoints(folder, keep=2)
-    for step in range(1, 7):
-        checkpoints.save(step, jax.device_put(state), {"best": {"step": min(3, step)}})
-    checkpoints.close()
-    reader = Checkpoints(folder, read_only=True)
-    assert reader.steps() == [3, 5, 6]
-    assert_same(reader.read(3, task).state, state)
-    np.testing.assert_array_equal(reader.read_weights(6)["head.bias"], state.params["head"]["bias"])
 
+    async def read(reader):
+        return reader.read(3, task, IDENTITY)[0]
 
-def test_a_run_in_float64_resumes_where_an_event_loop_runs_as_in_a_notebook(tmp_path):
-    async def resume():
-        return run(workdir=str(tmp_path), dtype="float64", epochs=2)
-
-    run(workdir=str(tmp_path), dtype="float64", epochs=1)
-    assert asyncio.run(resume()).epochs[-1]["step"] == 10
+    with jax.enable_x64(True):
+        task = Task(build(Net, dtype="float64"), optax.sgd(0.1))
+        state, checkpoints = create_state(task), Checkpoints(folder, keep=2)
+        for step in range(1, 7):
+            checkpoints.save(step, jax.device_put(state), PROGRESS | {"best": {"step": min(3, step)}})
+        checkpoints.close()
+        reader = Checkpoints(folder, read_only=True)
+        assert reader.steps() == [3, 5, 6]
+        found = asyncio.run(read(reader))
+    assert found.params["head"]["bias"].dtype == "float64"
+    assert_same(found, state)
 
 
 def test_what_is_being_written_is_left_alone_by_readers_and_removed_by_the_next_start(finished, folder):
+    """The same command again is already done."""
     half_written = folder / "checkpoints" / "99.orbax-checkpoint-tmp"
     half_written.mkdir()
-    assert_same(load_run(folder, model=Net)[1], finished[1].state)
+    _, state, last = load_run(folder, model=Net)
+    assert_same(state, finished[1].state)
     assert half_written.is_dir()
     assert run(workdir=str(folder), epochs=2).epochs == []
     assert not half_written.exists()
+    log = (folder / "log.txt").read_text()
+    assert "restored from the checkpoint of step 10" in log
+    assert log.count("test accuracy: best") == 2
+    assert load_run(folder, model=Net)[2] == last
 
 
 def test_a_finished_run_is_trained_on_by_more_epochs(folder):
     """With a constant rate two epochs and then another are three; settings that change no result may change."""
     found = run(workdir=str(folder), epochs=3, keep_checkpoints=1, checkpoint_every=3)
     assert_same(found.state, run(epochs=3).state)
-    assert "restored from the checkpoint of step 10\n" in (folder / "log.txt").read_text()
     assert load_run(folder, model=Net)[0].keep_checkpoints == 1
 
 
+Edited = type("Net", (FiveClasses,), {})
+
+
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("model", "changes", "sentence"),
     [
-        ({"epochs": 1}, r"differs in epochs \(2 there, 1 now\)"),
-        ({"epochs": 3, "learning_rate": 1e-4}, r"learning_rate \(0.005 there, 0.0001 now\)"),
+        (Net, {"epochs": 1}, r"differs in epochs \(2 there, 1 now\)"),
+        (Net, {"epochs": 3, "learning_rate": 1e-4}, r"learning_rate \(0.005 there, 0.0001 now\)"),
+        (Edited, {"epochs": 2}, r"differs in .*the shape of params.head.bias \(\[3\] there, \[5\] now\)"),
     ],
 )
-def test_nothing_else_of_it_can_be_changed(folder, changes, sentence):
-    before = (folder / "config.json").read_bytes()
-    with pytest.raises(UserError, match=sentence):
-        run(workdir=str(folder), **changes)
-    assert (folder / "config.json").read_bytes() == before
+def test_nothing_else_of_it_can_be_changed(finished, model, changes, sentence):
+    """Not even the model's code; no byte of the folder is changed."""
+    folder, before = finished[0], small_job.contents(finished[0])
+    with pytest.raises(UserError, match=rf"the checkpoint of step 10 .* is of another configuration, .*{sentence}"):
+        run(model, workdir=str(folder), **changes)
+    assert small_job.contents(folder) == before
+
+
+def test_a_checkpoint_that_does_not_fit_its_folder_is_not_read(finished, folder):
+    """The model was edited, or config.json was."""
+    with pytest.raises(UserError, match=r"the shape of params.head.bias \(\[3\] there, \[5\] now\)"):
+        load_run(folder, model=Edited)
+    settings = json.loads((folder / "config.json").read_text())
+    settings["config"]["seed"] = 7
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=r"the checkpoint of step 10 .*seed \(0 there, 7 now\)"):
+        load_run(folder, model=Net)
 
 
 def test_a_run_that_has_not_ended_keeps_its_epochs(tmp_path):
@@ -98,25 +125,6 @@ def test_a_run_that_has_not_ended_keeps_its_epochs(tmp_path):
     run(**settings, steps=7)
     with pytest.raises(UserError, match=r"step 7 in .* differs in epochs \(2 there, 3 now\)"):
         run(**settings | {"epochs": 3})
-
-
-def test_checkpoints_of_another_run_are_refused_also_beside_its_config_json(folder):
-    settings = json.loads((folder / "config.json").read_text())
-    settings["config"]["seed"] = 7
-    (folder / "config.json").write_text(json.dumps(settings))
-    for read in (lambda: run(workdir=str(folder), epochs=2, seed=7), lambda: load_run(folder, model=Net)):
-        with pytest.raises(UserError, match=r"the checkpoint of step 10 .*seed \(0 there, 7 now\)"):
-            read()
-
-
-def test_a_model_that_was_edited_is_no_damage(finished, folder):
-    edited = type(Net)("Net", (FiveClasses,), {})
-    for read in (lambda: run(edited, workdir=str(folder), epochs=2), lambda: load_run(folder, model=edited)):
-        with pytest.raises(
-            UserError, match=r"another model .*, in which params.head.bias has the shape \[3\], now \[5\]"
-        ):
-            read()
-    assert_same(load_run(folder, model=Net)[1], finished[1].state)
 
 
 def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
@@ -128,6 +136,7 @@ def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
 
 
 def test_a_checkpoint_without_its_checksum_is_refused(finished, folder):
+    """The sentence says what to do: the run then goes on from the checkpoint before it, to the same bits."""
     file = folder / "checkpoints" / "10" / "progress" / "metadata"
     progress = json.loads(file.read_text())
     progress["last"]["train"]["loss"] += 1
@@ -143,5 +152,46 @@ def test_a_full_disk_is_found_before_anything_is_written(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(UserError, match=r"could not be written .*No space left on device.* those before it are intact"):
-        checkpoints.save(1, jax.device_put(state), {})
+        checkpoints.save(1, jax.device_put(state), PROGRESS)
     assert checkpoints.steps() == []
+
+
+@pytest.fixture(scope="module")
+def source(finished, tmp_path_factory):
+    """A run of two epochs, and its exported file."""
+    file = tmp_path_factory.mktemp("source") / "model.zip"
+    export_run(str(finished[0]), file, model=Net, data=DATA)
+    return {"run": finished[0], "file": file}
+
+
+def test_a_run_starts_from_the_weights_of_another_and_says_so(finished, tmp_path):
+    """With a learning rate of 0 the weights stay as they were, and update counts and moments start anew."""
+    settings = {"workdir": str(tmp_path / "run"), "init_from": str(finished[0]), "learning_rate": 0.0}
+    found = run(**settings)
+    assert_same(found.state.params, finished[1].state.params)
+    assert run(**settings, steps=5).state.step == found.state.step == 5  # resumed: from its own checkpoint
+    log, metrics = ((tmp_path / "run" / each).read_text() for each in ("log.txt", "metrics.jsonl"))
+    assert log.count(f"starts from 4 arrays of {finished[0]}, which had made 10 updates\n") == 1
+    assert '"event": "init_from"' in metrics
+    with pytest.raises(UserError, match="differs in init_from"):  # what a run began with belongs to it
+        run(**settings | {"init_from": None})
+
+
+@pytest.mark.parametrize("kind", ["run", "file"])
+def test_another_head_starts_as_the_seed_makes_it(finished, source, kind):
+    task, news = load_weights(make_task(Config(), Custom(model=FiveClasses)), str(source[kind]))
+    np.testing.assert_array_equal(task.model.hidden.kernel[...], finished[1].state.params["hidden"]["kernel"])
+    np.testing.assert_array_equal(task.model.head.kernel[...], build(FiveClasses).head.kernel[...])
+    assert news.startswith(f"starts from 2 arrays of {source[kind]}, which had made 10 updates")
+    assert news.endswith("; as the seed makes them: head.bias, head.kernel")
+
+
+def test_a_file_without_weights_is_one_sentence(source):
+    cut, task = source["file"].with_name("cut"), make_task(Config(model="mlp"), Custom())
+    cut.write_bytes(source["file"].read_bytes()[:-100])
+    for path, sentence in (
+        (cut, r"cut cannot be read \("),
+        (source["file"], "has no array of MLP, for example no hid"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            load_weights(task, str(path))

@@ -15,7 +15,7 @@ from points import DATA, Net
 from pmapdp.config import Config
 from pmapdp.errors import ReplicasError
 from pmapdp.models import axes
-from pmapdp.run.replicas import require_equal_copies
+from pmapdp.run.checkpoints import require_equal_copies
 from pmapdp.state import create_state
 from pmapdp.train import Custom, prepare, train
 

@@ -6,18 +6,16 @@ from pathlib import Path
 import entry
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from flax import nnx
 from points import DATA, Net, run
 
-from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.errors import DivergedError, UserError
 from pmapdp.loss import MetricSums
 from pmapdp.run.workdir import identity, require_same_run, sample_functions
-from pmapdp.train import Custom, main, prepare
+from pmapdp.train import Custom, prepare
 
 
 def net(rate):
@@ -40,27 +38,23 @@ def power(exponent):
     return loss
 
 
+def adam(b1):
+    return lambda schedule: optax.adamw(schedule, b1=b1, weight_decay=0.0)
+
+
 @pytest.mark.parametrize(
     ("name", "first", "second", "sentence"),
     [
-        (
-            "schedule",
-            lambda n: 0.01 * 0.9**n,
-            lambda n: 0.5 * 0.9**n,
-            r"schedule after 0 updates \(0.01 there, 0.5 now",
-        ),
-        (
-            "optimizer",
-            lambda s: optax.adamw(s, weight_decay=0.0),
-            lambda s: optax.adamw(s, b1=0.1, weight_decay=0.0),
-            r"the optimizer in update 2 by a fixed gradient \(.* there, .* now\)",
-        ),
+        ("schedule", lambda n: 0.01 * 0.9**n, lambda n: 0.5 * 0.9**n, r"after 0 updates \(0.01 there, 0.5 now"),
+        # Of 200 updates, 0, 3, 6 and so on are compared, and the sum of all.
+        ("schedule", lambda n: 0.01, lambda n: jnp.where(n == 4, 0.1, 0.01), r"summed up \(2.01 there, 2.1 now"),
+        ("optimizer", adam(0.9), adam(0.1), r"the optimizer in update 2 by a fixed gradient \(.* there, .* now\)"),
         ("loss", power(2), power(1), r"the loss of 4 examples \(.* there, .* now\)"),
         ("model", net(0.5), net(0.2), r"the loss of 4 examples \(.* there, .* now\)"),
     ],
 )
 def test_another_function_of_the_same_name_is_refused(name, first, second, sentence):
-    config = Config(strategy="single", devices=1, epochs=2, global_batch_size=20)
+    config = Config(strategy="single", devices=1, epochs=40, global_batch_size=20)
     jobs = [prepare(config, Custom(**{"model": Net, "data": DATA, name: each})) for each in (first, second)]
     theirs, ours = (identity(job.config) | sample_functions(job) for job in jobs)
     require_same_run("the run", theirs, theirs)
@@ -69,33 +63,18 @@ def test_another_function_of_the_same_name_is_refused(name, first, second, sente
 
 
 def test_the_same_function_of_another_name_goes_on_and_another_one_does_not(tmp_path):
-    """Also with more epochs, after which the schedule may differ."""
-    settings = {"workdir": str(tmp_path / "run"), "schedule": "cosine", "strategy": "single", "devices": 1}
+    """Nor does a file that was edited. With more epochs, over which the rates add up to more, it goes on."""
+    rate, file = "def rate(step):\n    return 0.01 / (1 + step)\n", tmp_path / "rate.py"
+    settings = {"workdir": str(tmp_path / "run"), "schedule": f"{file}:rate", "strategy": "single", "devices": 1}
+    file.write_text(rate)
     run(own={"optimizer": optax.lion}, **settings)
     with pytest.raises(UserError, match="differs in the optimizer in update 1 by a fixed gradient"):
         run(own={"optimizer": lambda schedule: optax.lion(schedule, weight_decay=9.0)}, **settings, epochs=2)
+    file.write_text(rate.replace("0.01", "0.02"))
+    with pytest.raises(UserError, match=r"the schedule after 0 updates \(0.01 there, 0.02 now\)"):
+        run(own={"optimizer": optax.lion}, **settings)
+    file.write_text(rate)
     assert int(run(own={"optimizer": lambda schedule: optax.lion(schedule)}, **settings, epochs=2).state.step) == 10
-
-
-def test_a_schedule_that_differs_between_the_64_points_is_noticed(tmp_path):
-    """Of 200 updates, 0, 3, 6 and so on are compared, and always the next one: here 4."""
-    settings = {"workdir": str(tmp_path / "run"), "strategy": "single", "devices": 1, "epochs": 40}
-    run(own={"schedule": lambda n: 0.01}, **settings, steps=4)
-    with pytest.raises(UserError, match=r"the schedule at the next update \(0.01 there, 0.1 now"):
-        run(own={"schedule": lambda n: jnp.where(n == 4, 0.1, 0.01)}, **settings, steps=6)
-
-
-def test_a_file_that_was_edited_is_noticed(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rate.py").write_text("def rate(step):\n    return 0.01 / (1 + step)\n")
-    np.savez(tmp_path / "d.npz", train_inputs=DATA.train.inputs, train_labels=DATA.train.labels)
-    (tmp_path / "net.py").write_text("from points import Net\n")
-    command = ["--model", "net.py:Net", "--dataset", "d.npz", "--schedule", "rate.py:rate", "--devices", "1"]
-    command += ["--workdir", "run", "--epochs", "1", "--global-batch-size", "20", "--no-compile-cache"]
-    assert cli.run(main, [*command, "--steps", "2"]) == 0
-    (tmp_path / "rate.py").write_text("def rate(step):\n    return 0.02 / (1 + step)\n")
-    assert cli.run(main, command) == 2
-    assert "the schedule after 0 updates (0.01 there, 0.02 now)" in capsys.readouterr().err
 
 
 class Log(Net):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,20 +56,12 @@ def test_profile_is_a_trace_with_the_longest_operations(tmp_path):
     assert any("psum" in line or "all-reduce" in line for line in longest)  # the name is JAX's or XLA's
 
 
-def test_the_same_command_again_is_already_done(folder):
-    before = load_run(folder, model=Net)[2]
-    assert run(workdir=str(folder), epochs=2).epochs == []
-    log = (folder / "log.txt").read_text()
-    assert "restored from the checkpoint of step 10" in log
-    assert log.count("test accuracy: best") == 2
-    assert load_run(folder, model=Net)[2] == before
-
-
-def test_no_checkpoint_yet(tmp_path):
+def test_no_checkpoint_yet(folder, tmp_path):
     with pytest.raises(UserError, match="holds no run"):
         load_run(tmp_path)
-    with lock_workdir(str(tmp_path / "run"), Config()), pytest.raises(UserError, match="holds no checkpoint"):
-        load_run(tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        load_run(folder, model=Net)
 
 
 RUN = '{"format": "pmapdp run %d", "config": {%s}}'
@@ -80,7 +73,7 @@ RUN = '{"format": "pmapdp run %d", "config": {%s}}'
 def test_a_config_json_of_something_else_is_refused(tmp_path, text):
     """Also one of pmapdp 0.2, whose format has the number 1."""
     (tmp_path / "config.json").write_text(text)
-    for use in (lambda: read_config(tmp_path), lock_workdir(str(tmp_path), Config()).__enter__):
+    for use in (lambda: read_config(tmp_path), lock_workdir(str(tmp_path)).__enter__):
         with pytest.raises(UserError, match=r"config\.json .*name another folder"):
             use()
     assert (tmp_path / "config.json").read_text() == text
@@ -92,7 +85,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch, workdir)
     Path("file").write_text("")
     with (
         pytest.raises(UserError, match=r"--workdir .* cannot be written \(.*\): name .*runs/first"),
-        lock_workdir(workdir, Config()),
+        lock_workdir(workdir),
     ):
         pass
     assert os.listdir(tmp_path) == ["file"]
@@ -106,6 +99,7 @@ def test_paths_are_whole_and_a_moved_project_is_the_same_run(tmp_path, monkeypat
     assert {name: getattr(config, name) for name in given} == {
         name: f"{tmp_path}/{each}" for name, each in given.items()
     }
+    (tmp_path / "cnn").mkdir()  # a folder that happens to have a model's name
     assert with_full_paths(Config()) == Config()
     monkeypatch.setenv("HOME", str(tmp_path))
     assert with_full_paths(Config(workdir="~/run")).workdir == config.workdir
