@@ -166,6 +166,15 @@ def batch_of(data: Examples, indices: Any, rows: int | None = None, dtype: str =
     return Batch(jax.tree.map(lambda x: x[order], data.inputs), data.labels[order], order, weights)
 
 
+@functools.cache
+def built(model: Any, seed: int = 0, dtype: str = "float32") -> Any:
+    """A built-in model (its name) or one of yours (its class). No step changes it."""
+    from pmapdp.registry import MODELS
+    from pmapdp.state import build
+
+    return build(MODELS[model] if isinstance(model, str) else model, seed, dtype)
+
+
 class Steps:
     """The five functions of a strategy on `devices`, for a built-in model (its name) or one of yours (its class)."""
 
@@ -181,12 +190,10 @@ class Steps:
         loss: Callable[[Any, Any], dict[str, Any]] | None = None,
     ):
         from pmapdp import steps
-        from pmapdp.registry import MODELS
-        from pmapdp.state import Task, build
+        from pmapdp.state import Task
 
         own = {} if loss is None else {"loss": loss_of_package(loss)}
-        built = build(MODELS[model] if isinstance(model, str) else model, seed, dtype)
-        self.task = Task(built, optimizer, seed, dtype, **own)
+        self.task = Task(built(model, seed, dtype), optimizer, seed, dtype, **own)
         self.strategy = steps.STRATEGIES[strategy](self.task, devices)
         self.place_state, self.place_batch = self.strategy.place_state, self.strategy.place_batch
         self.fetch = self.strategy.fetch
@@ -283,6 +290,11 @@ def module_of(name: str) -> str:
 
     package = find_spec(f"pmapdp.{name}").submodule_search_locations
     return f"pmapdp.{name}.__main__" if package else f"pmapdp.{name}"
+
+
+def stay_in_this_process(monkeypatch: Any) -> None:
+    """Let `compare` start no processes, because importing JAX takes seconds."""
+    monkeypatch.setattr("pmapdp.compare.strategies.in_new_process", lambda function, *values: function(*values))
 
 
 def run_in_child(

@@ -208,6 +208,7 @@ def files_in(folder):
 @pytest.mark.parametrize(("command", "words"), MISTAKES, ids=lambda value: " ".join(map(str, value[:1] + value[-2:])))
 def test_a_common_mistake_gets_one_sentence(command, words, folder, monkeypatch):
     monkeypatch.chdir(folder)
+    entry.stay_in_this_process(monkeypatch)
     before = files_in(folder)
     require_sentence(entry.run_command(*command), words)
     assert files_in(folder) == before

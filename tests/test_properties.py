@@ -1,6 +1,6 @@
 """Whatever a file or a command line holds, the outcome is what was written or one sentence, soon, and nothing changes.
 
-Hypothesis draws 50 cases of each kind, the same on every machine.
+Hypothesis draws 25 cases of each kind, the same on every machine.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def hold(check, **drawn):
     """Draw cases, give them to `check`, and look at the time of each and the memory of all."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     options = {"derandomize": True, "database": None, "suppress_health_check": list(HealthCheck)}
-    settings(max_examples=50, deadline=timedelta(seconds=5), **options)(given(**drawn)(check))()
+    settings(max_examples=25, deadline=timedelta(seconds=5), **options)(given(**drawn)(check))()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1024
 
 

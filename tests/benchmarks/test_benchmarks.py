@@ -3,11 +3,11 @@
 import json
 import re
 
+import entry
 import jax
 import numpy as np
 import optax
 import pytest
-from examples import random_split_for, whole_batch
 from flax import nnx
 from marks import quick
 
@@ -31,7 +31,7 @@ def test_the_page_has_the_results_and_ratios_are_of_medians():
 @pytest.mark.parametrize("program", [ours, bare])
 def test_the_trainer_on_the_work_of_the_bare_loop(program, tmp_path, monkeypatch, capsys):
     """The programs of both print a speed for each epoch."""
-    split = random_split_for("cnn", 96)
+    split = entry.examples_for("cnn", 96, 0)
     np.savez(tmp_path / "data.npz", images=split.inputs, labels=split.labels)
     monkeypatch.setattr("sys.argv", ["", str(tmp_path / "data.npz"), "jit", "mlp", "2", "32", "64", "2"])
     monkeypatch.setattr("pmapdp.train.keep_compiled_programs", lambda: None)
@@ -49,8 +49,9 @@ def test_the_bare_step_does_the_trainers_work(float64, model, strategy):
     trainer, devices = steps.single.make_strategy(task, jax.devices()[:1]), 1 if strategy == "single" else 4
     step, bare_state, split = bare.make_loop(task.model, strategy, jax.devices()[:devices], optax.sgd(0.1))
     state = trainer.place_state(create_state(task))
+    data = entry.examples_for(model, 32, 0)
     for number in range(2):
-        batch = whole_batch(random_split_for(model, 32), np.arange(16 * number, 16 * (number + 1)))
+        batch = entry.batch_of(data, np.arange(16 * number, 16 * (number + 1)))
         state, _ = trainer.train_step(state, trainer.place_batch(batch))
         arrays = batch.inputs, batch.labels, batch.indices
         bare_state, _ = step(bare_state, *bare.place(arrays, split, strategy))

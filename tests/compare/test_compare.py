@@ -184,16 +184,12 @@ def test_what_fails_in_a_process_is_one_sentence():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--strategies", "pmpa"], "did you mean 'pmap'"),
-        (["old.py:program"], "old.py:program alone has nothing to be compared with"),
-        (["--devices", "8", "0"], "try --devices 8"),
         (["--global-batch-size", "5000"], "the training set of digits has 1437"),
-        (["--steps", "5"], "--steps 5 is too few to time"),
-        (["--html", "/proc/nowhere/page.html"], "/proc/nowhere/page.html cannot be written"),
         (["--json", "both", "--html", "both"], "/both: name two files"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments, words, capsys, monkeypatch):
+    """More of it is in `test_mistakes.py`."""
     monkeypatch.setattr(strategies, "in_new_process", lambda function, *values: function(*values))
     assert cli.run(command.main, arguments) == 2
     said = capsys.readouterr().err.splitlines()

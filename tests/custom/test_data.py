@@ -1,10 +1,12 @@
 """Data as people have them: each form gives the batches that arrays give, or is refused in a sentence."""
 
-import grain
+from functools import partial
+from importlib import import_module
+from inspect import isfunction
+
 import jax
 import ml_dtypes
 import numpy as np
-import pandas as pd
 import pytest
 from PIL import Image
 
@@ -19,6 +21,7 @@ LABELS = np.arange(N, dtype=np.int32) % 3
 WEIGHTS = np.linspace(0.5, 2, N, dtype=np.float32)
 NAMES = np.array(["cat", "cow", "dog"])
 PAIRS = [(INPUTS[i], LABELS[i]) for i in range(N)]
+grain, pandas = (partial(import_module, name) for name in ("grain", "pandas"))  # they take long, and not all need them
 
 
 class Tensor:
@@ -50,15 +53,15 @@ FORMS = {
     "in the order of Fortran": lambda folder: (np.asfortranarray(INPUTS), np.ma.array(LABELS)),
     "arrays of JAX": lambda folder: (jax.numpy.asarray(INPUTS), jax.numpy.asarray(LABELS)),
     "tensors": lambda folder: (Tensor(INPUTS), Tensor(LABELS)),
-    "frame and series": lambda folder: (pd.DataFrame(INPUTS, columns=list("abcdef")), pd.Series(LABELS)),
-    "frame and categories": lambda folder: (pd.DataFrame(INPUTS), pd.Series(NAMES[LABELS], dtype="category")),
+    "frame and series": lambda folder: (pandas().DataFrame(INPUTS, columns=list("abcdef")), pandas().Series(LABELS)),
+    "frame and categories": lambda folder: (INPUTS, pandas().Series(NAMES[LABELS], dtype="category")),
     "labels as names": lambda folder: (INPUTS, NAMES[LABELS].tolist()),
     "list of pairs": lambda folder: PAIRS,
     "pairs with a name as label": lambda folder: {"train": [(x, NAMES[y]) for x, y in PAIRS], "classes": NAMES},
     "map-style": lambda folder: MapStyle(),
     "dictionaries": lambda folder: [{"x": x, "label": y} for x, y in PAIRS],
     "dictionaries of numbers": lambda folder: [{"x": x.astype(float).tolist(), "labels": int(y)} for x, y in PAIRS],
-    "of Grain": lambda folder: grain.MapDataset.range(N).map(lambda i: (INPUTS[i], LABELS[i])),
+    "of Grain": lambda folder: grain().MapDataset.range(N).map(lambda i: (INPUTS[i], LABELS[i])),
 }
 
 
@@ -190,14 +193,14 @@ REFUSED = {
     "another shape": (one_changed(INPUTS[9, :5]), r"example 9 .* float32 \[5\].* float32 \[6\]"),
     "not a number": (one_changed(INPUTS[9] * np.nan), "example 9 of the training inputs .* are not all finite"),
     "an example that fails": (Broken(), r"example 9 of the training data cannot be read \(the disk is gone\)"),
-    "without an end": (grain.MapDataset.source(PAIRS).repeat(), "repeat without an end: leave .repeat.. out"),
+    "without an end": (lambda: grain().MapDataset.source(PAIRS).repeat(), "repeat without an end: leave .repeat.. out"),
     "no examples": ([], "have no examples"),
     "no pairs": ([1, 2], "an example of the data is 1: give a pair .*; without labels give the inputs twice"),
-    "a label that is missing": ((INPUTS, pd.Series([*NAMES[LABELS[1:]], None])), "have '(nan|None)', which is none"),
+    "a label that is missing": (lambda: (INPUTS, pandas().Series([*NAMES[LABELS[1:]], None])), "'(nan|None)', which"),
     "loader": (iter(PAIRS), "of a loader give its data set"),
     "text": ("mnist", "are no examples: give Split"),
     "too few weights": (Split(INPUTS, LABELS, WEIGHTS[:9]), r"have shapes .*\[9\]\]: give one row"),
-    "text in a table": ((pd.DataFrame({"a": ["x"] * N}), LABELS), "give whole numbers, real numbers"),
+    "text in a table": (lambda: (pandas().DataFrame({"a": ["x"] * N}), LABELS), "give whole numbers, real numbers"),
     "test labels": ({"train": (INPUTS, NAMES[LABELS]), "test": (INPUTS, ["pig"] * N)}, "test labels have 'pig', which"),
     "two of one name": ({"train": (INPUTS, LABELS), "classes": ("a", "a", "b")}, "two classes have the name 'a'"),
     "number": ({"train": None}, "data=DataSet.* is no data set: give pmapdp.data.dataset.DataSet"),
@@ -213,7 +216,7 @@ def read_two_epochs(data):
 def test_what_is_refused(data, sentence):
     """Before training, or as an example is read."""
     with pytest.raises(UserError, match=sentence) as error:
-        read_two_epochs(data)
+        read_two_epochs(data() if isfunction(data) else data)
     assert "\n" not in str(error.value)
 
 

@@ -7,7 +7,6 @@ import tarfile
 
 import numpy as np
 import pytest
-from examples import parts
 
 from pmapdp.data import imdb
 from pmapdp.errors import UserError
@@ -60,7 +59,7 @@ def refusal(folder, content: bytes) -> str:
 def test_order_of_the_examples(tmp_path):
     """Negative reviews first, each class by rising number, whatever the order in the archive."""
     corpus = read(tmp_path, archive())
-    for part, texts in zip(("train", "test"), parts(corpus), strict=True):
+    for part, texts in zip(("train", "test"), corpus.parts.values(), strict=True):
         names = [" ".join(text.split()[:3]) for text in texts.texts]
         assert names == [f"{part} {name} {number}" for name in ("neg", "pos") for number in (0, 2, 10)]
         assert texts.labels.tolist() == [0, 0, 0, 1, 1, 1]
@@ -88,7 +87,7 @@ def test_order_of_the_examples(tmp_path):
 )
 def test_what_is_no_plain_file_of_a_review_is_passed_over(tmp_path, extra):
     corpus = read(tmp_path, archive(extra))
-    assert [len(part.texts) for part in parts(corpus)] == [6, 6]
+    assert [len(part.texts) for part in corpus.parts.values()] == [6, 6]
     assert os.listdir(tmp_path) == ["aclImdb.tar.gz"]
 
 

@@ -9,7 +9,6 @@ import json
 
 import numpy as np
 import pytest
-from examples import parts
 from launch import train
 from marks import MNIST_REQUIRED
 
@@ -39,7 +38,7 @@ def test_the_real_images(mnist):
     for split, examples in ((mnist.train, 60_000), (mnist.test, 10_000)):
         assert (split.inputs.shape, split.inputs.dtype) == ((examples, 28, 28, 1), np.uint8)
         assert split.labels.dtype == np.int32
-    counts = [np.bincount(split.labels).tolist() for split in parts(mnist)]
+    counts = [np.bincount(split.labels).tolist() for split in mnist.parts.values()]
     assert counts[0] == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert counts[1] == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     pixels = mnist.train.inputs / np.float32(255)
@@ -82,14 +81,14 @@ def test_torchvisions_data_set_is_taken_with_its_transform(unpacked_folder, mnis
 @pytest.mark.mnist
 def test_files_that_torchvision_unpacked_are_read_too(mnist, unpacked_folder, torchvision_datasets):
     unpacked = load_data("mnist", str(unpacked_folder))
-    for one, other in zip(parts(mnist), parts(unpacked), strict=True):
+    for one, other in zip(mnist.parts.values(), unpacked.parts.values(), strict=True):
         np.testing.assert_array_equal(one.inputs, other.inputs)
         np.testing.assert_array_equal(one.labels, other.labels)
 
 
 @pytest.mark.imdb
 def test_the_real_reviews(imdb_folder):
-    for texts in parts(load_data("imdb", str(imdb_folder))):
+    for texts in load_data("imdb", str(imdb_folder)).parts.values():
         assert np.bincount(texts.labels).tolist() == [12_500, 12_500]
         assert max(len(text.split()) for text in texts.texts) <= 2470
         assert sum("<br />" in text for text in texts.texts) == pytest.approx(14_600, abs=200)

@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-from examples import parts
 
 from pmapdp.data.tfidf import Tfidf
 from pmapdp.data.tokens import LENGTH, Tokens, split
@@ -22,9 +21,10 @@ def corpus():
 
 def test_reviews_never_change(corpus):
     """Figures of different versions can be compared only as long as this hash stands."""
-    lines = [f"{label} {text}" for part in parts(corpus) for text, label in zip(part.texts, part.labels, strict=True)]
+    pairs = [pair for part in corpus.parts.values() for pair in zip(part.labels, part.texts, strict=True)]
+    lines = [f"{label} {text}" for label, text in pairs]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == SHA256
-    assert [np.bincount(part.labels).tolist() for part in parts(corpus)] == [[2000, 2000], [500, 500]]
+    assert [np.bincount(part.labels).tolist() for part in corpus.parts.values()] == [[2000, 2000], [500, 500]]
     assert len(set(lines)) == 5000
 
 
@@ -35,7 +35,7 @@ def test_tfidf_equals_scikit_learn(corpus):
     data, _ = featurize(corpus, MODELS["text_mlp"])
     vectorizer = TfidfVectorizer(max_features=1200)
     wanted = vectorizer.fit_transform(corpus.train.texts).toarray(), vectorizer.transform(corpus.test.texts).toarray()
-    for found, weights in zip(parts(data), wanted, strict=True):
+    for found, weights in zip(data.parts.values(), wanted, strict=True):
         assert (found.inputs.shape, found.inputs.dtype) == ((len(weights), 1200), np.float32)
         np.testing.assert_allclose(found.inputs[:, : weights.shape[1]], weights, atol=1e-6)
         assert not found.inputs[:, weights.shape[1] :].any()

@@ -13,12 +13,10 @@ import jax
 import numpy as np
 import pytest
 import small_job
-from examples import random_split
 from points import loss
 from processes import HEARTBEAT, by_hand, end_of, free_port, running, train_together, wait_for_checkpoint
 
 from pmapdp.config import Config
-from pmapdp.data.batches import Batches
 from pmapdp.distributed import ProcessesOptions, agree, connect_processes, find_bind_address
 from pmapdp.errors import UserError
 from pmapdp.train import load_run
@@ -154,7 +152,7 @@ def test_two_processes_equal_one_device(small_run, tmp_path):
 
 def test_the_parts_of_all_processes_make_up_the_batch():
     def batches(here):
-        return Batches(random_split(83, seed=1), 18, devices=6, here=here, accumulate=2, shuffle_seed=3).epoch(0)
+        return entry.batches(entry.examples_for("cnn", 83, 1), 18, seed=3, devices=6, here=here, accumulate=2)
 
     for whole, *parts in zip(*map(batches, (None, range(4), range(4, 6))), strict=True):
         for name in whole._fields:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy_mlp
 import optax
 import pytest
+import small_job
 from flax import nnx
 from marks import quick
 
@@ -100,7 +101,7 @@ def grid():
 
 @pytest.mark.parametrize(("model", "strategy", "count"), grid())
 def test_every_strategy_on_every_number_of_devices_equals_one_device(model, strategy, count):
-    hold(strategy, count, model, "adam" if model in ("mlp", "text_mlp") else "sgd", "float64")
+    hold(strategy, count, model, "adam" if model == "text_mlp" else "sgd", "float64")
 
 
 def test_every_built_in_model_is_compared():
@@ -147,12 +148,12 @@ class WithDropout(Net):
         return self.out(self.second(nnx.relu(self.norm(self.hidden(self.first(x))))))
 
 
-def points(n, seed):
-    random = np.random.default_rng(seed)
-    return entry.Examples(random.normal(size=(n, 6)), random.integers(0, 3, n).astype(np.int32))
+class Plain(Net):
+    def __call__(self, x):
+        return self.out(nnx.relu(self.hidden(x)))
 
 
-TRAIN, TEST = points(EXAMPLES, 1), points(29, 2)
+TRAIN, TEST = small_job.points(EXAMPLES, 1), small_job.points(29, 2)
 SETTINGS = {"global_batch_size": BATCH, "epochs": 1, "dtype": "float64", "optimizer": "adam", "learning_rate": 1e-2}
 SETTINGS |= {"schedule": "constant", "label_smoothing": 0.0, "seed": SEED}
 
@@ -208,31 +209,26 @@ def test_train_equals_a_plain_flax_loop():
 
 
 @functools.cache
-def on_one_device():
-    return trained("single", 1, WithDropout)
+def on_one_device(model):
+    return trained("single", 1, model)
 
 
 @pytest.mark.parametrize("strategy", PARALLEL)
 @quick(1, "count", [3, *(count for count in COUNTS if count != 3)])
 def test_train_gives_one_result_with_batch_norm_and_dropout(strategy, count):
-    require_same_run(trained(strategy, count, WithDropout), on_one_device(), 1e-10)
+    require_same_run(trained(strategy, count, WithDropout), on_one_device(WithDropout), 1e-10)
 
 
 @quick(2, "strategy", ["pmap", "jit", "single", "shard_map"])
 def test_accumulation_changes_nothing_without_batch_norm(strategy):
-    class Plain(Net):
-        def __call__(self, x):
-            return self.out(nnx.relu(self.hidden(x)))
-
     count = 1 if strategy == "single" else 3
-    wanted = trained("single", 1, Plain)
-    require_same_run(trained(strategy, count, Plain, accumulate=3), wanted, 1e-10)
+    require_same_run(trained(strategy, count, Plain, accumulate=3), on_one_device(Plain), 1e-10)
 
 
 def test_layouts_give_the_same_result():
     """ZeRO under pmap, and fully sharded parameters under jit."""
-    require_same_run(trained("pmap", 4, WithDropout, shard_state="optimizer"), on_one_device(), 1e-10)
-    require_same_run(trained("jit", 4, WithDropout, shard_state="parameters"), on_one_device(), 1e-10)
+    require_same_run(trained("pmap", 4, WithDropout, shard_state="optimizer"), on_one_device(WithDropout), 1e-10)
+    require_same_run(trained("jit", 4, WithDropout, shard_state="parameters"), on_one_device(WithDropout), 1e-10)
 
 
 # What the all-reduce is for. Under jit the compiler inserts it, and there is nothing to leave out.

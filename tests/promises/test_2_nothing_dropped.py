@@ -110,9 +110,14 @@ def test_metrics_are_over_exactly_n_examples(strategy):
         assert "test" not in epoch  # it waits until training is over
 
 
+@functools.cache
+def steps_of(strategy, model, devices=8):
+    return entry.Steps(strategy, jax.devices()[: 1 if strategy == "single" else devices], model, optax.sgd(0.5))
+
+
 def trained_on(strategy, data, batches, model=Linear, devices=8, rows=24):
     """Parameters after an update on each of some batches of indices, and the sums of each update."""
-    steps = entry.Steps(strategy, jax.devices()[: 1 if strategy == "single" else devices], model, optax.sgd(0.5))
+    steps = steps_of(strategy, model, devices)
     state, sums = steps.place_state(steps.first_state()), []
     for indices in batches:
         state, of_update = steps.train_step(state, steps.place_batch(entry.batch_of(data, indices, rows)))
@@ -125,8 +130,7 @@ def test_gradients_are_weighted_sums_over_the_sum_of_the_weights(strategy):
     """sum(w g) / sum(w) over the global batch, in NumPy: with weights, and devices that hold different numbers."""
     weights = np.random.default_rng(4).uniform(0.5, 3, 19)
     data = points(19, 1, weights)
-    steps = entry.Steps("single", jax.devices()[:1], Linear, optax.sgd(0.5))
-    first = entry.named(steps.first_state()).params["out"]
+    first = entry.named(steps_of("single", Linear).first_state()).params["out"]
     delta = np.exp(log_likelihoods({"out": first}, data))
     losses = -np.log(delta[np.arange(19), data.labels])
     delta[np.arange(19), data.labels] -= 1
@@ -174,7 +178,7 @@ def test_padding_changes_nothing(strategy, model):
 def test_batch_norm_takes_moments_over_exactly_the_examples():
     """Running moments after one update, against NumPy: devices hold 3, 3, 1 and 0 examples."""
     data = points(7, 5)
-    first = entry.named(entry.Steps("single", jax.devices()[:1], WithNorm, optax.sgd(0.5)).first_state())
+    first = entry.named(steps_of("single", WithNorm).first_state())
     for strategy in PARALLEL:
         found, _ = trained_on(strategy, data, [np.arange(7)], WithNorm, devices=4, rows=12)
         for name, value in (("mean", data.inputs.mean(0)), ("var", data.inputs.var(0))):

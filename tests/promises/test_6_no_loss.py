@@ -15,6 +15,8 @@ import pytest
 import small_job
 from launch import python
 
+LINE = f"{small_job.NET}:Line"
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
@@ -62,7 +64,7 @@ def test_a_checkpoint_that_somebody_set_aside_stays_and_stops_nothing(finished, 
 
 
 def test_two_runs_cannot_use_one_folder(folder, tmp_path):
-    flags = small_job.flags(tmp_path, workdir=tmp_path / "busy", epochs=10**6)
+    flags = small_job.flags(tmp_path, model=LINE, workdir=tmp_path / "busy", epochs=10**6)
     with forks.start("train", flags, tmp_path / "output") as process:
         while not (tmp_path / "busy" / "checkpoints").exists():
             assert process.is_alive(), (tmp_path / "output").read_text()
@@ -77,14 +79,14 @@ def test_no_file_of_yours_is_overwritten(finished, tmp_path, command):
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
     if command == "export":
-        flags = small_job.flags(tmp_path, workdir=tmp_path / "run", steps=1)
+        flags = small_job.flags(tmp_path, model=LINE, workdir=tmp_path / "run", steps=1)
         assert entry.run_command("train", *flags).status == 0
         done = entry.run_command("export", tmp_path / "run", mine)
         assert "mine.txt" in done.err
     else:
         data = small_job.write_data(tmp_path)
         before = data.read_bytes()
-        done = entry.run_command("train", *small_job.flags(tmp_path), "--steps", 1, "--metrics-file", data)
+        done = entry.run_command("train", *small_job.flags(tmp_path, model=LINE), "--steps", 1, "--metrics-file", data)
         assert data.read_bytes() == before
     assert done.status == 2
     assert mine.read_text() == "mine"
@@ -152,7 +154,7 @@ OF_PICTURES = ["--model", f"{small_job.NET}:OfPictures", "--global-batch-size", 
 
 @pytest.mark.parametrize("kind", ["dataset", "metrics-file", "picture", "config"])
 def test_a_named_pipe_stops_nothing(tmp_path, kind):
-    flags = small_job.flags(tmp_path, workdir=tmp_path / "run", epochs=1)
+    flags = small_job.flags(tmp_path, model=LINE, workdir=tmp_path / "run", epochs=1)
     pipe = {"dataset": "pipe.npz", "metrics-file": "pipe", "picture": "photos/cat/x.png", "config": "run/config.json"}
     pipe = tmp_path / pipe[kind]
     pipe.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +187,7 @@ class Writes:
 
 @pytest.mark.parametrize("name", ["train_inputs", "classes", "unknown"])
 def test_a_pickle_in_a_data_file_is_not_run(tmp_path, name):
-    flags = small_job.flags(tmp_path, steps=1, epochs=1)
+    flags = small_job.flags(tmp_path, model=LINE, steps=1, epochs=1)
     flags = [str(each) for each in flags if each not in ("--checkpoint-every", 3)]
     with np.load(tmp_path / "data.npz") as file:
         arrays = dict(file)
@@ -229,7 +231,7 @@ def test_a_run_writes_in_its_folder_alone(tmp_path, monkeypatch):
     home, here = tmp_path / "home", tmp_path / "here"
     home.mkdir()
     here.mkdir()
-    flags = small_job.flags(tmp_path, workdir=tmp_path / "run", epochs=1)
+    flags = small_job.flags(tmp_path, model=LINE, workdir=tmp_path / "run", epochs=1)
     before = small_job.contents(tmp_path)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(here)
@@ -261,7 +263,7 @@ sys.exit(done.status)
 @pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_with_a_folder_needs_nothing_that_linux_alone_has(tmp_path, monkeypatch, anew):
     """On macOS these functions of `os` do not exist; `anew` also while everything is imported."""
-    flags = small_job.flags(tmp_path, workdir=tmp_path / "run")
+    flags = small_job.flags(tmp_path, model=LINE, workdir=tmp_path / "run")
     if anew:
         done = python("-c", WITHOUT, *flags)
         assert done.returncode == 0, done.stdout + done.stderr

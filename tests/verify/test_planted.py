@@ -13,10 +13,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 # The first line of each cause; benchmarks/verify_matrix.py plants them all, under each way and update rule.
 FIRST = [plant for n, plant in enumerate(PLANTS) if plant.cause not in {other.cause for other in PLANTS[:n]}]
 BY_TURNS = [(plant, plant.under[number % len(plant.under)]) for number, plant in enumerate(FIRST)]
-BY_TURNS.sort(key=lambda each: each[0].cause not in ("no all-reduce", "one device's metrics"))
+BY_TURNS.sort(key=lambda each: each[0].cause != "no all-reduce")
 
 
-@quick(2, ("plant", "way"), BY_TURNS)
+@quick(1, ("plant", "way"), BY_TURNS)
 def test_a_planted_line_is_found_by_its_name(plant, way):
     report = verify(**given(way, plant))
     assert report.causes == [plant.cause], str(report)
