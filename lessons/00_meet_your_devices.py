@@ -17,9 +17,9 @@
 #
 # You want to train on eight GPUs, and all you have is a laptop. That's enough to start, because JAX can pretend that
 # one CPU is eight devices. You can split arrays over them, average gradients, lose a process, and make every mistake in
-# this course, and what you see is what eight GPUs would show you. Only the speed and the memory stay your laptop's. In
-# this lesson you'll get your eight devices and put arrays on them, and you'll meet the one mistake that leaves you with
-# a single device and no error.
+# this course, and you'll see what you'd see on eight GPUs, except that nothing gets faster. In this lesson you'll get
+# your eight devices and put arrays on them, and you'll meet the one mistake that leaves you with a single device and no
+# error.
 #
 # **You will** start JAX with eight simulated devices, say which device holds an array and which one computes, and know
 # what a simulation can't tell you. 15 minutes, 30 with exercises. You need Python and NumPy.
@@ -34,9 +34,10 @@
 # jax.config.update("jax_num_cpu_devices", 8)
 # ```
 #
-# The lessons call `devices.simulate(8)`, which does the same and tells you what to do if you call it too late. If you
-# have a GPU, nothing breaks: `jax.devices()` lists the GPU, and `jax.devices("cpu")` lists your eight. (From lesson 04
-# on we want the eight to come first, so start JupyterLab with `JAX_PLATFORMS=cpu jupyter lab`.)
+# The lessons call `devices.simulate(8)`. It does the same, makes sure that JAX has enough threads for eight devices, and
+# tells you what to do if you call it too late. If you have a GPU, `jax.devices()` still lists only the GPU, and
+# `jax.devices("cpu")` lists your eight. The lessons want the eight to come first, so on such a machine start JupyterLab
+# with `JAX_PLATFORMS=cpu jupyter lab`.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -62,7 +63,7 @@ assert len(eight) == 8
 # ## Put arrays on them
 #
 # `jax.device_put(x, device)` copies an array to a device. Let's give each device one row of a small array. In the
-# picture each device has its own colour, and it keeps it through the whole course.
+# picture each device has its own colour, and in every picture of devices it keeps that colour.
 
 # %%
 from pmapdp.lessons.pictures import lesson_00
@@ -73,7 +74,8 @@ print("rows[3] is", rows[3], "on", rows[3].devices())
 lesson_00.one_row_each()
 
 # %% [markdown]
-# **Predict:** you double `rows[3]`. Which device computes that? And where does `jnp.ones(1)` end up? You never said.
+# **Predict:** you double `rows[3]`. Which device computes that? And where does `jnp.ones(1)` end up, since you didn't
+# say?
 
 # %% tags=["prediction"]
 doubled = [2 * row for row in rows]
@@ -105,47 +107,45 @@ assert (np.stack(back) == 2 * x).all()
 # devices, and all later lessons do that. It can be **split**, so that each device holds a part of it, or
 # **replicated**, so that each device holds all of it. When you train, you split the batch and replicate the model.
 #
-# Here are both, with 16 numbers, and their sum. Copy the cell into an empty file, and you have eight devices anywhere.
-# On a machine with GPUs, the same file uses the GPUs. (A mesh and a partition spec say which part goes where. Lesson 04
-# explains them.)
+# The next cell makes an array of each kind, with 16 numbers in it, and adds the two. It's a whole program: copy it into
+# an empty file, and you have eight devices anywhere. On a machine with GPUs, the same file uses the GPUs. (A mesh and a
+# partition spec say which part goes where. Lesson 04 explains them. In this notebook JAX has started already, so the
+# setting comes late, but it asks for the same number again, and that's allowed.)
 #
 # **Predict:** you add the split array to the replicated one. What does device 7 hold of the sum?
 
 # %% tags=["take-home", "prediction"]
 """Keep one array on eight devices: split over them, or replicated."""
 
-import os
-
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 mesh = Mesh(jax.devices(), ("data",))  # all devices in a row; the row is called "data"
 replicated = NamedSharding(mesh, PartitionSpec())  # every device holds all of the array
 split = NamedSharding(mesh, PartitionSpec("data"))  # the first axis is cut into one part for each
 
 
-def held(array):
-    """Return the numbers of an array that each device holds, by the device's number."""
-    return {shard.device.id: shard.data.tolist() for shard in array.addressable_shards}
+def per_device(array):
+    """Return the numbers that each device holds, one list for each device."""
+    return [shard.data.tolist() for shard in array.addressable_shards]
 
 
 numbers = np.arange(2 * mesh.size, dtype=np.int32)  # [16] on the host: two for each device
 parts = jax.device_put(numbers, split)
 copies = jax.device_put(numbers, replicated)
 total = parts + copies  # each device adds where it has both, so nothing is sent
-again = jax.device_put(total, replicated)  # here the devices send each other their parts
+everywhere = jax.device_put(total, replicated)  # now each device gets all the sums
 
-last = jax.devices()[-1].id
 print(mesh.size, "devices:", jax.devices()[0].device_kind)
-for name, array in {"parts": parts, "copies": copies, "total": total, "again": again}.items():
-    print(f"{name:6s} {array.shape}, and device {last} holds {held(array)[last]}")
+arrays = {"parts": parts, "copies": copies, "total": total, "everywhere": everywhere}
+for name, array in arrays.items():
+    print(f"{name:10s} {array.shape}, and the last device holds {per_device(array)[-1]}")
 
 # To the program, each is one array of 16 numbers, wherever its parts are.
 np.testing.assert_array_equal(jax.device_get(total), 2 * numbers)
-np.testing.assert_array_equal(jax.device_get(again), 2 * numbers)
+np.testing.assert_array_equal(jax.device_get(everywhere), 2 * numbers)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -156,34 +156,34 @@ np.testing.assert_array_equal(jax.device_get(again), 2 * numbers)
 # </details>
 
 # %%
-lesson_00.one_array({"split": held(parts), "replicated": held(copies)})
+lesson_00.one_array({name: per_device(array) for name, array in arrays.items()})
 
 # %% [markdown]
 # ## What a simulation shows you
 #
-# | as on eight GPUs | not as on eight GPUs |
+# | the same as on eight GPUs | different |
 # | --- | --- |
-# | where each array is, and the errors about it | memory: your devices share the machine's |
-# | how your program is split, and its results up to rounding | speed: they share its cores |
+# | where each array is, and the error if it's in the wrong place | memory: your devices share your machine's |
+# | how your program is split, and its results (up to rounding) | speed: they share your machine's cores |
 # | the collectives that you write (lesson 06) | how the messages travel, and how long they take |
 #
 # So a simulation can tell you that a program is **right**, but never how **fast** it will be. See for yourself: we give
 # one, two, four and eight devices the same amount of work each, and time it. On GPUs, all four bars would be about
-# equally high, because each GPU would do its own work at the same time. Here the devices take turns.
+# equally high, because the GPUs would work at the same time. Here they share your cores, so eight devices take much
+# longer than one. (If your machine is busy with other things, the bars wobble. So we time all four in turn, 15 times,
+# and draw the fastest.)
 
 # %%
 import time
 
-matrix = np.ones((300, 300), np.float32)
-seconds = {}
-for N in (1, 2, 4, 8):
-    matrices = [jax.device_put(matrix, device) for device in eight[:N]]
-    times = []
-    for _ in range(15):  # the first one compiles
+matrix = np.ones((600, 600), np.float32)
+matrices = [jax.device_put(matrix, device) for device in eight]
+seconds = dict.fromkeys((1, 2, 4, 8), np.inf)
+for _ in range(15):  # the first round compiles
+    for N in seconds:
         started = time.perf_counter()
-        jax.block_until_ready([x @ x @ x @ x for x in matrices])
-        times.append(time.perf_counter() - started)
-    seconds[N] = min(times)
+        jax.block_until_ready([x @ x for x in matrices[:N]])
+        seconds[N] = min(seconds[N], time.perf_counter() - started)
 lesson_00.same_work_each(seconds)
 
 # %% [markdown]
@@ -191,13 +191,13 @@ lesson_00.same_work_each(seconds)
 #
 # ## How it fails: asking too late
 #
-# Many tutorials set the environment variable `XLA_FLAGS` instead. Let's do both in a fresh Python process, and both too
-# late, after `jax.device_count()` has already looked for devices.
+# Many tutorials set the environment variable `XLA_FLAGS` instead. Let's try both in a fresh Python process, and both
+# too late, after `jax.device_count()` has already looked for devices.
 #
-# **Predict:** what does the environment variable do, and what does the setting do? Does it give us eight devices, do
-# nothing, or raise an error?
+# **Predict** for the variable and for the setting: do you get eight devices, does nothing happen, or is there an error?
 
 # %% tags=["prediction"]
+import os
 import subprocess
 import sys
 
@@ -222,12 +222,12 @@ assert run.stderr.splitlines()[-1].startswith("RuntimeError")
 # <details><summary>Answer</summary>
 #
 # The environment variable does nothing and says nothing, so you'd train on one device and never know. The setting
-# raises an error. That's why we use the setting.
+# raises an error, and that's why we use it.
 #
 # </details>
 #
-# `devices.simulate` uses it, too, and puts the error into a sentence. This notebook already runs with eight devices, so
-# let's ask for sixteen:
+# `devices.simulate` uses the setting, too, and its error tells you what to do. This notebook already runs with eight
+# devices, so let's ask for sixteen:
 
 # %%
 from pmapdp.errors import UserError
@@ -244,7 +244,7 @@ else:
 #
 # Solutions, with reasons: [solutions/00_meet_your_devices.py](solutions/00_meet_your_devices.py).
 #
-# 1. `add_on` (3 minutes): the sum of two arrays on a third device. The two may be on any devices.
+# 1. `add_on` (3 minutes): add two arrays on a device that you're given, wherever the two are.
 #    <details><summary>Hint</summary>Move both first.</details>
 # 2. `sum_in_pairs` (10 minutes): N devices hold one array each, and N is a power of two. Compute the sum on the first
 #    device. If you add one array after the other, that takes N - 1 rounds. In pairs it takes log2 N, as in the picture
@@ -253,7 +253,7 @@ else:
 #    <details><summary>Hint</summary>In each round, neighbours in the list are the pairs: <code>arrays[::2]</code> and
 #    <code>arrays[1::2]</code>. The first of each pair is on the right device already.</details>
 # 3. `fixed_standardize` (3 minutes, find the mistake): `broken_standardize` should compute on the given device. The
-#    numbers are right, and the device is wrong. <details><summary>Hint</summary>What does <code>device_put</code> do to
+#    numbers are right, but the device is wrong. <details><summary>Hint</summary>What does <code>device_put</code> do to
 #    its argument?</details>
 
 # %%

@@ -1,6 +1,6 @@
 """The lessons' drawings: transparent, so that light and dark pages show them; a colour means a device.
 
-What is on no device (a layer, a curve) is grey, and curves differ in their dashes.
+What is on no device (a layer, a curve) is grey, curves differ in their dashes, and what to look at first is violet.
 """
 
 import base64
@@ -20,6 +20,7 @@ from matplotlib.patches import FancyBboxPatch
 from pmapdp.compare.pictures import DEVICE_COLOURS
 
 INK = "#767676"  # the grey that has a contrast of 4.5 : 1 to white and to black
+ACCENT = "#8E5BC7"  # violet, which no device has, on light and dark pages
 DASHES = ("-", "--", ":", "-.")  # of the curves of one picture
 
 STYLE = {
