@@ -16,8 +16,8 @@
 # # 01. Train a network in NumPy
 #
 # `loss.backward()` is one line, so it's easy to believe that something clever happens inside. It's only the chain rule:
-# three small rules, about six lines of NumPy. Once you've written them yourself, two things stop being magic, where a
-# gradient comes from and why eight devices can share the work of one. You'll also get the first version of the program
+# three small rules, about six lines of NumPy. Write them once yourself, and two things stop being magic: where a
+# gradient comes from, and why eight devices can share the work of one. You'll also get the first version of the program
 # that grows through the whole course.
 #
 # **You will** write a backward pass by hand, prove that it's right, and see that the mean of eight gradients is the
@@ -37,7 +37,7 @@ lesson_01.forward_and_backward()
 # ## Forward
 #
 # Our network has two layers. Each multiplies by a matrix and adds a bias, and between them a **ReLU** replaces negative
-# numbers by 0. Out of the second layer come the **logits**, one number for each of ten classes, and softmax turns them
+# numbers by 0. The second layer gives you the **logits**, one number for each of ten classes, and softmax turns them
 # into probabilities.
 #
 # For one example the loss is -log p, where p is the probability that the network gives to the right class. So the loss
@@ -52,16 +52,16 @@ print("loss:", -np.log(p[3]).round(3))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# -log(1/10) = log(10) = 2.303. Remember this number. If a classifier with ten classes starts far above it, something is
-# wrong, or its initial weights are too large. (Ours will start at 3.8, because its first guesses are too bold for such
-# noisy points.)
+# -log(1/10) = log(10) = 2.303. Remember this number. If a classifier with ten classes starts far above it, its first
+# guesses are too bold, so look at the scale of its inputs and of its initial weights. (Ours will start at 3.8, because
+# its inputs are large: their standard deviation is 2.7 instead of 1.)
 #
 # </details>
 #
 # ## Backward
 #
-# The backward pass goes from the loss back to the weights. On its way it carries one array, `g`, which says how the
-# loss changes with the activations at the current place. Three rules are all you need:
+# The backward pass goes from the loss back to the weights. It carries one array along, `g`, which says how much the
+# loss changes if you change the activations at that place. Three rules are all you need:
 #
 # 1. **At the logits,** g is the probabilities, minus 1 at the right class.
 # 2. **At a layer** `h @ W + b`: the gradient of W is `h.T @ g`, the gradient of b is the sum of g over the examples,
@@ -78,7 +78,7 @@ print("loss:", -np.log(p[3]).round(3))
 # all points right: even if you knew the true centres, you'd reach only 92 %. **Stochastic gradient descent** takes 128
 # examples at a time, and moves the weights a little against their mean gradient. An **epoch** visits each example once.
 #
-# The last lines check one of the 2,410 gradients. You'll see in a minute why that's worth the trouble.
+# The last lines check the gradient of one of the 2,410 weights. You'll see in a minute why that's worth the trouble.
 
 # %% tags=["take-home"]
 # include program/01_numpy.py
@@ -86,10 +86,11 @@ print("loss:", -np.log(p[3]).round(3))
 # %% [markdown]
 # ## Is the gradient right?
 #
-# The loss falls, but that proves nothing. What does prove it needs no calculus: move one weight a little up and a
-# little down, and see how much the loss changes. That's what the program's last lines did with one weight. Now let's do
-# it with all of them. These **finite differences** take two forward passes for each weight, so we use a small network
-# and three examples. In float64, because we divide a tiny difference by a tiny step.
+# The loss falls, but it falls with some wrong gradients, too. To test a gradient you don't need calculus: move one
+# weight a little up and a little down, and see how much the loss changes. The program's last lines did that with one
+# weight, and now we'll do it with all of them. Such **finite differences** take two forward passes for each weight, so
+# we use a small network and three examples. And we compute in float64, because we divide a tiny difference by a tiny
+# step.
 
 
 # %%
@@ -117,7 +118,8 @@ for name in small:
 assert all(np.allclose(measured[name], by_hand[name], atol=1e-8) for name in small)
 
 # %% [markdown]
-# They agree to eight decimals. It's only one network and three examples, but a wrong rule would hardly survive them.
+# They agree to eight decimals. It's only one network and three examples, but a wrong rule would be off by far more, as
+# you'll see now.
 #
 # ## How it fails
 #
@@ -161,17 +163,18 @@ assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only the first layer's gradient is wrong, because the second layer's was finished before we reached the ReLU. There's
-# no error, and the loss falls, here even a little faster than it should. Without finite differences you'd never notice.
+# Only the first layer's gradient is wrong, because we had the second layer's before we came to the ReLU. There's no
+# error, and the loss falls, here even a little faster than with the right gradient. Without finite differences you'd
+# never notice.
 #
 # </details>
 #
 # ## Digits
 #
 # You can't look at a point in 64 dimensions, so let's take something you can look at: scans of handwritten digits. They
-# have 8 x 8 pixels, so each is a row of 64 numbers, and our functions take them as they are. Here's the learning curve
-# of sixty epochs on 1,200 scans. Beside it you see
-# every test digit, out of 360, that the network misread.
+# have 8 x 8 pixels, so each is a row of 64 numbers, and our functions take them as they are. We train for sixty epochs
+# on 1,200 scans. On the left you'll see the learning curve, and on the right the test digits (of 360) that the network
+# misread.
 
 # %%
 scans = digits.load()
@@ -221,9 +224,10 @@ assert abs(np.mean(unequal, axis=0) - whole).max() > 1e-3
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With equal parts nothing is lost but rounding in the seventeenth digit: **the mean of the means is the mean.** The
-# bars are the eight gradients of one weight. No two are alike, but their mean is the gradient of the whole batch. With
-# unequal parts you get a different number, because an example in a small part counts more.
+# With equal parts the two differ only by rounding, in the seventeenth decimal: **the mean of the means is the mean.**
+# Each bar is the same weight's gradient on another part. The parts don't even agree about its sign, but their mean is
+# the gradient of the whole batch. With unequal parts you're off by 0.1, because an example in a small part counts more
+# than one in the large part.
 #
 # </details>
 #
@@ -288,8 +292,7 @@ for exercise in (softmax_gradient, standardize_backward, fixed_update):
 # - Check a gradient against finite differences before you believe it, because a falling loss is no proof.
 # - Eight equal parts of a batch give eight gradients, and their mean is the gradient of the batch.
 #
-# It's the same gradient whether you derive it, a compiler derives it, or eight devices share the work. pmapdp leaves it
-# to the compiler, but its tests have a backward pass by hand, in
-# [tests/support/numpy_mlp.py](../tests/support/numpy_mlp.py), and JAX must give the same numbers. To read on:
-# [micrograd](https://github.com/karpathy/micrograd). Next, JAX derives it for you: [02 Differentiate, compile,
-# vectorize](02_differentiate_compile_vectorize.ipynb).
+# The gradient is the same whether you derive it, JAX derives it, or eight devices share the work. pmapdp leaves it to
+# JAX, but its tests have a backward pass by hand, in [tests/support/numpy_mlp.py](../tests/support/numpy_mlp.py), and
+# JAX must give the same numbers. To read on: [micrograd](https://github.com/karpathy/micrograd). Next, JAX derives it
+# for you: [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).

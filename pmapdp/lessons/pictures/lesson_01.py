@@ -30,8 +30,8 @@ def forward_and_backward() -> None:
 @drawing.picture
 def two_losses(right: Sequence[float], wrong: Sequence[float]) -> None:
     """Two loss curves over 80 updates, with the right gradient and with the wrong one; both fall, and they are close together."""
-    plt.plot(right, color=drawing.DEVICE_COLOURS[0], label="right gradient")
-    plt.plot(wrong, color=drawing.DEVICE_COLOURS[5], linestyle="--", label="without rule 3")
+    plt.plot(right, color=drawing.INK, label="right gradient")
+    plt.plot(wrong, color=drawing.ACCENT, linestyle="--", label="without rule 3")
     plt.gca().set(xlabel="update", ylabel="loss", ylim=(0, None))
     plt.legend()
 
@@ -45,18 +45,18 @@ def digits_and_mistakes(curve: np.ndarray, images: np.ndarray, labels: np.ndarra
     figure = plt.figure(figsize=(9, 3))
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25))
     axes = left.subplots()
-    axes.plot(curve[:, 0], color=drawing.DEVICE_COLOURS[0], label="training")
-    axes.plot(curve[:, 1], color=drawing.DEVICE_COLOURS[1], linestyle="--", label="validation")
+    axes.plot(curve[:, 0], color=drawing.INK, label="training")
+    axes.plot(curve[:, 1], color=drawing.ACCENT, linestyle="--", label="validation")
     axes.set(xlabel="epoch", ylabel="loss", ylim=(0, None))
     axes.legend()
     left.subplots_adjust(bottom=0.18, left=0.15)
     misread = np.flatnonzero(guesses != labels)[:18]
-    places = right.subplots(3, 6)
+    places = right.subplots(3, 6, gridspec_kw={"left": 0.02, "right": 0.98, "top": 0.9, "bottom": 0.02})
     for place in places.flat:
         place.set_axis_off()
     for place, row in zip(places.flat, misread, strict=False):
         place.imshow(images[row].reshape(8, 8), cmap="Greys", interpolation="nearest")
-        place.set_title(f"{labels[row]}, not {guesses[row]}", fontsize=8)
+        place.set_title(f"read {guesses[row]}, is {labels[row]}", fontsize=8)
 
 
 @drawing.picture
