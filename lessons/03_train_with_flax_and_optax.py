@@ -17,8 +17,8 @@
 #
 # You know this loop from PyTorch: forward, backward, step, repeat. In lesson 02 you wrote it in bare JAX, with weights
 # in a dictionary and plain gradient descent, and nobody wants to write a transformer like that. So in this lesson
-# you'll take layers from Flax and an optimizer from Optax, and end up with a program of one page. The rest of the
-# course changes this program a few lines at a time. In lesson 05, sixteen new lines make it train on eight devices.
+# you'll take layers from Flax and an optimizer from Optax, and end up with a program of a hundred lines. The rest of
+# the course changes this program a few lines at a time. In lesson 05, sixteen new lines make it train on eight devices.
 #
 # **You will** write a complete training program with Flax NNX and Optax, count every example exactly once, and read a
 # learning curve. 20 minutes, 40 with exercises. You need
@@ -56,8 +56,8 @@ from pmapdp.lessons.pictures import lesson_03
 #
 # In PyTorch the model, its gradients and the optimizer change in place. In JAX nothing changes, so whatever the next
 # step needs comes in as an argument and goes out as a result: the model and the optimizer's state. That's a little more
-# typing, but it makes the rest of this course easy. You can compile a function that has no side effects, copy it to
-# eight devices, save what goes in and out, and compare it with another version, number by number.
+# typing, but it makes the rest of this course easy, because a function without side effects is easy to handle. You can
+# compile it, run it on eight devices, save what goes in and out, and compare it with another version, number by number.
 
 # %%
 lesson_03.step()
@@ -94,7 +94,8 @@ for path, array in jax.tree.leaves_with_path(gradients):
 # <details><summary>Answer</summary>
 #
 # Another `Network`, with a gradient where each parameter was. Because the two are nested alike, `jax.tree.map` can
-# combine them.
+# combine them. (Flax wraps each array in an `nnx.Param`, so the paths end in `.value`. You get the array itself by
+# `model.hidden.kernel[...]`.)
 #
 # </details>
 #
@@ -120,7 +121,8 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # </details>
 #
 # You can also put several steps in a row: `optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))` clips the
-# gradients and then hands them to Adam. The schedule is a function from the number of the update to a learning rate.
+# gradients and then hands them to Adam. Here `schedule` is a function that gets the number of the update and returns
+# the learning rate, such as `optax.cosine_decay_schedule(3e-3, 200)`.
 #
 # ## The last batch is ragged
 #
@@ -161,11 +163,12 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 #
 # include the difference of 02_jax.py and 03_flax.py
 #
-# Three things in it may surprise you. `place_state` and `place_batch` do next to nothing: they put arrays on the one
-# device you have, and wait for lesson 05. `donate_argnums=0` lets XLA write the new state over the old one, so you
-# never hold two copies in memory. And the loop doesn't look at `sums` until the epoch is over, because JAX returns
-# before a step is computed. While the device works, Python already prepares the next batch. If you printed the loss in
-# every step, Python would have to wait for it.
+# Four things in it may surprise you. `np.resize` fills the last batch up with copies of its own rows, and their weight
+# 0 keeps them out of every sum. `place_state` and `place_batch` do next to nothing yet: they put arrays on the one
+# device you have, and in lesson 05 they'll put them on eight. `donate_argnums=0` lets XLA write the new state over the
+# old one, so you never hold two copies in memory. And the loop doesn't look at `sums` until the epoch is over, because
+# JAX returns before a step is computed: while the device works, Python already prepares the next batch. If you printed
+# the loss in every step, Python would have to wait for it.
 #
 # Take this cell home: it needs no other file.
 
@@ -176,7 +179,7 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # ## The learning curve
 #
 # The clouds overlap, so even if you knew the ten centres, you'd get only 92 % of the points right. Still, the loss on
-# the training data falls with every epoch. Let's train six times as long, and watch a third data set that we don't
+# the training data has fallen in every epoch. Let's train six times as long, and watch a third data set that we don't
 # train on, the **validation set**.
 #
 # **Predict:** does its loss keep falling, too?
@@ -218,7 +221,8 @@ assert curve[-1, 1] > 0.95 > curve[-1, 3]
 #
 # So stop where the validation loss is lowest. Make all your choices (when to stop, how large the network is, which
 # learning rate) with the validation set, and **touch the test set once, at the end.** A number that you've tuned on
-# looks better than it is.
+# looks better than it is. (Our program prints its test loss after every epoch, but we choose nothing by it. It's there
+# so that you can compare the program's versions.)
 #
 # ## How it fails
 #
@@ -241,8 +245,9 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# An error, because the array has been deleted. The cure is a habit: give the result the name of the argument, as in
-# `state, sums = train_step(state, batch)`. Then you can't reach the old state by mistake.
+# An error, because the array has been deleted: its memory went to the new state. The cure is a habit: give the result
+# the name of the argument, as in `state, sums = train_step(state, batch)`. Then you can't reach the old state by
+# mistake.
 #
 # </details>
 #
@@ -294,12 +299,12 @@ def loss_of(line):
 
 points = jnp.linspace(-1, 1, 50)
 targets, line = 3 * points, jnp.full((1, 1), -2.0)
-loss_and_slope = jax.jit(jax.value_and_grad(loss_of))
+loss_and_gradient = jax.jit(jax.value_and_grad(loss_of))
 for number in range(201):
-    loss, slope = loss_and_slope(line)
+    loss, gradient = loss_and_gradient(line)
     if number % 100 == 0:
         print(f"update {number:3d}: loss {loss:.3f}, slope {line[0, 0]:.3f} instead of 3")
-    line = line - 0.3 * slope
+    line = line - 0.3 * gradient
 print(f"variance of the targets: {targets.var():.3f}")
 
 # %%

@@ -25,16 +25,10 @@ def decayed(answer):
     require(halved, "every array with more than one axis is multiplied, also one with three")
 
 
-class Regression(nnx.Module):
+def regression(seed):
     """Two layers, `[B, 4]` to `[B, 2]`."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        self.hidden = nnx.Linear(4, 5, rngs=rngs)
-        self.result = nnx.Linear(5, 2, rngs=rngs)
-
-    def __call__(self, x):
-        """Forward pass."""
-        return self.result(jnp.tanh(self.hidden(x)))
+    rngs = nnx.Rngs(seed)
+    return nnx.Sequential(nnx.Linear(4, 5, rngs=rngs), jnp.tanh, nnx.Linear(5, 2, rngs=rngs))
 
 
 def make_step(answer):
@@ -42,7 +36,7 @@ def make_step(answer):
     random = np.random.default_rng()
     seed = int(random.integers(1000))
     for optimizer in (optax.sgd(0.1, momentum=0.9), optax.adam(0.01)):
-        model, of_nnx = Regression(nnx.Rngs(seed)), Regression(nnx.Rngs(seed))
+        model, of_nnx = regression(seed), regression(seed)
         reference = nnx.Optimizer(of_nnx, optimizer, wrt=nnx.Param)
         step = answer(optimizer)
         require(callable(step), "return a function: define `step` inside and end with `return step`")

@@ -14,27 +14,23 @@ def step() -> None:
     drawing.box(axes, 6.4, 0, text, width=5.4, height=4.35)
     rows = {0.0: ("model", "new model"), 1.7: ("optimizer state", "new optimizer state"), 3.4: ("batch", "sums")}
     for top, (given, returned) in rows.items():
-        drawing.box(axes, 0, top, given, device=0, width=5.0, height=0.95)
-        drawing.arrow(axes, (5.0, top + 0.48), (6.3, top + 0.48), device=0)
-        drawing.arrow(axes, (11.9, top + 0.48), (13.2, top + 0.48), device=0)
-        drawing.box(axes, 13.3, top, returned, device=0, width=5.6, height=0.95)
+        drawing.box(axes, 0, top, given, width=5.0, height=0.95)
+        drawing.arrow(axes, (5.0, top + 0.48), (6.3, top + 0.48))
+        drawing.arrow(axes, (11.9, top + 0.48), (13.2, top + 0.48))
+        drawing.box(axes, 13.3, top, returned, width=5.6, height=0.95)
 
 
 @drawing.picture
-def learning_curve(curve: np.ndarray) -> None:
-    """Left, the training loss falls over 30 epochs, and the validation loss turns up after a few. Right, the two accuracies part at 92 %.
-
-    Args:
-        curve: `[epochs, 4]` training loss and accuracy, validation loss and accuracy.
-    """
+def learning_curve(curve: np.ndarray) -> None:  # [epochs, 4] loss and accuracy of training, then of validation
+    """Left, the training loss falls over 30 epochs, and the validation loss turns up after a few. Right, the two accuracies part at 92 %."""
     figure, panels = plt.subplots(1, 2, figsize=(8, 2.8))
     epochs = range(len(curve))
     for panel, column, name in zip(panels, (0, 1), ("loss", "accuracy"), strict=True):
-        panel.plot(epochs, curve[:, column], color=drawing.DEVICE_COLOURS[0], label="training")
-        panel.plot(epochs, curve[:, column + 2], color=drawing.DEVICE_COLOURS[1], linestyle="--", label="validation")
+        panel.plot(epochs, curve[:, column], color=drawing.INK, label="training")
+        panel.plot(epochs, curve[:, column + 2], color=drawing.ACCENT, linestyle="--", label="validation")
         panel.set(xlabel="epoch", ylabel=name, xticks=range(0, len(curve), 5))
     best = int(curve[:, 2].argmin())
-    panels[0].plot(best, curve[best, 2], "o", color=drawing.INK)
+    panels[0].plot(best, curve[best, 2], "o", color=drawing.ACCENT)
     panels[0].annotate(
         "stop here", (best, curve[best, 2]), (best + 1, 1.6 * curve[best, 2]), arrowprops={"arrowstyle": "-"}
     )
