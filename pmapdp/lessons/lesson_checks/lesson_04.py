@@ -5,8 +5,6 @@ import numpy as np
 
 from pmapdp.lessons.checks import refuse, require
 
-TOLERANCE = 1e-4  # float32, sums of ten products of about 1
-
 
 def dot_product(answer):
     """B pairs on N devices."""
@@ -18,7 +16,7 @@ def dot_product(answer):
         shape = f"for {N * b} pairs the shape should be ({N * b},), not {result.shape}: reshape the result at the end"
         require(result.shape == (N * b,), shape)
         wrong = np.abs(np.asarray(result) - np.einsum("bd,bd->b", xs, ys)).max()
-        require(wrong < TOLERANCE, f"a number is off by {wrong:.3g}: result i should be xs[i] . ys[i], in that order")
+        require(wrong < 1e-4, f"a number is off by {wrong:.3g}: result i should be xs[i] . ys[i], in that order")
         used = len(result.sharding.device_set) if isinstance(result, jax.Array) else 0
         require(used == N, f"only {used} of {N} devices worked: map over the device axis with jax.pmap")
 
@@ -36,7 +34,7 @@ def block_product(answer):
     swapped = right.reshape(2, 4, m, p).swapaxes(0, 1).reshape(8, m, p)
     order = "all blocks are there in another order: device 4 i + j multiplies row block i with column block j"
     refuse(found, {order: swapped})
-    wrong = [d for d in range(8) if not np.allclose(found[d], right[d], atol=TOLERANCE)]
+    wrong = [d for d in range(8) if not np.allclose(found[d], right[d], atol=1e-4)]
     require(not wrong, f"the blocks {wrong} are not row block i of a times column block j of b, for 4 i + j")
     used = len(result.sharding.device_set) if isinstance(result, jax.Array) else 0
     require(used == 8, f"only {used} of 8 devices worked: map over the stacked blocks with jax.pmap")

@@ -1,5 +1,6 @@
 """Pictures of lesson 04."""
 
+import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -23,28 +24,44 @@ def dot_products(results: np.ndarray) -> None:  # [8]
 
 @drawing.picture
 def mesh_and_specs() -> None:
-    """A mesh of eight devices. With the spec "data", row d of an array is on device d; with an empty spec, all is on each."""
-    axes = drawing.canvas(24, 8.4, inches=7.4)
-    rows = (
-        (0.6, 'Mesh, axis "data"', "{d}", 0.8),
-        (2.7, 'PartitionSpec("data")\narray [8, 10]:\nrow d is on device d', "row {d}\n[1,10]", 1.4),
-        (6.5, "PartitionSpec()\narray [10]:\nreplicated", "all\n[10]", 1.4),
-    )
-    for middle, label, text, height in rows:
-        axes.text(0, middle, label, va="center")
+    """A mesh of eight devices. With the spec "data", each device has a row of an array; with an empty spec, all of another."""
+    axes = drawing.canvas(24, 6.2, inches=7.4)
+    labels = ('rows [8, 10]\nPartitionSpec("data")', 'mesh of 8 devices\naxis "data"', "w [10]\nPartitionSpec()")
+    for row, (label, text) in enumerate(zip(labels, ("row {d}", "{d}", "all of w"), strict=True)):
+        top = 0.2 + 2.2 * row
+        axes.text(0, top + 0.6, label, va="center")
         texts = [text.format(d=d) for d in range(8)]
-        drawing.device_row(axes, 7.0, middle - height / 2, texts, step=2.1, width=1.95, height=height)
+        drawing.device_row(axes, 6.6, top, texts, step=2.18, width=2.0, height=1.2, size=9)
     for d in range(8):
-        drawing.arrow(axes, (7.98 + 2.1 * d, 1.05), (7.98 + 2.1 * d, 1.95), device=d)
+        middle = 7.6 + 2.18 * d
+        drawing.arrow(axes, (middle, 1.4), (middle, 2.4), device=d)
+        drawing.arrow(axes, (middle, 4.6), (middle, 3.6), device=d)
 
 
 @drawing.picture
-def classes_by_device(classes: list[np.ndarray]) -> None:  # of each device, [b]
-    """Ten bars, one a class, each stacked from the points that the eight devices put into this class, in the devices' colours."""
-    bottom = np.zeros(10)
-    for d, found in enumerate(classes):
-        counts = np.bincount(found, minlength=10)
-        plt.bar(range(10), counts, bottom=bottom, color=drawing.DEVICE_COLOURS[d], label=f"device {d}")
-        bottom += counts
-    plt.gca().set(xlabel="class", ylabel="points", xticks=range(10))
-    drawing.legend_beside(plt.gca())
+def last_batch(is_right: np.ndarray, weights: np.ndarray) -> None:  # [128], [128]
+    """Sixteen rows for each of eight devices: a dot is a right answer, a cross is a wrong one, and a dash is padding.
+
+    Six devices have 16 points, device 6 has 8, and device 7 has none.
+    """
+    figure = plt.figure(figsize=(6, 2.8))
+    device, column = np.divmod(np.arange(128), 16)
+    colours = np.array(drawing.DEVICE_COLOURS)[device]
+    for marker, chosen in {"o": weights * is_right, "x": weights * ~is_right, "$-$": 1 - weights}.items():
+        at = chosen > 0
+        plt.scatter(column[at], device[at], 50, colours[at], marker, linewidths=2)
+    sums = (weights * is_right).reshape(8, 16).sum(1), weights.reshape(8, 16).sum(1)
+    names = [f"device {d}: {right:.0f} of {count:.0f}" for d, (right, count) in enumerate(zip(*sums, strict=True))]
+    figure.gca().set(xticks=[], yticks=range(8), yticklabels=names, ylim=(7.6, -0.6))
+
+
+@drawing.picture
+def one_label_for_eight_rows(array: jax.Array) -> None:  # [10], and another row on each device
+    """Eight devices hold eight different rows. JAX calls the array replicated, and shows the one on device 0."""
+    axes = drawing.canvas(20, 4.2)
+    rows = [shard.data for shard in array.addressable_shards]
+    shown = f"print shows {rows[0][0]:.0f} to {rows[0][-1]:.0f}, and JAX says: replicated"
+    drawing.box(axes, 0, 0.1, shown, width=13, height=1.0)
+    drawing.arrow(axes, (1.15, 2.6), (1.15, 1.15), device=0)
+    texts = [f"{row[0]:.0f} to\n{row[-1]:.0f}" for row in rows]
+    drawing.device_row(axes, 0, 2.6, texts, step=2.5, width=2.3, height=1.4)
