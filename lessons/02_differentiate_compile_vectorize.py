@@ -15,14 +15,15 @@
 # %% [markdown]
 # # 02. Differentiate, compile, vectorize
 #
-# In lesson 01 you derived a backward pass for two layers. A transformer has hundreds, and each time you changed the
-# network you'd have to derive it again. In this lesson the backward pass disappears from your program, because JAX
-# derives it, and the program still prints the same numbers. Then you'll compile your step, and elementwise code gets
-# several times faster. All of that has one price: your functions must be pure. Most of what people curse about JAX
-# follows from this one rule, so we'll walk into the traps on purpose.
+# In lesson 01 you derived a backward pass for two layers. A transformer has hundreds, and whenever you changed one
+# you'd have to start over. In this lesson the backward pass disappears from your program, because JAX derives it, and
+# the program still prints the same numbers. Then you'll compile your step, and elementwise code gets several times
+# faster. All of that has one price. Your functions must be pure: the result depends on the arguments alone, and the
+# function changes nothing else. Most of what people curse about JAX follows from this one rule, so we'll walk into the
+# traps on purpose.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and measure honestly.
-# 30 minutes, 50 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
+# 35 minutes, 55 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
 # NumPy](01_train_a_network_in_numpy.ipynb)).
 
 # %%
@@ -72,13 +73,14 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 # include program/01_numpy.py
 #
 # And this is what changes. `np` becomes `jnp` wherever gradients have to pass. `backward` goes, and its check goes with
-# it, because now `jax.grad` finds the gradients of `loss_sums`. That function returns a pair, the loss and the metrics'
-# sums. With `has_aux=True`, `grad` differentiates only the first, and hands you the second as it is.
+# it, because now `jax.grad` finds the gradients of `loss_sums`. That function now returns a pair: the loss, and the
+# sums for the metrics. With `has_aux=True`, `grad` differentiates only the first, and hands you the second as it is.
 #
 # include the difference of 01_numpy.py and 02_jax.py
 #
 # The model is still a dictionary of arrays. JAX calls such a nesting (dictionaries, lists, tuples, any depth) a
-# **pytree**. The gradient is nested like the model, and `jax.tree.map` walks through both.
+# **pytree**. The gradient is nested like the model, so `jax.tree.map` can walk through both: it calls the function with
+# one array of the model and the gradient that belongs to it, again and again, and nests the results in the same way.
 #
 # Lesson 01's program ended with loss 0.2535 and accuracy 0.9174, and 0.3487 and 0.8820 on the test set.
 #
@@ -90,7 +92,8 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The same numbers, because it's the same gradient. But now nobody has to derive it.
+# The same numbers, because it's the same gradient. But now nobody has to derive it. (On another machine the last digit
+# may differ, because float32 rounds each sum, and the order of the terms may be another.)
 #
 # </details>
 #
@@ -107,19 +110,28 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 
 
 # %% tags=["prediction"]
+import time
+
+
 @jax.jit
 def noisy_step(model, batch):
     print("tracing with inputs of shape", batch[0].shape)
     return train_step(model, batch)
 
 
-for rows in (128, 128, 128, 8, 128):
-    noisy_step(model, (train_data[0][:rows], train_data[1][:rows]))
+rows, seconds = [128, 128, 128, 8, 128], []
+for n in rows:
+    started = time.perf_counter()
+    jax.block_until_ready(noisy_step(model, (train_data[0][:n], train_data[1][:n])))
+    seconds.append(time.perf_counter() - started)
+lesson_02.five_calls(rows, seconds)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Twice, once for each shape. So the small last batch of an epoch costs a second compilation, and lesson 03 will pad it.
+# Twice, once for each shape, and a new dtype would cost a third time. Look at the picture's scale: these two calls take
+# a hundred times as long as the others, or more. So the small last batch of an epoch is expensive, and lesson 03 will
+# pad it.
 #
 # </details>
 #
@@ -140,22 +152,26 @@ def by_loop(w, x):
 
 
 def by_scan(w, x):
-    return lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, None, length=5)[0]
+    def layer(x, _):  # from (state, input) to (new state, output), with neither input nor output
+        return jnp.tanh(x @ w), None
+
+    x, _ = lax.scan(layer, x, None, length=5)
+    return x
 
 
-square, row = jnp.eye(3) * 0.5, jnp.ones(3)
 counts = {}
 for function in (by_loop, by_scan):
-    counts[function.__name__] = str(jax.make_jaxpr(function)(square, row)).count("= tanh")
-print(counts)
+    jaxpr = jax.make_jaxpr(function)(jnp.eye(3), jnp.ones(3))
+    counts[function.__name__] = str(jaxpr).count("= tanh")
+print("number of times tanh appears:", counts)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # Five times, and once. JAX doesn't see your loop, only the operations that it performs, so a loop over a hundred layers
 # takes long to compile. With `scan` the jaxpr contains the layer only once. And `print` isn't an array operation, so
-# it's in neither jaxpr. It runs while JAX traces, and never again. (To print values from a compiled function, use
-# `jax.debug.print`.)
+# it's in neither jaxpr: it runs while JAX traces, and never when the compiled program runs. (To print values from a
+# compiled function, use `jax.debug.print`.)
 #
 # </details>
 #
@@ -163,19 +179,28 @@ print(counts)
 #
 # **Predict:** which of these three raise an error under `jit`?
 
+
 # %% tags=["prediction"]
-functions = {
-    "a Python if": lambda x: 1.0 if x > 1 else x,
-    "jnp.where": lambda x: jnp.where(x > 1, 1.0, x),
-    "a NumPy function": lambda x: np.tanh(x),
-}
-failures = {}
-for name, function in functions.items():
+def python_if(x):
+    return 1.0 if x > 1 else x
+
+
+def jnp_where(x):
+    return jnp.where(x > 1, 1.0, x)
+
+
+def numpy_tanh(x):
+    return np.tanh(x)
+
+
+failures = []
+for function in (python_if, jnp_where, numpy_tanh):
+    name = function.__name__
     try:
         print(f"{name}: {jax.jit(function)(3.0)}\n")
     except jax.errors.JAXTypeError as error:
-        failures[name] = type(error).__name__
-        print(f"{name}: {failures[name]}: {str(error).splitlines()[0]}\n")
+        failures.append(name)
+        print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0]}\n")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -193,7 +218,13 @@ for name, function in functions.items():
 
 # %% tags=["prediction"]
 rate = 0.1
-shrink = jax.jit(lambda w: w - rate * w)
+
+
+@jax.jit
+def shrink(w):
+    return w - rate * w
+
+
 print("rate 0.1:", shrink(1.0))
 rate = 0.5
 print("rate 0.5:", shrink(1.0))
@@ -208,9 +239,9 @@ print("rate 0.5:", shrink(1.0))
 #
 # ## Three surprises
 #
-# If you come from NumPy or PyTorch, you have expectations, and these three lines disappoint them.
+# If you come from NumPy or PyTorch, each of these three `print`s will surprise you.
 #
-# **Predict:** what type does the first line show? What do the second and the third line print?
+# **Predict** what they show.
 
 # %% tags=["prediction"]
 print(jnp.arange(3.0).dtype, "from", np.arange(3.0).dtype)
@@ -224,8 +255,8 @@ print(numbers, changed)
 #
 # 1. JAX computes in **float32** unless you ask for more with `jax.config.update("jax_enable_x64", True)`. A float64
 #    array becomes float32 without a warning.
-# 2. An index beyond the end gives the last element, because a compiled program on a GPU can't raise an error. So look
-#    at your indices twice.
+# 2. If you read beyond the end, you get the last element, because a compiled program on a GPU can't raise an error. (If
+#    you write there, nothing happens.) So look at your indices twice.
 # 3. Arrays never change. If they did, a function could change its arguments, and it wouldn't be pure. So
 #    `x.at[i].set(v)` returns a new array. (Inside `jit`, the compiler avoids the copy if nobody needs the old one.)
 #
@@ -237,8 +268,13 @@ print(numbers, changed)
 #
 # **Predict:** what does this print, and which operation is to blame?
 
+
 # %% tags=["prediction"]
-entropy = jax.jit(lambda p: -(p * jnp.log(p)).sum())
+@jax.jit
+def entropy(p):
+    return -(p * jnp.log(p)).sum()
+
+
 certain = jnp.array([1.0, 0.0])
 print("entropy:", entropy(certain))
 try:
@@ -252,7 +288,8 @@ except FloatingPointError as error:
 #
 # NaN, and the multiplication is to blame. log(0) is -inf, which isn't a NaN yet, but 0 times -inf is one. Under
 # `jax.debug_nans` a compiled function that returns a NaN runs again, operation by operation, and stops at the first
-# one, with a traceback to your line. That's slow, so switch it on only while you search.
+# one, with a traceback to your line. That's slow, so switch it on only while you search. (The cure here is
+# `jax.scipy.special.xlogy(p, p)`, which is p log p, and 0 where p is 0.)
 #
 # </details>
 #
@@ -266,8 +303,12 @@ except FloatingPointError as error:
 
 # %% tags=["prediction"]
 key = jax.random.key(0)
-keys = {"key": key, "key again": key}
-keys |= {"split": jax.random.split(key)[0], "fold_in": jax.random.fold_in(key, 7)}
+keys = {
+    "key": key,
+    "key again": key,
+    "split": jax.random.split(key)[0],
+    "fold_in": jax.random.fold_in(key, 7),
+}
 draws = {name: jax.random.normal(each, 2) for name, each in keys.items()}
 for name, draw in draws.items():
     print(f"{name:9s}", draw)
@@ -276,8 +317,9 @@ for name, draw in draws.items():
 # <details><summary>Answer</summary>
 #
 # The first two. In your own code use a key **once**, for one draw or for one split, or your random numbers aren't
-# independent. (We broke this rule here, to show you.) In a training loop `fold_in(key, step)` is handy, because each
-# step gets a new key, and a run that you resume gets the same keys again.
+# independent. (We broke this rule here, to show you.) Only `fold_in` may get the same key again: you keep one key for
+# the whole run, and `fold_in(key, step)` makes a new one for each step. A run that you resume then gets the same keys
+# again.
 #
 # </details>
 #
@@ -292,9 +334,6 @@ for name, draw in draws.items():
 
 
 # %% tags=["prediction"]
-import time
-
-
 def gelu(x):
     return 0.5 * x * (1 + jnp.tanh(0.79788 * (x + 0.044715 * x**3)))
 
@@ -305,34 +344,36 @@ def products(x):
     return x
 
 
-def milliseconds(function, x, calls=20):
-    """The fastest of some calls, because other programs disturb the clock."""
-    times = []
-    for _ in range(calls):
+def milliseconds(functions, x):
+    """The fastest of 30 calls of each function, because other programs disturb the clock."""
+    times = np.empty((3, len(functions), 10))  # three rounds of ten calls
+    for round_, number, call in np.ndindex(times.shape):
         started = time.perf_counter()
-        jax.block_until_ready(function(x))
-        times.append(1000 * (time.perf_counter() - started))
-    return min(times)
+        jax.block_until_ready(functions[number](x))
+        times[round_, number, call] = 1000 * (time.perf_counter() - started)
+    return times.min((0, 2))
 
 
-work = {"GELU": (gelu, jnp.ones(1_000_000)), "products": (products, jnp.eye(384))}
-times = {name: (milliseconds(f, x), milliseconds(jax.jit(f), x)) for name, (f, x) in work.items()}
+times = {
+    "GELU": milliseconds([gelu, jax.jit(gelu)], jnp.ones(1_000_000)),
+    "products": milliseconds([products, jax.jit(products)], jnp.eye(384)),
+}
 lesson_02.jit_or_not(times)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# GELU, by far. Without `jit` each of its eight operations reads a million numbers from memory and writes a million
-# back. Compiled, they become one loop that reads and writes once, which is called **fusion**. A matrix product keeps
-# the processor busy by itself, so there's little to gain. A network has both, so you compile the whole step.
+# GELU, by far. Without `jit` each of its eight operations reads at least a million numbers from memory and writes a
+# million back. Compiled, they become one loop that reads and writes once, which is called **fusion**. A matrix product
+# keeps the processor busy by itself, so there's little to gain. A network has both, so you compile the whole step.
 #
 # </details>
 #
 # ## vmap: write it for one example
 #
-# The third transformation saves you the batch. You write a function for one example, and `jax.vmap` turns it into a
-# function for many, without a loop. `in_axes` says which arguments are stacked: `0` means that the inputs are stacked
-# along axis 0, and `None` means that all examples share the model.
+# With the third transformation you can forget the batch. You write a function for one example, and `jax.vmap` turns it
+# into a function for many, without a loop. `in_axes` has an entry for each argument. Below it's `None` for the model,
+# which all examples share, and `0` for the inputs and the labels, which are stacked along axis 0.
 #
 # Transformations combine, so `jit` of `vmap` of `grad` is a compiled function that returns the gradient of *each*
 # example. (PyTorch has it, too, in `torch.func`.)
@@ -345,9 +386,14 @@ def loss_one(model, inputs, label):  # [64], []
     return loss_sums(model, (inputs[None], label[None]))[0]
 
 
-model, inputs, labels = init_model(), train_data[0][:128], train_data[1][:128]
-each = jax.jit(jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0)))(model, inputs, labels)
-of_mean = jax.jit(jax.grad(lambda model: loss_sums(model, (inputs, labels))[0] / 128))(model)
+def mean_loss(model, inputs, labels):  # [128, 64], [128]
+    return loss_sums(model, (inputs, labels))[0] / len(labels)
+
+
+gradient_of_each = jax.jit(jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0)))
+inputs, labels = train_data[0][:128], train_data[1][:128]
+each = gradient_of_each(init_model(), inputs, labels)
+of_mean = jax.jit(jax.grad(mean_loss))(init_model(), inputs, labels)
 print("128 gradients of W1:", each["W1"].shape)
 print("largest difference:", abs(each["W1"].mean(0) - of_mean["W1"]).max())
 lesson_02.gradients(each["W1"][:, :2, 1], of_mean["W1"][:2, 1])
@@ -356,7 +402,7 @@ lesson_02.gradients(each["W1"][:, :2, 1], of_mean["W1"][:2, 1])
 # The asserts behind the answers.
 assert (first(2.0), second(2.0), third(2.0)) == (12, 12, 6)
 assert counts == {"by_loop": 5, "by_scan": 1}
-assert list(failures) == ["a Python if", "a NumPy function"]
+assert failures == ["python_if", "numpy_tanh"]
 assert np.isclose(shrink(1.0), 0.9)
 assert jnp.arange(3.0).dtype == jnp.float32
 assert jnp.arange(3)[10] == 2
@@ -371,9 +417,10 @@ for name in of_mean:
 # <details><summary>Answer</summary>
 #
 # They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is
-# one example's gradient with respect to two of the weights. The dots lie all over the place, but their mean, the cross,
-# lies exactly where the gradient of the mean loss does. That's why data parallelism works: each device can compute the
-# gradients of its own examples, and only the mean needs them all.
+# one example's gradient with respect to two of the weights. The dots are scattered widely (and almost half of them lie
+# on top of each other at 0, because the ReLU was off). But their mean, the cross, is right in the circle, which is the
+# gradient of the mean loss. That's why data parallelism works: each device can compute the gradients of its own
+# examples, and only the mean needs them all.
 #
 # </details>
 #
@@ -383,8 +430,8 @@ for name in of_mean:
 # [solutions/02_differentiate_compile_vectorize.py](solutions/02_differentiate_compile_vectorize.py).
 #
 # 1. `relu_power` (5 minutes): x to the power `n` where x is positive, else 0. It must work under `jit` and `grad`, and
-#    `n` is a Python number. <details><summary>Hint</summary><code>jnp.where</code>. The derivative of the branch that
-#    isn't chosen must be finite, too.</details>
+#    `n` is a positive Python number. <details><summary>Hint</summary><code>jnp.where</code>. The derivative of the
+#    branch that isn't chosen must be finite, too.</details>
 # 2. `clipped_mean_gradient` (10 minutes): clip the gradient of each example to a length of at most `limit`, then take
 #    the mean over the examples. Training with differential privacy does this. The length of a gradient is the square
 #    root of the sum of the squares of *all* its entries, over all arrays of the pytree. `loss_one` is a function of
