@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import entry
 import forks
@@ -17,24 +16,15 @@ from launch import environment
 HEARTBEAT = 10  # seconds; short, so that the tests of faults are
 
 
-class Ended(NamedTuple):
-    """The end of a process. Its messages come without gloo's lines and C++'s warnings."""
-
-    status: int
-    out: str
-    err: str
-
-
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 
 
-def by_hand(count: int = 2, coordinator: str | None = None) -> list[list[str]]:
-    """The flags of each process that say who the others are."""
-    coordinator = coordinator or f"127.0.0.1:{free_port()}"
-    flags = f"--coordinator {coordinator} --num-processes {count} --heartbeat-timeout {HEARTBEAT}".split()
-    return [[*flags, "--process-id", str(process)] for process in range(count)]
+def by_hand() -> list[list[str]]:
+    """The flags of two processes that say who the other is."""
+    flags = f"--coordinator 127.0.0.1:{free_port()} --num-processes 2 --heartbeat-timeout {HEARTBEAT} --process-id"
+    return [[*flags.split(), process] for process in "01"]
 
 
 @contextlib.contextmanager
@@ -55,15 +45,15 @@ def running(
         yield processes
 
 
-def end_of(process: SimpleNamespace, timeout: float = 240) -> Ended:
-    """Wait for a process to end."""
-    assert process.wait(timeout) is not None, "it hangs"
+def end_of(process: SimpleNamespace) -> entry.Done:
+    """Wait for a process to end. Its messages come without gloo's lines and C++'s warnings."""
+    assert process.wait(240) is not None, "it hangs"
     out, err = (Path(file).read_text() for file in process.files)
     ours = (line for line in err.splitlines() if not re.match(r"\[Gloo\]|W\d{4} ", line))
-    return Ended(process.poll(), out, "\n".join(ours))
+    return entry.Done(process.poll(), out, "\n".join(ours))
 
 
-def train_together(*job: object, hands: list[list[str]] | None = None, status: int = 0, **options) -> list[Ended]:
+def train_together(*job: object, hands: list[list[str]] | None = None, status: int = 0, **options) -> list[entry.Done]:
     """Run a job with two processes, or with `hands`, and require that all end with `status`."""
     with running(*([*job, *hand] for hand in hands or by_hand()), **options) as processes:
         ended = [end_of(process) for process in processes]
