@@ -76,8 +76,8 @@ lesson_10.three_ways()
 # ## How much of the batch does your loss see?
 #
 # Now the smallest case: one weight `w`, and the numbers 0 to 15, two on each of eight devices. The loss is the mean of
-# `w * x`. At w = 1 that's 7.5, and its gradient, the mean of `x`, is 7.5 as well. `loss` writes down how many numbers it
-# gets.
+# `w * x`. At w = 1 that's 7.5, and its gradient, the mean of `x`, is 7.5 as well. To show how much of the batch it sees,
+# `loss` appends the shape of `x` to a list.
 
 
 # %%
@@ -135,11 +135,10 @@ print(checked["average_gradient"])
 lesson_10.trap()
 
 # %% [markdown]
-# It's eight times too large, on every device, and there's no error. The picture shows where the factor 8 comes from.
-# `shard_map` has a check, `check_vma`, and it's on unless you switch it off. With the check on, JAX knows that all devices
-# hold the same `w`: one weight, used in eight places. And if a weight is used in eight places, its gradient is the sum of
-# eight gradients. So `jax.grad` adds them up for you, and you never see that all-reduce. The `pmean` that follows averages
-# eight equal sums, which changes nothing.
+# That's eight times too large, on every device, and there's no error. The factor comes from a check, `check_vma`, which is on
+# unless you switch it off. With the check on, JAX knows that all devices hold the same `w`. To JAX that's one weight, used in
+# eight places, as in the picture, and the gradient of such a weight is the sum of eight gradients. So `jax.grad` adds them
+# up for you, and you never see that all-reduce. The `pmean` that follows averages eight equal sums, which changes nothing.
 #
 # **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w`
 # doesn't vary, `x` does. You can read the record in a jaxpr, the program that JAX has traced. `V:data` marks what

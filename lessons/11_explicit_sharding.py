@@ -125,8 +125,8 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2)))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It's a stack, because a gradient has the type of its parameter, and the kernel is replicated. The gradient adds up over the
-# 128 examples, and they're split. So this is where your step needs its all-reduce.
+# It's a stack, because a gradient has the type of its parameter, and the kernel is replicated. But the gradient is a sum over
+# the 128 examples, and they're split. So this is where your step needs its all-reduce.
 #
 # </details>
 #
@@ -194,7 +194,7 @@ lesson_11.shardings(answers)
 # Most Flax layers work on each example separately, or add up over all of them, so their result has just one possible type.
 # These work unchanged: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention`.
 #
-# Others don't. Let's try two layers, and a function on a matrix:
+# Others need your help. Let's try two layers and `jnp.sort`:
 
 # %%
 rngs = nnx.Rngs(0)
@@ -235,8 +235,8 @@ for name, call in calls.items():
 #
 # The layers take your answer as an argument: `Embed` has `out_sharding`, and `RNN` takes an `initial_carry` that's
 # split. For everything else there's `auto_axes`. It makes the axes Auto inside one function, as in lesson 09, and you
-# only say how the result is sharded. That also works for a library's layer that you can't change. Pass all arrays as
-# arguments, and the layer, too, because it holds arrays.
+# only say how the result is sharded. That also works for a library's layer that you can't change. Everything that holds
+# arrays has to be an argument of the function, so the layer is one, too.
 
 # %%
 from jax.sharding import AxisType, auto_axes

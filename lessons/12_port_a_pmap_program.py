@@ -111,8 +111,8 @@ lesson_12.before_and_after()
 # - The step is still one device's step. It averages the statistics along with the gradients.
 # - `lax.pcast` keeps `jax.grad` from adding up over the devices, so you can leave the check on (lesson 10).
 #
-# If your program is large, you don't have to do all of it at once: `my_pmap` on the
-# [page](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, and leaves the arrays as
+# If your program is large, you don't have to do all of it at once: `my_pmap` in
+# [Porting](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, and leaves the arrays as
 # they are.
 #
 # Now run it, and compare each epoch with the old program's. Even the dropout masks are the old ones, because each device still folds its
@@ -174,7 +174,7 @@ print("unit 0's running mean, by device:", np.round(means, 3))
 #
 # The same happens to a metric without its `pmean`: your log shows device 0's. And it happens to a dropout key that's kept
 # in the state: your checkpoint gets device 0's key, so a run that resumes from it draws the same masks on all devices. The
-# [page](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how a state keeps one key per device.
+# state on [this page](../docs/porting.md#move-one-function-at-a-time-to-shard_map) keeps one key per device.
 #
 # ## Is it the old program? Is it right?
 #
@@ -203,7 +203,7 @@ print("the old program:", "equal" if not same.failed else same)
 # this comparison, because each of the eight devices draws its own mask, and one device would draw a different one for the
 # whole batch.
 #
-# **Predict:** the comparison fails all the same. Which layer of the network gives a different result on eight devices?
+# **Predict:** the comparison still fails. Which layer of the network gives a different result on eight devices?
 
 
 # %% tags=["prediction"]
