@@ -125,7 +125,7 @@ def parse_with_recipe(
     named = RECIPES[next((each for each in arguments if each in RECIPES), "digits")].config
     recipes = "\n".join(f"    {name}: {each.summary}" for name, each in RECIPES.items())
     defaults = {each.name: getattr(named, each.name) for each in ours}  # for --help
-    values = read_flags([*ours, *own], arguments, f"{doc}\n\nThe recipes:\n\n{recipes}", defaults)
+    values = read_flags([*ours, *own], arguments, f"{doc}\nThe recipes:\n\n{recipes}", defaults)
     if (recipe := values.pop("recipe", "digits")) not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
     chosen = options(**{each.name: values.pop(each.name) for each in own if each.name in values})
