@@ -35,8 +35,8 @@ LONGEST += ("test_train.py", "test_6_no_loss.py", "test_8_your_parts.py")
 
 
 def pytest_xdist_auto_num_workers():
-    """One process more than there are cores: tests that wait for signals and timeouts leave their core to another."""
-    return (os.cpu_count() or 1) + 1
+    """As many as there are cores: one more would import and collect everything once more."""
+    return os.cpu_count() or 1
 
 
 def pytest_collection_modifyitems(items):

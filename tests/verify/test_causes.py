@@ -1,32 +1,15 @@
 """Steps of a few lines, each with the causes that `verify` may name, and what the report says."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from marks import quick
 from steps import BATCH, MESH, RANDOM, W, alone, descend, loss_of, mean, on_pmap, sharded, total
 
 from pmapdp.verify import Layout, verify
-
-
-def key_that_stands_still():
-    """The key in the state is never split; a learning rate among the metrics changes all the same."""
-
-    def step(state, batch, advance=True):
-        key = jax.random.fold_in(state["key"], state["n"]) if advance else state["key"]
-        keep = jax.random.bernoulli(key, 0.7, batch["y"].shape)
-        loss, gradient = jax.value_and_grad(loss_of)(state["w"], batch, keep)
-        rate = 0.1 / (1.0 + state["n"])
-        return {**state, "w": state["w"] - rate * gradient, "n": state["n"] + 1}, {"loss": loss, "rate": rate}
-
-    state = {"w": W, "n": np.int32(0), "key": jax.random.PRNGKey(0)}
-    jitted = jax.jit(functools.partial(step, advance=False))
-    return {"reference": step, "step": jitted, "layout": "sharded", "state": state}
 
 
 def tracker():
@@ -39,13 +22,6 @@ def tracker():
 
     state = {"w": W, "mean": np.zeros(5, np.float32), "seen": np.uint32(0)}
     return {"reference": step, "step": on_pmap(step), "state": state}
-
-
-def of_16_examples():
-    """A reference that takes the whole batch alone: what one device does can't be asked of it."""
-    step = lambda w, b: (descend(w, b, mean)[0], {"loss": 1.5 * mean(loss_of(w, b))})  # noqa: E731
-    reference = lambda w, b: descend(w, {"x": b["x"], "y": b["y"].reshape(16)})  # noqa: E731
-    return {"reference": reference, "step": jax.pmap(step, "i"), "state": W}
 
 
 def late():
@@ -77,16 +53,10 @@ TABLE = {  # a program, the causes that may be named, and what is said
         late, {"unknown"}, ["from update 2 on", "the devices hold the same values", "docs/mistakes.md"]),
     "on the host": (
         on_the_host, {"every device computes everything"}, ["The busiest device makes 100% of", "its part would be"]),
-    "a rate among the metrics": (key_that_stands_still, {"key stands still"}, []),
-    "fixed reference, wrong metric": (of_16_examples, {"unknown"}, ["Wrong: 1 of 2 leaves, from update 1 on"]),
-    "a metric of each device": (
-        lambda: {"reference": descend, "state": W, "step": jax.pmap(
-            lambda w, b: (descend(w, b, mean)[0], {"loss": mean(loss_of(w, b)) + lax.axis_index("i")}), "i")},
-        {"one device's metrics"}, []),
 }  # fmt: skip
 
 
-@quick(4, "name", TABLE)
+@pytest.mark.parametrize("name", TABLE)
 def test_no_cause_is_named_but_these(name):
     program, causes, said = TABLE[name]
     report = verify(**{"batch": BATCH} | program())
