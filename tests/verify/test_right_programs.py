@@ -126,9 +126,20 @@ def without_a_batch():
     return given | {"state": state, "batch": None}
 
 
+def three_updates_in_a_scan():
+    """The examples are the second axis of the batch."""
+
+    def step(w, batches):
+        return lax.scan(lambda w, batch: descend(w, batch, mean), w, batches)
+
+    batches = jax.tree.map(lambda x: np.stack([x, x[::-1], 2 * x]), BATCH)
+    given = {"reference": one_device(step, "i"), "step": jax.pmap(step, "i"), "state": W}
+    return given | {"batch": batches, "batch_axis": 1}
+
+
 PROGRAMS = [
     shard_map_on_a_mesh_of_its_own, jit_with_nnx, zero_1, a_ragged_batch_padded_by_the_layout, mixed_precision,
-    without_a_batch,
+    without_a_batch, three_updates_in_a_scan,
 ]  # fmt: skip
 
 
