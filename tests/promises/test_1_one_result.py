@@ -80,27 +80,14 @@ def hold(strategy, count, model, optimizer, dtype):
             require_equal(sums, right_sums, LOSS[dtype], where)
 
 
-# Plain pytest takes each model with each strategy on 3 devices, but for these.
-QUICK = {("mlp", "shard_map"): 4, ("mlp", "jit"): 5, ("mlp", "pmap"): 7}
-QUICK |= {("text_mlp", strategy): 8 for strategy in PARALLEL}
+# Below, a network with batch norm and dropout runs through `train` on every number of devices.
+DEVICES = {("mlp", "shard_map"): 4, ("mlp", "jit"): 5, ("mlp", "pmap"): 7}
+DEVICES |= {("text_mlp", strategy): 8 for strategy in PARALLEL}
+GRID = [(model, strategy, DEVICES.get((model, strategy), 3)) for model in entry.CLASSIFIERS for strategy in PARALLEL]
 
 
-def grid():
-    """Each model with each strategy, and the first on every number of devices.
-
-    Below, a network with batch norm and dropout runs through `train` on every number of devices.
-    """
-    cases = [pytest.param("mlp", "single", 1, marks=pytest.mark.slow)]
-    for model, strategy in itertools.product(entry.CLASSIFIERS, PARALLEL):
-        quick_count = QUICK.get((model, strategy), 3)
-        for count in COUNTS if model == "mlp" else (quick_count,):
-            marks = () if count == quick_count else pytest.mark.slow
-            cases.append(pytest.param(model, strategy, count, marks=marks))
-    return cases
-
-
-@pytest.mark.parametrize(("model", "strategy", "count"), grid())
-def test_every_strategy_on_every_number_of_devices_equals_one_device(model, strategy, count):
+@pytest.mark.parametrize(("model", "strategy", "count"), [*GRID, ("mlp", "single", 1)])
+def test_every_strategy_with_every_model_equals_one_device(model, strategy, count):
     hold(strategy, count, model, "adam" if model == "text_mlp" else "sgd", "float64")
 
 

@@ -113,21 +113,20 @@ def test_a_signal_to_stop_leaves_a_checkpoint_and_its_status(undisturbed, tmp_pa
         np.testing.assert_array_equal(found[shape], array)
 
 
-@quick(1, ("strategy", "devices"), [("jit", 3), ("shard_map", 7)])
-def test_on_other_devices_or_with_another_strategy_it_ends_within_promise_1(tmp_path, strategy, devices):
+def test_on_other_devices_and_with_another_strategy_it_ends_within_promise_1(tmp_path):
     """float64, so that rounding cannot hide a difference."""
     wanted = small_job.train(dtype="float64")
     small_job.train(dtype="float64", workdir=str(tmp_path / "run"), steps=6)
-    found = small_job.train(dtype="float64", workdir=str(tmp_path / "run"), strategy=strategy, devices=devices)
+    found = small_job.train(dtype="float64", workdir=str(tmp_path / "run"), strategy="jit", devices=3)
     for a, b in zip(jax.tree.leaves(found.state), jax.tree.leaves(wanted.state), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["single", "shard_map", "jit"])  # pmap is above
+@pytest.mark.parametrize("strategy", ["shard_map", "jit"])  # pmap is above
 def test_every_strategy_resumes_with_the_same_bits(tmp_path, strategy):
     """Dropout, the schedule and the order of the examples go on where they were."""
-    kind = {"strategy": strategy, "devices": 1 if strategy == "single" else 3}
+    kind = {"strategy": strategy, "devices": 3}
     small_job.train(**kind, workdir=str(tmp_path / "run"), steps=6)
     shutil.copytree(tmp_path / "run", tmp_path / "moved")
     found = small_job.train(**kind, workdir=str(tmp_path / "moved"))
