@@ -99,7 +99,7 @@ assert (np.stack(back) == 2 * x).all()
 #
 # </details>
 #
-# What if you add two arrays that are on different devices? Lesson 04 asks that.
+# What if you add two arrays that are on different devices? Lesson 04 tries it.
 #
 # ## One array on eight devices
 #

@@ -69,7 +69,7 @@ print("loss:", -np.log(p[3]).round(3))
 # 3. **At the ReLU,** g passes where the ReLU's output was positive, and becomes 0 elsewhere.
 #
 # Here's rule 1 in numbers. Say the probabilities are 0.7, 0.2 and 0.1, and the first class is right. Then g is -0.3,
-# 0.2 and 0.1. A step against this gradient raises the right logit and lowers the two others. And because g is large
+# 0.2 and 0.1. A step against this gradient raises the right logit and lowers the other two. And because g is large
 # where the probabilities are far off, the network learns most where it was most wrong.
 #
 # ## The program

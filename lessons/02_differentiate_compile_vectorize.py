@@ -239,7 +239,7 @@ print("rate 0.5:", shrink(1.0))
 #
 # ## Three surprises
 #
-# If you come from NumPy or PyTorch, each of these three `print`s will surprise you.
+# If you come from NumPy or PyTorch, these three `print`s may surprise you.
 #
 # **Predict** what they show.
 

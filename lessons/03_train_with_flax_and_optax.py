@@ -150,7 +150,7 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # </details>
 #
 # That's why the program's `loss_sums` returns **sums and a count**, not means. You can add up sums over all the batches
-# of an epoch and divide once, and then every example has counted exactly once. In lesson 05 you'll add them up over
+# of an epoch and divide once, and then every example has counted exactly once. In lesson 04 you'll add them up over
 # devices in the same way.
 #
 # ## The program
@@ -163,12 +163,15 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 #
 # include the difference of 02_jax.py and 03_flax.py
 #
-# Four things in it may surprise you. `np.resize` fills the last batch up with copies of its own rows, and their weight
-# 0 keeps them out of every sum. `place_state` and `place_batch` do next to nothing yet: they put arrays on the one
-# device you have, and in lesson 05 they'll put them on eight. `donate_argnums=0` lets XLA write the new state over the
-# old one, so you never hold two copies in memory. And the loop doesn't look at `sums` until the epoch is over, because
-# JAX returns before a step is computed: while the device works, Python already prepares the next batch. If you printed
-# the loss in every step, Python would have to wait for it.
+# Four things in it may surprise you:
+#
+# - `np.resize` fills the last batch up with copies of its own rows. Their weight 0 keeps them out of every sum.
+# - `place_state` and `place_batch` do next to nothing yet. They put arrays on the one device you have, and in lesson 04
+#   they'll put them on eight.
+# - `donate_argnums=0` lets XLA write the new state over the old one, so you never hold two copies in memory.
+# - The loop doesn't look at `sums` until the epoch is over, because JAX returns before a step is computed: while the
+#   device works, Python already prepares the next batch. If you printed the loss in every step, Python would have to
+#   wait for it.
 #
 # Take this cell home: it needs no other file.
 

@@ -52,8 +52,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Eight dot products
 #
-# 0 + 1 + ... + 9 = 45 is a dot product with a vector of ones. Let's take eight of them: row d of `xs` counts from 10 d,
-# so the results are 45, 145, 245, and so on. `vmap` computes all of them on one device.
+# The dot product of 0, 1, ..., 9 with ten ones is their sum, 45. Let's take eight such products: row d of `xs` counts
+# from 10 d, so the results are 45, 145, 245, and so on. `vmap` computes all of them on one device.
 #
 # `pmap` gives row d to device d, runs `jnp.dot` on all eight devices at once, and stacks the results. So the first axis
 # of `xs` and `ys` is the **device axis**, and inside the function it's gone: `jnp.dot` gets two arrays of shape `[10]`.
@@ -146,8 +146,8 @@ lesson_04.mesh_and_specs()
 #
 # include the difference of 03_flax.py and 04_evaluate.py
 #
-# You still train on one device. After each epoch, `place_state` copies the state to all eight. It's the same for
-# everyone, so it has `None` in `in_axes`, and the batch is split. `pmap` wants exactly one row for each device, so
+# You still train on one device. After each epoch, `place_state` copies the state to all eight. Every device needs all of
+# it, so it has `None` in `in_axes`, and the batch is split. `pmap` wants exactly one row for each device, so
 # `place_batch` cuts `[128, 64]` into `[8, 16, 64]`, and each device gets a batch of 16 points. Every sum comes back with
 # a device axis, `[8]`, and `report` adds up the eight numbers. (Don't keep the copies for later: device 0's is no copy
 # but the state itself, and the next `train_step` reuses its memory.)
@@ -265,11 +265,13 @@ assert np.array_equal(lie.addressable_shards[7].data, xs[7])
 # <details><summary>Answer</summary>
 #
 # No error. You see device 0's row, because JAX reads one copy and takes your word that the others are equal. In lesson
-# 05 a whole training run gets into this state, and you'll learn how to catch it.
+# 05 a whole training run ends up like this, and you'll learn how to notice.
 #
 # </details>
 #
 # ## How it fails
+#
+# So far we had one row for each device. Let's give `pmap` too few and too many.
 #
 # **Predict:** which of 6, 12 and 16 rows run on our eight devices?
 
