@@ -98,8 +98,9 @@ def seconds_by_size(ring_seconds: Callable[..., tuple], links: dict, networks: d
     sizes = np.logspace(3, 11, 100)
     for number, (name, (latency, bandwidth)) in enumerate(links.items()):
         seconds = [1000 * sum(ring_seconds(size, 8, latency, bandwidth)) for size in sizes]
-        axes.loglog(sizes, seconds, color=drawing.DEVICE_COLOURS[number], linestyle=drawing.DASHES[number], label=name)
-    for name, marker, colour in zip(measured, "os", (drawing.INK, drawing.DEVICE_COLOURS[0]), strict=True):
+        colour = drawing.INK if number else drawing.ACCENT  # NVLink, which the H100s measure
+        axes.loglog(sizes, seconds, color=colour, linestyle=drawing.DASHES[number], label=name)
+    for name, marker, colour in zip(measured, "os", (drawing.INK, drawing.ACCENT), strict=True):
         milliseconds = [1000 * seconds for seconds in measured[name].values()]
         axes.plot(list(measured[name]), milliseconds, marker, color=colour, label=f"measured: {name}")
     for name, size in networks.items():
