@@ -15,7 +15,7 @@
 # # 08. Keep dropout and metrics exact
 #
 # Add dropout to your program, and run it on four devices and on eight. The two runs differ from the first update on.
-# Neither has a mistake: they only drew different masks. But when a loss looks odd on eight devices now, a run on one
+# Neither has a mistake: they only drew different masks. But now, when a loss looks odd on eight devices, a run on one
 # device can't tell you whether it's a bug. And when four devices break, you can't go on with the other four and get the
 # run you had. In this lesson you'll tie each mask to its example, and the runs agree again. Then you'll meet a mean
 # that many programs get wrong, because their examples have different lengths.
@@ -71,7 +71,7 @@ def key_per_example(key, indices):
 # %% tags=["prediction"]
 def mask(scheme, N, generator="threefry2x32"):
     """The masks of eight examples, drawn by N devices: [8, 12]."""
-    mapped = jax.pmap(scheme, axis_name="data", in_axes=(None, 0), devices=jax.devices()[:N])
+    mapped = jax.pmap(scheme, axis_name="data", in_axes=(None, 0))
     key = jax.random.key(0, impl=generator)
     return np.asarray(mapped(key, np.arange(8).reshape(N, -1))).reshape(8, 12)
 
@@ -113,9 +113,8 @@ print("equal:", np.array_equal(over_eight, masks["same_key"][1]))
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 for name, by_count in masks.items():
-    assert all(np.array_equal(each, by_count[1]) for each in by_count.values()) == (
-        name == "key_per_example"
-    )
+    equal = all(np.array_equal(each, by_count[1]) for each in by_count.values())
+    assert equal == (name == "key_per_example")
 assert np.array_equal(masks["same_key"][2][:4], masks["same_key"][2][4:])
 for generator in ("rbg", "unsafe_rbg"):
     one, four = (mask(key_per_example, N, generator) for N in (1, 4))
@@ -156,7 +155,7 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 # ## Proof, and what a key per device does
 #
 # Let's train for an epoch on one device and on eight. `pmap` uses as many devices as the batch has parts, so all we have
-# to change is how we `cut` the batch. The other two functions are lesson 05's.
+# to change is how we `cut` the batch. `train` and `distance` are lesson 05's.
 
 
 # %%
@@ -180,26 +179,28 @@ def distance(model, other):
     return np.sqrt(sum(((np.asarray(a) - np.asarray(b)) ** 2).sum() for a, b in pairs))
 
 
-# %% [markdown]
-# We train twice: with the program's key per example, and with a key per device, as most programs do. For that we don't
-# even have to change the program. We only replace the examples' indices, by numbers that depend on the device and the
-# row. SGD replaces Adam again, because Adam blows up rounding. If the masks are the same, the parameters must agree
-# within 1e-5.
-#
-# **Predict:** with which of the two do eight devices find the losses of one?
-
-
-# %% tags=["prediction"]
 def number_by_device(batch):
+    """The batch with numbers that depend on the device and the row, instead of indices."""
     inputs, labels, weights, indices = batch
     N, b = indices.shape
     return inputs, labels, weights, 1000 * np.arange(N)[:, None] + np.arange(b)
 
 
+# %% [markdown]
+# We train twice: with the program's key per example, and with a key per device, as most programs do. For that we don't
+# even change the program. We only give `example_keys` other numbers: instead of an example's index, `number_by_device`
+# says which device it's on and in which row. SGD replaces Adam again, because Adam blows up rounding. If the masks are
+# the same, the parameters must agree within 1e-5.
+#
+# **Predict:** with which of the two do eight devices find the losses of one?
+
+
+# %% tags=["prediction"]
 optimizer = optax.sgd(0.1)  # the step reads this variable
-epoch, runs = list(batches(*train_data, seed=0)), {}
+all_batches = list(batches(*train_data, seed=0))
+runs = {}
 for N in (1, 8):
-    parts = [cut(batch, N) for batch in epoch]
+    parts = [cut(batch, N) for batch in all_batches]
     runs["key per example", N] = train(train_step, init_state(), parts)
     by_device = [number_by_device(batch) for batch in parts]
     runs["key per device", N] = train(train_step, init_state(), by_device)
@@ -216,6 +217,8 @@ lesson_08.differences(differences)
 # The asserts behind the answer.
 assert apart["key per example"] < 1e-5
 assert apart["key per device"] > 1e-2
+assert differences["key per example"].max() < 1e-6
+assert differences["key per device"][0] > 1e-3
 
 # %% [markdown]
 # <details><summary>Answer</summary>

@@ -34,8 +34,8 @@ def differences(by_keys: dict[str, np.ndarray]) -> None:  # [updates]
     """Dots, one an update: with a key per device the losses differ by up to 0.2; with a key per example they're equal, or differ by less than a millionth."""
     _, axes = plt.subplots(figsize=(7, 3))
     equal = 1e-8  # where a difference of 0 is drawn: a logarithmic axis has no 0
-    for (name, apart), marker in zip(by_keys.items(), "ox", strict=True):
-        axes.plot(range(1, len(apart) + 1), np.where(apart == 0, equal, apart), marker, color=drawing.INK, label=name)
+    for (name, apart), marker, colour in zip(by_keys.items(), "ox", (drawing.INK, drawing.ACCENT), strict=True):
+        axes.plot(range(1, len(apart) + 1), np.where(apart == 0, equal, apart), marker, color=colour, label=name)
     axes.axhline(3e-8, color=drawing.INK, linestyle=":", linewidth=0.8)
     ticks = {equal: "equal", **{10.0**n: f"$10^{{{n}}}$" for n in (-7, -5, -3, -1)}}
     axes.set(yscale="log", ylim=(4e-9, 1), xlabel="update", ylabel="difference\nof the losses")
