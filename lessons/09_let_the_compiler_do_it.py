@@ -88,9 +88,9 @@ for name, function in functions.items():
 #
 # </details>
 #
-# So that's how the compiler knows. It starts from the shardings that it's given and works out a sharding for each result
-# in turn, which is called *sharding propagation* (the part of XLA that does it is Shardy). If an operation needs numbers
-# from other devices, it puts in the communication.
+# So that's how the compiler knows. It starts from the shardings that it's given and works out a sharding for every other
+# array, which is called *sharding propagation* (the part of XLA that does it is Shardy). If an operation needs numbers from
+# other devices, it puts in the communication.
 #
 # Your gradient is a sum over the examples, and the examples are split, so it needs an all-reduce for the same reason. The
 # metric sums need one, too.

@@ -38,8 +38,7 @@ def make_trainer(answer):
     require(isinstance(found, tuple | list) and len(found) == 2, "the step returns (params, loss)")
     value, gradients = jax.value_and_grad(loss)(params, batch)
     wanted = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
-    structure = jax.tree.structure(params)
-    require(jax.tree.structure(found[0]) == structure, "the new params must be a tree like the old ones")
+    require(jax.tree.structure(found[0]) == jax.tree.structure(params), "new params must be a tree like the old ones")
     require(close(found[1], value, atol=1e-5), f"the loss is {found[1]:.4f}, on one device it is {value:.4f}")
     for name in params:
         moved, expected = found[0][name] - params[name], wanted[name] - params[name]

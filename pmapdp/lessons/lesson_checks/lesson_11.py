@@ -67,6 +67,5 @@ def normalized_step(answer):
             jax.jit(answer)(jnp.asarray(w), x, y)
         except AssertionError:
             return
-        require(
-            False, "right, but a batch that is not split was accepted: assert jax.typeof(x).sharding.spec[0] == 'data'"
-        )
+        accepted = "right, but a batch that is not split was accepted"
+        require(False, f"{accepted}: assert jax.typeof(x).sharding.spec[0] == 'data'")
