@@ -108,15 +108,15 @@ lesson_12.before_and_after()
 #
 # - `replicate` becomes `device_put` onto a replicated sharding, `shard` becomes `device_put` onto a split one, and the
 #   `[0]`s go.
-# - The step is still one device's step. It averages the statistics along with the gradients.
+# - The step still says what each device does. Now it averages the statistics along with the gradients.
 # - `lax.pcast` keeps `jax.grad` from adding up over the devices, so you can leave the check on (lesson 10).
 #
 # If your program is large, you don't have to do all of it at once: `my_pmap` in
 # [Porting](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, and leaves the arrays as
 # they are.
 #
-# Now run it, and compare each epoch with the old program's. Even the dropout masks are the old ones, because each device still folds its
-# number into the same key.
+# Now run it, and compare each epoch with the old program's. Even the dropout masks are the old ones, because each device
+# still folds its number into the same key.
 
 # %%
 old_train_step, old_p_train_step = train_step, p_train_step  # the next cell defines them anew
@@ -155,20 +155,20 @@ except ValueError as error:
 # Now switch the check off. Each device updates its running mean from its own 16 examples, but `out_specs` promises that the
 # new state is replicated.
 #
-# **Predict:** what does the array hold: one mean, the average of the eight, or eight different means?
+# **Predict:** does the array hold the average of the eight means, or eight different ones?
 
 # %% tags=["prediction"]
 careless, _ = jax.jit(jax.shard_map(careless_step, **specs, check_vma=False))(*arguments)
 mean = careless.batch_stats["BatchNorm_0"]["mean"]  # [32], one for each hidden unit
 means = [float(shard.data[0]) for shard in mean.addressable_shards]
 print("JAX says that it's replicated:", mean.sharding.is_fully_replicated)
-print("unit 0's running mean, by device:", np.round(means, 3))
+lesson_12.running_means(means)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # Eight different means, in an array that JAX calls replicated. Nobody averages, and without the check JAX believes your
-# promise. A checkpoint gets device 0's mean, and nothing tells you that the other seven are lost.
+# promise. A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight.
 #
 # </details>
 #
