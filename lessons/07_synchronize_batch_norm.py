@@ -57,10 +57,10 @@ def standardize(x, synchronize):
 
 
 values = np.array([[[0.0], [2.0]], [[10.0], [12.0]]])  # [N, b, C]: one channel
+mapped = jax.pmap(standardize, axis_name="data", static_broadcasted_argnums=1)  # not an array
 outputs = {}
 for synchronize in (False, True):
-    mapped = jax.pmap(lambda x, s=synchronize: standardize(x, s), axis_name="data")
-    outputs[synchronize] = mapped(values).ravel()
+    outputs[synchronize] = mapped(values, synchronize).ravel()
     print(f"synchronize={synchronize!s:5}", outputs[synchronize].round(2))
 
 # %% [markdown]
@@ -206,10 +206,11 @@ def distance(model, other):
 
 
 optimizer = optax.sgd(0.1)  # the step reads this variable
-epoch = list(batches(*train_data, seed=0))
-one, _ = train_and_watch([cut(batch, 1) for batch in epoch])
-eight, right_means = train_and_watch([cut(batch, 8) for batch in epoch])
-print("examples of the last batch, by device:", epoch[-1][2].reshape(8, -1).sum(1).astype(int))
+all_batches = list(batches(*train_data, seed=0))
+one, _ = train_and_watch([cut(batch, 1) for batch in all_batches])
+eight, right_means = train_and_watch([cut(batch, 8) for batch in all_batches])
+_, _, weights = cut(all_batches[-1], 8)
+print("examples of the last batch, by device:", weights.sum(1).astype(int))
 print(f"the model moved by {distance(one, init_state()[:2]):.3f}")
 print(f"one device and eight differ by {distance(one, eight):.0e}")
 assert distance(one, eight) < 1e-5
@@ -237,10 +238,11 @@ class LocalNetwork(Network):
         self.norm = LocalBatchNorm(32, momentum=0.9, rngs=rngs)  # no axis_name
 
 
-synchronized = train_step.lower(init_state(), cut(epoch[0], 8))  # for the last section
+synchronized = train_step.lower(init_state(), cut(all_batches[0], 8))  # for the last section
 Network = LocalNetwork  # the program's functions read these two variables
 structure = nnx.graphdef(Network(nnx.Rngs(0)))
-(parameters, statistics), local_means = train_and_watch([cut(batch, 8) for batch in epoch[:-1]])
+parts = [cut(batch, 8) for batch in all_batches[:-1]]
+(parameters, statistics), local_means = train_and_watch(parts)
 kernels = copies(parameters["hidden"]["kernel"][...])
 means = copies(statistics["norm"]["mean"][...])
 print("equal parameters:", (kernels == kernels[0]).all())
@@ -293,15 +295,15 @@ assert statistics["norm"]["mean"][...].is_fully_replicated
 # **Predict:** how many more all-reduces does the synchronized step have than the local one?
 
 # %% tags=["prediction"]
-local = train_step.lower(init_state(), cut(epoch[0], 8))
-counts = {}
+local = train_step.lower(init_state(), cut(all_batches[0], 8))
+all_reduces = {}
 for name, step in {"synchronized": synchronized, "local": local}.items():
-    counts[name] = step.compile().as_text().count(" all-reduce(")
-    print(f"{name}: {counts[name]}")
+    all_reduces[name] = step.compile().as_text().count(" all-reduce(")
+    print(f"{name}: {all_reduces[name]}")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert counts["synchronized"] == counts["local"] + 2
+assert all_reduces["synchronized"] == all_reduces["local"] + 2
 
 # %% [markdown]
 # <details><summary>Answer</summary>
