@@ -9,7 +9,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from flax import nnx
+import small_job
 from launch import train
 from points import run
 
@@ -110,21 +110,12 @@ def test_a_terminal_gets_a_progress_bar(monkeypatch):
         assert words in output.getvalue()
 
 
-class WithDropout(nnx.Module):
-    def __init__(self, *, rngs, dtype, param_dtype):
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.out = nnx.Linear(6, 3, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
-
-    def __call__(self, x):
-        return self.out(self.dropout(x))
-
-
 def test_what_the_caller_sets_of_64_bits_changes_nothing_and_stays():
     """Dropout draws other masks with 64 bits; the run has them only for float64."""
     results = []
     for setting in (False, True):
         with jax.enable_x64(setting):
-            results.append(run(WithDropout, strategy="single", devices=1, steps=3).state.params)
+            results.append(run(small_job.Net, strategy="single", devices=1, steps=3).state.params)
             assert jax.config.read("jax_enable_x64") == setting
     jax.tree.map(np.testing.assert_array_equal, *results)
     assert jax.tree.leaves(results[0])[0].dtype == "float32"

@@ -8,27 +8,17 @@ import jax
 import numpy as np
 import optax
 import pytest
+import small_job
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_job import Line
 
 PARALLEL = ("pmap", "shard_map", "jit")
 
 
-class Linear(nnx.Module):
-    """`[b, 4]` to `[b, 3]` logits."""
-
-    def __init__(self, *, rngs):
-        self.out = nnx.Linear(4, 3, rngs=rngs)
-
-    def __call__(self, x):
-        return self.out(x)
-
-
 def points(n, seed, weights=None):
-    random = np.random.default_rng(seed)
-    inputs = random.normal(size=(n, 4)).astype(np.float32)
-    return entry.Examples(inputs, random.integers(0, 3, n).astype(np.int32), weights)
+    return small_job.points(n, seed)._replace(weights=weights)
 
 
 def visited(batch):
@@ -95,7 +85,7 @@ def test_metrics_are_over_exactly_n_examples(strategy):
     train, test, validation = points(83, 1, weights), points(29, 2), points(31, 3)
     kind = {"strategy": strategy, "devices": 1 if strategy == "single" else 8}
     result = entry.train(
-        model=Linear,
+        model=Line,
         data=entry.data_set(train, test, validation),
         **kind,
         **{"learning_rate": 0.0, "optimizer": "sgd", "global_batch_size": 18, "epochs": 2, "label_smoothing": 0.0},
@@ -115,7 +105,7 @@ def steps_of(strategy, model, devices=8):
     return entry.Steps(strategy, jax.devices()[: 1 if strategy == "single" else devices], model, optax.sgd(0.5))
 
 
-def trained_on(strategy, data, batches, model=Linear, devices=8, rows=24):
+def trained_on(strategy, data, batches, model=Line, devices=8, rows=24):
     """Parameters after an update on each of some batches of indices, and the sums of each update."""
     steps = steps_of(strategy, model, devices)
     state, sums = steps.place_state(steps.first_state()), []
@@ -130,7 +120,7 @@ def test_gradients_are_weighted_sums_over_the_sum_of_the_weights(strategy):
     """sum(w g) / sum(w) over the global batch, in NumPy: with weights, and devices that hold different numbers."""
     weights = np.random.default_rng(4).uniform(0.5, 3, 19)
     data = points(19, 1, weights)
-    first = entry.named(steps_of("single", Linear).first_state()).params["out"]
+    first = entry.named(steps_of("single", Line).first_state()).params["out"]
     delta = np.exp(log_likelihoods({"out": first}, data))
     losses = -np.log(delta[np.arange(19), data.labels])
     delta[np.arange(19), data.labels] -= 1
@@ -144,7 +134,7 @@ def test_gradients_are_weighted_sums_over_the_sum_of_the_weights(strategy):
 
 class WithNorm(nnx.Module):
     def __init__(self, *, rngs):
-        self.norm, self.out = nnx.BatchNorm(4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+        self.norm, self.out = nnx.BatchNorm(6, rngs=rngs), nnx.Linear(6, 3, rngs=rngs)
 
     def __call__(self, x):
         return self.out(self.norm(x))
@@ -159,12 +149,12 @@ def without_padding(model):
 BATCHES = [np.arange(1, 19), np.arange(1, 4)]  # example 0 is what padding is copied from
 
 
-@pytest.mark.parametrize("model", [Linear, WithNorm])
+@pytest.mark.parametrize("model", [Line, WithNorm])
 @pytest.mark.parametrize("strategy", entry.STRATEGIES)
 def test_padding_changes_nothing(strategy, model):
     """However many rows of it, and whatever they show."""
     data = points(19, 1)
-    loud = data._replace(inputs=np.concatenate([1e4 * np.ones((1, 4), np.float32), data.inputs[1:]]))
+    loud = data._replace(inputs=np.concatenate([1e4 * np.ones((1, 6), np.float32), data.inputs[1:]]))
     wanted, wanted_sums = without_padding(model)
     for rows in (24, 48):
         found, sums = trained_on(strategy, loud, BATCHES, model, rows=rows)

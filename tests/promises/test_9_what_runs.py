@@ -5,33 +5,12 @@ import re
 import shutil
 
 import entry
-import numpy as np
 import pytest
-from flax import nnx
+import small_job
 from launch import environment, python
 
 UPDATES, DEVICES = 3, 4
-POINTS = entry.Examples(np.zeros((23, 4), np.float32), np.zeros(23, np.int32))
-
-
-class Linear(nnx.Module):
-    def __init__(self, *, rngs):
-        self.out = nnx.Linear(4, 3, rngs=rngs)
-
-    def __call__(self, x):
-        return self.out(x)
-
-
-NET = """
-from flax import nnx
-
-class Net(nnx.Module):
-    def __init__(self, *, rngs):
-        self.out = nnx.Linear(64, 10, rngs=rngs)
-
-    def __call__(self, x):
-        return self.out(x[:, 10:18, 10:18, 0].reshape(len(x), -1) / 255)
-"""
+POINTS = small_job.points(23, 1)
 
 
 @pytest.mark.slow
@@ -46,10 +25,9 @@ def test_a_line_in_train_step_runs_once_an_update_on_each_device(strategy, tmp_p
     text, count = re.subn(r"(    def train_step\(.*\n)", rf"\1{line}", file.read_text())
     assert count == 1
     (tmp_path / file.relative_to(package.parent)).write_text(text)
-    (tmp_path / "net.py").write_text(NET)
     path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
-    flags = ["--strategy", strategy, "--devices", 1 if strategy == "single" else DEVICES, "--steps", UPDATES]
-    flags += ["--model", f"{tmp_path}/net.py:Net", "--no-compile-cache", "--no-progress"]
+    job = {"model": f"{small_job.NET}:Line", "strategy": strategy, "devices": 1 if strategy == "single" else DEVICES}
+    flags = small_job.flags(tmp_path, **job, steps=UPDATES, workdir=tmp_path / "run")
     done = python("-m", "pmapdp.train", *flags, env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     printed = sorted(int(step) for step in re.findall(r"train_step at (\d+)", done.stdout))
@@ -62,5 +40,5 @@ def test_the_trainer_calls_the_step_that_the_file_makes_once_an_update(strategy,
     """`train` has no other step: the calls of the functions that `make_strategy` of the file returns are counted."""
     calls = entry.count_calls(monkeypatch, strategy)
     data, devices = entry.data_set(POINTS, POINTS), 1 if strategy == "single" else 8
-    entry.train(model=Linear, data=data, strategy=strategy, devices=devices, global_batch_size=10, epochs=2)
+    entry.train(model=small_job.Line, data=data, strategy=strategy, devices=devices, global_batch_size=10, epochs=2)
     assert calls == {"train_step": 2 * 3, "eval_step": 2 * 1}

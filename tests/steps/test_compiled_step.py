@@ -8,8 +8,8 @@ import entry
 import jax
 import optax
 import pytest
-from flax import nnx
 from marks import quick
+from small_job import Line, points
 
 from pmapdp.config import Config
 from pmapdp.data.batches import Batches
@@ -17,17 +17,6 @@ from pmapdp.data.dataset import Split
 from pmapdp.evaluate import Options
 from pmapdp.state import Task, create_state
 from pmapdp.steps import STRATEGIES
-
-
-class OneLayer(nnx.Module):
-    """What is asked here doesn't depend on the network, and a small one is compiled soon."""
-
-    def __init__(self, *, rngs):
-        self.out = nnx.Linear(28 * 28, 10, rngs=rngs)
-
-    def __call__(self, images):
-        return self.out(images.reshape(len(images), -1) / 255)
-
 
 N = 8
 COLLECTIVES = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast"
@@ -44,11 +33,11 @@ def test_the_flag_takes_the_strategies_of_the_one_list():
     6,
     ("strategy", "model", "accumulate", "count"),
     [
-        ("pmap", OneLayer, 1, 1),
-        ("jit", OneLayer, 1, 1),
-        ("shard_map", OneLayer, 2, 1),
-        ("jit", OneLayer, 2, 1),
-        ("single", OneLayer, 1, 0),
+        ("pmap", Line, 1, 1),
+        ("jit", Line, 1, 1),
+        ("shard_map", Line, 2, 1),
+        ("jit", Line, 2, 1),
+        ("single", Line, 1, 0),
         ("pmap", "text_mlp", 1, 3),  # batch norm exchanges one array in the forward pass and one in the backward pass
         ("pmap", "convnet", 1, 7),
         ("jit", "convnet", 1, 7),
@@ -59,7 +48,7 @@ def test_number_of_all_reduces_in_a_step(strategy, model, accumulate, count):
     devices = jax.devices()[: 1 if strategy == "single" else N]
     task = Task(entry.built(model), optax.adam(1e-3), accumulate=accumulate)
     steps = STRATEGIES[strategy](task, devices)
-    split = Split(*entry.examples_for(model if isinstance(model, str) else "cnn", 50, 0))
+    split = Split(*(points(50, 0) if model is Line else entry.examples_for(model, 50, 0)))
     batches = Batches(split, 32, devices=len(devices), accumulate=accumulate)
     state, batch = steps.place_state(create_state(task)), steps.place_batch(next(batches.epoch(0)))
     program = steps.train_step.lower(state, batch).compile().as_text()
@@ -70,8 +59,8 @@ def test_number_of_all_reduces_in_a_step(strategy, model, accumulate, count):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_later_epochs_compile_nothing_and_move_nothing_implicitly(strategy, compilations):
     """Also the ragged last batch runs the program of the others. Explicit placement is allowed."""
-    devices, split = jax.devices()[: 1 if strategy == "single" else N], Split(*entry.examples_for("cnn", 50, 0))
-    task = Task(entry.built(OneLayer), optax.adam(1e-3))
+    devices, split = jax.devices()[: 1 if strategy == "single" else N], Split(*points(50, 0))
+    task = Task(entry.built(Line), optax.adam(1e-3))
     steps = STRATEGIES[strategy](task, devices)
     train_batches = Batches(split, 20, devices=len(devices), shuffle_seed=0)
     test_batches = Batches(split, 32, devices=len(devices))
