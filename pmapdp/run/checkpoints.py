@@ -52,8 +52,8 @@ class Checkpoints:
         import orbax.checkpoint as ocp  # takes a second
 
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # its threads log the errors that the caller gets as well
-        self.folder, self.args, self.best = folder, ocp.args, ocp.checkpoint_managers.CustomSteps
-        self.policies = [ocp.checkpoint_managers.LatestN(keep), self.best([])]
+        self.folder, self.args, self.steps_to_keep = folder, ocp.args, ocp.checkpoint_managers.CustomSteps
+        self.policies = [ocp.checkpoint_managers.LatestN(keep), self.steps_to_keep([])]
         options = ocp.CheckpointManagerOptions(
             preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(self.policies),
             cleanup_tmp_directories=not read_only,  # what a killed run left half-written
@@ -75,7 +75,7 @@ class Checkpoints:
             )
         facts = {"shapes": shapes_of(state), "checksum": checkpoint_checksum(state, progress)}
         self.wait()
-        self.policies[1] = self.best([progress["best"].get("step")])
+        self.policies[1] = self.steps_to_keep([progress["best"].get("step")])
         items = {"state": self.args.StandardSave(state), "progress": self.args.JsonSave(progress | facts)}
         self.manager.save(step, args=self.args.Composite(**items))
 
