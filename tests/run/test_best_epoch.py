@@ -1,4 +1,4 @@
-"""The best epoch is kept and evaluated, ends a run early, and each epoch calls your function."""
+"""The best epoch, by a metric of yours, is kept and evaluated, ends a run early; each epoch calls your function."""
 
 import json
 import shutil
@@ -15,65 +15,57 @@ from pmapdp.evaluate import evaluate_run
 from pmapdp.export import export_run
 from pmapdp.loss import MetricSums
 
-# The rate rises until the loss does, so that the best epoch is one of the first.
-RISING = {"schedule": lambda step: 0.02 * 1.25**step}
-SETTINGS = {"epochs": 9, "best": "lowest:loss", "keep_checkpoints": 2, "patience": 3}
+SETTINGS = {"epochs": 9, "best": "lowest:error", "keep_checkpoints": 2, "patience": 3}
+
+
+def squared_error(model, batch):
+    """A regression with a further metric; there is no accuracy."""
+    errors = jnp.abs(model(batch.inputs)[:, 0] - batch.labels)
+    loss, others = (batch.weights * errors**2).sum(), {"error": (batch.weights * errors).sum()}
+    return MetricSums(loss, None, batch.weights.sum(), others)
+
+
+# The rate rises until the error does, so that the best epoch is one of the first.
+YOURS = {"schedule": lambda step: 0.02 * 1.25**step, "loss": squared_error}
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """The folder of a run that ended early, so that its best epoch is not among the newest; its best and its result."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
-    result = run(own=RISING, workdir=str(folder), **SETTINGS)
-    return folder, int(np.argmin([each["test"]["loss"] for each in result.epochs])) + 1, result
+    result = run(own=YOURS, workdir=str(folder), **SETTINGS)
+    return folder, int(np.argmin([each["test"]["error"] for each in result.epochs])) + 1, result
 
 
 def test_patience_ends_a_run_and_its_resumption_alike(stopped):
     folder, best, found = stopped
     assert len(found.epochs) == best + 3 < 9
     assert f"ended after epoch {best + 3}: the last 3 were no better" in (folder / "log.txt").read_text()
-    again = run(own=RISING, workdir=str(folder), **SETTINGS)
+    again = run(own=YOURS, workdir=str(folder), **SETTINGS)
     assert again.epochs == []
     jax.tree.map(np.testing.assert_array_equal, again.state, found.state)
 
 
 def test_the_best_checkpoint_is_kept_and_evaluated(stopped, tmp_path):
     folder, best, found = stopped
-    losses = [each["test"]["loss"] for each in found.epochs]
+    errors = [each["test"]["error"] for each in found.epochs]
     kept = [5 * best, 5 * best + 10, 5 * best + 15]
     assert sorted(int(path.name) for path in (folder / "checkpoints").glob("[0-9]*")) == kept
-    for asked, loss, step in ((True, min(losses), kept[0]), (False, losses[-1], kept[-1])):
-        totals, facts = evaluate_run(str(folder), best=asked, model=Net, data=DATA, **RISING)
-        assert totals["loss"] == pytest.approx(loss, rel=1e-5)
+    for asked, error, step in ((True, min(errors), kept[0]), (False, errors[-1], kept[-1])):
+        totals, facts = evaluate_run(str(folder), best=asked, model=Net, data=DATA, **YOURS)
+        assert totals["error"] == pytest.approx(error, rel=1e-5)
         assert facts["step"] == step
-    assert f"test loss: best {min(losses):.4f} (epoch {best}), last" in (folder / "log.txt").read_text()
+    assert f"test error: best {min(errors):.4f} (epoch {best}), last" in (folder / "log.txt").read_text()
     without = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns(str(kept[0])))
     with pytest.raises(UserError, match="holds no checkpoint of its best epoch: leave --best out"):
-        evaluate_run(str(without), best=True, model=Net, data=DATA, **RISING)
+        evaluate_run(str(without), best=True, model=Net, data=DATA, **YOURS)
 
 
 @pytest.mark.slow
 def test_the_best_checkpoint_is_exported(stopped, tmp_path):
     folder, best, found = stopped
-    exported = export_run(str(folder), tmp_path / "model.zip", best=True, model=Net, data=DATA)
+    exported = export_run(str(folder), tmp_path / "model.zip", best=True, model=Net, data=DATA, loss=squared_error)
     assert (exported["step"], exported["metrics"]["test"]) == (5 * best, found.epochs[best - 1]["test"])
-
-
-def absolute_error(model, batch):
-    """A regression with a further sum; there is no accuracy."""
-    errors = jnp.abs(model(batch.inputs)[:, 0] - batch.labels)
-    return MetricSums(
-        (batch.weights * errors**2).sum(), None, batch.weights.sum(), {"error": (batch.weights * errors).sum()}
-    )
-
-
-def test_your_metric_may_decide(tmp_path):
-    own = {"loss": absolute_error}
-    epochs = run(own=own, epochs=3, best="highest:error", workdir=str(tmp_path / "run")).epochs
-    worst = max(epochs, key=lambda each: each["test"]["error"])
-    totals, facts = evaluate_run(str(tmp_path / "run"), best=True, model=Net, data=DATA, **own)
-    assert facts["step"] == worst["step"]
-    assert totals["error"] == pytest.approx(worst["test"]["error"], rel=1e-5)
 
 
 def test_a_function_after_each_epoch_and_a_stop(finished, tmp_path):
