@@ -168,7 +168,7 @@ lesson_05.data_parallel_step()
 #
 # Four printed digits are a weak proof, so let's compare every update. `one_device_step` is the step of lesson 03, which
 # has no `pmean` and no `psum`. We run both from the same start on the same 39 full batches of an epoch. For this
-# comparison SGD replaces Adam, because Adam divides by the size of the gradient, and that blows up rounding where a
+# comparison SGD replaces Adam, because Adam divides by the size of the gradient, and that blows up rounding if a
 # gradient is almost 0.
 
 
@@ -230,8 +230,8 @@ def copies(array):
     return np.stack([shard.data for shard in array.addressable_shards])
 
 
-mapped = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
-forgetful_step = jax.pmap(one_device_step, **mapped)
+axes = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
+forgetful_step = jax.pmap(one_device_step, **axes)
 (drifted, _), losses = train(forgetful_step, place_state(init_state()), placed)
 kernel = drifted.output.kernel[...]
 print(f"loss from {losses[0]:.2f} to {losses[-1]:.2f}")
@@ -256,13 +256,13 @@ print("the first weight on each device:", copies(kernel)[:, 0, 0].round(3))
 
 # %%
 wrong, right = place_state(init_state()), place_state(init_state())
-wrong_weights, right_weights = [], []
+without_pmean, with_pmean = [], []
 for batch in placed:
     wrong, _ = forgetful_step(wrong, batch)
     right, _ = train_step(right, batch)
-    wrong_weights.append(copies(wrong[0].output.kernel[...])[:, 0, 0])
-    right_weights.append(copies(right[0].output.kernel[...])[:, 0, 0])
-lesson_05.drift(np.array(wrong_weights), np.array(right_weights))
+    without_pmean.append(copies(wrong[0].output.kernel[...])[:, 0, 0])
+    with_pmean.append(copies(right[0].output.kernel[...])[:, 0, 0])
+lesson_05.drift(np.array(without_pmean), np.array(with_pmean))
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
@@ -293,7 +293,7 @@ def summed_step(state, batch):
 
 
 moved, batch = {}, place_batch(full_batches[0])
-for name, step in {"pmean": train_step, "psum": jax.pmap(summed_step, **mapped)}.items():
+for name, step in {"pmean": train_step, "psum": jax.pmap(summed_step, **axes)}.items():
     (model, _), _ = step(place_state(init_state()), batch)
     moved[name] = distance(model, init_state()[0])
     print(f"{name}: the first update moves the model by {moved[name]:.4f}")
@@ -303,7 +303,7 @@ for name, step in {"pmean": train_step, "psum": jax.pmap(summed_step, **mapped)}
 #
 # By 8, the number of devices. With SGD this acts like a learning rate that is eight times too high. On two devices you
 # may not notice, and on 64 the run will probably diverge. Adam hides the mistake almost completely, because it divides
-# the gradient by its own size. It comes to light when somebody clips the gradients, or where a gradient is nearly 0.
+# the gradient by its own size. You only see it if somebody clips the gradients, or if a gradient is nearly 0.
 #
 # </details>
 #
@@ -318,7 +318,7 @@ for name, step in {"pmean": train_step, "psum": jax.pmap(summed_step, **mapped)}
 # **Predict:** how many of them does it count?
 
 # %% tags=["prediction"]
-forgetful_eval = jax.pmap(lambda state, batch: loss_sums(state[0], batch)[1], **mapped)
+forgetful_eval = jax.pmap(lambda state, batch: loss_sums(state[0], batch)[1], **axes)
 counted = {}
 for name, step in {"with psum": eval_step, "without": forgetful_eval}.items():
     test_sums = [step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]

@@ -30,7 +30,7 @@ def loss_curves(one_device: Sequence[float], eight_devices: Sequence[float]) -> 
     """Above, two curves of the loss over 39 updates lie on top of each other; below, they differ by less than a millionth."""
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(7, 3.6), height_ratios=(2, 1))
     updates = range(1, len(one_device) + 1)
-    above.plot(updates, one_device, color=drawing.DEVICE_COLOURS[4], linewidth=6, label="one device")
+    above.plot(updates, one_device, color=drawing.ACCENT, alpha=0.4, linewidth=6, label="one device")
     above.plot(updates, eight_devices, color=drawing.INK, linewidth=1.5, label="eight devices")
     above.set(ylabel="loss", ylim=(0, None))
     above.legend()
@@ -52,7 +52,7 @@ def published_scaling() -> None:
     _, axes = plt.subplots(figsize=(7, 1.9))
     for row, efficiency in enumerate(networks.values()):
         axes.barh(row, 512, color="none", edgecolor=drawing.INK, linestyle=":", height=0.6)
-        axes.barh(row, 512 * efficiency, color=drawing.DEVICE_COLOURS[0], height=0.6)
+        axes.barh(row, 512 * efficiency, color=drawing.ACCENT, height=0.6)
         axes.text(520, row, f"{efficiency:.0%}", va="center")
     axes.set_yticks(range(3), networks)
     axes.invert_yaxis()
