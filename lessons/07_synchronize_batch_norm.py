@@ -176,7 +176,7 @@ lesson_07.all_reduces()
 # Let's run the program's step on one device and on eight, for a whole epoch. `pmap` uses as many devices as the batch
 # has parts, so all we have to change is how we cut the batch. The last batch is the hard one: it has 8 examples, and
 # all of them are on device 0, so the other seven devices hold nothing but padding. SGD replaces Adam again, because
-# Adam blows up rounding (lesson 05). Parameters *and* running averages must agree within 1e-5.
+# Adam blows up rounding (lesson 05). Parameters *and* running averages must agree within 1e-4.
 
 
 # %%
@@ -213,7 +213,7 @@ _, _, weights = cut(all_batches[-1], 8)
 print("examples of the last batch, by device:", weights.sum(1).astype(int))
 print(f"the model moved by {distance(one, init_state()[:2]):.3f}")
 print(f"one device and eight differ by {distance(one, eight):.0e}")
-assert distance(one, eight) < 1e-5
+assert distance(one, eight) < 1e-4
 
 # %% [markdown]
 # They agree. So the gradients are right as well, although you wrote no backward pass.
