@@ -24,13 +24,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils.epath.gpath import PosixGPath
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pmapdp.distributed import make_global
 from pmapdp.errors import ReplicasError, UserError, explain_errors
 from pmapdp.files import open_file
 from pmapdp.run.workdir import identity, read_config, require_same_run
-from pmapdp.state import Task, TrainState, initial_state, named_leaves
+from pmapdp.state import Task, TrainState, initial_state, named_leaves, use_host
 
 
 class LiteralPath(PosixGPath):  # type: ignore[misc] # etils has no types
@@ -44,8 +44,7 @@ class LiteralPath(PosixGPath):  # type: ignore[misc] # etils has no types
 class Checkpoints:
     """The checkpoints in a folder: the `keep` newest, and the best epoch's.
 
-    All processes make the same calls, and each writes and reads its own shards. With `read_only` the folder stays as it
-    is, even what a running process is writing there.
+    All processes make the same calls, and each writes and reads its own shards. `read_only` leaves the folder as it is.
     """
 
     def __init__(self, folder: Path, keep: int = 3, *, read_only: bool = False):
@@ -82,7 +81,7 @@ class Checkpoints:
     def read(self, step: int, task: Task, ours: dict[str, Any], sharding: Any = None) -> tuple[TrainState, Any]:
         """Read the state after update `step` and the progress, for a run whose identity is `ours`.
 
-        `sharding` is one for all arrays or a pytree like the state. None: the first device holds all.
+        `sharding` is one for all arrays or a pytree like the state. None: the default device holds all.
         """
         wanted = jax.eval_shape(lambda: initial_state(task))
         with self.read_errors(step):
@@ -93,7 +92,7 @@ class Checkpoints:
             # The last epoch has left no open sums.
             ended = not progress["examples"] and progress["last"].get("epoch") == theirs["epochs"]
             require_same_run(f"the checkpoint of step {step} in {self.folder}", theirs, ours, ended=ended)
-            places = jax.tree.broadcast(sharding or SingleDeviceSharding(jax.local_devices()[0]), wanted)
+            places = jax.tree.broadcast(sharding or jnp.zeros(()).sharding, wanted)
             wanted = jax.tree.map(lambda x, place: x.update(sharding=place), wanted, places)
             state = self.restore(step, state=self.args.StandardRestore(wanted))
             if progress.pop("checksum") != checkpoint_checksum(state, progress):
@@ -184,11 +183,12 @@ def load_state(
     A `UserError` says if it's of another run, or if `content`, the fingerprint of the data, is another one.
     """
     checkpoints, ours = open_checkpoints(path), identity(read_config(path), content)
-    state, progress = checkpoints.read(checkpoints.steps()[-1], task, ours)
-    if best:
-        if (step := progress["best"].get("step")) not in checkpoints.steps():
-            raise UserError(f"{path} holds no checkpoint of its best epoch: leave --best out")
-        state, progress = checkpoints.read(step, task, ours)
+    with use_host():  # one accelerator may be too small for a state that was split over several
+        state, progress = checkpoints.read(checkpoints.steps()[-1], task, ours)
+        if best:
+            if (step := progress["best"].get("step")) not in checkpoints.steps():
+                raise UserError(f"{path} holds no checkpoint of its best epoch: leave --best out")
+            state, progress = checkpoints.read(step, task, ours)
     return jax.device_get(state), progress
 
 
