@@ -17,11 +17,11 @@
 # You want to repeat a published result. The paper used a batch of 8,192, but your GPUs run out of memory above 2,048.
 # You don't need more GPUs: cut the batch into four parts, compute their gradients one after another, add them up, and
 # update once. In this lesson you'll change thirteen lines of your program for it, and get the same numbers. You'll also
-# cut the batch in a way that gives the right numbers at four times the work. And if that isn't enough, there are two
-# other ways to save memory.
+# see a cut that gives the right numbers too, and silently does four times the work. And if accumulating isn't enough,
+# you'll try two other ways to save memory.
 #
 # **You will** accumulate gradients, watch memory over an update, see why batch norm is an exception, compute in
-# bfloat16, and recompute activations instead of storing them. 28 minutes, 48 with exercises. You need
+# bfloat16, and recompute activations instead of storing them. 30 minutes, 50 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -43,12 +43,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # Parameters, gradients and optimizer state take the same memory, however large the batch is. What grows with the batch
 # is the **activations**: the results of the layers, which the forward pass keeps because the backward pass needs them.
 #
-# Here's a network with 12 layers of width 128. Each device gets 1,024 of 8,192 examples, and a number takes 4 bytes.
-# `memory_analysis()` tells you what the compiler has planned, without running anything.
-#
-# **Predict:** how many megabytes of activations does each device keep?
+# Here's a network with 12 layers of width 128. `memory_analysis()` tells you what the compiler has planned for one
+# device, without running anything.
 
-# %% tags=["prediction"]
+# %%
 mesh = Mesh(jax.devices(), ("data",))
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 random = np.random.default_rng(0)
@@ -73,15 +71,20 @@ def planned(program):
     return program.memory_analysis().temp_size_in_bytes / 1e6
 
 
+# %% [markdown]
+# Each of the eight devices gets 1,024 of the 8,192 examples, and a number takes 4 bytes.
+#
+# **Predict:** how many megabytes of activations does a device keep?
+
+# %% tags=["prediction"]
 whole = compile_for_devices(jax.grad(deep_loss))
-by_hand = 12 * 1024 * 128 * 4 / 1e6
-print(f"by hand {by_hand:.1f} MB of activations, planned {planned(whole):.1f} MB in all")
+print(f"planned: {planned(whole):.1f} MB")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 12 layers x 1,024 examples x 128 numbers x 4 bytes is 6.3 MB. The compiler's plan is a little larger, because it also
-# contains the gradients.
+# 12 layers x 1,024 examples x 128 numbers x 4 bytes is 6.3 MB. The compiler plans 0.8 MB more, for arrays as large as
+# the parameters.
 #
 # </details>
 #
@@ -90,8 +93,8 @@ print(f"by hand {by_hand:.1f} MB of activations, planned {planned(whole):.1f} MB
 # Let's accumulate by hand. The loss is the mean of `(w - x)²`, w is 0, and x is 1, 2, 3 and 4. The gradient of an
 # example is `-2 * x`, so the gradient of the mean is -5.
 #
-# **Predict:** what are the gradients of the two halves, [1, 2] and [3, 4], and what's their mean?
-# What if you cut the batch into [1, 2, 3] and [4]?
+# **Predict:** if you cut the batch into [1, 2] and [3, 4], the mean of the two gradients is -5 again. Is it -5 for
+# [1, 2, 3] and [4], too?
 
 # %% tags=["prediction"]
 gradient = jax.grad(lambda w, x: jnp.square(w - x).mean())
@@ -104,7 +107,8 @@ print(f"unequal parts {unequal[0]} and {unequal[1]}, mean {sum(unequal) / 2}")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The halves give -3 and -7, and their mean is -5. The unequal parts give -4 and -8, and their mean -6 is wrong.
+# No. The halves give -3 and -7, with the mean -5. The unequal parts give -4 and -8, with the mean -6: the 4 counts as
+# much as the other three together.
 #
 # </details>
 #
@@ -116,7 +120,16 @@ print(f"unequal parts {unequal[0]} and {unequal[1]}, mean {sum(unequal) / 2}")
 # Under `jit` your program sees the whole batch, so you cut the whole batch. There are two ways to cut 32 rows into four
 # micro-batches. The colour of a row is the device that holds it:
 
+
 # %%
+def neighbours(x):
+    return x.reshape(4, -1, *x.shape[1:])
+
+
+def every_fourth(x):
+    return x.reshape(-1, 4, *x.shape[1:]).swapaxes(0, 1)
+
+
 lesson_13.cuts()
 
 # %% [markdown]
@@ -127,42 +140,28 @@ lesson_13.cuts()
 
 
 # %% tags=["prediction"]
-def neighbours(x):  # rows 0, 1, 2, ... are a micro-batch
-    return x.reshape(4, -1, *x.shape[1:])
-
-
-def every_fourth(x):  # rows 0, 4, 8, ... are a micro-batch
-    return x.reshape(-1, 4, *x.shape[1:]).swapaxes(0, 1)
-
-
-work = {"the whole batch": whole.cost_analysis()["flops"]}
-for cut in (neighbours, every_fourth):
-
-    def loop(layers, batch, cut=cut):
+def count_work(cut):
+    def loop(layers, batch):
         micro_batches = zip(*(cut(x) for x in batch), strict=True)
         return sum(jax.grad(deep_loss)(layers, each) for each in micro_batches)
 
-    work[cut.__name__] = compile_for_devices(loop).cost_analysis()["flops"]
-lesson_13.work_by_device(work)
+    return compile_for_devices(loop).cost_analysis()["flops"]
 
-# %% tags=["proof"]
-# The asserts behind the answers so far.
-assert 6.3 < planned(whole) < 8
-assert sum(equal) / 2 == -5
-assert sum(unequal) / 2 == -6
-assert work["neighbours"] > 3.5 * work["the whole batch"] > 3.4 * work["every_fourth"]
+
+work = {"the whole batch": whole.cost_analysis()["flops"]}
+work |= {cut.__name__: count_work(cut) for cut in (neighbours, every_fourth)}
+lesson_13.work_by_device(work)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# They repeat the work of the other two. The rows of a micro-batch are cut in two, and the compiler
-# copies each half to four devices, which all compute it. So your eight devices are only as fast as
-# two. Nothing warns you, because the result is right. (With the Explicit axes of lesson 11, JAX
-# refuses this cut.)
+# They repeat the work of the other two. The rows of a micro-batch are cut in two, and the compiler copies each half to
+# four devices, which all compute it. So your eight devices are only as fast as two. Nothing warns you, because the
+# result is right. (With the Explicit axes of lesson 11, JAX refuses this cut.)
 #
 # </details>
 #
-# `reshape(-1, K)` and a swap leave every row where it is. That's the cut for your program.
+# `every_fourth` leaves each row where it is. That's the cut for your program.
 #
 # ## The program so far, and what changes
 #
@@ -210,22 +209,14 @@ for K in (2, 4, 8, 16):  # accumulate reads this variable
 print(*(f"K = {K:2d}: {planned(program):.1f} MB" for K, program in programs.items()), sep="\n")
 lesson_13.memory_over_time({f"K = {K}": programs[K] for K in (1, 4, 16)})
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-sizes = [planned(program) for program in programs.values()]
-assert sizes == sorted(sizes, reverse=True)
-assert 1.6 < sizes[-1] < sizes[0] / 2
-outputs = [program(layers, big_batch) for program in (programs[1], programs[16])]
-np.testing.assert_allclose(*outputs, rtol=1e-3, atol=1e-3 * np.abs(outputs[0]).max())
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # No. The hills are the activations: they rise in the forward pass and fall in the backward pass, and with K = 4 there
 # are four lower hills. But they stand on a plateau that doesn't shrink: a copy of the batch, cut into micro-batches
 # (1.0 MB), the sum of the gradients, and the gradients of the current micro-batch (0.8 MB each, as large as the
-# parameters). (The curves lie up to 0.8 MB above the printed numbers, because they count memory twice if two arrays
-# share it in the plan.)
+# parameters). (The curves lie up to 0.8 MB above the printed numbers. With K > 1 they contain the sum of the gradients,
+# which the compiler counts as the result. And they count memory twice if two arrays share it in the plan.)
 #
 # </details>
 #
@@ -254,11 +245,6 @@ x = np.arange(4.0)
 one_batch, two_halves = batch_norm(x), np.concatenate([batch_norm(x[:2]), batch_norm(x[2:])])
 print("one batch:", one_batch.round(2), "two halves:", two_halves)
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert two_halves.tolist() == [-1, 1, -1, 1]
-assert not np.allclose(one_batch, two_halves)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -279,15 +265,28 @@ assert not np.allclose(one_batch, two_halves)
 # instead of 156 in TF32 or 19.5 in float32. In a Flax layer you write `dtype=jnp.bfloat16`: it computes in bfloat16 and
 # keeps its parameters in float32. You could also store the parameters in bfloat16, and save even more.
 #
-# **Predict:** what does that do to an update? A parameter is 1, and the update is 0.001.
+# So let a parameter be 1 and its update 0.001, both in bfloat16. The next number after 1 is 1 + 1/128.
+#
+# **Predict:** what's the parameter after the update?
 
 # %% tags=["prediction"]
 after_update = jnp.bfloat16(1) + jnp.bfloat16(0.001)
 print("1 + 0.001 =", after_update)
 
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Still 1. The update is much smaller than the step to the next number, so it's rounded away.
+#
+# </details>
+#
+# What does that do to a training run? Here we train your network in three ways, on one device and with a small learning
+# rate.
 
+
+# %%
 def train_in(parameter_dtype, compute_dtype):
-    """The loss of every update of your network, on one device and with a small learning rate."""
+    """The loss of every update."""
 
     def cast(tree, dtype):
         return jax.tree.map(lambda x: x.astype(dtype), tree)
@@ -321,27 +320,15 @@ curves = {
 }
 lesson_13.loss_by_dtype(curves)
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert after_update == 1
-full, mixed, stalled = (np.mean(losses[-20:]) for losses in curves.values())
-assert abs(mixed / full - 1) < 0.02
-assert stalled > 1.3 * full
-
 # %% [markdown]
-# <details><summary>Answer</summary>
+# The top curve falls so slowly because the network learns only from the updates that are large enough to survive the
+# rounding. You'd blame your learning rate. The other two curves lie on top of each other.
 #
-# The update is lost. The next bfloat16 after 1 is 1 + 1/128, so 1.001 is rounded back to 1. That's why the top curve
-# falls so slowly: the network learns only from the updates that are large enough to survive the rounding. You'd blame
-# your learning rate. The other two curves lie on top of each other.
-#
-# </details>
-#
-# So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. float16 also
-# takes two bytes, but its smallest positive number is 6e-8. So small gradients become 0, and people
-# multiply the loss by a large number (PyTorch's `GradScaler` starts with 2¹⁶). bfloat16 goes down
-# to 1e-38 and doesn't need that. (XLA for CPUs multiplies in float32 and rounds afterwards, so here
-# you see the rounding, but neither the memory nor the speed.)
+# So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. float16 also takes two bytes, but
+# its smallest positive number is 6e-8. So small gradients become 0, and people multiply the loss by a large number
+# (PyTorch's `GradScaler` starts with 2¹⁶). bfloat16 goes down to 1e-38 and doesn't need that. (In jax 0.10, XLA for CPUs
+# converts to float32, multiplies, and rounds the result: you can read it in the compiled program. So here you see the
+# rounding, but neither the memory nor the speed.)
 #
 # ## Compute again instead of keeping
 #
@@ -349,24 +336,20 @@ assert stalled > 1.3 * full
 # layer in `jax.checkpoint`, and it keeps only its input. A *policy* says what else to keep, for example the results of
 # matrix products, which are expensive to compute again.
 #
-# Here the layers are in a `lax.scan`, as in many large JAX models. A layer has one matrix product in the forward pass
-# and two in the backward pass.
-#
-# **Predict:** how many matrix products does a layer's gradient contain with each of the three policies below?
+# Here the layers are in a `lax.scan`, as in many large JAX models:
 
 
-# %% tags=["prediction"]
-def scanned_loss(layer):
-    def loss(layers, batch):
-        return jnp.square(
-            lax.scan(lambda x, w: (layer(x, w), None), batch[0], layers)[0] - batch[1]
-        ).sum()
-
-    return loss
-
-
+# %%
 def layer(x, w):
     return jnp.tanh(jax.nn.silu(x @ w))
+
+
+def gradient_of(layer):
+    def loss(layers, batch):
+        x, _ = lax.scan(lambda x, w: (layer(x, w), None), batch[0], layers)
+        return jnp.square(x - batch[1]).sum()
+
+    return jax.grad(loss)
 
 
 policies = {
@@ -374,29 +357,50 @@ policies = {
     "keep products": jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_saveable),
     "keep inputs": jax.checkpoint(layer),
 }
+
+# %% [markdown]
+# A layer has one matrix product in the forward pass and two in the backward pass.
+#
+# **Predict:** with which of the three does it have more than these three?
+
+# %% tags=["prediction"]
 products, megabytes = {}, {}
 for name, each in policies.items():
-    gradient = jax.grad(scanned_loss(each))
+    gradient = gradient_of(each)
     products[name] = str(jax.make_jaxpr(gradient)(layers, big_batch)).count("dot_general")
     megabytes[name] = planned(compile_for_devices(gradient))
     print(f"{name:15s} {products[name]} products a layer, {megabytes[name]:4.1f} MB planned")
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind all answers.
+assert 6.3 < planned(whole) < 8
+assert sum(equal) / 2 == -5
+assert sum(unequal) / 2 == -6
+assert work["neighbours"] > 3.5 * work["the whole batch"] > 3.4 * work["every_fourth"]
+sizes = [planned(program) for program in programs.values()]
+assert sizes == sorted(sizes, reverse=True)
+assert 1.6 < sizes[-1] < sizes[0] / 2
+outputs = [program(layers, big_batch) for program in (programs[1], programs[16])]
+np.testing.assert_allclose(*outputs, rtol=1e-3, atol=1e-3 * np.abs(outputs[0]).max())
+assert two_halves.tolist() == [-1, 1, -1, 1]
+assert not np.allclose(one_batch, two_halves)
+assert after_update == 1
+full, mixed, stalled = (np.mean(losses[-20:]) for losses in curves.values())
+assert abs(mixed / full - 1) < 0.02
+assert stalled > 1.3 * full
 assert list(products.values()) == [3, 3, 4]
 assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep everything"]
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Keeping only the inputs needs the least memory, but each layer then computes four products instead of three, which is
-# a third more work. Keeping the products adds none, because only the cheap functions after each product are computed
-# again.
+# If you keep only the inputs. That needs the least memory, but each layer computes four products, which is a third more
+# work. Keeping the products adds none, because only the cheap functions after each product are computed again.
 #
 # </details>
 #
-# Why the loop? If you write the twelve layers out, XLA for CPUs in jax 0.10 notices that you compute something twice. It
-# merges the two computations, and most of the saving is gone. In jax 0.12 it doesn't.
+# Why the loop? If you write the twelve layers out, XLA for CPUs in jax 0.10 notices that it computes something twice. It
+# does it once and keeps the result, and most of the saving is gone. In jax 0.12 it doesn't.
 #
 # ## Exercises
 #
@@ -406,9 +410,9 @@ assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep e
 #    x. You get this device's rows `x` `[b, D]`. Return the gradient for `w` of the mean over *all* devices' rows. Call
 #    `loss` with b / K rows at a time, and communicate once. The mapped axis is `"data"`. <details><summary>Hint</summary>A
 #    scan, or a Python loop, over <code>x.reshape(K, -1, D)</code>. Then one pmean.</details>
-# 2. `cut_rows` (5 minutes): under jit, `x` `[B, D]` is split over the devices. Return it as `[K, B / K, D]`, so that no row
-#    leaves its device. The order of the rows doesn't matter. <details><summary>Hint</summary><code>reshape</code>, then
-#    swap two axes.</details>
+# 2. `join_rows` (5 minutes): you've cut a batch with `every_fourth`, and your network has turned the micro-batches into
+#    logits `[K, B / K, C]`. Return them as `[B, C]` in the order of the batch. No row may leave its device.
+#    <details><summary>Hint</summary>Undo the cut, step by step: first the swap, then the reshape.</details>
 # 3. `fixed_gradient` (5 minutes, find the mistake): padding has weight 0. `broken_gradient` should return the gradient for
 #    `w` of `sum(weights * (x @ w - y) ** 2) / sum(weights)` over all micro-batches. It's right only if every micro-batch
 #    has the same amount of padding. x is `[K, rows, D]`, y and weights are `[K, rows]`.
@@ -431,8 +435,8 @@ def global_gradient(loss, w, x, K):
     ...  # your code: 4 to 7 lines
 
 
-def cut_rows(x, K):
-    """The rows as `[K, B / K, D]`."""
+def join_rows(logits):
+    """The logits `[B, C]` in the order of the batch."""
     ...  # your code: 1 line
 
 
@@ -441,7 +445,7 @@ def fixed_gradient(w, x, y, weights):
     ...  # your code: 3 to 6 lines
 
 
-for exercise in (global_gradient, cut_rows, fixed_gradient):
+for exercise in (global_gradient, join_rows, fixed_gradient):
     check("13_more_batch_than_memory", exercise.__name__, exercise)
 
 # %% [markdown]
@@ -462,4 +466,4 @@ for exercise in (global_gradient, cut_rows, fixed_gradient):
 #
 # To read on: JAX on [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and the
 # [scaling book on training](https://jax-ml.github.io/scaling-book/training/). Next, your run survives a kill:
-# [14 Survive a kill](14_a_real_training_run.ipynb).
+# [14 Survive a kill](14_survive_a_kill.ipynb).

@@ -23,7 +23,7 @@
 # **You will** connect processes, build global arrays from the rows that each process has, use all the GPUs that you pay
 # for, and resume after a process has died. 25 minutes, 45 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and for the last section
-# [14 Survive a kill](14_a_real_training_run.ipynb).
+# [14 Survive a kill](14_survive_a_kill.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.

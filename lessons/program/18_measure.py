@@ -1,8 +1,6 @@
 """Train a small network, and say what an update computes and sends: `python 18_measure.py`."""
 
-import math
 import os
-import re
 import time
 
 import jax
@@ -101,23 +99,23 @@ def report(all_sums):
     return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
 
 
-def describe(program):
-    """Print what each device computes, keeps and all-reduces in an update, all in float32."""
+def describe(program, model):
+    """Print what each device computes, keeps and all-reduces in an update."""
     memory, text = program.memory_analysis(), program.as_text()
-    results = " ".join(re.findall(r"= (.+?) all-reduce(?:-start)?\(", text))
-    shapes = re.findall(r"f32\[([\d,]*)\]", results)
-    sent = sum(4 * math.prod(int(n) for n in shape.split(",") if n) for shape in shapes)
-    ring = 2 * (mesh.size - 1) * (LATENCY + sent / mesh.size / BANDWIDTH)
     kept, more = memory.argument_size_in_bytes / 1e3, memory.temp_size_in_bytes / 1e3
     print(f"a device computes {program.cost_analysis()['flops'] / 1e6:.2f} MFLOP", end=", ")
     print(f"keeps {kept:.0f} kB, and {more:.0f} kB more during the update")
-    print(f"it all-reduces {sent:,} bytes, in about {1e6 * ring:.0f} us on your links")
+    count = text.count(" all-reduce(") + text.count(" all-reduce-start(")  # the latter on GPUs
+    sent = 4 * (sum(w.size for w in jax.tree.leaves(model)) + 3)  # gradients and metric sums
+    ring = 2 * (mesh.size - 1) * (LATENCY + sent / mesh.size / BANDWIDTH)
+    print(f"all-reduces: {count}, of {sent:,} bytes, in about {1e6 * ring:.0f} us on your links")
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
 state, seconds = place_state(init_state()), []
-describe(train_step.lower(state, place_batch(next(batches(*train_data, seed=0)))).compile())
+first_batch = place_batch(next(batches(*train_data, seed=0)))
+describe(train_step.lower(state, first_batch).compile(), state[0])
 
 for epoch in range(EPOCHS):
     train_sums, start = [], time.perf_counter()

@@ -15,10 +15,10 @@ def global_gradient(loss, w, x, K):
     return lax.pmean(total / K, "data")
 
 
-def cut_rows(x, K):
-    """A device has neighbouring rows. Each row goes to the micro-batch of its number modulo K, so each micro-batch has
-    rows of every device."""
-    return x.reshape(-1, K, x.shape[1]).swapaxes(0, 1)
+def join_rows(logits):
+    """Micro-batch k has the rows k, k + K, k + 2 K, ... of the batch, so neighbours in the batch come from neighbouring
+    micro-batches: they have to be neighbours in memory before the reshape."""
+    return logits.swapaxes(0, 1).reshape(-1, logits.shape[2])
 
 
 def fixed_gradient(w, x, y, weights):

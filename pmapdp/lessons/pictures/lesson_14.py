@@ -31,12 +31,12 @@ def timeline() -> None:
 def loss_curves(
     never_killed: Sequence[float], resumed: Sequence[float], forgetful: Sequence[float], *, killed_at: int
 ) -> None:
-    """Dots of the resumed run's loss lie on the loss of the run that wasn't killed; without the optimizer's state it is a little different."""
+    """Dots of the resumed run's loss lie on the loss of the run that was never killed; the forgetful run's loss is a little different."""
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(7, 3.8), height_ratios=(2, 1))
     start = len(never_killed) - len(resumed)
     updates, later = np.arange(len(never_killed)), np.arange(start, len(never_killed))
     above.plot(updates, never_killed, color=drawing.DEVICE_COLOURS[4], linewidth=6, label="never killed")
-    above.plot(later, forgetful, "--", color=drawing.DEVICE_COLOURS[5], linewidth=1.5, label="half a checkpoint")
+    above.plot(later, forgetful, "--", color=drawing.DEVICE_COLOURS[5], linewidth=1.5, label="forgetful")
     above.plot(later[::4], resumed[::4], "o", color=drawing.INK, markersize=4, label="resumed (every 4th)")
     above.axvspan(start, killed_at, color=drawing.INK, alpha=0.2, linewidth=0)
     above.text(start - 2, 2.5, "checkpoint", ha="right")

@@ -13,8 +13,8 @@ NO_MEMORY_OF_ITS_OWN = {"parameter", "constant", "get-tuple-element", "tuple", "
 def curve(compiled: Any) -> list[float]:
     """Megabytes of temporary arrays on one device, after each instruction of a compiled program in its order.
 
-    An array counts from the instruction that makes it to the last one that reads it. Results take the place of donated
-    arguments. Other buffers that the compiler shares count twice, so the curve may lie above its plan.
+    An array counts from the instruction that makes it to the last one that reads it. An all-reduce and a loop's round
+    write in place, and results take the place of donated arguments. Other shared buffers count twice.
     """
     computations: dict[str, list[re.Match[str]]] = {}
     entry = name = ""
@@ -26,30 +26,36 @@ def curve(compiled: Any) -> list[float]:
         elif instruction := INSTRUCTION.match(re.sub(r"(?<=\])\{[\d,]*\}", "", plain).strip()):
             computations[name].append(instruction)
     root = computations[entry][-1]
-    in_place = set(re.findall(r"%([\w.-]+)", root[4])) if compiled.memory_analysis().alias_size_in_bytes else set()
+    in_place = operands(root) if compiled.memory_analysis().alias_size_in_bytes else {root[1]}
     return [each / 1e6 for each in bytes_over_time(entry, computations, in_place)]
 
 
+def operands(instruction: re.Match[str]) -> set[str]:
+    """The names of what an instruction reads."""
+    return set(re.findall(r"%([\w.-]+)", instruction[4].partition(")")[0]))
+
+
 def bytes_over_time(
-    computation: str, computations: dict[str, list[re.Match[str]]], in_place: Collection[str] = ()
+    computation: str, computations: dict[str, list[re.Match[str]]], in_place: Collection[str]
 ) -> list[int]:
     """Live bytes after each instruction of one computation, with the bytes of its loops in their place."""
     lines = computations[computation]
     sizes, sources, last_use = {}, {}, {}
-    for time, (name, kind, operation, rest) in enumerate(line.groups() for line in lines):
-        operands = [each for each in re.findall(r"%([\w.-]+)", rest.partition(")")[0]) if each in sources]
-        writes_in_place = name in in_place or "dynamic-update-slice" in name
+    for time, line in enumerate(lines):
+        name, kind, operation, _ = line.groups()
+        reads = operands(line) & sources.keys()
+        writes_in_place = name in in_place or operation == "all-reduce" or "dynamic-update-slice" in name
         own = operation not in NO_MEMORY_OF_ITS_OWN and not writes_in_place
         sizes[name] = sum(size(*array) for array in ARRAY.findall(kind)) if own else 0
-        sources[name] = {name}.union(*[] if own else [sources[each] for each in operands])
-        for each in operands:
+        sources[name] = {name}.union(*[] if own else [sources[each] for each in reads])
+        for each in reads:
             last_use |= dict.fromkeys(sources[each], time)
     live, found = {}, []
     for time, (name, _, operation, rest) in enumerate(line.groups() for line in lines):
         live[name] = sizes[name]
         if operation == "while":
             body, repeats = re.search(r"body=%?([\w.-]+)", rest)[1], re.search(r'"n":"(\d+)"', rest)
-            inside = bytes_over_time(body, computations)
+            inside = bytes_over_time(body, computations, operands(computations[body][-1]))
             found += [sum(live.values()) + each for each in inside] * int(repeats[1] if repeats else 1)
         found.append(sum(live.values()))
         live = {each: live[each] for each in live if last_use.get(each, time) > time}

@@ -2,7 +2,7 @@ SCAN = "total, _ = lax.scan(add, jnp.zeros_like(w), x.reshape(K, -1, x.shape[1])
 GRADIENT, MEAN = "jax.grad(loss)(w, rows)", 'lax.pmean(total / K, "data")'
 FORI_LOOP = """rows = x.reshape(K, -1, x.shape[1])
     total = lax.fori_loop(0, K, lambda k, total: total + jax.grad(loss)(w, rows[k]), jnp.zeros_like(w))"""
-CUT = "x.reshape(-1, K, x.shape[1]).swapaxes(0, 1)"
+JOINED = "logits.swapaxes(0, 1).reshape(-1, logits.shape[2])"
 TOTAL = "jnp.sum(weights * (x @ w - y) ** 2)"
 SUMS = "sum(jax.grad(total)(w, *rows) for rows in zip(x, y, weights, strict=True))"
 PER_COUNT = f"{TOTAL} / jnp.maximum(weights.sum(), 1)"
@@ -16,16 +16,17 @@ WRONG = {
         ("divide by the number of micro-batches", "total / K", "total"),
         ("not the gradient", SCAN, "total = K * jax.grad(loss)(w, x[: len(x) // K])"),
     ],
-    "cut_rows": [
-        ("but they move", CUT, "x.reshape(K, -1, x.shape[1])"),
-        ("[K, B / K, D] is", ".swapaxes(0, 1)", ""),
-        ("must have the rows of x", CUT, "x.reshape(K, x.shape[1], -1).swapaxes(1, 2)"),
+    "join_rows": [
+        ("micro-batches one after the other", ".swapaxes(0, 1)", ""),
+        ("[B, C] is", ".reshape(-1, logits.shape[2])", ""),
+        ("must have the rows", JOINED, "logits.reshape(logits.shape[2], -1).T"),
+        ("leave their device", JOINED, "jax.lax.with_sharding_constraint(JOINED, jax.P())".replace("JOINED", JOINED)),
     ],
     "fixed_gradient": [("in the last micro-batch", TOTAL, PER_COUNT, "/ jnp.sum(weights)", "/ len(x)")],
 }
 
 RIGHT = {
     "global_gradient": (SCAN, FORI_LOOP),
-    "cut_rows": (CUT, "x.reshape(4, K, -1, x.shape[1]).swapaxes(0, 1).reshape(K, -1, x.shape[1])"),
+    "join_rows": (JOINED, "jnp.stack(list(logits), axis=1).reshape(-1, logits.shape[-1])"),
     "fixed_gradient": (TOTAL, PER_COUNT, SUMS, SUMS.replace("jax.grad", "rows[2].sum() * jax.grad")),
 }

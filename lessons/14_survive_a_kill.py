@@ -16,8 +16,8 @@
 #
 # Your run has been training for nine hours. Then somebody reboots the machine, and you start again from nothing. It
 # doesn't have to be like that. With thirteen new lines your program goes on from its last checkpoint, and ends with the
-# same bits as if nothing had happened. You'll kill it here to see that. Then you'll leave one thing out of the
-# checkpoint, and get a run that resumes without an error, learns, and ends somewhere else.
+# same bits as if nothing had happened. You'll kill it and see. Then you'll leave one thing out of the checkpoint, and
+# get a run that resumes without an error, learns, and ends up as a different model.
 #
 # **You will** save and resume a run exactly, say what a checkpoint must hold, choose how often to save, and give your
 # model to somebody who has none of your code. 20 minutes, 40 with exercises. You need
@@ -111,9 +111,9 @@ sys.argv = ["14_resume.py", str(folder / "never_killed")]
 # ## Kill it
 #
 # Now we start the same program in a separate process, with another folder. As soon as it has printed the line of
-# epoch 2, we send it SIGKILL, which no program can catch. Then we start it again.
+# epoch 2, we send it SIGKILL, which no program can catch. It's just about to save checkpoint 2. Then we start it again.
 #
-# **Predict:** after which epoch does it resume? Do the last lines differ from the ones above?
+# **Predict:** which epoch does it train first?
 
 # %% tags=["prediction"]
 command = ["-c", started.take_home(), str(folder / "killed")]
@@ -147,25 +147,21 @@ for a, b in zip(whole, killed, strict=True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Most often after epoch 1. It's epoch 2 if the thread had already written checkpoint 2, and epoch 0
-# if it was still writing checkpoint 1. What the killed process had done since that checkpoint is
-# lost, so the second process does it again. The lines that follow are the same to the last digit,
-# and the final parameters are the same bits: the folded cell compares them. (Exit status -9 means
-# killed by signal 9.)
+# Most often epoch 2, because checkpoint 1 is the newest that's complete. (If the thread was still writing checkpoint 1,
+# it's epoch 1, and if it had already written checkpoint 2, it's epoch 3.) What the killed process had done since that
+# checkpoint is lost, so the second process does it again. The lines that follow are the same to the last digit, and the
+# final parameters are the same bits: the folded cell compares them. (Exit status -9 means killed by signal 9.)
 #
 # </details>
 #
 # ## The mistake: half a checkpoint
 #
-# Many programs save the parameters and the epoch, and forget the optimizer's state. Let's follow such a run, update by
-# update. You don't have to kill anything for that: the cell trains until the checkpoint of epoch 1, and goes on from
-# there twice, once with Adam's state and once with a new one. (In the picture the kill comes in epoch 2, so the grey
-# updates are lost, and done again.)
-#
-# **Predict:** is there an error? Will you see the mistake in the loss curve?
+# Many programs save the parameters and the epoch, and forget the optimizer's state. We'll call such a run *forgetful*.
+# Let's follow it update by update, next to a run that resumes from the whole checkpoint, and one that's never killed.
+# You don't have to kill anything for that: `train` trains some epochs from a state that you give it.
 
 
-# %% tags=["prediction"]
+# %%
 def train(state, first_epoch, last_epoch=EPOCHS):
     """The state after some epochs, and the loss of each update."""
     losses = []
@@ -176,22 +172,26 @@ def train(state, first_epoch, last_epoch=EPOCHS):
     return jax.device_get(state), losses
 
 
-never_killed, losses = train(place_state(init_state()), 0)
-checkpoint, _ = train(place_state(init_state()), 0, 2)
-resumed, resumed_losses = train(place_state(checkpoint), 2)
-forgetful, forgetful_losses = train(place_state((checkpoint[0], optimizer.init(checkpoint[0]))), 2)
-
-
 def distance(state, other):
     """The length of the difference of two models."""
     pairs = zip(jax.tree.leaves(state[0]), jax.tree.leaves(other[0]), strict=True)
     return np.sqrt(sum(((np.asarray(a) - np.asarray(b)) ** 2).sum() for a, b in pairs))
 
 
+# %% [markdown]
+# In the picture the kill comes in epoch 2, so the updates in the grey part are lost, and done again.
+#
+# **Predict:** will the loss curve of the forgetful run warn you?
+
+# %% tags=["prediction"]
+never_killed, losses = train(place_state(init_state()), 0)
+checkpoint, _ = train(place_state(init_state()), 0, 2)
+resumed, resumed_losses = train(place_state(checkpoint), 2)
+new_optimizer_state = optimizer.init(checkpoint[0])
+forgetful, forgetful_losses = train(place_state((checkpoint[0], new_optimizer_state)), 2)
 lesson_14.loss_curves(losses, resumed_losses, forgetful_losses, killed_at=104)
-print(f"since the checkpoint the model has moved by {distance(never_killed, checkpoint):.2f}")
-of_resumed, of_forgetful = distance(never_killed, resumed), distance(never_killed, forgetful)
-print(f"the resumed one ends {of_resumed} away from it, the forgetful one {of_forgetful:.2f}")
+for name, state in {"checkpoint": checkpoint, "resumed": resumed, "forgetful": forgetful}.items():
+    print(f"{name:10s} {distance(never_killed, state):.2f} away from the model of the run never killed")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
@@ -203,18 +203,18 @@ assert 0.8 < np.mean(forgetful_losses[-40:]) / np.mean(losses[-40:]) < 0.95
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# There's no error, and this time the loss is even a little lower: Adam has forgotten the large gradients of the first
-# epochs, so it takes larger steps. Nobody would complain. But it's a different model, next time it may be a worse one,
-# and nobody who trains without a break can repeat your result. So test every program once: kill a run, resume it, and
-# compare the bits with a run that wasn't killed. (On GPUs, do that with `XLA_FLAGS=--xla_gpu_deterministic_ops=true`.
+# No. There's no error either, and this time the loss is even a little lower: Adam has forgotten the large gradients of
+# the first epochs, so it takes larger steps. Nobody would complain. But it's a different model. Next time it may be a
+# worse one, and nobody who trains without a break can repeat your result. So test every program once: kill a run, resume
+# it, and compare the bits with a run that was never killed. (On GPUs, do that with `XLA_FLAGS=--xla_gpu_deterministic_ops=true`.
 # Otherwise XLA may choose other kernels at the second start, and the last bits differ although nothing is missing.)
 #
 # </details>
 #
 # ## How often, and which ones to keep
 #
-# Saving costs time, and a kill costs what you've done since the last save. If a save stops the devices for s seconds and
-# something breaks every M seconds, save about every √(2 s M) seconds
+# Saving costs time, and a kill costs what you've done since the last save. So there's a best interval. If a save stops
+# the devices for s seconds, and something breaks every M seconds, it's about √(2 s M) seconds
 # ([Young, 1974](https://doi.org/10.1145/361147.361115)). With 10 s and one failure a day that's every 22 minutes.
 #
 # Slurm (at your time limit) and Kubernetes warn you before they kill: they send SIGTERM, and by default you have 30
@@ -238,11 +238,9 @@ assert 0.8 < np.mean(forgetful_losses[-40:]) / np.mean(losses[-40:]) < 0.95
 #
 # A checkpoint contains only numbers. Without your code, nobody knows what to compute with them. `jax.export` turns a
 # jitted function into bytes: here the network with its parameters, for any number n of inputs, on CPUs, NVIDIA GPUs and
-# TPUs. Another process gets these bytes and five inputs.
-#
-# **Predict:** it has none of your code. Does it have to import Flax?
+# TPUs.
 
-# %% tags=["prediction"]
+# %%
 from jax import export
 
 model = never_killed[0]
@@ -252,6 +250,14 @@ export_it = export.export(probabilities, platforms=["cpu", "cuda", "tpu"])
 exported = export_it(jax.ShapeDtypeStruct((n, 64), np.float32))
 (folder / "model.bin").write_bytes(exported.serialize())
 np.save(folder / "inputs.npy", test_data[0][:5])
+here = np.asarray(probabilities(test_data[0][:5])).argmax(1)
+
+# %% [markdown]
+# Another process gets these bytes and five inputs, and none of your code.
+#
+# **Predict:** does it import Flax, in which your network is written?
+
+# %% tags=["prediction"]
 reader = """
 import sys, numpy
 from jax import export
@@ -260,19 +266,18 @@ print(model.call(numpy.load(sys.argv[2])).argmax(1), "Flax is imported:", "flax"
 """
 command = ["-c", reader, str(folder / "model.bin"), str(folder / "inputs.npy")]
 (answer,) = started.outputs(started.start(1, *command))
-print(*answer, "| here:", np.asarray(probabilities(test_data[0][:5])).argmax(1))
+print(*answer, "| here:", here)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-here = np.asarray(probabilities(test_data[0][:5])).argmax(1)
 assert answer == [f"{here} Flax is imported: False"]
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. The bytes contain the function's program, with the parameters as constants. It isn't compiled yet (the format is
-# called StableHLO): JAX compiles it where it runs, without your code. Both processes predict the
-# same classes.
+# No. The bytes contain the function's program, with the parameters as constants. Flax only helped to write it. The
+# program isn't compiled yet (the format is called StableHLO): JAX compiles it on the machine on which it runs. Both
+# processes predict the same classes.
 #
 # </details>
 #
@@ -281,7 +286,7 @@ assert answer == [f"{here} Flax is imported: False"]
 #
 # ## Exercises
 #
-# Solutions, with reasons: [solutions/14_a_real_training_run.py](solutions/14_a_real_training_run.py).
+# Solutions, with reasons: [solutions/14_survive_a_kill.py](solutions/14_survive_a_kill.py).
 #
 # 1. `fixed_batches` (5 minutes, find the mistake): `broken_batches` yields the rows of the batches of updates `first`,
 #    `first + 1` and so on. If you start at update 0 it's right, but a resumed run gets other batches than a run that
@@ -327,7 +332,7 @@ def exported(function):
 
 
 for exercise in (fixed_batches, resumable, exported):
-    check("14_a_real_training_run", exercise.__name__, exercise)
+    check("14_survive_a_kill", exercise.__name__, exercise)
 
 # %% [markdown]
 # ## Take away
