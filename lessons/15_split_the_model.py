@@ -47,7 +47,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # `[1, 2, 3, 4]` times a 4 x 2 matrix of ones is `[10, 10]`. We have two devices. First we split the axis that's summed over, so
 # each device has two of the four numbers and two rows of w. Then we split w by its columns, and both devices have all of x.
 #
-# **Predict:** what does each device compute in the two cases? Which one needs a collective?
+# **Predict:** in which of the two cases do the devices have to communicate?
 
 # %% tags=["prediction"]
 from pmapdp.compare.collectives import collectives  # reads the collectives from a compiled program
@@ -73,8 +73,8 @@ for name, (of_x, of_w, of_result) in cases.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# If the summed axis is split, the devices compute 1 + 2 = 3 and 3 + 4 = 7 (for each column), and an **all-reduce** adds the
-# two. If w is split by its columns, each device computes one 10, and nobody has to talk.
+# In the first. The devices compute 1 + 2 = 3 and 3 + 4 = 7 (for each column), and an **all-reduce** adds the two. In the
+# second case each device computes one of the two 10s, and nothing is missing.
 #
 # </details>
 #
@@ -127,8 +127,8 @@ lesson_15.layouts(layouts, SHAPES, sharding_of)
 lesson_15.pair()
 
 # %% [markdown]
-# **Predict:** a network has an embedding that's trained, and then one, two or three such pairs. How many all-reduces of
-# activations does it need forward? How many forward and backward?
+# **Predict:** a network has an embedding that's trained, and then three such pairs. How many all-reduces of activations
+# does a training step need, forward and backward together?
 
 # %% tags=["prediction"]
 eight = Mesh(jax.devices(), ("model",))
@@ -170,8 +170,8 @@ assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One for each pair forward, and one for each pair backward. (If nothing before the first pair were
-# trained, the first pair wouldn't need its backward all-reduce.)
+# Six: one for each pair forward, and one for each pair backward. (If nothing before the first pair were trained, it
+# would be five, because the first pair wouldn't need its backward all-reduce.)
 #
 # </details>
 #
@@ -242,8 +242,7 @@ np.testing.assert_allclose(sent["tensor parallelism"][4], sent["data parallelism
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# At about 512: four all-reduces of 512 x 128 numbers make 262,144. With a smaller batch, tensor
-# parallelism sends less.
+# At about 512: four all-reduces of 512 x 128 numbers make 262,144. With a smaller batch, tensor parallelism sends less.
 #
 # </details>
 #

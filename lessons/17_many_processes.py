@@ -48,7 +48,7 @@ lesson_17.one_array()
 # simulated devices each. It connects them, imports `Mesh`, `multihost_utils` and the other names that our function
 # uses, and lets both call it.
 #
-# **Predict:** which of the eight numbers does each process hold? And can it print all eight?
+# **Predict:** can process 0 print all eight numbers?
 
 
 # %% tags=["prediction"]
@@ -71,8 +71,8 @@ started.run(eight_numbers)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Process 0 prints 0 to 3, and process 1 prints 4 to 7. Neither can print the whole array, because it doesn't have the
-# other half. `process_allgather` sends the missing half and returns a NumPy array, so both can print that.
+# No. Process 0 holds only 0 to 3, and process 1 holds 4 to 7, so neither can print the whole array.
+# `process_allgather` sends the missing half and returns a NumPy array, so both can print that.
 #
 # </details>
 #
@@ -144,7 +144,7 @@ np.testing.assert_allclose(found, [1.8813, 0.4020, 0.9158, 0.7150], atol=2e-3)  
 # `jax.make_mesh` calls, puts the processes in the order 0 0 1 1 1 1 0 0.
 #
 # **Predict:** on such a mesh, process 0 gives the numbers 0 to 3, and process 1 gives 4 to 7. What does the global
-# array contain? Is there an error?
+# array contain?
 
 
 # %% tags=["prediction"]
@@ -164,8 +164,8 @@ lesson_17.who_holds_what()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# There's no error. Process 0's devices are first, second, seventh and last in the mesh, so its numbers end up there. The
-# array contains 0, 1, 4, 5, 6, 7, 2, 3. The callback puts each number where it belongs, whatever the mesh looks like.
+# 0, 1, 4, 5, 6, 7, 2, 3, without an error. Process 0's devices are first, second, seventh and last in the mesh, so its
+# numbers end up there. The callback puts each number where it belongs, whatever the mesh looks like.
 #
 # </details>
 #
@@ -174,8 +174,8 @@ lesson_17.who_holds_what()
 # this notebook, with the network that you've just trained: we cut the test set into eight parts and put them in the
 # order above.
 #
-# **Predict:** the network classifies 87 % of the test set correctly. How many of the eight parts are still in their place?
-# So what accuracy do you find?
+# **Predict:** the network classifies 87 % of the test set correctly. Only some of the eight parts are still in their
+# place. So what accuracy do you find?
 
 # %% tags=["prediction"]
 inputs, labels = test_data
@@ -316,12 +316,15 @@ assert both[0].returncode in (4, -signal.SIGABRT), said
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it ends as well. On CPUs the connection to the dead process closes, and usually the collective notices that:
-# either it fails, and pmapdp says that another process is lost and exits with status 4, or gloo, which carries it,
-# aborts (status -6). But what if a process notices nothing, for example on GPUs, because it's waiting for NCCL? For
-# that case every process sends a *heartbeat* to the coordinator. If one process's heartbeat stops for too long, JAX
-# ends all the others by SIGABRT, which is status -6, too. "Too long" is 100 s, unless you set
-# `heartbeat_timeout_seconds` in `initialize`; we set 10.
+# No, it ends as well, and its exit status says how:
+#
+# - **4**: the connection to the dead process has closed, so the all-reduce fails with an error. pmapdp catches it, says
+#   that another process is lost, and exits with status 4.
+# - **-6**: the process aborted (signal 6, SIGABRT), for one of two reasons. Either gloo, which carries the all-reduce
+#   between CPUs, found the closed connection where nobody can catch its error. Or nobody noticed anything, as it may be
+#   on GPUs, where a process waits for NCCL. For that case every process sends a *heartbeat* to the coordinator. If one
+#   of them stops for too long, JAX aborts all the others. "Too long" is 100 s, unless you set
+#   `heartbeat_timeout_seconds` in `initialize`; we set 10.
 #
 # </details>
 #
