@@ -190,8 +190,9 @@ resumed, resumed_losses = train(place_state(checkpoint), 2)
 new_optimizer_state = optimizer.init(checkpoint[0])
 forgetful, forgetful_losses = train(place_state((checkpoint[0], new_optimizer_state)), 2)
 lesson_14.loss_curves(losses, resumed_losses, forgetful_losses, killed_at=104)
-for name, state in {"checkpoint": checkpoint, "resumed": resumed, "forgetful": forgetful}.items():
-    print(f"{name:10s} {distance(never_killed, state):.2f} away from the model of the run never killed")
+for name, other in {"checkpoint": checkpoint, "resumed": resumed, "forgetful": forgetful}.items():
+    apart = distance(never_killed, other)
+    print(f"{name:10s} {apart:.2f} away from the model of the run never killed")
 
 # %% tags=["proof"]
 # The asserts behind the answer.

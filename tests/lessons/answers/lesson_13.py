@@ -3,6 +3,8 @@ GRADIENT, MEAN = "jax.grad(loss)(w, rows)", 'lax.pmean(total / K, "data")'
 FORI_LOOP = """rows = x.reshape(K, -1, x.shape[1])
     total = lax.fori_loop(0, K, lambda k, total: total + jax.grad(loss)(w, rows[k]), jnp.zeros_like(w))"""
 JOINED = "logits.swapaxes(0, 1).reshape(-1, logits.shape[2])"
+BY_NUMBER = """logits.reshape(-1, logits.shape[2])[
+        jnp.arange(logits[..., 0].size).reshape(len(logits), -1).T.ravel()]"""
 TOTAL = "jnp.sum(weights * (x @ w - y) ** 2)"
 SUMS = "sum(jax.grad(total)(w, *rows) for rows in zip(x, y, weights, strict=True))"
 PER_COUNT = f"{TOTAL} / jnp.maximum(weights.sum(), 1)"
@@ -20,7 +22,7 @@ WRONG = {
         ("micro-batches one after the other", ".swapaxes(0, 1)", ""),
         ("[B, C] is", ".reshape(-1, logits.shape[2])", ""),
         ("must have the rows", JOINED, "logits.reshape(logits.shape[2], -1).T"),
-        ("leave their device", JOINED, "jax.lax.with_sharding_constraint(JOINED, jax.P())".replace("JOINED", JOINED)),
+        ("leave their device", JOINED, BY_NUMBER),
     ],
     "fixed_gradient": [("in the last micro-batch", TOTAL, PER_COUNT, "/ jnp.sum(weights)", "/ len(x)")],
 }
