@@ -55,9 +55,7 @@ def join_rows(answer):
     require(found.shape == (rows, C), f"[B, C] is {(rows, C)}, yours is {found.shape}")
     one_by_one = "these are the micro-batches one after the other, and rows 0 and 1 of the batch are in two of them"
     require(not close(found, logits.reshape(rows, C)), one_by_one)
-    same_rows = sorted(np.asarray(found).tolist()) == sorted(wanted.tolist())
-    require(same_rows, "the result must have the rows of the logits, each once and in one piece")
-    require(close(found, wanted), "right rows in another order: row k of the batch is in micro-batch k % K")
+    require(close(found, wanted), "row k of the batch is in micro-batch k % K, and should come out in one piece")
     kinds = [each.kind for each in collectives(compiled.as_text())]
     require(not kinds, f"right, but rows leave their device, by {kinds}: a swap and a reshape are enough")
 

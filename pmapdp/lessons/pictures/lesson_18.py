@@ -48,11 +48,8 @@ def overlap() -> None:
     after, during = {15.8: ("sum 3, 2, 1", 5.6)}, {10 + 2.9 * n: (f"sum {3 - n}", 2.4) for n in range(3)}
     for top, sums, update, title in ((0.9, after, 21.5, "average_gradients"), (5.2, during, 18.3, "average_loss")):
         axes.text(3.6, top - 0.4, title, va="center", family="monospace")
-        work = {
-            3.6: ("forward", 3.4),
-            **{7.1 + 2.9 * n: (f"back {3 - n}", 2.8) for n in range(3)},
-            update: ("update", 3),
-        }
+        work = {3.6: ("forward", 3.4), update: ("update", 3)}
+        work |= {7.1 + 2.9 * n: (f"back {3 - n}", 2.8) for n in range(3)}
         for device, (name, pieces) in enumerate({"computes": work, "sends": sums}.items()):
             axes.text(0, top + 1.5 * device + 0.5, name, va="center")
             for left, (text, width) in pieces.items():

@@ -21,7 +21,7 @@ WRONG = {
     "join_rows": [
         ("micro-batches one after the other", ".swapaxes(0, 1)", ""),
         ("[B, C] is", ".reshape(-1, logits.shape[2])", ""),
-        ("must have the rows", JOINED, "logits.reshape(logits.shape[2], -1).T"),
+        ("in one piece", JOINED, "logits.reshape(logits.shape[2], -1).T"),
         ("leave their device", JOINED, BY_NUMBER),
     ],
     "fixed_gradient": [("in the last micro-batch", TOTAL, PER_COUNT, "/ jnp.sum(weights)", "/ len(x)")],
