@@ -14,11 +14,10 @@
 # %% [markdown]
 # # 16. Born sharded
 #
-# You want to train a model with seven billion parameters. You have eight GPUs with 80 GB each, 640 GB in all. Data
+# You want to train a model with seven billion parameters, and you have eight GPUs with 80 GB each, 640 GB in all. Data
 # parallelism can't do it, on eight GPUs or on a thousand: each of them holds a copy of everything, and a copy takes
 # 112 GB. In this lesson you'll change eleven lines of your program, none in the training step, and then each device will
-# hold an eighth. After that you'll look at memory over time, because inside the step you can lose most of that saving
-# again.
+# hold an eighth. But inside the step you can lose most of that saving again, so you'll also look at memory over time.
 #
 # **You will** count the bytes of a training state, create and restore it in shards, split it with ZeRO (also called
 # FSDP), and keep the peak low. 25 minutes, 45 with exercises. You need
@@ -55,7 +54,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # - **Stage 3** splits the parameters, too. The devices gather the parameters of a layer when they need them. PyTorch
 #   calls this fully sharded data parallel, FSDP.
 #
-# **Predict:** with eight devices, how many GB does each stage take on a device? Which is the first that fits into 80 GB?
+# **Predict:** with eight devices, which stage is the first that fits into 80 GB?
 
 # %% tags=["prediction"]
 PARAMETERS, DEVICES = 7e9, 8
@@ -72,8 +71,9 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 112, 63, 38.5 and 14 GB. Stage 1 fits, with 17 GB left for activations. Stage 3 leaves 66 GB, so you can use a much larger
-# batch, or fewer devices.
+# Stage 1. It takes 4 bytes for the parameters, 4 for the gradients and an eighth of 8 for the moments: 63 GB, which
+# leaves 17 GB for activations. Stage 3 takes an eighth of 112 GB. That leaves 66 GB, so you can use a much larger batch,
+# or fewer devices.
 #
 # </details>
 #
@@ -93,7 +93,7 @@ lesson_16.zero_over_time()
 # gradients add up to 28 in each place. The learning rate is 0.1. (The cell needs `check_vma=False`, because JAX can't
 # tell that all devices hold the same weights after an all-gather.)
 #
-# **Predict:** with the second function, device 3 updates one weight. Which one, and what's its new value?
+# **Predict:** with the second function, device 3 updates only weight 3. What's its new value?
 
 
 # %% tags=["prediction"]
@@ -129,7 +129,7 @@ for step in (all_reduced, zero_1):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Weight 3, which was 3 and becomes 3 - 2.8 = 0.2. Both functions give the same eight weights. With the second one, a
+# It was 3 and becomes 3 - 0.1 x 28 = 0.2. Both functions give the same eight weights. With the second one, a
 # device updates a single weight, so it needs the optimizer's state for that weight only.
 #
 # </details>
@@ -148,15 +148,15 @@ for step in (all_reduced, zero_1):
 # - `shard` decides for each array: split the first axis, if its length is divisible by the number of devices.
 # - You have to know the shardings before there's a state, and for them you need the shapes. `jax.eval_shape` finds
 #   these: it runs `init_state` on shapes alone, computes nothing, and needs no memory for the arrays.
-# - `jax.jit(init_state, out_shardings=...)` is how the state is **born sharded**: each device makes
-#   its own part. If you made the state first and split it afterwards, one device would briefly hold
-#   all the parameters and both of Adam's moments: 84 GB for our seven billion parameters.
+# - `jax.jit(init_state, out_shardings=...)` makes the state in shards, and each device makes its own part: the state is
+#   **born sharded**. If you made it first and split it afterwards, one device would briefly hold all the parameters and
+#   both of Adam's moments: 84 GB for our seven billion parameters.
 # - The step returns parameters and moments in the same shardings, so the next step can start from them. The code of
 #   `train_step` hasn't changed at all.
 #
 # Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
 #
-# **Predict:** what does this one end with? And which part of the state does each device hold?
+# **Predict:** what does this one end with?
 
 # %% tags=["prediction", "take-home"]
 # include program/16_zero.py
@@ -164,12 +164,13 @@ for step in (all_reduced, zero_1):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers. Where you put an array decides which device computes what. It doesn't change the result. And each
-# device holds 12.9 % of the state, a little more than an eighth.
+# With the same numbers. Where you put an array decides which device computes what. It doesn't change the result.
 #
 # </details>
 #
-# **Predict:** why isn't it exactly an eighth? And what was it when the state was born, before the first step?
+# In the last line, the program says what each device holds: 12.9 % of the state. An eighth would be 12.5 %.
+#
+# **Predict:** which array is to blame?
 
 # %% tags=["prediction"]
 whole_parts = [x.shape for x in jax.tree.leaves(state[0]) if x.sharding.is_fully_replicated]
@@ -190,11 +191,11 @@ assert whole_parts == [(10,)]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The bias of the last layer has 10 numbers, which isn't divisible by 8, so it stays whole, and so do its two moments.
-# And when the state was born, a device got no more than its part. (The number is a little larger only because it
-# counts 8 bytes for the address of each array. For what the program needs while it works, look at
-# `temp_size_in_bytes`.) If you had called the plain `init_state()` and moved its result, the first device would have
-# held all of it for a moment.
+# The bias of the last layer. It has 10 numbers, and 10 isn't divisible by 8, so it stays whole, and so do its two moments.
+#
+# The second line shows that a device never got more than its part, even when the state was born. (The number is a little
+# larger only because it counts 8 bytes for the address of each array. For what the program needs while it works, look
+# at `temp_size_in_bytes`.)
 #
 # </details>
 #
@@ -228,20 +229,30 @@ def gathered(w):
     return lax.with_sharding_constraint(w, replicated)
 
 
+def layer_gathered(x, w):
+    return layer(x, gathered(w))
+
+
 def compile_step(sharding, layer, before=lambda layers: layers):
     """A step of Adam: `layer` in a scan over the layers, which go through `before` first."""
 
     def loss(layers, x):
-        return jnp.square(lax.scan(lambda x, w: (layer(x, w), None), x, before(layers))[0]).mean()
+        y, _ = lax.scan(lambda x, w: (layer(x, w), None), x, before(layers))
+        return jnp.square(y).mean()
 
     def step(layers, adam, x):
-        updates, adam = optimizer.update(jax.grad(loss)(layers, x), adam, layers)
+        gradients = jax.grad(loss)(layers, x)
+        updates, adam = optimizer.update(gradients, adam, layers)
         return optax.apply_updates(layers, updates), adam
 
     adam = optimizer.init(layers)
-    places = sharding, jax.tree.map(lambda a: sharding if a.ndim else replicated, adam)
+    of_adam = jax.tree.map(lambda moment: sharding if moment.ndim else replicated, adam)
+    of_state = sharding, of_adam
     jitted = jax.jit(
-        step, in_shardings=(*places, split), out_shardings=places, donate_argnums=(0, 1)
+        step,
+        in_shardings=(*of_state, split),
+        out_shardings=of_state,
+        donate_argnums=(0, 1),
     )
     return jitted.lower(layers, adam, x).compile()
 
@@ -249,8 +260,8 @@ def compile_step(sharding, layer, before=lambda layers: layers):
 ways = {
     "replicated": compile_step(replicated, layer),
     "gathered first": compile_step(rows, layer, before=gathered),
-    "gathered in the layer": compile_step(rows, lambda x, w: layer(x, gathered(w))),
-    "gathered again": compile_step(rows, jax.checkpoint(lambda x, w: layer(x, gathered(w)))),
+    "gathered in the layer": compile_step(rows, layer_gathered),
+    "gathered again": compile_step(rows, jax.checkpoint(layer_gathered)),
     "left to the compiler": compile_step(rows, layer),
 }
 lesson_16.memory_over_time(ways)
@@ -282,8 +293,7 @@ for each in after:
 #   are kept until the backward pass has used them.
 # - *Gathered again* drops the gathered layer. The backward pass gathers it once more, and computes
 #   the layer once more, too. (A policy as in lesson 13 avoids the second computation.)
-# - *Left to the compiler* needs the least: it keeps only the shards, and gathers each layer where
-#   it's used.
+# - *Left to the compiler* needs the least: it keeps only the shards, and gathers each layer where it's used.
 #
 # </details>
 #
