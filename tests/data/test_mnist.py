@@ -5,6 +5,7 @@ import hashlib
 import struct
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,34 +29,26 @@ def test_images_and_labels_come_back_as_written(tmp_path, array):
     file = tmp_path / "file.gz"
     checksum = write_idx(file, array)
     np.testing.assert_array_equal(read_idx(file, checksum), array)
-    whole = file.read_bytes()
-    for damaged in (whole[:-9], whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:]):
-        file.write_bytes(damaged)
-        with pytest.raises(UserError, match="is damaged: its MD5 is"):
-            read_idx(file, checksum)
+    with pytest.raises(UserError, match="is damaged: its MD5 is"):
+        read_idx(file, "0" * 32)
 
 
-def no_route(*_, **__):
-    raise RuntimeError("Error downloading train-images:\nTried https://a.example, got:\nno route to host")
-
-
-def read_only(*_, **__):
-    raise PermissionError(13, "Permission denied")
+NO_ROUTE = RuntimeError("Error downloading train-images:\nTried https://a.example, got:\nno route to host")
 
 
 @pytest.mark.parametrize(
-    ("dataset", "torchvision", "fragments"),
+    ("dataset", "error", "fragments"),
     [
         ("mnist", None, ["MNIST/raw: run pip install torchvision", "or use --dataset digits"]),
         ("fashion-mnist", None, ["FashionMNIST/raw: run pip"]),
-        ("mnist", no_route, ["MNIST/raw and could not be downloaded", "no route to host", "--dataset digits"]),
-        ("mnist", read_only, ["could not be downloaded ([Errno 13] Permission denied)"]),
+        ("mnist", NO_ROUTE, ["MNIST/raw and could not be downloaded", "no route to host", "--dataset digits"]),
+        ("mnist", PermissionError("no access"), ["could not be downloaded (no access)"]),
     ],
 )
-def test_missing_files_are_one_sentence(tmp_path, monkeypatch, dataset, torchvision, fragments):
-    """All of them, or one of four."""
-    module = torchvision and SimpleNamespace(datasets=SimpleNamespace(MNIST=torchvision))
-    monkeypatch.setitem(sys.modules, "torchvision", module)
+def test_missing_files_are_one_sentence(tmp_path, monkeypatch, dataset, error, fragments):
+    """All of them, or one of four; without torchvision, or with one that ends in an error."""
+    datasets = SimpleNamespace(MNIST=Mock(side_effect=error))
+    monkeypatch.setitem(sys.modules, "torchvision", error and SimpleNamespace(datasets=datasets))
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for files in ([], FILES[:3]):

@@ -5,8 +5,8 @@ nothing may skip.
 """
 
 import gzip
-import json
 
+import entry
 import numpy as np
 import pytest
 from launch import train
@@ -53,37 +53,27 @@ def test_checksums_are_torchvisions(torchvision_datasets, name):
     assert getattr(torchvision_datasets, name).resources == [*zip(FILES, CHECKSUMS[name], strict=True)]
 
 
-@pytest.fixture(scope="module")
-def unpacked_folder(mnist_folder, tmp_path_factory):
-    """MNIST as torchvision leaves it after a download."""
-    folder = tmp_path_factory.mktemp("unpacked")
-    raw = folder / "MNIST" / "raw"
+@pytest.mark.mnist
+def test_torchvisions_files_and_its_data_set_are_taken(mnist_folder, mnist, torchvision_datasets, tmp_path):
+    """The files unpacked, as it leaves them after a download; the data set with its transform."""
+    from torchvision.transforms import ToTensor
+
+    raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for name in FILES:
         packed = (mnist_folder / "MNIST" / "raw" / name).read_bytes()
         (raw / name.removesuffix(".gz")).write_bytes(gzip.decompress(packed))
-    return folder
-
-
-@pytest.mark.mnist
-def test_torchvisions_data_set_is_taken_with_its_transform(unpacked_folder, mnist, torchvision_datasets):
-    from torchvision.transforms import ToTensor
-
-    theirs = torchvision_datasets.MNIST(unpacked_folder, train=False, transform=ToTensor())
+    unpacked = load_data("mnist", str(tmp_path))
+    for one, other in zip(mnist.parts.values(), unpacked.parts.values(), strict=True):
+        np.testing.assert_array_equal(one.inputs, other.inputs)
+        np.testing.assert_array_equal(one.labels, other.labels)
+    theirs = torchvision_datasets.MNIST(tmp_path, train=False, transform=ToTensor())
     data = make_data_set({"train": theirs})
     batch = next(Batches(data.train, 100, shuffle_seed=1).epoch(0))
     images = mnist.test.inputs[batch.indices].transpose(0, 3, 1, 2)  # theirs are [b, 1, H, W], from 0 to 1
     np.testing.assert_allclose(batch.inputs, images / np.float32(255), rtol=1e-6)
     np.testing.assert_array_equal(batch.labels, mnist.test.labels[batch.indices])
     assert data.classes == tuple(theirs.classes)
-
-
-@pytest.mark.mnist
-def test_files_that_torchvision_unpacked_are_read_too(mnist, unpacked_folder, torchvision_datasets):
-    unpacked = load_data("mnist", str(unpacked_folder))
-    for one, other in zip(mnist.parts.values(), unpacked.parts.values(), strict=True):
-        np.testing.assert_array_equal(one.inputs, other.inputs)
-        np.testing.assert_array_equal(one.labels, other.labels)
 
 
 @pytest.mark.imdb
@@ -112,6 +102,6 @@ def test_training_reaches_its_accuracy(request, tmp_path, arguments, accuracy):
     metrics = tmp_path / "metrics.jsonl"
     done = train(*arguments, "--data-dir", folder, "--metrics-file", metrics, timeout=600)
     assert done.returncode == 0, done.stderr
-    epochs = [line for line in map(json.loads, metrics.read_text().splitlines()) if line["event"] == "epoch"]
+    epochs = entry.epochs_in(metrics)
     assert {epoch["test"]["examples"] for epoch in epochs} == {25_000 if "dtensor-data" in arguments else 10_000}
     assert max(epoch["test"]["accuracy"] for epoch in epochs) >= accuracy

@@ -24,7 +24,6 @@ def test_reviews_never_change(corpus):
     pairs = [pair for part in corpus.parts.values() for pair in zip(part.labels, part.texts, strict=True)]
     lines = [f"{label} {text}" for label, text in pairs]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == SHA256
-    assert [np.bincount(part.labels).tolist() for part in corpus.parts.values()] == [[2000, 2000], [500, 500]]
     assert len(set(lines)) == 5000
 
 
@@ -61,13 +60,6 @@ def test_the_vocabularies_have_their_limits():
     assert Tokens.fit(texts)(texts).max() < 8192
 
 
-@pytest.mark.parametrize("kind", [Tfidf, Tokens])
-def test_a_featurizer_made_of_its_fields_is_the_same(corpus, kind):
-    """As after reading an exported file, bit for bit."""
-    fitted = kind.fit(corpus.train.texts)
-    np.testing.assert_array_equal(kind(**vars(fitted))(corpus.test.texts), fitted(corpus.test.texts))
-
-
 def test_tokens_by_hand():
     assert split("I don't LIKE it.<br /><br />Caf\u00e9 no. 7, really?!") == [
         *("i", "don't", "like", "it", "caf\u00e9", "no", "7", "really", "?", "!")
@@ -79,7 +71,8 @@ def test_tokens_by_hand():
     assert (ids.shape, ids.dtype) == ((3, LENGTH), np.int32)
     assert ids[:, :4].tolist() == [[2, 2, 3, 0], [4, 3, 2, 0], [0, 0, 0, 0]]
     assert not ids[:, 4:].any()
-    assert tokens(["bad unheard film"])[0, :4].tolist() == [4, 1, 3, 0]
+    exported = Tokens(**vars(tokens))  # made of what a file keeps
+    assert exported(["bad unheard film"])[0, :4].tolist() == [4, 1, 3, 0]
 
 
 @pytest.mark.parametrize("length", [LENGTH, LENGTH + 1, 300])
