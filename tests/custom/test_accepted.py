@@ -1,8 +1,6 @@
 """Your model, loss, data and optimizer keep the promises, through evaluation, export and prediction too."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import re
 
@@ -12,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import small_job
 from flax import linen, nnx
 from marks import quick
 from points import DATA, Net, run
@@ -23,25 +22,14 @@ from pmapdp.export import export_run, load_exported
 from pmapdp.loss import MetricSums
 
 
-class LinenNet(linen.Module):
-    """As a program before NNX has it."""
-
-    @linen.compact
-    def __call__(self, x):
-        return linen.Dense(3)(linen.relu(linen.Dense(8)(x)))
-
-
 class Everything(nnx.Module):
-    """`[b, 6]` to three logits, through one of each, with constants: an attribute, NumPy's, a variable."""
+    """`[b, 6]` to three logits, through layers of each kind, with constants: an attribute, NumPy's, a variable."""
 
     def __init__(self, *, rngs):
-        self.embed = nnx.Embed(4, 8, rngs=rngs)
-        self.linen = nnx.bridge.lazy_init(nnx.bridge.ToNNX(LinenNet(), rngs=rngs), jnp.ones((1, 6)))
-        self.gru = nnx.RNN(nnx.GRUCell(8, 8, rngs=rngs), rngs=rngs)
+        self.linen = nnx.bridge.lazy_init(nnx.bridge.ToNNX(linen.Dense(3), rngs=rngs), jnp.ones((1, 6)))
+        self.gru = nnx.RNN(nnx.GRUCell(1, 8, rngs=rngs), rngs=rngs)
         self.attention = nnx.MultiHeadAttention(2, 8, dropout_rate=0.2, decode=False, rngs=rngs)
-        self.frozen = nnx.BatchNorm(8, use_running_average=True, rngs=rngs)
         self.norm = nnx.WeightNorm(nnx.Linear(8, 8, rngs=rngs), rngs=rngs)
-        self.nothing = nnx.Dropout(0.0, rngs=rngs)
         self.adapted = nnx.LoRALinear(8, 8, lora_rank=2, rngs=rngs)
         self.first, self.tied = nnx.Linear(8, 8, rngs=rngs), nnx.Linear(8, 8, rngs=rngs)
         self.tied.kernel = self.first.kernel
@@ -49,10 +37,8 @@ class Everything(nnx.Module):
         self.scale, self.shift, self.mask = jnp.float32(0.5), np.arange(8, dtype=np.float32), nnx.Variable(jnp.ones(8))
 
     def __call__(self, x):
-        tokens = (x > 0).astype(jnp.int32) + 2 * (x > 1).astype(jnp.int32)
-        h = self.gru(self.embed(tokens))
-        h = self.frozen(self.attention(h)).mean(1)
-        h = nnx.relu(self.adapted(self.nothing(self.norm(h))))
+        h = self.attention(self.gru(x[..., None])).mean(1)
+        h = nnx.relu(self.adapted(self.norm(h)))
         h = self.tied(nnx.tanh(self.first(self.mask * h + self.scale * self.shift)))
         return self.out(h) + self.linen(x)
 
@@ -83,27 +69,17 @@ def tokens(n, seed):
     return Split(inputs, {"next": labels, "size": lengths[:, 0] / 7})
 
 
-class Weighted(nnx.Module):
+class TwoArrays(small_job.Net):
     """A dictionary of `[b, 2]` and `[b, 4]` to three logits, with batch norm and dropout."""
 
-    def __init__(self, *, rngs, dtype, param_dtype):
-        types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.hidden, self.norm = nnx.Linear(6, 16, use_bias=False, **types), nnx.BatchNorm(16, **types)
-        self.dropout, self.out = nnx.Dropout(0.2, rngs=rngs), nnx.Linear(16, 3, **types)
-
     def __call__(self, x):
-        x = self.norm(self.hidden(jnp.concatenate([x["a"], x["b"]], 1)))
-        return self.out(self.dropout(nnx.relu(x)))
-
-
-def two_arrays(part):
-    weights = np.random.default_rng(3).uniform(0.5, 2, part.examples)
-    return Split({"a": part.inputs[:, :2], "b": part.inputs[:, 2:]}, part.labels, weights)
+        return super().__call__(jnp.concatenate([x["a"], x["b"]], 1))
 
 
 def one_by_one(part):
-    rows = zip(part.inputs["a"], part.inputs["b"], part.labels, part.weights, strict=True)
-    return [{"a": a, "b": b, "label": label, "weight": weight} for a, b, label, weight in rows]
+    weights = np.random.default_rng(3).uniform(0.5, 2, part.examples)
+    rows = zip(part.inputs, part.labels, weights, strict=True)
+    return [{"a": x[:2], "b": x[2:], "label": label, "weight": weight} for x, label, weight in rows]
 
 
 def noisy(inputs, key):
@@ -113,15 +89,10 @@ def noisy(inputs, key):
     return {"a": a, "b": inputs["b"] + 0.1 * jax.random.normal(noise, inputs["b"].shape)}
 
 
-def changed(make):
-    return {"data": DataSet(*(make(part) for part in (DATA.train, DATA.test)))}
-
-
-ARRAYS = changed(two_arrays)["data"]
-READ = {"data": DataSet(one_by_one(ARRAYS.train), one_by_one(ARRAYS.test), augment=noisy)}
+READ = {"data": DataSet(*(one_by_one(part) for part in DATA.parts.values()), augment=noisy)}
 ONE = {"strategy": "single", "devices": 1}
 CASES = {
-    "read one by one, weighted, augmented": (Weighted, READ, {"dtype": "float64"}),
+    "read one by one, weighted, augmented": (TwoArrays, READ, {"dtype": "float64"}),
     "tokens and two targets": (Tokens, {"data": DataSet(tokens(90, 1), tokens(30, 2))}, {"dtype": "float64"}),
     "every layer": (Everything, {}, {"optimizer": "sgd"}),  # Adam would amplify the rounding of attention's key bias
 }
@@ -149,19 +120,16 @@ def test_a_weight_of_two_counts_as_two_examples(capsys):
     """Gradients, moments of batch norm and metrics; one update of all examples in float64, within 1e-10. The accuracy
     has a name of its own, and the header says so."""
 
-    class WithoutDropout(Weighted):
+    class WithoutDropout(small_job.Net):
         def __call__(self, x):
-            return self.out(nnx.relu(self.norm(self.hidden(jnp.concatenate([x["a"], x["b"]], 1)))))
+            return self.out(nnx.relu(self.norm(self.hidden(x))))
 
     x, labels, weights = np.random.default_rng(3).normal(size=(12, 6)), np.arange(12) % 3, np.arange(12) % 2 + 1
-    once, twice = two_arrays(Split(x, labels)), two_arrays(Split(x.repeat(weights, 0), labels.repeat(weights)))
+    once, twice = Split(x, labels, weights), Split(x.repeat(weights, 0), labels.repeat(weights))
     settings = {"dtype": "float64", "optimizer": "sgd"} | ONE
     weighted, repeated = (
         run(WithoutDropout, {"data": DataSet(part)}, global_batch_size=part.examples, best=best, **settings)
-        for part, best in (
-            (once._replace(weights=weights), "highest:weighted_accuracy"),
-            (twice._replace(weights=None), "highest:accuracy"),
-        )
+        for part, best in ((once, "highest:weighted_accuracy"), (twice, "highest:accuracy"))
     )
     for arrays in ("params", "model_state"):
         states = (getattr(result.state, arrays) for result in (weighted, repeated))
@@ -187,7 +155,8 @@ class Signs(Net):
         return {"probability": 1 / (1 + jnp.exp(-self(x)))}
 
 
-SIGNS = {"model": Signs} | changed(lambda part: part._replace(labels=(part.inputs[:, :3] > 0).astype(np.int32)))
+ARE_POSITIVE = (Split(part.inputs, (part.inputs[:, :3] > 0).astype(np.int32)) for part in DATA.parts.values())
+SIGNS = {"model": Signs, "data": DataSet(*ARE_POSITIVE)}
 
 
 def test_your_loss_is_evaluated_exported_and_asked(tmp_path, monkeypatch):
@@ -214,18 +183,18 @@ def moved(inputs, key):
     return inputs + 0.1 * jax.random.normal(key, inputs.shape)
 
 
-def test_with_a_validation_set_and_without_any(tmp_path):
+def test_with_a_validation_set_and_without_any(tmp_path, capsys):
     """It's measured in place of the test set, which waits for `evaluate`; without either the figures of training count.
     The header names the loss with what is around it."""
     workdir, data = str(tmp_path / "run"), DataSet(DATA.train, DATA.test, ("a", "b", "c"), DATA.train, moved)
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
-        epoch = run(own={"data": data}, workdir=workdir, **ONE).epochs[0]
-        alone = run(own={"data": DataSet(DATA.train)}, **ONE).epochs[0]
-    assert "100 to train, 40 to test, 100 to validate" in shown.getvalue()
-    assert "validation accuracy: best" in shown.getvalue()
-    assert "loss     augmented(cross_entropy(label_smoothing=0.1), moved)\n" in shown.getvalue()
+    epoch = run(own={"data": data}, workdir=workdir, **ONE).epochs[0]
+    alone = run(own={"data": DataSet(DATA.train)}, **ONE).epochs[0]
+    shown = capsys.readouterr().out
+    assert "100 to train, 40 to test, 100 to validate" in shown
+    assert "validation accuracy: best" in shown
+    assert "loss     augmented(cross_entropy(label_smoothing=0.1), moved)\n" in shown
     assert (epoch["validation"]["examples"], "test" in epoch, "test" in alone) == (100, False, False)
-    assert f"train accuracy: best {alone['train']['accuracy']:.4f} (epoch 1)" in shown.getvalue()
+    assert f"train accuracy: best {alone['train']['accuracy']:.4f} (epoch 1)" in shown
     assert evaluate_run(workdir, model=Net, data=data)[0]["examples"] == 40
     with pytest.raises(UserError, match="arrays has no test set to evaluate on: give one"):
         evaluate_run(workdir, model=Net, data=DataSet(DATA.train))
@@ -262,25 +231,16 @@ def test_a_run_with_values_is_resumed_with_them_alone(tmp_path):
         evaluate_run(settings["workdir"], model=Net, data=DATA)
 
 
-class OfOneSize(Net):
-    """Runs, and can't be exported for any number of inputs."""
-
-    def __call__(self, x):
-        return super().__call__(x).reshape(len(x), -1)
-
-
-class AnswersOneSize(Signs):
-    """Trains, and can't be asked for any number of answers."""
-
-    def predict(self, x):
-        return x.reshape(len(x), -1)
+# They train, and can't be exported for any number of inputs: `len` is of one size.
+ONE_SIZE = type("OneSize", (Net,), {"__call__": lambda self, x: Net.__call__(self, x).reshape(len(x), -1)})
+ONE_ANSWER = type("OneAnswer", (Signs,), {"predict": lambda self, x: x.reshape(len(x), -1)})
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (SIGNS | {"model": AnswersOneSize}, "warning: the model cannot be exported for any number of inputs ("),
-        ({"model": OfOneSize}, "warning: the model cannot be exported for any number of inputs ("),
+        (SIGNS | {"model": ONE_ANSWER}, "warning: the model cannot be exported for any number of inputs ("),
+        ({"model": ONE_SIZE}, "warning: the model cannot be exported for any number of inputs ("),
         ({"optimizer": lambda rate: optax.contrib.schedule_free(optax.sgd(rate), rate, 0.9)}, "schedule_free_eval_par"),
         ({}, ""),
     ],

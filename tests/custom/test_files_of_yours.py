@@ -7,23 +7,14 @@ import re
 import entry
 import numpy as np
 import pytest
-from points import DATA
+import small_job
 
 from pmapdp.train import load_run
 
 FILE = """
 import os
-import jax.numpy as jnp
-import numpy as np
 import optax
-from flax import nnx
-
-class Net(nnx.Module):
-    def __init__(self, *, rngs):
-        self.hidden, self.out = nnx.Linear(6, 8, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
-
-    def __call__(self, x):
-        return self.out(nnx.relu(self.hidden(x)))
+from points import Net
 
 def make(schedule):
     return optax.chain(optax.clip(1.0), optax.adam(schedule, mu_dtype="bfloat16"))
@@ -35,49 +26,41 @@ os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "sub"))
 """
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "my.py").write_text(FILE)
-    arrays = {f"{name}_inputs": part.inputs for name, part in DATA.parts.items()}
-    arrays |= {f"{name}_labels": part.labels for name, part in DATA.parts.items()}
-    np.savez(tmp_path / "points.npz", **arrays, classes=["a", "b", "c"])
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-TRAIN = ["train", "--model", "my.py:Net", "--dataset", "points.npz", "--global-batch-size", 20, "--strategy", "single"]
+TRAIN = ["train", "--model", "my.py:Net", "--dataset", "data.npz", "--global-batch-size", 18, "--strategy", "single"]
 TRAIN += ["--no-compile-cache", "--no-progress", "--optimizer", "my.py:make", "--schedule", "my.py:rate"]
 
 
-def test_they_train_resume_evaluate_and_export(folder, monkeypatch):
+def test_they_train_resume_evaluate_and_export(tmp_path, monkeypatch):
     """Every path is meant from where the command was started, also if the file changes the current folder; moments of
     16 bits are kept too."""
-    arguments = [*TRAIN, "--trainable", "out", "--epochs", 2, "--workdir", "run", "--metrics-file", "metrics.jsonl"]
+    arguments = [*TRAIN, "--trainable", "head", "--epochs", 2, "--workdir", "run", "--metrics-file", "metrics.jsonl"]
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "my.py").write_text(FILE)
+    small_job.write_data(tmp_path)
     shown = []
     for command in (
         [*arguments, "--steps", 3],
         arguments,
         ["evaluate", "run", "--json"],
         ["export", "run", "model.zip"],
-        ["evaluate", "model.zip", "--dataset", "points.npz", "--json"],
+        ["evaluate", "model.zip", "--dataset", "data.npz", "--json"],
     ):
-        monkeypatch.chdir(folder)
+        monkeypatch.chdir(tmp_path)
         done = entry.run_command(*command)
         assert done.status == 0, done.err
         shown.append(done.out)
     assert "restored from the checkpoint of step 3" in shown[1]
     accuracy = pytest.approx(float(re.search(r"last (0\.\d+)", shown[1])[1]), abs=1e-4)
     assert [json.loads(each)["test"]["accuracy"] for each in (shown[2], shown[4])] == [accuracy] * 2
-    config, state, last = load_run(folder / "run")
-    assert (config.optimizer, config.trainable) == (f"{folder}/my.py:make", ("out",))
-    assert last["learning_rate"] == pytest.approx(0.01 * 0.9**9)
-    assert {leaf.dtype for leaf in state.optimizer_state[1][0].mu["out"].values()} == {np.dtype("bfloat16")}
-    there = set(os.listdir(folder)) - {"__pycache__"}  # Python's own
-    assert there == {"metrics.jsonl", "model.zip", "my.py", "points.npz", "run", "sub"}
-    assert os.listdir(folder / "sub") == []
-    np.savez("../points.npz", **{**np.load("../points.npz"), "test_labels": np.zeros(40, int)})
-    for command in (["evaluate", folder / "run"], ["export", folder / "run", "model.zip"]):
+    config, state, last = load_run(tmp_path / "run")
+    assert (config.optimizer, config.trainable) == (f"{tmp_path}/my.py:make", ("head",))
+    assert last["learning_rate"] == pytest.approx(0.01 * 0.9**7)
+    assert {leaf.dtype for leaf in state.optimizer_state[1][0].mu["head"].values()} == {np.dtype("bfloat16")}
+    there = set(os.listdir(tmp_path)) - {"__pycache__"}  # Python's own
+    assert there == {"metrics.jsonl", "model.zip", "my.py", "data.npz", "run", "sub"}
+    assert os.listdir(tmp_path / "sub") == []
+    np.savez("../data.npz", **{**np.load("../data.npz"), "test_labels": np.zeros(29, int)})
+    for command in (["evaluate", tmp_path / "run"], ["export", tmp_path / "run", "model.zip"]):
         done = entry.run_command(*command)
         assert done.status == 2
         assert "differs in the content of the data" in done.err
