@@ -65,8 +65,8 @@ def listing(name: str) -> str:
 def difference(earlier: str, later: str) -> str:
     """The lines that change from one script to the next, with one line around them, marked by + and -."""
     changes = difflib.unified_diff(program(earlier).splitlines(), program(later).splitlines(), n=1, lineterm="")
-    lines = ["" if line.startswith("@@") else line for line in list(changes)[3:] if line[1:].strip()]
-    return "\n".join(["```diff", *lines, "```"])
+    text = "\n".join("" if line.startswith("@@") else line for line in list(changes)[3:]).rstrip()
+    return re.sub(r"\n([ +-]?\n)+", "\n\n", f"```diff\n{text}\n```")  # one empty line at a time, without a mark
 
 
 def minutes(notebook) -> tuple[int, int]:
