@@ -42,12 +42,6 @@ def sharded(step, **more):
     return jax.jit(jax.shard_map(step, mesh=MESH, in_specs=(P(), P("i")), out_specs=P(), **more))
 
 
-def float32(w, batch, average=alone):
-    """The same in float32, whatever the types of the arguments are."""
-    w, loss = descend(w.astype("f4"), jax.tree.map(lambda x: x.astype("f4"), batch), average)
-    return w, loss
-
-
 def on_pmap(step, **changes):
     """The step on all devices, averaging over them."""
     changes = {"average": mean} | changes

@@ -1,15 +1,18 @@
 """Steps of a few lines, each with the causes that `verify` may name, and what the report says."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from marks import quick
+from pmap_programs import load
 from steps import BATCH, MESH, RANDOM, W, alone, descend, loss_of, mean, on_pmap, sharded, total
 
-from pmapdp.verify import Layout, verify
+from pmapdp.verify import Layout, old_program, verify
 
 
 def tracker():
@@ -43,6 +46,19 @@ def on_the_host():
     return {"reference": descend, "step": jax.jit(descend), "state": np.ones((40, 20)), "batch": wide, "layout": layout}
 
 
+def accumulation():
+    """A sum in place of a mean after a loop over micro-batches. The program clips, which hides the factor."""
+    module, wrong = load("accumulation"), load("accumulation", {"lax.pmean((": "lax.psum(("})
+
+    def step(state, batch, module=module):
+        *state, loss = module.update_fn(*state, batch)
+        return tuple(state), loss
+
+    step_of_all = jax.pmap(functools.partial(step, module=wrong), "batch")
+    given = {"reference": old_program(step, "batch", groups=8), "step": step_of_all}
+    return given | {"state": module.init(jax.random.PRNGKey(0)), "batch": next(module.batches(1, 64))}
+
+
 TABLE = {  # a program, the causes that may be named, and what is said
     "psum under check_vma": (
         lambda: {"reference": descend, "state": W, "layout": "sharded",
@@ -53,10 +69,11 @@ TABLE = {  # a program, the causes that may be named, and what is said
         late, {"unknown"}, ["from update 2 on", "the devices hold the same values", "docs/mistakes.md"]),
     "on the host": (
         on_the_host, {"every device computes everything"}, ["The busiest device makes 100% of", "its part would be"]),
+    "a sum of accumulated gradients": (accumulation, {"unknown", "scaled metrics"}, ["docs/mistakes.md", "8 times"]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TABLE)
+@quick(4, "name", TABLE)
 def test_no_cause_is_named_but_these(name):
     program, causes, said = TABLE[name]
     report = verify(**{"batch": BATCH} | program())

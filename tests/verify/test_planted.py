@@ -12,34 +12,28 @@ from pmapdp.verify import VerificationError, verify
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 # The first line of each cause; benchmarks/verify_matrix.py plants them all, under each way and update rule.
 FIRST = [plant for n, plant in enumerate(PLANTS) if plant.cause not in {other.cause for other in PLANTS[:n]}]
-BY_TURNS = [(plant, plant.under[number % len(plant.under)]) for number, plant in enumerate(FIRST)]
-BY_TURNS.sort(key=lambda each: each[0].cause != "no all-reduce")
+CASES = [(plant.under[number % len(plant.under)], [plant], {}) for number, plant in enumerate(FIRST)]
+CASES += [
+    ("pmap", [], {"norm": True}),
+    ("shard_map", [], {"key": "none", "sums": True}),
+    ("jit", [], {"optimizer": "adamw"}),
+    ("pmap", [], {"optimizer": "momentum in bfloat16", "key": "state"}),
+    # No device makes the update of its examples alone here, and only Adam's first moments have the right mean.
+    ("pmap", PLANTS[:1], {"optimizer": "adam", "norm": True}),
+]
+CASES.sort(key=lambda case: case[2] != {"norm": True} and [each.cause for each in case[1]] != ["no all-reduce"])
 
 
-@quick(1, ("plant", "way"), BY_TURNS)
-def test_a_planted_line_is_found_by_its_name(plant, way):
-    report = verify(**given(way, plant))
-    assert report.causes == [plant.cause], str(report)
-    with pytest.raises(VerificationError):
-        report.require()
-
-
-RIGHT = [("pmap", {"norm": True}), ("shard_map", {"key": "none", "sums": True}), ("jit", {"optimizer": "adamw"})]
-RIGHT += [("pmap", {"optimizer": "momentum in bfloat16", "key": "state"})]
-
-
-@quick(1, ("way", "options"), RIGHT)
-def test_the_program_as_it_is_passes(way, options):
-    report = verify(**given(way, **options), float64=len(options) == 1)
-    assert report.ok, str(report)
-    assert report.updates == dict.fromkeys((1, 2, 3, 4), (4,))
-
-
-@pytest.mark.slow
-def test_a_missing_all_reduce_under_adam_with_global_batch_norm_is_seen_in_the_moments():
-    """No device makes the update of its examples alone there, and only Adam's first moments have the right mean."""
-    report = verify(**given("pmap", PLANTS[0], optimizer="adam", norm=True))
-    assert report.causes == ["no all-reduce"], str(report)
+@quick(2, ("way", "plants", "options"), CASES)
+def test_a_planted_line_is_found_by_its_name_and_the_program_as_it_is_passes(way, plants, options):
+    report = verify(**given(way, *plants, **options), float64=bool(plants) or len(options) == 1)
+    assert report.causes == [plant.cause for plant in plants], str(report)
+    if plants:
+        with pytest.raises(VerificationError):
+            report.require()
+    else:
+        assert report.ok, str(report)
+        assert report.updates == dict.fromkeys((1, 2, 3, 4), (4,))
 
 
 def test_the_page_is_made_from_the_catalogue(capsys):

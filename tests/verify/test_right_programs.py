@@ -8,6 +8,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from marks import quick
+from pmap_programs import load
 from steps import BATCH, MESH, RANDOM, W, descend, loss_of, mean, sharded
 
 from pmapdp.verify import Layout, old_program, one_device, verify
@@ -112,18 +113,15 @@ def mixed_precision():
 
 
 def without_a_batch():
-    """Each device has environments and a key of its own, as in reinforcement learning, and returns them."""
+    """Each device has environments of its own, as in reinforcement learning, and returns them."""
 
     def step(state):
-        w, environments, key = state
-        key, now = jax.random.split(key)
-        targets = jax.random.normal(now, environments.shape[:1])
-        loss, gradient = mean(jax.value_and_grad(loss_of)(w, {"x": environments, "y": targets}))
-        return (w - 0.1 * gradient, environments + w, key), loss
+        w, environments = state
+        loss, gradient = mean(jax.value_and_grad(loss_of)(w, {"x": environments, "y": 1}))
+        return (w - 0.1 * gradient, environments + w), loss
 
-    state = (W, RANDOM.normal(size=(8, 4, 5)).astype(np.float32), jax.random.split(jax.random.PRNGKey(2), 8))
-    given = {"reference": old_program(step, "i", groups=8), "step": jax.pmap(step, "i"), "per_device": ["/1", "/2"]}
-    return given | {"state": state, "batch": None}
+    given = {"reference": old_program(step, "i", groups=8), "step": jax.pmap(step, "i"), "per_device": "/1"}
+    return given | {"state": (W, RANDOM.normal(size=(8, 4, 5)).astype(np.float32)), "batch": None}
 
 
 def three_updates_in_a_scan():
@@ -137,9 +135,18 @@ def three_updates_in_a_scan():
     return given | {"batch": batches, "batch_axis": 1}
 
 
+def pmap_as_in_hugging_face():
+    """Weighted tokens, and a dropout key of each device in the state, compared with itself on 8 groups."""
+    module = load("hugging_face_tokens")
+    state = module.create_state()
+    given = {"state": state.replace(dropout_rng=jax.random.split(state.dropout_rng, 8)), "per_device": ["dropout_rng"]}
+    given |= {"reference": old_program(module.train_step, "batch", groups=8), "batch": next(module.batches(1, 32))}
+    return given | {"step": jax.pmap(module.train_step, "batch")}
+
+
 PROGRAMS = [
     shard_map_on_a_mesh_of_its_own, jit_with_nnx, zero_1, a_ragged_batch_padded_by_the_layout, mixed_precision,
-    without_a_batch, three_updates_in_a_scan,
+    without_a_batch, three_updates_in_a_scan, pmap_as_in_hugging_face,
 ]  # fmt: skip
 
 

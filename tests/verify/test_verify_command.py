@@ -6,6 +6,7 @@ import sys
 import types
 from pathlib import Path
 
+import entry
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +17,7 @@ from jax import lax
 from marks import quick
 from steps import BATCH, W, loss_of
 
-from pmapdp import cli
 from pmapdp.verify import one_device, verify
-from pmapdp.verify.__main__ import main
 
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "sum_of_means.py").read_text()
 FILE = """
@@ -39,13 +38,12 @@ def misspelt():
         ("step.py:broken --json step.py", 2, "is a file of another kind, which would be lost"),
     ],
 )
-def test_the_command_verifies_a_file_and_writes_the_report(capsys, monkeypatch, tmp_path, target, status, said):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_verifies_a_file_and_writes_the_report(folder, target, status, said):
     Path("step.py").write_text(FILE)
     Path("example.py").write_text(EXAMPLE)
-    assert cli.run(main, ["--json", "report.json", *target.split()]) == status
-    captured = capsys.readouterr()
-    assert said in " ".join((captured.out + captured.err).split())
+    done = entry.run_command("verify", "--json", "report.json", *target.split())
+    assert done.status == status
+    assert said in " ".join((done.out + done.err).split())
     if target == "example.py:check":
         assert json.loads(Path("report.json").read_text())["causes"][0] == "sum for mean"
     assert Path("step.py").read_text() == FILE
