@@ -182,11 +182,15 @@ MISTAKES = [
     (["compare", "--strategies", "pmapp"], ["'pmapp'", "'pmap'"]),
     (["compare", "--steps", "1"], ["single update", "time"]),
     (["compare", "old.py:program"], ["old.py:program", "alone"]),
+    (["compare", "--json", "both", "--html", "both"], ["/both", "name two files"]),
     (["compare", "--html", "/proc/nowhere/page.html"], ["/proc/nowhere/page.html", "cannot be written"]),
     (["verify", "nowhere.py:step"], ["nowhere.py", ".py"]),
     (["verify", "nets.py:step"], ["'step'", "Net"]),
     (["port", "nowhere.py"], ["nowhere.py", "train.py"]),
     (["scaling", "--devices", "0"], ["0", "8192"]),
+    (["scaling", "--devices", "12"], ["whole groups of 8", "--devices 8"]),
+    (["scaling", "--hardware", "h10"], ["'h10'", "'h100'"]),
+    (["scaling", "--utilization", "nan"], ["nan", "--utilization 0.15"]),
 ]
 
 

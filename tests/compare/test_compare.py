@@ -13,7 +13,6 @@ import port_example
 import pytest
 from launch import CALLERS, python
 
-from pmapdp import cli
 from pmapdp.compare import __main__ as command
 from pmapdp.compare import pitfalls, programs, strategies
 from pmapdp.compare.page import make_page
@@ -179,19 +178,3 @@ def test_what_fails_in_a_process_is_one_sentence():
     done = python("-m", "pmapdp.compare", *JOB, "--devices", "2", "--learning-rate", "1e30")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.splitlines()[-1].startswith("error: the loss is ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--global-batch-size", "5000"], "the training set of digits has 1437"),
-        (["--json", "both", "--html", "both"], "/both: name two files"),
-    ],
-)
-def test_bad_input_gets_one_sentence(arguments, words, capsys, monkeypatch):
-    """More of it is in `test_mistakes.py`."""
-    monkeypatch.setattr(strategies, "in_new_process", lambda function, *values: function(*values))
-    assert cli.run(command.main, arguments) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert said[-1].startswith("error: ")
-    assert words in said[-1]

@@ -206,18 +206,7 @@ def metric_of_one_device():
     yield jax.pmap(lambda x: x.sum())(x)
 
 
-def gradient_sums():
-    gradient = lambda reduce, w, x: reduce(jax.grad(lambda w: (w * x).mean())(w), "batch")  # noqa: E731
-    w, x = np.float32(1), X[:, 0]
-    yield N * x.mean()  # psum-gradients, and check-vma
-    yield pmap(partial(gradient, lax.psum), w, x.reshape(N, 2), in_axes=(None, 0), out_axes=None)
-    yield shard_map(partial(gradient, lax.pmean), P(), SPLIT, out_specs=P(), check_vma=True)(w, x)
-    yield N * shard_map(partial(gradient, lax.pmean), P(), SPLIT, out_specs=P())(w, x)
-    cast = lambda w, x: gradient(lax.pmean, lax.pcast(w, "batch", to="varying"), x)  # noqa: E731
-    yield N * shard_map(cast, P(), SPLIT, out_specs=P(), check_vma=True)(w, x)  # pvary
-
-
-EQUAL = (scan_over_batches, batch_norm, dynamic_scale, groups, metric_of_one_device, gradient_sums)
+EQUAL = (scan_over_batches, batch_norm, dynamic_scale, groups, metric_of_one_device)
 
 
 @pytest.mark.parametrize("results", EQUAL, ids=lambda results: results.__name__)
@@ -256,5 +245,5 @@ def test_the_first_row_of_a_stacked_array_is_sent_to_every_device():
 
 def test_old_checkpoints_load(tmp_path):
     checkpoints.save_checkpoint(tmp_path, jax_utils.unreplicate(jax_utils.replicate({"w": W})), 1)
-    same(checkpoints.restore_checkpoint(tmp_path, {"w": np.zeros(3, np.float32)}), {"w": W})
-    same(checkpoints.restore_checkpoint(tmp_path, None), {"w": W})
+    for target in ({"w": np.zeros(3, np.float32)}, None):
+        same(checkpoints.restore_checkpoint(tmp_path, target), {"w": W})

@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import entry
 import jax
 import numpy as np
 import pytest
 from pmap_programs import FOLDER, NAMES
 
-from pmapdp import cli
-from pmapdp.port.__main__ import main, report_program
+from pmapdp.port.__main__ import report_program
 from pmapdp.port.find import BY_NAME, STATUS, is_missing
 
 LESSON_12 = FOLDER.parents[1] / "lessons" / "program" / "12_old_pmap.py"
@@ -186,36 +186,31 @@ def test_the_programs_of_tests_and_lesson_12(name, tmp_path):
         assert (report["verify"]["harness"], len(report["verify"]["questions"])) != ("", 0)
 
 
-def run(capsys, *arguments) -> tuple[int, str, str]:
-    status = cli.run(main, [str(each) for each in arguments])
-    said = capsys.readouterr()
-    return status, said.out, said.err
-
-
-def test_status_1_if_a_line_fails_and_fine_lines_only_with_all(tmp_path, capsys):
+def test_status_1_if_a_line_fails_and_fine_lines_only_with_all(tmp_path):
     path = tmp_path / "old.py"
     path.write_text("import jax\nraise SystemExit('this is never run')\njax.tree_map(f, jax.pmap(f, 'i')(x))\n")
-    status, out, err = run(capsys, path)
+    status, out, err = entry.run_command("port", path)
     assert (status, err.count("\n"), f"first {path}:3 (tree-map): gone" in err) == (1, 1, True)
     assert "  gone   tree-map" in out
     assert "docs/porting.md#tree-map" in out
     assert "fine   pmap" not in out
-    assert "fine   pmap" in run(capsys, path, "--all")[1]
+    assert "fine   pmap" in entry.run_command("port", path, "--all").out
     keys = {"path", "line", "construct", "code", "status", "today", "shard_map", "jit", "link"}
-    assert {frozenset(line) for line in json.loads(run(capsys, path, "--json")[1])["lines"]} == {frozenset(keys)}
+    lines = json.loads(entry.run_command("port", path, "--json").out)["lines"]
+    assert {frozenset(line) for line in lines} == {frozenset(keys)}
     path.write_text("x = 1\n")
-    assert run(capsys, path) == (0, "No construct of pmap was found.\n", "")
+    assert entry.run_command("port", path) == (0, "No construct of pmap was found.\n", "")
 
 
-def test_what_cannot_be_read_is_said(tmp_path, capsys):
+def test_what_cannot_be_read_is_said(tmp_path):
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "empty").mkdir()
     broken = {"b": b"import jax\nprint 'old'\n", "c": bytes(range(256)), ".hidden/d": b"print 'old'"}
     for name, source in ({"a": b"import jax\njax.pmap\n"} | broken).items():
         (tmp_path / f"{name}.py").write_bytes(source)
-    status, out, _ = run(capsys, tmp_path)
+    status, out, _ = entry.run_command("port", tmp_path)
     assert (status, [name for name in "abcd" if f"{name}.py can't be read" in out]) == (0, ["b", "c"])
     said = {"b.py": "can't be read", "no.py": "is no Python file or folder", "empty": "holds no Python"}
     for name, words in said.items():
-        status, out, err = run(capsys, tmp_path / name)  # the one that was named
+        status, out, err = entry.run_command("port", tmp_path / name)  # the one that was named
         assert (status, out, err.count("\n"), words in err) == (2, "", 1, True)
