@@ -123,6 +123,13 @@ def compilations():
 
 
 @pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder, the current one during the test."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def float64():
     """JAX computes with 64 bits during the test."""
     jax.config.update("jax_enable_x64", True)

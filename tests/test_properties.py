@@ -142,6 +142,7 @@ def exported_model():
 
 def require_same_model(found, right):
     assert found.metadata == right.metadata
+    assert found.model.mlir_module_serialized == right.model.mlir_module_serialized
     for name, array in right.arrays.items():
         np.testing.assert_array_equal(found.arrays[name], array)
 

@@ -65,14 +65,13 @@ def test_for_people(run):
     assert second == "360 examples of digits, after 12 updates"
 
 
-def test_code_that_a_file_names_is_not_run(tmp_path, monkeypatch):
+def test_code_that_a_file_names_is_not_run(folder):
     """An exported model of data from a Python file is evaluated on that only if you name the file yourself."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data.py").write_text(DATA)
+    (folder / "data.py").write_text(DATA)
     config = Config(strategy="single", dataset="data.py:make", epochs=1, workdir="run", progress=False)
     train(config, model=points.Net)
     export_run("run", "model.zip", model=points.Net)
-    assert str(tmp_path).encode() not in (tmp_path / "model.zip").read_bytes()
+    assert str(folder).encode() not in (folder / "model.zip").read_bytes()
     os.remove("ran")
     done = entry.run_command("evaluate", "model.zip")
     sentence = "error: model.zip was trained on data of yours, data.py:make: name it, as in --dataset my_data.npz\n"
@@ -85,16 +84,13 @@ def test_code_that_a_file_names_is_not_run(tmp_path, monkeypatch):
     ("arguments", "sentence"),
     [
         (["FILE", "--strategy", "jit"], "FILE is an exported model, for one device and of one epoch: leave out --best"),
-        (["FILE", "--best"], "FILE is an exported model, for one device and of one epoch: leave out --best"),
         (["FILE", "--dataset", "rows.npz"], "the model takes {'dtype': 'uint8', 'shape': ['batch', 28, 28, 1]}"),
         (["FILE", "--dataset", "eleven.npz"], "the test labels are from 0 to 10, and the model has 10 logits"),
         (["FILE", "--dataset", "reviews"], "the model takes no texts: give the data of its training"),
         (["RUN", "--dataset", "digits"], "RUN is a run, which knows its data: leave out --dataset"),
-        (["RUN", "--devices", "-1"], "--devices -1 must be at least 1"),
     ],
 )
-def test_mistakes(run, tmp_path, monkeypatch, arguments, sentence):
-    monkeypatch.chdir(tmp_path)
+def test_mistakes(run, folder, arguments, sentence):
     rows, labels = np.zeros((20, 6), np.float32), np.arange(20, dtype=np.int32) % 10
     np.savez("rows.npz", train_inputs=rows, train_labels=labels, test_inputs=rows, test_labels=labels)
     images, eleven = np.zeros((20, 28, 28, 1), np.uint8), np.arange(20) % 11
