@@ -61,7 +61,6 @@ PMAPS = [
 LINES = [
     ("y = jax.lax.psum(x, axis_name='i')", ["psum"]),
     ("y = jax.lax.psum(1, 'i')", ["psum-one"]),
-    ("y = jax.lax.psum(x, 'an axis of vmap')", []),
     ("y = jax.lax.psum(grads, 'i')", ["psum-gradients"]),
     ("y = jax.lax.all_gather(x, 'i', axis_index_groups=g)", ["all-gather", "axis-groups"]),
     ("k = jax.random.fold_in(k, jax.lax.axis_index('i'))", ["fold-in", "axis-index"]),
@@ -78,7 +77,6 @@ LINES = [
     ("k = jax.random.split(k, 4 * n_devices).reshape(n_devices, -1)", ["prng-key"]),
     ("b = batch_size // jax.process_count()", ["hosts"]),
     ("epoch = int(steps * jax.process_count() / len(data)); first = offset // jax.process_count()", []),
-    ("y = p(x); z = y['loss'][0]", ["first-copy"]),
     ("y = jax.tree_util.tree_map(lambda x: x[0], p(x))", ["first-copy"]),
     ("y = jax.tree.map(lambda x: x[0], batch)", []),
     ("def save(state): return jax.tree_map(lambda x: x[0], state)", ["first-copy", "tree-map"]),

@@ -30,14 +30,13 @@ TREES = replace(RINGS, trees=True)
 def test_ring_costs_what_its_messages_cost(N):
     """A ring all-reduce of `[N, N, 4]` (device, part), carried out; each device sends a part to its right neighbour."""
     parts = np.random.default_rng(N).integers(0, 100, (N, N, 4)).astype(float)
-    held, messages = parts.copy(), 0
-    for step in range(2 * (N - 1)):
+    held, messages = parts.copy(), 2 * (N - 1)
+    for step in range(messages):
         sent = [(d - step) % N if step < N - 1 else (d + N - step) % N for d in range(N)]
         packets = [held[d, part].copy() for d, part in enumerate(sent)]
         for d, part in enumerate(sent):
             receiver = (d + 1) % N
             held[receiver, part] = packets[d] + (held[receiver, part] if step < N - 1 else 0)
-        messages += 1
     np.testing.assert_array_equal(held, np.broadcast_to(parts.sum(0), held.shape))
     seconds = messages * (RINGS.latency + parts[0, 0].nbytes / RINGS.bandwidth)
     assert 2 * reduce_scatter_at(parts[0].nbytes, N, RINGS) == pytest.approx(seconds, rel=1e-12)

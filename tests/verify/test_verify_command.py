@@ -34,7 +34,6 @@ def misspelt():
         ("example.py:check", 1, "use lax.pmean in place of lax.psum"),
         ("step.py:broken", 1, "step.py:3 in <lambda>: ZeroDivisionError"),
         ("step.py:misspelt", 1, "step.py:misspelt fails: it raises an error, TypeError: missing"),
-        ("step.py:broken --devices 0", 2, "0 devices cannot be simulated"),
         ("step.py:broken --json step.py", 2, "is a file of another kind, which would be lost"),
     ],
 )
