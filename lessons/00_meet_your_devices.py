@@ -17,9 +17,9 @@
 #
 # You want to train on eight GPUs, and all you have is a laptop. That's enough to start, because JAX can pretend that
 # one CPU is eight devices. You can split arrays over them, average gradients, lose a process, and make every mistake in
-# this course, and you'll see what you'd see on eight GPUs, except that nothing gets faster. In this lesson you'll get
-# your eight devices and put arrays on them, and you'll meet the one mistake that leaves you with a single device and no
-# error.
+# this course. Right programs give the results they'd give on eight GPUs, and wrong ones go wrong in the same way. Only
+# the speed and the memory are different. In this lesson you'll get your eight devices and put arrays on them, and
+# you'll meet the one mistake that leaves you with a single device and no error.
 #
 # **You will** start JAX with eight simulated devices, say which device holds an array and which one computes, and know
 # what a simulation can't tell you. 15 minutes, 30 with exercises. You need Python and NumPy.
@@ -27,8 +27,8 @@
 # %% [markdown]
 # ## Eight devices, please
 #
-# A **device** is what JAX keeps arrays on and computes with: a GPU, a TPU, or a CPU. JAX looks for its devices once, at
-# the first call that needs one, and after that their number is fixed. So ask before you do anything else:
+# JAX keeps its arrays on **devices**, and computes there. A device is a GPU, a TPU, or a CPU. JAX looks for its devices
+# once, at the first call that needs one, and after that their number is fixed. So ask before you do anything else:
 #
 # ```python
 # jax.config.update("jax_num_cpu_devices", 8)
@@ -108,9 +108,9 @@ assert (np.stack(back) == 2 * x).all()
 # **replicated**, so that each device holds all of it. When you train, you split the batch and replicate the model.
 #
 # The next cell makes an array of each kind, with 16 numbers in it, and adds the two. It's a whole program: copy it into
-# an empty file, and you have eight devices anywhere. On a machine with GPUs, the same file uses the GPUs. (A mesh and a
-# partition spec say which part goes where. Lesson 04 explains them. In this notebook JAX has started already, so the
-# setting comes late, but it asks for the same number again, and that's allowed.)
+# an empty file, and you have eight devices anywhere. On a machine with GPUs, the same file uses the GPUs. The mesh and
+# the two partition specs say which part goes where, and lesson 04 explains them. In this notebook the line with
+# `jax.config` comes late, because JAX has started already. But it asks for the same number again, and JAX allows that.
 #
 # **Predict:** you add the split array to the replicated one. What does device 7 hold of the sum?
 
@@ -194,7 +194,7 @@ lesson_00.same_work_each(seconds)
 # Many tutorials set the environment variable `XLA_FLAGS` instead. Let's try both in a fresh Python process, and both
 # too late, after `jax.device_count()` has already looked for devices.
 #
-# **Predict** for the variable and for the setting: do you get eight devices, does nothing happen, or is there an error?
+# **Predict:** can you still get eight devices by one of the two? And if not, do you find out?
 
 # %% tags=["prediction"]
 import os
@@ -221,8 +221,8 @@ assert run.stderr.splitlines()[-1].startswith("RuntimeError")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The environment variable does nothing and says nothing, so you'd train on one device and never know. The setting
-# raises an error, and that's why we use it.
+# No. Both work if they come before JAX looks for devices. If they come too late, the environment variable does nothing
+# and says nothing, so you'd train on one device and never know. The setting raises an error, and that's why we use it.
 #
 # </details>
 #

@@ -41,7 +41,7 @@ lesson_01.forward_and_backward()
 # into probabilities.
 #
 # For one example the loss is -log p, where p is the probability that the network gives to the right class. So the loss
-# is 0 when the network is certain and correct, and it grows without limit when it's certain and wrong.
+# is 0 if the network is certain and right, and it grows without limit as the network becomes certain of a wrong class.
 #
 # **Predict:** say a network knows nothing yet, and gives every class the same probability. What's its loss?
 
@@ -78,7 +78,7 @@ print("loss:", -np.log(p[3]).round(3))
 # all points right: even if you knew the true centres, you'd reach only 92 %. **Stochastic gradient descent** takes 128
 # examples at a time, and moves the weights a little against their mean gradient. An **epoch** visits each example once.
 #
-# The last lines check the gradient of one of the 2,410 weights. You'll see in a minute why that's worth the trouble.
+# The last lines check the gradient of one of the model's 2,410 numbers. You'll see in a minute why that's worth it.
 
 # %% tags=["take-home"]
 # include program/01_numpy.py
@@ -164,8 +164,8 @@ assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 # <details><summary>Answer</summary>
 #
 # Only the first layer's gradient is wrong, because we had the second layer's before we came to the ReLU. There's no
-# error, and the loss falls, here even a little faster than with the right gradient. Without finite differences you'd
-# never notice.
+# error, and the loss falls, here even a little faster than with the right gradient. So the loss curve can't show you
+# this mistake, but the finite differences do.
 #
 # </details>
 #

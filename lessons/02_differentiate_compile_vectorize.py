@@ -93,7 +93,7 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 # <details><summary>Answer</summary>
 #
 # The same numbers, because it's the same gradient. But now nobody has to derive it. (On another machine the last digit
-# may differ, because float32 rounds each sum, and the order of the terms may be another.)
+# may differ, because float32 rounds after every addition, and the additions may come in another order.)
 #
 # </details>
 #
@@ -101,8 +101,8 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 #
 # The line `@jax.jit` above each step is the second transformation. When you call such a function for the first time,
 # JAX runs your Python code with **tracers** in place of arrays. A tracer has a shape and a type, but no values. JAX
-# writes down every operation it meets, and compiles the list. Every later call runs the compiled program, and your
-# Python code isn't touched any more. That's the picture at the top.
+# writes down every operation it meets, and compiles the list. A later call with the same shapes and types runs the
+# compiled program, and your Python code isn't touched any more. That's the picture at the top.
 #
 # Let's give our `train_step` five batches.
 #
@@ -233,7 +233,8 @@ print("rate 0.5:", shrink(1.0))
 # <details><summary>Answer</summary>
 #
 # Still 0.9. JAX read `rate` while it traced, so the compiled program has 0.1 inside. Whatever changes from step to step
-# must be an argument.
+# must be an argument. Your program's `RATE` is such a variable: that's fine, but if you change it in a notebook, run
+# the cell that defines the step again, too.
 #
 # </details>
 #
@@ -254,7 +255,7 @@ print(numbers, changed)
 # <details><summary>Answer</summary>
 #
 # 1. JAX computes in **float32** unless you ask for more with `jax.config.update("jax_enable_x64", True)`. A float64
-#    array becomes float32 without a warning.
+#    array from NumPy becomes float32 without a warning. (You get one only if you write `dtype="float64"` yourself.)
 # 2. If you read beyond the end, you get the last element, because a compiled program on a GPU can't raise an error. (If
 #    you write there, nothing happens.) So look at your indices twice.
 # 3. Arrays never change. If they did, a function could change its arguments, and it wouldn't be pure. So
@@ -288,8 +289,9 @@ except FloatingPointError as error:
 #
 # NaN, and the multiplication is to blame. log(0) is -inf, which isn't a NaN yet, but 0 times -inf is one. Under
 # `jax.debug_nans` a compiled function that returns a NaN runs again, operation by operation, and stops at the first
-# one, with a traceback to your line. That's slow, so switch it on only while you search. (The cure here is
-# `jax.scipy.special.xlogy(p, p)`, which is p log p, and 0 where p is 0.)
+# one, with a traceback to your line. That's slow, so switch it on only while you search. (For the value, the cure is
+# `jax.scipy.special.xlogy(p, p)`, which is p log p, and 0 where p is 0. But its gradient is still NaN there. So in a
+# loss, start from the logits: `jax.nn.log_softmax` stays finite, and so does its gradient.)
 #
 # </details>
 #
@@ -317,9 +319,10 @@ for name, draw in draws.items():
 # <details><summary>Answer</summary>
 #
 # The first two. In your own code use a key **once**, for one draw or for one split, or your random numbers aren't
-# independent. (We broke this rule here, to show you.) Only `fold_in` may get the same key again: you keep one key for
-# the whole run, and `fold_in(key, step)` makes a new one for each step. A run that you resume then gets the same keys
-# again.
+# independent. (We broke this rule here, to show you.) Only `fold_in` may get the same key again, with another number:
+# you keep one key for the whole run, and `fold_in(key, step)` makes a new one for each step. A run that you resume then
+# gets the same keys again. But don't split this key or draw from it as well, because `split(key)[0]` and
+# `fold_in(key, 0)` are the same key.
 #
 # </details>
 #

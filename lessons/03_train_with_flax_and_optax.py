@@ -68,7 +68,7 @@ lesson_03.step()
 # A Flax module looks like a PyTorch module: layers are attributes, and `__call__` is the forward pass. Only the seed is
 # new. You pass it in, because JAX has no global random state that the initial weights could come from.
 #
-# Since Flax 0.12 a module is also a **pytree**, like the dictionary of lesson 02. JAX finds the arrays in it by itself,
+# Since Flax 0.11 a module is also a **pytree**, like the dictionary of lesson 02. JAX finds the arrays in it by itself,
 # so you can hand a whole module to `jax.grad`.
 #
 # **Predict:** what does `jax.grad` return here, a list of arrays, a dictionary, or something else?
@@ -104,7 +104,7 @@ for path, array in jax.tree.leaves_with_path(gradients):
 # ## The optimizer is two functions
 #
 # An Optax optimizer is a pair of functions: `init` makes its state, and `update` turns gradients into updates. Adam's
-# state is two running averages for each parameter, and plain SGD's is empty.
+# state is two running averages for each parameter, and a count of the updates. Plain SGD's state is empty.
 #
 # **Predict:** the gradient is 2 and the learning rate is 0.1. What does `update` return for SGD?
 
@@ -129,7 +129,7 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # 5,000 examples in batches of 128 make 39 full batches, and 8 examples are left over. A batch of a different size would
 # make `jit` compile a second program (lesson 02), and you can't split 8 rows over 16 devices at all. But you don't want
 # to drop the 8 either. So we **pad** the last batch to 128 rows and give each row a **weight**: 1 for an example, 0 for
-# padding.
+# padding. (It has nothing to do with the weights of the network.)
 #
 # Here's a case that fits in your head. Three examples have the losses 2, 2 and 5, so their mean is 3. A row of padding
 # gets a loss, too, here 2.

@@ -149,8 +149,10 @@ lesson_04.mesh_and_specs()
 # You still train on one device. After each epoch, `place_state` copies the state to all eight. Every device needs all of
 # it, so it has `None` in `in_axes`, and the batch is split. `pmap` wants exactly one row for each device, so
 # `place_batch` cuts `[128, 64]` into `[8, 16, 64]`, and each device gets a batch of 16 points. Every sum comes back with
-# a device axis, `[8]`, and `report` adds up the eight numbers. (Don't keep the copies for later: device 0's is no copy
-# but the state itself, and the next `train_step` reuses its memory.)
+# a device axis, `[8]`, and `report` adds up the eight numbers.
+#
+# Don't keep `copies` for later, though. Device 0 didn't need a copy, so there `copies` shares the state's memory, and
+# the next `train_step` gives that memory away (lesson 03). If you then read `copies`, you get "Array has been deleted".
 #
 # Lesson 03's program ended with loss 0.3540 and accuracy 0.8730 on the test set.
 #
@@ -356,7 +358,7 @@ for exercise in (dot_product, block_product, fixed_accuracy):
 #   `addressable_shards`.
 #
 # In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) has this mesh, these two shardings, and `place_state` and
-# `place_batch`. If you find `jax.device_put_replicated` in an old tutorial: it no longer exists, and
-# `jax.device_put(x, replicated)` takes its place. To read on:
+# `place_batch`. Old tutorials call `jax.device_put_replicated`. JAX 0.8.1 deprecated it, and 0.10 no longer has it, so
+# write `jax.device_put(x, replicated)`. To read on:
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). So far every device has worked
 # alone. Next, they talk: [05 Average gradients](05_average_gradients.ipynb).

@@ -170,6 +170,10 @@ lesson_05.data_parallel_step()
 # has no `pmean` and no `psum`. We run both from the same start on the same 39 full batches of an epoch. For this
 # comparison SGD replaces Adam, because Adam divides by the size of the gradient, and that blows up rounding if a
 # gradient is almost 0.
+#
+# (`train_step` reads `optimizer` while JAX traces it, so why does it notice the change? Because SGD's state is nested
+# differently from Adam's, and then JAX traces again. Another learning rate for SGD would go unnoticed, as in lesson
+# 02. If you want to try one, run the program's cell again first, because it makes a new `train_step`.)
 
 
 # %%
@@ -221,7 +225,7 @@ assert distance(one, eight) < 1e-5
 # The mean of means was the first mistake. For the second one, forget the line with `pmean`. That leaves lesson 03's
 # step, under `pmap`.
 #
-# **Predict:** is there an error? Does the loss fall? Are the eight copies of the model equal?
+# **Predict:** how would you notice: by an error, by the loss, or not at all?
 
 
 # %% tags=["prediction"]
@@ -247,8 +251,8 @@ print("the first weight on each device:", copies(kernel)[:, 0, 0].round(3))
 # `is_fully_replicated` only repeats your promise, because it reads the sharding and not the numbers.
 #
 # With the last batch, which we left out, it would be worse. That batch holds eight examples, so all devices but the
-# first get nothing but padding. They'd divide 0 by 0, and hold NaN from then on. But the loss that you see is device
-# 0's, and it would still fall.
+# first get nothing but padding. They'd divide 0 by 0, and hold NaN from then on. And you'd still see device 0's loss
+# fall.
 #
 # </details>
 #
@@ -351,8 +355,9 @@ lesson_05.published_scaling()
 
 # %% [markdown]
 # All three networks ran on the same 512 Pascal GPUs, in a benchmark that Horovod's authors published. VGG-16 has 138
-# million parameters and ResNet-101 has 45 million. So VGG's gradients take three times as long to send, and that costs
-# it a third of the machine. In lesson 06 you'll calculate how long an all-reduce takes.
+# million parameters and ResNet-101 has 45 million, so VGG's gradients take three times as long to send. VGG lost a
+# third of the machine, and the other two lost a tenth. (Size isn't everything: Inception V3 has only 24 million
+# parameters, and lost as much as ResNet-101.) In lesson 06 you'll calculate how long an all-reduce takes.
 #
 # **Which batch size do you set?** With DDP it's the per-device batch, so with eight GPUs the global batch is eight
 # times as large. In JAX you usually set the global batch B. As long as B stays the same, this program gives the same

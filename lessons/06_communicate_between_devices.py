@@ -18,8 +18,8 @@
 # Your `lax.pmean` is one line, but it can take longer than the rest of the step. How long depends on the cable. Over
 # the fast links inside a node, eight GPUs can average the gradients of a ResNet-50 in about a millisecond. Over an
 # ordinary network cable the same line takes at least a seventh of a second. In this lesson you'll build an all-reduce
-# with your own hands, and find a formula with two numbers in it that tells you which of the two you'll get, before you
-# buy anything.
+# with your own hands, and find a formula that predicts its time from two numbers, before you buy anything. Then you'll
+# compare it with measurements, and see how far you can trust it.
 #
 # **You will** explain a ring all-reduce, predict its time and compare it with measured ones, and use JAX's collectives:
 # `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 25 minutes, 45 with exercises. You
@@ -163,16 +163,17 @@ for link in links.values():
 #
 # </details>
 #
-# So one message with all gradients is cheaper than one for each layer. (For small messages on many devices, libraries
-# also use algorithms with fewer steps: trees, or the butterfly of exercise 2.)
+# So if everything else waits, one message with all gradients is cheaper than one for each layer. (For small messages on
+# many devices, libraries also use algorithms with fewer steps: trees, or the butterfly of exercise 2.)
 #
 # ## Does the formula hold?
 #
 # We can only measure what we have, so we time an all-reduce on eight simulated devices. No link is involved, because
 # they share one memory, but you'll see whether the time behaves as the formula says: flat at first, then proportional
-# to the size. For real links we take two published measurements, of eight H100s in a node whose switches don't help
-# with the sum. JAX's [scaling book](https://jax-ml.github.io/scaling-book/gpus/) finds that with 58 MB each GPU's links
-# carry about 150 GB/s, and with 10 GB about 370 GB/s. The vendor's figure is 450.
+# to the size. For a real link we take two published measurements of eight H100s in one node. (Its switches could do
+# some of the adding, but for these two that was off.) JAX's
+# [scaling book](https://jax-ml.github.io/scaling-book/gpus/) finds that with 58 MB each GPU's links carry about 150
+# GB/s, and with 10 GB about 370 GB/s. The vendor's figure is 450.
 
 # %%
 import time
@@ -338,8 +339,8 @@ print("on device 1:", jax.device_get(halves)[1].tolist())
 #
 # </details>
 #
-# In your own programs, write `psum`. The library knows how the devices are wired, so let it choose between ring and
-# tree.
+# In your own programs, write `psum` or `pmean`, and not your own ring. The library knows how the devices are wired, so
+# let it choose between ring and tree.
 #
 # ## How it fails
 #

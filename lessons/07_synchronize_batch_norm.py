@@ -70,7 +70,8 @@ for synchronize in (False, True):
 # the average, both devices use the mean 6 and the variance 26, so 0 becomes (0 - 6) / 5.1, which is -1.18.
 #
 # Why do we average the squares, and not the variances? Each device's own variance is 1, so the average of the variances
-# is 1, too. That misses how far apart the two devices' means are, and 1 against 11 makes up 25 of the 26.
+# is 1, too. That misses how far apart the two devices' means are. They're 1 and 11, so each is 5 away from 6, and
+# 5² = 25 is most of the 26.
 #
 # </details>
 #
@@ -216,14 +217,14 @@ print(f"one device and eight differ by {distance(one, eight):.0e}")
 assert distance(one, eight) < 1e-4
 
 # %% [markdown]
-# They agree. So the gradients are right as well, although you wrote no backward pass.
+# They agree, so the gradients agree as well, although you wrote no backward pass for the all-reduce.
 #
 # ## The mistake: forget the axis
 #
 # Now take Flax's layer and forget its `axis_name`. Everything else stays as it is, so the gradients are still averaged.
 # We leave out the short last batch, so that padding plays no role.
 #
-# **Predict:** after an epoch, do all devices hold the same parameters? And the same running averages?
+# **Predict:** after an epoch, which numbers differ from device to device: parameters, running averages, or both?
 
 
 # %% tags=["prediction"]

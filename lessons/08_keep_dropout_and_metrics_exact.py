@@ -141,7 +141,8 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 # - The state counts the updates, because every update needs new masks.
 # - `example_keys` starts from the seed's key, folds in the update, and then folds in the example. Why not the shorter
 #   `key(seed + step)`? Because a run with seed 1 would repeat the masks of seed 0, one update earlier.
-# - The network gets its keys as an argument. In evaluation it gets none, so there's no dropout.
+# - The network gets its keys as an argument. In evaluation it gets none, so there's no dropout. In training, dropout
+#   keeps 80 % of the activations and divides them by 0.8, so on average the next layer gets as much as in evaluation.
 #
 # Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask,
 # as in the first row of the picture. You can call it with a key, `nnx.Dropout(0.2)(x, deterministic=False, rngs=key)`,
@@ -283,8 +284,8 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 #
 # </details>
 #
-# A mean of means spoils the gradient in the same way, and here it does so even in a full batch, because sentences
-# always differ in length. It happens on a single device, too, if you accumulate gradients and average the means of the
+# A mean of means spoils the gradient in the same way, and here even in a full batch, because two devices hardly ever
+# have equally many tokens. It happens on a single device, too, if you accumulate gradients and average the means of the
 # micro-batches. Until October 2024, Hugging Face's Trainer [did just
 # that](https://huggingface.co/blog/gradient_accumulation). The cure is always the same: add up sums and counts over
 # devices *and* batches, and divide once, at the end. That also saves you from NaN. If a device holds nothing but
@@ -301,7 +302,7 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 #    inside <code>jax.vmap</code> with each index.</details>
 # 2. `exact_accuracy` (10 minutes): the whole evaluation. Return the accuracy over all n examples `x` `[n, D]`, `labels`
 #    `[n]`, for any n. `predict` maps `[rows, D]` to logits `[rows, C]`. N is the number of devices,
-#    and there's memory for `N * b` rows at a time. Use pmap, or jit if you know it already.
+#    and there's memory for `N * b` rows at a time. Use pmap, or a split batch under jit (lesson 09).
 #    <details><summary>Hint</summary>Pad x, labels and weights to a multiple of <code>N * b</code>
 #    with <code>np.pad</code>. Map a function that returns <code>lax.psum</code> of two sums. Add
 #    them up over the batches.</details>

@@ -48,7 +48,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # With `pmap` you wrote what *one device* does with its part. With `jit` you write what happens to the *global batch*, as
 # if there were one device. So the sums in `loss_sums` are now sums over all 128 examples, and you don't have to add
 # anything up afterwards. `in_shardings` says where the arguments are (the state on every device, the batch split), and
-# `out_shardings` says where you want the results.
+# `out_shardings` says where you want the results. (If you know PyTorch's DTensor: `replicated` is its `Replicate()`,
+# and `split` is its `Shard(0)`.)
 #
 # Lesson 05's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set. Here's the new one:
 
@@ -115,8 +116,8 @@ assert all_reduces[0].partition(" all-reduce(")[0].count("f32[") == 7
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One. In front of `all-reduce` you see what it returns, seven arrays: the gradients of two kernels (transposed) and two
-# biases, and the three sums. XLA for CPUs has merged them into one message (lesson 06).
+# One. Between `=` and `all-reduce(` you see what it returns, seven arrays: the gradients of two kernels (transposed)
+# and two biases, and the three sums. XLA for CPUs has merged them into one message (lesson 06).
 #
 # </details>
 #
@@ -133,7 +134,8 @@ lesson_09.training_step()
 # (lesson 04), so `jit` may choose where it goes. Let's compile the step for four batches, and ask the compiler how many
 # operations each device will do.
 #
-# **Predict:** which of these four batches does the compiler split?
+# **Predict:** for which of the four does each device compute only its own 16 rows? You can reason out the first three.
+# The last one is up to the compiler, so guess.
 
 # %% tags=["prediction"]
 loose_step = jax.jit(train_step.__wrapped__, out_shardings=replicated)  # no in_shardings
@@ -159,9 +161,10 @@ assert inputs_only < 1.5 * placed
 # <details><summary>Answer</summary>
 #
 # The first and the last. The state is on eight devices, so all eight run the step. If nothing tells the compiler that
-# the batch is split, each of them gets all of it and computes the whole gradient. Nobody has to communicate, and the
-# result is right, but you paid for eight devices and got the speed of one. If one of the arrays is split, the compiler
-# splits the others to match. But that's its choice, so don't count on it.
+# the batch is split, each of them gets all of it and computes the whole gradient. That's 1.4 million operations on each
+# device, as many as one device needs alone, instead of 0.2 million. Nobody has to communicate, and the result is right,
+# but you paid for eight devices and got the speed of one. If one of the arrays is split, the compiler splits the others
+# to match. But that's its choice, so don't count on it.
 #
 # (Even then a device does more than an eighth of the work, because every device runs Adam on all parameters. Lesson 16
 # splits that, too.)
@@ -181,8 +184,8 @@ for name, each in cases.items():
     assert difference < 1e-5
 
 # %% [markdown]
-# Your program has `in_shardings`, so it splits a host array on its way in. But suppose you put the batch on device 0
-# yourself. So it's committed to device 0 (lesson 04), and the step wants it split over eight.
+# Your program has `in_shardings`, so it splits a host array on its way in. But suppose you've put the batch on device 0
+# yourself. Then it's committed to device 0 (lesson 04), and the step wants it split over eight.
 #
 # **Predict:** is the batch moved, or refused?
 
@@ -203,8 +206,9 @@ assert outcome.startswith("ValueError")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Refused, and that's the good case, because you notice it. A batch of 100 rows is refused as well, because 100 isn't
-# divisible by 8. Your program never meets that, because `batches` pads the last batch to 128 rows.
+# Refused, and that's the good case, because you notice it. A batch that you've replicated over the mesh is refused,
+# too. A batch of 100 rows is refused as well, because 100 isn't divisible by 8. Your program never meets that, because
+# `batches` pads the last batch to 128 rows.
 #
 # </details>
 #
@@ -263,7 +267,8 @@ for exercise in (make_trainer, fixed_evaluation):
 # - Write the step for the global batch, say where the arrays are, and let the compiler communicate.
 # - Shardings change where the work happens, not the result (apart from rounding). So a batch that isn't split shows
 #   only as extra work.
-# - `in_shardings` splits host arrays and refuses misplaced ones. Without it, the compiler decides where unplaced arrays go.
+# - `in_shardings` splits arrays that nobody has placed, and refuses those that you've placed otherwise. Without it, the
+#   compiler decides where unplaced arrays go.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

@@ -50,7 +50,8 @@ lesson_10.three_ways()
 # %% [markdown]
 # So `shard_map` cuts the global arrays the way `in_specs` says, runs your function once on each device, and puts the
 # results together the way `out_specs` says. `P("data")` means split along the mesh axis "data", and `P()` means a copy on
-# every device.
+# every device. There's one thing that the picture hides: under `shard_map`, JAX adds up some gradients without being
+# asked. That's the trap, and you'll meet it soon.
 #
 # ## The program so far
 #
@@ -139,6 +140,7 @@ lesson_10.trap()
 # unless you switch it off. With the check on, JAX knows that all devices hold the same `w`. To JAX that's one weight, used in
 # eight places, as in the picture, and the gradient of such a weight is the sum of eight gradients. So `jax.grad` adds them
 # up for you, and you never see that all-reduce. The `pmean` that follows averages eight equal sums, which changes nothing.
+# (pmap runs your step in a `shard_map` whose check is off, so in lesson 05 the same line was right.)
 #
 # **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w`
 # doesn't vary, `x` does. You can read the record in a jaxpr, the program that JAX has traced. `V:data` marks what
@@ -155,7 +157,8 @@ print(jaxpr.pretty_print(use_color=False))
 # Once you know that `jax.grad` adds up, you can use it: average the *loss*. Then each of the eight gradients is an eighth
 # of what it was, and their sum is right. Or you can avoid it: `lax.pcast(w, "data", to="varying")` says that from here on,
 # each device has a `w` of its own. So there's nothing to add up, and your `pmean` averages eight different gradients, as
-# under pmap. That's the strange line in your program.
+# under pmap. That's the strange line in your program. It's the `pvary` of the jaxpr, and it costs nothing, because it
+# changes what JAX knows about `w` and doesn't move any numbers.
 
 
 # %%
@@ -324,7 +327,8 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 # ## The three, side by side
 #
 # `python -m pmapdp.compare --dtype float64 --html page.html` trains on one device and in all three ways, and writes a
-# page with the code, the arrays, the communication, and seven mistakes that raise no error. This is how it begins:
+# page with the code, the arrays, the communication, and seven mistakes that raise no error. This is how it begins. (It
+# trains a small CNN on images of digits, so its losses aren't the ones above.)
 #
 # ![The first screen of the page: a column each for single, pmap, shard_map and jit, from what you pass to the
 # loss](../docs/pictures/compare.png)
@@ -345,7 +349,8 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 #
 # 1. `fixed_gradient` (5 minutes, find the mistake): `broken_gradient` is right under pmap. But here it runs inside a
 #    `shard_map` with the check on, over the axis `"data"`. Return the gradient of the mean over all devices.
-#    <details><summary>Hint</summary>There are three right ways, and you've seen two of them.</details>
+#    <details><summary>Hint</summary>With the check on there are three right ways, and you've seen two of them. The
+#    third starts from the sum that <code>jax.grad</code> returns.</details>
 # 2. `make_step` (10 minutes): the whole lesson. You get `loss(params, x, y)`, the mean over the examples that it's given,
 #    and an Optax optimizer. Return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state, loss)`
 #    with `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays, and all results are replicated.

@@ -45,10 +45,11 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # include the difference of 09_jit.py and 11_explicit.py
 #
-# - `jax.make_mesh` makes a mesh whose axis is *Explicit*. (`Mesh(...)`, which you've used so far, makes an *Auto*
-#   axis.) `jax.set_mesh` makes it the current one.
+# - `jax.make_mesh` makes a mesh whose axis is *Explicit*, with jax 0.10 and 0.12. (Older versions need
+#   `axis_types=(AxisType.Explicit,)`. And `Mesh(...)`, which you've used so far, makes an *Auto* axis.) `jax.set_mesh`
+#   makes it the current one.
 # - The shardings of `jit` go, because the arguments' types already have them.
-# - `train_step` asserts that its batch is split.
+# - `train_step` asserts that its inputs are split. (`place_batch` splits the labels and weights with them.)
 # - `weights @ losses` becomes a sum. You'll see why in a minute.
 #
 # It does the same work in the same places, so it prints lesson 09's numbers, which ended with loss 0.2486, accuracy 0.9184,
@@ -74,8 +75,9 @@ except AssertionError as error:
     print("AssertionError:", refusal)
 
 # %% [markdown]
-# Look at the type in this message, `float32[128,64]`: no axis is split. The assert runs while JAX traces the step, so it
-# costs nothing once the step is compiled.
+# Look at the type in this message, `float32[128,64]`: no axis is split. The assert runs while JAX traces the step, so
+# it costs nothing once the step is compiled. But you need it: to JAX, a batch that isn't split is a replicated one, and
+# that's fine. Without the assert the step would run, and every device would compute the whole batch, as in lesson 09.
 #
 # ## Types with a sharding
 #
@@ -133,7 +135,8 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2)))
 # ## Where JAX asks
 #
 # Sometimes there's more than one good answer, and then JAX doesn't pick one. Here's a matrix of 16 x 16, once split by rows
-# and once by columns, and three expressions that JAX refuses.
+# and once by columns, and three expressions that JAX refuses. (A spec has an entry for each axis of the array, so
+# `P(None, "data")` splits the columns. And since `set_mesh`, a spec alone will do where you needed a `NamedSharding`.)
 #
 # **Predict:** name two shardings that each of the three results could have.
 
@@ -167,9 +170,10 @@ for name, function in questions.items():
 #
 # </details>
 #
-# Each choice means different communication, so JAX leaves it to you. That's also why `weights @ losses` had to go. JAX asks
-# about every product that adds up over a split axis, even if the result is a single number. It doesn't ask about `.sum()`,
-# which replicates what it has added up.
+# Each choice means different communication, so JAX leaves it to you. That's also why `weights @ losses` had to go. JAX
+# asks if both factors of a product are split along the axis that it adds up, even if the result is a single number. It
+# doesn't ask if only one of them is, and it doesn't ask about `.sum()`: then its rules have one answer, and the
+# communication comes unasked. And it doesn't ask in the backward pass, because a gradient has its parameter's type.
 #
 # You answer with `out_sharding`, which says how you want the result. And `jax.reshard` changes the sharding of an array that
 # you already have.
@@ -187,7 +191,8 @@ lesson_11.shardings(answers)
 
 # %% [markdown]
 # The third array is a stack, because `P()` asks for a copy on every device. The last three are split by rows, just as you
-# asked.
+# asked. The last one takes eight rows, so that there's something to split. For the row of the question you'd write
+# `by_row.at[0].get(out_sharding=P())`.
 #
 # ## What works unchanged?
 #
@@ -310,7 +315,7 @@ np.testing.assert_array_equal(
 # | you want | use |
 # | --- | --- |
 # | data parallelism for a model that you have | Auto axes (lesson 09): libraries work unchanged; check the batch once |
-# | to know every sharding, and an error for each surprise | Explicit axes |
+# | to know every sharding, and an error if JAX's rules don't settle it | Explicit axes |
 # | a model split over several axes, where a wrong guess is expensive (lesson 15) | Explicit axes |
 # | Explicit axes everywhere except in one function | `auto_axes` around it |
 # | to write the collectives yourself | `shard_map`, inside either |
@@ -364,7 +369,7 @@ for exercise in (typed, fixed_gram, normalized_step):
 # ## Take away
 #
 # - With Explicit axes, the sharding is part of the type. `jax.typeof` shows it, and an assert on it costs nothing.
-# - If several shardings are possible, JAX asks. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
+# - If JAX's rules don't settle a sharding, JAX asks. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
 # - If the compiler guesses well, Auto and Explicit axes do the same work. Choose whether you'd rather be asked or left
 #   alone.
 #

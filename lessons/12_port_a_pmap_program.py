@@ -56,9 +56,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 
 # %% [markdown]
 # Does anything in it hurt today? JAX's guide lists what fails or crawls now that pmap is built on shard_map, and
-# [our page](../docs/porting.md#what-fails-or-is-slow-today) has the symptoms. One of them is in this program, in the
-# line with `metrics['loss'][0]`. Here's the same indexing with a parameter of 4 MB. All eight devices have a copy, and
-# you want to read one of them.
+# [our page](../docs/porting.md#what-fails-or-is-slow-today) has the symptoms. One of them is in this program twice,
+# where it takes `[0]` of the loss and of the accuracies. Here's the same indexing with a parameter of 4 MB. All eight
+# devices have a copy, and you want to read one of them.
 #
 # **Predict:** `x[0]` gives you copy 0. Do the devices have to send nothing, 4 MB, or all 32 MB?
 
@@ -81,8 +81,9 @@ print("addressable_shards[0].data[0] is on", first.devices())
 #
 # </details>
 #
-# After the port you won't have copies to choose from. In the picture a colour is a device. Stripes are slices of an array,
-# one on each device. A stack of cards is an array that every device holds whole.
+# After the port you won't have copies to choose from. In the picture a colour is a device. In the first two columns,
+# stripes are slices of an array, one on each device, and a stack of cards is an array that every device holds whole. In
+# the last column each bar is one run of your step.
 
 # %%
 lesson_12.before_and_after()
@@ -109,7 +110,8 @@ lesson_12.before_and_after()
 # - `replicate` becomes `device_put` onto a replicated sharding, `shard` becomes `device_put` onto a split one, and the
 #   `[0]`s go.
 # - The step still says what each device does. Now it averages the statistics along with the gradients.
-# - `lax.pcast` keeps `jax.grad` from adding up over the devices, so you can leave the check on (lesson 10).
+# - `lax.pcast` keeps `jax.grad` from adding up over the devices, so you can leave the check on (lesson 10). Only the
+#   parameters need it, because nothing else is differentiated.
 #
 # If your program is large, you don't have to do all of it at once: `my_pmap` in
 # [Porting](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, and leaves the arrays as
@@ -289,8 +291,12 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 #
 # - **Evaluation.** Don't drop the last batch: pad it, give the padding weight 0, and divide by the sum of the weights,
 #   as your own program has done since lesson 03.
-# - **Checkpoints.** If your old program saved `unreplicate(state)`, its checkpoints load as they are. If it saved the device
-#   axis, too, take copy 0 of each array on the host.
+# - **Checkpoints.** If your old program saved `unreplicate(state)`, its checkpoints load as they are. If it saved the
+#   device axis, too, take copy 0 of each array on the host. That's right only where the copies are equal. Between two
+#   calls of `p_average` the batch statistics aren't, so average them over the device axis instead.
+# - **Several processes.** Under pmap each process passed only its own rows. `jax.device_put(batch, split)` wants the
+#   same global batch in every process, and raises an error otherwise. So give your rows to
+#   `jax.make_array_from_process_local_data` ([lesson 17](17_many_processes.ipynb)).
 # - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it, lists the lines that need
 #   your attention, and writes a file that verifies your step. [Porting](../docs/porting.md) shows what it says about this
 #   one, and has a row for every construct.

@@ -1,4 +1,4 @@
-"""Parse a command line into a dataclass, and end a command with an exit status; docs/statuses.md explains each."""
+"""Parse a command line into a dataclass, and end a command with an exit status (docs/statuses.md explains them)."""
 
 import argparse
 import contextlib

@@ -26,7 +26,7 @@ def cores() -> int:
 
 
 def count_from_environment() -> tuple[str, int] | None:
-    """Return the variable that sets the number of CPU devices, and its value; None if neither is set."""
+    """Return (XLA_FLAGS or JAX_NUM_CPU_DEVICES, its number of CPU devices), or None if you have set neither."""
     if found := re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")):
         return "XLA_FLAGS", int(found[1])
     if (value := os.environ.get("JAX_NUM_CPU_DEVICES", "")).isdigit():

@@ -104,7 +104,7 @@ SINGLE_PROCESS = Peers()
 
 
 def require_same_on_all(facts: list[dict[str, Any]]) -> None:
-    """Raise a `UserError` if a fact differs from process to process; `facts` has each process's, by name."""
+    """Raise a `UserError` if a process differs from process 0 in a fact. `facts` has each process's facts, by name."""
     for process, theirs in enumerate(facts):
         for name, value in theirs.items():
             if value != facts[0][name]:
@@ -126,7 +126,7 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pee
         yield SINGLE_PROCESS
         return
     connect(options)
-    several = Peers(count=2)  # at least
+    several = Peers(count=2)  # how many isn't known yet, but with more than one an error ends this process
     try:
         with several.exit_on_error():
             number = number_of_devices(config.devices, config.mesh, options.num_processes or 1)

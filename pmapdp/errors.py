@@ -72,14 +72,14 @@ def reason(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def explain_errors(said: str, works: str) -> Iterator[None]:
-    """Turn an error of a file or of your code into one sentence: `said` tells what failed, and `works` what to do."""
+def explain_errors(failure: str, advice: str) -> Iterator[None]:
+    """Turn an error of a file or of your code into one sentence: the `failure`, its reason, and the `advice`."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # NumPy, zipfile, gzip and Pillow alone have many for damaged bytes
-        raise UserError(f"{said} ({reason(error)}): {works}") from error
+        raise UserError(f"{failure} ({reason(error)}): {advice}") from error
 
 
 def shown(value: Any) -> str:

@@ -20,7 +20,7 @@ JSON, LINES, HTML, MODEL = rb'{(?!\s*"(format|event)")', rb'{"event": ', rb"<!do
 
 
 def open_regular(path: str | Path, flags: int) -> int:
-    """Open a regular file and return its descriptor; anything else is a ValueError."""
+    """Open a regular file and return its descriptor. A folder, a pipe or a device raises a ValueError."""
     # Without O_NONBLOCK, opening a named pipe waits for somebody at its other end.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -21,7 +21,7 @@ class Meter:
     Attributes:
         sums: over all examples so far, by name, in double precision; "count" is the sum of their weights.
         examples: their number.
-        accuracy: the name of the accuracy, another one if the data have weights.
+        accuracy: its name, "accuracy", or "weighted_accuracy" if the data have weights.
     """
 
     def __init__(self, sums: Mapping[str, float] | None = None, examples: int = 0, *, is_weighted: bool = False):
@@ -66,7 +66,7 @@ class Meter:
 
     @property
     def means(self) -> dict[str, float]:
-        """Return the mean or ratio of each metric, and the number of examples; nothing if there are none."""
+        """Return the mean or ratio of each metric (0 if its divisor is 0) and the number of examples, or {}."""
         if not self.examples:
             return {}
         means = {}

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules from a configuration; all of them are optax's. Lesson 03 uses one."""
+"""Optimizers and learning-rate schedules, made with optax from a configuration. Lesson 03 uses one."""
 
 from collections.abc import Callable
 from typing import Any

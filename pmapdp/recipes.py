@@ -169,7 +169,7 @@ def require_recipe(config: Config) -> None:
 
 
 def compare_with_reported(config: Config, epochs: list[dict[str, Any]]) -> list[str]:
-    """Compare the figures that the recipe reports with a run's, in lines; none if data, model or length are others."""
+    """Return lines that compare a run with the reported figures, [] if its data, model or number of epochs differs."""
     recipe, here = RECIPES[config.recipe], {epoch["epoch"]: epoch for epoch in epochs}
     if any(getattr(config, name) != getattr(recipe.config, name) for name in ("dataset", "model", "epochs")):
         return []

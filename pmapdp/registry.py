@@ -50,7 +50,7 @@ FEATURIZERS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 
 
 def find_code(kind: str, name: str) -> Any:
-    """Return a model, or your optimizer or schedule (the `kind`), by its name; None for ours of pmapdp/optimizer.py."""
+    """Return the model, optimizer or schedule (the `kind`) of this name: None for the ones built into optimizer.py."""
     if ".py:" in name:
         return load_from_file(name)
     ours: Any = {"model": MODELS, "optimizer": dict.fromkeys(OPTIMIZERS), "schedule": dict.fromkeys(SCHEDULES)}[kind]
@@ -60,7 +60,7 @@ def find_code(kind: str, name: str) -> Any:
 
 
 def require_python_values(config: Config, given: Mapping[str, Any], reader: str, *arguments: str) -> None:
-    """Refuse to read a run without the Python values that it was made from; `given` are those that there are, by name.
+    """Refuse to read a run without the Python values that it was made from. `given` has the ones you gave, by name.
 
     The `UserError` shows the call to make: of `reader`, module and name of a function, with its `arguments`.
     """
@@ -104,7 +104,7 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
 def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
     """Turn texts into the arrays that the model takes. A `UserError` says that it takes images, and these are texts.
 
-    Returns the data set, and the featurizer that was fitted to its training texts; None if the data are arrays already.
+    Returns (data set, featurizer). The featurizer is fitted to the training texts, or None if the data are arrays.
     """
     name, texts = getattr(model, "featurizer", "images"), isinstance(data.train, Texts)
     if texts != (name in FEATURIZERS):

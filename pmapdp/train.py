@@ -178,7 +178,7 @@ class Job:
 
     @property
     def held_out(self) -> str | None:
-        """Return the part that is evaluated after each epoch: "validation", else "test"; None if there is neither."""
+        """Return the part to evaluate after each epoch: "validation" if there is one, else "test", else None."""
         return next((part for part in ("validation", "test") if part in self.batches), None)
 
 

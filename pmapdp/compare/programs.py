@@ -50,14 +50,14 @@ def run_program(target: str, count: int | None) -> tuple[Run, Any, Any]:
         return (layout.place_own if own else layout.place_state)(leaf, devices)
 
     state = trees.map_with_names(place, start)
-    given_too = [] if batch is None else [layout.place_batch(batch, devices)]
-    holds = {"state": what_devices_hold(state)} | ({"batch": what_devices_hold(given_too[0])} if given_too else {})
-    given_too += [] if key is None else [layout.place_key(key, devices)]
-    program = step.lower(state, *given_too).compile()
+    inputs = [] if batch is None else [layout.place_batch(batch, devices)]
+    holds = {"state": what_devices_hold(state)} | ({"batch": what_devices_hold(inputs[0])} if inputs else {})
+    inputs += [] if key is None else [layout.place_key(key, devices)]
+    program = step.lower(state, *inputs).compile()
     structure, milliseconds, first = str(jax.tree.structure(state)), [], None
     for _ in range(WARM_UP + TIMED):
         started = time.perf_counter()
-        result = jax.block_until_ready(step(state, *given_too))
+        result = jax.block_until_ready(step(state, *inputs))
         milliseconds.append(1000 * (time.perf_counter() - started))
         state = result if str(jax.tree.structure(result)) == structure else result[0]
         first = as_one_device(state, start) if first is None else first

@@ -57,7 +57,7 @@ def make_data_set(data: Any) -> DataSet:
 
 
 def classes_of(train: Any) -> tuple[str, ...]:
-    """Return the names that a map-style data set gives its classes, or those among the labels; () if there are none."""
+    """Return the names of the classes: a map-style data set's own, else the strings among the labels, else ()."""
     if names := getattr(train, "classes", ()):
         return tuple(map(str, names))  # as torchvision's data sets have them
     labels = train[1] if isinstance(train, tuple) and len(train) > 1 else ()

@@ -220,16 +220,16 @@ def check_fields(task: Task, sums: MetricSums) -> None:
             raise UserError(f"the loss of {task.name} returns {name} as {given}: return its sum over examples, {works}")
 
 
-def check_sum(what: str, whole: np.ndarray, apart: np.ndarray, rounding: float) -> None:
-    """Refuse a sum that isn't the same in `whole` `[devices]` and `apart`, or that padding changes (`whole[1:]`)."""
-    total, padding, added = float(whole[0]), float(whole[1]), float(apart.sum())
+def check_sum(what: str, whole: np.ndarray, halves: np.ndarray, rounding: float) -> None:
+    """Refuse a sum over all examples `whole[0]` that isn't the two `halves`' together, or a nonzero one of padding."""
+    total, padding, added = float(whole[0]), float(whole[1]), float(halves.sum())
     near = partial(np.isclose, rtol=rounding, atol=1e-4 * max(1.0, abs(total)))
     if not math.isfinite(total) or (near(added, total) and near(padding, 0)):  # training names a step that isn't finite
         return
     if near(padding, total) and not near(padding, 0):
         works = "use batch.weights.sum()" if what.startswith("count") else "multiply by batch.weights and sum"
         raise UserError(f"{what} counts padding ({total:.4g} of weight 0): {works}")
-    if near(added - total, (len(apart) - 1) * padding):  # it is there once on one device, and n times on n
+    if near(added - total, (len(halves) - 1) * padding):  # it is there once on one device, and n times on n
         once = f"is added once a batch ({padding:.4g}), and so once a device"
         raise UserError(f"{what} has a penalty that {once}: multiply it by batch.weights.sum()")
     raise UserError(

@@ -52,7 +52,7 @@ class Checkpoints:
 
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # its threads log the errors that the caller gets as well
         self.folder, self.args, self.steps_to_keep = folder, ocp.args, ocp.checkpoint_managers.CustomSteps
-        self.policies = [ocp.checkpoint_managers.LatestN(keep), self.steps_to_keep([])]
+        self.policies = [ocp.checkpoint_managers.LatestN(keep), self.steps_to_keep([])]  # `save` puts in the best
         options = ocp.CheckpointManagerOptions(
             preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(self.policies),
             cleanup_tmp_directories=not read_only,  # what a killed run left half-written

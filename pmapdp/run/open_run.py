@@ -140,12 +140,12 @@ class Run:
 
     def end_stopped(self, number: signal.Signals, step: int, state: TrainState) -> NoReturn:
         """End the run after update `step`, because a signal asked for it."""
-        kept = "nothing was kept; with --workdir runs/first a run can be resumed"
+        news = "nothing was kept; with --workdir runs/first a run can be resumed"
         if self.checkpoints:
             self.checkpoints.wait()
-            kept = f"a checkpoint is in {self.config.workdir}, and the same command resumes from it"
+            news = f"a checkpoint is in {self.config.workdir}, and the same command resumes from it"
         unsaved = None if self.checkpoints else self.job.strategy.fetch(state)
-        raise StoppedError(f"stopped by {number.name} after step {step:,}: {kept}", 128 + number, unsaved)
+        raise StoppedError(f"stopped by {number.name} after step {step:,}: {news}", 128 + number, unsaved)
 
     def end(self, step: int) -> None:
         """Wait until the last checkpoint is on the disk, and report the end."""

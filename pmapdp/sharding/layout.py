@@ -41,7 +41,7 @@ SHARD_STATES = {
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return the axes of a mesh and their sizes, in order: `data=4,model=2`; a `UserError` about any other text."""
+    """Return the axes of a mesh and their sizes, in order. A `UserError` refuses what isn't like `data=4,model=2`."""
     sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=([1-9]\d*)\b", text)}
     if not sizes or mesh_text(sizes) != text.replace(" ", ""):
         raise UserError(f"--mesh {text!r} is not a list of different axes with their sizes: try --mesh data=4,model=2")
@@ -54,12 +54,12 @@ def mesh_text(sizes: dict[str, int]) -> str:
 
 
 def number_of_devices(devices: int | None, mesh: str | None, processes: int = 1) -> int | None:
-    """Return the number of devices of each process, from --devices or --mesh; None if neither is given."""
+    """Return the number of devices of each process, from --devices or --mesh, or None without either."""
     return devices or (math.prod(parse_mesh(mesh).values()) // processes if mesh else None)
 
 
 def parse_layout(text: str) -> Rules:
-    """Return the rules of a layout; a `UserError` about any other text."""
+    """Return the rules of a layout. A `UserError` refuses any other text."""
     rules: Rules = {}
     for part in text.replace(" ", "").split(","):
         name, equals, axes = part.partition("=")
@@ -157,7 +157,7 @@ class MeshLayout:
             shapes = jax.eval_shape(lambda: initial_state(task))
             optimizer_state = optax.tree_map_params(
                 task.optimizer,
-                lambda kept, sharding, p: sharding if kept.shape == p.shape else self.replicated,
+                lambda leaf, sharding, p: sharding if leaf.shape == p.shape else self.replicated,
                 shapes.optimizer_state,
                 self.params(task, split=self.shard_state != "none"),
                 shapes.params,
@@ -251,7 +251,7 @@ def bytes_on_a_device(tree: Any) -> int:
 def state_line(state: TrainState) -> str:
     """Say for a header how much of the state each device holds."""
     trees = {"parameters": state.params, "optimizer state": state.optimizer_state}
-    held = {name: bytes_on_a_device(tree) for name, tree in trees.items()}
-    share = sum(held.values()) / max(sum(leaf.nbytes for leaf in jax.tree.leaves(trees)), 1)
-    parts = " + ".join(f"{name} {count / 1e6:.2f} MB" for name, count in held.items())
+    sizes = {name: bytes_on_a_device(tree) for name, tree in trees.items()}
+    share = sum(sizes.values()) / max(sum(leaf.nbytes for leaf in jax.tree.leaves(trees)), 1)
+    parts = " + ".join(f"{name} {size / 1e6:.2f} MB" for name, size in sizes.items())
     return f"each device holds {'all' if share == 1 else f'{100 * share:.1f} %'} of it: {parts}"

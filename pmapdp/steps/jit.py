@@ -1,4 +1,4 @@
-"""`jax.jit` with shardings: the program of a single device; the compiler splits it. Lesson 09 teaches this file."""
+"""`jax.jit` with shardings: a single device's program, which the compiler splits. Lesson 09 teaches this file."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -54,9 +54,9 @@ def accumulated_sums(
 ) -> tuple[Any, MetricSums, Any]:
     """Return what `gradient_sums` returns of the global batch, with one all-reduce for all micro-batches.
 
-    Left alone, the compiler would all-reduce after each micro-batch. Inside `shard_map` every device adds up its own,
-    and gives its sums as one row of `[N, ...]`; adding the rows then takes a single all-reduce. `axes` are the mesh
-    axes over which the batch is split; the compiler handles all others.
+    Left alone, the compiler would all-reduce after each micro-batch. Inside `shard_map` every device adds up its own
+    micro-batches and returns the sums as one row of `[N, ...]`, so that adding the rows takes a single all-reduce.
+    `axes` are the mesh axes over which the batch is split. The compiler handles the others.
     """
 
     def device_sums(state: TrainState, batch: Batch) -> tuple[Any, Any]:
