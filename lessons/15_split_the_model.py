@@ -16,9 +16,9 @@
 #
 # One weight matrix of GPT-3 is 12,288 x 49,152. In float32, with its gradient and Adam's moments, it takes 9.7 GB, and
 # the model has 192 matrices of this size. Up to now every device held the whole model, and no device can hold this one.
-# In this lesson you'll split the matrices themselves. Your program needs twenty new lines for it, none of them in
-# the training step, and the compiler finds out which devices have to communicate. You'll learn to predict that, because
-# a matrix that's split the wrong way still gives the right result, only more slowly.
+# In this lesson you'll split the matrices themselves. It takes about twenty new lines, none of them in the training step,
+# and the compiler works out who has to talk to whom. You'll learn to predict what it comes up with, because a matrix
+# that's split the wrong way raises no error: the result is right, and the program is slow.
 #
 # **You will** split a network by tensor parallelism, predict its all-reduces forward and backward, split attention by heads,
 # and say when all this sends less than data parallelism. 25 minutes, 45 with exercises. You need
@@ -41,33 +41,42 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Two ways to split a product
 #
-# Look at `x @ w`. The columns of x and the rows of w are *summed over*. The rows of x and the columns of w are *kept*: they're
-# axes of the result. You can split either kind.
+# Look at `x @ w`. The product *sums over* the columns of x and the rows of w. It *keeps* the rows of x and the columns of
+# w, because they're axes of the result. You can split either kind of axis.
 #
 # `[1, 2, 3, 4]` times a 4 x 2 matrix of ones is `[10, 10]`. We have two devices. First we split the axis that's summed over, so
 # each device has two of the four numbers and two rows of w. Then we split w by its columns, and both devices have all of x.
-#
-# **Predict:** in which of the two cases do the devices have to communicate?
 
-# %% tags=["prediction"]
-from pmapdp.compare.collectives import collectives  # reads the collectives from a compiled program
+# %%
+from pmapdp.compare.collectives import collectives
 
 two = Mesh(jax.devices()[:2], ("model",))
+x, w = np.array([[1.0, 2, 3, 4]]), np.ones((4, 2))
 
 
 def place(*axes):
     return NamedSharding(two, PartitionSpec(*axes))
 
 
-x, w = np.array([[1.0, 2, 3, 4]]), np.ones((4, 2))
-cases = {
-    "summed over": (place(None, "model"), place("model", None), place()),
-    "kept": (place(), place(None, "model"), place(None, "model")),
+cases = {  # the shardings of x and w, and the sharding of the result
+    "summed over": ((place(None, "model"), place("model", None)), place()),
+    "kept": ((place(), place(None, "model")), place(None, "model")),
 }
+
+
+def read_collectives(jitted, *args):
+    """Compile, and look for the operations by which devices communicate."""
+    return collectives(jitted.lower(*args).compile().as_text())
+
+
+# %% [markdown]
+# **Predict:** in which of the two cases do the devices have to communicate?
+
+# %% tags=["prediction"]
 kinds = {}
-for name, (of_x, of_w, of_result) in cases.items():
-    product = jax.jit(jnp.matmul, in_shardings=(of_x, of_w), out_shardings=of_result)
-    kinds[name] = [each.kind for each in collectives(product.lower(x, w).compile().as_text())]
+for name, (in_shardings, out_shardings) in cases.items():
+    product = jax.jit(jnp.matmul, in_shardings=in_shardings, out_shardings=out_shardings)
+    kinds[name] = [each.kind for each in read_collectives(product, x, w)]
     print(f"{name:12s} result {np.asarray(product(x, w))}, collectives {kinds[name]}")
 
 # %% [markdown]
@@ -80,9 +89,10 @@ for name, (of_x, of_w, of_result) in cases.items():
 #
 # ## Columns, then rows
 #
-# A network has products in a row: `h = relu(x @ W1)`, then `y = h @ W2`. Split W1 by its columns. Then `h` is split by its
-# hidden units, without any communication, and the relu doesn't mind. Now split W2 by its *rows*: these are the same hidden
-# units. So each device multiplies its part of `h` with its rows of W2, and one all-reduce adds up the results.
+# A network multiplies twice in a row: `h = relu(x @ W1)`, then `y = h @ W2`. Split W1 by its columns, and each device
+# computes some of the hidden units, without any communication. The relu doesn't mind, because it works on each unit
+# alone. Now split W2 by its *rows*. There's one for each hidden unit, so a device has exactly the rows that its part of `h`
+# needs. It multiplies the two, and one all-reduce adds up the results.
 #
 # ```python
 # W1: PartitionSpec(None, "model")   # columns
@@ -97,70 +107,68 @@ for name, (of_x, of_w, of_result) in cases.items():
 
 # %%
 SHAPES = {"x": (64, 784), "W1": (784, 512), "h": (64, 512), "W2": (512, 10), "y": (64, 10)}
-four_by_two = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-layouts = {  # a mesh, and which of its axes splits what
-    "data": (Mesh(jax.devices(), ("data",)), {"rows": "data"}),
-    "data and model": (four_by_two, {"rows": "data", "H": "model"}),
+P = PartitionSpec
+data_specs = {"x": P("data"), "W1": P(), "h": P("data"), "W2": P(), "y": P("data")}
+both_specs = {
+    "x": P("data"),
+    "W1": P(None, "model"),
+    "h": P("data", "model"),
+    "W2": P("model", None),
+    "y": P("data"),
 }
-AXES = {
-    "x": ("rows", "D"),
-    "W1": ("D", "H"),
-    "h": ("rows", "H"),
-    "W2": ("H", "C"),
-    "y": ("rows", "C"),
+layouts = {
+    "data": (Mesh(jax.devices(), ("data",)), data_specs),
+    "data and model": (Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model")), both_specs),
 }
-
-
-def sharding_of(layout, array):
-    mesh, rules = layouts[layout]
-    return NamedSharding(mesh, PartitionSpec(*(rules.get(axis) for axis in AXES[array])))
-
-
-lesson_15.layouts(layouts, SHAPES, sharding_of)
+lesson_15.layouts(layouts, SHAPES)
 
 # %% [markdown]
-# What about the backward pass? Here's the pair once more, with the gradients flowing back. The gradient for `x` is a
-# product that sums over the hidden units, and they're split. So there's an all-reduce at the other end of the pair,
-# too. It's needed only if some layer before the pair is trained, because only then do you need the gradient for `x`.
+# What about the backward pass? Here's the pair once more, with the gradients flowing back. To get the gradient for
+# `x`, you sum over the hidden units, and they're split. So there's a second all-reduce, at the other end of the pair.
+# But you need the gradient for `x` only if you train some layer before the pair.
 
 # %%
 lesson_15.pair()
 
 # %% [markdown]
-# **Predict:** a network has an embedding that's trained, and then three such pairs. How many all-reduces of activations
-# does a training step need, forward and backward together?
+# Now several pairs in a row, after an embedding that's trained, too:
 
-# %% tags=["prediction"]
-eight = Mesh(jax.devices(), ("model",))
-whole = NamedSharding(eight, PartitionSpec())
-columns = NamedSharding(eight, PartitionSpec(None, "model"))
-rows = NamedSharding(eight, PartitionSpec("model", None))
+# %%
+mesh = Mesh(jax.devices(), ("model",))
+replicated = NamedSharding(mesh, PartitionSpec())
+columns = NamedSharding(mesh, PartitionSpec(None, "model"))
+rows = NamedSharding(mesh, PartitionSpec("model", None))
 
 
-def loss(params, x):
-    x = x @ params["embedding"]
+def loss(params, x):  # x is [B, 32]
+    x = x @ params["embedding"]  # [B, 128]
     for first, second in params["pairs"]:
-        x = x + jnp.tanh(x @ first) @ second
+        x = x + jnp.tanh(x @ first) @ second  # the hidden units are [B, 512]
     return jnp.square(x).sum()
 
 
-def compile_pairs(function, pairs, B=64):
+def count_bytes(function, pairs, B):
+    """The bytes that are all-reduced when eight devices split every pair."""
     params = {"embedding": np.ones((32, 128), np.float32)}
     params["pairs"] = [(np.ones((128, 512), np.float32), np.ones((512, 128), np.float32))] * pairs
-    places = {"embedding": whole, "pairs": [(columns, rows)] * pairs}
-    batch = jax.ShapeDtypeStruct((B, 32), np.float32)
-    return jax.jit(function, in_shardings=(places, whole)).lower(params, batch).compile().as_text()
+    shardings = {"embedding": replicated, "pairs": [(columns, rows)] * pairs}
+    jitted = jax.jit(function, in_shardings=(shardings, replicated))
+    batch = np.ones((B, 32), np.float32)
+    return sum(each.bytes for each in read_collectives(jitted, params, batch))
 
 
+# %% [markdown]
+# **Predict:** how many all-reduces of activations does a training step need for three pairs, forward and backward
+# together?
+
+# %% tags=["prediction"]
+activation = 64 * 128 * 4  # bytes of [64, 128] in float32
 counts = {}
 for pairs in (1, 2, 3):
-    both = [collectives(compile_pairs(f, pairs)) for f in (loss, jax.value_and_grad(loss))]
-    # An activation is [64, 128] in float32.
-    counts[pairs] = [sum(each.bytes for each in found) // (64 * 128 * 4) for found in both]
-    forward, with_backward = counts[pairs]
-    print(
-        f"pairs: {pairs} | all-reduces forward: {forward} | forward and backward: {with_backward}"
-    )
+    forward = count_bytes(loss, pairs, B=64) // activation
+    both = count_bytes(jax.value_and_grad(loss), pairs, B=64) // activation
+    counts[pairs] = [forward, both]
+    print(f"pairs: {pairs} | all-reduces forward: {forward} | forward and backward: {both}")
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
@@ -175,19 +183,17 @@ assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
 #
 # </details>
 #
-# The next layer can't start until its input has been added up, so it's hard to hide these all-reduces behind
-# computation. That's why people keep tensor parallelism where links are fast: between the GPUs of one machine, or
+# While one of these all-reduces is running, the devices mostly wait: the next layer can't start before its input has been
+# added up. That's why people use tensor parallelism only where links are fast, between the GPUs of one machine or
 # between neighbouring TPUs.
 #
 # ## Attention: split the heads
 #
-# A transformer has attention, too. Its heads work independently, so give each device some of the heads: split the matrices
-# that make queries, keys and values by their columns, and the output matrix by its rows.
-#
-# **Predict:** eight heads on eight devices. How many all-reduces does the forward pass have?
+# In a transformer you'd also split the attention. Its heads don't depend on each other until the end, so give each device
+# some of them: split the matrices that make queries, keys and values by their columns, and the output matrix by its rows.
 
 
-# %% tags=["prediction"]
+# %%
 def attention(params, x):  # [B, T, 128]
     # Queries, keys and values are [B, T, heads, 16].
     q, k, v = ((x @ params[name]).reshape(*x.shape[:2], 8, 16) for name in "qkv")
@@ -195,22 +201,20 @@ def attention(params, x):  # [B, T, 128]
     return jnp.einsum("bhts,bshd->bthd", weights, v).reshape(x.shape) @ params["out"]
 
 
-params = {name: np.eye(128, dtype=np.float32) for name in ("q", "k", "v", "out")}
-places = {"q": columns, "k": columns, "v": columns, "out": rows}
-block = jax.jit(attention, in_shardings=(places, whole), out_shardings=whole)
-of_attention = collectives(
-    block.lower(params, np.ones((4, 16, 128), np.float32)).compile().as_text()
-)
-print(*of_attention)
+# %% [markdown]
+# **Predict:** eight heads on eight devices. How many all-reduces does the forward pass have?
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert [(each.kind, each.count) for each in of_attention] == [("all-reduce", 1)]
+# %% tags=["prediction"]
+params = {name: np.eye(128, dtype=np.float32) for name in ("q", "k", "v", "out")}
+shardings = {"q": columns, "k": columns, "v": columns, "out": rows}
+block = jax.jit(attention, in_shardings=(shardings, replicated), out_shardings=replicated)
+attention_collectives = read_collectives(block, params, np.ones((4, 16, 128), np.float32))
+print(*attention_collectives)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One, for the output matrix, which sums over all heads. Attention is a pair like the others.
+# One, for the output matrix, because its product sums over all heads. So attention is a pair, too.
 #
 # </details>
 #
@@ -225,17 +229,16 @@ assert [(each.kind, each.count) for each in of_attention] == [("all-reduce", 1)]
 
 # %% tags=["prediction"]
 sizes = (32, 64, 128, 256, 512, 1024, 2048)
+weights = 2 * 2 * 128 * 512 + 32 * 128  # two pairs and the embedding
 sent = {
-    "tensor parallelism": [],
-    "data parallelism": [4 * (2 * 2 * 128 * 512 + 32 * 128)] * len(sizes),
+    "tensor parallelism": [count_bytes(jax.grad(loss), pairs=2, B=B) for B in sizes],
+    "data parallelism": [4 * weights] * len(sizes),
 }
-for B in sizes:
-    found = collectives(compile_pairs(jax.grad(loss), 2, B))
-    sent["tensor parallelism"].append(sum(each.bytes for each in found))
 lesson_15.bytes_by_batch(sizes, sent)
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the last two answers.
+assert [(each.kind, each.count) for each in attention_collectives] == [("all-reduce", 1)]
 np.testing.assert_allclose(sent["tensor parallelism"], [4 * 4 * B * 128 for B in sizes])
 np.testing.assert_allclose(sent["tensor parallelism"][4], sent["data parallelism"][4], rtol=0.02)
 
@@ -246,16 +249,15 @@ np.testing.assert_allclose(sent["tensor parallelism"][4], sent["data parallelism
 #
 # </details>
 #
-# But it also matters when the bytes are sent. Data parallelism can send the gradients of the last layers while the
-# backward pass is still working on the first ones. With tensor parallelism, the next layer has to wait. So people use
-# tensor parallelism if a layer doesn't fit, or if the per-device batch would become tiny, and only over as many devices
-# as are joined by fast links. (*Sequence parallelism* also splits the activations between the pairs, along the tokens:
+# But the number of bytes isn't everything. Data parallelism can send the gradients of the last layers while the backward
+# pass is still working on the first ones. With tensor parallelism, the next layer has to wait. So use it if a layer doesn't
+# fit on a device, or if each device would get only a handful of examples, and only between devices with fast links. (*Sequence parallelism* also splits the activations between the pairs, along the tokens:
 # a reduce-scatter and an all-gather take the place of each all-reduce.)
 #
 # ## The mistake: columns, then columns
 #
 # Suppose you split both matrices by their columns. Each device still holds half of each matrix, and the result is
-# right.
+# still right.
 #
 # **Predict:** `h` is split by its hidden units. What does a device still need for its columns of the second product?
 
@@ -268,12 +270,16 @@ def forward(x, W1, W2):
     return jax.nn.relu(x @ W1) @ W2
 
 
-on_columns, on_rows = place(None, "model"), place("model", None)
+W2_shardings = {
+    "columns, then rows": place("model", None),
+    "columns, then columns": place(None, "model"),
+}
 traffic, results = {}, {}
-for name, of_W2 in {"columns, then rows": on_rows, "columns, then columns": on_columns}.items():
-    program = jax.jit(forward, in_shardings=(place(), on_columns, of_W2), out_shardings=place())
+for name, W2_sharding in W2_shardings.items():
+    in_shardings = (place(), place(None, "model"), W2_sharding)
+    program = jax.jit(forward, in_shardings=in_shardings, out_shardings=place())
     results[name] = program(x, W1, W2)
-    (traffic[name],) = collectives(program.lower(x, W1, W2).compile().as_text())
+    (traffic[name],) = read_collectives(program, x, W1, W2)
     print(f"{name:22s} {traffic[name].kind} of {traffic[name].bytes:,} bytes")
 
 # %% tags=["proof"]
@@ -288,8 +294,8 @@ assert bad.bytes > 40 * good.bytes
 # <details><summary>Answer</summary>
 #
 # The other half of `h`, because a column of W2 needs all hidden units. So XLA gathers `h` on both devices, 64 x 512
-# numbers, and in the end it gathers the result, too. With rows, an all-reduce of 64 x 10 numbers was enough. Nothing
-# warns you, and in a deep network you'd pay for it in every layer. So read the collectives of your program.
+# numbers, and then it gathers the result, too. With rows, an all-reduce of 64 x 10 numbers was enough. Nothing
+# warns you, and a deep network pays for it in every layer. So look at the collectives of your program.
 #
 # </details>
 #
@@ -301,7 +307,8 @@ assert bad.bytes > 40 * good.bytes
 #
 # include the difference of 09_jit.py and 15_split.py
 #
-# - The mesh has two axes. The batch is split over four groups of devices, and each group of two splits the hidden units.
+# - The mesh has two axes. Its four groups of two devices split the batch, and the two devices of a group split the hidden
+#   units.
 # - `SPECS` says which parameters are split, and how. `shard` looks for their names in the path of each array. Adam's moments
 #   have the parameters' names in their paths, so they're split in the same way.
 # - `jax.eval_shape` finds shapes and paths without computing anything, and `jax.jit(init_state, out_shardings=...)`
@@ -373,8 +380,8 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 # %% [markdown]
 # ## Take away
 #
-# - A product needs no communication if you split a kept axis, and an all-reduce if you split the axis that's summed
-#   over. The products of the backward pass sum over other axes, so look at them, too.
+# - If you split an axis that a product keeps, the devices needn't communicate. If you split the axis that it sums over, they
+#   need an all-reduce. The backward pass sums over other axes, so check its products, too.
 # - Columns, then rows: one all-reduce for a pair forward, and one backward if something before the pair is trained. Attention
 #   is a pair, too, if you split it by heads.
 # - Tensor parallelism sends activations, data parallelism sends gradients. A wrong split shows only in the collectives.

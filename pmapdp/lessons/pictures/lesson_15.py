@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
+from jax.sharding import NamedSharding
 
 from pmapdp.lessons import drawing
 
@@ -10,20 +11,19 @@ HEIGHT = 3.6  # of an array, so that the number of a device fits into an eighth 
 
 
 @drawing.picture
-def layouts(names, shapes, sharding_of) -> None:
+def layouts(layouts, shapes) -> None:
     """The arrays x, W1, h, W2 and y in two layouts: data splits the rows over eight devices, data and model rows over four and hidden units over two. A stack of cards is a shard that several devices hold.
 
     Args:
-        names: of the layouts, from the top down.
+        layouts: name to a mesh and {name of an array: its `PartitionSpec`}, from the top down.
         shapes: name of an array to its shape `[rows, columns]`, from left to right.
-        sharding_of: (layout, array) to its `NamedSharding`.
     """
     axes = drawing.canvas(23.4, 9.1, inches=9)
-    for row, layout in enumerate(names):
+    for row, (layout, (mesh, specs)) in enumerate(layouts.items()):
         top = 0.7 + 4.5 * row
         axes.text(0, top + HEIGHT / 2, layout.replace(" and ", "\nand "), weight="bold", va="center")
         for column, (name, shape) in enumerate(shapes.items()):
-            left, sharding = 4.1 + 3.9 * column, sharding_of(layout, name)
+            left, sharding = 4.1 + 3.9 * column, NamedSharding(mesh, specs[name])
             title = f"{name} {list(sharding.shard_shape(shape))}"
             axes.text(left + 1.6, top - 0.15, title, ha="center", fontsize=9)
             drawing.shards(axes, (left, top, 3.3, HEIGHT), shape, sharding)
