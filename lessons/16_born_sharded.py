@@ -16,8 +16,9 @@
 #
 # You want to train a model with seven billion parameters, and you have eight GPUs with 80 GB each, 640 GB in all. Data
 # parallelism can't do it, on eight GPUs or on a thousand: each of them holds a copy of everything, and a copy takes
-# 112 GB. In this lesson you'll change eleven lines of your program, none in the training step, and then each device will
-# hold an eighth. But inside the step you can lose most of that saving again, so you'll also look at memory over time.
+# 112 GB. In this lesson you'll change twelve lines of your program, none in the training step, and then each device will
+# hold an eighth. Then you'll watch the memory during a step, because a single misplaced line there gives most of the
+# saving away again.
 #
 # **You will** count the bytes of a training state, create and restore it in shards, split it with ZeRO (also called
 # FSDP), and keep the peak low. 25 minutes, 45 with exercises. You need
@@ -90,13 +91,11 @@ lesson_16.zero_over_time()
 # ## Eight weights, eight devices
 #
 # Let's do stage 1 by hand. There are 8 weights, 0 to 7. Every number in the gradient of device d is d, so the
-# gradients add up to 28 in each place. The learning rate is 0.1. (The cell needs `check_vma=False`, because JAX can't
+# gradients add up to 28 in each place. The learning rate is 0.1. (You'll see `check_vma=False`, because JAX can't
 # tell that all devices hold the same weights after an all-gather.)
-#
-# **Predict:** with the second function, device 3 updates only weight 3. What's its new value?
 
 
-# %% tags=["prediction"]
+# %%
 from jax import lax
 
 mesh = Mesh(jax.devices(), ("data",))
@@ -113,17 +112,16 @@ def zero_1(w, gradient):
     return lax.all_gather(w, "data", tiled=True)  # [8] again
 
 
+# %% [markdown]
+# **Predict:** with the second function, device 3 updates only weight 3. What's its new value?
+
+# %% tags=["prediction"]
 weights, gradients = np.arange(8.0), np.repeat(np.arange(8.0), 8)
-specs = {
-    "mesh": mesh,
-    "in_specs": (PartitionSpec(), PartitionSpec("data")),
-    "out_specs": PartitionSpec(),
-}
+specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
 updated = []
 for step in (all_reduced, zero_1):
-    updated.append(
-        np.asarray(jax.jit(jax.shard_map(step, **specs, check_vma=False))(weights, gradients))
-    )
+    mapped = jax.shard_map(step, mesh=mesh, **specs, check_vma=False)
+    updated.append(np.asarray(jax.jit(mapped)(weights, gradients)))
     print(f"{step.__name__:11s}", updated[-1].round(1))
 
 # %% [markdown]
@@ -175,7 +173,6 @@ for step in (all_reduced, zero_1):
 # %% tags=["prediction"]
 whole_parts = [x.shape for x in jax.tree.leaves(state[0]) if x.sharding.is_fully_replicated]
 print("not split:", whole_parts)
-total = sum(x.nbytes for x in jax.tree.leaves(state))
 born = jax.jit(init_state, out_shardings=shardings).lower().compile().memory_analysis()
 print(f"when it's born, a device holds {born.output_size_in_bytes / total:.1%}")
 
@@ -184,8 +181,9 @@ print(f"when it's born, a device holds {born.output_size_in_bytes / total:.1%}")
 assert [sum(each) for each in gigabytes.values()] == [112, 63, 38.5, 14]
 for each in updated:
     np.testing.assert_allclose(each, weights - 2.8, rtol=1e-6)
-assert 1 / 8 < held / total < 0.15
-assert abs(born.output_size_in_bytes / total - held / total) < 0.01
+assert 1 / 8 < bytes_per_device / total < 0.15
+assert abs(born.output_size_in_bytes / total - bytes_per_device / total) < 0.01
+assert born.output_size_in_bytes + born.temp_size_in_bytes < total / 2
 assert whole_parts == [(10,)]
 
 # %% [markdown]
@@ -193,9 +191,10 @@ assert whole_parts == [(10,)]
 #
 # The bias of the last layer. It has 10 numbers, and 10 isn't divisible by 8, so it stays whole, and so do its two moments.
 #
-# The second line shows that a device never got more than its part, even when the state was born. (The number is a little
-# larger only because it counts 8 bytes for the address of each array. For what the program needs while it works, look
-# at `temp_size_in_bytes`.)
+# The second line comes from XLA's plan for the program that makes the state. The result takes up only a device's part: the
+# 12.9 % from above, and 8 bytes more for each array, because XLA keeps a table of their addresses. What the
+# program needs on the way is in `temp_size_in_bytes`. The two together are less than half of the state, so no device ever
+# held all of it.
 #
 # </details>
 #
@@ -205,17 +204,9 @@ assert whole_parts == [(10,)]
 # ## The peak is inside the step
 #
 # Between two steps, a device holds an eighth. During a step it needs whole layers to multiply with. When are they gathered,
-# and how long do they stay? The next cell compiles a step of Adam for 16 layers of 512 x 512, in five ways:
-#
-# - *gathered in the layer*: stage 3, and each layer is gathered where it's used, by `with_sharding_constraint`;
-# - *left to the compiler*: nothing but the shardings;
-# - *replicated*: no ZeRO;
-# - *gathered again*: gathered in the layer, inside `jax.checkpoint`, so the backward pass gathers once more;
-# - *gathered first*: all layers are gathered at the start of the step.
-#
-# **Predict:** put the five in the order of their peaks.
+# and how long do they stay? The next cell builds a step of Adam for 16 layers of 512 x 512:
 
-# %% tags=["prediction"]
+# %%
 layers = np.random.default_rng(0).normal(0, 512**-0.5, (16, 512, 512)).astype(np.float32)
 x = np.ones((64, 512), np.float32)
 rows = NamedSharding(mesh, PartitionSpec(None, "data"))  # splits the rows of every layer
@@ -246,17 +237,24 @@ def compile_step(sharding, layer, before=lambda layers: layers):
         return optax.apply_updates(layers, updates), adam
 
     adam = optimizer.init(layers)
-    of_adam = jax.tree.map(lambda moment: sharding if moment.ndim else replicated, adam)
-    of_state = sharding, of_adam
-    jitted = jax.jit(
-        step,
-        in_shardings=(*of_state, split),
-        out_shardings=of_state,
-        donate_argnums=(0, 1),
-    )
-    return jitted.lower(layers, adam, x).compile()
+    adam_shardings = jax.tree.map(lambda moment: sharding if moment.ndim else replicated, adam)
+    shardings = (sharding, adam_shardings)
+    options = {"in_shardings": (*shardings, split), "out_shardings": shardings}
+    return jax.jit(step, **options, donate_argnums=(0, 1)).lower(layers, adam, x).compile()
 
 
+# %% [markdown]
+# You can compile it in five ways:
+#
+# - *gathered in the layer*: stage 3, and each layer is gathered where it's used, by `with_sharding_constraint`;
+# - *left to the compiler*: nothing but the shardings;
+# - *replicated*: no ZeRO;
+# - *gathered again*: gathered in the layer, inside `jax.checkpoint`, so the backward pass gathers once more;
+# - *gathered first*: all layers are gathered at the start of the step.
+#
+# **Predict:** put the five in the order of their peaks.
+
+# %% tags=["prediction"]
 ways = {
     "replicated": compile_step(replicated, layer),
     "gathered first": compile_step(rows, layer, before=gathered),
@@ -272,27 +270,27 @@ plans = [program.memory_analysis() for program in ways.values()]
 peaks = [plan.argument_size_in_bytes + plan.temp_size_in_bytes for plan in plans]
 assert peaks == sorted(peaks, reverse=True)
 assert peaks[4] < peaks[2] / 2 < peaks[1] / 3
+# The highest and the lowest give the same layers.
 after = []
-for program in ways.values():
-    places = program.input_shardings[0]
-    adam = optimizer.init(layers)
-    after.append(np.asarray(program(*jax.device_put((layers, adam, x), places))[0]))
-for each in after:
-    np.testing.assert_allclose(each, after[0], rtol=0, atol=1e-3)
+for program in (ways["replicated"], ways["left to the compiler"]):
+    arguments = (layers, optimizer.init(layers), x)
+    placed = jax.device_put(arguments, program.input_shardings[0])
+    after.append(np.asarray(program(*placed)[0]))
+np.testing.assert_allclose(*after, rtol=0, atol=1e-3)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# From the highest to the lowest:
+# From the highest to the lowest (light blue is what the step needs on top of the state):
 #
 # - *Replicated* holds everything, all the time.
 # - *Gathered first* keeps all layers to the end. It saves something here only because Adam's moments are split. With plain
 #   SGD it would be worse than no ZeRO at all.
-# - *Gathered in the layer* still takes more than twice the memory of the best. Your constraint makes the gathered layer
-#   a value of the program, and the backward pass needs this value. So all sixteen gathered layers
-#   are kept until the backward pass has used them.
-# - *Gathered again* drops the gathered layer. The backward pass gathers it once more, and computes
-#   the layer once more, too. (A policy as in lesson 13 avoids the second computation.)
+# - *Gathered in the layer* still takes more than twice the memory of the best. The backward pass multiplies
+#   with the gathered layer, and your constraint makes it a value like an activation. So the forward pass saves all sixteen
+#   of them.
+# - *Gathered again* throws the gathered layer away. The backward pass gathers it once more, and computes the layer once
+#   more, too. (A policy as in lesson 13 avoids the second computation.)
 # - *Left to the compiler* needs the least: it keeps only the shards, and gathers each layer where it's used.
 #
 # </details>
@@ -304,8 +302,8 @@ for each in after:
 #
 # ## The mistake: a norm of a part
 #
-# Clipping needs the length of the whole gradient, but under `shard_map` each device has only a part of it. Suppose
-# that each device simply clips its own part to length 1.
+# To clip a gradient, you need its length, but under `shard_map` each device has only a part of it. Suppose each device
+# simply clips its own part to length 1.
 #
 # **Predict:** eight devices have equal parts, each longer than 1. How long is the whole gradient afterwards?
 
@@ -315,8 +313,8 @@ def broken_clip(gradient):
     return gradient / jnp.maximum(1, jnp.linalg.norm(gradient))
 
 
-rows = PartitionSpec("data")
-in_parts = jax.shard_map(broken_clip, mesh=mesh, in_specs=rows, out_specs=rows)
+spec = PartitionSpec("data")
+in_parts = jax.shard_map(broken_clip, mesh=mesh, in_specs=spec, out_specs=spec)
 gradient = np.full(8, 5, np.float32)
 lengths = [float(jnp.linalg.norm(clip(gradient))) for clip in (broken_clip, in_parts)]
 print(f"on one device {lengths[0]:.3f}, in eight parts {lengths[1]:.3f}")
@@ -328,17 +326,16 @@ np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# √8, about 2.83, because it's made of eight parts of length 1. If the parts have different lengths,
-# the gradient even changes its direction. There's no error. You'll repair this in exercise 3. Under
-# `jit` it can't happen, because there the norm is the norm of the global array. That's one more
-# reason to let the compiler do it.
+# √8, about 2.83, because it's made of eight parts of length 1. If the parts have different lengths, the gradient even
+# points in a different direction, and nothing warns you. You'll repair this in exercise 3. Under `jit` it can't happen,
+# because there you get the norm of the global array. That's one more reason to let the compiler do it.
 #
 # </details>
 #
 # ## Restored in shards
 #
 # You restore a checkpoint in the same way: tell Orbax which shapes and shardings you want, and each device gets its
-# own part. The shardings can differ from those that the checkpoint was saved with. Here we save the state from eight
+# own part. You can ask for different shardings than the state had when you saved it. Here we save the state from eight
 # devices, and restore it on eight, on four and on one.
 
 # %%

@@ -62,7 +62,7 @@ def init_state():
 
 
 def shard(x):
-    """Split the first axis over the devices, if it's divisible."""
+    """Split the first axis over the devices, if they divide its length."""
     return split if x.ndim and x.shape[0] % mesh.size == 0 else replicated
 
 
@@ -93,7 +93,7 @@ def report(all_sums):
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
-shardings = jax.tree.map(shard, jax.eval_shape(init_state))
+shardings = jax.tree.map(shard, jax.eval_shape(init_state))  # needs shapes alone
 state = jax.jit(init_state, out_shardings=shardings)()  # each device makes its part only
 options = {"in_shardings": (shardings, split)}
 train_step = jax.jit(train_step, **options, out_shardings=(shardings, replicated), donate_argnums=0)
@@ -106,5 +106,6 @@ for epoch in range(EPOCHS):
         train_sums.append(sums)
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
-held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
-print(f"a device holds {held / sum(x.nbytes for x in jax.tree.leaves(state)):.1%} of the state")
+bytes_per_device = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
+total = sum(x.nbytes for x in jax.tree.leaves(state))
+print(f"a device holds {bytes_per_device / total:.1%} of the state")
