@@ -100,10 +100,10 @@ for name, (in_shardings, out_shardings) in cases.items():
 # ```
 #
 # **One all-reduce for two products.** This is **tensor parallelism** as in
-# [Megatron-LM](https://arxiv.org/abs/1909.08053). You can combine it with data parallelism on a mesh with two axes.
-# The picture shows eight devices: with data parallelism alone in the upper row, and with both in the lower one. Each
-# box is a shard, and the numbers are the devices that hold it. If several devices hold the same shard, you see a stack
-# with a card for each of them. The label above an array gives its name and the shape of one shard.
+# [Megatron-LM](https://arxiv.org/abs/1909.08053). If your mesh has two axes, you can combine it with
+# data parallelism. The picture shows both on eight devices: data parallelism alone in the upper row, and the combination
+# in the lower one. Each box is a shard, and the numbers are the devices that hold it. If several devices hold the same
+# shard, you see a stack with a card for each of them. Above each array you see its name and the shape of one shard.
 
 # %%
 SHAPES = {"x": (64, 784), "W1": (784, 512), "h": (64, 512), "W2": (512, 10), "y": (64, 10)}
@@ -330,8 +330,8 @@ assert bad.bytes > 40 * good.bytes
 #
 # </details>
 #
-# A checkpoint doesn't tie you to a layout, either: it holds whole arrays, so you can save it on this mesh and resume
-# on a different one. You'll do that in lesson 16.
+# A checkpoint doesn't care about the layout, either, because it holds whole arrays. You can save it on this mesh and
+# resume on a different one. You'll do that in lesson 16.
 #
 # ## Exercises
 #

@@ -81,8 +81,8 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # What does it cost? An all-reduce is a reduce-scatter and then an all-gather (lesson 06). Stages 1 and 2 put the update
 # between the two, and send the same bytes. Stage 3 gathers the parameters twice, before the forward and before the
 # backward pass, so it sends one and a half times as much. (In the picture, n is the size of the parameters in bytes,
-# and the exact numbers are (N - 1) / N times as large. An orange bar stands for all the layers together. Really each
-# layer is gathered just before it's used; you'll see below why that matters.)
+# and the exact numbers are (N - 1) / N times as large. An orange bar stands for all the layers together. In reality
+# each layer is gathered just before it's used. You'll see below why that matters.)
 
 # %%
 lesson_16.zero_over_time()
@@ -90,8 +90,8 @@ lesson_16.zero_over_time()
 # %% [markdown]
 # ## Eight weights, eight devices
 #
-# Let's do stage 1 by hand. There are 8 weights, 0 to 7. Every number in the gradient of device d is d, so the
-# gradients add up to 28 in each place. The learning rate is 0.1. (You'll see `check_vma=False`, because JAX can't
+# Let's do stage 1 by hand. There are 8 weights, 0 to 7. The gradient on device d is d for every weight, so the
+# eight gradients add up to 28 for each of them. The learning rate is 0.1. (You'll see `check_vma=False`, because JAX can't
 # tell that all devices hold the same weights after an all-gather.)
 
 
@@ -144,8 +144,8 @@ for step in (all_reduced, zero_1):
 # include the difference of 09_jit.py and 16_zero.py
 #
 # - `shard` decides for each array: split the first axis, if its length is divisible by the number of devices.
-# - You have to know the shardings before there's a state, and for them you need the shapes. `jax.eval_shape` finds
-#   these: it runs `init_state` on shapes alone, computes nothing, and needs no memory for the arrays.
+# - You need the shardings before there's a state, and to choose them you need the shapes. `jax.eval_shape` finds the
+#   shapes: it runs `init_state` on shapes alone, computes nothing, and needs no memory for the arrays.
 # - `jax.jit(init_state, out_shardings=...)` makes the state in shards, and each device makes its own part: the state is
 #   **born sharded**. If you made it first and split it afterwards, one device would briefly hold all the parameters and
 #   both of Adam's moments: 84 GB for our seven billion parameters.
@@ -246,7 +246,7 @@ def compile_step(sharding, layer, before=lambda layers: layers):
 # %% [markdown]
 # You can compile it in five ways:
 #
-# - *gathered in the layer*: stage 3, and each layer is gathered where it's used, by `with_sharding_constraint`;
+# - *gathered in the layer*: stage 3, and `with_sharding_constraint` gathers each layer where it's used;
 # - *left to the compiler*: nothing but the shardings;
 # - *replicated*: no ZeRO;
 # - *gathered again*: gathered in the layer, inside `jax.checkpoint`, so the backward pass gathers once more;
@@ -366,7 +366,7 @@ with ocp.StandardCheckpointer() as checkpointer:
             np.testing.assert_array_equal(a, b)
 
 # %% [markdown]
-# All three have the same bits.
+# All three restored states are equal to the saved one, bit for bit.
 #
 # **When is ZeRO worth it?** If the state and the activations fit on every device, you don't need it. If they don't,
 # try stage 1 first, because it sends no more bytes than data parallelism. If that isn't enough, take stage 3. And if
@@ -414,7 +414,7 @@ for exercise in (born_in_place, zero_step, fixed_clip):
 # ## Take away
 #
 # - Training with Adam takes 16 bytes for each parameter. ZeRO splits them: moments, then gradients, then parameters.
-# - Find the shapes with `eval_shape`, choose the shardings, and make the numbers last, with
+# - Find the shapes with `eval_shape`, choose the shardings, and only then make the numbers, with
 #   `jit(init, out_shardings=...)`. The training step stays as it is.
 # - You keep the saving only if one layer at a time is gathered. Scan over layers, and read the compiler's plan.
 #
