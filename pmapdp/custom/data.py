@@ -1,8 +1,8 @@
 """Your data, as arrays, as a map-style data set or in an .npz file, become a `DataSet` that the devices can take.
 
 A map-style data set has `len(source)` and `source[i]`: torchvision's, PyTorch's, Hugging Face's and Grain's, or a list.
-Threads read the examples of a batch while the devices compute, so each batch is the same as from arrays, also after a
-run is resumed. docs/custom.md has the forms of examples and files.
+A thread reads the examples of a batch while the devices compute, or several, if the class says `thread_safe = True`.
+Each batch is the same as from arrays, also after a run is resumed. docs/custom.md has the forms of examples and files.
 """
 
 import hashlib
@@ -12,7 +12,9 @@ import sys
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import jax
@@ -26,6 +28,7 @@ PARTS = {"train": "the training", "test": "the test", "validation": "the validat
 LARGE, SAMPLE = 2**30, 2**26  # bytes; of a larger array only a sample is looked at, so that it may stay in its file
 TRIALS = 4  # examples that are read before training, and how often: most random transforms show there
 THREADS = min(16, 2 * (os.cpu_count() or 1))  # decoders wait for disks, and most let other threads run
+ONE_THREAD = Lock()  # for all data sets, because two may read from one open file
 
 
 def make_data_set(data: Any) -> DataSet:
@@ -87,6 +90,7 @@ class Examples:
 
     def __init__(self, source: Any, name: str, classes: tuple[str, ...]):
         self.source, self.name, self.classes = source, name, classes
+        self.turn = nullcontext() if getattr(type(source), "thread_safe", False) is True else ONE_THREAD
         self.logits: int | None = None  # of the model, if labels are numbers of classes
         self.examples = len(source)
         if self.examples == 0:
@@ -101,8 +105,8 @@ class Examples:
 
     def read(self, index: int) -> Split:
         """Read one example. Refuse one that changed since it was read before."""
-        with explain_errors(f"example {index} of {self.name} data cannot be read", "correct it, or leave it out"):
-            example = Split(*map(to_arrays, split_example(self.source[index])))
+        with self.turn, explain_errors(f"example {index} of {self.name} data cannot be read", "correct or remove it"):
+            example = Split(*map(to_arrays, split_example(self.source[index])))  # some of Pillow's images are read here
         checksum = zlib.crc32(b"".join(leaf.tobytes() for leaf in jax.tree.leaves(example))) | 1
         if self.checksums[index] not in (0, checksum):
             raise UserError(
@@ -252,8 +256,7 @@ def load_npz(path: Path) -> DataSet:
 def fingerprint(data: DataSet) -> str:
     """Return 16 digits that tell the content of data sets apart, so that a run isn't resumed with other data.
 
-    Of an array above 1 GiB they look at every k-th row, and of a map-style data set at 64 examples. Then the largest k
-    follows.
+    Of an array above 1 GiB they take every k-th row, of a map-style data set 64 examples. Then the largest k follows.
     """
     content, largest = hashlib.blake2b(digest_size=8), 1
     for part in data.parts.values():

@@ -27,6 +27,8 @@ class ImageFolder:
         mode: Pillow's name of the colours: "RGB" for C = 3, "L" (grey) for 1, "RGBA" for 4.
     """
 
+    thread_safe = True  # each call opens its own file
+
     def __init__(self, folder: str | Path, size: tuple[int, int] | None = None, mode: str = "RGB"):
         self.folder, self.size, self.mode = Path(folder), size, mode
         self.classes = tuple(subfolders(self.folder))

@@ -1,8 +1,11 @@
 """Data as people have them: each form gives the batches that arrays give, or is refused in a sentence."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from inspect import isfunction
+from threading import Barrier
 
 import jax
 import ml_dtypes
@@ -11,6 +14,7 @@ import pytest
 from PIL import Image
 
 from pmapdp.custom.data import fingerprint, load_npz, make_data_set
+from pmapdp.custom.images import ImageFolder
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.errors import UserError
@@ -183,6 +187,37 @@ REFUSED = {
     "test labels": ({"train": (INPUTS, NAMES[LABELS]), "test": (INPUTS, ["pig"] * N)}, "test labels have 'pig', which"),
     "two of one name": ({"train": (INPUTS, LABELS), "classes": ("a", "a", "b")}, "two classes have the name 'a'"),
 }
+
+
+class OneFile(MapStyle):
+    """It seeks in one open file, and is read later, as an image of Pillow. In between, no other thread may seek."""
+
+    def __getitem__(self, index):
+        self.place = index
+        return self, LABELS[index]
+
+    def __array__(self, dtype=None, copy=None):
+        time.sleep(0.001)
+        return INPUTS[self.place]
+
+
+class Meeting(MapStyle):
+    thread_safe, threads = ImageFolder.thread_safe, Barrier(1)  # folders of images say True
+
+    def __getitem__(self, index):
+        self.threads.wait(10)
+        return super().__getitem__(index)
+
+
+def test_one_thread_reads_at_a_time_unless_the_class_says_thread_safe():
+    """Also if two parts have one file."""
+    data = make_data_set(dict.fromkeys(("train", "test"), OneFile()))
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(lambda each: each.take(np.arange(N)), data.parts.values()):
+            np.testing.assert_array_equal(found.inputs, INPUTS)
+    examples = part(source := Meeting())
+    source.threads = Barrier(2)
+    np.testing.assert_array_equal(examples.take(np.arange(2)).inputs, INPUTS[:2])
 
 
 def read_two_epochs(data):
