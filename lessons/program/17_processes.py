@@ -16,9 +16,9 @@ B, EPOCHS = 128, 5  # examples per update, passes over the data
 os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
 processes = int(os.environ.get("PROCESSES", "1"))
 jax.config.update("jax_num_cpu_devices", 8 // processes)  # simulated, unless there are GPUs or TPUs
-if processes > 1:
+if processes > 1:  # before JAX starts its devices; process 0 listens at the address
     jax.distributed.initialize(os.environ["ADDRESS"], processes, int(os.environ["NUMBER"]))
-mesh = Mesh(jax.devices(), ("data",))
+mesh = Mesh(jax.devices(), ("data",))  # the devices of all processes
 print(f"process {jax.process_index()} has {jax.local_device_count()} of {mesh.size} devices")
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
@@ -69,7 +69,7 @@ def init_state():
 
 
 def place_batch(batch):
-    """Give the devices of this process their rows; the sharding says which."""
+    """Give the devices of this process the rows that the sharding names."""
     return jax.tree.map(
         lambda x: jax.make_array_from_callback(x.shape, split, lambda rows: x[rows]), batch
     )
@@ -112,5 +112,5 @@ for epoch in range(EPOCHS):
         state, sums = train_step(state, place_batch(batch))
         train_sums.append(sums)
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
-    if jax.process_index() == 0:
+    if jax.process_index() == 0:  # all have computed the sums, so this needs no other process
         print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")

@@ -10,7 +10,7 @@ from typing import Any
 
 SECONDS_ALLOWED = 300  # for processes that connect, on a machine that others use, too
 IMPORTS = """
-import os
+import os, textwrap
 import jax, numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -55,14 +55,14 @@ def outputs(started: list[subprocess.Popen[str]]) -> list[list[str]]:
     said = [each.communicate(timeout=SECONDS_ALLOWED)[0] for each in started]
     codes = [each.returncode for each in started]
     assert not any(codes), f"exit statuses {codes}\n" + "\n".join(said)
-    # gloo, which carries the collectives between CPUs, and XLA print lines of their own.
-    return [[line for line in text.splitlines() if not line.startswith(("[Gloo]", "I0", "W0", "E0"))] for text in said]
+    noise = "", "[G", "I0", "I1", "W0", "W1", "E0", "E1"  # how gloo's own lines and XLA's (a letter, the month) begin
+    return [[line for line in text.splitlines() if line[:2] not in noise] for text in said]
 
 
 def run(function: Callable[[], Any], count: int = 2, *, connect: bool = True, **variables: str) -> None:
     """Run a function of this notebook in `count` processes, connected if asked, and show what each of them prints.
 
-    It sees `jax`, `np`, `multihost_utils`, `Mesh`, `NamedSharding` and `PartitionSpec`, and nothing else of the notebook.
+    It sees the names that `IMPORTS` imports, and nothing else of the notebook.
     """
     code = "\n".join([IMPORTS, CONNECT * connect, inspect.getsource(function), f"{function.__name__}()"])
     for number, lines in enumerate(outputs(start(count, "-c", code, **variables))):
