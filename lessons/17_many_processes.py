@@ -321,17 +321,19 @@ assert both[0].returncode in (4, -6), said
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it ends as well, and its message says why: process 1 has "stopped sending heartbeats". Process 0 sits in its
-# all-reduce, and there it would wait forever. But every process also sends a *heartbeat* to the coordinator. If one of
-# them is silent for too long, JAX aborts all the others. That's signal 6, SIGABRT, so the exit status is -6. "Too long"
-# is 100 s, unless you set `heartbeat_timeout_seconds` in `initialize`; we set 10.
+# No, it ends as well. Status -6 says that the process aborted (signal 6, SIGABRT), and its message says why. We've killed
+# this run six times with jax 0.10.2, and read two reasons:
 #
-# Each time that we ran this cell with jax 0.10.2, it was the heartbeat. A run can also end sooner, because gloo, which
-# carries the all-reduce between CPUs, may find the closed connection:
+# - **"stopped sending heartbeats", after 7 to 11 s** (five times). Process 0 noticed nothing and sat in its all-reduce,
+#   where it would wait forever. But every process also sends a *heartbeat* to the coordinator. If one of them is silent
+#   for too long, JAX aborts all the others. "Too long" is 100 s, unless you set `heartbeat_timeout_seconds` in
+#   `initialize`; we set 10.
+# - **`gloo::EnforceNotMet`, within a second** (once, when this page was made). gloo carries the all-reduce between CPUs.
+#   This time it noticed that something was wrong, and threw a C++ exception, which no Python code
+#   can catch.
 #
-# - **-6 within a second**, and the message names `gloo::EnforceNotMet`: gloo aborted the process. We saw this when we
-#   killed one process of the program above, in two cases out of three. (In the third it was the heartbeat again.)
-# - **4**: the all-reduce failed with an error. pmapdp caught it, and its message says that another process is lost.
+# If the all-reduce fails with an error that Python can catch, pmapdp catches it, says that another process is lost, and
+# exits with status 4. We haven't seen that here.
 #
 # </details>
 #
