@@ -322,10 +322,10 @@ assert both[0].returncode in (4, -6), said
 # <details><summary>Answer</summary>
 #
 # No, it ends as well. Status -6 says that the process aborted (signal 6, SIGABRT), and its message says why. We've killed
-# this run six times with jax 0.10.2, and read two reasons:
+# this run five times with jax 0.10.2, and read two reasons:
 #
-# - **"stopped sending heartbeats", after 7 to 11 s** (five times). Process 0 noticed nothing and sat in its all-reduce,
-#   where it would wait forever. But every process also sends a *heartbeat* to the coordinator. If one of them is silent
+# - **"stopped sending heartbeats", after 7 to 11 s** (four times). Process 0 noticed nothing and kept waiting in its
+#   all-reduce. But every process also sends a *heartbeat* to the coordinator. If one of them is silent
 #   for too long, JAX aborts all the others. "Too long" is 100 s, unless you set `heartbeat_timeout_seconds` in
 #   `initialize`; we set 10.
 # - **`gloo::EnforceNotMet`, within a second** (once, when this page was made). gloo carries the all-reduce between CPUs.
