@@ -5,7 +5,6 @@ that wrote it, so any other may resume from it. It also holds the run's progress
 best and last results, and the identity of the run as "belongs_to".
 """
 
-import contextlib
 import dataclasses
 import functools
 import glob
@@ -84,7 +83,8 @@ class Checkpoints:
         `sharding` is one for all arrays or a pytree like the state. None: the default device holds all.
         """
         wanted = jax.eval_shape(lambda: initial_state(task))
-        with self.read_errors(step):
+        works = f"correct that, or delete {self.folder / str(step)}, and the same command goes on from the one before"
+        with explain_errors(f"the checkpoint of step {step} in {self.folder} cannot be read", works):
             progress = self.restore(step, progress=self.args.JsonRestore())
             then, now = progress.pop("shapes"), shapes_of(wanted)
             theirs = progress["belongs_to"] | {f"the shape of {name}": then.get(name) for name in then | now}
@@ -109,13 +109,6 @@ class Checkpoints:
         # In a notebook's thread, which has an event loop, Orbax would start a thread of its own, without float64.
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(read, jax.config.read("jax_enable_x64")).result()
-
-    def read_errors(self, step: int) -> contextlib.AbstractContextManager[None]:
-        """Turn the errors of Orbax, and of what it uses, into a sentence about the checkpoint."""
-        return explain_errors(
-            f"the checkpoint of step {step} in {self.folder} cannot be read",
-            f"correct that, or delete {self.folder / str(step)}, and the same command goes on from the one before it",
-        )
 
 
 @jax.jit
@@ -165,7 +158,7 @@ def require_equal_copies(step: int, state: TrainState, sharding: Any) -> None:
             )
 
 
-def checkpoint_checksum(state: TrainState, progress: dict[str, Any]) -> int:
+def checkpoint_checksum(state: Any, progress: dict[str, Any]) -> int:
     """Return one number for all numbers of a checkpoint, whatever the layout of its arrays."""
     return zlib.crc32(json.dumps(progress, sort_keys=True).encode() + jax.device_get(checksums(state)).tobytes())
 
@@ -210,9 +203,15 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
     if os.path.isdir(path):
         checkpoints = open_checkpoints(path)
         step = checkpoints.steps()[-1]
-        with checkpoints.read_errors(step):
-            state = checkpoints.restore(step, state=checkpoints.args.StandardRestore())
-        theirs = named_leaves(state.get("params", {}), state.get("model_state", {}))
+        # As it was written: whatever devices it came from, and in float64 if that run was.
+        with explain_errors(f"the checkpoint in {path} cannot be read", advice), use_host(), jax.enable_x64(True):
+            on_host = checkpoints.args.StandardRestore(fallback_sharding=jnp.zeros(()).sharding)
+            progress = checkpoints.restore(step, progress=checkpoints.args.JsonRestore())
+            state = checkpoints.restore(step, state=on_host)
+            leaves = list(map(named_leaves(state).get, progress.pop("shapes")))  # in the order of the checksum
+            if progress.pop("checksum") != checkpoint_checksum(leaves, progress):
+                raise ValueError("its numbers are not those that were written")
+            theirs = jax.device_get(named_leaves(state["params"], state.get("model_state", {})))
     else:
         with open_file(path, advice=advice) as opened, np.lib.npyio.NpzFile(opened) as file:  # its program isn't run
             metadata = json.loads(bytes(file["metadata.json"]))

@@ -5,6 +5,7 @@ import asyncio
 import json
 import shutil
 
+import forks
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -143,6 +144,8 @@ def test_a_checkpoint_without_its_checksum_is_refused(finished, folder):
     file.write_text(json.dumps(progress))
     with pytest.raises(UserError, match=r"its numbers are not those that were written\): .* delete .*checkpoints/10,"):
         run(workdir=str(folder), epochs=2)
+    with pytest.raises(UserError, match=r"its numbers are not those that were written\): name the --workdir of a run"):
+        run(init_from=str(folder))
     shutil.rmtree(folder / "checkpoints" / "10")
     assert_same(run(workdir=str(folder), epochs=2).state, finished[1].state)
 
@@ -184,6 +187,13 @@ def test_another_head_starts_as_the_seed_makes_it(finished, source, kind):
     np.testing.assert_array_equal(task.model.head.kernel[...], build(FiveClasses).head.kernel[...])
     assert news.startswith(f"starts from 2 arrays of {source[kind]}, which had made 10 updates")
     assert news.endswith("; as the seed makes them: head.bias, head.kernel")
+
+
+def test_the_other_run_may_have_had_more_devices(finished, tmp_path):
+    flags = ["--init-from", finished[0], "--model", "mlp", "--strategy", "single", "--steps", 1]
+    with forks.start("train", flags, tmp_path / "output"):
+        pass
+    assert "has no array of MLP, for example no hidden1.bias" in (tmp_path / "output").read_text()
 
 
 def test_a_file_without_weights_is_one_sentence(source):
