@@ -197,7 +197,7 @@ def train(step, state, data):
     return state, losses
 
 
-optimizer = optax.sgd(0.1)  # the steps read this variable
+optimizer = optax.sgd(0.1)  # another kind of state, so JAX traces the steps again
 placed = [place_batch(batch) for batch in full_batches]
 (one, _), one_losses = train(jax.jit(one_device_step), init_state(), full_batches)
 (eight, _), eight_losses = train(train_step, place_state(init_state()), placed)

@@ -206,7 +206,7 @@ def distance(model, other):
     return np.sqrt(sum(((np.asarray(a) - np.asarray(b)) ** 2).sum() for a, b in pairs))
 
 
-optimizer = optax.sgd(0.1)  # the step reads this variable
+optimizer = optax.sgd(0.1)  # another kind of state, so JAX traces the step again
 all_batches = list(batches(*train_data, seed=0))
 one, _ = train_and_watch([cut(batch, 1) for batch in all_batches])
 eight, right_means = train_and_watch([cut(batch, 8) for batch in all_batches])

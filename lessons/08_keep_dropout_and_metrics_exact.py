@@ -197,7 +197,7 @@ def number_by_device(batch):
 
 
 # %% tags=["prediction"]
-optimizer = optax.sgd(0.1)  # the step reads this variable
+optimizer = optax.sgd(0.1)  # another kind of state, so JAX traces the step again
 all_batches = list(batches(*train_data, seed=0))
 runs = {}
 for N in (1, 8):

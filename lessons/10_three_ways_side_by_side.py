@@ -283,7 +283,7 @@ steps = {
 # %% tags=["prediction"]
 losses = {}
 for name, rule in {"SGD": optax.sgd(0.1), "Adam": optax.adam(3e-3)}.items():
-    optimizer = rule  # the steps read this variable
+    optimizer = rule  # another kind of state, so JAX traces the steps again
     losses[name] = {way: run(step) for way, step in steps.items()}
 lesson_10.loss_curves(losses)
 

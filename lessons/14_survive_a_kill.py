@@ -179,7 +179,8 @@ def distance(state, other):
 
 
 # %% [markdown]
-# In the picture the kill comes in epoch 2, so the updates in the grey part are lost, and done again.
+# In the picture the run is killed in the middle of epoch 2, and its newest checkpoint is from the end of epoch 1. So
+# the updates in the grey part are lost, and done again.
 #
 # **Predict:** will the loss curve of the forgetful run warn you?
 
@@ -228,6 +229,10 @@ assert 0.8 < np.mean(forgetful_losses[-40:]) / np.mean(losses[-40:]) < 0.95
 # asked = []
 # signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
 # ```
+#
+# After each update, look at `asked`. A checkpoint from the middle of an epoch must also say which update comes next.
+# The program above saves only the number of a finished epoch, so it would skip the rest of this one. In exercise 1 you
+# write batches that start in the middle.
 #
 # Keep the best checkpoint as well as the newest: if the loss becomes NaN, the newest ones hold NaN.
 # In Orbax a preservation policy says what to keep, and you pass the loss to `save` as `metrics=`.

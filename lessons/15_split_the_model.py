@@ -294,8 +294,10 @@ assert bad.bytes > 40 * good.bytes
 # <details><summary>Answer</summary>
 #
 # The other half of `h`, because a column of W2 needs all hidden units. So XLA gathers `h` on both devices, 64 x 512
-# numbers, and then it gathers the result, too. With rows, an all-reduce of 64 x 10 numbers was enough. Nothing
-# warns you, and a deep network pays for it in every layer. So look at the collectives of your program.
+# numbers, and then it gathers the result, too. With rows, an all-reduce of 64 x 10 numbers was enough. (It costs so much
+# more here because the result has only 10 columns. In a transformer, `h` is four times as wide as the result. An
+# all-reduce sends everything twice, so there you'd send two and a half times as much.) Nothing warns you, and a deep
+# network pays for it in every layer. So look at the collectives of your program.
 #
 # </details>
 #
@@ -314,6 +316,8 @@ assert bad.bytes > 40 * good.bytes
 # - `jax.eval_shape` finds shapes and paths without computing anything, and `jax.jit(init_state, out_shardings=...)`
 #   makes the state where it belongs. Lesson 16 explains both.
 # - The function `train_step` hasn't changed. Only the shardings that you give to `jax.jit` are new.
+# - If you misspell a name in `SPECS`, its array is simply replicated, without an error. So the last line prints what a
+#   device holds.
 #
 # Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
 #

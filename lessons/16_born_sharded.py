@@ -23,7 +23,8 @@
 # **You will** count the bytes of a training state, create and restore it in shards, split it with ZeRO (also called
 # FSDP), and keep the peak low. 25 minutes, 45 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
-# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and the section on `jax.checkpoint` in
+# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), `shard_map` from
+# [10 Three ways side by side](10_three_ways_side_by_side.ipynb), and the section on `jax.checkpoint` in
 # [13 Train with more batch than memory](13_more_batch_than_memory.ipynb).
 
 # %%
@@ -252,7 +253,7 @@ def compile_step(sharding, layer, before=lambda layers: layers):
 # - *gathered again*: gathered in the layer, inside `jax.checkpoint`, so the backward pass gathers once more;
 # - *gathered first*: all layers are gathered at the start of the step.
 #
-# **Predict:** put the five in the order of their peaks.
+# **Predict:** which of the five hold all sixteen layers whole at some moment?
 
 # %% tags=["prediction"]
 ways = {
@@ -281,7 +282,8 @@ np.testing.assert_allclose(*after, rtol=0, atol=1e-3)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# From the highest to the lowest (light blue is what the step needs on top of the state):
+# Three of them: replicated, gathered first and, less obviously, gathered in the layer. From the highest peak to the
+# lowest (light blue is what the step needs on top of the state):
 #
 # - *Replicated* holds everything, all the time.
 # - *Gathered first* keeps all layers to the end. It saves something here only because Adam's moments are split. With plain
@@ -299,6 +301,10 @@ np.testing.assert_allclose(*after, rtol=0, atol=1e-3)
 # you the peak without running anything. Look again on your GPUs, because this plan was made by XLA for CPUs. (To hide
 # the gathers, XLA for GPUs and TPUs may fetch the next layer while the current one is being
 # computed. Then a device holds two gathered layers.)
+#
+# Look at the collectives, too (lesson 15). In your program and in the sharded ones of these five, XLA for CPUs *all-reduces* the
+# gradients, and then each device keeps its part. That gives the same numbers, but it sends more than the 3 n of the
+# picture. XLA for GPUs and TPUs has a pass that turns the two operations into a reduce-scatter.
 #
 # ## The mistake: a norm of a part
 #

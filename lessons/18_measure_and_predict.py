@@ -22,8 +22,9 @@
 # **You will** time a step without fooling yourself, count operations and bytes, see how an all-reduce can hide behind the
 # backward pass, find out whether memory or arithmetic is the limit, read a profile, predict the speed of many devices,
 # and say how wrong the prediction was. 35 minutes, 60 with exercises. You need
-# [06 Communicate between devices](06_communicate_between_devices.ipynb) and
-# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
+# [06 Communicate between devices](06_communicate_between_devices.ipynb),
+# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and for the section on overlap
+# [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -67,7 +68,7 @@ lesson_18.three_durations()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# If you don't wait. You'd report a step that's hundreds of times too fast.
+# If you don't wait. You'd report a step that's hundreds or even thousands of times too fast.
 #
 # </details>
 #
@@ -229,10 +230,11 @@ lesson_18.overlap()
 #
 # </details>
 #
-# But that's only the order in which JAX writes the program down, and the compiler may change it. On a CPU, XLA
-# combines the all-reduces into a single one, in both functions. On a GPU, it combines them only up to the size that
-# you set with `--xla_gpu_all_reduce_combine_threshold_bytes` (DDP calls it `bucket_cap_mb`). So look at a profile to
-# find out if your all-reduces overlap with the backward pass.
+# And your own program, with `jit`? There the compiler puts an all-reduce behind each gradient, as in `average_loss`.
+# But in both cases that's only the beginning, and the compiler may change it. On a CPU, XLA combines the all-reduces
+# into a single one, in both functions. On a GPU, it combines them only up to the size that you set with
+# `--xla_gpu_all_reduce_combine_threshold_bytes` (DDP calls it `bucket_cap_mb`). So look at a profile to find out if
+# your all-reduces overlap with the backward pass.
 #
 # ## Memory or arithmetic?
 #
@@ -296,9 +298,11 @@ print(*longest_operations(next(folder.glob("**/perfetto_trace.json.gz")), most=5
 lesson_18.updates_of_an_h200()
 
 # %% [markdown]
-# Each operation was called five times, once in each step. A `dot` is a matrix product, and a `fusion` is several
-# operations that the compiler has merged into one. Open the file at [ui.perfetto.dev](https://ui.perfetto.dev) to see
-# them over time, with the names of your scopes in the details.
+# Each operation was called five times, once in each step, and the milliseconds are those five calls together. A `dot`
+# is a matrix product, and a `fusion` is several operations that the compiler has merged into one. Open the file at
+# [ui.perfetto.dev](https://ui.perfetto.dev) to see them over time. On a GPU or TPU, look for the names of your scopes
+# in the details. The CPU's trace doesn't have them, but the compiled program does: search its `as_text()` for
+# `op_name`.
 #
 # What do you look for on a GPU? First for **gaps**, in which it waits for Python or for data. The picture shows an
 # update of pmapdp's CNN on an H200. It's a drawing and not a recorded trace: we measured two times with jax 0.11.2, and
@@ -405,9 +409,9 @@ assert better == [True, False, False]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 0.65 of about 105 ms is 0.6 %. But NVIDIA measured a loss of 16 %, and in TF32 3 % instead of 0.2 %. On the P100s the
-# network really was what cost time. On the A100s something else does, and the calculation knows nothing about it. There
-# it's hardly better than the naive prediction that nothing is lost.
+# 0.65 of about 104 ms is 0.6 %. But NVIDIA measured a loss of 16 %, and in TF32 3 % instead of 0.2 %. On the P100s the
+# network alone explains the loss. On the A100s it doesn't. Something else costs time there, and the calculation knows
+# nothing about it, so it's hardly better than the naive prediction that nothing is lost.
 #
 # </details>
 #
