@@ -66,14 +66,14 @@ class Meter:
 
     @property
     def means(self) -> dict[str, float]:
-        """Return the mean or ratio of each metric (0 if its divisor is 0) and the number of examples, or {}."""
+        """Return the mean or ratio of each metric (NaN if its divisor is 0) and the number of examples, or {}."""
         if not self.examples:
             return {}
         means = {}
         for name, value in self.sums.items():
             if name != "count" and not name.endswith(DIVISOR):
                 divisor = self.sums.get(name + DIVISOR, self.sums["count"])
-                means[self.accuracy if name == "correct" else name] = value / divisor if divisor else 0.0
+                means[self.accuracy if name == "correct" else name] = value / divisor if divisor else math.nan
         return means | {"examples": self.examples}
 
     @property
