@@ -168,7 +168,7 @@ def require_recipe(config: Config) -> None:
         )
 
 
-def compare_with_reported(config: Config, epochs: list[dict[str, Any]]) -> list[str]:
+def compare_with_reported(config: Config, epochs: list[dict[str, Any]], per_epoch: int) -> list[str]:
     """Return lines that compare a run with the reported figures, [] if its data, model or number of epochs differs."""
     recipe, here = RECIPES[config.recipe], {epoch["epoch"]: epoch for epoch in epochs}
     if any(getattr(config, name) != getattr(recipe.config, name) for name in ("dataset", "model", "epochs")):
@@ -177,6 +177,6 @@ def compare_with_reported(config: Config, epochs: list[dict[str, Any]]) -> list[
     for metric, figures in recipe.reported.items():
         part, name = metric.split("/")
         for epoch, figure in figures.items():
-            if epoch in here:
+            if epoch in here and here[epoch]["step"] == epoch * per_epoch:  # --steps may end in the middle of one
                 table.append(f"{f'{part} {name}, epoch {epoch}':<40}{figure:9.4f}{here[epoch][part][name]:11.4f}")
     return ["", f"{'reported':>49}{'here':>11}", *table] if table else []

@@ -133,7 +133,7 @@ def train(
                         run.after_update(step, state, meter)  # shows, saves, and stops on Ctrl-C
                 run.end_epoch(step, state, meter, evaluate(job, state, job.held_out))
             run.end(step)
-            run.report.line(*compare_with_reported(job.config, run.epochs))
+            run.report.line(*compare_with_reported(job.config, run.epochs, batches.per_epoch))
             return Result(strategy.fetch(state), run.epochs)
 
 

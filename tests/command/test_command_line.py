@@ -11,7 +11,7 @@ from launch import python
 from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.distributed import ProcessesOptions
-from pmapdp.recipes import RECIPES
+from pmapdp.recipes import RECIPES, compare_with_reported
 
 
 def parse(*arguments: str) -> Config:
@@ -51,6 +51,12 @@ def test_a_recipe_gives_its_configuration_and_flags_override_it(recipe):
     assert parse(recipe) == RECIPES[recipe].config
     config = parse(recipe, "--seed", "7", "--epochs=2")
     assert (config.seed, config.epochs, config.model) == (7, 2, RECIPES[recipe].config.model)
+
+
+def test_only_whole_epochs_are_compared_with_the_reported_ones():
+    epochs = [{"epoch": epoch, "step": step, "train": {"accuracy": 0.5}} for epoch, step in ((1, 938), (2, 1000))]
+    rows = compare_with_reported(RECIPES["mirrored"].config, epochs, per_epoch=938)[2:]
+    assert [row.split()[-2] for row in rows] == ["0.9401"]
 
 
 @pytest.mark.parametrize(
