@@ -61,7 +61,7 @@ def run_program(target: str, count: int | None) -> tuple[Run, Any, Any]:
         milliseconds.append(1000 * (time.perf_counter() - started))
         state = result if str(jax.tree.structure(result)) == structure else result[0]
         first = as_one_device(state, start) if first is None else first
-    examples = len(jax.tree.leaves(batch)[0]) if batch is not None else len(devices)
+    examples = len(devices) if batch is None else np.shape(jax.tree.leaves(batch)[0])[arguments["batch_axis"]]
     run = describe_run(target, devices, examples, milliseconds[WARM_UP:], program) | {
         "holds": holds,
         "verdict": {"passed": "equal", "failed": "FAILED", "incomplete": "not proven"}[report.verdict],

@@ -59,9 +59,9 @@ def compare_strategies(config: Config, names: Sequence[str], counts: Sequence[in
 
 
 def largest_difference(tree: Any, other: Any) -> float:
-    """Return the largest difference of two trees of arrays, in any element."""
+    """Return the largest difference of two trees of arrays, in any element: NaN if one is. Infinity equals itself."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
-    return max(float(np.max(np.abs(a.astype(np.float64) - b), initial=0)) for a, b in pairs)
+    return float(np.max([np.max(np.abs(a.astype(np.float64) - b), initial=0, where=a != b) for a, b in pairs]))
 
 
 def run_strategies(config: Config, names: Sequence[str]) -> list[tuple[Run, Any]]:

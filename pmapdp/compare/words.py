@@ -57,7 +57,7 @@ def conclude(report: dict[str, Any]) -> str:
     if report["config"] is None:
         wrong = [f"{run['name']}: {run['verdict']}" for run in runs if run["verdict"] != "equal"]
         return "pmapdp.verify finds " + ("; ".join(wrong) or "that each step equals its reference") + "."
-    if off := [run["name"] for run in runs if run["largest_difference"] > ROUNDING[report["config"]["dtype"]]]:
+    if off := [run["name"] for run in runs if not run["largest_difference"] <= ROUNDING[report["config"]["dtype"]]]:
         return f"{', '.join(off)}: the parameters differ from a single device's, by more than rounding."
     largest = max(run["largest_difference"] for run in runs)
     said = f"All end with the same parameters: rounding makes a difference of at most {largest:.1e}."

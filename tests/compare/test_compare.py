@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import look
+import numpy as np
 import port_example
 import pytest
 from launch import CALLERS, python
@@ -63,8 +64,10 @@ def test_every_run_is_reported_and_equals_a_single_device(compared):
         assert each["losses"] == pytest.approx(single["losses"], rel=1e-4)
         assert "all-reduce" in {phase for _, phase, _, _ in each["timeline"]}
     assert "All end with the same parameters" in conclude(report)
-    off = report | {"runs": [single, others[0] | {"largest_difference": 0.1}]}
-    assert conclude(off).startswith("pmap × 2: the parameters differ from a single device's")
+    assert strategies.largest_difference(np.array([np.inf, 1]), np.array([np.inf, 3])) == 2
+    for far in (0.1, strategies.largest_difference([np.ones(1), np.ones(1)], [np.ones(1), np.array([np.nan])])):
+        off = report | {"runs": [single, others[0] | {"largest_difference": far}]}
+        assert conclude(off).startswith("pmap × 2: the parameters differ from a single device's")
 
 
 def test_what_each_sees_holds_and_who_adds_up(compared):
@@ -171,6 +174,8 @@ def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
     for text in ("\n".join(lines), page):
         assert "sum_of_means.py:check × 8: FAILED" in text
     assert "use lax.pmean in place of lax.psum" in " ".join(" ".join(lines).split())
+    scan = f"{Path(__file__).parents[1] / 'verify' / 'test_right_programs.py'}:three_updates_in_a_scan"
+    assert programs.run_program(scan, 2)[0]["global_batch_size"] == 16  # along its batch_axis
 
 
 @pytest.mark.slow
