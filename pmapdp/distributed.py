@@ -77,7 +77,7 @@ class Peers:
 
     @contextlib.contextmanager
     def exit_on_error(self) -> Iterator[None]:
-        """End this process at once if only this one fails. The others see its connections close, and end as well.
+        """End this process at once if only it fails. The others miss its connections or heartbeats, and end as well.
 
         An exception would not do: on its way up, cleaning up waits for the others, which wait in their next collective.
         """

@@ -32,6 +32,7 @@ from pmapdp.train import choose_strategy, load_run, train
 CLIP = 0.05  # far below the gradients' length, so that every update is clipped
 MODEL = {"mesh": "data=4,model=2", "layout": "model"}
 SPATIAL = {"mesh": "data=2,feature=2,model=2", "layout": "spatial"}
+REFERENCES = {}  # of one device, by model
 # model, micro-batches, strategy, devices, options, most of the bytes of one device that a device may hold
 CASES = [
     ("mlp", 1, "jit", 8, MODEL, 0.51),
@@ -53,20 +54,15 @@ def five_updates(model: str, strategy: str, task: Task, devices, layout: MeshLay
     return state, steps.fetch((state.params, state.model_state, steps.eval_step(state, steps.place_batch(last))))
 
 
-@pytest.fixture(scope="module")
-def references():
-    return {}
-
-
 @pytest.mark.usefixtures("float64")
 @quick(2, ("model", "accumulate", "strategy", "devices", "options", "most"), CASES)
-def test_equals_one_device_with_its_share_of_the_bytes(references, model, accumulate, strategy, devices, options, most):
+def test_equals_one_device_with_its_share_of_the_bytes(model, accumulate, strategy, devices, options, most):
     optimizer = optax.chain(optax.clip_by_global_norm(CLIP), optax.adam(1e-3))
     task = Task(entry.built(model, 3, "float64"), optimizer, 3, "float64", accumulate=accumulate)
     inputs, first = entry.examples_for(model, 1, 0).inputs.shape[1:], jax.devices()[:1]
-    if model not in references:
-        references[model] = five_updates(model, "single", task, first, fit_layout(first, task, inputs))
-    alone, wanted = references[model]
+    if model not in REFERENCES:
+        REFERENCES[model] = five_updates(model, "single", task, first, fit_layout(first, task, inputs))
+    alone, wanted = REFERENCES[model]
     layout = fit_layout(jax.devices()[:devices], task, inputs, **options)
     state, found = five_updates(model, strategy, task, jax.devices()[:devices], layout)
 
@@ -113,17 +109,13 @@ def test_flags_that_cannot_be(mesh, layout, shard_state, strategy, message):
     ("options", "message", "works"),
     [
         ({"mesh": "data:8", "devices": 8}, "--mesh 'data:8' is not a list of different axes with their sizes: try", {}),
-        ({"mesh": "data=2,data=4", "devices": 8}, "is not a list of different axes", {}),
         ({"layout": "modle"}, "did you mean 'model'?", {}),
-        ({"layout": "hidden="}, "unknown layout 'hidden='", {}),
         ({"mesh": "data=4,model=3"}, "does not fit hidden1.bias [512] on data=4,model=3 (",
          {"mesh": "data=12", "layout": "data"}),
         ({"mesh": "data=4,model=2", "devices": 4}, "has 8 places for 4 device(s): try", {}),
         ({"mesh": "data=8"}, "no axis of the mesh data=8: try --mesh data=4,model=2", {"mesh": "data=4,model=2"}),
         ({"devices": 8, "layout": "spatial"}, "try --mesh data=2,model=2,feature=2",
          {"mesh": "data=2,feature=2,model=2", "layout": "spatial"}),
-        ({"mesh": "data=7"}, "no axis of the mesh data=7: try --mesh data=7 --layout data",
-         {"mesh": "data=7", "layout": "data"}),
         ({"mesh": "data=4,model=2", "layout": "data"}, "model of data=4,model=2 splits nothing under --layout data",
          {"mesh": "data=8", "layout": "data"}),
         ({"mesh": "data=8", "layout": "batch=none"}, "would do the same work: try --mesh data=8 --layout data",
@@ -132,12 +124,9 @@ def test_flags_that_cannot_be(mesh, layout, shard_state, strategy, message):
         ({"mesh": "data=4,model=2", "layout": "hiden=model"}, "did you mean 'hidden'?", {"mesh": "data=4,model=2"}),
         ({"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}, "not fit hidden2.kernel [512, 512]",
          {"mesh": "data=4,model=2", "layout": "hidden=model,embed=none"}),
-        ({"mesh": "data=4,model=2", "layout": "hidden=model,batch=model"}, "data of data=4,model=2 splits nothing",
-         {"mesh": "data=8", "layout": "data"}),
         ({"mesh": "data=1,model=8", "layout": "features=model"}, "not fit the inputs [0, 28]",
          {"mesh": "data=8", "layout": "data"}),
         ({"mesh": "data=1,model=8", "shard_state": "optimizer"}, "over the 1 device(s)", {"mesh": "data=1,model=8"}),
-        ({"devices": 3, "layout": "data", "shard_state": "optimizer"}, "nothing of this model over the 3", {}),
     ],
 )  # fmt: skip
 def test_what_cannot_be_raises_an_error_of_one_sentence(options, message, works):
