@@ -129,9 +129,9 @@ lesson_02.five_calls(rows, seconds)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Twice, once for each shape, and a new dtype would cost a third time. Look at the picture's scale: these two calls take
-# a hundred times as long as the others, or more. So the small last batch of an epoch is expensive, and lesson 03 will
-# pad it.
+# Twice, once for each shape, and a new dtype would cost a third time. These two calls take a hundred times as long as
+# the others, or more, so you can hardly see the other bars. That makes the small last batch of an epoch expensive, and
+# lesson 03 will pad it.
 #
 # </details>
 #
@@ -399,7 +399,8 @@ each = gradient_of_each(init_model(), inputs, labels)
 of_mean = jax.jit(jax.grad(mean_loss))(init_model(), inputs, labels)
 print("128 gradients of W1:", each["W1"].shape)
 print("largest difference:", abs(each["W1"].mean(0) - of_mean["W1"]).max())
-lesson_02.gradients(each["W1"][:, :2, 1], of_mean["W1"][:2, 1])
+units = np.array([11, 27])
+lesson_02.gradients(each["b1"][:, units], of_mean["b1"][units])
 
 # %% tags=["proof"]
 # The asserts behind the answers.
@@ -420,10 +421,10 @@ for name in of_mean:
 # <details><summary>Answer</summary>
 #
 # They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is
-# one example's gradient with respect to two of the weights. The dots are scattered widely (and almost half of them lie
-# on top of each other at 0, because the ReLU was off). But their mean, the cross, is right in the circle, which is the
-# gradient of the mean loss. That's why data parallelism works: each device can compute the gradients of its own
-# examples, and only the mean needs them all.
+# one example's gradient with respect to the biases of two hidden units. The dots are scattered
+# widely. (If one unit's ReLU was off, the dot lies on one of the two lines, and if both were off, it lies at 0.) But
+# their mean, the cross, is right in the circle, which is the gradient of the mean loss. That's why data parallelism
+# works: each device can compute the gradients of its own examples, and only the mean needs them all.
 #
 # </details>
 #
