@@ -47,8 +47,8 @@ def running_means(means: list[float]) -> None:
 @drawing.picture
 def loss_curves(losses: dict[str, list[float]]) -> None:
     """Loss over an epoch: the curve of shard_map lies on the old pmap program's, and the curve of jit is near them."""
-    looks = {"lw": 6, "alpha": 0.4}, {}, {"ls": ":", "lw": 2.5}
+    looks = {"lw": 6, "alpha": 0.4}, {}, {"color": drawing.ACCENT, "ls": "--", "lw": 2}
     for (name, curve), look in zip(losses.items(), looks, strict=True):
-        plt.plot(range(1, len(curve) + 1), curve, color=drawing.INK, label=name, **look)
+        plt.plot(range(1, len(curve) + 1), curve, label=name, **{"color": drawing.INK} | look)
     plt.gca().set(xlabel="update", ylabel="loss", ylim=(0, None))
     plt.legend()
