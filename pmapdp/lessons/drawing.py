@@ -164,11 +164,12 @@ def curves_by_device(curves: np.ndarray, reference: Any, name: str, ylabel: str)
 def work_by_device(work: dict[str, float]) -> None:
     """Bars of eight parts, the operations of each device: several times as long if devices repeat the work of others."""
     plt.figure(figsize=(7, 0.4 + 0.45 * len(work)))
-    operations = np.array(list(work.values())) / 1e6
+    unit, name = (1e9, "billion") if max(work.values()) > 1e9 else (1e6, "million")
+    operations = np.array(list(work.values())) / unit
     for d in range(8):
         plt.barh(list(work), operations, 0.6, left=d * operations, color=DEVICE_COLOURS[d])
     plt.gca().invert_yaxis()
-    plt.gca().set(xlabel="million operations, a colour for each of eight devices")
+    plt.gca().set(xlabel=f"{name} operations, a colour for each of eight devices")
 
 
 @picture
