@@ -50,8 +50,8 @@ lesson_10.three_ways()
 # %% [markdown]
 # So `shard_map` cuts the global arrays the way `in_specs` says, runs your function once on each device, and puts the
 # results together the way `out_specs` says. `P("data")` means split along the mesh axis "data", and `P()` means a copy on
-# every device. There's one thing that the picture hides: under `shard_map`, JAX adds up some gradients without being
-# asked. That's the trap, and you'll meet it soon.
+# every device. And mind the last box: under `shard_map`, `jax.grad` adds up some gradients without being asked. That's
+# the trap, and you'll meet it soon.
 #
 # ## The program so far
 #

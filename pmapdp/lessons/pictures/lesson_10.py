@@ -7,11 +7,12 @@ from pmapdp.lessons import drawing
 
 @drawing.picture
 def three_ways() -> None:
-    """pmap: you pass [N, b, D], the step sees [b, D], you add up. jit: [B, D], seen whole, the compiler adds up. shard_map: [B, D] in, [b, D] seen, you add up."""
+    """pmap: you pass [N, b, D], the step sees [b, D], you add up. jit: [B, D], seen whole, the compiler adds up. shard_map: [B, D] in, [b, D] seen, you or jax.grad add up."""
     axes = drawing.canvas(21, 8)
     for x, text in ((3.6, "you pass"), (9.4, "your function sees"), (16, "who adds up")):
         axes.text(x, 0.5, text, weight="bold")
-    for row, name in enumerate(["pmap", "jit", "shard_map"]):
+    adders = {"pmap": "you: lax.pmean", "jit": "the compiler", "shard_map": "you, or jax.grad"}
+    for row, (name, adder) in enumerate(adders.items()):
         top, programs, width = (2 + 2.3 * row, 1, 5.7) if name == "jit" else (2 + 2.3 * row, 4, 1.35)
         axes.text(0, top + 0.4, name, weight="bold", va="center", fontsize=9)
         axes.text(3.6, top - 0.25, "[N, b, D]" if name == "pmap" else "[B, D], split along B")
@@ -19,7 +20,7 @@ def three_ways() -> None:
         drawing.device_row(axes, 3.6, top, "bbbb", step=1.22 if name == "pmap" else 1.1, width=1.1)
         for d in range(programs):
             drawing.box(axes, 9.4 + 1.45 * d, top, "step", device=d if programs > 1 else None, width=width)
-        drawing.box(axes, 16, top, "the compiler" if name == "jit" else "you: lax.pmean", width=4.6)
+        drawing.box(axes, 16, top, adder, width=4.8)
         for x in (8.5, 15.15):
             drawing.arrow(axes, (x, top + 0.4), (x + 0.85, top + 0.4))
 
