@@ -35,7 +35,6 @@ from pmapdp.lessons.pictures import lesson_17
 from pmapdp.lessons.programs import started
 
 devices.simulate(8)  # before any other use of JAX
-lesson_17.one_array()
 
 # %% [markdown]
 # ## One array, two processes
@@ -43,7 +42,11 @@ lesson_17.one_array()
 # In PyTorch, each process usually has its own tensors. In JAX, all processes run the same program and work on **global
 # arrays**, and each process holds some of an array's shards. The picture shows 16 rows on four devices of two
 # processes. Both processes know that there are 16 rows, but process 0 can read only the first eight.
-#
+
+# %%
+lesson_17.one_array()
+
+# %% [markdown]
 # Let's see that with eight numbers on eight devices. `started.run` starts two new Pythons on this machine, with four
 # simulated devices each. It connects them, imports `Mesh`, `multihost_utils` and the other names that our function
 # uses, and lets both call it.
