@@ -243,7 +243,7 @@ def test_a_loss_that_is_not_finite_stops_training_with_status_3(folder, monkeypa
 
 
 def test_the_advice_works(folder, monkeypatch):
-    """What some of the sentences offer, taken."""
+    """Commands that some of the sentences suggest run."""
     monkeypatch.chdir(folder)
     for advice in (["--global-batch-size", 40], ["--accumulate", 10], ["--best", "lowest:loss"]):
         done = entry.run_command(*yours(*advice, "--steps", 1))
