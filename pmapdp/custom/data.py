@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ PARTS = {"train": "the training", "test": "the test", "validation": "the validat
 LARGE, SAMPLE = 2**30, 2**26  # bytes; of a larger array only a sample is looked at, so that it may stay in its file
 TRIALS = 4  # examples that are read before training, and how often: most random transforms show there
 THREADS = min(16, 2 * (os.cpu_count() or 1))  # decoders wait for disks, and most let other threads run
-ONE_THREAD = Lock()  # for all data sets, because two may read from one open file
+ONE_THREAD = RLock()  # for all data sets, because two may read from one open file; one may read through another
 
 
 def make_data_set(data: Any) -> DataSet:
