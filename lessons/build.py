@@ -66,10 +66,11 @@ def difference(earlier: str, later: str) -> str:
     """The lines that change from one script to the next, with one line around them, marked by + and -."""
     lines, text = program(later).splitlines(), ""
     for line in list(difflib.unified_diff(program(earlier).splitlines(), lines, n=1, lineterm=""))[2:]:
-        if line.startswith("@@"):  # name the function or class in which these lines are, unless they show it
+        if line.startswith("@@"):  # name the function, class or loop in which these lines are, unless they show it
             first = int(re.findall(r"\+(\d+)", line)[0]) - 1
-            names = re.findall(r"^(?:def|class) (\w+)", "\n".join(lines[:first]), re.MULTILINE)
-            line = f"\n@@ {names[-1]}" if lines[first].startswith(" ") else ""
+            top = [each for each in lines[:first] if each[:1].strip()][-1:]
+            inside = re.sub(r"^(?:def|class) (\w+).*", r"\1", "".join(top)).rstrip(":")
+            line = f"\n@@ {inside}" if lines[first].startswith(" ") else ""
         text += f"{line}\n"
     text = text.strip()
     return re.sub(r"\n([ +-]?\n)+", "\n\n", f"```diff\n{text}\n```")  # one empty line at a time, without a mark
