@@ -19,6 +19,7 @@ from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
 from pmapdp.evaluate import evaluate_exported, evaluate_run
 from pmapdp.export import export_run, load_exported
+from pmapdp.layers import current_context
 from pmapdp.loss import MetricSums
 
 
@@ -250,3 +251,17 @@ def test_before_training_a_warning_says_what_will_be_missing(capsys, values, sai
     warning = capsys.readouterr().err
     assert said in warning
     assert bool(said) == bool(warning)
+
+
+class Undecided(Net):
+    """Its logits are equal but for rounding, which in bfloat16 on a GPU depends on where an example lies."""
+
+    def __call__(self, x):
+        sign = jnp.where(jnp.arange(len(x)) < 8, 1, -1)
+        return 0 * super().__call__(x) + 1e-3 * current_context().train * sign[:, None] * jnp.array([1, 0, 0])
+
+
+def test_rounding_in_bfloat16_may_change_the_class_of_an_example():
+    run(Undecided, dtype="bfloat16")
+    with pytest.raises(UserError, match="correct in the loss of Undecided in training is not a sum"):
+        run(Undecided)
