@@ -109,8 +109,7 @@ def extend_to_all_processes(local: list[jax.Device]) -> list[jax.Device]:
     """Return the devices of a run: the first `len(local)` of every process, process by process."""
     if jax.process_count() == 1:
         return local
-    platform = local[0].platform
-    return [d for p in range(jax.process_count()) for d in jax.local_devices(p, platform)[: len(local)]]
+    return [d for p in range(jax.process_count()) for d in jax.local_devices(p, local[0].platform)[: len(local)]]
 
 
 def describe(devices: list[jax.Device]) -> str:

@@ -35,9 +35,7 @@ def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, 
         main = optax.cosine_decay_schedule(peak, max(1, schedule_steps - warmup))
     else:
         main = optax.constant_schedule(peak)
-    if warmup == 0:
-        return main
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), main], [warmup])
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), main], [warmup]) if warmup else main
 
 
 def make_optimizer(

@@ -134,11 +134,6 @@ def named_leaves(*trees: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def count_parameters(params: Any) -> int:
-    """Count the trainable numbers."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
 @jax.jit
 def is_finite(state: TrainState) -> jax.Array:
     """Return `[]`, True if all numbers that an update computes are finite. A model may keep an infinite constant."""

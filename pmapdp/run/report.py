@@ -22,7 +22,7 @@ from pmapdp.files import ADVICE, open_regular
 from pmapdp.metrics import Meter
 from pmapdp.recipes import RECIPES
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
-from pmapdp.state import TrainState, count_parameters
+from pmapdp.state import TrainState
 
 if TYPE_CHECKING:
     from pmapdp.train import Job
@@ -144,7 +144,7 @@ def describe_run(job: "Job", state: TrainState) -> tuple[dict[str, Any], list[st
         "devices": len(job.devices),
         "global_batch_size": batches.batch_size,
         "per_device_batch_size": per_device,
-        "parameters": count_parameters(state.params),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "examples": {name: part.examples for name, part in job.batches.items()},
         "state_bytes_on_a_device": bytes_on_a_device((state.params, state.optimizer_state)),
         "jax": jax.__version__,

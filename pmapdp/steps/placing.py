@@ -17,10 +17,9 @@ def place(rows: Any, sharding: Any) -> Any:
         rows: pytree of `[rows, ...]`. With several processes, each gives its own devices' rows, in the devices' order.
         sharding: of the global arrays, one for all or a pytree like `rows`. Their shape follows from it and the rows.
     """
-    shardings = jax.tree.broadcast(sharding, rows)
-    if jax.tree.leaves(shardings)[0].is_fully_addressable:
-        return jax.device_put(rows, shardings)
-    return jax.tree.map(jax.make_array_from_process_local_data, shardings, rows)
+    if jax.tree.leaves(sharding)[0].is_fully_addressable:
+        return jax.device_put(rows, sharding)
+    return jax.tree.map(jax.make_array_from_process_local_data, jax.tree.broadcast(sharding, rows), rows)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ def numbers(made, last=20, error_at=None):
 def no_thread_is_left():
     before = threading.active_count()
     yield
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 @pytest.mark.parametrize("taken", [0, 1, 7, 20])
