@@ -4,9 +4,9 @@
     python -m benchmarks.accelerators --rounds 1 --updates 2    # to see that it runs
 
 Each round is an epoch of the trainer and one of the bare loop of the same strategy, in turn in one process; their ratio
-is the median over the rounds. PyTorch, if it is installed, comes last, in a process of its own. All batches come from
-host memory, and nothing from a network. It takes about 3 minutes on one H100. Writes benchmarks/accelerators.json and,
-from it, the table of docs/speed.md.
+is the median over the rounds. The bare loop has Flax's own batch norm. PyTorch, if it is installed, comes last, in a
+process of its own. All batches come from host memory, and nothing from a network. It takes about 3 minutes on one H200,
+and PyTorch as long again. Writes benchmarks/accelerators.json and, from it, the table of docs/speed.md.
 """
 
 import argparse
@@ -32,7 +32,6 @@ from benchmarks import make_config, summary
 from benchmarks.bare import make_loop, place
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.models.cnn import CNN
-from pmapdp.state import build
 from pmapdp.train import train
 
 STRATEGIES = ("pmap", "jit")
@@ -100,7 +99,7 @@ def measure(work: Work, strategy: str, rounds: int, updates: int) -> list[tuple[
     devices, random = jax.devices(), np.random.default_rng(0)
     B, n = work.batch * len(devices), work.batch * len(devices) * updates
     data = Split(random.integers(0, 256, (n, *work.shape), np.uint8), random.integers(0, 10, n, np.int32))
-    step, state, split = make_loop(build(work.model, dtype=work.dtype), strategy, devices, optax.adam(1e-3))
+    step, state, split = make_loop(work.model(rngs=nnx.Rngs(0), dtype=work.dtype), strategy, devices, optax.adam(1e-3))
     pairs = []
 
     def run_bare_epoch(results: dict[str, Any], _: Any) -> None:

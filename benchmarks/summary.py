@@ -101,7 +101,8 @@ def table_of_accelerators(results: dict[str, Any]) -> str:
             ratios = row[strategy]["ratios"]
             shares = f"{median(ratios):.2f}; {ratios[0]:.2f} to {ratios[-1]:.2f}"
             cells.append(f"{row[strategy]['trainer']:,.0f} ({shares})")
-        theirs = [f"{row['pytorch'][how]:,.0f}" if "pytorch" in row else "" for how in ("eager", "compiled")]
+        speeds = row.get("pytorch", {})
+        theirs = [f"{speeds[how]:,.0f}" if how in speeds else "" for how in ("eager", "compiled")]
         lines.append(f"| {' | '.join([*cells, format(row['jit']['bare'], ',.0f'), *theirs])} |")
     return "\n".join([*lines, "", f"{results['machine']}."])
 

@@ -56,7 +56,7 @@ def measure(make, shape, batch: int, updates: int, dtype, compile_it: bool) -> f
         with cast:
             return functional.cross_entropy(model(x), labels)
 
-    compiled = torch.compile(loss_of, mode="reduce-overhead") if compile_it else loss_of
+    compiled = torch.compile(loss_of, mode="reduce-overhead", dynamic=False) if compile_it else loss_of
 
     def place(x):
         return x.pin_memory().to(DEVICE, non_blocking=True) if DEVICE == "cuda" else x
