@@ -74,22 +74,21 @@ print("rows[3] is", rows[3], "on", rows[3].devices())
 lesson_00.one_row_each()
 
 # %% [markdown]
-# **Predict:** you double `rows[3]`. Which device computes that? And where does `jnp.ones(1)` end up, since you didn't
-# say?
+# **Predict:** you double `rows[3]`. Which device computes that?
 
 # %% tags=["prediction"]
-doubled = [2 * row for row in rows]
-print("2 * rows[3] is", doubled[3], "on", doubled[3].devices())
-print("jnp.ones(1) is on", jnp.ones(1).devices())
-back = jax.device_get(doubled)  # NumPy arrays, on the host again
+doubles = [2 * row for row in rows]
+print("2 * rows[3] is", doubles[3], "on", doubles[3].devices())
+print("jnp.ones(1), which we placed nowhere, is on", jnp.ones(1).devices())
+host_arrays = jax.device_get(doubles)  # NumPy arrays, on the host again
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert doubled[3] == 6
-assert doubled[3].devices() == {eight[3]}
+assert doubles[3] == 6
+assert doubles[3].devices() == {eight[3]}
 assert jnp.ones(1).devices() == {jax.devices()[0]}
-assert type(back[3]) is np.ndarray
-assert (np.stack(back) == 2 * x).all()
+assert type(host_arrays[3]) is np.ndarray
+assert (np.stack(host_arrays) == 2 * x).all()
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -135,17 +134,17 @@ def per_device(array):
 numbers = np.arange(2 * mesh.size, dtype=np.int32)  # [16] on the host: two for each device
 parts = jax.device_put(numbers, split)
 copies = jax.device_put(numbers, replicated)
-total = parts + copies  # each device adds where it has both, so nothing is sent
-everywhere = jax.device_put(total, replicated)  # now each device gets all the sums
+sum_parts = parts + copies  # each device adds where it has both, so nothing is sent
+sum_copies = jax.device_put(sum_parts, replicated)  # now each device gets all the sums
 
 print(mesh.size, "devices:", jax.devices()[0].device_kind)
-arrays = {"parts": parts, "copies": copies, "total": total, "everywhere": everywhere}
+arrays = {"parts": parts, "copies": copies, "sum_parts": sum_parts, "sum_copies": sum_copies}
 for name, array in arrays.items():
     print(f"{name:10s} {array.shape}, and the last device holds {per_device(array)[-1]}")
 
 # To the program, each is one array of 16 numbers, wherever its parts are.
-np.testing.assert_array_equal(jax.device_get(total), 2 * numbers)
-np.testing.assert_array_equal(jax.device_get(everywhere), 2 * numbers)
+np.testing.assert_array_equal(jax.device_get(sum_parts), 2 * numbers)
+np.testing.assert_array_equal(jax.device_get(sum_copies), 2 * numbers)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -181,9 +180,9 @@ matrices = [jax.device_put(matrix, device) for device in eight]
 seconds = dict.fromkeys((1, 2, 4, 8), np.inf)
 for _ in range(15):  # the first round compiles
     for N in seconds:
-        started = time.perf_counter()
+        start = time.perf_counter()
         jax.block_until_ready([x @ x for x in matrices[:N]])
-        seconds[N] = min(seconds[N], time.perf_counter() - started)
+        seconds[N] = min(seconds[N], time.perf_counter() - start)
 lesson_00.same_work_each(seconds)
 
 # %% [markdown]
@@ -194,7 +193,7 @@ lesson_00.same_work_each(seconds)
 # Many tutorials set the environment variable `XLA_FLAGS` instead. Let's try both in a fresh Python process, and both
 # too late, after `jax.device_count()` has already looked for devices.
 #
-# **Predict:** can you still get eight devices by one of the two? And if not, do you find out?
+# **Predict:** which of the two tells you that you've come too late?
 
 # %% tags=["prediction"]
 import os
@@ -208,9 +207,9 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 print("after XLA_FLAGS:", jax.device_count())
 jax.config.update("jax_num_cpu_devices", 8)
 """
-clean = {name: value for name, value in os.environ.items() if not name.startswith(("XLA", "JAX"))}
-clean |= {"JAX_PLATFORMS": "cpu", "PYTHON_COLORS": "0"}
-run = subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, text=True)
+env = {name: value for name, value in os.environ.items() if not name.startswith(("XLA", "JAX"))}
+env |= {"JAX_PLATFORMS": "cpu", "PYTHON_COLORS": "0"}
+run = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
 print(run.stdout + run.stderr.splitlines()[-1])
 
 # %% tags=["proof"]
@@ -221,8 +220,8 @@ assert run.stderr.splitlines()[-1].startswith("RuntimeError")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. Both work if they come before JAX looks for devices. If they come too late, the environment variable does nothing
-# and says nothing, so you'd train on one device and never know. The setting raises an error, and that's why we use it.
+# Only the setting: it raises an error, and that's why we use it. The environment variable does nothing and says
+# nothing, so you'd train on one device and never know. (Both work if they come before JAX looks for devices.)
 #
 # </details>
 #

@@ -111,11 +111,11 @@ random = np.random.default_rng(1)
 small = {"W1": random.normal(size=(5, 4)), "b1": np.zeros(4)}
 small |= {"W2": random.normal(size=(4, 3)), "b2": np.zeros(3)}
 x, y = random.normal(size=(3, 5)), np.array([0, 2, 1])
-measured = finite_differences(lambda model: loss_sums(forward(model, x)[1], y)["loss"], small)
-by_hand = backward(small, x, y, *forward(small, x))
+slopes = finite_differences(lambda model: eval_step(model, (x, y))["loss"], small)
+gradients = backward(small, x, y, *forward(small, x))
 for name in small:
-    print(f"{name}: largest difference {abs(measured[name] - by_hand[name]).max():.0e}")
-assert all(np.allclose(measured[name], by_hand[name], atol=1e-8) for name in small)
+    print(f"{name}: largest difference {abs(slopes[name] - gradients[name]).max():.0e}")
+assert all(np.allclose(slopes[name], gradients[name], atol=1e-8) for name in small)
 
 # %% [markdown]
 # They agree to eight decimals. It's only one network and three examples, but a wrong rule would be off by far more, as
@@ -125,7 +125,7 @@ assert all(np.allclose(measured[name], by_hand[name], atol=1e-8) for name in sma
 #
 # Now forget rule 3, as if there were no ReLU.
 #
-# **Predict:** which weights get a wrong gradient, W1 or W2? And does the loss still fall?
+# **Predict:** which weights get a wrong gradient, W1 or W2?
 
 
 # %% tags=["prediction"]
@@ -137,7 +137,7 @@ def wrong_backward(model, inputs, labels, hidden, logits):
     return gradients | {"W1": inputs.T @ g, "b1": g.sum(0)}
 
 
-def losses_with(backward):
+def training_losses(backward):
     """The loss of each update in two epochs."""
     model, losses = init_model(), []
     for inputs, labels in [*batches(*train_data, seed=0), *batches(*train_data, seed=1)]:
@@ -148,16 +148,16 @@ def losses_with(backward):
     return losses
 
 
-without_relu = wrong_backward(small, x, y, *forward(small, x))
+wrong_gradients = wrong_backward(small, x, y, *forward(small, x))
 for name in small:
-    print(f"{name}: largest difference {abs(measured[name] - without_relu[name]).max():.0e}")
-right_losses, wrong_losses = losses_with(backward), losses_with(wrong_backward)
+    print(f"{name}: largest difference {abs(slopes[name] - wrong_gradients[name]).max():.0e}")
+right_losses, wrong_losses = training_losses(backward), training_losses(wrong_backward)
 lesson_01.two_losses(right_losses, wrong_losses)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert abs(measured["W1"] - without_relu["W1"]).max() > 1e-3
-assert abs(measured["W2"] - without_relu["W2"]).max() < 1e-8
+assert abs(slopes["W1"] - wrong_gradients["W1"]).max() > 1e-3
+assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
 assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 
 # %% [markdown]
@@ -194,24 +194,25 @@ assert (guesses == scans.test[1]).mean() > 0.9
 # ## Eight parts of a batch
 #
 # Here's why this lesson is in the course. Cut a batch of 128 examples into eight parts of 16, run the backward pass on
-# each part alone, and take the mean of the eight mean gradients.
+# each part alone, and take the mean of the eight mean gradients. Then do the same with one part of 58 examples and
+# seven parts of 10.
 #
-# **Predict:** how far is that from the mean gradient of all 128? And what if one part has 58 examples and seven have
-# 10?
+# **Predict:** which of the two is the mean gradient of all 128?
 
 
 # %% tags=["prediction"]
-def mean_gradient(rows):
-    """The mean gradient over some rows of the training data."""
+def mean_gradient(model, rows):
+    """The mean gradient of W1 over some rows of the training data."""
     inputs, labels = train_data[0][rows].astype(np.float64), train_data[1][rows]
-    hidden, logits = forward(start, inputs)
-    return backward(start, inputs, labels, hidden, logits)["W1"] / len(labels)
+    hidden, logits = forward(model, inputs)
+    return backward(model, inputs, labels, hidden, logits)["W1"] / len(labels)
 
 
-start = {name: w.astype(np.float64) for name, w in init_model().items()}
-whole = mean_gradient(np.arange(128))
-equal = [mean_gradient(rows) for rows in np.split(np.arange(128), 8)]
-unequal = [mean_gradient(rows) for rows in np.split(np.arange(128), 58 + 10 * np.arange(7))]
+model = {name: w.astype(np.float64) for name, w in init_model().items()}
+rows = np.arange(128)
+whole = mean_gradient(model, rows)
+equal = [mean_gradient(model, part) for part in np.split(rows, 8)]
+unequal = [mean_gradient(model, part) for part in np.split(rows, range(58, 128, 10))]  # 58, 10, ...
 print(f"eight equal parts: {abs(np.mean(equal, axis=0) - whole).max():.0e}")
 print(f"unequal parts:     {abs(np.mean(unequal, axis=0) - whole).max():.0e}")
 lesson_01.eight_parts(np.array(equal)[:, 0, 0], whole[0, 0])
@@ -224,7 +225,7 @@ assert abs(np.mean(unequal, axis=0) - whole).max() > 1e-3
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With equal parts the two differ only by rounding, in the seventeenth decimal: **the mean of the means is the mean.**
+# The equal parts' is, up to rounding in the seventeenth decimal: **the mean of the means is the mean.**
 # Each bar is the same weight's gradient on another part. The parts don't even agree about its sign, but their mean is
 # the gradient of the whole batch. With unequal parts you're off by 0.1, because an example in a small part counts more
 # than one in the large part.

@@ -114,17 +114,19 @@ import time
 
 
 @jax.jit
-def noisy_step(model, batch):
+def verbose_step(model, batch):
     print("tracing with inputs of shape", batch[0].shape)
     return train_step(model, batch)
 
 
-rows, seconds = [128, 128, 128, 8, 128], []
-for n in rows:
-    started = time.perf_counter()
-    jax.block_until_ready(noisy_step(model, (train_data[0][:n], train_data[1][:n])))
-    seconds.append(time.perf_counter() - started)
-lesson_02.five_calls(rows, seconds)
+batch_sizes = [128, 128, 128, 8, 128]
+seconds = []
+for n in batch_sizes:
+    batch = train_data[0][:n], train_data[1][:n]
+    start = time.perf_counter()
+    jax.block_until_ready(verbose_step(model, batch))
+    seconds.append(time.perf_counter() - start)
+lesson_02.five_calls(batch_sizes, seconds)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -138,32 +140,32 @@ lesson_02.five_calls(rows, seconds)
 # ## What the compiler sees
 #
 # The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Here are five layers in a Python
-# loop, and five layers with `lax.scan`, which repeats a function from (state, input) to (new state, output).
+# loop, and five layers with `lax.scan`, which repeats a function from (state, input) to (new state, output). (To keep
+# the lists short, a layer only multiplies each number by a weight.)
 #
-# **Predict:** how many times does `tanh` appear in each jaxpr? And where did the `print` go?
+# **Predict:** how many times does `tanh` appear in each jaxpr?
 
 
 # %% tags=["prediction"]
-def by_loop(w, x):
+def loop_over_layers(w, x):
     for _ in range(5):
         print("a layer")
-        x = jnp.tanh(x @ w)
+        x = jnp.tanh(w * x)
     return x
 
 
-def by_scan(w, x):
+def scan_over_layers(w, x):
     def layer(x, _):  # from (state, input) to (new state, output), with neither input nor output
-        return jnp.tanh(x @ w), None
+        return jnp.tanh(w * x), None
 
     x, _ = lax.scan(layer, x, None, length=5)
     return x
 
 
-counts = {}
-for function in (by_loop, by_scan):
-    jaxpr = jax.make_jaxpr(function)(jnp.eye(3), jnp.ones(3))
-    counts[function.__name__] = str(jaxpr).count("= tanh")
-print("number of times tanh appears:", counts)
+loop_jaxpr = jax.make_jaxpr(loop_over_layers)(jnp.ones(3), jnp.ones(3))
+scan_jaxpr = jax.make_jaxpr(scan_over_layers)(jnp.ones(3), jnp.ones(3))
+print(loop_jaxpr)
+print(scan_jaxpr)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -248,8 +250,8 @@ print("rate 0.5:", shrink(1.0))
 print(jnp.arange(3.0).dtype, "from", np.arange(3.0).dtype)
 print(jnp.arange(3)[10])
 numbers = jnp.zeros(3)
-changed = numbers.at[1].set(10)  # in place of numbers[1] = 10
-print(numbers, changed)
+copy = numbers.at[1].set(10)  # in place of numbers[1] = 10
+print(numbers, copy)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -267,7 +269,7 @@ print(numbers, changed)
 #
 # The entropy of a distribution says how uncertain it is. [1, 0] is certain, so its entropy is 0.
 #
-# **Predict:** what does this print, and which operation is to blame?
+# **Predict:** this prints NaN. Which operation is to blame?
 
 
 # %% tags=["prediction"]
@@ -287,7 +289,7 @@ except FloatingPointError as error:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# NaN, and the multiplication is to blame. log(0) is -inf, which isn't a NaN yet, but 0 times -inf is one. Under
+# The multiplication. log(0) is -inf, which isn't a NaN yet, but 0 times -inf is one. Under
 # `jax.debug_nans` a compiled function that returns a NaN runs again, operation by operation, and stops at the first
 # one, with a traceback to your line. That's slow, so switch it on only while you search. (For the value, the cure is
 # `jax.scipy.special.xlogy(p, p)`, which is p log p, and 0 where p is 0. But its gradient is still NaN there. So in a
@@ -347,19 +349,20 @@ def products(x):
     return x
 
 
-def milliseconds(functions, x):
-    """The fastest of 30 calls of each function, because other programs disturb the clock."""
-    times = np.empty((3, len(functions), 10))  # three rounds of ten calls
-    for round_, number, call in np.ndindex(times.shape):
-        started = time.perf_counter()
-        jax.block_until_ready(functions[number](x))
-        times[round_, number, call] = 1000 * (time.perf_counter() - started)
-    return times.min((0, 2))
+def milliseconds(function, x):
+    """The fastest of 30 calls, because other programs disturb the clock."""
+    times = []
+    for _ in range(30):
+        start = time.perf_counter()
+        jax.block_until_ready(function(x))
+        times.append(1000 * (time.perf_counter() - start))
+    return min(times)
 
 
+million, matrix = jnp.ones(1_000_000), jnp.eye(384)
 times = {
-    "GELU": milliseconds([gelu, jax.jit(gelu)], jnp.ones(1_000_000)),
-    "products": milliseconds([products, jax.jit(products)], jnp.eye(384)),
+    "GELU": (milliseconds(gelu, million), milliseconds(jax.jit(gelu), million)),
+    "products": (milliseconds(products, matrix), milliseconds(jax.jit(products), matrix)),
 }
 lesson_02.jit_or_not(times)
 
@@ -393,19 +396,19 @@ def mean_loss(model, inputs, labels):  # [128, 64], [128]
     return loss_sums(model, (inputs, labels))[0] / len(labels)
 
 
-gradient_of_each = jax.jit(jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0)))
+per_example_grad = jax.jit(jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0)))
 inputs, labels = train_data[0][:128], train_data[1][:128]
-each = gradient_of_each(init_model(), inputs, labels)
-of_mean = jax.jit(jax.grad(mean_loss))(init_model(), inputs, labels)
-print("128 gradients of W1:", each["W1"].shape)
-print("largest difference:", abs(each["W1"].mean(0) - of_mean["W1"]).max())
+example_grads = per_example_grad(init_model(), inputs, labels)
+mean_loss_grad = jax.jit(jax.grad(mean_loss))(init_model(), inputs, labels)
+print("128 gradients of W1:", example_grads["W1"].shape)
+print("largest difference:", abs(example_grads["W1"].mean(0) - mean_loss_grad["W1"]).max())
 units = np.array([11, 27])
-lesson_02.gradients(each["b1"][:, units], of_mean["b1"][units])
+lesson_02.gradients(example_grads["b1"][:, units], mean_loss_grad["b1"][units])
 
 # %% tags=["proof"]
 # The asserts behind the answers.
 assert (first(2.0), second(2.0), third(2.0)) == (12, 12, 6)
-assert counts == {"by_loop": 5, "by_scan": 1}
+assert (str(loop_jaxpr).count("= tanh"), str(scan_jaxpr).count("= tanh")) == (5, 1)
 assert failures == ["python_if", "numpy_tanh"]
 assert np.isclose(shrink(1.0), 0.9)
 assert jnp.arange(3.0).dtype == jnp.float32
@@ -414,17 +417,17 @@ assert numbers[1] == 0
 assert np.isnan(entropy(certain))
 assert (draws["key"] == draws["key again"]).all()
 assert len({float(draw[0]) for draw in draws.values()}) == 3
-for name in of_mean:
-    np.testing.assert_allclose(each[name].mean(0), of_mean[name], atol=1e-6)
+for name, gradient in mean_loss_grad.items():
+    np.testing.assert_allclose(example_grads[name].mean(0), gradient, atol=1e-6)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is
-# one example's gradient with respect to the biases of two hidden units. The dots are scattered
-# widely. (If one unit's ReLU was off, the dot lies on one of the two lines, and if both were off, it lies at 0.) But
-# their mean, the cross, is right in the circle, which is the gradient of the mean loss. That's why data parallelism
-# works: each device can compute the gradients of its own examples, and only the mean needs them all.
+# one example's gradient with respect to the biases of two hidden units. The dots are scattered widely. (Many line up
+# at 0, because a unit whose ReLU was off for an example gets the gradient 0.) But their mean, the cross, is right in
+# the circle, which is the gradient of the mean loss. That's why data parallelism works: each device can compute the
+# gradients of its own examples, and only the mean needs them all.
 #
 # </details>
 #
@@ -454,8 +457,9 @@ def broken_shift(key, image):  # [H, W]
     return jnp.roll(image, (down, right), axis=(0, 1))
 
 
-dot = jnp.zeros((7, 7)).at[3, 3].set(1)
-print(sum(broken_shift(jax.random.fold_in(key, number), dot) for number in range(60)).astype(int))
+dot = jnp.zeros((7, 7), int).at[3, 3].set(1)
+shift_keys = jax.random.split(jax.random.key(1), 60)
+print(jax.vmap(broken_shift, in_axes=(0, None))(shift_keys, dot).sum(0))
 
 # %%
 from pmapdp.lessons.checks import check

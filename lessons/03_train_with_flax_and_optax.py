@@ -134,7 +134,7 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # Here's a case that fits in your head. Three examples have the losses 2, 2 and 5, so their mean is 3. A row of padding
 # gets a loss, too, here 2.
 #
-# **Predict:** what's the mean over all four rows, and how do you get 3 from these arrays?
+# **Predict:** what's the mean over all four rows?
 
 # %% tags=["prediction"]
 losses, weights = np.array([2.0, 2, 5, 2]), np.array([1.0, 1, 1, 0])
@@ -276,7 +276,7 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 #
 # Solutions, with reasons: [solutions/03_train_with_flax_and_optax.py](solutions/03_train_with_flax_and_optax.py).
 #
-# 1. `decayed` (3 minutes): return the pytree `params` with every array multiplied by `factor`, except biases, which are
+# 1. `decay_weights` (3 minutes): return the pytree `params` with every array multiplied by `factor`, except biases, which are
 #    the arrays with one axis. <details><summary>Hint</summary><code>jax.tree.map</code> and
 #    <code>array.ndim</code>.</details>
 # 2. `make_step` (10 minutes): the training step. Return a function `step(model, optimizer_state, x, y)`. It returns
@@ -296,13 +296,13 @@ def broken_loss(predictions, targets):  # [B, 1] and [B]
     return ((predictions - targets) ** 2).mean()
 
 
-def loss_of(line):
+def line_loss(line):
     return broken_loss(points[:, None] @ line, targets)
 
 
 points = jnp.linspace(-1, 1, 50)
 targets, line = 3 * points, jnp.full((1, 1), -2.0)
-loss_and_gradient = jax.jit(jax.value_and_grad(loss_of))
+loss_and_gradient = jax.jit(jax.value_and_grad(line_loss))
 for number in range(201):
     loss, gradient = loss_and_gradient(line)
     if number % 100 == 0:
@@ -314,7 +314,7 @@ print(f"variance of the targets: {targets.var():.3f}")
 from pmapdp.lessons.checks import check
 
 
-def decayed(params, factor):
+def decay_weights(params, factor):
     """The same pytree with smaller weights and the same biases."""
     ...  # your code: 1 line
 
@@ -329,7 +329,7 @@ def fixed_loss(predictions, targets):
     ...  # your code: 1 line
 
 
-for exercise in (decayed, make_step, fixed_loss):
+for exercise in (decay_weights, make_step, fixed_loss):
     check("03_train_with_flax_and_optax", exercise.__name__, exercise)
 
 # %% [markdown]

@@ -58,7 +58,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # `pmap` gives row d to device d, runs `jnp.dot` on all eight devices at once, and stacks the results. So the first axis
 # of `xs` and `ys` is the **device axis**, and inside the function it's gone: `jnp.dot` gets two arrays of shape `[10]`.
 #
-# **Predict:** what's the shape of the result, and on which device is the number 345?
+# **Predict:** on which device is the number 345?
 
 # %% tags=["prediction"]
 xs = np.arange(80, dtype=np.float32).reshape(8, 10)  # row d counts from 10 d
@@ -73,8 +73,8 @@ for shard in dots.addressable_shards:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The shape is `[8]`, as with `vmap`, and 345 is on device 3. The result is *one* array, but nobody has collected the
-# numbers: each device still holds its own piece of the array, a **shard**.
+# On device 3. The result is *one* array of shape `[8]`, as with `vmap`, but nobody has collected the numbers: each
+# device still holds its own piece of the array, a **shard**.
 #
 # </details>
 
@@ -248,7 +248,7 @@ assert ["ValueError" in text for text in outcomes.values()] == [True, True, Fals
 # we'll want for the state of a training run, because then neither its shape nor a checkpoint depends on the number of
 # devices. (Older programs stack N copies, `[N, ...]`.) Now let's break the promise. Each device returns its own row.
 #
-# **Predict:** is there an error? And what does the result show?
+# **Predict:** what does the result show?
 
 # %% tags=["prediction"]
 lie = jax.pmap(lambda row: row, out_axes=None)(xs)
@@ -266,8 +266,8 @@ assert np.array_equal(lie.addressable_shards[7].data, xs[7])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No error. You see device 0's row, because JAX reads one copy and takes your word that the others are equal. In lesson
-# 05 a whole training run ends up like this, and you'll learn how to notice.
+# Device 0's row, and there's no error. JAX reads one copy, and takes your word that the others are equal. In lesson 05
+# a whole training run ends up like this, and you'll learn how to notice.
 #
 # </details>
 #
@@ -280,25 +280,25 @@ assert np.array_equal(lie.addressable_shards[7].data, xs[7])
 # %% tags=["prediction"]
 import textwrap
 
-ran = {}
+devices_used = {}
 for number in (6, 12, 16):
     ones = np.ones((number, 10), np.float32)
     try:
-        ran[number] = len(jax.pmap(jnp.dot)(ones, ones).devices())
-        print(f"{number} rows: runs on {ran[number]} devices\n")
+        devices_used[number] = len(jax.pmap(jnp.dot)(ones, ones).devices())
+        print(f"{number} rows: runs on {devices_used[number]} devices\n")
     except ValueError as error:
         print(textwrap.fill(f"{number} rows: ValueError: {error}", 100), "\n")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert ran == {6: 6}
+assert devices_used == {6: 6}
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Six rows run on six devices, and two devices stay idle without a warning. The others don't run, because `pmap` wants
-# one row for each device, never two. Reshape `[16, 10]` to `[8, 2, 10]`, and each device gets two rows. That's your
-# first exercise.
+# Six rows run on six devices, and two devices stay idle without a warning. Twelve and sixteen rows don't run, because
+# `pmap` wants one row for each device, never two. Reshape `[16, 10]` to `[8, 2, 10]`, and each device gets two rows.
+# That's your first exercise.
 #
 # </details>
 #
@@ -324,10 +324,10 @@ from pmapdp.lessons.checks import check
 
 
 def broken_accuracy(w, x, labels):  # [D, C], [N, b, D], [N, b]
-    def of_one_device(w, x, labels):
+    def local_accuracy(w, x, labels):
         return (jnp.dot(x, w).argmax(-1) == labels).mean()
 
-    return jax.pmap(of_one_device, in_axes=(None, 0, 0), out_axes=None)(w, x, labels)
+    return jax.pmap(local_accuracy, in_axes=(None, 0, 0), out_axes=None)(w, x, labels)
 
 
 def dot_product(xs, ys):

@@ -198,10 +198,10 @@ def train(step, state, data):
 
 
 optimizer = optax.sgd(0.1)  # another kind of state, so JAX traces the steps again
-placed = [place_batch(batch) for batch in full_batches]
-(one, _), one_losses = train(jax.jit(one_device_step), init_state(), full_batches)
-(eight, _), eight_losses = train(train_step, place_state(init_state()), placed)
-lesson_05.loss_curves(one_losses, eight_losses)
+split_batches = [place_batch(batch) for batch in full_batches]
+(model_1, _), losses_1 = train(jax.jit(one_device_step), init_state(), full_batches)
+(model_8, _), losses_8 = train(train_step, place_state(init_state()), split_batches)
+lesson_05.loss_curves(losses_1, losses_8)
 
 # %% [markdown]
 # The two curves lie on top of each other. Below them you see their difference. It stays below a millionth, and with its
@@ -211,13 +211,13 @@ lesson_05.loss_curves(one_losses, eight_losses)
 # %%
 def distance(model, other):
     """The length of the difference of two models, each seen as one long vector."""
-    pairs = zip(jax.tree.leaves(model), jax.tree.leaves(other), strict=True)
-    return np.sqrt(sum(((np.asarray(a) - np.asarray(b)) ** 2).sum() for a, b in pairs))
+    model, other = jax.device_get((model, other))
+    return optax.tree.norm(jax.tree.map(np.subtract, model, other))
 
 
-print(f"the model moved by {distance(one, init_state()[0]):.3f}")
-print(f"one device and eight differ by {distance(one, eight):.0e}")
-assert distance(one, eight) < 1e-5
+print(f"the model moved by {distance(model_1, init_state()[0]):.3f}")
+print(f"one device and eight differ by {distance(model_1, model_8):.0e}")
+assert distance(model_1, model_8) < 1e-5
 
 # %% [markdown]
 # ## Mistake 2: no all-reduce
@@ -236,8 +236,8 @@ def copies(array):
 
 axes = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
 forgetful_step = jax.pmap(one_device_step, **axes)
-(drifted, _), losses = train(forgetful_step, place_state(init_state()), placed)
-kernel = drifted.output.kernel[...]
+(local_model, _), losses = train(forgetful_step, place_state(init_state()), split_batches)
+kernel = local_model.output.kernel[...]
 print(f"loss from {losses[0]:.2f} to {losses[-1]:.2f}")
 print("JAX says that all copies are equal:", kernel.is_fully_replicated)
 print("the first weight on each device:", copies(kernel)[:, 0, 0].round(3))
@@ -259,14 +259,14 @@ print("the first weight on each device:", copies(kernel)[:, 0, 0].round(3))
 # Watch the copies drift. Each curve is this weight on one device, and the dashed one is the weight with `pmean`:
 
 # %%
-wrong, right = place_state(init_state()), place_state(init_state())
-without_pmean, with_pmean = [], []
-for batch in placed:
-    wrong, _ = forgetful_step(wrong, batch)
-    right, _ = train_step(right, batch)
-    without_pmean.append(copies(wrong[0].output.kernel[...])[:, 0, 0])
-    with_pmean.append(copies(right[0].output.kernel[...])[:, 0, 0])
-lesson_05.drift(np.array(without_pmean), np.array(with_pmean))
+wrong_state, right_state = place_state(init_state()), place_state(init_state())
+wrong_curves, right_curves = [], []
+for batch in split_batches:
+    wrong_state, _ = forgetful_step(wrong_state, batch)
+    right_state, _ = train_step(right_state, batch)
+    wrong_curves.append(copies(wrong_state[0].output.kernel[...])[:, 0, 0])
+    right_curves.append(copies(right_state[0].output.kernel[...])[:, 0, 0])
+lesson_05.drift(np.array(wrong_curves), np.array(right_curves))
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
@@ -275,7 +275,7 @@ assert local.tolist() == [-2, -6]
 assert losses[-1] < losses[0]
 assert kernel.is_fully_replicated
 assert np.unique(copies(kernel)[:, 0, 0]).size == 8
-assert all((copies(array) == copies(array)[0]).all() for array in jax.tree.leaves(eight))
+assert all((copies(array) == copies(array)[0]).all() for array in jax.tree.leaves(model_8))
 
 # %% [markdown]
 # ## Mistake 3: a sum for a mean
@@ -287,7 +287,7 @@ assert all((copies(array) == copies(array)[0]).all() for array in jax.tree.leave
 
 
 # %% tags=["prediction"]
-def summed_step(state, batch):
+def psum_step(state, batch):
     model, optimizer_state = state
     gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
     gradients, count = lax.psum(gradients, "data"), lax.pmean(sums["count"], "data")
@@ -296,11 +296,11 @@ def summed_step(state, batch):
     return (optax.apply_updates(model, updates), optimizer_state), lax.psum(sums, "data")
 
 
-moved, batch = {}, place_batch(full_batches[0])
-for name, step in {"pmean": train_step, "psum": jax.pmap(summed_step, **axes)}.items():
-    (model, _), _ = step(place_state(init_state()), batch)
-    moved[name] = distance(model, init_state()[0])
-    print(f"{name}: the first update moves the model by {moved[name]:.4f}")
+distances = {}
+for name, step in {"pmean": train_step, "psum": jax.pmap(psum_step, **axes)}.items():
+    (model, _), _ = step(place_state(init_state()), split_batches[0])
+    distances[name] = distance(model, init_state()[0])
+    print(f"{name}: the first update moves the model by {distances[name]:.4f}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -323,16 +323,16 @@ for name, step in {"pmean": train_step, "psum": jax.pmap(summed_step, **axes)}.i
 
 # %% tags=["prediction"]
 forgetful_eval = jax.pmap(lambda state, batch: loss_sums(state[0], batch)[1], **axes)
-counted = {}
+example_counts = {}
 for name, step in {"with psum": eval_step, "without": forgetful_eval}.items():
     test_sums = [step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
-    counted[name] = sum(float(sums["count"]) for sums in test_sums)
-    print(f"{name}: {counted[name]:.0f} examples, {report(test_sums)}")
+    example_counts[name] = sum(float(sums["count"]) for sums in test_sums)
+    print(f"{name}: {example_counts[name]:.0f} examples, {report(test_sums)}")
 
 # %% tags=["proof"]
 # The asserts behind the answers.
-np.testing.assert_allclose(moved["psum"], 8 * moved["pmean"], rtol=1e-5)
-assert counted == {"with psum": 1000, "without": 128}
+np.testing.assert_allclose(distances["psum"], 8 * distances["pmean"], rtol=1e-5)
+assert example_counts == {"with psum": 1000, "without": 128}
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -354,10 +354,14 @@ assert counted == {"with psum": 1000, "without": 128}
 lesson_05.published_scaling()
 
 # %% [markdown]
-# All three networks ran on the same 512 Pascal GPUs, in a benchmark that Horovod's authors published. VGG-16 has 138
-# million parameters and ResNet-101 has 45 million, so VGG's gradients take three times as long to send. VGG lost a
-# third of the machine, and the other two lost a tenth. (Size isn't everything: Inception V3 has only 24 million
-# parameters, and lost as much as ResNet-101.) In lesson 06 you'll calculate how long an all-reduce takes.
+# TensorFlow's developers measured this on one machine with eight GPUs
+# ([2017](https://github.com/tensorflow/docs/blob/master/site/en/r1/guide/performance/benchmarks.md)).
+# The per-device batch stays the same, so with eight GPUs you'd like to train on eight times as many images a second.
+# ResNet-50 comes close. VGG-16 has five times as many parameters (138 million), so its gradients take five times as
+# long to send, and it only reaches 7. With half the batch it doesn't even reach 6, because the computation takes half
+# as long, and the all-reduce as long as before. (TensorFlow averaged ResNet-50's gradients on the CPU, and VGG-16's
+# with an all-reduce.) Between machines you can lose more: 512 GPUs did the work of 348 on VGG-16
+# ([Horovod](https://github.com/horovod/horovod)). In lesson 06 you'll calculate how long an all-reduce takes.
 #
 # **Which batch size do you set?** With DDP it's the per-device batch, so with eight GPUs the global batch is eight
 # times as large. In JAX you usually set the global batch B. As long as B stays the same, this program gives the same

@@ -33,6 +33,7 @@ import numpy as np
 from jax import lax
 
 from pmapdp import devices
+from pmapdp.lessons import drawing
 from pmapdp.lessons.pictures import lesson_06
 
 devices.simulate(8)  # before any other use of JAX
@@ -57,32 +58,30 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 
 
 # %%
-def messages(held, step):
-    """One message from each device to its right neighbour: (receiver, chunk, numbers)."""
-    N = len(held)
-    chunks = [(d - step) % N for d in range(N)]  # first its own, then the one that has just arrived
-    return [((d + 1) % N, chunks[d], held[d, chunks[d]].copy()) for d in range(N)]
+def messages(chunks, step):
+    """One message from each device to its right neighbour: (receiver, index, chunk)."""
+    N = len(chunks)
+    indices = [(d - step) % N for d in range(N)]  # first its own, then the chunk that just arrived
+    return [((d + 1) % N, i, chunks[d, i].copy()) for d, i in enumerate(indices)]
 
 
 def ring_all_reduce(vectors):
     """Return the chunks on the devices before and after every step, and the bytes sent."""
     N = len(vectors)
-    held = np.array([np.split(vector, N) for vector in vectors])  # [device, chunk, numbers]
-    states, sent = [held.copy()], 0
-    for step in range(N - 1):  # reduce-scatter
-        for receiver, chunk, numbers in messages(held, step):
-            held[receiver, chunk] += numbers
-            sent += numbers.nbytes
-        states.append(held.copy())
-    for step in range(N - 1, 2 * (N - 1)):  # all-gather
-        for receiver, chunk, numbers in messages(held, step):
-            held[receiver, chunk] = numbers
-            sent += numbers.nbytes
-        states.append(held.copy())
-    return states, sent
+    chunks = np.array([np.split(vector, N) for vector in vectors])  # [device, chunk, numbers]
+    states, bytes_sent = [chunks.copy()], 0
+    for step in range(2 * (N - 1)):
+        for receiver, i, chunk in messages(chunks, step):
+            if step < N - 1:  # reduce-scatter: add
+                chunks[receiver, i] += chunk
+            else:  # all-gather: copy
+                chunks[receiver, i] = chunk
+            bytes_sent += chunk.nbytes
+        states.append(chunks.copy())
+    return states, bytes_sent
 
 
-vectors = np.array([1, 2, 3, 4]) * 10 ** np.arange(4)[:, None]  # row d is on device d
+vectors = np.outer([1, 10, 100, 1000], [1, 2, 3, 4])  # row d is on device d
 states, _ = ring_all_reduce(vectors)
 assert (states[-1].reshape(4, 4) == vectors.sum(0)).all()
 lesson_06.ring(states, vectors.sum(0))
@@ -99,8 +98,9 @@ lesson_06.ring(states, vectors.sum(0))
 # %% tags=["prediction"]
 shares = {}
 for N in (2, 4, 8, 64):
-    _, sent = ring_all_reduce(np.ones((N, 1024)))
-    shares[N] = sent / N / (1024 * 8)
+    vectors = np.ones((N, 1024))
+    _, bytes_sent = ring_all_reduce(vectors)
+    shares[N] = bytes_sent / vectors.nbytes
     print(f"{N:2d} devices: each sends {shares[N]:.3f} times its vector, in {2 * (N - 1)} steps")
 
 # %% tags=["proof"]
@@ -142,11 +142,11 @@ links = {  # seconds until the first byte, bytes per second that a device can se
 }
 parameters = {"lesson 05": 2_410, "ResNet-50": 25_600_000, "7 billion": 7_000_000_000}
 networks = {name: 4 * number for name, number in parameters.items()}  # bytes in float32
-for link, numbers in links.items():
+for link, (latency, bandwidth) in links.items():
     for network, size in networks.items():
-        wait, send = ring_seconds(size, 8, *numbers)
-        more = "latency" if wait > send else "bytes"
-        print(f"{link:31s} {network:10s} {1e3 * (wait + send):10,.3f} ms, mostly {more}")
+        wait, send = ring_seconds(size, 8, latency, bandwidth)
+        larger = "latency" if wait > send else "bytes"
+        print(f"{link:31s} {network:10s} {1e3 * (wait + send):10,.3f} ms, mostly {larger}")
 
 # %% tags=["proof"]
 # The asserts behind the answer, and behind the first paragraph.
@@ -178,24 +178,24 @@ for link in links.values():
 # %%
 import time
 
-add_up = jax.pmap(lambda x: lax.psum(x, "data"), axis_name="data")
-simulated = {}  # seconds by the bytes of the gradient
+all_reduce = jax.pmap(lambda x: lax.psum(x, "data"), axis_name="data")
+cpu_seconds = {}  # by the bytes of the gradient
 for size in (10**3, 10**4, 10**5, 10**6, 10**7):
-    x = add_up(np.zeros((8, size // 4), np.float32))  # on the devices
+    x = all_reduce(np.zeros((8, size // 4), np.float32))  # compiles, and puts x on the devices
     times = []
     for _ in range(10):
-        started = time.perf_counter()
-        jax.block_until_ready(add_up(x))
-        times.append(time.perf_counter() - started)
-    simulated[size] = min(times)
-links_carry = {58e6: 150e9, 10e9: 370e9}  # bytes per second, by the bytes of the gradient
-h100 = {size: 2 * 7 / 8 * size / carried for size, carried in links_carry.items()}
-measured = {"eight simulated devices": simulated, "eight H100s in a node": h100}
-lesson_06.seconds_by_size(ring_seconds, links, networks, measured)
-for size, seconds in h100.items():
-    predicted = sum(ring_seconds(size, 8, *links["NVLink, in a node of GPUs"]))
-    times = f"measured {1e3 * seconds:.2f} ms, predicted {1e3 * predicted:.2f}"
-    print(f"H100, {size / 1e6:,.0f} MB: {times}")
+        start = time.perf_counter()
+        jax.block_until_ready(all_reduce(x))
+        times.append(time.perf_counter() - start)
+    cpu_seconds[size] = min(times)
+h100_bandwidth = {58e6: 150e9, 10e9: 370e9}  # bytes per second, by the bytes of the gradient
+h100_seconds = {size: 2 * 7 / 8 * size / rate for size, rate in h100_bandwidth.items()}
+measurements = {"eight simulated devices": cpu_seconds, "eight H100s in a node": h100_seconds}
+lesson_06.seconds_by_size(ring_seconds, links, networks, measurements)
+for size, seconds in h100_seconds.items():
+    prediction = sum(ring_seconds(size, 8, *links["NVLink, in a node of GPUs"]))
+    comparison = f"measured {1e3 * seconds:.2f} ms, predicted {1e3 * prediction:.2f}"
+    print(f"H100, {size / 1e6:,.0f} MB: {comparison}")
 
 # %% [markdown]
 # The shape is right: curves and dots are flat where the latency rules, and rise where the bytes do. (It's chance that
@@ -214,31 +214,31 @@ for size, seconds in h100.items():
 # can do the same, or it can merge the all-reduces into one, which saves latency.
 
 # %%
-lesson_06.overlap()
+drawing.overlap("merged", "overlapped")
 
 # %% [markdown]
 # If you merge everything, you pay the latency only once, but then nothing is left to overlap with. To overlap, you need
 # at least two all-reduces, and hardware that can send while it computes. What does XLA do on our CPU?
 #
-# **Predict:** we average four arrays, as lesson 05's program does. How many all-reduces are in the program that JAX
-# hands to the compiler, and how many come out?
+# **Predict:** we average four arrays, as lesson 05's program does, so JAX hands four all-reduces to the compiler. How
+# many come out?
 
 # %% tags=["prediction"]
 gradients = [np.ones((8, *shape), np.float32) for shape in ((64, 32), (32,), (32, 10), (10,))]
-program = jax.pmap(lambda gradients: lax.pmean(gradients, "data"), axis_name="data")
-program = program.lower(gradients)
-before = program.as_text().count("stablehlo.all_reduce")
-after = program.compile().as_text().count(" all-reduce(")
-print("before compiling:", before, "| after:", after)
+average = jax.pmap(lambda gradients: lax.pmean(gradients, "data"), axis_name="data")
+lowered = average.lower(gradients)  # what the compiler gets
+count_before = lowered.as_text().count("stablehlo.all_reduce")
+count_after = lowered.compile().as_text().count(" all-reduce(")
+print("before compiling:", count_before, "| after:", count_after)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert (before, after) == (4, 1)
+assert (count_before, count_after) == (4, 1)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Four go in, and one comes out. On GPUs, XLA's flags decide up to which size it merges, and whether it overlaps
+# One: XLA has merged the four. On GPUs, its flags decide up to which size it merges, and whether it overlaps
 # ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). Lesson 18 shows how to see it in a
 # profile.
 #
@@ -257,7 +257,7 @@ lesson_06.collectives()
 # Here they all are, on the four vectors from above. Take the cell home as a reference: the comments say which shape
 # each result has on one device, and the second half says the same in NumPy and checks it.
 #
-# **Predict:** what does device 1 get from `psum_scatter`? And from `ppermute`?
+# **Predict:** what does device 1 get from `psum_scatter`?
 
 
 # %% tags=["take-home", "prediction"]
@@ -272,10 +272,10 @@ from jax import lax
 os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 four = jax.devices()[:4]
-to_the_right = [(d, (d + 1) % 4) for d in range(4)]  # (from, to): a ring
+ring = [(d, (d + 1) % 4) for d in range(4)]  # (from, to): each device sends to its right neighbour
 
 
-def collect(x):
+def call_collectives(x):
     """Return what one device gets. It holds one row, `x` [4]."""
     return {
         "psum": lax.psum(x, "data"),  # [4]: the sum, on every device (all-reduce)
@@ -284,12 +284,12 @@ def collect(x):
         "all_gather": lax.all_gather(x, "data"),  # [4, 4]: everyone's rows
         "psum_scatter": lax.psum_scatter(x, "data", tiled=True),  # [1]: one chunk of the sum
         "all_to_all": lax.all_to_all(x, "data", 0, 0, tiled=True),  # [4]: one number from everyone
-        "ppermute": lax.ppermute(x, "data", to_the_right),  # [4]: the left neighbour's row
+        "ppermute": lax.ppermute(x, "data", ring),  # [4]: the left neighbour's row
         "axis_index": lax.axis_index("data"),  # []: my number
     }
 
 
-def expected(rows):
+def numpy_results(rows):
     """The same in NumPy, for all devices at once: `rows` [4, 4], row d from device d."""
     return {
         "psum": [rows.sum(0)] * 4,
@@ -303,17 +303,17 @@ def expected(rows):
     }
 
 
-rows = np.array([1, 2, 3, 4], np.float32) * 10 ** np.arange(4, dtype=np.float32)[:, None]
-result = jax.device_get(jax.pmap(collect, axis_name="data", devices=four)(rows))
-for name, in_numpy in expected(rows).items():
-    np.testing.assert_allclose(result[name], in_numpy, rtol=1e-6)
-    print(f"{name:12s} as in NumPy; device 1 gets {result[name][1].tolist()}")
+rows = np.outer([1, 10, 100, 1000], [1, 2, 3, 4]).astype(np.float32)  # row d for device d
+results = jax.device_get(jax.pmap(call_collectives, axis_name="data", devices=four)(rows))
+for name, result in numpy_results(rows).items():
+    np.testing.assert_allclose(results[name], result, rtol=1e-6)
+    print(f"{name:12s} as in NumPy; device 1 gets {results[name][1].tolist()}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# [2222], chunk 1 of the sum, and [1, 2, 3, 4], the row of device 0. (`tiled=True` cuts the axis you have. Without it,
-# the axis must have length N, and disappears.)
+# [2222], chunk 1 of the sum. (`tiled=True` cuts the axis you have. Without it, the axis must have length N, and
+# disappears.)
 #
 # </details>
 #
@@ -323,13 +323,13 @@ for name, in_numpy in expected(rows).items():
 
 
 # %% tags=["prediction"]
-def in_two_halves(x):
+def scatter_then_gather(x):
     chunk = lax.psum_scatter(x, "data", tiled=True)
     return lax.all_gather(chunk, "data", tiled=True)
 
 
-halves = jax.pmap(in_two_halves, axis_name="data", devices=four)(rows)
-print("on device 1:", jax.device_get(halves)[1].tolist())
+outputs = jax.pmap(scatter_then_gather, axis_name="data", devices=four)(rows)
+print("on device 1:", jax.device_get(outputs)[1].tolist())
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -355,7 +355,7 @@ except NameError as error:
 
 # %% tags=["proof"]
 # The asserts behind the last two answers.
-np.testing.assert_allclose(halves, result["psum"], rtol=1e-6)
+np.testing.assert_allclose(outputs, results["psum"], rtol=1e-6)
 assert outcome.startswith("NameError")
 
 # %% [markdown]
@@ -387,8 +387,6 @@ assert outcome.startswith("NameError")
 #    subtract?</details>
 
 # %%
-from pmapdp.lessons import drawing
-
 drawing.rounds_of_sums(on_all=True)
 
 

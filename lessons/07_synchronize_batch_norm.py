@@ -57,10 +57,10 @@ def standardize(x, synchronize):
 
 
 values = np.array([[[0.0], [2.0]], [[10.0], [12.0]]])  # [N, b, C]: one channel
-mapped = jax.pmap(standardize, axis_name="data", static_broadcasted_argnums=1)  # not an array
+parallel_standardize = jax.pmap(standardize, "data", static_broadcasted_argnums=1)  # not an array
 outputs = {}
 for synchronize in (False, True):
-    outputs[synchronize] = mapped(values, synchronize).ravel()
+    outputs[synchronize] = parallel_standardize(values, synchronize).ravel()
     print(f"synchronize={synchronize!s:5}", outputs[synchronize].round(2))
 
 # %% [markdown]
@@ -93,10 +93,10 @@ def flax_mean(x, valid):
     return layer.mean[0]  # with momentum 0, it's the mean of this batch
 
 
-ragged = np.array([[1.0, 2, 3], [7, 0, 0]])  # [N, b]
+examples = np.array([[1.0, 2, 3], [7, 0, 0]])  # [N, b]
 weights = np.array([[1.0, 1, 1], [1, 0, 0]])  # [N, b], 0 for padding
-found = jax.pmap(flax_mean, axis_name="data")(ragged, weights > 0)
-print("Flax finds", found)
+flax_means = jax.pmap(flax_mean, axis_name="data")(examples, weights > 0)
+print("Flax finds", flax_means)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -122,7 +122,7 @@ def global_moments(x, weights):
     return mean, second / count - mean**2
 
 
-mean, variance = jax.pmap(global_moments, axis_name="data")(ragged, weights)
+mean, variance = jax.pmap(global_moments, axis_name="data")(examples, weights)
 print("mean", mean, "variance", variance)
 assert (mean == 3.25).all()
 assert np.allclose(variance, np.var([1, 2, 3, 7]))
@@ -145,19 +145,17 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 #
 # include program/05_pmap.py
 #
-# And here's what changes for batch norm. The list is long, because a layer that keeps state touches the network, the
-# loss and the step. The notes below it take you through.
+# And here's what changes for batch norm. Because the layer keeps state, it touches the network, the loss and the step.
 #
 # include the difference of 05_pmap.py and 07_batch_norm.py
 #
 # - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias.
 # - The model now holds two kinds of numbers: parameters, which the optimizer changes, and running averages, which it
-#   must leave alone. So `nnx.split` takes the model apart, into `parameters` and `statistics`. `loss_sums` puts it
-#   together again with `nnx.merge`, runs it, and hands back the new statistics. (`copy=True` gives it variables of its
-#   own. Without that, the layer would write to variables from outside the function that JAX traces, and Flax raises an
-#   error.)
-# - The state has three parts instead of two. `train_step` doesn't average the new statistics, because they're equal
-#   already.
+#   must leave alone. `jax.grad` would differentiate with respect to both. Flax's `nnx.grad` takes only the parameters,
+#   and lets the layer write its new averages into `model`.
+# - `nnx.state` picks the parameters for the optimizer, and `nnx.update` writes the new ones into `model`. That's still
+#   a pure function from outside, because inside `pmap` the step works on a model of its own.
+# - `train_step` doesn't average the running averages over the devices, because they're equal already.
 # - The last lines look at all eight copies of the running mean. In a minute you'll see why that's worth a look.
 
 # %%
@@ -192,63 +190,61 @@ def copies(array):
 
 
 def train_and_watch(data):
-    """Parameters and statistics after `data`, and one unit's running means [updates, N]."""
+    """The model after `data`, and one unit's running means [updates, N]."""
     state, running_means = init_state(), []
     for batch in data:
         state, _ = train_step(state, batch)
-        running_means.append(copies(state[1]["norm"]["mean"][...])[:, 0])
-    return state[:2], np.array(running_means)
+        running_means.append(copies(state[0].norm.mean[...])[:, 0])
+    return state[0], np.array(running_means)
 
 
 def distance(model, other):
     """The length of the difference of two models, each seen as one long vector."""
-    pairs = zip(jax.tree.leaves(model), jax.tree.leaves(other), strict=True)
-    return np.sqrt(sum(((np.asarray(a) - np.asarray(b)) ** 2).sum() for a, b in pairs))
+    model, other = jax.device_get((model, other))
+    return optax.tree.norm(jax.tree.map(np.subtract, model, other))
 
 
 optimizer = optax.sgd(0.1)  # another kind of state, so JAX traces the step again
 all_batches = list(batches(*train_data, seed=0))
-one, _ = train_and_watch([cut(batch, 1) for batch in all_batches])
-eight, right_means = train_and_watch([cut(batch, 8) for batch in all_batches])
+model_1, _ = train_and_watch([cut(batch, 1) for batch in all_batches])
+model_8, synchronized_means = train_and_watch([cut(batch, 8) for batch in all_batches])
 _, _, weights = cut(all_batches[-1], 8)
 print("examples of the last batch, by device:", weights.sum(1).astype(int))
-print(f"the model moved by {distance(one, init_state()[:2]):.3f}")
-print(f"one device and eight differ by {distance(one, eight):.0e}")
-assert distance(one, eight) < 1e-4
+print(f"the model moved by {distance(model_1, init_state()[0]):.3f}")
+print(f"one device and eight differ by {distance(model_1, model_8):.0e}")
+assert distance(model_1, model_8) < 1e-4
 
 # %% [markdown]
 # They agree, so the gradients agree as well, although you wrote no backward pass for the all-reduce.
 #
 # ## The mistake: forget the axis
 #
-# Now take Flax's layer and forget its `axis_name`. Everything else stays as it is, so the gradients are still averaged.
+# Now take Flax's layer and forget its `axis_name`. Here it is, in place of the program's `BatchNorm`. Everything else
+# stays as it is, so the gradients are still averaged.
+
+# %%
+synchronized_step = train_step.lower(init_state(), cut(all_batches[0], 8))  # for the last section
+
+
+class BatchNorm(nnx.BatchNorm):
+    def __init__(self, features):
+        super().__init__(features, momentum=0.9, rngs=nnx.Rngs(0))  # no axis_name
+
+    def __call__(self, x, weights, train):
+        return super().__call__(x, use_running_average=not train)
+
+# %% [markdown]
 # We leave out the short last batch, so that padding plays no role.
 #
 # **Predict:** after an epoch, which numbers differ from device to device: parameters, running averages, or both?
 
-
 # %% tags=["prediction"]
-class LocalBatchNorm(nnx.BatchNorm):
-    def __call__(self, x, weights, train):
-        return super().__call__(x, use_running_average=not train)
-
-
-class LocalNetwork(Network):
-    def __init__(self, rngs):
-        super().__init__(rngs)
-        self.norm = LocalBatchNorm(32, momentum=0.9, rngs=rngs)  # no axis_name
-
-
-synchronized = train_step.lower(init_state(), cut(all_batches[0], 8))  # for the last section
-Network = LocalNetwork  # the program's functions read these two variables
-structure = nnx.graphdef(Network(nnx.Rngs(0)))
-parts = [cut(batch, 8) for batch in all_batches[:-1]]
-(parameters, statistics), local_means = train_and_watch(parts)
-kernels = copies(parameters["hidden"]["kernel"][...])
-means = copies(statistics["norm"]["mean"][...])
+local_model, local_means = train_and_watch([cut(batch, 8) for batch in all_batches[:-1]])
+kernels = copies(local_model.hidden.kernel[...])
+means = copies(local_model.norm.mean[...])
 print("equal parameters:", (kernels == kernels[0]).all())
 print("equal running averages:", (means == means[0]).all())
-print("JAX says they are:", statistics["norm"]["mean"][...].is_fully_replicated)
+print("JAX says they are:", local_model.norm.mean[...].is_fully_replicated)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -262,17 +258,17 @@ print("JAX says they are:", statistics["norm"]["mean"][...].is_fully_replicated)
 # layer's:
 
 # %%
-lesson_07.running_means(local_means, right_means[:-1])
+lesson_07.running_means(local_means, synchronized_means[:-1])
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 np.testing.assert_allclose(outputs[False], [-1, 1, -1, 1])
 np.testing.assert_allclose(outputs[True], (values.ravel() - 6) / np.sqrt(26), atol=1e-6)
-assert (found == 4.5).all()
+assert (flax_means == 4.5).all()
 assert (kernels == kernels[0]).all()
 assert np.ptp(local_means[-1]) > 1e-2
-assert np.ptp(right_means, axis=1).max() == 0
-assert statistics["norm"]["mean"][...].is_fully_replicated
+assert np.ptp(synchronized_means, axis=1).max() == 0
+assert local_model.norm.mean[...].is_fully_replicated
 
 # %% [markdown]
 # Your checkpoint keeps the end of only one of these eight curves, so the accuracy you report depends on the device it
@@ -296,9 +292,9 @@ assert statistics["norm"]["mean"][...].is_fully_replicated
 # **Predict:** how many more all-reduces does the synchronized step have than the local one?
 
 # %% tags=["prediction"]
-local = train_step.lower(init_state(), cut(all_batches[0], 8))
+local_step = train_step.lower(init_state(), cut(all_batches[0], 8))
 all_reduces = {}
-for name, step in {"synchronized": synchronized, "local": local}.items():
+for name, step in {"synchronized": synchronized_step, "local": local_step}.items():
     all_reduces[name] = step.compile().as_text().count(" all-reduce(")
     print(f"{name}: {all_reduces[name]}")
 
@@ -368,7 +364,7 @@ for exercise in (global_variance, standardize_backward, fixed_centre):
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
 # | `BatchNorm` | `ExactBatchNorm`. You write `nnx.BatchNorm` in your model, and `exchange(model)` swaps it | [layers.py](../pmapdp/layers.py) |
-# | `statistics` | `model_state` in `TrainState` | [state.py](../pmapdp/state.py) |
+# | the running averages in `model` | `model_state` in `TrainState` | [state.py](../pmapdp/state.py) |
 #
 # To read on: [Batch normalization](https://arxiv.org/abs/1502.03167), the paper. Next come the random numbers:
 # [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb).

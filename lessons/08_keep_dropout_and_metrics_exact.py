@@ -69,15 +69,16 @@ def key_per_example(key, indices):
 
 
 # %% tags=["prediction"]
-def mask(scheme, N, generator="threefry2x32"):
+def draw_masks(scheme, N, generator="threefry2x32"):
     """The masks of eight examples, drawn by N devices: [8, 12]."""
-    mapped = jax.pmap(scheme, axis_name="data", in_axes=(None, 0))
     key = jax.random.key(0, impl=generator)
-    return np.asarray(mapped(key, np.arange(8).reshape(N, -1))).reshape(8, 12)
+    draw = jax.pmap(scheme, axis_name="data", in_axes=(None, 0))
+    return np.asarray(draw(key, np.arange(8).reshape(N, -1))).reshape(8, 12)
 
 
-schemes = (same_key, key_per_device, key_per_example)
-masks = {scheme.__name__: {N: mask(scheme, N) for N in (1, 2, 4)} for scheme in schemes}
+masks = {}
+for scheme in (same_key, key_per_device, key_per_example):
+    masks[scheme.__name__] = {N: draw_masks(scheme, N) for N in (1, 2, 4)}
 lesson_08.masks(masks)
 
 # %% [markdown]
@@ -104,22 +105,22 @@ lesson_08.masks(masks)
 # %% tags=["prediction"]
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-by_rows = NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec("data"))
-draw = jax.jit(lambda key: same_key(key, range(8)), out_shardings=by_rows)
-over_eight = draw(jax.random.key(0))
-print("devices:", len(over_eight.devices()))
-print("equal:", np.array_equal(over_eight, masks["same_key"][1]))
+split = NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec("data"))
+draw = jax.jit(lambda key: same_key(key, range(8)), out_shardings=split)
+sharded_mask = draw(jax.random.key(0))
+print("devices:", len(sharded_mask.devices()))
+print("equal:", np.array_equal(sharded_mask, masks["same_key"][1]))
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
-for name, by_count in masks.items():
-    equal = all(np.array_equal(each, by_count[1]) for each in by_count.values())
+for name, masks_by_N in masks.items():
+    equal = all(np.array_equal(mask, masks_by_N[1]) for mask in masks_by_N.values())
     assert equal == (name == "key_per_example")
 assert np.array_equal(masks["same_key"][2][:4], masks["same_key"][2][4:])
 for generator in ("rbg", "unsafe_rbg"):
-    one, four = (mask(key_per_example, N, generator) for N in (1, 4))
+    one, four = draw_masks(key_per_example, 1, generator), draw_masks(key_per_example, 4, generator)
     assert not np.array_equal(one, four)
-assert np.array_equal(over_eight, masks["same_key"][1])
+assert np.array_equal(sharded_mask, masks["same_key"][1])
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -156,7 +157,7 @@ assert np.array_equal(over_eight, masks["same_key"][1])
 # ## Proof, and what a key per device does
 #
 # Let's train for an epoch on one device and on eight. `pmap` uses as many devices as the batch has parts, so all we have
-# to change is how we `cut` the batch. `train` and `distance` are lesson 05's.
+# to change is how we `cut` the batch.
 
 
 # %%
@@ -165,59 +166,50 @@ def cut(batch, N):
     return jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
 
 
-def train(step, state, data):
-    """The state after the batches of `data`, and the loss of every update."""
-    losses = []
-    for batch in data:
-        state, sums = step(state, batch)
-        losses.append(float(sums["loss"] / sums["count"]))
-    return state, losses
+def example_numbers(indices):
+    return indices
 
 
-def distance(model, other):
-    """The length of the difference of two models, each seen as one long vector."""
-    pairs = zip(jax.tree.leaves(model), jax.tree.leaves(other), strict=True)
-    return np.sqrt(sum(((np.asarray(a) - np.asarray(b)) ** 2).sum() for a, b in pairs))
-
-
-def number_by_device(batch):
-    """The batch with numbers that depend on the device and the row, instead of indices."""
-    inputs, labels, weights, indices = batch
+def device_numbers(indices):
+    """Numbers that depend on the device and the row, and not on the example: [N, b]."""
     N, b = indices.shape
-    return inputs, labels, weights, 1000 * np.arange(N)[:, None] + np.arange(b)
+    return 1000 * np.arange(N)[:, None] + np.arange(b)
 
+
+def train(N, numbers):
+    """The model after an epoch on N devices, and the loss of every update."""
+    state, losses = init_state(), []
+    for batch in batches(*train_data, seed=0):
+        *examples, indices = cut(batch, N)
+        state, sums = train_step(state, (*examples, numbers(indices)))
+        losses.append(float(sums["loss"] / sums["count"]))
+    return jax.device_get(state[0]), losses
+
+
+optimizer = optax.sgd(0.1)  # another kind of state, so JAX traces the step again
 
 # %% [markdown]
 # We train twice: with the program's key per example, and with a key per device, as most programs do. For that we don't
-# even change the program. We only give `example_keys` other numbers: instead of an example's index, `number_by_device`
+# even change the program. We only give `example_keys` other numbers: instead of an example's index, `device_numbers`
 # says which device it's on and in which row. SGD replaces Adam again, because Adam blows up rounding. If the masks are
 # the same, the parameters must agree within 1e-5.
 #
 # **Predict:** with which of the two do eight devices find the losses of one?
 
-
 # %% tags=["prediction"]
-optimizer = optax.sgd(0.1)  # another kind of state, so JAX traces the step again
-all_batches = list(batches(*train_data, seed=0))
-runs = {}
-for N in (1, 8):
-    parts = [cut(batch, N) for batch in all_batches]
-    runs["key per example", N] = train(train_step, init_state(), parts)
-    by_device = [number_by_device(batch) for batch in parts]
-    runs["key per device", N] = train(train_step, init_state(), by_device)
-
-apart, differences = {}, {}
-for name in ("key per example", "key per device"):
-    (one, one_losses), (eight, eight_losses) = runs[name, 1], runs[name, 8]
-    apart[name] = distance(one[0], eight[0])
-    differences[name] = np.abs(np.subtract(one_losses, eight_losses))
-    print(f"{name}: one device and eight differ by {apart[name]:.0e}")
+distances, differences = {}, {}
+for name, numbers in {"key per example": example_numbers, "key per device": device_numbers}.items():
+    model_1, losses_1 = train(1, numbers)
+    model_8, losses_8 = train(8, numbers)
+    distances[name] = optax.tree.norm(jax.tree.map(np.subtract, model_1, model_8))
+    differences[name] = np.abs(np.subtract(losses_1, losses_8))
+    print(f"{name}: one device and eight differ by {distances[name]:.0e}")
 lesson_08.differences(differences)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert apart["key per example"] < 1e-5
-assert apart["key per device"] > 1e-2
+assert distances["key per example"] < 1e-5
+assert distances["key per device"] > 1e-2
 assert differences["key per example"].max() < 1e-6
 assert differences["key per device"][0] > 1e-3
 
@@ -249,7 +241,7 @@ lesson_08.tokens(losses, weights)
 # this mistake from lesson 05. But here it has a second side: who gets which sentence is chance, because we shuffle. So
 # let's swap the second and the third sentence, and compute both means again.
 #
-# **Predict:** which of these two functions returns another number after the swap?
+# **Predict:** which of these two functions returns a different number after the swap?
 
 
 # %% tags=["prediction"]
@@ -262,11 +254,11 @@ def mean_of_sums(losses, weights):
     return total / count
 
 
-swapped = losses.swapaxes(0, 1), weights.swapaxes(0, 1)
 results = {}
 for mean in (mean_of_means, mean_of_sums):
-    mapped = jax.pmap(mean, axis_name="data")
-    before, after = mapped(losses, weights)[0], mapped(*swapped)[0]
+    parallel_mean = jax.pmap(mean, axis_name="data")
+    before = parallel_mean(losses, weights)[0]
+    after = parallel_mean(losses.swapaxes(0, 1), weights.swapaxes(0, 1))[0]
     results[mean.__name__] = float(before), float(after)
     print(f"{mean.__name__}: {before:.2f}, after the swap {after:.2f}")
 

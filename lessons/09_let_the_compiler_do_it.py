@@ -74,11 +74,13 @@ functions = {
     "x.sum(1)": lambda x: x.sum(1),
     "x.sum(0)": lambda x: x.sum(0),
 }
-found = {}
+communication = {}
 for name, function in functions.items():
     program = jax.jit(function).lower(rows).compile()
-    found[name] = lesson_09.all_reduces(program)
-    print(f"{name:10s} is placed as {program.output_shardings.spec}", *found[name], sep="\n  ")
+    communication[name] = lesson_09.all_reduces(program)
+    print(f"{name:10s} is placed as {program.output_shardings.spec}")
+    for line in communication[name]:
+        print(" ", line)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -102,14 +104,14 @@ for name, function in functions.items():
 # %% tags=["prediction"]
 import textwrap
 
-compiled = train_step.lower(state, place_batch(batch)).compile()
-all_reduces = lesson_09.all_reduces(compiled)
+program = train_step.lower(state, place_batch(batch)).compile()
+all_reduces = lesson_09.all_reduces(program)
 for line in all_reduces:
     print(textwrap.fill(line, 100))
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
-assert [len(lines) for lines in found.values()] == [0, 0, 1]
+assert [len(lines) for lines in communication.values()] == [0, 0, 1]
 assert len(all_reduces) == 1
 assert all_reduces[0].partition(" all-reduce(")[0].count("f32[") == 7
 
@@ -139,16 +141,16 @@ lesson_09.training_step()
 
 # %% tags=["prediction"]
 loose_step = jax.jit(train_step.__wrapped__, out_shardings=replicated)  # no in_shardings
-host = next(batches(*train_data, seed=0))  # inputs, labels and weights as NumPy arrays
+host_batch = next(batches(*train_data, seed=0))  # inputs, labels and weights as NumPy arrays
 cases = {
-    "all three are placed": place_batch(host),
-    "none is placed": host,
-    "none, as jnp arrays": jax.tree.map(jnp.asarray, host),
-    "only the inputs are": (place_batch(host[0]), *host[1:]),
+    "all three are placed": place_batch(host_batch),
+    "none is placed": host_batch,
+    "none, as jnp arrays": jax.tree.map(jnp.asarray, host_batch),
+    "only the inputs are": (place_batch(host_batch[0]), *host_batch[1:]),
 }
 work = {}
-for name, each in cases.items():
-    work[name] = loose_step.lower(state, each).compile().cost_analysis()["flops"]
+for name, batch in cases.items():
+    work[name] = loose_step.lower(state, batch).compile().cost_analysis()["flops"]
 lesson_09.work_by_device(work)
 
 # %% tags=["proof"]
@@ -171,15 +173,15 @@ assert inputs_only < 1.5 * placed
 #
 # </details>
 #
-# You won't see the mistake in the numbers. Here's one update with each of the four batches, compared with lesson 03's step on one
-# device. They agree within 1e-5, in float32.
+# You won't see the mistake in the numbers. Here's one update with each of the four batches, compared with lesson 03's
+# step on one device. They agree within 1e-5, in float32.
 
 # %%
-alone, _ = jax.jit(train_step.__wrapped__)(jax.device_get(state), host)  # on one device
-for name, each in cases.items():
-    eight, _ = loose_step(state, each)
-    pairs = zip(*map(jax.tree.leaves, jax.device_get((alone, eight))), strict=True)
-    difference = max(np.abs(a - b).max() for a, b in pairs)
+state_1, _ = jax.device_get(jax.jit(train_step.__wrapped__)(jax.device_get(state), host_batch))
+for name, batch in cases.items():
+    state_8, _ = jax.device_get(loose_step(state, batch))
+    differences = jax.tree.map(lambda a, b: np.abs(a - b).max(), state_1, state_8)
+    difference = max(jax.tree.leaves(differences))
     print(f"{name:20s} differs by {difference:.0e}")
     assert difference < 1e-5
 
@@ -190,17 +192,17 @@ for name, each in cases.items():
 # **Predict:** is the batch moved, or refused?
 
 # %% tags=["prediction"]
-in_shardings = train_step.lower(state, host).compile().input_shardings[0]
-print("NumPy arrays go in as", in_shardings[1][0].spec)
+(_, batch_shardings), _ = train_step.lower(state, host_batch).compile().input_shardings
+print("NumPy arrays go in as", batch_shardings[0].spec)
 try:
-    train_step(state, jax.device_put(host, jax.devices()[0]))
+    train_step(state, jax.device_put(host_batch, jax.devices()[0]))
 except ValueError as error:
     outcome = f"ValueError: {error}"
     print(textwrap.fill(outcome, 100))
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert in_shardings[1][0].spec == PartitionSpec("data")
+assert batch_shardings[0].spec == PartitionSpec("data")
 assert outcome.startswith("ValueError")
 
 # %% [markdown]

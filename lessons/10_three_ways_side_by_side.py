@@ -30,7 +30,7 @@ import textwrap
 
 import jax
 import numpy as np
-from jax import P, lax  # P is short for PartitionSpec
+from jax import lax
 
 from pmapdp import devices
 from pmapdp.lessons.pictures import lesson_10
@@ -83,7 +83,7 @@ lesson_10.three_ways()
 
 # %%
 def loss(w, x):
-    seen.append(x.shape)
+    shapes.append(x.shape)
     return (w * x).mean()
 
 
@@ -91,23 +91,24 @@ def averaged_loss(w, x):
     return lax.pmean(loss(w, x), "data")
 
 
-def on_devices(function, check_vma=True):
-    specs = {"mesh": mesh, "in_specs": (P(), P("data")), "out_specs": P()}
-    return jax.jit(jax.shard_map(function, **specs, check_vma=check_vma))
+def map_over_devices(function, check_vma=True):  # with the program's specs: w replicated, x split
+    return jax.jit(jax.shard_map(function, mesh=mesh, **specs, check_vma=check_vma))
 
 
-w, x, seen = np.float32(1), np.arange(16, dtype=np.float32), []
+w, x = np.float32(1), np.arange(16, dtype=np.float32)
+shapes = []
 
 # %% [markdown]
 # **Predict:** how many of the 16 numbers does `loss` see in each of the three?
 
 # %% tags=["prediction"]
-by_pmap = jax.pmap(averaged_loss, "data", in_axes=(None, 0), out_axes=None)(w, x.reshape(8, 2))
-by_jit = jax.jit(loss, in_shardings=(replicated, split))(w, x)
-by_shard_map = on_devices(averaged_loss)(w, x)
-print(f"pmap: {seen[0]}, result {by_pmap}")
-print(f"jit: {seen[1]}, result {by_jit}")
-print(f"shard_map: {seen[2]}, result {by_shard_map}")
+parallel_loss = jax.pmap(averaged_loss, "data", in_axes=(None, 0), out_axes=None)
+pmap_loss = parallel_loss(w, x.reshape(8, 2))
+jit_loss = jax.jit(loss, in_shardings=(replicated, split))(w, x)
+shard_map_loss = map_over_devices(averaged_loss)(w, x)
+print(f"pmap: {shapes[0]}, result {pmap_loss}")
+print(f"jit: {shapes[1]}, result {jit_loss}")
+print(f"shard_map: {shapes[2]}, result {shard_map_loss}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -127,12 +128,12 @@ def average_gradient(w, x):  # as under pmap
     return lax.pmean(jax.grad(loss)(w, x), "data")
 
 
-def by_device(result):
+def device_values(result):
     return [float(shard.data) for shard in result.addressable_shards]
 
 
-checked = {"average_gradient": by_device(on_devices(average_gradient)(w, x))}
-print(checked["average_gradient"])
+checked_gradients = {"average_gradient": device_values(map_over_devices(average_gradient)(w, x))}
+print(checked_gradients["average_gradient"])
 lesson_10.trap()
 
 # %% [markdown]
@@ -148,7 +149,7 @@ lesson_10.trap()
 # all-reduce you didn't write. (The second block only calls the first.)
 
 # %%
-jaxpr = jax.make_jaxpr(on_devices(jax.grad(loss)))(w, x)
+jaxpr = jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x)
 print(jaxpr.pretty_print(use_color=False))
 
 # %% [markdown]
@@ -172,8 +173,8 @@ def cast_first(w, x):
 
 
 for function in (average_loss, cast_first):
-    checked[function.__name__] = by_device(on_devices(function)(w, x))
-    print(function.__name__, checked[function.__name__])
+    checked_gradients[function.__name__] = device_values(map_over_devices(function)(w, x))
+    print(function.__name__, checked_gradients[function.__name__])
 
 # %% [markdown]
 # You can also switch the check off. Then JAX keeps no record of what varies, so `jax.grad` adds up nothing.
@@ -181,10 +182,11 @@ for function in (average_loss, cast_first):
 # **Predict:** which of our three functions is wrong now?
 
 # %% tags=["prediction"]
-unchecked = {}
+unchecked_gradients = {}
 for function in (average_gradient, average_loss, cast_first):
-    unchecked[function.__name__] = by_device(on_devices(function, check_vma=False)(w, x))
-    print(function.__name__, unchecked[function.__name__])
+    gradient = map_over_devices(function, check_vma=False)(w, x)
+    unchecked_gradients[function.__name__] = device_values(gradient)
+    print(function.__name__, unchecked_gradients[function.__name__])
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -212,10 +214,10 @@ def forgetful(w, x):
     return jax.grad(loss)(w, x)
 
 
-unnoticed = by_device(on_devices(forgetful, check_vma=False)(w, x))
-print("without the check:", unnoticed)
+wrong_gradients = device_values(map_over_devices(forgetful, check_vma=False)(w, x))
+print("without the check:", wrong_gradients)
 try:
-    on_devices(forgetful)(w, x)
+    map_over_devices(forgetful)(w, x)
 except ValueError as error:
     refusal = str(error)
     for line in f"with the check: {refusal}".splitlines():
@@ -223,12 +225,12 @@ except ValueError as error:
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
-assert by_pmap == by_jit == by_shard_map == 7.5
-assert seen[:3] == [(2,), (16,), (2,)]
-assert checked["average_gradient"] == [60.0] * 8
-assert checked["average_loss"] == checked["cast_first"] == [7.5] * 8
-assert unchecked["average_gradient"] == unchecked["cast_first"] == [7.5] * 8
-assert len(set(unchecked["average_loss"])) == len(set(unnoticed)) == 8
+assert pmap_loss == jit_loss == shard_map_loss == 7.5
+assert shapes[:3] == [(2,), (16,), (2,)]
+assert checked_gradients["average_gradient"] == [60.0] * 8
+assert checked_gradients["average_loss"] == checked_gradients["cast_first"] == [7.5] * 8
+assert unchecked_gradients["average_gradient"] == unchecked_gradients["cast_first"] == [7.5] * 8
+assert len(set(unchecked_gradients["average_loss"])) == len(set(wrong_gradients)) == 8
 assert "can't be statically inferred" in refusal
 
 # %% [markdown]
@@ -260,7 +262,7 @@ def trapped_step(state, batch):
     return (optax.apply_updates(model, updates), optimizer_state), lax.psum(sums, "data")
 
 
-def run(step):
+def train(step):
     """The loss of each update, from the start."""
     state, losses = place_state(init_state()), []
     for batch in full_batches:
@@ -270,10 +272,7 @@ def run(step):
 
 
 full_batches = list(batches(*train_data, seed=0))[:-1]
-steps = {
-    "cast first": train_step,
-    "trapped": jax.jit(jax.shard_map(trapped_step, mesh=mesh, **specs)),
-}
+steps = {"cast first": train_step, "trapped": map_over_devices(trapped_step)}
 
 # %% [markdown]
 # We do it once with SGD and once with Adam. (The optimizer's state looks different, so `jit` compiles both steps again.)
@@ -283,8 +282,8 @@ steps = {
 # %% tags=["prediction"]
 losses = {}
 for name, rule in {"SGD": optax.sgd(0.1), "Adam": optax.adam(3e-3)}.items():
-    optimizer = rule  # another kind of state, so JAX traces the steps again
-    losses[name] = {way: run(step) for way, step in steps.items()}
+    optimizer = rule  # the steps read it
+    losses[name] = {strategy: train(step) for strategy, step in steps.items()}
 lesson_10.loss_curves(losses)
 
 # %% [markdown]
@@ -305,18 +304,17 @@ lesson_10.loss_curves(losses)
 optimizer = optax.sgd(0.1)
 model, batch = init_state()[0], full_batches[0]
 gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
-right = jax.tree.map(lambda g: -0.1 * g / sums["count"], gradients)  # one device's update
+right_update = jax.tree.map(lambda g: -0.1 * g / sums["count"], gradients)  # one device's
 
-updates = {}
+updates, ratios = {}, {}
 for name, step in steps.items():
-    (moved, _), _ = step(place_state(init_state()), place_batch(batch))
-    update = jax.tree.map(lambda new, old: new - old, moved, place_state(model))
-    updates[name] = jax.device_get(update)
-    ratio = float(optax.tree.norm(updates[name]) / optax.tree.norm(right))
-    print(f"{name}: the update is {ratio:.4f} times as long as one device's")
-apart = float(optax.tree.norm(jax.tree.map(lambda a, b: a - b, updates["cast first"], right)))
-assert apart < 1e-6
-assert np.isclose(ratio, 8, rtol=1e-4)
+    (new_model, _), _ = step(place_state(init_state()), place_batch(batch))
+    updates[name] = jax.tree.map(np.subtract, *jax.device_get((new_model, model)))
+    ratios[name] = float(optax.tree.norm(updates[name]) / optax.tree.norm(right_update))
+    print(f"{name}: the update is {ratios[name]:.4f} times as long as one device's")
+difference = jax.tree.map(lambda a, b: a - b, updates["cast first"], right_update)
+assert optax.tree.norm(difference) < 1e-6
+assert np.isclose(ratios["trapped"], 8, rtol=1e-4)
 assert abs(losses["SGD"]["trapped"][1] - losses["SGD"]["cast first"][1]) > 0.1  # the curves above
 assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 
@@ -366,7 +364,7 @@ def broken_gradient(loss, w, x):
 
 
 def fixed_gradient(loss, w, x):
-    """The gradient of the mean loss over all devices; `w` is any tree, `x` `[b, ...]`."""
+    """The gradient of the mean loss over all devices, for any tree `w` and `x` `[b, ...]`."""
     ...  # your code: 1 or 2 lines
 
 

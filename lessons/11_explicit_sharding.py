@@ -67,9 +67,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # batch, and JAX said nothing.
 
 # %%
-host = next(batches(*train_data, seed=0))  # NumPy arrays, nowhere yet
+host_batch = next(batches(*train_data, seed=0))  # NumPy arrays, on no device yet
 try:
-    train_step(state, host)
+    train_step(state, host_batch)
 except AssertionError as error:
     refusal = str(error)
     print("AssertionError:", refusal)
@@ -88,13 +88,9 @@ except AssertionError as error:
 
 # %% tags=["prediction"]
 x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), split)
-types = {
-    "2 * x": jax.typeof(2 * x),
-    "x.sum(1)": jax.typeof(x.sum(1)),
-    "x.sum(0)": jax.typeof(x.sum(0)),
-}
-for name, type_ in types.items():
-    print(f"{name:9s} {type_}")
+results = {"2 * x": 2 * x, "x.sum(1)": x.sum(1), "x.sum(0)": x.sum(0)}
+for name, result in results.items():
+    print(f"{name:9s} {jax.typeof(result)}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -111,8 +107,9 @@ for name, type_ in types.items():
 # **Predict:** the last of the six arrays is the gradient of `hidden.kernel`. Is it split, or is it a stack?
 
 # %% tags=["prediction"]
-batch = place_batch(host)
-model, hidden = state[0], nnx.relu(state[0].hidden(batch[0]))
+batch = place_batch(host_batch)
+model = state[0]
+hidden = nnx.relu(model.hidden(batch[0]))
 gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
 arrays = {
     "inputs": batch[0],
@@ -122,7 +119,7 @@ arrays = {
     "output.kernel": model.output.kernel[...],
     "gradient of hidden.kernel": gradients.hidden.kernel[...],
 }
-lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2)))
+lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2)))  # by their numbers above
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -144,7 +141,8 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2)))
 import textwrap
 
 square = np.arange(256, dtype=np.float32).reshape(16, 16)
-by_row, by_column = jax.device_put(square, P("data", None)), jax.device_put(square, P(None, "data"))
+by_row = jax.device_put(square, P("data", None))
+by_column = jax.device_put(square, P(None, "data"))
 questions = {
     "by_column @ by_row": lambda: by_column @ by_row,
     "by_row + by_column": lambda: by_row + by_column,
@@ -203,7 +201,8 @@ lesson_11.shardings(answers)
 
 # %%
 rngs = nnx.Rngs(0)
-embed, rnn = nnx.Embed(10, 8, rngs=rngs), nnx.RNN(nnx.GRUCell(8, 4, rngs=rngs))
+embed = nnx.Embed(10, 8, rngs=rngs)
+rnn = nnx.RNN(nnx.GRUCell(8, 4, rngs=rngs))
 tokens = jax.device_put(np.ones((16, 5), np.int32), split)
 sequences = jax.device_put(np.ones((16, 5, 8), np.float32), split)
 rows = jax.device_put(np.ones((16, 8), np.float32), split)
@@ -221,12 +220,12 @@ calls = {
     "jnp.sort(rows, axis=0)": lambda: jnp.sort(rows, axis=0),
     "jnp.sort(rows, axis=1)": lambda: jnp.sort(rows, axis=1),
 }
-refused = []
+failures = []
 for name, call in calls.items():
     try:
         print(f"{name} works: {jax.typeof(call())}")
     except Exception as error:
-        refused.append(name)
+        failures.append(name)
         print(textwrap.fill(f"{name} raises a {type(error).__name__}: {error}", 100), end="\n\n")
 
 # %% [markdown]
@@ -247,7 +246,7 @@ for name, call in calls.items():
 from jax.sharding import AxisType, auto_axes
 
 carry = jax.device_put(np.zeros((16, 4), np.float32), split)
-fixed = {
+outputs = {
     "embed(tokens, out_sharding=...)": embed(tokens, out_sharding=P("data")),
     "rnn(sequences, initial_carry=...)": rnn(sequences, initial_carry=carry),
     "sort inside auto_axes": auto_axes(lambda x: jnp.sort(x, axis=0), out_sharding=P("data"))(rows),
@@ -255,8 +254,8 @@ fixed = {
         lambda layer, tokens: layer(tokens), out_sharding=P("data")
     )(embed, tokens),
 }
-for name, array in fixed.items():
-    print(f"{name:34s} {jax.typeof(array)}")
+for name, output in outputs.items():
+    print(f"{name:34s} {jax.typeof(output)}")
 
 # %% [markdown]
 # ## Proof: the same update
@@ -266,16 +265,6 @@ for name, array in fixed.items():
 
 
 # %%
-def one_update(axis_type):
-    """The model after one update, and the operations of each device."""
-    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(axis_type,))):
-        arrays = jax.device_put(init_state(), P()), jax.device_put(host, P("data"))
-        step = plain_step if axis_type == AxisType.Auto else train_step.__wrapped__
-        program = jax.jit(step, out_shardings=P()).lower(*arrays).compile()
-        (model, _), _ = program(*arrays)
-        return jax.device_get(model), program.cost_analysis()["flops"]
-
-
 def plain_step(state, batch):
     """Lesson 09's step."""
     model, optimizer_state = state
@@ -285,9 +274,18 @@ def plain_step(state, batch):
     return (optax.apply_updates(model, updates), optimizer_state), sums
 
 
-auto, auto_work = one_update(AxisType.Auto)
-explicit, explicit_work = one_update(AxisType.Explicit)
-for a, b in zip(jax.tree.leaves(auto), jax.tree.leaves(explicit), strict=True):
+def one_update(step, axis_type):
+    """The model after one update, and the operations of each device."""
+    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(axis_type,))):
+        state, batch = jax.device_put(init_state(), P()), jax.device_put(host_batch, P("data"))
+        program = jax.jit(step, out_shardings=P()).lower(state, batch).compile()
+        (model, _), _ = program(state, batch)
+        return jax.device_get(model), program.cost_analysis()["flops"]
+
+
+auto_model, auto_work = one_update(plain_step, AxisType.Auto)
+explicit_model, explicit_work = one_update(train_step.__wrapped__, AxisType.Explicit)
+for a, b in zip(jax.tree.leaves(auto_model), jax.tree.leaves(explicit_model), strict=True):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 print(f"operations on each device: Auto {auto_work:,.0f}, Explicit {explicit_work:,.0f}")
 assert np.isclose(auto_work, explicit_work, rtol=0.02)
@@ -296,17 +294,17 @@ assert np.isclose(auto_work, explicit_work, rtol=0.02)
 # The asserts behind the answers so far.
 assert mesh.axis_types == (AxisType.Explicit,)
 assert "float32[128,64]" in refusal
-assert [str(each) for each in types.values()] == [
+assert [str(jax.typeof(result)) for result in results.values()] == [
     "float32[16@data,4]",
     "float32[16@data]",
     "float32[4]",
 ]
 assert str(jax.typeof(arrays["gradient of hidden.kernel"])) == "float32[64,32]"
 assert list(errors.values()) == ["ShardingTypeError"] * 3
-assert refused == list(calls)[:3]
+assert failures == list(calls)[:3]
 np.testing.assert_array_equal(answers["by_row + reshard(by_column)"], 2 * square)
 np.testing.assert_array_equal(
-    fixed["embed inside auto_axes"], fixed["embed(tokens, out_sharding=...)"]
+    outputs["embed inside auto_axes"], outputs["embed(tokens, out_sharding=...)"]
 )
 
 # %% [markdown]
@@ -314,7 +312,7 @@ np.testing.assert_array_equal(
 #
 # | you want | use |
 # | --- | --- |
-# | data parallelism for a model that you have | Auto axes (lesson 09): libraries work unchanged; check the batch once |
+# | data parallelism for a model that you have | Auto axes (lesson 09): libraries work unchanged, but check the batch once |
 # | to know every sharding, and an error if JAX's rules don't settle it | Explicit axes |
 # | a model split over several axes, where a wrong guess is expensive (lesson 15) | Explicit axes |
 # | Explicit axes everywhere except in one function | `auto_axes` around it |

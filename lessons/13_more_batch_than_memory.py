@@ -17,7 +17,7 @@
 # You want to repeat a published result. The paper used a batch of 8,192, but your GPUs run out of memory above 2,048.
 # You don't need more GPUs: cut the batch into four parts, compute their gradients one after another, add them up, and
 # update once. In this lesson you'll change thirteen lines of your program for it, and get the same numbers. You'll also
-# see a cut that gives the right numbers too, and silently does four times the work. And if accumulating isn't enough,
+# see a cut that gives the right numbers, but silently does four times the work. And if accumulating isn't enough,
 # you'll try two other ways to save memory.
 #
 # **You will** accumulate gradients, watch memory over an update, see why batch norm is an exception, compute in
@@ -67,8 +67,8 @@ def compile_for_devices(gradient):
     return jitted.lower(layers, big_batch).compile()
 
 
-def planned(program):
-    """MB of temporary arrays on one device."""
+def temp_megabytes(program):
+    """Memory for temporary arrays on one device."""
     return program.memory_analysis().temp_size_in_bytes / 1e6
 
 
@@ -78,8 +78,8 @@ def planned(program):
 # **Predict:** how many megabytes of activations does a device keep?
 
 # %% tags=["prediction"]
-whole = compile_for_devices(jax.grad(deep_loss))
-print(f"planned: {planned(whole):.1f} MB")
+whole_batch = compile_for_devices(jax.grad(deep_loss))
+print(f"planned: {temp_megabytes(whole_batch):.1f} MB")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -144,12 +144,12 @@ lesson_13.cuts()
 def count_work(cut):
     def loop(layers, batch):
         micro_batches = zip(*(cut(x) for x in batch), strict=True)
-        return sum(jax.grad(deep_loss)(layers, each) for each in micro_batches)
+        return sum(jax.grad(deep_loss)(layers, part) for part in micro_batches)
 
     return compile_for_devices(loop).cost_analysis()["flops"]
 
 
-work = {"the whole batch": whole.cost_analysis()["flops"]}
+work = {"the whole batch": whole_batch.cost_analysis()["flops"]}
 work |= {cut.__name__: count_work(cut) for cut in (neighbours, every_fourth)}
 lesson_13.work_by_device(work)
 
@@ -200,14 +200,15 @@ lesson_13.work_by_device(work)
 # **Predict:** does twice the number of micro-batches halve the memory?
 
 # %% tags=["prediction"]
-programs = {1: whole}
+programs = {1: whole_batch}
 for K in (2, 4, 8, 16):  # accumulate reads this variable
 
     def sums(layers, batch):
-        return accumulate(lambda part: jax.grad(deep_loss)(layers, part), batch)
+        return accumulate(jax.grad(deep_loss), layers, batch)
 
     programs[K] = compile_for_devices(sums)
-print(*(f"K = {K:2d}: {planned(program):.1f} MB" for K, program in programs.items()), sep="\n")
+for count, program in programs.items():
+    print(f"K = {count:2d}: {temp_megabytes(program):.1f} MB")
 lesson_13.memory_over_time({f"K = {K}": programs[K] for K in (1, 4, 16)})
 
 # %% [markdown]
@@ -216,8 +217,8 @@ lesson_13.memory_over_time({f"K = {K}": programs[K] for K in (1, 4, 16)})
 # No. The hills are the activations: they rise in the forward pass and fall in the backward pass, and with K = 4 there
 # are four lower hills. But they stand on a plateau that doesn't shrink: a copy of the batch, cut into micro-batches
 # (1.0 MB), the sum of the gradients, and the gradients of the current micro-batch (0.8 MB each, as large as the
-# parameters). (The curves lie up to 0.8 MB above the printed numbers. With K > 1 they contain the sum of the gradients,
-# which the compiler counts as the result. And they count memory twice if two arrays share it in the plan.)
+# parameters). (The curves lie a little above the printed numbers, because the compiler doesn't count the sum of the
+# gradients, which is the result, and lets some arrays share memory.)
 #
 # </details>
 #
@@ -264,9 +265,9 @@ print("one batch:", one_batch.round(2), "two halves:", two_halves)
 # The second way to save memory is to compute with two-byte numbers. A bfloat16 has the range of a float32, but only 8
 # bits of precision instead of 24. Activations take half the memory on GPUs and TPUs, and an A100 does up to 312 TFLOP/s
 # instead of 156 in TF32 or 19.5 in float32. In a Flax layer you write `dtype=jnp.bfloat16`: it computes in bfloat16 and
-# keeps its parameters in float32. You could also store the parameters in bfloat16, and save even more.
+# keeps its parameters in float32. You could also store the parameters in bfloat16, and save even more. But is that safe?
 #
-# So let a parameter be 1 and its update 0.001, both in bfloat16. The next number after 1 is 1 + 1/128.
+# Let a parameter be 1 and its update 0.001, both in bfloat16. The next number after 1 is 1 + 1/128.
 #
 # **Predict:** what's the parameter after the update?
 
@@ -288,6 +289,7 @@ print("1 + 0.001 =", after_update)
 # %%
 def train_in(parameter_dtype, compute_dtype):
     """The loss of every update."""
+    adam = optax.adam(3e-4)
 
     def cast(tree, dtype):
         return jax.tree.map(lambda x: x.astype(dtype), tree)
@@ -301,14 +303,13 @@ def train_in(parameter_dtype, compute_dtype):
     @jax.jit
     def step(model, state, batch):
         value, gradients = jax.value_and_grad(loss)(model, batch)
-        updates, state = small_steps.update(gradients, state, model)
+        updates, state = adam.update(gradients, state, model)
         return optax.apply_updates(model, updates), state, value
 
-    small_steps, losses = optax.adam(3e-4), []
     model = cast(init_state()[0], parameter_dtype)
-    state = small_steps.init(model)
+    state, losses = adam.init(model), []
     for epoch in range(6):
-        for batch in list(batches(*train_data, seed=epoch))[:-1]:
+        for batch in list(batches(*train_data, seed=epoch))[:-1]:  # the last one is padded
             model, state, value = step(model, state, batch)
             losses.append(float(value))
     return losses
@@ -326,7 +327,7 @@ lesson_13.loss_by_dtype(curves)
 # rounding. You'd blame your learning rate. The other two curves lie on top of each other.
 #
 # So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. float16 also takes two bytes, but
-# its smallest positive number is 6e-8. So small gradients become 0, and people multiply the loss by a large number
+# its smallest positive number is 6e-8. Smaller gradients become 0, so people multiply the loss by a large number
 # (PyTorch's `GradScaler` starts with 2¹⁶). bfloat16 goes down to 1e-38 and doesn't need that. (In jax 0.10, XLA for CPUs
 # converts to float32, multiplies, and rounds the result: you can read it in the compiled program. So here you see the
 # rounding, but neither the memory nor the speed.)
@@ -345,7 +346,7 @@ def layer(x, w):
     return jnp.tanh(jax.nn.silu(x @ w))
 
 
-def gradient_of(layer):
+def make_gradient(layer):
     def loss(layers, batch):
         x, _ = lax.scan(lambda x, w: (layer(x, w), None), batch[0], layers)
         return jnp.square(x - batch[1]).sum()
@@ -353,7 +354,7 @@ def gradient_of(layer):
     return jax.grad(loss)
 
 
-policies = {
+variants = {
     "keep everything": layer,
     "keep products": jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_saveable),
     "keep inputs": jax.checkpoint(layer),
@@ -362,23 +363,24 @@ policies = {
 # %% [markdown]
 # A layer has one matrix product in the forward pass and two in the backward pass.
 #
-# **Predict:** with which of the three does it have more than these three?
+# **Predict:** one of the three variants needs a fourth product. Which one?
 
 # %% tags=["prediction"]
-products, megabytes = {}, {}
-for name, each in policies.items():
-    gradient = gradient_of(each)
+products = {}
+megabytes = {}
+for name, variant in variants.items():
+    gradient = make_gradient(variant)
     products[name] = str(jax.make_jaxpr(gradient)(layers, big_batch)).count("dot_general")
-    megabytes[name] = planned(compile_for_devices(gradient))
+    megabytes[name] = temp_megabytes(compile_for_devices(gradient))
     print(f"{name:15s} {products[name]} products a layer, {megabytes[name]:4.1f} MB planned")
 
 # %% tags=["proof"]
 # The asserts behind all answers.
-assert 6.3 < planned(whole) < 8
+assert 6.3 < temp_megabytes(whole_batch) < 8
 assert sum(equal) / 2 == -5
 assert sum(unequal) / 2 == -6
 assert work["neighbours"] > 3.5 * work["the whole batch"] > 3.4 * work["every_fourth"]
-sizes = [planned(program) for program in programs.values()]
+sizes = [temp_megabytes(program) for program in programs.values()]
 assert sizes == sorted(sizes, reverse=True)
 assert 1.6 < sizes[-1] < sizes[0] / 2
 outputs = [program(layers, big_batch) for program in (programs[1], programs[16])]
@@ -395,7 +397,7 @@ assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep e
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# If you keep only the inputs. That needs the least memory, but each layer computes four products, which is a third more
+# *Keep inputs*. It needs the least memory, but each layer computes four products, which is a third more
 # work. Keeping the products adds none, because only the cheap functions after each product are computed again.
 #
 # </details>

@@ -15,7 +15,7 @@
 # # 14. Survive a kill
 #
 # Your run has been training for nine hours. Then somebody reboots the machine, and you start again from nothing. It
-# doesn't have to be like that. With thirteen new lines your program goes on from its last checkpoint, and ends with the
+# doesn't have to be like that. With twelve new lines your program goes on from its last checkpoint, and ends with the
 # same bits as if nothing had happened. You'll kill it and see. Then you'll leave one thing out of the checkpoint, and
 # get a run that resumes without an error, learns, and ends up as a different model.
 #
@@ -32,7 +32,7 @@ import jax
 import numpy as np
 
 from pmapdp.lessons.pictures import lesson_14
-from pmapdp.lessons.programs import started
+from pmapdp.lessons.programs import launch
 
 folder = Path(tempfile.mkdtemp())
 
@@ -54,7 +54,8 @@ def momentum_update(w, velocity):
     return w - velocity, velocity
 
 
-w, velocity = momentum_update(*momentum_update(0.0, 0.0))
+w, velocity = momentum_update(0.0, 0.0)
+w, velocity = momentum_update(w, velocity)
 print("never killed:", momentum_update(w, velocity)[0])
 print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 
@@ -83,10 +84,10 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 #
 # include the difference of 09_jit.py and 14_resume.py
 #
-# [Orbax](https://orbax.readthedocs.io/en/latest/) writes JAX arrays to a folder; it's installed with Flax. `restore`
+# [Orbax](https://orbax.readthedocs.io/en/latest/) writes JAX arrays to a folder, and Flax installs it. `restore`
 # has to know shapes, dtypes and shardings, so you give it the state that you've just made. `save` only copies the
 # state to the host before it returns, so the devices can train on while a thread writes the copy. And what if a kill
-# comes in the middle of that? On a disk, the folder has a temporary name until everything is in it, and nobody takes
+# comes in the middle of that? On a disk, the folder has a temporary name until everything is in it, so nobody takes
 # it for a checkpoint.
 
 # %%
@@ -111,20 +112,25 @@ sys.argv = ["14_resume.py", str(folder / "never_killed")]
 # ## Kill it
 #
 # Now we start the same program in a separate process, with another folder. As soon as it has printed the line of
-# epoch 2, we send it SIGKILL, which no program can catch. It's just about to save checkpoint 2. Then we start it again.
-#
-# **Predict:** which epoch does it train first?
+# epoch 2, we send it SIGKILL, which no program can catch. It's just about to save checkpoint 2.
 
-# %% tags=["prediction"]
-command = ["-c", started.take_home(), str(folder / "killed")]
-(process,) = started.start(1, *command)
+# %%
+command = ["-c", launch.take_home(), str(folder / "killed")]
+(process,) = launch.start(1, *command)
 for line in process.stdout:
     print(line, end="")
     if line.startswith("epoch 2"):
         process.kill()
         break
-print("exit status", process.wait(), "\n")
-(lines,) = started.outputs(started.start(1, *command))
+print("exit status", process.wait())
+
+# %% [markdown]
+# Exit status -9 means killed by signal 9. Now we start the same command again.
+#
+# **Predict:** which epoch does it train first?
+
+# %% tags=["prediction"]
+(lines,) = launch.outputs(launch.start(1, *command))
 print(*lines, sep="\n")
 
 # %% tags=["proof"]
@@ -140,8 +146,8 @@ def newest_state(name):
         return checkpoints.restore(checkpoints.latest_step(), args=ocp.args.StandardRestore(state))
 
 
-whole, killed = (jax.tree.leaves(newest_state(name)) for name in ("never_killed", "killed"))
-for a, b in zip(whole, killed, strict=True):
+expected, found = (jax.tree.leaves(newest_state(name)) for name in ("never_killed", "killed"))
+for a, b in zip(expected, found, strict=True):
     np.testing.assert_array_equal(a, b)
 
 # %% [markdown]
@@ -150,7 +156,7 @@ for a, b in zip(whole, killed, strict=True):
 # Most often epoch 2, because checkpoint 1 is the newest that's complete. (If the thread was still writing checkpoint 1,
 # it's epoch 1, and if it had already written checkpoint 2, it's epoch 3.) What the killed process had done since that
 # checkpoint is lost, so the second process does it again. The lines that follow are the same to the last digit, and the
-# final parameters are the same bits: the folded cell compares them. (Exit status -9 means killed by signal 9.)
+# final parameters are the same bits: the folded cell compares them.
 #
 # </details>
 #
@@ -162,10 +168,10 @@ for a, b in zip(whole, killed, strict=True):
 
 
 # %%
-def train(state, first_epoch, last_epoch=EPOCHS):
-    """The state after some epochs, and the loss of each update."""
+def train(state, start, stop=EPOCHS):
+    """The state after the epochs start to stop - 1, and the loss of each update."""
     losses = []
-    for epoch in range(first_epoch, last_epoch):
+    for epoch in range(start, stop):
         for batch in batches(*train_data, seed=epoch):
             state, sums = train_step(state, place_batch(batch))
             losses.append(float(sums["loss"] / sums["count"]))
@@ -192,8 +198,7 @@ new_optimizer_state = optimizer.init(checkpoint[0])
 forgetful, forgetful_losses = train(place_state((checkpoint[0], new_optimizer_state)), 2)
 lesson_14.loss_curves(losses, resumed_losses, forgetful_losses, killed_at=104)
 for name, other in {"checkpoint": checkpoint, "resumed": resumed, "forgetful": forgetful}.items():
-    apart = distance(never_killed, other)
-    print(f"{name:10s} {apart:.2f} away from the model of the run never killed")
+    print(f"{name:10s} {distance(never_killed, other):.2f} away from the run that was never killed")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
@@ -226,16 +231,22 @@ assert 0.8 < np.mean(forgetful_losses[-40:]) / np.mean(losses[-40:]) < 0.95
 # This is the handler:
 #
 # ```python
-# asked = []
-# signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+# stop_requested = False
+#
+# def request_stop(signum, frame):
+#     global stop_requested
+#     stop_requested = True
+#
+# signal.signal(signal.SIGTERM, request_stop)
 # ```
 #
-# After each update, look at `asked`. A checkpoint from the middle of an epoch must also say which update comes next.
+# After each update, look at `stop_requested`. A checkpoint from the middle of an epoch must also say which update comes next.
 # The program above saves only the number of a finished epoch, so it would skip the rest of this one. In exercise 1 you
 # write batches that start in the middle.
 #
 # Keep the best checkpoint as well as the newest: if the loss becomes NaN, the newest ones hold NaN.
-# In Orbax a preservation policy says what to keep, and you pass the loss to `save` as `metrics=`.
+# With Orbax, pass `metrics={"loss": loss}` to `save`, and replace `max_to_keep=2` by a `preservation_policy` that
+# combines `LatestN` and `BestN`. (For a loss, `BestN` needs `reverse=True`, and a NaN should count as infinite.)
 # And don't change the learning rate or the batch size in the middle of a run, because afterwards you couldn't say
 # which value gave the result. pmapdp refuses to resume if you do. (What doesn't change the result may change: lesson
 # 17 resumes with fewer processes.)
@@ -252,8 +263,8 @@ from jax import export
 model = never_killed[0]
 (n,) = export.symbolic_shape("n")
 probabilities = jax.jit(lambda inputs: jax.nn.softmax(model(inputs)))
-export_it = export.export(probabilities, platforms=["cpu", "cuda", "tpu"])
-exported = export_it(jax.ShapeDtypeStruct((n, 64), np.float32))
+inputs = jax.ShapeDtypeStruct((n, 64), np.float32)
+exported = export.export(probabilities, platforms=["cpu", "cuda", "tpu"])(inputs)
 (folder / "model.bin").write_bytes(exported.serialize())
 np.save(folder / "inputs.npy", test_data[0][:5])
 here = np.asarray(probabilities(test_data[0][:5])).argmax(1)
@@ -271,7 +282,7 @@ model = export.deserialize(bytearray(open(sys.argv[1], "rb").read()))
 print(model.call(numpy.load(sys.argv[2])).argmax(1), "Flax is imported:", "flax" in sys.modules)
 """
 command = ["-c", reader, str(folder / "model.bin"), str(folder / "inputs.npy")]
-(answer,) = started.outputs(started.start(1, *command))
+(answer,) = launch.outputs(launch.start(1, *command))
 print(*answer, "| here:", here)
 
 # %% tags=["proof"]
@@ -298,14 +309,14 @@ assert answer == [f"{here} Flax is imported: False"]
 #    `first + 1` and so on. If you start at update 0 it's right, but a resumed run gets other batches than a run that
 #    wasn't killed. Each epoch has its own order, and its last batch may be shorter. <details><summary>Hint</summary>The
 #    order may depend on the seed and the epoch only. An epoch has <code>-(-examples // batch_size)</code> updates, which
-#    is rounded up; <code>divmod</code> gives you the epoch and the place in it.</details>
-# 2. `resumable` (10 minutes): the whole lesson, with a save after every update. Start from the
+#    is rounded up. <code>divmod</code> gives you the epoch and the place in it.</details>
+# 2. `train_or_resume` (10 minutes): the whole lesson, with a save after every update. Start from the
 #    newest checkpoint in `folder`, if there is one, and return the state after update `last`. The
-#    state is a dictionary with an entry `"updates"`; `create()` makes it, and `step(state, number)`
+#    state is a dictionary with an entry `"updates"`. `create()` makes it, and `step(state, number)`
 #    returns the next one. <details><summary>Hint</summary>As in your program:
 #    <code>latest_step</code>, <code>restore</code>, <code>save</code>, and
 #    <code>close</code>.</details>
-# 3. `exported` (5 minutes): the bytes of `jax.export` for `function`, which takes `[n, 4]` float32 for any n.
+# 3. `export_bytes` (5 minutes): the bytes of `jax.export` for `function`, which takes `[n, 4]` float32 for any n.
 #    <details><summary>Hint</summary><code>symbolic_shape</code>, <code>ShapeDtypeStruct</code>,
 #    <code>serialize</code>.</details>
 
@@ -327,17 +338,17 @@ def fixed_batches(seed, first, batch_size, examples):
     ...  # your code: 4 to 6 lines
 
 
-def resumable(folder, last, create, step):
+def train_or_resume(folder, last, create, step):
     """The state after update `last`."""
     ...  # your code: 8 to 10 lines
 
 
-def exported(function):
+def export_bytes(function):
     """Bytes that jax.export.deserialize takes."""
     ...  # your code: 2 or 3 lines
 
 
-for exercise in (fixed_batches, resumable, exported):
+for exercise in (fixed_batches, train_or_resume, export_bytes):
     check("14_survive_a_kill", exercise.__name__, exercise)
 
 # %% [markdown]
@@ -349,7 +360,7 @@ for exercise in (fixed_batches, resumable, exported):
 #   that was killed and resumed ends with the same bits.
 # - Test it: kill, resume, compare bits. Half a checkpoint raises no error.
 #
-# This program is nearly pmapdp's trainer. Read it now; you'll recognize it:
+# This program is nearly pmapdp's trainer. Read it now, and you'll recognize it:
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

@@ -59,8 +59,8 @@ def place(*axes):
 
 
 cases = {  # the shardings of x and w, and the sharding of the result
-    "summed over": ((place(None, "model"), place("model", None)), place()),
-    "kept": ((place(), place(None, "model")), place(None, "model")),
+    "rows of w": ((place(None, "model"), place("model", None)), place()),
+    "columns of w": ((place(), place(None, "model")), place(None, "model")),
 }
 
 
@@ -170,10 +170,7 @@ for pairs in (1, 2, 3):
     counts[pairs] = [forward, both]
     print(f"pairs: {pairs} | all-reduces forward: {forward} | forward and backward: {both}")
 
-# %% tags=["proof"]
-# The asserts behind the answers so far.
-assert kinds == {"summed over": ["all-reduce"], "kept": []}
-assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
+
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -196,8 +193,8 @@ assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
 # %%
 def attention(params, x):  # [B, T, 128]
     # Queries, keys and values are [B, T, heads, 16].
-    q, k, v = ((x @ params[name]).reshape(*x.shape[:2], 8, 16) for name in "qkv")
-    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / 4)
+    q, k, v = ((x @ params[name]).reshape(*x.shape[:2], 8, 16) for name in ("q", "k", "v"))
+    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / 4)  # 4 is the root of 16
     return jnp.einsum("bhts,bshd->bthd", weights, v).reshape(x.shape) @ params["out"]
 
 
@@ -236,11 +233,7 @@ sent = {
 }
 lesson_15.bytes_by_batch(sizes, sent)
 
-# %% tags=["proof"]
-# The asserts behind the last two answers.
-assert [(each.kind, each.count) for each in attention_collectives] == [("all-reduce", 1)]
-np.testing.assert_allclose(sent["tensor parallelism"], [4 * 4 * B * 128 for B in sizes])
-np.testing.assert_allclose(sent["tensor parallelism"][4], sent["data parallelism"][4], rtol=0.02)
+
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -250,18 +243,17 @@ np.testing.assert_allclose(sent["tensor parallelism"][4], sent["data parallelism
 # </details>
 #
 # But the number of bytes isn't everything. Data parallelism can send the gradients of the last layers while the backward
-# pass is still working on the first ones. With tensor parallelism, the next layer has to wait. So use it if a layer doesn't
-# fit on a device, or if each device would get only a handful of examples, and only between devices with fast links. (*Sequence parallelism* also splits the activations between the pairs, along the tokens:
-# a reduce-scatter and an all-gather take the place of each all-reduce.)
+# pass is still working on the first ones. With tensor parallelism, the next layer has to wait. So use it if a layer
+# doesn't fit on a device, or if each device would get only a handful of examples, and only between devices with fast
+# links. (*Sequence parallelism* also splits the activations between the pairs, along the tokens: a reduce-scatter and
+# an all-gather take the place of each all-reduce.)
 #
 # ## The mistake: columns, then columns
 #
 # Suppose you split both matrices by their columns. Each device still holds half of each matrix, and the result is
 # still right.
-#
-# **Predict:** `h` is split by its hidden units. What does a device still need for its columns of the second product?
 
-# %% tags=["prediction"]
+# %%
 random = np.random.default_rng(0)
 x, W1, W2 = (random.normal(size=SHAPES[name]).astype(np.float32) for name in ("x", "W1", "W2"))
 
@@ -274,7 +266,13 @@ W2_shardings = {
     "columns, then rows": place("model", None),
     "columns, then columns": place(None, "model"),
 }
-traffic, results = {}, {}
+
+# %% [markdown]
+# **Predict:** `h` is split by its hidden units. What does a device still need for its columns of the second product?
+
+# %% tags=["prediction"]
+traffic = {}
+results = {}
 for name, W2_sharding in W2_shardings.items():
     in_shardings = (place(), place(None, "model"), W2_sharding)
     program = jax.jit(forward, in_shardings=in_shardings, out_shardings=place())
@@ -283,7 +281,12 @@ for name, W2_sharding in W2_shardings.items():
     print(f"{name:22s} {traffic[name].kind} of {traffic[name].bytes:,} bytes")
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind all answers so far.
+assert kinds == {"rows of w": ["all-reduce"], "columns of w": []}
+assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
+assert [(each.kind, each.count) for each in attention_collectives] == [("all-reduce", 1)]
+np.testing.assert_allclose(sent["tensor parallelism"], [4 * 4 * B * 128 for B in sizes])
+np.testing.assert_allclose(sent["tensor parallelism"][4], sent["data parallelism"][4], rtol=0.02)
 np.testing.assert_allclose(*results.values(), rtol=1e-3, atol=1e-2)
 good, bad = traffic.values()
 assert good.kind == "all-reduce"

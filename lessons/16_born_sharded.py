@@ -79,11 +79,11 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 #
 # </details>
 #
-# What does it cost? An all-reduce is a reduce-scatter and then an all-gather (lesson 06). Stages 1 and 2 put the update
+# What does it cost? If the parameters take n bytes, each device sends nearly n bytes in a reduce-scatter, and nearly n
+# in an all-gather. An all-reduce is one after the other (lesson 06), so it sends 2 n. Stages 1 and 2 put the update
 # between the two, and send the same bytes. Stage 3 gathers the parameters twice, before the forward and before the
-# backward pass, so it sends one and a half times as much. (In the picture, n is the size of the parameters in bytes,
-# and the exact numbers are (N - 1) / N times as large. An orange bar stands for all the layers together. In reality
-# each layer is gathered just before it's used. You'll see below why that matters.)
+# backward pass, so it sends 3 n. (The picture draws one bar for all layers. In reality each layer is gathered just
+# before it's used, and you'll see below why that matters.)
 
 # %%
 lesson_16.zero_over_time()
@@ -103,27 +103,28 @@ mesh = Mesh(jax.devices(), ("data",))
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
 
-def all_reduced(w, gradient):
+def replicated_update(w, gradient):
     return w - 0.1 * lax.psum(gradient, "data")
 
 
-def zero_1(w, gradient):
-    mine = lax.psum_scatter(gradient, "data", tiled=True)  # [1]: the sum for this device's weight
-    w = lax.dynamic_slice_in_dim(w, lax.axis_index("data"), 1) - 0.1 * mine  # its update
-    return lax.all_gather(w, "data", tiled=True)  # [8] again
+def zero_1_update(w, gradient):
+    total = lax.psum_scatter(gradient, "data", tiled=True)  # [1]: the sum for this device's weight
+    weight = lax.dynamic_slice_in_dim(w, lax.axis_index("data"), 1)  # [1]: that weight
+    return lax.all_gather(weight - 0.1 * total, "data", tiled=True)  # [8] again
 
 
 # %% [markdown]
 # **Predict:** with the second function, device 3 updates only weight 3. What's its new value?
 
 # %% tags=["prediction"]
-weights, gradients = np.arange(8.0), np.repeat(np.arange(8.0), 8)
+weights = np.arange(8.0)
+gradients = np.repeat(np.arange(8.0), 8)  # eight numbers for each device
 specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
-updated = []
-for step in (all_reduced, zero_1):
-    mapped = jax.shard_map(step, mesh=mesh, **specs, check_vma=False)
-    updated.append(np.asarray(jax.jit(mapped)(weights, gradients)))
-    print(f"{step.__name__:11s}", updated[-1].round(1))
+new_weights = []
+for update in (replicated_update, zero_1_update):
+    on_devices = jax.jit(jax.shard_map(update, mesh=mesh, **specs, check_vma=False))
+    new_weights.append(np.asarray(on_devices(weights, gradients)))
+    print(f"{update.__name__:17s}", new_weights[-1].round(1))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -172,20 +173,20 @@ for step in (all_reduced, zero_1):
 # **Predict:** which array is to blame?
 
 # %% tags=["prediction"]
-whole_parts = [x.shape for x in jax.tree.leaves(state[0]) if x.sharding.is_fully_replicated]
-print("not split:", whole_parts)
-born = jax.jit(init_state, out_shardings=shardings).lower().compile().memory_analysis()
-print(f"when it's born, a device holds {born.output_size_in_bytes / total:.1%}")
+replicated_shapes = [x.shape for x in jax.tree.leaves(state[0]) if x.sharding.is_fully_replicated]
+print("not split:", replicated_shapes)
+init_plan = jax.jit(init_state, out_shardings=shardings).lower().compile().memory_analysis()
+print(f"when it's born, a device holds {init_plan.output_size_in_bytes / total:.1%}")
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert [sum(each) for each in gigabytes.values()] == [112, 63, 38.5, 14]
-for each in updated:
+for each in new_weights:
     np.testing.assert_allclose(each, weights - 2.8, rtol=1e-6)
 assert 1 / 8 < bytes_per_device / total < 0.15
-assert abs(born.output_size_in_bytes / total - bytes_per_device / total) < 0.01
-assert born.output_size_in_bytes + born.temp_size_in_bytes < total / 2
-assert whole_parts == [(10,)]
+assert abs(init_plan.output_size_in_bytes / total - bytes_per_device / total) < 0.01
+assert init_plan.output_size_in_bytes + init_plan.temp_size_in_bytes < total / 2
+assert replicated_shapes == [(10,)]
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -205,7 +206,7 @@ assert whole_parts == [(10,)]
 # ## The peak is inside the step
 #
 # Between two steps, a device holds an eighth. During a step it needs whole layers to multiply with. When are they gathered,
-# and how long do they stay? The next cell builds a step of Adam for 16 layers of 512 x 512:
+# and how long do they stay? Here are 16 layers of 512 x 512. `gather` asks for a whole copy on every device:
 
 # %%
 layers = np.random.default_rng(0).normal(0, 512**-0.5, (16, 512, 512)).astype(np.float32)
@@ -217,67 +218,71 @@ def layer(x, w):
     return jnp.tanh(x @ w)
 
 
-def gathered(w):
+def gather(w):
     return lax.with_sharding_constraint(w, replicated)
 
 
-def layer_gathered(x, w):
-    return layer(x, gathered(w))
+def gather_in_layer(x, w):
+    return layer(x, gather(w))
 
 
-def compile_step(sharding, layer, before=lambda layers: layers):
-    """A step of Adam: `layer` in a scan over the layers, which go through `before` first."""
+# %% [markdown]
+# `compile_step` compiles an update of Adam for them, with a scan over the layers:
 
+
+# %%
+def compile_step(sharding, layer, gather_first=False):
     def loss(layers, x):
-        y, _ = lax.scan(lambda x, w: (layer(x, w), None), x, before(layers))
+        if gather_first:
+            layers = gather(layers)
+        y, _ = lax.scan(lambda x, w: (layer(x, w), None), x, layers)
         return jnp.square(y).mean()
 
-    def step(layers, adam, x):
+    def step(layers, adam_state, x):
         gradients = jax.grad(loss)(layers, x)
-        updates, adam = optimizer.update(gradients, adam, layers)
-        return optax.apply_updates(layers, updates), adam
+        updates, adam_state = optimizer.update(gradients, adam_state, layers)
+        return optax.apply_updates(layers, updates), adam_state
 
-    adam = optimizer.init(layers)
-    adam_shardings = jax.tree.map(lambda moment: sharding if moment.ndim else replicated, adam)
+    adam_state = optimizer.init(layers)
+    adam_shardings = jax.tree.map(lambda x: sharding if x.ndim else replicated, adam_state)
     shardings = (sharding, adam_shardings)
     options = {"in_shardings": (*shardings, split), "out_shardings": shardings}
-    return jax.jit(step, **options, donate_argnums=(0, 1)).lower(layers, adam, x).compile()
+    return jax.jit(step, **options, donate_argnums=(0, 1)).lower(layers, adam_state, x).compile()
 
 
 # %% [markdown]
 # You can compile it in five ways:
 #
-# - *gathered in the layer*: stage 3, and `with_sharding_constraint` gathers each layer where it's used;
-# - *left to the compiler*: nothing but the shardings;
-# - *replicated*: no ZeRO;
-# - *gathered again*: gathered in the layer, inside `jax.checkpoint`, so the backward pass gathers once more;
+# - *gathered in the layer*: stage 3, and `with_sharding_constraint` gathers each layer where it's used.
+# - *left to the compiler*: nothing but the shardings.
+# - *replicated*: no ZeRO.
+# - *gathered again*: gathered in the layer, inside `jax.checkpoint`, so the backward pass gathers once more.
 # - *gathered first*: all layers are gathered at the start of the step.
 #
 # **Predict:** which of the five hold all sixteen layers whole at some moment?
 
 # %% tags=["prediction"]
-ways = {
+programs = {
     "replicated": compile_step(replicated, layer),
-    "gathered first": compile_step(rows, layer, before=gathered),
-    "gathered in the layer": compile_step(rows, layer_gathered),
-    "gathered again": compile_step(rows, jax.checkpoint(layer_gathered)),
+    "gathered first": compile_step(rows, layer, gather_first=True),
+    "gathered in the layer": compile_step(rows, gather_in_layer),
+    "gathered again": compile_step(rows, jax.checkpoint(gather_in_layer)),
     "left to the compiler": compile_step(rows, layer),
 }
-lesson_16.memory_over_time(ways)
+lesson_16.memory_over_time(programs)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-plans = [program.memory_analysis() for program in ways.values()]
+plans = [program.memory_analysis() for program in programs.values()]
 peaks = [plan.argument_size_in_bytes + plan.temp_size_in_bytes for plan in plans]
 assert peaks == sorted(peaks, reverse=True)
 assert peaks[4] < peaks[2] / 2 < peaks[1] / 3
 # The highest and the lowest give the same layers.
-after = []
-for program in (ways["replicated"], ways["left to the compiler"]):
-    arguments = (layers, optimizer.init(layers), x)
-    placed = jax.device_put(arguments, program.input_shardings[0])
-    after.append(np.asarray(program(*placed)[0]))
-np.testing.assert_allclose(*after, rtol=0, atol=1e-3)
+new_layers = []
+for program in (programs["replicated"], programs["left to the compiler"]):
+    arguments = jax.device_put((layers, optimizer.init(layers), x), program.input_shardings[0])
+    new_layers.append(np.asarray(program(*arguments)[0]))
+np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -320,9 +325,9 @@ def broken_clip(gradient):
 
 
 spec = PartitionSpec("data")
-in_parts = jax.shard_map(broken_clip, mesh=mesh, in_specs=spec, out_specs=spec)
+sharded_clip = jax.shard_map(broken_clip, mesh=mesh, in_specs=spec, out_specs=spec)
 gradient = np.full(8, 5, np.float32)
-lengths = [float(jnp.linalg.norm(clip(gradient))) for clip in (broken_clip, in_parts)]
+lengths = [float(jnp.linalg.norm(clip(gradient))) for clip in (broken_clip, sharded_clip)]
 print(f"on one device {lengths[0]:.3f}, in eight parts {lengths[1]:.3f}")
 
 # %% tags=["proof"]
@@ -345,16 +350,20 @@ np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 # devices, and restore it on eight, on four and on one.
 
 # %%
-import functools
 import tempfile
 from pathlib import Path
 
 import orbax.checkpoint as ocp
 
 
-def on_mesh(mesh, x):
-    """Shape, dtype and sharding of an array of the state, on another mesh."""
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec))
+def abstract_state(mesh):
+    """Shapes, dtypes and shardings of the state on a mesh."""
+
+    def abstract(x):
+        sharding = NamedSharding(mesh, x.sharding.spec)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    return jax.tree.map(abstract, state)
 
 
 path = Path(tempfile.mkdtemp()) / "state"
@@ -362,12 +371,11 @@ with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(path, state)
     checkpointer.wait_until_finished()
     for count in (8, 4, 1):
-        fewer = Mesh(jax.devices()[:count], ("data",))
-        wanted = jax.tree.map(functools.partial(on_mesh, fewer), state)
-        restored = checkpointer.restore(path, wanted)
+        smaller_mesh = Mesh(jax.devices()[:count], ("data",))
+        restored = checkpointer.restore(path, abstract_state(smaller_mesh))
         kernel = restored[0].hidden.kernel[...]
-        part_of_kernel = kernel.addressable_shards[0].data.shape
-        print(f"on {count} device(s), each holds {part_of_kernel} of {kernel.shape}")
+        shard_shape = kernel.sharding.shard_shape(kernel.shape)
+        print(f"on {count} device(s), each holds {shard_shape} of {kernel.shape}")
         for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -382,12 +390,12 @@ with ocp.StandardCheckpointer() as checkpointer:
 #
 # Solutions, with reasons: [solutions/16_born_sharded.py](solutions/16_born_sharded.py).
 #
-# 1. `born_in_place` (5 minutes): return the array that `build()` makes, with the sharding `sharding`, so that no device ever
+# 1. `build_sharded` (5 minutes): return the array that `build()` makes, with the sharding `sharding`, so that no device ever
 #    holds all of it. <details><summary>Hint</summary>Compile it, and say how the result should be sharded.</details>
 # 2. `zero_step` (10 minutes): ZeRO-1 with momentum, in `shard_map` over the axis `"data"`. Every device gets the weights `w`
 #    `[D]`, its own gradient `g` `[D]`, and its part `m` `[D / N]` of the momentum. Use the *mean* gradient of the devices.
 #    Return `(w, m)` after one update: `m = 0.9 * m + gradient`, `w = w - 0.1 * m`. Don't use an all-reduce.
-#    <details><summary>Hint</summary><code>psum_scatter</code>, divided by N; the update of the part;
+#    <details><summary>Hint</summary><code>psum_scatter</code>, divided by N, then the update of the part, then
 #    <code>all_gather</code> with <code>tiled=True</code>.</details>
 # 3. `fixed_clip` (5 minutes, find the mistake): clip the length of the whole gradient to 1, as `broken_clip` above should. In
 #    `shard_map` over the axis `"data"`, `g` is this device's part. <details><summary>Hint</summary>You can add squares over
@@ -398,7 +406,7 @@ with ocp.StandardCheckpointer() as checkpointer:
 from pmapdp.lessons.checks import check
 
 
-def born_in_place(build, sharding):
+def build_sharded(build, sharding):
     """The array that build() makes, in shards."""
     ...  # your code: 1 line
 
@@ -413,7 +421,7 @@ def fixed_clip(g):
     ...  # your code: 2 lines
 
 
-for exercise in (born_in_place, zero_step, fixed_clip):
+for exercise in (build_sharded, zero_step, fixed_clip):
     check("16_born_sharded", exercise.__name__, exercise)
 
 # %% [markdown]
@@ -428,7 +436,7 @@ for exercise in (born_in_place, zero_step, fixed_clip):
 # | --- | --- | --- |
 # | `shard`, `shardings` | `MeshLayout.state` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
 # | the jitted step with its shardings | `--shard-state optimizer` or `parameters` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
-# | `zero_1` | the same for pmap and shard_map | [sharding/zero.py](../pmapdp/sharding/zero.py) |
+# | `zero_1_update` | the same for pmap and shard_map | [sharding/zero.py](../pmapdp/sharding/zero.py) |
 #
 # Flax models can also carry names for the axes of their parameters, which a table turns into shardings: read [Flax's guide to
 # scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html), and [the scaling book on

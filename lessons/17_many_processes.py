@@ -15,7 +15,7 @@
 # # 17. Train with many processes
 #
 # Your program from lesson 09 uses all devices of one machine. For two machines you need two processes, one on each. In
-# this lesson you'll change sixteen lines, none of them in the training step, and two processes will compute the
+# this lesson you'll change eighteen lines, none of them in the training step, and two processes will compute the
 # numbers that one computed. Then you'll deal out a batch by process number, as many programs do. Nothing complains,
 # and a good network suddenly looks bad. At the end you'll kill a process in the middle of a run, and go on from its
 # last checkpoint.
@@ -32,7 +32,7 @@ import numpy as np
 
 from pmapdp import devices
 from pmapdp.lessons.pictures import lesson_17
-from pmapdp.lessons.programs import started
+from pmapdp.lessons.programs import launch
 
 devices.simulate(8)  # before any other use of JAX
 
@@ -47,7 +47,7 @@ devices.simulate(8)  # before any other use of JAX
 lesson_17.one_array()
 
 # %% [markdown]
-# Let's see that with eight numbers on eight devices. `started.run` starts two new Pythons on this machine, with four
+# Let's see that with eight numbers on eight devices. `launch.run` starts two new Pythons on this machine, with four
 # simulated devices each. It connects them, imports `Mesh`, `multihost_utils` and the other names that our function
 # uses, and lets both call it.
 #
@@ -55,7 +55,7 @@ lesson_17.one_array()
 
 
 # %% tags=["prediction"]
-def eight_numbers():
+def print_eight_numbers():
     split = NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec("data"))
     x = jax.make_array_from_callback((8,), split, lambda rows: np.arange(8.0)[rows])
     print("shape", x.shape, "my shards", [float(shard.data[0]) for shard in x.addressable_shards])
@@ -66,7 +66,7 @@ def eight_numbers():
     print("gathered", multihost_utils.process_allgather(x, tiled=True))
 
 
-started.run(eight_numbers)
+launch.run(print_eight_numbers)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -112,8 +112,8 @@ started.run(eight_numbers)
 # **Predict:** which lines does each of the two print?
 
 # %% tags=["prediction"]
-program = started.take_home().replace("EPOCHS = 128, 5", "EPOCHS = 128, 1")
-first, second = started.outputs(started.start(2, "-c", program))
+program = launch.take_home().replace("EPOCHS = 128, 5", "EPOCHS = 128, 1")
+first, second = launch.outputs(launch.start(2, "-c", program))
 print("process 0:", *first, sep="\n  ")
 print("process 1:", *second, sep="\n  ")
 
@@ -146,7 +146,7 @@ np.testing.assert_allclose(found, [1.8813, 0.4020, 0.9158, 0.7150], atol=2e-3)  
 
 
 # %% tags=["prediction"]
-def halves():
+def place_halves():
     mesh = Mesh(np.array(jax.devices())[[0, 1, 4, 5, 6, 7, 2, 3]], ("data",))
     split = NamedSharding(mesh, PartitionSpec("data"))
     half = np.arange(4.0) + 4 * jax.process_index()
@@ -156,7 +156,7 @@ def halves():
     print("by the sharding", multihost_utils.process_allgather(by_sharding, tiled=True))
 
 
-started.run(halves)
+launch.run(place_halves)
 lesson_17.who_holds_what()
 
 # %% [markdown]
@@ -177,23 +177,24 @@ lesson_17.who_holds_what()
 
 # %% tags=["prediction"]
 inputs, labels = test_data
-mixed_up = np.arange(1000).reshape(8, 125)[[0, 1, 4, 5, 6, 7, 2, 3]].ravel()
+new_order = np.arange(1000).reshape(8, 125)[[0, 1, 4, 5, 6, 7, 2, 3]].ravel()
 predictions = np.asarray(state[0](inputs).argmax(-1))
-in_order, right = predictions == labels, predictions[mixed_up] == labels
-print(f"accuracy in order {in_order.mean():.3f}, mixed up {right.mean():.3f}")
-lesson_17.accuracy_by_part(right.reshape(8, 125).mean(1))
+accuracy = np.mean(predictions == labels)
+correct = predictions[new_order] == labels
+print(f"accuracy in order {accuracy:.3f}, mixed up {correct.mean():.3f}")
+lesson_17.accuracy_by_part(correct.reshape(8, 125).mean(1))
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert abs(in_order.mean() - 0.873) < 0.003
-assert right.mean() < 0.35
+assert abs(accuracy - 0.873) < 0.003
+assert correct.mean() < 0.35
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # Two of the eight, the first ones. The other six are compared with labels of other examples, and about one in ten of
-# those is right by luck. So you expect about 0.25 x 0.87 + 0.75 x 0.1, or 0.29. (The cell finds a little more, because
-# luck helps a bit more here.) You'd think that the network has hardly learned anything.
+# those is right by chance. So you expect about 0.25 x 0.87 + 0.75 x 0.1, or 0.29. (The cell finds 0.305, because 86 of
+# those 750 happen to be right, and not 75.) You'd think that the network has hardly learned anything.
 #
 # </details>
 #
@@ -228,7 +229,7 @@ slurm = {
     "SLURM_NTASKS": "1",
     "SLURM_PROCID": "0",  # the task's number in the job
     "SLURM_LOCALID": "0",  # its number on its machine
-    "JAX_COORDINATOR_PORT": str(started.free_port()),
+    "JAX_COORDINATOR_PORT": str(launch.free_port()),
 }
 
 # %% [markdown]
@@ -246,7 +247,7 @@ def connect_twice():
     print("local_device_ids=range(8): GPUs", jax.config.read("jax_cuda_visible_devices"))
 
 
-started.run(connect_twice, 1, connect=False, **slurm)
+launch.run(connect_twice, 1, connect=False, **slurm)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -300,27 +301,32 @@ command += ["--epochs", "1", "--global-batch-size", "128", "--devices", "2"]
 command += ["--workdir", str(workdir), "--checkpoint-every", "4", "--heartbeat-timeout", "10"]
 command += ["--coordinator", "{address}", "--num-processes", "2", "--process-id", "{number}"]
 
+
+def abort_reason(output):
+    """The first line that says why a process ended."""
+    lines = output.splitlines()
+    return next((line for line in lines if "heartbeat" in line or "gloo" in line), "")
+
 # %% [markdown]
 # We start it twice, wait for the first checkpoint, and kill process 1.
 #
 # **Predict:** process 0 waits for a gradient that will never come. Does it wait forever?
 
 # %% tags=["prediction"]
-both = started.start(2, *command, devices=4)
-while not first_checkpoint.exists() and both[1].poll() is None:
+process_0, process_1 = launch.start(2, *command, devices=4)
+while not first_checkpoint.exists() and process_1.poll() is None:
     time.sleep(0.01)
-both[1].kill()
-killed = time.perf_counter()
-said, _ = both[0].communicate(timeout=200)
-print(f"{time.perf_counter() - killed:.0f} s later: exit status {both[0].returncode}")
-reasons = [line for line in said.splitlines() if "heartbeat" in line or "gloo" in line]
-print(textwrap.fill("".join(reasons[:1]), 90))
+process_1.kill()
+kill_time = time.perf_counter()
+output, _ = process_0.communicate(timeout=200)
+print(f"{time.perf_counter() - kill_time:.0f} s later: exit status {process_0.returncode}")
+print(textwrap.fill(abort_reason(output), 90))
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-both[1].communicate()
-assert first_checkpoint.exists(), said
-assert both[0].returncode in (4, -6), said
+process_1.communicate()
+assert first_checkpoint.exists(), output
+assert process_0.returncode in (4, -6), output
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -331,7 +337,7 @@ assert both[0].returncode in (4, -6), said
 # - **"stopped sending heartbeats", after 7 to 11 s** (four times). Process 0 noticed nothing and kept waiting in its
 #   all-reduce. But every process also sends a *heartbeat* to the coordinator. If one of them is silent
 #   for too long, JAX aborts all the others. "Too long" is 100 s, unless you set `heartbeat_timeout_seconds` in
-#   `initialize`; we set 10.
+#   `initialize`. Our command sets 10.
 # - **`gloo::EnforceNotMet`, within a second** (once, when this page was made). gloo carries the all-reduce between CPUs.
 #   This time it noticed that something was wrong, and threw a C++ exception, which no Python code
 #   can catch.
@@ -359,12 +365,12 @@ from pmapdp.train import train
 job = {"model": "mlp", "dtype": "float64", "epochs": 1, "global_batch_size": 128}
 job |= {"progress": False, "devices": 4}
 config = dataclasses.replace(RECIPES["digits"].config, **job)
-with contextlib.redirect_stdout(io.StringIO()) as said:
+with contextlib.redirect_stdout(io.StringIO()) as log:
     resumed = train(dataclasses.replace(config, workdir=str(workdir), checkpoint_every=4)).state
-    straight = train(config).state
-lines = said.getvalue().splitlines()
+    uninterrupted = train(config).state
+lines = log.getvalue().splitlines()
 print(*(line for line in lines if "restored" in line or "epoch 1/" in line), sep="\n")
-pairs = zip(jax.tree.leaves(straight), jax.tree.leaves(resumed), strict=True)
+pairs = zip(jax.tree.leaves(uninterrupted), jax.tree.leaves(resumed), strict=True)
 difference = max(np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in pairs)
 print(f"largest difference to the run without an accident: {difference:.0e}")
 assert difference < 1e-10
@@ -385,13 +391,13 @@ assert difference < 1e-10
 # [solutions/17_many_processes.py](solutions/17_many_processes.py).
 #
 # 1. `assemble` (10 minutes): do by hand what `make_array_from_process_local_data` does, for an array that is split along
-#    its first axis. `rows` are this process's NumPy rows for its devices `mine`, in the order of `mine`. Return the array
+#    its first axis. `rows` are this process's NumPy rows, in the order of its `local_devices`. Return the array
 #    of shape `shape` with the sharding `sharding`. <details><summary>Hint</summary><code>np.split</code>,
 #    <code>jax.device_put(part, device)</code>, and
 #    <code>jax.make_array_from_single_device_arrays(shape, sharding, parts)</code>.</details>
-# 2. `by_node` (5 minutes): `found` lists GPUs in any order, and each has a `.process_index` and an `.id`. There's one
-#    process for each GPU, with `each` GPUs to a machine, and the processes are numbered machine by machine. Return a NumPy
-#    array `[machines, each]` of the GPUs, for a mesh whose second axis stays inside the machines.
+# 2. `group_by_machine` (5 minutes): `gpus` is in any order, and each GPU has a `.process_index` and an `.id`. There's one
+#    process for each GPU, with `per_machine` GPUs to a machine, and the processes are numbered machine by machine. Return
+#    a NumPy array `[machines, per_machine]` of the GPUs, for a mesh whose second axis stays inside the machines.
 #    <details><summary>Hint</summary>Sort by the number of the process, then reshape.</details>
 # 3. `fixed_log` (5 minutes, find the mistake): every process calls `broken_log` after each epoch. With one process it
 #    works. With two, process 0 hangs, or prints a wrong loss. `mean_loss` is a jitted function of global arrays. Return
@@ -407,29 +413,29 @@ def broken_log(process, mean_loss, say):
         say(mean_loss())
 
 
-def assemble(sharding, shape, rows, mine):
+def assemble(sharding, shape, rows, local_devices):
     """The global array of these rows."""
     ...  # your code: 2 or 3 lines
 
 
-def by_node(found, each):
-    """The devices, `[machines, each]`."""
+def group_by_machine(gpus, per_machine):
+    """The GPUs, `[machines, per_machine]`."""
     ...  # your code: 1 or 2 lines
 
 
 def fixed_log(process, mean_loss, say):
-    """Process 0 says the loss; every process returns it."""
+    """Process 0 says the loss, and every process returns it."""
     ...  # your code: 3 or 4 lines
 
 
-for exercise in (assemble, by_node, fixed_log):
+for exercise in (assemble, group_by_machine, fixed_log):
     check("17_many_processes", exercise.__name__, exercise)
 
 # %% [markdown]
 # ## Take away
 #
 # - All processes run the same program on global arrays. Let the sharding say which rows a process gives.
-# - Under Slurm and Open MPI, name the GPUs or start a task for each; assert `jax.device_count()`.
+# - Under Slurm and Open MPI, name the GPUs or start a task for each. Assert `jax.device_count()`.
 # - A lost process ends the run, and the same command resumes from the last checkpoint.
 #
 # | your program | in pmapdp | file |

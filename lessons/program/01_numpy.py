@@ -54,7 +54,7 @@ def loss_sums(logits, labels):
 
 
 def backward(model, inputs, labels, hidden, logits):
-    """Gradients of the summed loss, from the last layer to the first. `g` goes along."""
+    """Gradients of the summed loss, last layer first. `g` is the one at a layer's output."""
     g = np.exp(log_softmax(logits))
     g[np.arange(len(labels)), labels] -= 1  # at the logits: probabilities, minus 1 at the label
     gradients = {"W2": hidden.T @ g, "b2": g.sum(0)}
@@ -80,8 +80,8 @@ def eval_step(model, batch):
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = {name: float(sum(sums[name] for sums in all_sums)) for name in all_sums[0]}
-    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
@@ -97,10 +97,10 @@ for epoch in range(EPOCHS):
 
 # Proof, on the last batch: move one weight. The loss must change as fast as its gradient says.
 model = {name: array.astype(np.float64) for name, array in model.items()}
-by_hand = backward(model, *batch, *forward(model, batch[0]))["W1"][5, 7]
+gradient = backward(model, *batch, *forward(model, batch[0]))["W1"][5, 7]
 above, below = model | {"W1": model["W1"].copy()}, model | {"W1": model["W1"].copy()}
 above["W1"][5, 7] += 1e-6
 below["W1"][5, 7] -= 1e-6
-measured = (eval_step(above, batch)["loss"] - eval_step(below, batch)["loss"]) / 2e-6
-print(f"gradient of one weight: by hand {by_hand:.6f}, measured {measured:.6f}")
-assert np.isclose(by_hand, measured, rtol=1e-5, atol=1e-7)
+slope = (eval_step(above, batch)["loss"] - eval_step(below, batch)["loss"]) / 2e-6
+print(f"gradient of one weight: by hand {gradient:.6f}, measured {slope:.6f}")
+assert np.isclose(gradient, slope, rtol=1e-5, atol=1e-7)

@@ -70,8 +70,8 @@ def eval_step(model, batch):
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = {name: float(sum(sums[name] for sums in all_sums)) for name in all_sums[0]}
-    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)

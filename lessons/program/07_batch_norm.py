@@ -28,12 +28,12 @@ def make_clouds(examples, seed):
 
 
 def batches(inputs, labels, seed):
-    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
+    """All examples once, shuffled, B at a time. The last batch is padded with rows of weight 0."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order), B):
         rows = order[start : start + B]
         weights = (np.arange(B) < len(rows)).astype(np.float32)
-        rows = np.resize(rows, B)
+        rows = np.resize(rows, B)  # repeats rows if there are fewer than B
         yield inputs[rows], labels[rows], weights
 
 
@@ -42,7 +42,7 @@ class BatchNorm(nnx.Module):
 
     def __init__(self, features):
         self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
-        self.mean = nnx.BatchStat(jnp.zeros(features))  # running averages; the optimizer skips them
+        self.mean = nnx.BatchStat(jnp.zeros(features))  # running averages, not parameters
         self.variance = nnx.BatchStat(jnp.ones(features))
 
     def __call__(self, x, weights, train):
@@ -70,20 +70,19 @@ class Network(nnx.Module):
         return self.output(nnx.relu(self.norm(self.hidden(inputs), weights, train)))
 
 
-def loss_sums(parameters, statistics, batch, train=True):
-    """The summed loss, and as auxiliary values the metrics' sums and the new statistics."""
+def loss_sums(model, batch, train=True):
+    """The loss, summed over the batch, and the sums that the metrics are made of."""
     inputs, labels, weights = batch
-    model = nnx.merge(structure, parameters, statistics, copy=True)  # a network again
     logits = model(inputs, weights, train)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     correct = logits.argmax(-1) == labels
     sums = {"loss": weights @ losses, "correct": weights @ correct, "count": weights.sum()}
-    return sums["loss"], (sums, nnx.state(model, nnx.BatchStat))
+    return sums["loss"], sums
 
 
 def init_state():
-    _, parameters, statistics = nnx.split(Network(nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
-    return parameters, statistics, optimizer.init(parameters)
+    model = Network(nnx.Rngs(0))
+    return model, optimizer.init(nnx.state(model, nnx.Param))
 
 
 def place_state(state):
@@ -97,18 +96,18 @@ def place_batch(batch):
 
 def train_step(state, batch):
     """One update: the new state, and the metric sums of this batch."""
-    parameters, statistics, optimizer_state = state
-    gradients, (sums, statistics) = jax.grad(loss_sums, has_aux=True)(parameters, statistics, batch)
-    gradients, count = lax.pmean((gradients, sums["count"]), "data")
+    model, optimizer_state = state
+    parameters = nnx.state(model, nnx.Param)
+    gradients, sums = nnx.grad(loss_sums, has_aux=True)(model, batch)  # of the parameters alone
+    gradients, count = lax.pmean((gradients, sums["count"]), "data")  # all-reduce: N cancels below
     gradients = jax.tree.map(lambda g: g / count, gradients)
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, parameters)
-    state = optax.apply_updates(parameters, updates), statistics, optimizer_state
-    return state, lax.psum(sums, "data")
+    nnx.update(model, optax.apply_updates(parameters, updates))
+    return (model, optimizer_state), lax.psum(sums, "data")
 
 
 def eval_step(state, batch):
-    _, (sums, _) = loss_sums(*state[:2], batch, train=False)
-    return lax.psum(sums, "data")
+    return lax.psum(loss_sums(state[0], batch, train=False)[1], "data")
 
 
 train_step = jax.pmap(train_step, "data", in_axes=(None, 0), out_axes=None, donate_argnums=0)
@@ -118,13 +117,12 @@ eval_step = jax.pmap(eval_step, "data", in_axes=(None, 0), out_axes=None)
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
-structure = nnx.graphdef(Network(nnx.Rngs(0)))  # the network without its numbers
 state = place_state(init_state())
 
 for epoch in range(EPOCHS):
@@ -135,6 +133,6 @@ for epoch in range(EPOCHS):
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
 
-mean = state[1]["norm"]["mean"][...]
+mean = state[0].norm.mean[...]
 differing = sum(not np.array_equal(shard.data, mean) for shard in mean.addressable_shards)
 print("copies of the running mean that differ:", differing)

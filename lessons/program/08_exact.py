@@ -28,12 +28,12 @@ def make_clouds(examples, seed):
 
 
 def batches(inputs, labels, seed):
-    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
+    """All examples once, shuffled, B at a time. The last batch is padded with rows of weight 0."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order), B):
         rows = order[start : start + B]
         weights = (np.arange(B) < len(rows)).astype(np.float32)
-        rows = np.resize(rows, B)
+        rows = np.resize(rows, B)  # repeats rows if there are fewer than B
         yield inputs[rows], labels[rows], weights, rows
 
 
@@ -86,7 +86,7 @@ def train_step(state, batch):
     """One update: the new state, and the metric sums of this batch."""
     model, optimizer_state, step = state
     gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch, step)
-    gradients, count = lax.pmean((gradients, sums["count"]), "data")
+    gradients, count = lax.pmean((gradients, sums["count"]), "data")  # all-reduce: N cancels below
     gradients = jax.tree.map(lambda g: g / count, gradients)
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
     return (optax.apply_updates(model, updates), optimizer_state, step + 1), lax.psum(sums, "data")
@@ -103,8 +103,8 @@ eval_step = jax.pmap(eval_step, "data", in_axes=(None, 0), out_axes=None)
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)

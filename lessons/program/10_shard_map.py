@@ -27,12 +27,12 @@ def make_clouds(examples, seed):
 
 
 def batches(inputs, labels, seed):
-    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
+    """All examples once, shuffled, B at a time. The last batch is padded with rows of weight 0."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order), B):
         rows = order[start : start + B]
         weights = (np.arange(B) < len(rows)).astype(np.float32)
-        rows = np.resize(rows, B)
+        rows = np.resize(rows, B)  # repeats rows if there are fewer than B
         yield inputs[rows], labels[rows], weights
 
 
@@ -75,7 +75,7 @@ def train_step(state, batch):
     model, optimizer_state = state
     local = lax.pcast(model, "data", to="varying")  # or JAX adds up the gradients itself, too
     gradients, sums = jax.grad(loss_sums, has_aux=True)(local, batch)
-    gradients, count = lax.pmean((gradients, sums["count"]), "data")
+    gradients, count = lax.pmean((gradients, sums["count"]), "data")  # all-reduce: N cancels below
     gradients = jax.tree.map(lambda g: g / count, gradients)
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
     return (optax.apply_updates(model, updates), optimizer_state), lax.psum(sums, "data")
@@ -93,8 +93,8 @@ eval_step = jax.jit(jax.shard_map(eval_step, mesh=mesh, **specs))
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)

@@ -27,12 +27,12 @@ def make_clouds(examples, seed):
 
 
 def batches(inputs, labels, seed):
-    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
+    """All examples once, shuffled, B at a time. The last batch is padded with rows of weight 0."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order), B):
         rows = order[start : start + B]
         weights = (np.arange(B) < len(rows)).astype(np.float32)
-        rows = np.resize(rows, B)
+        rows = np.resize(rows, B)  # repeats rows if there are fewer than B
         yield inputs[rows], labels[rows], weights
 
 
@@ -74,8 +74,8 @@ def place_batch(batch):
 def train_step(state, batch):
     """One update: the new state, and the metric sums of this batch."""
     model, optimizer_state = state
-    kind = jax.typeof(batch[0])
-    assert kind.sharding.spec[0] == "data", f"the batch is not split: {kind}"
+    inputs_type = jax.typeof(batch[0])
+    assert inputs_type.sharding.spec[0] == "data", f"the batch is not split: {inputs_type}"
     gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
     count = sums["count"]
     gradients = jax.tree.map(lambda g: g / count, gradients)
@@ -94,8 +94,8 @@ eval_step = jax.jit(eval_step)
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
@@ -109,4 +109,5 @@ for epoch in range(EPOCHS):
         train_sums.append(sums)
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
+
 print("the inputs of a batch:", jax.typeof(place_batch(batch)[0]))

@@ -30,8 +30,8 @@ def batches(inputs, labels, seed):
     """Shuffled examples, B at a time. The last batch is dropped if it isn't full."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order) - B + 1, B):
-        chosen = order[start : start + B]
-        yield {"inputs": inputs[chosen], "labels": labels[chosen]}
+        rows = order[start : start + B]
+        yield {"inputs": inputs[rows], "labels": labels[rows]}
 
 
 class Network(linen.Module):
@@ -63,12 +63,12 @@ def compute_gradients(state, batch, key):
     """Gradients, new statistics and metrics of the examples in `batch`."""
 
     def loss_fn(params):
-        variables, rngs = {"params": params, "batch_stats": state.batch_stats}, {"dropout": key}
-        logits, new = state.apply_fn(
-            variables, batch["inputs"], train=True, mutable=["batch_stats"], rngs=rngs
+        variables = {"params": params, "batch_stats": state.batch_stats}
+        logits, updates = state.apply_fn(
+            variables, batch["inputs"], train=True, mutable=["batch_stats"], rngs={"dropout": key}
         )
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
-        return loss, new["batch_stats"]
+        return loss, updates["batch_stats"]
 
     (loss, batch_stats), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
     return gradients, batch_stats, {"loss": loss}

@@ -10,15 +10,15 @@ import optax
 from flax import linen
 from flax.training import train_state
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 B, EPOCHS = 128, 5  # examples per update, passes over the data
 
 os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 mesh = Mesh(jax.devices(), ("batch",))
-whole, rows = PartitionSpec(), PartitionSpec("batch")  # replicated, and split over the devices
-replicated, split = NamedSharding(mesh, whole), NamedSharding(mesh, rows)
+replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("batch"))
 
 
 def make_clouds(examples, seed):
@@ -34,8 +34,8 @@ def batches(inputs, labels, seed):
     """Shuffled examples, B at a time. The last batch is dropped if it isn't full."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order) - B + 1, B):
-        chosen = order[start : start + B]
-        yield {"inputs": inputs[chosen], "labels": labels[chosen]}
+        rows = order[start : start + B]
+        yield {"inputs": inputs[rows], "labels": labels[rows]}
 
 
 class Network(linen.Module):
@@ -67,12 +67,12 @@ def compute_gradients(state, batch, key):
     """Gradients, new statistics and metrics of the examples in `batch`."""
 
     def loss_fn(params):
-        variables, rngs = {"params": params, "batch_stats": state.batch_stats}, {"dropout": key}
-        logits, new = state.apply_fn(
-            variables, batch["inputs"], train=True, mutable=["batch_stats"], rngs=rngs
+        variables = {"params": params, "batch_stats": state.batch_stats}
+        logits, updates = state.apply_fn(
+            variables, batch["inputs"], train=True, mutable=["batch_stats"], rngs={"dropout": key}
         )
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
-        return loss, new["batch_stats"]
+        return loss, updates["batch_stats"]
 
     (loss, batch_stats), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
     return gradients, batch_stats, {"loss": loss}
@@ -81,8 +81,7 @@ def compute_gradients(state, batch, key):
 def train_step(state, batch, key):
     key = jax.random.fold_in(key, lax.axis_index("batch"))
     local = state.replace(params=lax.pcast(state.params, "batch", to="varying"))
-    results = compute_gradients(local, batch, key)
-    gradients, batch_stats, metrics = lax.pmean(results, "batch")
+    gradients, batch_stats, metrics = lax.pmean(compute_gradients(local, batch, key), "batch")
     return state.apply_gradients(grads=gradients, batch_stats=batch_stats), metrics
 
 
@@ -92,9 +91,10 @@ def eval_step(state, batch):
     return lax.pmean(correct.mean(), "batch")
 
 
-mapped = jax.shard_map(train_step, mesh=mesh, in_specs=(whole, rows, whole), out_specs=whole)
-p_train_step = jax.jit(mapped, donate_argnums=0)
-p_eval_step = jax.jit(jax.shard_map(eval_step, mesh=mesh, in_specs=(whole, rows), out_specs=whole))
+p_train_step = jax.shard_map(train_step, mesh=mesh, in_specs=(P(), P("batch"), P()), out_specs=P())
+p_train_step = jax.jit(p_train_step, donate_argnums=0)
+p_eval_step = jax.shard_map(eval_step, mesh=mesh, in_specs=(P(), P("batch")), out_specs=P())
+p_eval_step = jax.jit(p_eval_step)
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 state = jax.device_put(init_state(), replicated)

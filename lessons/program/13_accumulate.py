@@ -10,7 +10,8 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-B, EPOCHS, K = 128, 5, 4  # examples per update, passes over the data, micro-batches per update
+B, EPOCHS = 128, 5  # examples per update, passes over the data
+K = 4  # micro-batches per update
 
 os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
@@ -28,12 +29,12 @@ def make_clouds(examples, seed):
 
 
 def batches(inputs, labels, seed):
-    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
+    """All examples once, shuffled, B at a time. The last batch is padded with rows of weight 0."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order), B):
         rows = order[start : start + B]
         weights = (np.arange(B) < len(rows)).astype(np.float32)
-        rows = np.resize(rows, B)
+        rows = np.resize(rows, B)  # repeats rows if there are fewer than B
         yield inputs[rows], labels[rows], weights
 
 
@@ -71,20 +72,22 @@ def place_batch(batch):
     return jax.device_put(batch, split)
 
 
-def accumulate(f, batch):
+def accumulate(f, model, batch):
     """The sum of f over K micro-batches [K, B / K, ...] in turn, each split over all devices."""
+
+    def add(totals, micro_batch):
+        return jax.tree.map(jnp.add, totals, f(model, micro_batch)), None
+
     micro_batches = jax.tree.map(lambda x: x.reshape(-1, K, *x.shape[1:]).swapaxes(0, 1), batch)
-    shapes = jax.eval_shape(f, jax.tree.map(lambda x: x[0], micro_batches))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return lax.scan(
-        lambda totals, part: (jax.tree.map(jnp.add, totals, f(part)), None), zeros, micro_batches
-    )[0]
+    shapes = jax.eval_shape(f, model, jax.tree.map(lambda x: x[0], micro_batches))
+    zeros = jax.tree.map(jnp.zeros_like, shapes)
+    return lax.scan(add, zeros, micro_batches)[0]
 
 
 def train_step(state, batch):
     """One update: the new state, and the metric sums of this batch."""
     model, optimizer_state = state
-    gradients, sums = accumulate(lambda part: jax.grad(loss_sums, has_aux=True)(model, part), batch)
+    gradients, sums = accumulate(jax.grad(loss_sums, has_aux=True), model, batch)
     count = sums["count"]
     gradients = jax.tree.map(lambda g: g / count, gradients)
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
@@ -95,17 +98,16 @@ def eval_step(state, batch):
     return loss_sums(state[0], batch)[1]
 
 
-train_step = jax.jit(
-    train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
-)
-eval_step = jax.jit(eval_step, in_shardings=(replicated, split), out_shardings=replicated)
+options = {"in_shardings": (replicated, split), "out_shardings": replicated}
+train_step = jax.jit(train_step, **options, donate_argnums=0)
+eval_step = jax.jit(eval_step, **options)
 
 
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)

@@ -28,12 +28,12 @@ def make_clouds(examples, seed):
 
 
 def batches(inputs, labels, seed):
-    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
+    """All examples once, shuffled, B at a time. The last batch is padded with rows of weight 0."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order), B):
         rows = order[start : start + B]
         weights = (np.arange(B) < len(rows)).astype(np.float32)
-        rows = np.resize(rows, B)
+        rows = np.resize(rows, B)  # repeats rows if there are fewer than B
         yield inputs[rows], labels[rows], weights
 
 
@@ -85,27 +85,25 @@ def eval_step(state, batch):
     return loss_sums(state[0], batch)[1]
 
 
-train_step = jax.jit(
-    train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
-)
-eval_step = jax.jit(eval_step, in_shardings=(replicated, split), out_shardings=replicated)
+options = {"in_shardings": (replicated, split), "out_shardings": replicated}
+train_step = jax.jit(train_step, **options, donate_argnums=0)
+eval_step = jax.jit(eval_step, **options)
 
 
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
 state = place_state(init_state())
 
-checkpoints = ocp.CheckpointManager(
-    os.path.abspath(sys.argv[1]), options=ocp.CheckpointManagerOptions(max_to_keep=2)
-)
-last_epoch = checkpoints.latest_step()
+directory = os.path.abspath(sys.argv[1])  # Orbax wants an absolute path
+checkpoints = ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(max_to_keep=2))
+last_epoch = checkpoints.latest_step()  # None if there is no checkpoint
 if last_epoch is not None:
     state = checkpoints.restore(last_epoch, args=ocp.args.StandardRestore(state))
     print("resumes after epoch", last_epoch)

@@ -26,12 +26,12 @@ def make_clouds(examples, seed):
 
 
 def batches(inputs, labels, seed):
-    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
+    """All examples once, shuffled, B at a time. The last batch is padded with rows of weight 0."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order), B):
         rows = order[start : start + B]
         weights = (np.arange(B) < len(rows)).astype(np.float32)
-        rows = np.resize(rows, B)
+        rows = np.resize(rows, B)  # repeats rows if there are fewer than B
         yield inputs[rows], labels[rows], weights
 
 
@@ -73,7 +73,7 @@ SPECS = {
 def shard(path, x):
     """Split a parameter, or Adam's moments of it, as SPECS says. All else is replicated."""
     name = jax.tree_util.keystr(path)  # the moments have the parameter's name in theirs
-    specs = [spec for layer, spec in SPECS.items() if layer in name]
+    specs = [spec for parameter, spec in SPECS.items() if parameter in name]
     return NamedSharding(mesh, specs[0]) if specs else replicated
 
 
@@ -98,13 +98,13 @@ def eval_step(state, batch):
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
-shardings = jax.tree.map_with_path(shard, jax.eval_shape(init_state))  # needs shapes alone
+shardings = jax.tree.map_with_path(shard, jax.eval_shape(init_state))  # no arrays yet
 state = jax.jit(init_state, out_shardings=shardings)()  # each device makes its part
 options = {"in_shardings": (shardings, split)}
 train_step = jax.jit(train_step, **options, out_shardings=(shardings, replicated), donate_argnums=0)
@@ -117,5 +117,6 @@ for epoch in range(EPOCHS):
         train_sums.append(sums)
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
+
 kernel = state[0].hidden.kernel[...]
 print(f"a device holds {kernel.sharding.shard_shape(kernel.shape)} of the kernel {kernel.shape}")

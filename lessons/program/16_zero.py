@@ -26,12 +26,12 @@ def make_clouds(examples, seed):
 
 
 def batches(inputs, labels, seed):
-    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
+    """All examples once, shuffled, B at a time. The last batch is padded with rows of weight 0."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order), B):
         rows = order[start : start + B]
         weights = (np.arange(B) < len(rows)).astype(np.float32)
-        rows = np.resize(rows, B)
+        rows = np.resize(rows, B)  # repeats rows if there are fewer than B
         yield inputs[rows], labels[rows], weights
 
 
@@ -87,13 +87,13 @@ def eval_step(state, batch):
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
-shardings = jax.tree.map(shard, jax.eval_shape(init_state))  # needs shapes alone
+shardings = jax.tree.map(shard, jax.eval_shape(init_state))  # no arrays yet
 state = jax.jit(init_state, out_shardings=shardings)()  # each device makes its part only
 options = {"in_shardings": (shardings, split)}
 train_step = jax.jit(train_step, **options, out_shardings=(shardings, replicated), donate_argnums=0)
@@ -106,6 +106,7 @@ for epoch in range(EPOCHS):
         train_sums.append(sums)
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
+
 bytes_per_device = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
 total = sum(x.nbytes for x in jax.tree.leaves(state))
 print(f"a device holds {bytes_per_device / total:.1%} of the state")

@@ -1,6 +1,7 @@
 """Train a small network on the devices of all processes: `python 17_processes.py`.
 
-Two processes: `ADDRESS=127.0.0.1:1234 PROCESSES=2 NUMBER=0 python 17_processes.py`, then NUMBER=1.
+COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=0 python 17_processes.py  # in one terminal
+COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=1 python 17_processes.py  # in another
 """
 
 import os
@@ -16,8 +17,8 @@ B, EPOCHS = 128, 5  # examples per update, passes over the data
 os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
 processes = int(os.environ.get("PROCESSES", "1"))
 jax.config.update("jax_num_cpu_devices", 8 // processes)  # simulated, unless there are GPUs or TPUs
-if processes > 1:  # before JAX starts its devices; process 0 listens at the address
-    jax.distributed.initialize(os.environ["ADDRESS"], processes, int(os.environ["NUMBER"]))
+if processes > 1:  # before JAX starts its devices
+    jax.distributed.initialize(os.environ["COORDINATOR"], processes, int(os.environ["PROCESS_ID"]))
 mesh = Mesh(jax.devices(), ("data",))  # the devices of all processes
 print(f"process {jax.process_index()} has {jax.local_device_count()} of {mesh.size} devices")
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
@@ -33,12 +34,12 @@ def make_clouds(examples, seed):
 
 
 def batches(inputs, labels, seed):
-    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
+    """All examples once, shuffled, B at a time. The last batch is padded with rows of weight 0."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order), B):
         rows = order[start : start + B]
         weights = (np.arange(B) < len(rows)).astype(np.float32)
-        rows = np.resize(rows, B)
+        rows = np.resize(rows, B)  # repeats rows if there are fewer than B
         yield inputs[rows], labels[rows], weights
 
 
@@ -70,9 +71,11 @@ def init_state():
 
 def place_batch(batch):
     """Give the devices of this process the rows that the sharding names."""
-    return jax.tree.map(
-        lambda x: jax.make_array_from_callback(x.shape, split, lambda rows: x[rows]), batch
-    )
+
+    def place(x):
+        return jax.make_array_from_callback(x.shape, split, lambda rows: x[rows])
+
+    return jax.tree.map(place, batch)
 
 
 def train_step(state, batch):
@@ -89,17 +92,16 @@ def eval_step(state, batch):
     return loss_sums(state[0], batch)[1]
 
 
-train_step = jax.jit(
-    train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
-)
-eval_step = jax.jit(eval_step, in_shardings=(replicated, split), out_shardings=replicated)
+options = {"in_shardings": (replicated, split), "out_shardings": replicated}
+train_step = jax.jit(train_step, **options, donate_argnums=0)
+eval_step = jax.jit(eval_step, **options)
 
 
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)

@@ -10,8 +10,9 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 B, EPOCHS = 128, 5  # examples per update, passes over the data
-PEAK, LATENCY, BANDWIDTH = 1e11, 2e-5, 1.25e9  # of a device, FLOP/s; of a link, s and bytes/s
-FLOPS = 2 * B * (2 * 64 * 32 + 3 * 32 * 10)  # of an update; the inputs need no gradient
+PEAK = 1e11  # FLOP/s of a device
+LATENCY, BANDWIDTH = 2e-5, 1.25e9  # seconds for a message, and bytes per second of a link
+FLOPS = 2 * B * (2 * 64 * 32 + 3 * 32 * 10)  # of an update, in which the inputs need no gradient
 
 os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
@@ -29,12 +30,12 @@ def make_clouds(examples, seed):
 
 
 def batches(inputs, labels, seed):
-    """All examples once, shuffled, B at a time. The last batch is padded; padding has weight 0."""
+    """All examples once, shuffled, B at a time. The last batch is padded with rows of weight 0."""
     order = np.random.default_rng(seed).permutation(len(inputs))
     for start in range(0, len(order), B):
         rows = order[start : start + B]
         weights = (np.arange(B) < len(rows)).astype(np.float32)
-        rows = np.resize(rows, B)
+        rows = np.resize(rows, B)  # repeats rows if there are fewer than B
         yield inputs[rows], labels[rows], weights
 
 
@@ -86,39 +87,41 @@ def eval_step(state, batch):
     return loss_sums(state[0], batch)[1]
 
 
-train_step = jax.jit(
-    train_step, in_shardings=(replicated, split), out_shardings=replicated, donate_argnums=0
-)
-eval_step = jax.jit(eval_step, in_shardings=(replicated, split), out_shardings=replicated)
+options = {"in_shardings": (replicated, split), "out_shardings": replicated}
+train_step = jax.jit(train_step, **options, donate_argnums=0)
+eval_step = jax.jit(eval_step, **options)
 
 
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
     totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
-    loss, accuracy = totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-    return f"loss {loss:.4f}, accuracy {accuracy:.4f}"
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
 def describe(program, model):
     """Print what each device computes, keeps and all-reduces in an update."""
-    memory, text = program.memory_analysis(), program.as_text()
-    kept, more = memory.argument_size_in_bytes / 1e3, memory.temp_size_in_bytes / 1e3
-    print(f"a device computes {program.cost_analysis()['flops'] / 1e6:.2f} MFLOP", end=", ")
-    print(f"keeps {kept:.0f} kB, and {more:.0f} kB more during the update")
+    memory = program.memory_analysis()
+    print(f"a device computes {program.cost_analysis()['flops'] / 1e6:.2f} MFLOP")
+    print(f"it keeps {memory.argument_size_in_bytes / 1e3:.0f} kB of state and batch")
+    print(f"the update needs {memory.temp_size_in_bytes / 1e3:.0f} kB more")
+    text = program.as_text()
     count = text.count(" all-reduce(") + text.count(" all-reduce-start(")  # the latter on GPUs
-    sent = 4 * (sum(w.size for w in jax.tree.leaves(model)) + 3)  # gradients and metric sums
-    ring = 2 * (mesh.size - 1) * (LATENCY + sent / mesh.size / BANDWIDTH)
-    print(f"all-reduces: {count}, of {sent:,} bytes, in about {1e6 * ring:.0f} us on your links")
+    size = 4 * (sum(w.size for w in jax.tree.leaves(model)) + 3)  # bytes: gradients, metric sums
+    ring = 2 * (mesh.size - 1) * (LATENCY + size / mesh.size / BANDWIDTH)  # seconds
+    print(f"all-reduces: {count}, of {size:,} bytes, in about {1e6 * ring:.0f} us on your links")
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
-state, seconds = place_state(init_state()), []
+state = place_state(init_state())
+seconds = []  # of an update, for each epoch
 first_batch = place_batch(next(batches(*train_data, seed=0)))
 describe(train_step.lower(state, first_batch).compile(), state[0])
 
 for epoch in range(EPOCHS):
-    train_sums, start = [], time.perf_counter()
+    train_sums = []
+    start = time.perf_counter()
     for batch in batches(*train_data, seed=epoch):
         state, sums = train_step(state, place_batch(batch))
         train_sums.append(sums)
@@ -127,6 +130,6 @@ for epoch in range(EPOCHS):
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
 
-median = np.median(seconds[1:])  # of an update; the first epoch compiled
-print(f"an update took {1000 * median:.2f} ms", end=", ")
+median = np.median(seconds[1:])  # the first epoch compiled
+print(f"an update took {1000 * median:.2f} ms")
 print(f"MFU {FLOPS / mesh.size / median / PEAK:.2%} (says nothing if the devices are simulated)")

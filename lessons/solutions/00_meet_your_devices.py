@@ -13,16 +13,16 @@ def sum_in_pairs(arrays):
     """The rounds of the sum: N arrays, N/2 arrays, ..., one array. `arrays[i]` is on device i."""
     rounds = [list(arrays)]
     while len(rounds[-1]) > 1:
-        before = rounds[-1]
-        pairs = zip(before[::2], before[1::2], strict=True)
-        # The left array of a pair stays where it is; the right one is moved to it. All pairs of a round are
-        # independent, so they can be added at the same time.
+        last = rounds[-1]
+        pairs = zip(last[::2], last[1::2], strict=True)
+        # Move the right array of each pair to the left one's device. The pairs of a round are independent, so all of
+        # them can be added at the same time.
         rounds.append([left + jax.device_put(right, *left.devices()) for left, right in pairs])
     return rounds
 
 
 def fixed_standardize(x, device):
     """`x` with mean 0 and standard deviation 1, computed on `device`."""
-    # Arrays never change: device_put returns a copy, and the array that it was given stays where it is.
+    # Arrays never change: device_put returns a copy, and its argument stays where it is.
     x = jax.device_put(x, device)
     return (x - x.mean()) / x.std()

@@ -6,14 +6,14 @@ import numpy as np
 def softmax_gradient(probabilities, labels):
     """Gradient of the mean cross-entropy with respect to the logits `[B, C]`."""
     B, C = probabilities.shape
-    # The derivative of -log(softmax) is p_j, minus 1 at the example's class; the mean divides by B.
+    # The derivative of -log(softmax) is p_j, minus 1 at the example's class. The mean divides by B.
     return (probabilities - np.eye(C)[labels]) / B
 
 
 def standardize_backward(x, g):
-    """Gradient `[B, D]` with respect to x; `g` `[B, D]` is the gradient with respect to the standardized x."""
-    # Shifting all of x, or stretching it around its mean, does not change y. So the gradient has no component along
-    # (1, ..., 1), nor along y: both are taken away.
+    """Gradient `[B, D]` with respect to x, from `g` `[B, D]`, the gradient with respect to y."""
+    # If you shift all of x, or stretch it around its mean, y stays the same. So the gradient has no component along
+    # (1, ..., 1), nor along y, and we subtract both.
     y = (x - x.mean(0)) / x.std(0)
     return (g - g.mean(0) - y * (g * y).mean(0)) / x.std(0)
 
@@ -25,8 +25,8 @@ def fixed_update(parameters, x, labels, rate):
     logits = hidden @ W2 + b2
     p = np.exp(logits - logits.max(1, keepdims=True))
     g = (p / p.sum(1, keepdims=True) - np.eye(logits.shape[1])[labels]) / len(labels)
-    # The chain rule needs the W2 of the forward pass, so all gradients come first and all updates afterwards. That is
-    # why frameworks keep `backward` and `step` apart.
+    # The chain rule needs the W2 of the forward pass, so all gradients come first and all updates afterwards. That's
+    # why frameworks have `backward` and `step`, and not one function.
     g1 = (g @ W2.T) * (hidden > 0)
     return [
         (W1 - rate * x.T @ g1, b1 - rate * g1.sum(0)),

@@ -12,9 +12,9 @@ def relu_power(x, n):
 
 
 def clipped_mean_gradient(loss_one, parameters, x, labels, limit):
-    """Mean of the examples' gradients, each clipped to the length `limit`; nested like `parameters`."""
+    """Mean of the examples' gradients, each clipped to the length `limit`, as a pytree."""
 
-    # Written for one example: the length is one number, and vmap keeps the examples apart. Clipping is not linear, so
+    # This function is for one example, so the length is one number, and vmap does the rest. Clipping isn't linear, so
     # the mean must come last.
     def clipped_gradient(image, label):
         gradient = jax.grad(loss_one)(parameters, image, label)
@@ -27,6 +27,7 @@ def clipped_mean_gradient(loss_one, parameters, x, labels, limit):
 def fixed_shift(key, image):
     """The image `[H, W]`, rolled down and to the right, by two independent numbers from -2 to 2."""
     # The same key gives the same number twice, so every shift was along the diagonal. One key for one draw.
-    for_down, for_right = jax.random.split(key)
-    down, right = (jax.random.randint(each, (), -2, 3) for each in (for_down, for_right))
+    down_key, right_key = jax.random.split(key)
+    down = jax.random.randint(down_key, (), -2, 3)
+    right = jax.random.randint(right_key, (), -2, 3)
     return jnp.roll(image, (down, right), axis=(0, 1))

@@ -4,7 +4,7 @@ import jax
 import optax
 
 
-def decayed(params, factor):
+def decay_weights(params, factor):
     """The same pytree with smaller weights and the same biases."""
     # A shape is known while tracing, so an ordinary `if` may look at it.
     return jax.tree.map(lambda array: array if array.ndim == 1 else factor * array, params)

@@ -1,4 +1,4 @@
-"""Solutions of lesson 06's exercises; each function is one device's, mapped with axis_name="data"."""
+"""Solutions of lesson 06's exercises. Each function runs on one device, mapped with axis_name="data"."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -6,7 +6,7 @@ from jax import lax
 
 def broadcast(x):
     """Return device 0's array on each device."""
-    # `where` chooses, so a NaN on another device is dropped; multiplied by 0 it would stay NaN.
+    # `where` chooses, so it drops a NaN of another device. Multiplied by 0, the NaN would stay.
     return lax.psum(jnp.where(lax.axis_index("data") == 0, x, 0), "data")
 
 
@@ -14,8 +14,8 @@ def butterfly_sum(x):
     """The sum over all devices, in log2 N rounds of `ppermute`."""
     N = lax.axis_size("data")
     distance = 1
-    # After round r each device has the sum of 2^r devices. It sends the whole vector log2 N times: the ring sends
-    # less (two vectors at most) where vectors are large, and where they are small the few rounds win.
+    # After round r each device has the sum of 2^r devices. It sends its whole vector log2 N times, and in a ring it
+    # would send two at most. So the ring wins if vectors are large. If they're small, the few rounds win.
     while distance < N:
         x = x + lax.ppermute(x, "data", [(d, d ^ distance) for d in range(N)])
         distance *= 2

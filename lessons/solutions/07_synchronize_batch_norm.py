@@ -1,4 +1,4 @@
-"""Solutions of lesson 07's exercises; each function is the code of one device, mapped with axis_name="data"."""
+"""Solutions of lesson 07's exercises. Each function runs on one device, inside pmap with axis_name="data"."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -6,14 +6,14 @@ from jax import lax
 
 def global_variance(values, weights):
     """Variance of the valid values on all devices: `[b]`, `[b]` to `[]`."""
-    # Distances from the global mean are small numbers, whose squares keep their digits; E[x^2] - E[x]^2 does not.
+    # Distances from the global mean are small, so their squares keep their digits. E[x^2] - E[x]^2 would lose them.
     count = lax.pmean(weights.sum(), "data")
     mean = lax.pmean(weights @ values, "data") / count
     return lax.pmean(weights @ jnp.square(values - mean), "data") / count
 
 
 def standardize_backward(x, g):
-    """Gradient `[b, C]` with respect to x on this device; g is the gradient with respect to the output."""
+    """Gradient `[b, C]` with respect to this device's x, from the gradient g of the output."""
     mean = lax.pmean(x.mean(0), "data")
     deviation = jnp.sqrt(lax.pmean(jnp.square(x - mean).mean(0), "data"))
     y = (x - mean) / deviation

@@ -22,7 +22,8 @@ def exact_accuracy(predict, x, labels, b):
     N = len(jax.devices())
     step = jax.pmap(sums, axis_name="data", out_axes=None)
     padding = -len(x) % (N * b)  # so that all batches have one shape, and the step is compiled once
-    rows = [np.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1)) for array in (x, labels, np.ones(len(x)))]
+    weights = np.pad(np.ones(len(x)), (0, padding))
+    rows = np.pad(x, ((0, padding), (0, 0))), np.pad(labels, (0, padding)), weights
     totals = np.zeros(2)
     for start in range(0, len(rows[0]), N * b):
         batch = [array[start : start + N * b].reshape(N, b, *array.shape[1:]) for array in rows]

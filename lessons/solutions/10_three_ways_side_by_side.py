@@ -6,10 +6,10 @@ from jax import P, lax
 
 
 def fixed_gradient(loss, w, x):
-    """The gradient of the mean loss over all devices; `w` is any tree, and `x` `[b, ...]` is this device's."""
-    # `grad` adds up the gradients of all devices, and the mean inside of it divides each of them by N. The other ways:
-    # `w = lax.pcast(w, "data", to="varying")` before the line of `broken_gradient`, so that `grad` adds up nothing; or
-    # `grad` of the local loss, divided by the number of devices, because the sum is already there.
+    """The gradient of the mean loss over all devices, for any tree `w` and this device's `x` `[b, ...]`."""
+    # `grad` adds up the gradients of all devices, and the mean inside of it divides each of them by N. Two other ways:
+    # - `w = lax.pcast(w, "data", to="varying")` before the line of `broken_gradient`, so that `grad` adds up nothing
+    # - `grad` of this device's loss, divided by the number of devices, because the sum is already there
     return jax.grad(lambda w: lax.pmean(loss(w, x), "data"))(w)
 
 

@@ -6,7 +6,7 @@ from jax import lax
 
 
 def global_gradient(loss, w, x, K):
-    """Sums stay on the device until the last micro-batch is done; one pmean serves all."""
+    """Sums stay on the device until the last micro-batch is done. One pmean serves all of them."""
 
     def add(total, rows):
         return total + jax.grad(loss)(w, rows), None

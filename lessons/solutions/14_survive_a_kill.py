@@ -10,7 +10,7 @@ from jax import export
 
 
 def fixed_batches(seed, first, batch_size, examples):
-    """The generator is a state that no checkpoint held, so a resumed run began with the first epoch again. An order
+    """The generator's state is in no checkpoint, so a resumed run begins with the first epoch's order again. An order
     that depends only on (seed, epoch) needs no checkpoint."""
     for number in itertools.count(first):
         epoch, position = divmod(number, -(-examples // batch_size))
@@ -18,7 +18,7 @@ def fixed_batches(seed, first, batch_size, examples):
         yield order[position * batch_size : (position + 1) * batch_size]
 
 
-def resumable(folder, last, create, step):
+def train_or_resume(folder, last, create, step):
     """The number of updates is part of the state, so it says where to resume."""
     with ocp.CheckpointManager(folder) as checkpoints:
         state, newest = create(), checkpoints.latest_step()
@@ -31,7 +31,8 @@ def resumable(folder, last, create, step):
     return state
 
 
-def exported(function):
-    """A symbolic size stands for any number; otherwise the program would take one shape only."""
+def export_bytes(function):
+    """A symbolic size stands for any number. Otherwise the program would take one shape only."""
     (n,) = export.symbolic_shape("n")
-    return export.export(jax.jit(function))(jax.ShapeDtypeStruct((n, 4), jnp.float32)).serialize()
+    inputs = jax.ShapeDtypeStruct((n, 4), jnp.float32)
+    return export.export(jax.jit(function))(inputs).serialize()

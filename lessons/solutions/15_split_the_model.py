@@ -15,6 +15,6 @@ def two_layers(x, W1, W2):
 
 
 def fixed_layer(h, W2, bias):
-    """Whatever is inside psum is added up over the devices: N partial products make one product, but N biases are N
-    times the bias. So the bias is added after it."""
+    """psum adds up over the devices whatever you give it. N partial products make one product, but N biases make N
+    times the bias. So add the bias after it."""
     return lax.psum(h @ W2, "model") + bias

@@ -5,17 +5,17 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def born_in_place(build, sharding):
-    """Inside of jit nothing is computed on one device first: each device computes its shard."""
+def build_sharded(build, sharding):
+    """Inside jit, no device computes the whole array first: each computes its own shard."""
     return jax.jit(build, out_shardings=sharding)()
 
 
 def zero_step(w, g, m):
-    """The reduce-scatter gives each device the sum for its shard; the momentum of the other shards is elsewhere."""
-    shard = lax.psum_scatter(g, "data", tiled=True) / lax.axis_size("data")
-    m = 0.9 * m + shard
-    mine = lax.dynamic_slice_in_dim(w, lax.axis_index("data") * m.size, m.size) - 0.1 * m
-    return lax.all_gather(mine, "data", tiled=True), m
+    """The reduce-scatter gives each device the sum for its shard. The other devices have the rest of the momentum."""
+    gradient = lax.psum_scatter(g, "data", tiled=True) / lax.axis_size("data")
+    m = 0.9 * m + gradient
+    shard = lax.dynamic_slice_in_dim(w, lax.axis_index("data") * m.size, m.size)
+    return lax.all_gather(shard - 0.1 * m, "data", tiled=True), m
 
 
 def fixed_clip(g):

@@ -21,6 +21,6 @@ def scan_flops(layer, x, weights):
 
 
 def least_examples(n, N, latency, bandwidth, seconds):
-    """Rounded up, because one example less would leave a part of the ring in the open."""
+    """Rounded up, because with one example less the backward pass would end before the ring."""
     ring = 2 * (N - 1) * (latency + n / N / bandwidth)
     return math.ceil(ring / (2 / 3 * seconds))

@@ -187,3 +187,18 @@ def rounds_of_sums(*, on_all: bool) -> None:
             receivers = (d, d ^ 2**done) if on_all else (d - d % 2 ** (done + 1),)
             for receiver in receivers if done < 3 else ():
                 arrow(axes, (left + 0.9, 0.9 + 1.7 * done), (3.3 + 1.95 * receiver, 1.8 + 1.7 * done), device=d)
+
+
+@picture
+def overlap(after: str, during: str) -> None:
+    """Above, one all-reduce of all gradients follows the backward pass. Below, each layer's gradient is sent while the next layer computes, and the update starts earlier."""
+    axes = canvas(26, 8.2)
+    one_sum, three_sums = {15.8: ("sum 3, 2, 1", 5.6)}, {10 + 2.9 * n: (f"sum {3 - n}", 2.4) for n in range(3)}
+    for top, sums, update, title in ((0.9, one_sum, 21.5, after), (5.2, three_sums, 18.3, during)):
+        axes.text(3.6, top - 0.4, title, va="center", weight="bold")
+        work = {3.6: ("forward", 3.4), update: ("update", 3)}
+        work |= {7.1 + 2.9 * n: (f"back {3 - n}", 2.8) for n in range(3)}
+        for device, (name, pieces) in enumerate({"computes": work, "sends": sums}.items()):
+            axes.text(0, top + 1.5 * device + 0.5, name, va="center")
+            for left, (text, width) in pieces.items():
+                box(axes, left, top + 1.5 * device, text, device=device, width=width, height=1)

@@ -253,9 +253,7 @@ def test_before_training_a_warning_says_what_will_be_missing(capsys, values, sai
     assert bool(said) == bool(warning)
 
 
-class Undecided(Net):
-    """Its logits are equal but for rounding, which in bfloat16 on a GPU depends on where an example lies."""
-
+class Undecided(Net):  # its logits are equal but for rounding, which on a GPU depends on where an example lies
     def __call__(self, x):
         sign = jnp.where(jnp.arange(len(x)) < 8, 1, -1)
         return 0 * super().__call__(x) + 1e-3 * current_context().train * sign[:, None] * jnp.array([1, 0, 0])

@@ -9,7 +9,7 @@ from flax import nnx
 from pmapdp.lessons.checks import close, refuse, require
 
 
-def decayed(answer):
+def decay_weights(answer):
     """Weights shrink, biases stay, the nesting too."""
     random = np.random.default_rng()
     params = {

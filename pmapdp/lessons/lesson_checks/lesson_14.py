@@ -39,7 +39,7 @@ def fixed_batches(answer):
             require(np.array_equal(rows, all_of_them[number]), f"{resumed} than one that was not stopped")
 
 
-def resumable(answer):
+def train_or_resume(answer):
     """Two starts make every update once, from what the first one saved."""
     made = []
 
@@ -67,7 +67,7 @@ def resumable(answer):
         require(np.allclose(found[name], value, rtol=1e-5), f"{name} is {found[name]}, without a stop it is {value}")
 
 
-def exported(answer):
+def export_bytes(answer):
     """Bytes of the function, for any number of rows."""
     offset = np.random.default_rng().normal(size=4).astype(np.float32)
     content = answer(lambda x: (x + offset).sum(1))

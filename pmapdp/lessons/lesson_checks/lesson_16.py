@@ -11,7 +11,7 @@ from pmapdp.lessons.checks import close, mesh_of, refuse, require
 N = 4
 
 
-def born_in_place(answer):
+def build_sharded(answer):
     """Right numbers and places, and `build` was traced, not computed."""
     traced = []
     seed = int(np.random.default_rng().integers(1000))

@@ -24,20 +24,21 @@ def assemble(answer):
         require(np.array_equal(shard.data, rows[shard.index]), f"the rows on {shard.device} belong elsewhere")
 
 
-def by_node(answer):
-    """Each row holds the devices of one node, and each device is there once."""
+def group_by_machine(answer):
+    """Each row holds the GPUs of one machine, and each GPU is there once."""
     random = np.random.default_rng()
-    nodes, each = int(random.integers(2, 5)), int(random.integers(2, 5))
-    # Neighbours in the list and in the numbers are of different nodes, as on some clusters.
-    by_turns = np.arange(nodes * each).reshape(nodes, each).T.ravel()
-    listed = [SimpleNamespace(process_index=int(process), id=number) for number, process in enumerate(by_turns)]
-    listed = listed[(start := int(random.integers(nodes))) :] + listed[:start]
-    found = np.asarray(answer(list(listed), each), dtype=object)
-    require(found.shape == (nodes, each), f"the shape is [nodes, each], here {(nodes, each)}; yours is {found.shape}")
-    require({id(device) for device in found.flat} == {id(device) for device in listed}, "each device comes once")
+    machines, per_machine = int(random.integers(2, 5)), int(random.integers(2, 5))
+    # Neighbours in the list and in the numbers are of different machines, as on some clusters.
+    by_turns = np.arange(machines * per_machine).reshape(machines, per_machine).T.ravel()
+    gpus = [SimpleNamespace(process_index=int(process), id=number) for number, process in enumerate(by_turns)]
+    gpus = gpus[(start := int(random.integers(machines))) :] + gpus[:start]
+    found = np.asarray(answer(list(gpus), per_machine), dtype=object)
+    shape = machines, per_machine
+    require(found.shape == shape, f"the shape is [machines, per_machine], here {shape}; yours is {found.shape}")
+    require({id(gpu) for gpu in found.flat} == {id(gpu) for gpu in gpus}, "each GPU comes once")
     for row in found:
-        on = sorted({device.process_index // each for device in row})
-        require(len(on) == 1, f"a row has devices of the nodes {on}: the second axis must stay inside a node")
+        on = sorted({gpu.process_index // per_machine for gpu in row})
+        require(len(on) == 1, f"a row has GPUs of the machines {on}: the second axis must stay inside a machine")
 
 
 def fixed_log(answer):

@@ -72,26 +72,6 @@ def collectives() -> None:
 
 
 @drawing.picture
-def overlap() -> None:
-    """Time runs to the right. Merged: one all-reduce of three layers after all gradients. Overlapped: three, during the others."""
-    axes = drawing.canvas(20.6, 6.9, inches=8.2)
-    layers = ("layer 3", "layer 2", "layer 1")
-    for top, name in ((0.0, "merged"), (3.4, "overlapped")):
-        late = top < 1
-        axes.text(0, top + 0.65, name, va="center", weight="bold")
-        axes.text(0, top + 2.15, "  all-reduce", va="center")
-        for number, layer in enumerate(layers):
-            drawing.box(axes, 4.2 + 2.6 * number, top, f"grad of\n{layer}", device=0, width=2.5, height=1.3)
-            if not late:
-                drawing.box(axes, 6.8 + 2.6 * number, top + 1.5, f"{layer}", width=2.0, height=1.3)
-        if late:
-            drawing.box(axes, 12.0, top + 1.5, "layers 3, 2 and 1", width=5.6, height=1.3)
-        drawing.box(axes, 17.7 if late else 14.1, top, "update", device=0, width=2.0, height=1.3)
-    axes.annotate("", (20.5, 6.8), (4.2, 6.8), arrowprops={"arrowstyle": "-|>", "color": drawing.INK})
-    axes.text(2.2, 6.8, "time", va="center")
-
-
-@drawing.picture
 def seconds_by_size(ring_seconds: Callable[..., tuple], links: dict, networks: dict, measured: dict) -> None:
     """Time of an all-reduce on eight devices against its size, predicted for four links: flat, then rising; measured dots lie above."""
     _, axes = plt.subplots(figsize=(6, 3.2))

@@ -1,5 +1,8 @@
 """Pictures of lesson 18."""
 
+import json
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -42,32 +45,20 @@ def roofline(b: np.ndarray, attainable: np.ndarray) -> None:
 
 
 @drawing.picture
-def overlap() -> None:
-    """Above, one all-reduce of all gradients follows the backward pass. Below, each layer's gradient is sent while the next layer computes, and the update starts earlier."""
-    axes = drawing.canvas(26, 8.2)
-    after, during = {15.8: ("sum 3, 2, 1", 5.6)}, {10 + 2.9 * n: (f"sum {3 - n}", 2.4) for n in range(3)}
-    for top, sums, update, title in ((0.9, after, 21.5, "average_gradients"), (5.2, during, 18.3, "average_loss")):
-        axes.text(3.6, top - 0.4, title, va="center", family="monospace")
-        work = {3.6: ("forward", 3.4), update: ("update", 3)}
-        work |= {7.1 + 2.9 * n: (f"back {3 - n}", 2.8) for n in range(3)}
-        for device, (name, pieces) in enumerate({"computes": work, "sends": sums}.items()):
-            axes.text(0, top + 1.5 * device + 0.5, name, va="center")
-            for left, (text, width) in pieces.items():
-                drawing.box(axes, left, top + 1.5 * device, text, device=device, width=width, height=1)
+def traces_of_an_h200() -> None:
+    """Two recorded traces. The CNN's updates take 1.5 ms each, and the GPU computes for 0.1 ms of it, while Python places and calls in turn. ResNet-18 computes without a gap: 2.1 ms forward, then 4.3 ms for gradients; 2.8 ms are no convolutions.
 
-
-@drawing.picture
-def updates_of_an_h200() -> None:
-    """An update on an H200 in a training loop: with 64 examples 0.11 of 0.72 ms are work, with 4,096 examples 1.59 of 1.67 ms."""
-    work, loop = np.array([0.113, 1.59]), np.array([0.72, 1.67])  # a scan of twenty updates, data on the GPU; the loop
-    _, axes = plt.subplots(figsize=(7, 1.6))
-    axes.barh((0, 1), work, color=drawing.DEVICE_COLOURS[0], label="the GPU works")
-    axes.barh((0, 1), loop - work, left=work, color="none", edgecolor=drawing.INK, label="it waits for the host")
-    for row, total in enumerate(loop):
-        axes.text(total + 0.02, row, f"{work[row]:.2f} of {total:.2f} ms", va="center")
-    axes.set(yticks=(0, 1), yticklabels=("64 examples", "4,096 examples"), xlabel="ms an update", xlim=(0, 2.2))
-    axes.invert_yaxis()
-    drawing.legend_beside(axes)
+    The networks of benchmarks/accelerators.py under jit, with jax 0.11.2. Kernels of one kind that follow each other are one bar.
+    """
+    traces = json.loads(Path(__file__).with_name("h200.json").read_text())  # [start, microseconds] of each bar
+    _, panels = plt.subplots(2, figsize=(7, 3.4), gridspec_kw={"height_ratios": (3, 4), "hspace": 0.7})
+    for axes, (title, rows) in zip(panels, traces.items(), strict=True):
+        for row, (name, bars) in enumerate(rows.items()):
+            colour = drawing.INK if name.startswith("Python") else drawing.DEVICE_COLOURS[0]
+            axes.broken_barh(np.array(bars) / 1000, (row - 0.4, 0.8), color=colour)
+        axes.set(yticks=range(len(rows)), yticklabels=rows, title=title, xlim=(0, None))
+        axes.invert_yaxis()
+    panels[1].set(xlabel="ms")
 
 
 @drawing.picture

@@ -2,7 +2,7 @@ SUM = "jax.device_put(a, device) + jax.device_put(b, device)"
 UNDER_A_DEFAULT = """None
     with jax.default_device(device):
         return jnp.asarray(np.asarray(a)) + jnp.asarray(np.asarray(b))"""
-PAIRS = "pairs = zip(before[::2], before[1::2], strict=True)"
+PAIRS = "pairs = zip(last[::2], last[1::2], strict=True)"
 ADD = "left + jax.device_put(right, *left.devices()) for left, right in pairs"
 STANDARDIZED = "(x - x.mean()) / x.std()"
 MOVED = "    x = jax.device_put(x, device)\n"
@@ -14,7 +14,7 @@ WRONG = {
         ("not one of the host", SUM, "np.asarray(a) + np.asarray(b)"),
     ],
     "sum_in_pairs": [
-        ("need rounds of", PAIRS, "pairs = [before[:2]]", f"[{ADD}]", f"[{ADD}] + before[2:]"),
+        ("need rounds of", PAIRS, "pairs = [last[:2]]", f"[{ADD}]", f"[{ADD}] + last[2:]"),
         ("like its first array", ADD, "jax.device_put(left, *right.devices()) + right for left, right in pairs"),
         ("add up the devices 0 to 1", ADD, "left for left, _ in pairs"),
         ("move one to the other's device", ADD, "left + right for left, right in pairs"),

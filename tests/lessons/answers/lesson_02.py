@@ -9,8 +9,8 @@ MEAN_FIRST = """gradient = jax.tree.map(
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(length / limit, 1), gradient)"""
 BY_OPTAX = """clip = optax.clip_by_global_norm(limit)
         return clip.update(gradient, clip.init(gradient))[0]"""
-SPLIT = "for_down, for_right = jax.random.split(key)"
-DRAWN = "down, right = (jax.random.randint(each, (), -2, 3) for each in (for_down, for_right))"
+SPLIT = "down_key, right_key = jax.random.split(key)"
+DRAWN = "down = jax.random.randint(down_key, (), -2, 3)\n    right = jax.random.randint(right_key, (), -2, 3)"
 
 WRONG = {
     "clipped_mean_gradient": [
@@ -21,7 +21,7 @@ WRONG = {
         ("take the mean over the examples", MEAN, "jax.vmap(clipped_gradient)(x, labels)"),
     ],
     "fixed_shift": [
-        ("split it", SPLIT, "for_down = for_right = key"),
+        ("split it", SPLIT, "down_key = right_key = key"),
         ("randint(-2, 3)", "-2, 3", "-1, 2"),
         ("longer than 2", "-2, 3", "-3, 4"),
         ("gives an image", "return jnp", "return image[1:]\n    return jnp"),

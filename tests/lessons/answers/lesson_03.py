@@ -6,7 +6,7 @@ BY_PATH = """jax.tree_util.tree_map_with_path(
 
 
 WRONG = {
-    "decayed": [
+    "decay_weights": [
         ("the bias was changed too", "array if array.ndim == 1 else ", ""),
         (
             "also one with three",
@@ -30,6 +30,6 @@ WRONG = {
 }
 
 RIGHT = {
-    "decayed": (MAP, BY_PATH),
+    "decay_weights": (MAP, BY_PATH),
     "fixed_loss": ("predictions[:, 0] - targets", "predictions - targets[:, None]"),
 }

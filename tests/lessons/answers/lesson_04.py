@@ -5,9 +5,9 @@ CARDS = "jax.pmap(jax.vmap(jnp.dot))(*[each.reshape(-1, N, 10).swapaxes(0, 1) fo
 OVER_A_MESH = 'jax.NamedSharding(jax.sharding.Mesh(jax.devices(), ("data",)), jax.P("data"))'
 BY_JIT = f"jax.jit(lambda xs, ys: (xs * ys).sum(1))(*jax.device_put((xs, ys), {OVER_A_MESH}))"
 BLOCKS = "jax.pmap(jnp.dot)(rows, columns)"
-MAPPED = "jax.pmap(of_one_device, in_axes=(None, 0, 0))(w, x, labels)"
+MAPPED = "jax.pmap(local_accuracy, in_axes=(None, 0, 0))(w, x, labels)"
 BY_PMEAN = """jax.pmap(
-        lambda *each: lax.pmean(of_one_device(*each), "data"), "data", in_axes=(None, 0, 0), out_axes=None
+        lambda *each: lax.pmean(local_accuracy(*each), "data"), "data", in_axes=(None, 0, 0), out_axes=None
     )(w, x, labels)"""
 
 

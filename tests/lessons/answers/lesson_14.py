@@ -10,13 +10,13 @@ WRONG = {
         ("epoch 1 repeats the order", "[seed, epoch]", "seed"),
         ("ends after 3 batches", COUNT, "range(first, first + 3)"),
     ],
-    "resumable": [
+    "train_or_resume": [
         ("makes the updates 3 and 4", "newest is not None", "False", SAVE, f"newest is None and {SAVE}"),
         ("left no checkpoint", SAVE, "pass"),
         ("without a stop it is", RESTORED, RESTORED + ' | {"momentum": create()["momentum"]}'),
         ("update 2 was asked of a state after 3", UPDATES, "range(max(0, (newest or 0) - 1), last)"),
     ],
-    "exported": [
+    "export_bytes": [
         ("takes only 5 rows", "(n, 4)", "(5, 4)"),
         ("return bytes", ".serialize()", ""),
         ("the program returns something else", "jax.jit(function)", "jax.jit(lambda x: x.sum(1))"),
@@ -25,5 +25,5 @@ WRONG = {
 
 RIGHT = {
     "fixed_batches": (COUNT, "itertools.islice(itertools.count(), first, None)"),
-    "exported": ("jax.jit(function)", 'jax.jit(function), platforms=["cpu", "tpu"]'),
+    "export_bytes": ("jax.jit(function)", 'jax.jit(function), platforms=["cpu", "tpu"]'),
 }

@@ -1,14 +1,14 @@
 BORN = "jax.jit(build, out_shardings=sharding)()"
 SHARD = 'lax.psum_scatter(g, "data", tiled=True) / lax.axis_size("data")'
 SLICE = 'lax.dynamic_slice_in_dim({}, lax.axis_index("data") * m.size, m.size)'
-MOMENTUM = "m = 0.9 * m + shard"
+MOMENTUM = "m = 0.9 * m + gradient"
 WHOLE_MOMENTUM = """m = 0.9 * lax.all_gather(m, "data", tiled=True) + lax.pmean(g, "data")
     return w - 0.1 * m, m"""
 LENGTH = 'jnp.sqrt(lax.psum(jnp.square(g).sum(), "data"))'
 CLIPPED = "g / jnp.maximum(1, length)"
 
 WRONG = {
-    "born_in_place": [
+    "build_sharded": [
         ("outside of jit", BORN, "jax.device_put(build(), sharding)"),
         ("not the one that was asked for", "build, out_shardings=sharding", "build"),
     ],
@@ -27,7 +27,7 @@ WRONG = {
 }
 
 RIGHT = {
-    "born_in_place": (BORN, "jax.jit(lambda: lax.with_sharding_constraint(build(), sharding))()"),
+    "build_sharded": (BORN, "jax.jit(lambda: lax.with_sharding_constraint(build(), sharding))()"),
     "zero_step": (SHARD, 'lax.psum_scatter(g / 4, "data", tiled=True)'),
     "fixed_clip": (LENGTH, 'jnp.sqrt(lax.all_gather(jnp.square(g).sum(), "data").sum())'),
 }

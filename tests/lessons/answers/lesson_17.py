@@ -1,20 +1,20 @@
-ASSEMBLED = "jax.make_array_from_single_device_arrays(shape, sharding, parts)"
-SORTED = "sorted(found, key=lambda device: device.process_index)"
-ANSWER = f"np.array({SORTED}).reshape(-1, each)"
-IN_LISTS = "[[device for device in found if device.process_index // each == n] for n in range(len(found) // each)]"
+ASSEMBLED = "jax.make_array_from_single_device_arrays(shape, sharding, shards)"
+SORTED = "sorted(gpus, key=lambda gpu: gpu.process_index)"
+ANSWER = f"np.array({SORTED}).reshape(-1, per_machine)"
+IN_LISTS = "[[g for g in gpus if g.process_index // per_machine == n] for n in range(len(gpus) // per_machine)]"
 FIRST_SAYS = "if process == 0:\n        say(value)"
 
 WRONG = {
     "assemble": [
         ("return a jax.Array", ASSEMBLED, "rows"),
-        ("its sharding is", ASSEMBLED, "jax.device_put(rows, mine[0])"),
+        ("its sharding is", ASSEMBLED, "jax.device_put(rows, local_devices[0])"),
         ("belong elsewhere", ASSEMBLED, "jax.device_put(rows[::-1], sharding)"),
-        ("the global shape", ASSEMBLED, "jax.device_put(rows[: len(mine)], sharding)"),
+        ("the global shape", ASSEMBLED, "jax.device_put(rows[: len(local_devices)], sharding)"),
     ],
-    "by_node": [
-        ("the shape is [nodes, each]", ANSWER, "np.array(found)"),
-        ("must stay inside a node", "process_index", "id"),
-        ("each device comes once", ANSWER, f"np.array([{SORTED}[:each]] * (len(found) // each))"),
+    "group_by_machine": [
+        ("the shape is [machines, per_machine]", ANSWER, "np.array(gpus)"),
+        ("must stay inside a machine", "process_index", "id"),
+        ("each GPU comes once", ANSWER, f"np.array([{SORTED}[:per_machine]] * (len(gpus) // per_machine))"),
     ],
     "fixed_log": [
         ("end it with a return statement", "return value", "pass"),
@@ -27,6 +27,6 @@ WRONG = {
 
 RIGHT = {
     "assemble": (ASSEMBLED, "jax.make_array_from_callback(shape, sharding, lambda index: rows[index])"),
-    "by_node": (ANSWER, IN_LISTS),
+    "group_by_machine": (ANSWER, IN_LISTS),
     "fixed_log": (FIRST_SAYS, "{0: say}.get(process, lambda _: None)(value)"),
 }

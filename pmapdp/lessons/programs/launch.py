@@ -15,7 +15,10 @@ import jax, numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 """
-CONNECT = 'jax.distributed.initialize(os.environ["ADDRESS"], int(os.environ["PROCESSES"]), int(os.environ["NUMBER"]))'
+CONNECT = """
+processes, process_id = int(os.environ["PROCESSES"]), int(os.environ["PROCESS_ID"])
+jax.distributed.initialize(os.environ["COORDINATOR"], processes, process_id)
+"""
 
 
 def take_home() -> str:
@@ -35,28 +38,29 @@ def free_port() -> int:
 def start(count: int, *arguments: str, devices: int = 8, **variables: str) -> list[subprocess.Popen[str]]:
     """Start `count` Pythons, each with `devices / count` simulated devices.
 
-    They find ADDRESS, PROCESSES and NUMBER in their environment; {address} and {number} in the arguments are filled in.
+    They find COORDINATOR, PROCESSES and PROCESS_ID in their environment. {address} and {number} in the arguments are
+    filled in.
     """
-    address, started = f"127.0.0.1:{free_port()}", []
+    address, processes = f"127.0.0.1:{free_port()}", []
     for number in range(count):
-        settings = {"ADDRESS": address, "PROCESSES": str(count), "NUMBER": str(number), "JAX_PLATFORMS": "cpu"}
+        settings = {"COORDINATOR": address, "PROCESSES": str(count), "PROCESS_ID": str(number), "JAX_PLATFORMS": "cpu"}
         settings |= {"JAX_NUM_CPU_DEVICES": str(devices // count), "NPROC": "16", "PYTHONUNBUFFERED": "1"}
         settings |= {"PYTHONWARNINGS": "ignore:Error"}  # about the other's entry in a cache of compiled programs
         filled = [each.replace("{address}", address).replace("{number}", str(number)) for each in arguments]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(
+        processes.append(
             subprocess.Popen([sys.executable, *filled], env={**os.environ, **settings, **variables}, **streams)
         )
-    return started
+    return processes
 
 
-def outputs(started: list[subprocess.Popen[str]]) -> list[list[str]]:
+def outputs(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
     """The lines that each process has printed, when all have ended. If one failed, the error shows what all have said."""
-    said = [each.communicate(timeout=SECONDS_ALLOWED)[0] for each in started]
-    codes = [each.returncode for each in started]
-    assert not any(codes), f"exit statuses {codes}\n" + "\n".join(said)
+    texts = [each.communicate(timeout=SECONDS_ALLOWED)[0] for each in processes]
+    codes = [each.returncode for each in processes]
+    assert not any(codes), f"exit statuses {codes}\n" + "\n".join(texts)
     noise = "", "[G", "I0", "I1", "W0", "W1", "E0", "E1"  # how gloo's own lines and XLA's (a letter, the month) begin
-    return [[line for line in text.splitlines() if line[:2] not in noise] for text in said]
+    return [[line for line in text.splitlines() if line[:2] not in noise] for text in texts]
 
 
 def run(function: Callable[[], Any], count: int = 2, *, connect: bool = True, **variables: str) -> None:
