@@ -164,8 +164,8 @@ def scan_over_layers(w, x):
 
 loop_jaxpr = jax.make_jaxpr(loop_over_layers)(jnp.ones(3), jnp.ones(3))
 scan_jaxpr = jax.make_jaxpr(scan_over_layers)(jnp.ones(3), jnp.ones(3))
-print(loop_jaxpr)
-print(scan_jaxpr)
+print(loop_jaxpr.pretty_print(use_color=False))
+print(scan_jaxpr.pretty_print(use_color=False))
 
 # %% [markdown]
 # <details><summary>Answer</summary>

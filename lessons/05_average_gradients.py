@@ -355,7 +355,7 @@ lesson_05.published_scaling()
 
 # %% [markdown]
 # TensorFlow's developers measured this on one machine with eight GPUs
-# ([2017](https://github.com/tensorflow/docs/blob/master/site/en/r1/guide/performance/benchmarks.md)).
+# ([2017](https://github.com/tensorflow/docs/tree/master/site/en/r1/guide/performance)).
 # The per-device batch stays the same, so with eight GPUs you'd like to train on eight times as many images a second.
 # ResNet-50 comes close. VGG-16 has five times as many parameters (138 million), so its gradients take five times as
 # long to send, and it only reaches 7. With half the batch it doesn't even reach 6, because the computation takes half

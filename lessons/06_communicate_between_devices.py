@@ -33,7 +33,6 @@ import numpy as np
 from jax import lax
 
 from pmapdp import devices
-from pmapdp.lessons import drawing
 from pmapdp.lessons.pictures import lesson_06
 
 devices.simulate(8)  # before any other use of JAX
@@ -214,6 +213,8 @@ for size, seconds in h100_seconds.items():
 # can do the same, or it can merge the all-reduces into one, which saves latency.
 
 # %%
+from pmapdp.lessons import drawing
+
 drawing.overlap("merged", "overlapped")
 
 # %% [markdown]

@@ -310,8 +310,8 @@ lesson_18.traces_of_an_h200()
 # What do you look for on a GPU? First for **gaps**, in which it waits for Python or for data. We recorded both traces in
 # the picture on an H200 (with jax 0.11.2). Above, you see three updates of pmapdp's CNN. The GPU computes for a tenth of
 # a millisecond, and then waits, because Python is busy: one thread places the next batch, another calls the step, and
-# only one of them can run at a time. (Recording slows Python down, too. Without it, an update took 1.0 ms and not 1.5.)
-# Larger batches close such gaps.
+# only one of them can run at a time. (Recording slows Python down. Without it, an update took 1.0 ms, not 1.5.) Larger
+# batches close such gaps.
 #
 # Below, you see one update of ResNet-18, and no gap, so faster Python wouldn't help. The forward pass takes a third of the
 # time, because each of its convolutions has two partners in the backward pass: one finds the gradient of the inputs, the
