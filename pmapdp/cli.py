@@ -183,8 +183,8 @@ def add_flag(heading: Any, field: dataclasses.Field[Any], default: Any) -> None:
         try:
             return text if choices else kind(text)
         except ValueError:
-            works, words = (field.metadata["limits"] or "8")[-1], "a whole number" if kind is int else "a number"
-            raise UserError(f"{name} {text!r:.100} is not {words}: try {name} {works}") from None
+            example, words = (field.metadata["limits"] or "8")[-1], "a whole number" if kind is int else "a number"
+            raise UserError(f"{name} {text!r:.100} is not {words}: try {name} {example}") from None
 
     several, about = typing.get_origin(hint) is tuple, field.metadata["about"].replace("%", "%%")
     if default not in (None, (), False) and not place:

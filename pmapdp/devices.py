@@ -62,10 +62,10 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
         )
     if (started := count_started()) is not None:
         if started < count:
-            works = f"set {variable}" if variable else "call pmapdp.devices.simulate"
+            advice = f"set {variable}" if variable else "call pmapdp.devices.simulate"
             raise UserError(
-                f"{count} devices cannot be simulated any more: JAX has already started with {started}; {works} before "
-                "any other use of JAX (in a notebook: restart the kernel)"
+                f"{count} devices cannot be simulated any more: JAX has already started with {started}; {advice} "
+                "before any other use of JAX (in a notebook: restart the kernel)"
             )
         return
     # A larger number that was asked for before stays: one device now does not exclude four in the next run.

@@ -53,7 +53,7 @@ class LostError(UserError):
 class Peers:
     """The processes of a run, seen from one of them. All make the same calls in the same order."""
 
-    first: bool = True  # this is process 0, which writes logs and metrics
+    is_first: bool = True  # this is process 0, which writes logs and metrics
     count: int = 1  # of processes
     launcher: str = "by hand"  # who started them, for the header
 
@@ -91,8 +91,8 @@ class Peers:
             cause: BaseException | None = error
             while cause and not (isinstance(cause, JaxRuntimeError) and CONNECTION.search(str(cause))):
                 cause = cause.__cause__ or cause.__context__
-            works = "start the same command again, and a run with a workdir resumes from its last checkpoint"
-            lost = LostError(f"another process is lost, see its own messages ({reason(cause or error)}): {works}")
+            advice = "start the same command again, and a run with a workdir resumes from its last checkpoint"
+            lost = LostError(f"another process is lost, see its own messages ({reason(cause or error)}): {advice}")
             status = report(lost if cause else error)
             farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)  # waits for the others
             farewell.start()
@@ -158,18 +158,18 @@ def agree(config: Config, number: int | None, launcher: str) -> Peers:
 
 def connect(options: ProcessesOptions) -> None:
     """Let JAX connect the processes. This one ends with a sentence if not all come in time."""
-    works = (
+    advice = (
         "start each once, with --distributed under srun (Slurm), mpirun (Open MPI), Cloud TPU or Kubernetes (pip "
         "install jax[k8s]), or with its number from 0 and a free port of process 0's machine, as in --coordinator "
         "127.0.0.1:9876 --num-processes 2 --process-id 0, and --join-timeout 600 if they need time"
     )
     # JAX would abort the process at its own timeout, without a sentence.
-    late = UserError(f"not all processes have come (waited {options.join_timeout} s): {works}")
+    late = UserError(f"not all processes have come (waited {options.join_timeout} s): {advice}")
     timer = threading.Timer(options.join_timeout, lambda: os._exit(report(late)))
     timer.daemon = True
     timer.start()
     jax.config.update("jax_enable_preemption_service", True)
-    with contextlib.ExitStack() as stack, explain_errors("the processes cannot be connected", works):
+    with contextlib.ExitStack() as stack, explain_errors("the processes cannot be connected", advice):
         stack.callback(timer.cancel)
         jax.distributed.initialize(
             options.coordinator,

@@ -109,8 +109,8 @@ def load_exported(path: str | Path) -> Exported:
             arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}
             fitted = json.loads(archive.read(FEATURIZER)) if FEATURIZER in archive.namelist() else None
         theirs, ours = metadata["jax"], jax.__version__
-    works = f"use jax {theirs}, or export the model again with this one"
-    with explain_errors(f"{path} was exported with jax {theirs}, which jax {ours} cannot read", works):
+    advice = f"use jax {theirs}, or export the model again with this one"
+    with explain_errors(f"{path} was exported with jax {theirs}, which jax {ours} cannot read", advice):
         model, loss = map(jax.export.deserialize, programs)
         model.mlir_module()  # so that a version too old or too new shows here
     featurizer = None if fitted is None else FEATURIZERS[metadata["view"]](**fitted)

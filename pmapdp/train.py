@@ -110,7 +110,7 @@ def train(
     started = time.perf_counter()
     custom = Custom(model, data, loss, metrics, optimizer, schedule, trainable)
     peers = peers or find_peers(config)
-    config = with_full_paths(config, first=peers.first)
+    config = with_full_paths(config, is_first=peers.is_first)
     require_recipe(config)
     if config.compile_cache:
         keep_compiled_programs()
@@ -197,10 +197,10 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
     rate = custom.schedule or find_code("schedule", config.schedule)
 
     # Data
-    if not peers.first:
+    if not peers.is_first:
         peers.wait("the data set")  # process 0 may have to download it
     data = load_data(config.dataset, config.data_dir) if custom.data is None else make_data_set(custom.data)
-    if peers.first:
+    if peers.is_first:
         peers.wait("the data set")
 
     # Model and loss

@@ -196,8 +196,8 @@ def check_split(name: str, split: Split, classes: tuple[str, ...] = ()) -> Split
             )
     shapes = [list(each.shape) for each in jax.tree.leaves((inputs, labels, weights))]
     if not shapes or not all(shape[:1] == shapes[0][:1] and math.prod(shape[:1]) for shape in shapes):
-        works = "give one row per example, at least one"
-        raise UserError(f"{name} inputs, labels and weights have shapes {shapes}: {works}")
+        advice = "give one row per example, at least one"
+        raise UserError(f"{name} inputs, labels and weights have shapes {shapes}: {advice}")
     return Split(inputs, labels, weights)
 
 

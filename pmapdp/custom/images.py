@@ -38,8 +38,8 @@ class ImageFolder:
         self.files = sorted(path for path in visible if path.suffix.lower() in ENDINGS)
         if not self.files:
             names = ", ".join(self.classes[:9]) or "none"
-            works = f"give it one for each class, with files {' '.join(ENDINGS)}"
-            raise UserError(f"{folder} has no images in its subfolders ({names}): {works}")
+            advice = f"give it one for each class, with files {' '.join(ENDINGS)}"
+            raise UserError(f"{folder} has no images in its subfolders ({names}): {advice}")
 
     def __len__(self) -> int:
         return len(self.files)

@@ -35,14 +35,14 @@ EXAMPLE = "optimizer=optax.lion, or lambda schedule: optax.chain(optax.clip(1.0)
 
 def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.Module:
     """Build your model as `pmapdp.state.build` does."""
-    works = "give a class or function of rngs that makes a flax.nnx.Module; one of Linen needs flax.nnx.bridge.ToNNX"
-    with explain_errors(f"{shown(model)} cannot be built", works):
+    advice = "give a class or function of rngs that makes a flax.nnx.Module; one of Linen needs flax.nnx.bridge.ToNNX"
+    with explain_errors(f"{shown(model)} cannot be built", advice):
         built = build(model, seed, dtype)
     if not isinstance(built, nnx.Module):
-        raise UserError(f"{shown(model)} gives {shown(built)}: {works}")
+        raise UserError(f"{shown(model)} gives {shown(built)}: {advice}")
     if dtype != "float32" and not takes(model, "dtype"):
-        works = "add dtype to its arguments and give it to its layers, or leave --dtype out"
-        raise UserError(f"--dtype {dtype} has no effect on {shown(model)}, which takes no dtype: {works}")
+        advice = "add dtype to its arguments and give it to its layers, or leave --dtype out"
+        raise UserError(f"--dtype {dtype} has no effect on {shown(model)}, which takes no dtype: {advice}")
     return built
 
 
@@ -69,11 +69,11 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
 
     example = take(ROWS)
     shape: Any = getattr(example.inputs, "shape", ())
-    works = "give inputs of its shape, or correct its __call__"
+    advice = "give inputs of its shape, or correct its __call__"
     if len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] not in (1, 3, 4):
-        works = f"Flax wants channels last, so give [n, {shape[2]}, {shape[3]}, {shape[1]}]"
+        advice = f"Flax wants channels last, so give [n, {shape[2]}, {shape[3]}, {shape[1]}]"
     name = f"{task.name} does not" if task.classifies else f"{task.name} and its loss do not"
-    with explain_errors(f"{name} take inputs {describe(example.inputs)}", works):
+    with explain_errors(f"{name} take inputs {describe(example.inputs)}", advice):
         returned = trace((lambda model, batch: model(batch.inputs)) if task.classifies else task.loss, example)
     if task.classifies:
         check_classes(task.name, returned, example.labels, data)
@@ -114,8 +114,8 @@ def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
         )
     C = logits.shape[1]
     if data.classes and len(data.classes) != C:
-        works = "name all of them in their order, DataSet(..., classes=(...)), or none"
-        raise UserError(f"the data name {len(data.classes)} classes, and {name} has {C} logits: {works}")
+        advice = "name all of them in their order, DataSet(..., classes=(...)), or none"
+        raise UserError(f"the data name {len(data.classes)} classes, and {name} has {C} logits: {advice}")
     for each, part in data.parts.items():
         check_labels(PARTS[each], part, C)
 
@@ -151,8 +151,8 @@ def check_loss(task: Task, example: Batch) -> None:
         # Another order of additions moves a sum so far, most with batch norm in bfloat16, where examples change class.
         rounding = 1e-3 if task.dtype != "bfloat16" else 1e-1 if train else 2e-2
         if new := written.keys() - named_leaves(task.arrays_of(task.model)[1]).keys():
-            works = "make it in __init__, or leave nnx.sow out"
-            raise UserError(f"{task.name} makes the variable {min(new)} as it is called: {works}")
+            advice = "make it in __init__, or leave nnx.sow out"
+            raise UserError(f"{task.name} makes the variable {min(new)} as it is called: {advice}")
         for name, values in written.items() if train else ():
             if not np.allclose(written_apart[name], values[:1], rounding, 1e-4, equal_nan=True):
                 raise UserError(
@@ -191,8 +191,8 @@ def make_trial(task: Task, batches: Batch, train: bool) -> Callable[..., tuple[d
         constants = [np.asarray(each).tobytes() for each in traced.jaxpr.consts]
         return re.sub("0x[0-9a-f]+", "", str(traced.jaxpr)), constants  # without addresses of functions
 
-    works = "correct its __call__, its loss, metrics= or augment="
-    with explain_errors(f"{task.name} fails in {'training' if train else 'evaluation'}", works):
+    advice = "correct its __call__, its loss, metrics= or augment="
+    with explain_errors(f"{task.name} fails in {'training' if train else 'evaluation'}", advice):
         traced = trace()
         if train and content(traced) != content(trace()):
             raise UserError(
@@ -216,8 +216,8 @@ def check_fields(task: Task, sums: MetricSums) -> None:
         real = jnp.floating if name == "loss" else jnp.number
         if not isinstance(value, jax.Array) or value.shape or not jnp.issubdtype(value.dtype, real):
             given = describe(value) if isinstance(value, jax.Array) else shown(value)
-            works = "batch.weights.sum()" if name == "count" else f"(batch.weights * {name}).sum()"
-            raise UserError(f"the loss of {task.name} returns {name} as {given}: return its sum over examples, {works}")
+            right = "batch.weights.sum()" if name == "count" else f"(batch.weights * {name}).sum()"
+            raise UserError(f"the loss of {task.name} returns {name} as {given}: return its sum over examples, {right}")
 
 
 def check_sum(what: str, whole: np.ndarray, halves: np.ndarray, rounding: float) -> None:
@@ -227,8 +227,8 @@ def check_sum(what: str, whole: np.ndarray, halves: np.ndarray, rounding: float)
     if not math.isfinite(total) or (near(added, total) and near(padding, 0)):  # training names a step that isn't finite
         return
     if near(padding, total) and not near(padding, 0):
-        works = "use batch.weights.sum()" if what.startswith("count") else "multiply by batch.weights and sum"
-        raise UserError(f"{what} counts padding ({total:.4g} of weight 0): {works}")
+        advice = "use batch.weights.sum()" if what.startswith("count") else "multiply by batch.weights and sum"
+        raise UserError(f"{what} counts padding ({total:.4g} of weight 0): {advice}")
     if near(added - total, (len(halves) - 1) * padding):  # it is there once on one device, and n times on n
         once = f"is added once a batch ({padding:.4g}), and so once a device"
         raise UserError(f"{what} has a penalty that {once}: multiply it by batch.weights.sum()")
@@ -287,11 +287,11 @@ def augmented(loss: Callable[..., Any], augment: Callable[[Any, jax.Array], Any]
 
 def check_schedule(schedule: Any) -> None:
     """Refuse a schedule that gives no learning rate under `jax.jit`."""
-    given, works = f"schedule={shown(schedule)}", "give a function of JAX, for example lambda step: 0.1 * 0.99**step"
-    with explain_errors(f"{given} fails for a number of updates", works):
+    given, advice = f"schedule={shown(schedule)}", "give a function of JAX, for example lambda step: 0.1 * 0.99**step"
+    with explain_errors(f"{given} fails for a number of updates", advice):
         rate = jax.eval_shape(lambda step: jnp.asarray(schedule(step)), jax.ShapeDtypeStruct((), jnp.int32))
     if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
-        raise UserError(f"{given} gives {rate.dtype} {list(rate.shape)}, not one real number: {works}")
+        raise UserError(f"{given} gives {rate.dtype} {list(rate.shape)}, not one real number: {advice}")
 
 
 def check_optimizer(optimizer: Callable[..., Any], schedule: optax.Schedule, task: Task) -> None:
@@ -303,8 +303,8 @@ def check_optimizer(optimizer: Callable[..., Any], schedule: optax.Schedule, tas
         return schedule(step)
 
     params, _ = jax.device_get(task.arrays_of(task.model))
-    works = f"give a function of the schedule, for example {EXAMPLE}; rules that take more than the gradient don't work"
-    with explain_errors(f"{given} fails", works):
+    advice = f"give a function of the schedule, such as {EXAMPLE}; rules that take more than the gradient don't work"
+    with explain_errors(f"{given} fails", advice):
         rule = optimizer(record)
         state = jax.eval_shape(rule.init, params)
         jax.eval_shape(rule.update, params, state, params)

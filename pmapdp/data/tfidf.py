@@ -41,6 +41,6 @@ def make_vectorizer(**settings: Any) -> Any:
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer  # takes a second
     except ImportError:
-        works = "run pip install scikit-learn, or use --model transformer"
-        raise UserError(f"tf-idf weights need scikit-learn: {works}") from None
+        advice = "run pip install scikit-learn, or use --model transformer"
+        raise UserError(f"tf-idf weights need scikit-learn: {advice}") from None
     return TfidfVectorizer(dtype=np.float32, **settings)

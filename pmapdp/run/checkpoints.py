@@ -83,8 +83,8 @@ class Checkpoints:
         `sharding` is one for all arrays or a pytree like the state. None: the default device holds all.
         """
         wanted = jax.eval_shape(lambda: initial_state(task))
-        works = f"correct that, or delete {self.folder / str(step)}, and the same command goes on from the one before"
-        with explain_errors(f"the checkpoint of step {step} in {self.folder} cannot be read", works):
+        advice = f"correct that, or delete {self.folder / str(step)}, and the same command goes on from the one before"
+        with explain_errors(f"the checkpoint of step {step} in {self.folder} cannot be read", advice):
             progress = self.restore(step, progress=self.args.JsonRestore())
             then, now = progress.pop("shapes"), shapes_of(wanted)
             theirs = progress["belongs_to"] | {f"the shape of {name}": then.get(name) for name in then | now}

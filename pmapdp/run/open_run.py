@@ -48,7 +48,7 @@ class Run:
         self.progress: dict[str, Any] = {"sums": {}, "examples": 0, "best": {}, "last": {}}
         self.checkpoints: Checkpoints | None = None
         if workdir := job.config.workdir:
-            if job.peers.first:
+            if job.peers.is_first:
                 stack.enter_context(lock_workdir(workdir))
             job.peers.wait("the workdir")  # until process 0 has made its lock
             # If the folder isn't shared, only process 0 finds the file.
@@ -69,13 +69,13 @@ class Run:
         else:
             task, news = load_weights(job.task, self.config.init_from) if self.config.init_from else (job.task, "")
             state, step, event = create_state(task, sharding), 0, "init_from"
-        if self.config.workdir and job.peers.first:
+        if self.config.workdir and job.peers.is_first:
             write_config(self.config, self.config.workdir)
         self.report = Reporter(job, state, step, self.stack)
         if news:
             self.report.event(event, step=step)
             self.report.line(news)
-        if self.config.draw_sharding and step == 0 and job.peers.first:
+        if self.config.draw_sharding and step == 0 and job.peers.is_first:
             labels = job.strategy.place_batch(next(job.batches["train"].epoch(0))).labels
             print(f"labels {labels.shape} of the first batch on the devices:")
             jax.debug.visualize_array_sharding(labels)

@@ -46,16 +46,16 @@ class Reporter:
     """Shows and writes what a run of `job` reports from `step` on. Only the first process does."""
 
     def __init__(self, job: "Job", state: TrainState, step: int, stack: contextlib.ExitStack):
-        config, self.first, self.epochs = job.config, job.peers.first, job.config.epochs
+        config, self.is_first, self.epochs = job.config, job.peers.is_first, job.config.epochs
         self.steps, self.per_epoch, self.updates = job.total_steps, job.batches["train"].per_epoch, 0
         self.bar: Progress | None = None
         self.log: TextIO | None = None
         self.metrics: list[TextIO] = []
         self.tensorboard: Any = None
         self.trace: Path | None = None
-        if config.metrics_file and self.first:
+        if config.metrics_file and self.is_first:
             self.metrics.append(stack.enter_context(open_lines(config.metrics_file)))
-        if config.workdir and self.first:
+        if config.workdir and self.is_first:
             from tensorboardX import SummaryWriter  # takes a while to import
 
             folder = Path(config.workdir)
@@ -67,7 +67,7 @@ class Reporter:
         facts, header = describe_run(job, state)
         self.event("start", **vars(config) | facts)
         self.line(*header, "")
-        self.show_progress = config.progress and self.first
+        self.show_progress = config.progress and self.is_first
         if self.show_progress and sys.stdout.isatty():
             columns = [BarColumn(12), MofNCompleteColumn(), TextColumn("{task.description}")]
             self.bar = stack.enter_context(Progress(*columns, TimeRemainingColumn(compact=True), transient=True))
@@ -81,7 +81,7 @@ class Reporter:
                 self.log.write(text + "\n")
             if self.bar:  # above it
                 self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-            elif self.first:
+            elif self.is_first:
                 print(text, flush=True)
 
     def event(self, name: str, **values: Any) -> None:

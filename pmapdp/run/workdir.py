@@ -40,14 +40,14 @@ FORMAT = "pmapdp run 2"
 WORKDIR_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 
 
-def with_full_paths(config: Config, *, first: bool = True) -> Config:
-    """Make all paths absolute, because your code may change the current folder. If `first`, try the metrics file."""
+def with_full_paths(config: Config, *, is_first: bool = True) -> Config:
+    """Make all paths absolute, because your code may change the current folder. If `is_first`, try the metrics file."""
     names = [name for name in ("workdir", "data_dir", "metrics_file", "init_from") if getattr(config, name)]
     names += [name for name in ("dataset", "model", "optimizer", "schedule") if ".py:" in getattr(config, name)]
     if config.dataset.endswith(".npz") or (config.dataset not in DATA_SETS and os.path.isdir(config.dataset)):
         names.append("dataset")
     paths = {name: os.path.expanduser(getattr(config, name)) for name in names}  # a shell leaves --workdir=~/runs
-    if first:
+    if is_first:
         check_output("--metrics-file", paths.get("metrics_file"), LINES)
     return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items()})
 

@@ -127,7 +127,7 @@ class MeshLayout:
         """Return the number of shards of a logical axis."""
         return math.prod(self.mesh.shape[axis] for axis in self.rules.get(name or "", ()))
 
-    def array(self, axes: Axes, *, split: bool = False) -> NamedSharding:
+    def array_sharding(self, axes: Axes, *, split: bool = False) -> NamedSharding:
         """Make the sharding of an array. With `split` the batch's axes split the first axis that they divide."""
         entries = [self.rules.get(name or "", ()) for name in axes.names]
         sizes = [size // self.shards(name) for name, size in zip(axes.names, axes.shape, strict=True)]
@@ -136,17 +136,17 @@ class MeshLayout:
             entries[first] += self.batch_axes
         return NamedSharding(self.mesh, PartitionSpec(*(entry or None for entry in entries)))
 
-    def batch(self, task: Task) -> Batch:
+    def batch_sharding(self, task: Task) -> Batch:
         """Make the `NamedSharding` of each array of a batch."""
         rows = NamedSharding(self.mesh, PartitionSpec(self.batch_axes or None))
         inputs = [self.rules.get(name, ()) or None for name in task.input_axes]
         return Batch(NamedSharding(self.mesh, PartitionSpec(*inputs)), rows, rows, rows)
 
-    def params(self, task: Task, *, split: bool) -> Any:
+    def params_sharding(self, task: Task, *, split: bool) -> Any:
         """Make the `NamedSharding` of each parameter; with `split` also over the batch's axes."""
-        return jax.tree.map(lambda axes: self.array(axes, split=split), logical_axes(task)[0])
+        return jax.tree.map(lambda axes: self.array_sharding(axes, split=split), logical_axes(task)[0])
 
-    def state(self, task: Task) -> Any:
+    def state_sharding(self, task: Task) -> Any:
         """Make the `NamedSharding` of each array of the train state, or one for all of them.
 
         An array that optax keeps for a parameter is split as the parameter is, if it has its shape.
@@ -159,21 +159,21 @@ class MeshLayout:
                 task.optimizer,
                 lambda leaf, sharding, p: sharding if leaf.shape == p.shape else self.replicated,
                 shapes.optimizer_state,
-                self.params(task, split=self.shard_state != "none"),
+                self.params_sharding(task, split=self.shard_state != "none"),
                 shapes.params,
                 transform_non_params=lambda _: self.replicated,
             )
         return TrainState(
             step=self.replicated,
-            params=self.params(task, split=self.shard_state == "parameters"),
-            model_state=jax.tree.map(self.array, logical_axes(task)[1]),
+            params=self.params_sharding(task, split=self.shard_state == "parameters"),
+            model_state=jax.tree.map(self.array_sharding, logical_axes(task)[1]),
             optimizer_state=optimizer_state,
         )
 
     def shards_on(self, devices: Sequence[jax.Device], task: Task) -> range:
         """Return the numbers, from 0, of the batch's shards on these devices of one process, which reads them."""
         shape = tuple(self.shards(name) for name in task.input_axes)
-        places = self.batch(task).inputs.devices_indices_map(shape)
+        places = self.batch_sharding(task).inputs.devices_indices_map(shape)
         shards = {tuple(part.start or 0 for part in places[device]) for device in devices}
         first, last = (edge(row for row, *_ in shards) for edge in (min, max))
         if len(shards) < (last + 1 - first) * math.prod(shape[1:]):
@@ -199,9 +199,9 @@ def fit_layout(
     An axis with a rule must divide, and a mesh axis must split something; `shard_state` splits what it can.
     """
     N = len(devices)
-    sizes, works = parse_mesh(mesh) if mesh else {DATA: N}, f"try --mesh {DATA}={N} --layout {DATA}"
+    sizes, advice = parse_mesh(mesh) if mesh else {DATA: N}, f"try --mesh {DATA}={N} --layout {DATA}"
     if math.prod(sizes.values()) != N:
-        raise UserError(f"--mesh {mesh} has {math.prod(sizes.values())} places for {N} device(s): {works}")
+        raise UserError(f"--mesh {mesh} has {math.prod(sizes.values())} places for {N} device(s): {advice}")
     arrays = {"the inputs": Axes(task.input_axes, (0, *inputs)[: len(task.input_axes)])}
     arrays |= named_leaves(*logical_axes(task))
     known = {BATCH, *(name for axes in arrays.values() for name in axes.names if name)}
@@ -210,22 +210,22 @@ def fit_layout(
         raise unknown(f"axis of the model in --layout {layout}", name, sorted(known))
     default = {BATCH: (DATA,)} if DATA in sizes else {}
     rules = {name: axes for name, axes in (default | asked).items() if name in known}
-    check_mesh(layout, rules, sizes, works)
+    check_mesh(layout, rules, sizes, advice)
     fitted = MeshLayout(Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes)), rules, shard_state)
     for name, axes in arrays.items():
         # JAX has two errors, for unequal shards and for a mesh axis that splits two axes.
-        with explain_errors(f"--layout {layout} does not fit {name} {[*axes.shape]} on {mesh_text(sizes)}", works):
-            fitted.array(axes).shard_shape(axes.shape)
-    shards = fitted.batch_shards
-    if shard_state != "none" and (shards == 1 or fitted.params(task, split=True) == fitted.params(task, split=False)):
+        with explain_errors(f"--layout {layout} does not fit {name} {[*axes.shape]} on {mesh_text(sizes)}", advice):
+            fitted.array_sharding(axes).shard_shape(axes.shape)
+    is_whole = fitted.params_sharding(task, split=True) == fitted.params_sharding(task, split=False)
+    if shard_state != "none" and (fitted.batch_shards == 1 or is_whole):
         raise UserError(
-            f"--shard-state {shard_state} can split nothing of this model over the {shards} device(s) that share the "
-            "batch: try another number of devices, for example 8, or --shard-state none"
+            f"--shard-state {shard_state} can split nothing of this model over the {fitted.batch_shards} device(s) "
+            "that share the batch: try another number of devices, for example 8, or --shard-state none"
         )
     return fitted
 
 
-def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], works: str) -> None:
+def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], advice: str) -> None:
     """Refuse rules for unknown mesh axes, and a mesh axis that splits nothing: its devices would do the same work."""
     N, used = math.prod(sizes.values()), {axis: name for name, axes in rules.items() for axis in axes}
     missing = {axis: 2 for axis in used if axis not in sizes}
@@ -233,13 +233,13 @@ def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], works: str) -> 
         rest, left = divmod(N, 2 ** len(missing))
         raise UserError(
             f"--layout {layout} splits {used[axis]} over {axis}, which is no axis of the mesh {mesh_text(sizes)}: "
-            + (works if left else f"try --mesh {mesh_text({DATA: rest} | missing)}")
+            + (advice if left else f"try --mesh {mesh_text({DATA: rest} | missing)}")
         )
     for axis, size in sizes.items():
         if size > 1 and axis not in used:
             raise UserError(
                 f"the mesh axis {axis} of {mesh_text(sizes)} splits nothing under --layout {layout}, so its {size} "
-                f"devices would do the same work: {works}"
+                f"devices would do the same work: {advice}"
             )
 
 

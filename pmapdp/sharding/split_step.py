@@ -17,12 +17,12 @@ from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
     """Make the step of the global batch `[B, ...]`. Batch and state are split as the layout says; the step stays."""
-    replicated, split, state_sharding = layout.replicated, layout.batch(task), layout.state(task)
+    replicated, split, state_sharding = layout.replicated, layout.batch_sharding(task), layout.state_sharding(task)
 
     # `shard_state` splits arrays that every device of the batch's axes needs. So the parameters are gathered for the
     # model, and the gradients are split like the optimizer state: each device updates the shard that it keeps.
-    used = layout.params(task, split=False)
-    updated = layout.params(task, split=layout.shard_state != "none")
+    used = layout.params_sharding(task, split=False)
+    updated = layout.params_sharding(task, split=layout.shard_state != "none")
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         in_use = dataclasses.replace(state, params=lax.with_sharding_constraint(state.params, used))

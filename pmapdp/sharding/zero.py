@@ -27,7 +27,7 @@ REPLICATED = -1  # in place of the axis along which an array is split
 def make_train_step(strategy: str, task: Task, layout: MeshLayout) -> Callable[..., Any]:
     """Make the training step of pmap or shard_map. Its arrays are global and have no device axis."""
     on_devices = {"pmap": map_by_pmap, "shard_map": map_by_shard_map}[strategy]
-    specs = jax.tree.map(lambda sharding: sharding.spec, layout.params(task, split=True))
+    specs = jax.tree.map(lambda sharding: sharding.spec, layout.params_sharding(task, split=True))
     axes = jax.tree.map(lambda spec: next((axis for axis, over in enumerate(spec) if over), REPLICATED), specs)
 
     def gradient_shards(state: TrainState, batch: Batch) -> tuple[Any, MetricSums, Any]:
@@ -60,7 +60,7 @@ def make_train_step(strategy: str, task: Task, layout: MeshLayout) -> Callable[.
         state = update(task, state, gradients, sums.count, model_state)
         return dataclasses.replace(state, params=gather(state.params)), sums
 
-    return jax.jit(train_step, out_shardings=(layout.state(task), layout.replicated), donate_argnums=0)
+    return jax.jit(train_step, out_shardings=(layout.state_sharding(task), layout.replicated), donate_argnums=0)
 
 
 def map_by_shard_map(mesh: Mesh, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: Any) -> Any:

@@ -229,10 +229,10 @@ def test_the_loss_and_the_places_of_an_update():
     loss = np.mean((np.maximum(data.inputs @ first, 0) @ second - data.labels) ** 2)
     assert sums.loss / sums.count == pytest.approx(loss, rel=1e-5)
 
-    places = layout.state(task)
+    places = layout.state_sharding(task)
     assert places.params["first"].spec == P(None, "model")
     assert places.params["second"].spec == P("model", None)
-    assert layout.array(Axes(("batch", "hidden"), (8, 1024))).spec == P("data", "model")
+    assert layout.array_sharding(Axes(("batch", "hidden"), (8, 1024))).spec == P("data", "model")
     moments = places.optimizer_state[0]
     assert moments.mu == moments.nu == places.params
     for leaf, place in zip(jax.tree.leaves(state), jax.tree.leaves(places), strict=True):
