@@ -26,8 +26,8 @@
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
-import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
 
 from pmapdp import devices
@@ -41,23 +41,28 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # In training, batch norm subtracts the batch's mean and divides by its standard deviation, channel by channel. But
 # inside `pmap`, `x.mean(0)` is only the mean of this device's rows. To normalize with the whole batch, the layer has to
-# average over the devices in the middle of the forward pass. PyTorch calls that `SyncBatchNorm`.
-#
+# average over the devices in the middle of the forward pass. PyTorch calls that `SyncBatchNorm`. Here it is, and you can
+# switch the average off:
+
+
+# %%
+def standardize(x, synchronize):
+    mean = x.mean(0)
+    mean_square = (x**2).mean(0)
+    if synchronize:
+        mean, mean_square = lax.pmean((mean, mean_square), "data")
+    return (x - mean) / lax.sqrt(mean_square - mean**2)
+
+
+parallel_standardize = jax.pmap(standardize, "data", static_broadcasted_argnums=1)  # not an array
+
+# %% [markdown]
 # Say device 0 has the values 0 and 2, and device 1 has 10 and 12.
 #
 # **Predict:** which four numbers does `standardize` return without the average?
 
-
 # %% tags=["prediction"]
-def standardize(x, synchronize):
-    mean, square = x.mean(0), (x**2).mean(0)
-    if synchronize:
-        mean, square = lax.pmean((mean, square), "data")
-    return (x - mean) / jnp.sqrt(square - mean**2)
-
-
 values = np.array([[[0.0], [2.0]], [[10.0], [12.0]]])  # [N, b, C]: one channel
-parallel_standardize = jax.pmap(standardize, "data", static_broadcasted_argnums=1)  # not an array
 outputs = {}
 for synchronize in (False, True):
     outputs[synchronize] = parallel_standardize(values, synchronize).ravel()
@@ -83,10 +88,8 @@ for synchronize in (False, True):
 #
 # **Predict:** the four values have the mean 3.25. What does the layer find?
 
+
 # %% tags=["prediction"]
-from flax import nnx
-
-
 def flax_mean(x, valid):
     layer = nnx.BatchNorm(1, axis_name="data", momentum=0.0, rngs=nnx.Rngs(0))
     layer(x[:, None], use_running_average=False, mask=valid[:, None])

@@ -43,7 +43,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # random numbers, and `fold_in(key, number)` makes a new key from a key and a number (lesson 02). Inside `pmap` each
 # device draws the masks of its own examples. But from which key? You could give all devices the same key, or each
 # device its own, or each example its own. In the functions below, `indices` says which examples of the data set this
-# device has, and each example has twelve activations.
+# device has, and each example has twelve activations. `draw_masks` runs one of the three on N devices.
 
 
 # %%
@@ -61,14 +61,6 @@ def key_per_example(key, indices):
     return jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (12,)))(keys)
 
 
-# %% [markdown]
-# Let's draw the masks of eight examples on 1, 2 and 4 devices. In the picture each row is an example, and the
-# activations that dropout keeps have the colour of their device.
-#
-# **Predict:** which of the three gives the same pattern on any number of devices?
-
-
-# %% tags=["prediction"]
 def draw_masks(scheme, N, generator="threefry2x32"):
     """The masks of eight examples, drawn by N devices: [8, 12]."""
     key = jax.random.key(0, impl=generator)
@@ -76,6 +68,13 @@ def draw_masks(scheme, N, generator="threefry2x32"):
     return np.asarray(draw(key, np.arange(8).reshape(N, -1))).reshape(8, 12)
 
 
+# %% [markdown]
+# Let's draw the masks of eight examples on 1, 2 and 4 devices. In the picture each row is an example, and the
+# activations that dropout keeps have the colour of their device.
+#
+# **Predict:** which of the three gives the same pattern on any number of devices?
+
+# %% tags=["prediction"]
 masks = {}
 for scheme in (same_key, key_per_device, key_per_example):
     masks[scheme.__name__] = {N: draw_masks(scheme, N) for N in (1, 2, 4)}
@@ -237,14 +236,11 @@ lesson_08.tokens(losses, weights)
 
 # %% [markdown]
 # Eight tokens have loss 1, and two have loss 3, so the mean over the tokens is 14 / 10 = 1.4. The mean of the two
-# devices' means is (1 + 3) / 2 = 2, because the two tokens of device 1 count as much as the eight of device 0. You know
-# this mistake from lesson 05. But here it has a second side: who gets which sentence is chance, because we shuffle. So
-# let's swap the second and the third sentence, and compute both means again.
-#
-# **Predict:** which of these two functions returns a different number after the swap?
+# devices' means is (1 + 3) / 2 = 2, because the two tokens of device 1 count as much as the eight of device 0. Here are
+# both as functions:
 
 
-# %% tags=["prediction"]
+# %%
 def mean_of_means(losses, weights):
     return lax.pmean((losses * weights).sum() / weights.sum(), "data")
 
@@ -254,6 +250,13 @@ def mean_of_sums(losses, weights):
     return total / count
 
 
+# %% [markdown]
+# You know the first mean's mistake from lesson 05. But here it has a second side: who gets which sentence is chance,
+# because we shuffle. So let's swap the second and the third sentence, and compute both means again.
+#
+# **Predict:** which of the two functions returns a different number after the swap?
+
+# %% tags=["prediction"]
 results = {}
 for mean in (mean_of_means, mean_of_sums):
     parallel_mean = jax.pmap(mean, axis_name="data")

@@ -62,18 +62,22 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # ## How does the compiler know?
 #
-# Let's look at something smaller: an array of 16 rows, split over eight devices, and three functions of it. JAX can print
-# a compiled program as text, and `all_reduces` finds the lines in it that are all-reduces.
-#
-# **Predict:** for which of the three functions do the devices have to communicate?
+# Let's look at something smaller: an array of 16 rows, split over eight devices, and three functions of it.
 
-# %% tags=["prediction"]
+# %%
 rows = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), split)
 functions = {
     "2 * x + 1": lambda x: 2 * x + 1,
     "x.sum(1)": lambda x: x.sum(1),
     "x.sum(0)": lambda x: x.sum(0),
 }
+
+# %% [markdown]
+# JAX can print a compiled program as text, and `all_reduces` finds the lines in it that are all-reduces.
+#
+# **Predict:** for which of the three functions do the devices have to communicate?
+
+# %% tags=["prediction"]
 communication = {}
 for name, function in functions.items():
     program = jax.jit(function).lower(rows).compile()
@@ -133,13 +137,9 @@ lesson_09.training_step()
 # ## The quiet mistake
 #
 # Suppose you leave out `in_shardings`, and you forget to place the batch. An array that nobody has placed is uncommitted
-# (lesson 04), so `jit` may choose where it goes. Let's compile the step for four batches, and ask the compiler how many
-# operations each device will do.
-#
-# **Predict:** for which of the four does each device compute only its own 16 rows? You can reason out the first three.
-# The last one is up to the compiler, so guess.
+# (lesson 04), so `jit` may choose where it goes. Here's such a step, and four ways to pass it a batch:
 
-# %% tags=["prediction"]
+# %%
 loose_step = jax.jit(train_step.__wrapped__, out_shardings=replicated)  # no in_shardings
 host_batch = next(batches(*train_data, seed=0))  # inputs, labels and weights as NumPy arrays
 cases = {
@@ -148,6 +148,14 @@ cases = {
     "none, as jnp arrays": jax.tree.map(jnp.asarray, host_batch),
     "only the inputs are": (place_batch(host_batch[0]), *host_batch[1:]),
 }
+
+# %% [markdown]
+# Let's compile the step for each of them, and ask the compiler how many operations each device will do.
+#
+# **Predict:** for which of the four does each device compute only its own 16 rows? You can reason out the first three.
+# The last one is up to the compiler, so guess.
+
+# %% tags=["prediction"]
 work = {}
 for name, batch in cases.items():
     work[name] = loose_step.lower(state, batch).compile().cost_analysis()["flops"]
@@ -155,9 +163,8 @@ lesson_09.work_by_device(work)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-placed, nothing, as_jnp, inputs_only = work.values()
-assert nothing == as_jnp > 4 * placed
-assert inputs_only < 1.5 * placed
+assert work["none is placed"] == work["none, as jnp arrays"] > 4 * work["all three are placed"]
+assert work["only the inputs are"] < 1.5 * work["all three are placed"]
 
 # %% [markdown]
 # <details><summary>Answer</summary>

@@ -209,15 +209,15 @@ for function in (average_gradient, average_loss, cast_first):
 
 
 # %%
-def forgetful(w, x):
+def forget_pmean(w, x):
     w = lax.pcast(w, "data", to="varying")
     return jax.grad(loss)(w, x)
 
 
-wrong_gradients = device_values(map_over_devices(forgetful, check_vma=False)(w, x))
+wrong_gradients = device_values(map_over_devices(forget_pmean, check_vma=False)(w, x))
 print("without the check:", wrong_gradients)
 try:
-    map_over_devices(forgetful)(w, x)
+    map_over_devices(forget_pmean)(w, x)
 except ValueError as error:
     refusal = str(error)
     for line in f"with the check: {refusal}".splitlines():

@@ -101,12 +101,9 @@ for name, result in results.items():
 # </details>
 #
 # So each operation has a rule that derives the type of its result from the types of its arguments. Let's look at what
-# these rules make of your program. In the picture a colour is a device. Stripes are rows on different devices, and a stack
-# of eight cards is an array that every device holds whole.
-#
-# **Predict:** the last of the six arrays is the gradient of `hidden.kernel`. Is it split, or is it a stack?
+# these rules make of your program. Here are six of its arrays:
 
-# %% tags=["prediction"]
+# %%
 batch = place_batch(host_batch)
 model = state[0]
 hidden = nnx.relu(model.hidden(batch[0]))
@@ -119,6 +116,14 @@ arrays = {
     "output.kernel": model.output.kernel[...],
     "gradient of hidden.kernel": gradients.hidden.kernel[...],
 }
+
+# %% [markdown]
+# In the picture a colour is a device. Stripes are rows on different devices, and a stack of eight cards is an array that
+# every device holds whole.
+#
+# **Predict:** the last of the six arrays is the gradient of `hidden.kernel`. Is it split, or is it a stack?
+
+# %% tags=["prediction"]
 lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2)))  # by their numbers above
 
 # %% [markdown]
@@ -134,22 +139,25 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2)))  # by their
 # Sometimes there's more than one good answer, and then JAX doesn't pick one. Here's a matrix of 16 x 16, once split by rows
 # and once by columns, and three expressions that JAX refuses. (A spec has an entry for each axis of the array, so
 # `P(None, "data")` splits the columns. And since `set_mesh`, a spec alone will do where you needed a `NamedSharding`.)
-#
+
+# %%
+square = np.arange(256, dtype=np.float32).reshape(16, 16)
+rows = jax.device_put(square, P("data", None))
+columns = jax.device_put(square, P(None, "data"))
+expressions = {
+    "columns @ rows": lambda: columns @ rows,
+    "rows + columns": lambda: rows + columns,
+    "rows[0]": lambda: rows[0],
+}
+
+# %% [markdown]
 # **Predict:** name two shardings that each of the three results could have.
 
 # %% tags=["prediction"]
 import textwrap
 
-square = np.arange(256, dtype=np.float32).reshape(16, 16)
-by_row = jax.device_put(square, P("data", None))
-by_column = jax.device_put(square, P(None, "data"))
-questions = {
-    "by_column @ by_row": lambda: by_column @ by_row,
-    "by_row + by_column": lambda: by_row + by_column,
-    "by_row[0]": lambda: by_row[0],
-}
 errors = {}
-for name, function in questions.items():
+for name, function in expressions.items():
     try:
         function()
     except Exception as error:
@@ -161,8 +169,8 @@ for name, function in questions.items():
 #
 # - The product adds up over the split axis, so each device has a part of every sum. The result can be replicated, or split
 #   by rows, or by columns.
-# - `by_row` is split by rows and `by_column` by columns. Their sum can't be split both ways, because a mesh axis can
-#   split only one dimension of an array. So you have to change one of them.
+# - `rows` is split by rows and `columns` by columns. Their sum can't be split both ways, because a mesh axis can split
+#   only one dimension of an array. So you have to change one of them.
 # - Row 0 is on one device. A sharding covers all devices of the mesh, so the row has to be replicated, or split along its
 #   16 columns.
 #
@@ -178,26 +186,26 @@ for name, function in questions.items():
 
 # %%
 answers = {
-    "by_row": by_row,
-    "by_column": by_column,
-    "matmul, out_sharding=P()": jnp.matmul(by_column, by_row, out_sharding=P()),
-    'matmul, out_sharding=P("data")': jnp.matmul(by_column, by_row, out_sharding=P("data")),
-    "by_row + reshard(by_column)": by_row + jax.reshard(by_column, P("data", None)),
-    "by_row.at[:8].get": by_row.at[:8].get(out_sharding=P("data")),
+    "rows": rows,
+    "columns": columns,
+    "matmul, out_sharding=P()": jnp.matmul(columns, rows, out_sharding=P()),
+    'matmul, out_sharding=P("data")': jnp.matmul(columns, rows, out_sharding=P("data")),
+    "rows + reshard(columns)": rows + jax.reshard(columns, P("data", None)),
+    "rows.at[:8].get": rows.at[:8].get(out_sharding=P("data")),
 }
 lesson_11.shardings(answers)
 
 # %% [markdown]
 # The third array is a stack, because `P()` asks for a copy on every device. The last three are split by rows, just as you
 # asked. The last one takes eight rows, so that there's something to split. For the row of the question you'd write
-# `by_row.at[0].get(out_sharding=P())`.
+# `rows.at[0].get(out_sharding=P())`.
 #
 # ## What works unchanged?
 #
 # Most Flax layers work on each example separately, or add up over all of them, so their result has just one possible type.
 # These work unchanged: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention`.
 #
-# Others need your help. Let's try two layers and `jnp.sort`:
+# Others need your help. Let's try two layers, and `jnp.sort` along both axes:
 
 # %%
 rngs = nnx.Rngs(0)
@@ -205,7 +213,13 @@ embed = nnx.Embed(10, 8, rngs=rngs)
 rnn = nnx.RNN(nnx.GRUCell(8, 4, rngs=rngs))
 tokens = jax.device_put(np.ones((16, 5), np.int32), split)
 sequences = jax.device_put(np.ones((16, 5, 8), np.float32), split)
-rows = jax.device_put(np.ones((16, 8), np.float32), split)
+matrix = jax.device_put(np.ones((16, 8), np.float32), split)
+calls = {
+    "embed(tokens)": lambda: embed(tokens),
+    "rnn(sequences)": lambda: rnn(sequences),
+    "jnp.sort(matrix, axis=0)": lambda: jnp.sort(matrix, axis=0),
+    "jnp.sort(matrix, axis=1)": lambda: jnp.sort(matrix, axis=1),
+}
 
 # %% [markdown]
 # `Embed` looks up rows of a table, and the tokens are split. `RNN` loops over time, starting from zeros that it makes
@@ -214,12 +228,6 @@ rows = jax.device_put(np.ones((16, 8), np.float32), split)
 # **Predict:** which one of these four works?
 
 # %% tags=["prediction"]
-calls = {
-    "embed(tokens)": lambda: embed(tokens),
-    "rnn(sequences)": lambda: rnn(sequences),
-    "jnp.sort(rows, axis=0)": lambda: jnp.sort(rows, axis=0),
-    "jnp.sort(rows, axis=1)": lambda: jnp.sort(rows, axis=1),
-}
 failures = []
 for name, call in calls.items():
     try:
@@ -246,13 +254,13 @@ for name, call in calls.items():
 from jax.sharding import AxisType, auto_axes
 
 carry = jax.device_put(np.zeros((16, 4), np.float32), split)
+sort_columns = auto_axes(lambda x: jnp.sort(x, axis=0), out_sharding=P("data"))
+call_layer = auto_axes(lambda layer, x: layer(x), out_sharding=P("data"))
 outputs = {
     "embed(tokens, out_sharding=...)": embed(tokens, out_sharding=P("data")),
     "rnn(sequences, initial_carry=...)": rnn(sequences, initial_carry=carry),
-    "sort inside auto_axes": auto_axes(lambda x: jnp.sort(x, axis=0), out_sharding=P("data"))(rows),
-    "embed inside auto_axes": auto_axes(
-        lambda layer, tokens: layer(tokens), out_sharding=P("data")
-    )(embed, tokens),
+    "sort inside auto_axes": sort_columns(matrix),
+    "embed inside auto_axes": call_layer(embed, tokens),
 }
 for name, output in outputs.items():
     print(f"{name:34s} {jax.typeof(output)}")
@@ -274,7 +282,7 @@ def plain_step(state, batch):
     return (optax.apply_updates(model, updates), optimizer_state), sums
 
 
-def one_update(step, axis_type):
+def update_once(step, axis_type):
     """The model after one update, and the operations of each device."""
     with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(axis_type,))):
         state, batch = jax.device_put(init_state(), P()), jax.device_put(host_batch, P("data"))
@@ -283,8 +291,8 @@ def one_update(step, axis_type):
         return jax.device_get(model), program.cost_analysis()["flops"]
 
 
-auto_model, auto_work = one_update(plain_step, AxisType.Auto)
-explicit_model, explicit_work = one_update(train_step.__wrapped__, AxisType.Explicit)
+auto_model, auto_work = update_once(plain_step, AxisType.Auto)
+explicit_model, explicit_work = update_once(train_step.__wrapped__, AxisType.Explicit)
 for a, b in zip(jax.tree.leaves(auto_model), jax.tree.leaves(explicit_model), strict=True):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 print(f"operations on each device: Auto {auto_work:,.0f}, Explicit {explicit_work:,.0f}")
@@ -302,7 +310,7 @@ assert [str(jax.typeof(result)) for result in results.values()] == [
 assert str(jax.typeof(arrays["gradient of hidden.kernel"])) == "float32[64,32]"
 assert list(errors.values()) == ["ShardingTypeError"] * 3
 assert failures == list(calls)[:3]
-np.testing.assert_array_equal(answers["by_row + reshard(by_column)"], 2 * square)
+np.testing.assert_array_equal(answers["rows + reshard(columns)"], 2 * square)
 np.testing.assert_array_equal(
     outputs["embed inside auto_axes"], outputs["embed(tokens, out_sharding=...)"]
 )
@@ -326,7 +334,7 @@ np.testing.assert_array_equal(
 # Each runs under a mesh with the Explicit axis "data". Solutions, with reasons:
 # [solutions/11_explicit_sharding.py](solutions/11_explicit_sharding.py).
 #
-# 1. `typed` (3 minutes): return the PartitionSpec of the *result* of `function(x)`, without computing anything.
+# 1. `result_spec` (3 minutes): return the PartitionSpec of the *result* of `function(x)`, without computing anything.
 #    <details><summary>Hint</summary><code>jax.eval_shape</code> gives a result's shape and sharding.</details>
 # 2. `fixed_gram` (5 minutes, find the mistake): `broken_gram` is right with Auto axes, but here JAX asks. `x` is `[B@data,
 #    D]`. Return the `[D, D]` matrix, replicated. No device may get the other devices' rows.
@@ -345,7 +353,7 @@ def broken_gram(x):
     return x.T @ x
 
 
-def typed(function, x):
+def result_spec(function, x):
     """The PartitionSpec of function(x)."""
     ...  # your code: 1 line
 
@@ -360,7 +368,7 @@ def normalized_step(w, x, y):
     ...  # your code: 4 or 5 lines
 
 
-for exercise in (typed, fixed_gram, normalized_step):
+for exercise in (result_spec, fixed_gram, normalized_step):
     check("11_explicit_sharding", exercise.__name__, exercise)
 
 # %% [markdown]

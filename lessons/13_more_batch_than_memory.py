@@ -100,10 +100,10 @@ print(f"planned: {temp_megabytes(whole_batch):.1f} MB")
 # %% tags=["prediction"]
 gradient = jax.grad(lambda w, x: jnp.square(w - x).mean())
 x = jnp.array([1.0, 2, 3, 4])
-equal = gradient(0.0, x[:2]), gradient(0.0, x[2:])
-unequal = gradient(0.0, x[:3]), gradient(0.0, x[3:])
-print(f"equal parts {equal[0]} and {equal[1]}, mean {sum(equal) / 2}")
-print(f"unequal parts {unequal[0]} and {unequal[1]}, mean {sum(unequal) / 2}")
+equal_parts = gradient(0.0, x[:2]), gradient(0.0, x[2:])
+unequal_parts = gradient(0.0, x[:3]), gradient(0.0, x[3:])
+print(f"equal parts {equal_parts[0]} and {equal_parts[1]}, mean {sum(equal_parts) / 2}")
+print(f"unequal parts {unequal_parts[0]} and {unequal_parts[1]}, mean {sum(unequal_parts) / 2}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -377,8 +377,8 @@ for name, variant in variants.items():
 # %% tags=["proof"]
 # The asserts behind all answers.
 assert 6.3 < temp_megabytes(whole_batch) < 8
-assert sum(equal) / 2 == -5
-assert sum(unequal) / 2 == -6
+assert sum(equal_parts) / 2 == -5
+assert sum(unequal_parts) / 2 == -6
 assert work["neighbours"] > 3.5 * work["the whole batch"] > 3.4 * work["every_fourth"]
 sizes = [temp_megabytes(program) for program in programs.values()]
 assert sizes == sorted(sizes, reverse=True)
@@ -388,9 +388,9 @@ np.testing.assert_allclose(*outputs, rtol=1e-3, atol=1e-3 * np.abs(outputs[0]).m
 assert two_halves.tolist() == [-1, 1, -1, 1]
 assert not np.allclose(one_batch, two_halves)
 assert after_update == 1
-full, mixed, stalled = (np.mean(losses[-20:]) for losses in curves.values())
-assert abs(mixed / full - 1) < 0.02
-assert stalled > 1.3 * full
+float32_loss, mixed_loss, bfloat16_loss = (np.mean(losses[-20:]) for losses in curves.values())
+assert abs(mixed_loss / float32_loss - 1) < 0.02
+assert bfloat16_loss > 1.3 * float32_loss
 assert list(products.values()) == [3, 3, 4]
 assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep everything"]
 

@@ -265,9 +265,11 @@ model = never_killed[0]
 probabilities = jax.jit(lambda inputs: jax.nn.softmax(model(inputs)))
 inputs = jax.ShapeDtypeStruct((n, 64), np.float32)
 exported = export.export(probabilities, platforms=["cpu", "cuda", "tpu"])(inputs)
-(folder / "model.bin").write_bytes(exported.serialize())
-np.save(folder / "inputs.npy", test_data[0][:5])
-here = np.asarray(probabilities(test_data[0][:5])).argmax(1)
+model_file = folder / "model.bin"
+model_file.write_bytes(exported.serialize())
+inputs_file = folder / "inputs.npy"
+np.save(inputs_file, test_data[0][:5])
+classes = np.asarray(probabilities(test_data[0][:5])).argmax(1)
 
 # %% [markdown]
 # Another process gets these bytes and five inputs, and none of your code.
@@ -281,13 +283,12 @@ from jax import export
 model = export.deserialize(bytearray(open(sys.argv[1], "rb").read()))
 print(model.call(numpy.load(sys.argv[2])).argmax(1), "Flax is imported:", "flax" in sys.modules)
 """
-command = ["-c", reader, str(folder / "model.bin"), str(folder / "inputs.npy")]
-(answer,) = launch.outputs(launch.start(1, *command))
-print(*answer, "| here:", here)
+(answer,) = launch.outputs(launch.start(1, "-c", reader, str(model_file), str(inputs_file)))
+print(*answer, "| here:", classes)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
-assert answer == [f"{here} Flax is imported: False"]
+assert answer == [f"{classes} Flax is imported: False"]
 
 # %% [markdown]
 # <details><summary>Answer</summary>

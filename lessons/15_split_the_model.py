@@ -50,12 +50,12 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %%
 from pmapdp.compare.collectives import collectives
 
-two = Mesh(jax.devices()[:2], ("model",))
+two_devices = Mesh(jax.devices()[:2], ("model",))
 x, w = np.array([[1.0, 2, 3, 4]]), np.ones((4, 2))
 
 
 def place(*axes):
-    return NamedSharding(two, PartitionSpec(*axes))
+    return NamedSharding(two_devices, PartitionSpec(*axes))
 
 
 cases = {  # the shardings of x and w, and the sharding of the result
@@ -166,11 +166,9 @@ activation = 64 * 128 * 4  # bytes of [64, 128] in float32
 counts = {}
 for pairs in (1, 2, 3):
     forward = count_bytes(loss, pairs, B=64) // activation
-    both = count_bytes(jax.value_and_grad(loss), pairs, B=64) // activation
-    counts[pairs] = [forward, both]
-    print(f"pairs: {pairs} | all-reduces forward: {forward} | forward and backward: {both}")
-
-
+    total = count_bytes(jax.value_and_grad(loss), pairs, B=64) // activation
+    counts[pairs] = [forward, total]
+    print(f"pairs: {pairs} | all-reduces forward: {forward} | forward and backward: {total}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -227,13 +225,11 @@ print(*attention_collectives)
 # %% tags=["prediction"]
 sizes = (32, 64, 128, 256, 512, 1024, 2048)
 weights = 2 * 2 * 128 * 512 + 32 * 128  # two pairs and the embedding
-sent = {
+bytes_sent = {
     "tensor parallelism": [count_bytes(jax.grad(loss), pairs=2, B=B) for B in sizes],
     "data parallelism": [4 * weights] * len(sizes),
 }
-lesson_15.bytes_by_batch(sizes, sent)
-
-
+lesson_15.bytes_by_batch(sizes, bytes_sent)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -285,13 +281,13 @@ for name, W2_sharding in W2_shardings.items():
 assert kinds == {"rows of w": ["all-reduce"], "columns of w": []}
 assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
 assert [(each.kind, each.count) for each in attention_collectives] == [("all-reduce", 1)]
-np.testing.assert_allclose(sent["tensor parallelism"], [4 * 4 * B * 128 for B in sizes])
-np.testing.assert_allclose(sent["tensor parallelism"][4], sent["data parallelism"][4], rtol=0.02)
+np.testing.assert_allclose(bytes_sent["tensor parallelism"], [4 * 4 * B * 128 for B in sizes])
+np.testing.assert_allclose(bytes_sent["tensor parallelism"][4], bytes_sent["data parallelism"][4], rtol=0.02)
 np.testing.assert_allclose(*results.values(), rtol=1e-3, atol=1e-2)
-good, bad = traffic.values()
-assert good.kind == "all-reduce"
-assert bad.kind == "all-gather"
-assert bad.bytes > 40 * good.bytes
+rows_traffic, columns_traffic = traffic.values()
+assert rows_traffic.kind == "all-reduce"
+assert columns_traffic.kind == "all-gather"
+assert columns_traffic.bytes > 40 * rows_traffic.bytes
 
 # %% [markdown]
 # <details><summary>Answer</summary>

@@ -59,14 +59,12 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # **Predict:** with eight devices, which stage is the first that fits into 80 GB?
 
 # %% tags=["prediction"]
-PARAMETERS, DEVICES = 7e9, 8
-whole = 4 * PARAMETERS / 1e9  # GB of one number for each parameter
-part = whole / DEVICES
-gigabytes = {  # parameters, gradients, two moments
-    "data parallel": (whole, whole, 2 * whole),
-    "ZeRO-1": (whole, whole, 2 * part),
-    "ZeRO-2": (whole, part, 2 * part),
-    "ZeRO-3 (FSDP)": (part, part, 2 * part),
+# 28 GB of parameters, 28 GB of gradients and 56 GB of moments. A device holds all or an eighth.
+gigabytes = {
+    "data parallel": (28, 28, 56),
+    "ZeRO-1": (28, 28, 56 / 8),
+    "ZeRO-2": (28, 28 / 8, 56 / 8),
+    "ZeRO-3 (FSDP)": (28 / 8, 28 / 8, 56 / 8),
 }
 lesson_16.bytes_of_seven_billion(gigabytes)
 
@@ -359,11 +357,11 @@ import orbax.checkpoint as ocp
 def abstract_state(mesh):
     """Shapes, dtypes and shardings of the state on a mesh."""
 
-    def abstract(x):
+    def abstract_array(x):
         sharding = NamedSharding(mesh, x.sharding.spec)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    return jax.tree.map(abstract, state)
+    return jax.tree.map(abstract_array, state)
 
 
 path = Path(tempfile.mkdtemp()) / "state"
@@ -371,12 +369,12 @@ with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(path, state)
     checkpointer.wait_until_finished()
     for count in (8, 4, 1):
-        smaller_mesh = Mesh(jax.devices()[:count], ("data",))
-        restored = checkpointer.restore(path, abstract_state(smaller_mesh))
-        kernel = restored[0].hidden.kernel[...]
+        target_mesh = Mesh(jax.devices()[:count], ("data",))
+        restored_state = checkpointer.restore(path, abstract_state(target_mesh))
+        kernel = restored_state[0].hidden.kernel[...]
         shard_shape = kernel.sharding.shard_shape(kernel.shape)
         print(f"on {count} device(s), each holds {shard_shape} of {kernel.shape}")
-        for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
+        for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(restored_state), strict=True):
             np.testing.assert_array_equal(a, b)
 
 # %% [markdown]

@@ -77,9 +77,8 @@ lesson_18.three_durations()
 # of an epoch is smaller, JAX compiles again, in the middle of what you measure (lesson 02). And in a training loop,
 # time many steps at once, because Python can't prepare the next step while it waits for this one.
 #
-# Don't time several simulated devices. They share the cores of your machine, so their times say nothing about real
-# devices. But you can count what a compiled program computes, keeps and sends, and these counts don't depend on your
-# machine's cores.
+# Don't time simulated devices, because they share the cores of your machine. But you can count what a compiled program
+# computes, keeps and sends, and these counts don't depend on your machine.
 #
 # ## What it computes
 #
@@ -98,6 +97,7 @@ def count_flops(function):
 
 
 product_flops = 2 * 64 * 128 * 128
+forward_flops = 12 * product_flops  # all twelve layers
 print("by hand", product_flops, "counted", count_flops(lambda layers, x: x @ layers[0]))
 
 # %% [markdown]
@@ -118,10 +118,9 @@ def gradient(layer, unroll=1):
     return jax.grad(lambda layers, x: lax.scan(layer, x, layers, unroll=unroll)[0].sum())
 
 
-forward = 12 * product_flops
-scan_ratio = count_flops(gradient(layer)) / forward
-checkpoint_ratio = count_flops(gradient(jax.checkpoint(layer))) / forward
-unroll_ratio = count_flops(gradient(layer, unroll=12)) / forward
+scan_ratio = count_flops(gradient(layer)) / forward_flops
+checkpoint_ratio = count_flops(gradient(jax.checkpoint(layer))) / forward_flops
+unroll_ratio = count_flops(gradient(layer, unroll=12)) / forward_flops
 print(f"scan {scan_ratio:.2f}, jax.checkpoint {checkpoint_ratio:.2f}, unroll {unroll_ratio:.2f}")
 
 # %% [markdown]
@@ -139,9 +138,9 @@ print(f"scan {scan_ratio:.2f}, jax.checkpoint {checkpoint_ratio:.2f}, unroll {un
 #
 # ## What it sends
 #
-# You can compile a program for many devices without running it. Here's a network with three layers, and two functions
-# that we'll need: `batch_shapes` describes a batch, and `list_operations` lists the matrix products and the sums over
-# devices in a function.
+# You can compile a program for many devices without running it. Here's a network with three layers, and three functions
+# that we'll need: `batch_shapes` describes a batch, `compile_gradients` compiles the gradients of the network for N
+# devices, and `list_operations` lists the matrix products and the sums over devices in a function.
 
 # %%
 import optax
@@ -163,6 +162,13 @@ def batch_shapes(B):
     return jax.ShapeDtypeStruct((B, 784), np.float32), jax.ShapeDtypeStruct((B,), np.int32)
 
 
+def compile_gradients(N):
+    mesh = Mesh(jax.devices()[:N], ("data",))
+    replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+    gradients = jax.jit(jax.grad(loss), in_shardings=(replicated, split), out_shardings=replicated)
+    return gradients.lower(params, batch_shapes(32 * N)).compile()
+
+
 def list_operations(function):
     mesh = Mesh(jax.devices(), ("data",))
     on_devices = jax.shard_map(function, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
@@ -176,15 +182,7 @@ def list_operations(function):
 # **Predict:** each device gets 32 examples. Which of the two numbers grows with the number of devices: the bytes in the
 # all-reduce, the operations on a device, or neither?
 
-
 # %% tags=["prediction"]
-def compile_gradients(N):
-    mesh = Mesh(jax.devices()[:N], ("data",))
-    replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
-    gradients = jax.jit(jax.grad(loss), in_shardings=(replicated, split), out_shardings=replicated)
-    return gradients.lower(params, batch_shapes(32 * N)).compile()
-
-
 programs = {N: compile_gradients(N) for N in (2, 4, 8)}
 for N, program in programs.items():
     flops = program.cost_analysis()["flops"]
@@ -273,8 +271,9 @@ lesson_18.roofline(b, attainable)
 #
 # ## Where the time goes: a profile
 #
-# Your step is slower than all this allows? Then look at a profile. Name the parts of your step with `jax.named_scope`,
-# and trace a few steps after the first. Here we do it on one device, and print the longest operations.
+# Your step is slower than all this allows? Then record a **profile**, or trace: what ran, and when it started and
+# ended. Name the parts of your step with `jax.named_scope`, and trace a few steps after the first. Here we do it on one
+# simulated device, and print the longest operations.
 
 # %%
 import tempfile
@@ -292,35 +291,39 @@ def named_step(params, batch):
 
 
 batch = np.ones((256, 784), np.float32), np.zeros(256, np.int32)
-trained = jax.block_until_ready(named_step(params, batch))
+new_params = jax.block_until_ready(named_step(params, batch))
 folder = Path(tempfile.mkdtemp())
 with jax.profiler.trace(str(folder), create_perfetto_trace=True):
     for _ in range(5):
-        trained = jax.block_until_ready(named_step(trained, batch))
+        new_params = jax.block_until_ready(named_step(new_params, batch))
 print(*longest_operations(next(folder.glob("**/perfetto_trace.json.gz")), most=5), sep="\n")
 lesson_18.traces_of_an_h200()
 
 # %% [markdown]
 # Each operation was called five times, once in each step, and the milliseconds are those five calls together. A `dot`
 # is a matrix product, and a `fusion` is several operations that the compiler has merged into one. Open the file at
-# [ui.perfetto.dev](https://ui.perfetto.dev) to see them over time. On a GPU or TPU, look for the names of your scopes
-# in the details. The CPU's trace doesn't have them, but the compiled program does: search its `as_text()` for
-# `op_name`.
+# [ui.perfetto.dev](https://ui.perfetto.dev) to see them over time. On a GPU or TPU, the details have the names of your
+# scopes.
 #
-# What do you look for on a GPU? First for **gaps**, in which it waits for Python or for data. We recorded both traces in
-# the picture on an H200 (with jax 0.11.2). Above, you see three updates of pmapdp's CNN. The GPU computes for a tenth of
-# a millisecond, and then waits, because Python is busy: one thread places the next batch, another calls the step, and
-# only one of them can run at a time. (Recording slows Python down. Without it, an update took 1.0 ms, not 1.5.) Larger
-# batches close such gaps.
+# What do you look for on a GPU? We recorded the two traces in the picture on an H200 (with jax 0.11.2). Time runs to
+# the right, and a bar shows when something was running.
 #
-# Below, you see one update of ResNet-18, and no gap, so faster Python wouldn't help. The forward pass takes a third of the
-# time, because each of its convolutions has two partners in the backward pass: one finds the gradient of the inputs, the
-# other of the weights. And nearly half of the time goes to everything else: batch norm, ReLU and additions. They hardly
-# have any operations, but they read and write all activations, so the memory is their limit.
+# First look for gaps, in which the GPU waits for Python or for data. The upper trace shows three updates of pmapdp's
+# CNN. In each of them the GPU computes for 0.12 ms, and for the other 1.4 ms it waits for work. The work comes from
+# Python, where one thread places the next batch, and another calls the step. Only one thread can run Python code at a
+# time, so the call starts late: it has to wait until the first thread leaves Python for JAX's C++ code. From then on
+# the two bars overlap. (Recording slows Python down: otherwise an update took 1.0 ms, not 1.5.) With a larger batch the
+# GPU has more to do, and Python hardly more, so the gaps close.
 #
-# Then look at the **all-reduce**. Its bar starts on each device when that device is ready, and ends on all at the same
-# time. If the bars start at different times, the early devices wait for the slowest one. If they start together, their
-# length is the time of the transfer.
+# The lower trace shows one update of ResNet-18. All four rows are the GPU, sorted by the kind of work, and together
+# they leave no gap, so faster Python wouldn't help. The forward pass ends after a third of the time, because nearly
+# every convolution has two partners in the backward pass, and each takes about as long: one finds the gradient of the
+# inputs, the other of the weights. And nearly half of the time goes to everything else: batch norm, ReLU and additions.
+# They hardly have any operations, but they read and write all activations, so the memory is their limit.
+#
+# On several GPUs, look at the all-reduce next. Its bar starts on each device when that
+# device is ready, and ends on all at the same time. If the bars start at different times, the early devices wait for
+# the slowest one. If they start together, their length is the time of the transfer.
 #
 # ## Predict the all-reduce
 #
@@ -332,13 +335,12 @@ lesson_18.traces_of_an_h200()
 # ```
 #
 # With 4 devices, 4 MB, 1 microsecond and 1 GB/s, that's 6 messages of 1 MB: 6 ms and 6 microseconds. On 4,096 devices
-# the bytes take 8 ms, hardly more, because their part levels off at 2 n / W. But now the latencies take 8 ms, too, and
-# they'd take as long for a single number. That's why XLA sends one large message instead of many small ones.
+# the bytes take 8 ms, because their part levels off at 2 n / W. But now the latencies take 8 ms, too, even for a single
+# number. That's why XLA sends one large message instead of many small ones.
 #
 # Real machines aren't one ring. The eight A100s of a node are joined by NVLink, but the nodes are joined by network
 # cards that are twelve times slower. So a library can add up inside the nodes first, and then each GPU sends only its
-# eighth between the nodes. (It can also add up along a tree, in about log N messages.) pmapdp calculates such an
-# all-reduce level by level. Here's ResNet-50, with 64 images on each GPU:
+# eighth between the nodes. pmapdp calculates such an all-reduce level by level. Here's ResNet-50, with 64 images on each GPU:
 
 # %%
 from pmapdp.scaling import RESNET_FLOPS, RESNET_PARAMETERS, RESNET_SHARES, predict
@@ -378,10 +380,7 @@ step_256 = step_8 + 2 * (scatter_256 - scatter_8)
 print(f"predicted {step_8 / step_256:.1%}, reported about 90 %")
 
 # %% [markdown]
-# That's close. (We predict a little too much loss. One reason may be that Goyal et al. overlapped the all-reduce with
-# the backward pass, and the calculation doesn't.)
-#
-# Now NVIDIA's own runs, from 1 to 8 A100s with 256 images on each. In mixed precision one A100 trained 2,470 images per
+# That's close. Now NVIDIA's own runs, from 1 to 8 A100s with 256 images on each. In mixed precision one A100 trained 2,470 images per
 # second, so a step takes 104 ms. On eight of them the all-reduce adds 0.65 ms, as you've just seen.
 #
 # **Predict:** how much of its speed does each GPU lose, by this calculation?
@@ -412,8 +411,8 @@ assert list_operations(average_gradients) == "@ @ @ @ @ @ @ @ sum sum sum"
 assert list_operations(average_loss) == "@ @ @ sum @ @ sum @ @ sum @ sum"
 assert 150 < 4 / 2 * a100.peak["float32"] / a100.memory_bandwidth < 155
 assert b[np.argmax(attainable)] == 166
-better = [abs(predicted - found) < 0.5 * abs(1 - found) for predicted, found in runs.values()]
-assert better == [True, False, False]
+is_better = [abs(predicted - found) < 0.5 * abs(1 - found) for predicted, found in runs.values()]
+assert is_better == [True, False, False]
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -424,9 +423,9 @@ assert better == [True, False, False]
 #
 # </details>
 #
-# So your run may turn out faster or slower than the prediction. But the prediction tells you whether *communication*
-# will be a problem. If your run is slower, something else takes the time: loading data, launching kernels, or waiting
-# for the slowest device. Then look at a profile. [docs/scaling.md](../docs/scaling.md) has all errors.
+# So the prediction tells you whether *communication* will be a problem. If your run is slower, something else takes the
+# time: loading data, launching kernels, or waiting for the slowest device. Then look at a profile.
+# [docs/scaling.md](../docs/scaling.md) has all errors.
 #
 # With a larger per-device batch you lose less, because the computation takes longer and the all-reduce doesn't. But an
 # epoch then has fewer updates, and the loss after an epoch may be worse. More examples per second isn't always more
@@ -445,10 +444,9 @@ assert better == [True, False, False]
 # - The clock runs over a whole epoch, so Python can prepare the next batch while the devices work. `block_until_ready`
 #   waits for the last update, and the median leaves out the first epoch, which compiled.
 # - `FLOPS` counts by hand what the model needs: three products for each layer, and two for the first one, because
-#   nobody needs the gradient of the inputs. (An eighth of it is 0.16 MFLOP. The program prints more for each device,
-#   because `cost_analysis` counts the loss and Adam's update, too.)
+#   nobody needs the gradient of the inputs. (`cost_analysis` counts the loss and Adam's update, too.)
 #
-# Put in `PEAK`, `LATENCY` and `BANDWIDTH` of your machine. (An A100 has a `PEAK` of 156e12 in TF32.)
+# Put in `PEAK`, `LATENCY` and `BANDWIDTH` of your machine.
 #
 # **Predict:** the network has 2,410 parameters. Besides their gradients, three sums for the metrics are all-reduced. How
 # many bytes are that?

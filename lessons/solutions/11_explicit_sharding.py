@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import P
 
 
-def typed(function, x):
+def result_spec(function, x):
     """The PartitionSpec of function(x)."""
     # Tracing is enough: shardings are part of types.
     return jax.eval_shape(function, x).sharding.spec

@@ -6,13 +6,13 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 
-def unstacked(tree, mesh):
+def drop_device_axis(tree, mesh):
     """The tree without its device axis, replicated over the mesh."""
     # On the host an index is a view. On the devices it would send one device's copy to all others.
     return jax.device_put(jax.tree.map(lambda x: x[0], tree), NamedSharding(mesh, PartitionSpec()))
 
 
-def ported(mesh):
+def make_step(mesh):
     """A compiled step: (w, x, y) to (w, loss)."""
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
 

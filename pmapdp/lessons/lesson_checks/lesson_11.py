@@ -17,7 +17,7 @@ def explicit_mesh():
     return jax.set_mesh(jax.make_mesh((N,), ("data",), devices=jax.devices()[:N]))
 
 
-def typed(answer):
+def result_spec(answer):
     """The specs of three results, and nothing computed."""
     with explicit_mesh():
         x = jax.device_put(np.ones((8, 6), np.float32), P("data"))

@@ -6,7 +6,7 @@ Z, GRADIENT = "(x - x.mean(0)) / x.std(0)", "0.1 * jax.grad(lambda w: jnp.square
 BY_HAND = '0.2 * jnp.einsum("bd,b->d", z, z @ w - y, out_sharding=P()) / len(y)'
 
 WRONG = {
-    "typed": [
+    "result_spec": [
         ("trace it only", TYPED, "jax.typeof(function(x))"),
         ("the spec of x.T", TYPED, "x"),
         ("return a PartitionSpec", ".sharding.spec", ""),
@@ -21,7 +21,7 @@ WRONG = {
 }
 
 RIGHT = {
-    "typed": (TYPED, "jax.jit(function).lower(x).out_info"),
+    "result_spec": (TYPED, "jax.jit(function).lower(x).out_info"),
     "fixed_gram": (GRAM, BY_SHARD_MAP.replace("REDUCED", 'jax.lax.psum(x.T @ x, "data")')),
     "normalized_step": (GRADIENT, BY_HAND),
 }

@@ -10,13 +10,13 @@ GATHERED = "x, y = lax.with_sharding_constraint((x, y), replicated)"
 VARIANCE = 'lax.pmean(jnp.square(x - mean).mean(0), "batch")'
 
 WRONG = {
-    "unstacked": [
+    "drop_device_axis": [
         ("still has the shape", "x[0]", "x"),
         ("must have a copy on each", PLACED, "jax.tree.map(lambda x: x[0], tree)"),
         ("still has the shape ()", "x[0]", "x.sum()"),
         ("all 4 copies went onto the devices", PLACED, ON_DEVICES),
     ],
-    "ported": [
+    "make_step": [
         ("is 4.000 times as long", RETURN, AVERAGED, JIT, CHECKED),
         ("own rows", RETURN, 'w - 0.1 * gradient, lax.pmean(value, "batch")', JIT, UNCHECKED),
         ("nobody adds up", "value, gradient =", f"{GATHERED}\n        value, gradient ="),
@@ -30,7 +30,7 @@ WRONG = {
 }
 
 RIGHT = {
-    "unstacked": (PLACED, BY_JIT),
-    "ported": (RETURN, AVERAGED, JIT, UNCHECKED),
+    "drop_device_axis": (PLACED, BY_JIT),
+    "make_step": (RETURN, AVERAGED, JIT, UNCHECKED),
     "corrected_variance": (VARIANCE, 'lax.pmean(jnp.square(x).mean(0), "batch") - jnp.square(mean)'),
 }
