@@ -240,8 +240,7 @@ drawing.overlap("average_gradients", "average_loss")
 #
 # A device computes, and meanwhile it fetches numbers from its memory. Whichever takes longer decides how long the step
 # takes. An A100 does 156 TFLOP/s (TF32) and reads 2.04 TB/s, so it can do 76 operations for each byte that it reads. A
-# layer reads each of its weights once, which is 4 bytes. It uses the weight for b examples, and that's 2 operations for
-# each example.
+# layer reads each weight once, which is 4 bytes, and uses it for b examples, with 2 operations each.
 #
 # **Predict:** from how many examples on is the arithmetic the limit?
 
@@ -360,7 +359,7 @@ for N in (8, 64, 512):
 # model. One number in it can't be calculated: the share of the peak that the network reaches on one device. For
 # ResNet-50 in TF32 it's 15 %, from [NVIDIA's
 # measurement](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
-# of 938 images/s on one A100. Measure yours.
+# of 938 images/s on one A100.
 #
 # ## How wrong is it?
 #
