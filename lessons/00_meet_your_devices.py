@@ -34,8 +34,8 @@
 # jax.config.update("jax_num_cpu_devices", 8)
 # ```
 #
-# The lessons call `devices.simulate(8)`. It does the same, makes sure that JAX has enough threads for eight devices, and
-# tells you what to do if you call it too late. If you have a GPU, `jax.devices()` still lists only the GPU, and
+# The lessons call `devices.simulate(8)`. It does the same, makes sure that JAX has enough threads for eight devices,
+# and tells you what to do if you call it too late. If you have a GPU, `jax.devices()` still lists only the GPU, and
 # `jax.devices("cpu")` lists your eight. The lessons want the eight to come first, so on such a machine start JupyterLab
 # with `JAX_PLATFORMS=cpu jupyter lab`.
 
@@ -190,26 +190,36 @@ lesson_00.same_work_each(seconds)
 #
 # ## How it fails: asking too late
 #
-# Many tutorials set the environment variable `XLA_FLAGS` instead. Let's try both in a fresh Python process, and both
-# too late, after `jax.device_count()` has already looked for devices.
-#
-# **Predict:** which of the two tells you that you've come too late?
+# Many tutorials set the environment variable `XLA_FLAGS` instead. Let's try both, and both too late. For that we need
+# a Python process in which JAX hasn't started yet, and this function runs one:
 
-# %% tags=["prediction"]
+
+# %%
 import os
 import subprocess
 import sys
 
-program = """
+
+def run_python(program):
+    """Run a program in a fresh Python process on the CPU, without JAX settings from outside."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("XLA", "JAX"))}
+    env |= {"JAX_PLATFORMS": "cpu", "PYTHON_COLORS": "0"}
+    return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+
+
+# %% [markdown]
+# In the program below, `jax.device_count()` looks for devices, and we ask for eight of them afterwards.
+#
+# **Predict:** which of the two tells you that you've come too late?
+
+# %% tags=["prediction"]
+run = run_python("""
 import os, jax
 print("at the start:", jax.device_count())  # JAX starts here
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 print("after XLA_FLAGS:", jax.device_count())
 jax.config.update("jax_num_cpu_devices", 8)
-"""
-env = {name: value for name, value in os.environ.items() if not name.startswith(("XLA", "JAX"))}
-env |= {"JAX_PLATFORMS": "cpu", "PYTHON_COLORS": "0"}
-run = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+""")
 print(run.stdout + run.stderr.splitlines()[-1])
 
 # %% tags=["proof"]

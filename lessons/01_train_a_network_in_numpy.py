@@ -107,14 +107,19 @@ def finite_differences(loss, model, step=1e-6):
     return slopes
 
 
+def print_differences(slopes, gradients):
+    """Print how far the gradient of each array is from the measured slopes."""
+    for name in slopes:
+        print(f"{name}: largest difference {abs(slopes[name] - gradients[name]).max():.0e}")
+
+
 random = np.random.default_rng(1)
 small = {"W1": random.normal(size=(5, 4)), "b1": np.zeros(4)}
 small |= {"W2": random.normal(size=(4, 3)), "b2": np.zeros(3)}
 x, y = random.normal(size=(3, 5)), np.array([0, 2, 1])
 slopes = finite_differences(lambda model: eval_step(model, (x, y))["loss"], small)
 gradients = backward(small, x, y, *forward(small, x))
-for name in small:
-    print(f"{name}: largest difference {abs(slopes[name] - gradients[name]).max():.0e}")
+print_differences(slopes, gradients)
 assert all(np.allclose(slopes[name], gradients[name], atol=1e-8) for name in small)
 
 # %% [markdown]
@@ -137,6 +142,25 @@ def wrong_backward(model, inputs, labels, hidden, logits):
     return gradients | {"W1": inputs.T @ g, "b1": g.sum(0)}
 
 
+wrong_gradients = wrong_backward(small, x, y, *forward(small, x))
+print_differences(slopes, wrong_gradients)
+
+# %% tags=["proof"]
+# The asserts behind the answer.
+assert abs(slopes["W1"] - wrong_gradients["W1"]).max() > 1e-3
+assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Only the first layer's gradient is wrong, because we had the second layer's before we came to the ReLU.
+#
+# </details>
+#
+# There was no error. Would you notice the mistake in the loss? Let's train for two epochs with each of the two:
+
+
+# %%
 def training_losses(backward):
     """The loss of each update in two epochs."""
     model, losses = init_model(), []
@@ -148,26 +172,13 @@ def training_losses(backward):
     return losses
 
 
-wrong_gradients = wrong_backward(small, x, y, *forward(small, x))
-for name in small:
-    print(f"{name}: largest difference {abs(slopes[name] - wrong_gradients[name]).max():.0e}")
 right_losses, wrong_losses = training_losses(backward), training_losses(wrong_backward)
 lesson_01.two_losses(right_losses, wrong_losses)
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert abs(slopes["W1"] - wrong_gradients["W1"]).max() > 1e-3
-assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
 assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Only the first layer's gradient is wrong, because we had the second layer's before we came to the ReLU. There's no
-# error, and the loss falls, here even a little faster than with the right gradient. So the loss curve can't show you
-# this mistake, but the finite differences do.
-#
-# </details>
+# With the wrong gradient the loss falls, too, here even a little faster than with the right one. So the loss curve
+# can't show you this mistake, but the finite differences do.
 #
 # ## Digits
 #
@@ -193,14 +204,11 @@ assert (guesses == scans.test[1]).mean() > 0.9
 #
 # ## Eight parts of a batch
 #
-# Here's why this lesson is in the course. Cut a batch of 128 examples into eight parts of 16, run the backward pass on
-# each part alone, and take the mean of the eight mean gradients. Then do the same with one part of 58 examples and
-# seven parts of 10.
-#
-# **Predict:** which of the two is the mean gradient of all 128?
+# Here's why this lesson is in the course: you can run the backward pass on each part of a batch alone. This function
+# takes some rows of the training data, and computes in float64, so that rounding won't matter.
 
 
-# %% tags=["prediction"]
+# %%
 def mean_gradient(model, rows):
     """The mean gradient of W1 over some rows of the training data."""
     inputs, labels = train_data[0][rows].astype(np.float64), train_data[1][rows]
@@ -209,6 +217,14 @@ def mean_gradient(model, rows):
 
 
 model = {name: w.astype(np.float64) for name, w in init_model().items()}
+
+# %% [markdown]
+# Now cut a batch of 128 examples into eight parts of 16, and take the mean of their eight mean gradients. Then do the
+# same with one part of 58 examples and seven parts of 10.
+#
+# **Predict:** which of the two is the mean gradient of all 128?
+
+# %% tags=["prediction"]
 rows = np.arange(128)
 whole = mean_gradient(model, rows)
 equal = [mean_gradient(model, part) for part in np.split(rows, 8)]

@@ -67,14 +67,9 @@ lesson_03.step()
 #
 # A Flax module looks like a PyTorch module: layers are attributes, and `__call__` is the forward pass. Only the seed is
 # new. You pass it in, because JAX has no global random state that the initial weights could come from.
-#
-# Since Flax 0.11 a module is also a **pytree**, like the dictionary of lesson 02. JAX finds the arrays in it by itself,
-# so you can hand a whole module to `jax.grad`.
-#
-# **Predict:** what does `jax.grad` return here, a list of arrays, a dictionary, or something else?
 
 
-# %% tags=["prediction"]
+# %%
 class Network(nnx.Module):
     def __init__(self, rngs):
         self.hidden = nnx.Linear(64, 32, rngs=rngs)
@@ -85,6 +80,14 @@ class Network(nnx.Module):
 
 
 model = Network(nnx.Rngs(0))
+
+# %% [markdown]
+# Since Flax 0.11 a module is also a **pytree**, like the dictionary of lesson 02. JAX finds the arrays in it by itself,
+# so you can hand a whole module to `jax.grad`.
+#
+# **Predict:** what does `jax.grad` return here, a list of arrays, a dictionary, or something else?
+
+# %% tags=["prediction"]
 gradients = jax.grad(lambda model, inputs: model(inputs).mean())(model, jnp.ones((128, 64)))
 print(type(gradients).__name__)
 for path, array in jax.tree.leaves_with_path(gradients):
@@ -183,12 +186,10 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 #
 # The clouds overlap, so even if you knew the ten centres, you'd get only 92 % of the points right. Still, the loss on
 # the training data has fallen in every epoch. Let's train six times as long, and watch a third data set that we don't
-# train on, the **validation set**.
-#
-# **Predict:** does its loss keep falling, too?
+# train on, the **validation set**. Here it is, with a function that evaluates the network on any data set:
 
 
-# %% tags=["prediction"]
+# %%
 def evaluate(state, data):
     """Mean loss and accuracy over all examples of a data set."""
     all_sums = [eval_step(state, place_batch(batch)) for batch in batches(*data, seed=0)]
@@ -197,7 +198,13 @@ def evaluate(state, data):
 
 
 validation_data = make_clouds(1_000, seed=3)
-state, curve = place_state(init_state()), []
+
+# %% [markdown]
+# **Predict:** does the validation loss keep falling, too?
+
+# %% tags=["prediction"]
+state = place_state(init_state())
+curve = []
 for epoch in range(30):
     for batch in batches(*train_data, seed=epoch):
         state, _ = train_step(state, place_batch(batch))
@@ -276,8 +283,8 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 #
 # Solutions, with reasons: [solutions/03_train_with_flax_and_optax.py](solutions/03_train_with_flax_and_optax.py).
 #
-# 1. `decay_weights` (3 minutes): return the pytree `params` with every array multiplied by `factor`, except biases, which are
-#    the arrays with one axis. <details><summary>Hint</summary><code>jax.tree.map</code> and
+# 1. `decay_weights` (3 minutes): return the pytree `params` with every array multiplied by `factor`, except biases,
+#    which are the arrays with one axis. <details><summary>Hint</summary><code>jax.tree.map</code> and
 #    <code>array.ndim</code>.</details>
 # 2. `make_step` (10 minutes): the training step. Return a function `step(model, optimizer_state, x, y)`. It returns
 #    `(model, optimizer_state, loss)` after one update, and the loss is the mean squared error of the model's outputs.

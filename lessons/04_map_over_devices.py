@@ -146,10 +146,10 @@ lesson_04.mesh_and_specs()
 #
 # include the difference of 03_flax.py and 04_evaluate.py
 #
-# You still train on one device. After each epoch, `place_state` copies the state to all eight. Every device needs all of
-# it, so it has `None` in `in_axes`, and the batch is split. `pmap` wants exactly one row for each device, so
-# `place_batch` cuts `[128, 64]` into `[8, 16, 64]`, and each device gets a batch of 16 points. Every sum comes back with
-# a device axis, `[8]`, and `report` adds up the eight numbers.
+# You still train on one device. After each epoch, `place_state` copies the state to all eight. Every device needs all
+# of it, so it has `None` in `in_axes`, and the batch is split. `pmap` wants exactly one row for each device, so
+# `place_batch` cuts `[128, 64]` into `[8, 16, 64]`, and each device gets a batch of 16 points. Every sum comes back
+# with a device axis, `[8]`, and `report` adds up the eight numbers.
 #
 # Don't keep `copies` for later, though. Device 0 didn't need a copy, so there `copies` shares the state's memory, and
 # the next `train_step` gives that memory away (lesson 03). If you then read `copies`, you get "Array has been deleted".
@@ -204,24 +204,35 @@ assert np.array_equal(sums["correct"], (weights * is_right).reshape(8, 16).sum(1
 # you never said where it should be, as in `jnp.ones(3)`, it's uncommitted, and JAX moves it to where it's needed. NumPy
 # arrays behave like uncommitted ones.
 #
-# Let's commit an array to device 5 and ask for it elsewhere.
+# Let's commit an array to device 5 and ask for it elsewhere. This function reports what happens:
+
+
+# %%
+import textwrap
+
+
+def outcome(compute):
+    """Return as text on how many devices `compute()` runs, or the error that it raises."""
+    try:
+        return f"runs on {len(compute().devices())} devices"
+    except ValueError as error:
+        return textwrap.fill(f"ValueError: {error}", 100)
+
+
+# %% [markdown]
+# Three lines ask for the array on device 5: a sum, a `pmap` that splits it, and a `pmap` that copies it.
 #
-# **Predict:** which of the three lines raise an error?
+# **Predict:** which of the three raise an error?
 
 # %% tags=["prediction"]
 on_5 = jax.device_put(xs, jax.devices()[5])
-lines = {
-    "on_5 + an array on device 1": lambda: on_5 + jax.device_put(xs, jax.devices()[1]),
-    "pmap with in_axes=0": lambda: jax.pmap(jnp.sum)(on_5),
-    "pmap with in_axes=None": lambda: jax.pmap(jnp.vdot, in_axes=(None, 0))(on_5[0], xs),
+outcomes = {
+    "on_5 + an array on device 1": outcome(lambda: on_5 + jax.device_put(xs, jax.devices()[1])),
+    "pmap with in_axes=0": outcome(lambda: jax.pmap(jnp.sum)(on_5)),
+    "pmap with in_axes=None": outcome(lambda: jax.pmap(jnp.vdot, in_axes=(None, 0))(on_5[0], xs)),
 }
-outcomes = {}
-for name, line in lines.items():
-    try:
-        outcomes[name] = f"runs on {len(line().devices())} devices"
-    except ValueError as error:
-        outcomes[name] = f"ValueError: {error}"
-    print(f"{name}: {outcomes[name]}\n")
+for name, text in outcomes.items():
+    print(f"{name}: {text}\n")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
@@ -278,8 +289,6 @@ assert np.array_equal(lie.addressable_shards[7].data, xs[7])
 # **Predict:** which of 6, 12 and 16 rows run on our eight devices?
 
 # %% tags=["prediction"]
-import textwrap
-
 devices_used = {}
 for number in (6, 12, 16):
     ones = np.ones((number, 10), np.float32)

@@ -205,7 +205,8 @@ lesson_05.loss_curves(losses_1, losses_8)
 
 # %% [markdown]
 # The two curves lie on top of each other. Below them you see their difference. It stays below a millionth, and with its
-# seven digits float32 can't do much better. The models agree just as well:
+# seven digits float32 can't do much better. The models agree just as well, and the eight devices' copies of the model
+# are equal to the last bit:
 
 
 # %%
@@ -215,9 +216,15 @@ def distance(model, other):
     return optax.tree.norm(jax.tree.map(np.subtract, model, other))
 
 
+def copies(array):
+    """Each device's copy of a replicated array: [N, ...]."""
+    return np.stack([shard.data for shard in array.addressable_shards])
+
+
 print(f"the model moved by {distance(model_1, init_state()[0]):.3f}")
 print(f"one device and eight differ by {distance(model_1, model_8):.0e}")
 assert distance(model_1, model_8) < 1e-5
+assert all((copies(array) == copies(array)[0]).all() for array in jax.tree.leaves(model_8))
 
 # %% [markdown]
 # ## Mistake 2: no all-reduce
@@ -227,13 +234,7 @@ assert distance(model_1, model_8) < 1e-5
 #
 # **Predict:** how would you notice: by an error, by the loss, or not at all?
 
-
 # %% tags=["prediction"]
-def copies(array):
-    """Each device's copy of a replicated array: [N, ...]."""
-    return np.stack([shard.data for shard in array.addressable_shards])
-
-
 axes = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
 forgetful_step = jax.pmap(one_device_step, **axes)
 (local_model, _), losses = train(forgetful_step, place_state(init_state()), split_batches)
@@ -275,7 +276,6 @@ assert local.tolist() == [-2, -6]
 assert losses[-1] < losses[0]
 assert kernel.is_fully_replicated
 assert np.unique(copies(kernel)[:, 0, 0]).size == 8
-assert all((copies(array) == copies(array)[0]).all() for array in jax.tree.leaves(model_8))
 
 # %% [markdown]
 # ## Mistake 3: a sum for a mean
@@ -286,7 +286,7 @@ assert all((copies(array) == copies(array)[0]).all() for array in jax.tree.leave
 # **Predict:** by what factor is the update too large?
 
 
-# %% tags=["prediction"]
+# %%
 def psum_step(state, batch):
     model, optimizer_state = state
     gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
@@ -296,6 +296,7 @@ def psum_step(state, batch):
     return (optax.apply_updates(model, updates), optimizer_state), lax.psum(sums, "data")
 
 
+# %% tags=["prediction"]
 distances = {}
 for name, step in {"pmean": train_step, "psum": jax.pmap(psum_step, **axes)}.items():
     (model, _), _ = step(place_state(init_state()), split_batches[0])

@@ -102,11 +102,6 @@ for N in (2, 4, 8, 64):
     shares[N] = bytes_sent / vectors.nbytes
     print(f"{N:2d} devices: each sends {shares[N]:.3f} times its vector, in {2 * (N - 1)} steps")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-for N, share in shares.items():
-    assert np.isclose(share, 2 * (N - 1) / N)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -122,11 +117,9 @@ for N, share in shares.items():
 # the whole formula. For the links below we take their vendors' peak bandwidths and typical latencies. (A TPU sends in
 # both directions along an axis of its torus, so its figure counts two links.) Real ones are worse, as you'll see in a
 # minute.
-#
-# **Predict:** for which network is the latency more important than the bandwidth, a small one or a large one?
 
 
-# %% tags=["prediction"]
+# %%
 def ring_seconds(size, N, latency, bandwidth):
     """Time of an all-reduce of `size` bytes: for the latencies, and for the bytes."""
     steps = 2 * (N - 1)
@@ -141,6 +134,13 @@ links = {  # seconds until the first byte, bytes per second that a device can se
 }
 parameters = {"lesson 05": 2_410, "ResNet-50": 25_600_000, "7 billion": 7_000_000_000}
 networks = {name: 4 * number for name, number in parameters.items()}  # bytes in float32
+
+# %% [markdown]
+# Now let's average the gradients of three networks over eight devices, on each of these links.
+#
+# **Predict:** for which network is the latency more important than the bandwidth, a small one or a large one?
+
+# %% tags=["prediction"]
 for link, (latency, bandwidth) in links.items():
     for network, size in networks.items():
         wait, send = ring_seconds(size, 8, latency, bandwidth)
@@ -148,7 +148,9 @@ for link, (latency, bandwidth) in links.items():
         print(f"{link:31s} {network:10s} {1e3 * (wait + send):10,.3f} ms, mostly {larger}")
 
 # %% tags=["proof"]
-# The asserts behind the answer, and behind the first paragraph.
+# The asserts behind the last two answers, and behind the first paragraph.
+for N, share in shares.items():
+    assert np.isclose(share, 2 * (N - 1) / N)
 assert 0.14 < sum(ring_seconds(networks["ResNet-50"], 8, *links["Ethernet, 10 Gbit/s"])) < 0.15
 for link in links.values():
     small, large = (ring_seconds(networks[name], 8, *link) for name in ("lesson 05", "7 billion"))
@@ -231,10 +233,6 @@ lowered = average.lower(gradients)  # what the compiler gets
 count_before = lowered.as_text().count("stablehlo.all_reduce")
 count_after = lowered.compile().as_text().count(" all-reduce(")
 print("before compiling:", count_before, "| after:", count_after)
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert (count_before, count_after) == (4, 1)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -355,7 +353,8 @@ except NameError as error:
     print(outcome)
 
 # %% tags=["proof"]
-# The asserts behind the last two answers.
+# The asserts behind the last answers.
+assert (count_before, count_after) == (4, 1)
 np.testing.assert_allclose(outputs, results["psum"], rtol=1e-6)
 assert outcome.startswith("NameError")
 

@@ -46,8 +46,10 @@ def jit_or_not(times: dict[str, np.ndarray]) -> None:  # milliseconds [without, 
 
 
 @drawing.picture
-def gradients(each: np.ndarray, of_mean: np.ndarray) -> None:  # [examples, 2], [2]
+def gradients(each: np.ndarray, of_mean: np.ndarray) -> None:  # with respect to b1: [examples, 32], [32]
     """Dots, one an example, are scattered widely; a cross marks their mean, away from 0, and a circle around it the gradient of the mean loss."""
+    units = np.array([11, 27])
+    each, of_mean = each[:, units], of_mean[units]
     plt.figure(figsize=(5, 3))
     plt.plot(*each.T, ".", color=drawing.INK, alpha=0.6, label="an example's gradient")
     plt.plot(*each.mean(0), "x", color=drawing.ACCENT, markersize=11, markeredgewidth=3, label="their mean")
