@@ -37,6 +37,7 @@ from jax import lax
 
 from pmapdp.lessons.pictures import lesson_02
 
+
 def time_call(function, *arguments):
     """Return the seconds that one call takes, until its result is there."""
     start = time.perf_counter()

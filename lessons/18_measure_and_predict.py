@@ -35,7 +35,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmapdp import devices
-from pmapdp.lessons import drawing
 from pmapdp.lessons.pictures import lesson_18
 
 devices.simulate(8)  # before any other use of JAX
@@ -148,6 +147,7 @@ from jax import P  # short for PartitionSpec
 from jax.sharding import Mesh, NamedSharding
 
 from pmapdp.compare.collectives import collectives  # reads the all-reduces from a compiled program
+from pmapdp.lessons import drawing
 
 shapes = {"W1": (784, 512), "W2": (512, 512), "W3": (512, 10)}
 params = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
