@@ -78,14 +78,14 @@ def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made():
     """The model is built on the host; the largest array in the program that makes the optimizer state is a shard."""
     task = Task(entry.built("mlp"), optax.adam(1e-3))
     fitted = fit_layout(jax.devices()[:8], task, (28, 28, 1), **MODEL, shard_state="parameters")
-    shardings, params = fitted.state(task), task.arrays_of(task.model)[0]
+    shardings, params = fitted.state_sharding(task), task.arrays_of(task.model)[0]
     params = jax.device_put(params, shardings.params)
     program = jax.jit(task.optimizer.init, out_shardings=shardings.optimizer_state).lower(params).compile()
     sizes = [
         int(np.prod([int(size) for size in shape.split(",") if size] or [1]))
         for shape in re.findall(r"\b[fsu]\d+\[([\d,]*)\]", program.as_text())
     ]
-    state = create_state(task, fitted.state(task))
+    state = create_state(task, fitted.state_sharding(task))
     parts = [shard.data.size for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
     assert max(parts) < 784 * 512
     assert max(parts) <= max(sizes) <= 1.01 * max(parts)
