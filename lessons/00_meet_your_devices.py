@@ -17,9 +17,9 @@
 #
 # You want to train on eight GPUs, and all you have is a laptop. That's enough to start, because JAX can pretend that
 # one CPU is eight devices. You can split arrays over them, average gradients, lose a process, and make every mistake in
-# this course. Right programs give the results they'd give on eight GPUs, and wrong ones go wrong in the same way. Only
-# the speed and the memory are different. In this lesson you'll get your eight devices and put arrays on them, and
-# you'll meet the one mistake that leaves you with a single device and no error.
+# this course. Right programs give the results they'd give on eight GPUs, up to rounding, and wrong ones go wrong in the
+# same way. Only the speed and the memory are different. In this lesson you'll get your eight devices and put arrays on
+# them, and you'll meet the one mistake that leaves you with a single device and no error.
 #
 # **You will** start JAX with eight simulated devices, say which device holds an array and which one computes, and know
 # what a simulation can't tell you. 15 minutes, 30 with exercises. You need Python and NumPy.
@@ -36,8 +36,8 @@
 #
 # The lessons call `devices.simulate(8)`. It does the same, makes sure that JAX has enough threads for eight devices,
 # and tells you what to do if you call it too late. If you have a GPU, `jax.devices()` still lists only the GPU, and
-# `jax.devices("cpu")` lists your eight. The lessons want the eight to come first, so on such a machine start JupyterLab
-# with `JAX_PLATFORMS=cpu jupyter lab`.
+# `jax.devices("cpu")` lists your eight. The lessons use JAX's default devices, so on such a machine make the eight the
+# default: start JupyterLab with `JAX_PLATFORMS=cpu jupyter lab`.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -169,8 +169,8 @@ lesson_00.one_array({name: per_device(array) for name, array in arrays.items()})
 # So a simulation can tell you that a program is **right**, but never how **fast** it will be. See for yourself: we give
 # one, two, four and eight devices the same amount of work each, and time it. On GPUs, all four bars would be about
 # equally high, because the GPUs would work at the same time. Here they share your cores, so eight devices take much
-# longer than one. (If your machine is busy with other things, the bars wobble. So we time all four in turn, 15 times,
-# and draw the fastest.)
+# longer than one. (Other programs on your machine disturb the clock. So we time all four in turn, 15 times, and draw
+# the fastest time of each.)
 
 # %%
 import time
@@ -186,12 +186,13 @@ for _ in range(15):  # the first round compiles
 lesson_00.same_work_each(seconds)
 
 # %% [markdown]
-# (How many threads a simulation needs is a story of its own: [Simulated devices](../docs/simulated_devices.md).)
+# (Simulated devices that wait for each other need enough threads, or the program aborts. How many, you'll find in
+# [Simulated devices](../docs/simulated_devices.md).)
 #
 # ## How it fails: asking too late
 #
-# Many tutorials set the environment variable `XLA_FLAGS` instead. Let's try both, and both too late. For that we need
-# a Python process in which JAX hasn't started yet, and this function runs one:
+# Many tutorials set the environment variable `XLA_FLAGS` instead. Let's try the variable and our setting, each of them
+# too late. For that we need a Python process in which JAX hasn't started yet, and this function runs one:
 
 
 # %%

@@ -60,8 +60,9 @@ print("loss:", -np.log(p[3]).round(3))
 #
 # ## Backward
 #
-# The backward pass goes from the loss back to the weights. It carries one array along, `g`, which says how much the
-# loss changes if you change the activations at that place. Three rules are all you need:
+# The backward pass goes from the loss back to the weights. It carries one array along, `g`: the gradient with respect
+# to the activations that it has reached, or how fast the loss changes if you change one of them. Three rules are all
+# you need:
 #
 # 1. **At the logits,** g is the probabilities, minus 1 at the right class.
 # 2. **At a layer** `h @ W + b`: the gradient of W is `h.T @ g`, the gradient of b is the sum of g over the examples,
@@ -99,8 +100,9 @@ def finite_differences(loss, model, step=1e-6):
     slopes = {name: np.zeros_like(array) for name, array in model.items()}
     for name, array in model.items():
         for index in np.ndindex(array.shape):
-            above, below = array.copy(), array.copy()
+            above = array.copy()
             above[index] += step
+            below = array.copy()
             below[index] -= step
             rise = loss(model | {name: above}) - loss(model | {name: below})
             slopes[name][index] = rise / (2 * step)
@@ -153,7 +155,7 @@ assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only the first layer's gradient is wrong, because we had the second layer's before we came to the ReLU.
+# W1, and b1 with it. The backward pass has the gradient of W2 before it comes to the ReLU, so W2 is still right.
 #
 # </details>
 #
@@ -177,8 +179,8 @@ lesson_01.two_losses(right_losses, wrong_losses)
 assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 
 # %% [markdown]
-# With the wrong gradient the loss falls, too, here even a little faster than with the right one. So the loss curve
-# can't show you this mistake, but the finite differences do.
+# With the wrong gradient the loss falls, too, and here even a little faster. So the loss curve can't show you this
+# mistake. Finite differences can.
 #
 # ## Digits
 #
@@ -241,7 +243,7 @@ assert abs(np.mean(unequal, axis=0) - whole).max() > 1e-3
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The equal parts' is, up to rounding in the seventeenth decimal: **the mean of the means is the mean.**
+# The mean over equal parts is, up to rounding in the seventeenth decimal: **the mean of the means is the mean.**
 # Each bar is the same weight's gradient on another part. The parts don't even agree about its sign, but their mean is
 # the gradient of the whole batch. With unequal parts you're off by 0.1, because an example in a small part counts more
 # than one in the large part.

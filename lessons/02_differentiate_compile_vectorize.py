@@ -18,7 +18,7 @@
 # In lesson 01 you derived a backward pass for two layers. A transformer has hundreds, and whenever you changed one
 # you'd have to start over. In this lesson the backward pass disappears from your program, because JAX derives it, and
 # the program still prints the same numbers. Then you'll compile your step, and elementwise code gets several times
-# faster. All of that has one price. Your functions must be pure: the result depends on the arguments alone, and the
+# faster. All of that has one price: your functions must be **pure**. The result depends on the arguments alone, and the
 # function changes nothing else. Most of what people curse about JAX follows from this one rule, so we'll walk into the
 # traps on purpose.
 #
@@ -142,9 +142,9 @@ lesson_02.five_calls(batch_sizes, seconds)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Twice, once for each shape, and a new dtype would cost a third time. These two calls take a hundred times as long as
-# the others, or more, so you can hardly see the other bars. That makes the small last batch of an epoch expensive, and
-# lesson 03 will pad it.
+# Twice, once for each shape, and a new dtype would cost a third time. These two calls take about a hundred times as
+# long as the others, or far more, so you can hardly see the other bars. That makes the small last batch of an epoch
+# expensive, and lesson 03 will pad it.
 #
 # </details>
 #
@@ -152,7 +152,7 @@ lesson_02.five_calls(batch_sizes, seconds)
 #
 # The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Here are five layers in a Python
 # loop, and five layers with `lax.scan`, which repeats a function from (state, input) to (new state, output). (To keep
-# the lists short, a layer is only its activation. It has neither input nor output, hence `_` and `None`.)
+# the lists short, a layer is only its activation. It changes the state and needs no more, hence `_` and `None`.)
 #
 # **Predict:** how many times does `tanh` appear in each jaxpr?
 
@@ -362,7 +362,7 @@ lesson_02.jit_or_not(times)
 #
 # GELU, by far. Without `jit` each of its eight operations reads at least a million numbers from memory and writes a
 # million back. Compiled, they become one loop that reads and writes once, which is called **fusion**. A matrix product
-# keeps the processor busy by itself, so there's little to gain. A network has both, so you compile the whole step.
+# keeps the processor busy by itself, so there's much less to gain. A network has both, so you compile the whole step.
 #
 # </details>
 #

@@ -123,7 +123,7 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # </details>
 #
-# You can also put several steps in a row: `optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))` clips the
+# You can also chain several such pairs: `optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))` clips the
 # gradients and then hands them to Adam. Here `schedule` is a function that gets the number of the update and returns
 # the learning rate, such as `optax.cosine_decay_schedule(3e-3, 200)`.
 #
@@ -171,7 +171,7 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # - `np.resize` fills the last batch up with copies of its own rows. Their weight 0 keeps them out of every sum.
 # - `place_state` and `place_batch` do next to nothing yet. They put arrays on the one device you have, and in lesson 04
 #   they'll put them on eight.
-# - `donate_argnums=0` lets XLA write the new state over the old one, so you never hold two copies in memory.
+# - `donate_argnums=0` lets XLA write the new state over the old one, so you don't hold two states in memory.
 # - The loop doesn't look at `sums` until the epoch is over, because JAX returns before a step is computed: while the
 #   device works, Python already prepares the next batch. If you printed the loss in every step, Python would have to
 #   wait for it.
@@ -231,8 +231,8 @@ assert curve[-1, 1] > 0.95 > curve[-1, 3]
 #
 # So stop where the validation loss is lowest. Make all your choices (when to stop, how large the network is, which
 # learning rate) with the validation set, and **touch the test set once, at the end.** A number that you've tuned on
-# looks better than it is. (Our program prints its test loss after every epoch, but we choose nothing by it. It's there
-# so that you can compare the program's versions.)
+# looks better than it is. (Our program prints its test loss after every epoch, but we make no choice with it. It's
+# there so that you can compare the program's versions.)
 #
 # ## How it fails
 #

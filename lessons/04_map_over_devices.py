@@ -18,7 +18,7 @@
 # In lesson 02, `vmap` ran your function for every row of a batch, on one device. Change one letter, and the rows run on
 # eight devices at the same time: `pmap`. That's the shortest way from one device to many, and in lesson 05 you'll train
 # with it. But first you need to know who gets which part of an array, who gets a copy, and what JAX believes without
-# checking. The last one is dangerous, because nothing raises an error if it's wrong.
+# checking. That's the dangerous part, because nothing raises an error if JAX believes something wrong.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
 # test lesson 03's network on eight devices. 25 minutes, 45 with exercises. You need
@@ -220,7 +220,8 @@ def outcome(compute):
 
 
 # %% [markdown]
-# Three lines ask for the array on device 5: a sum, a `pmap` that splits it, and a `pmap` that copies it.
+# Three lines use the array of device 5: a sum with an array on device 1, a `pmap` that splits it, and a `pmap` that
+# copies it.
 #
 # **Predict:** which of the three raise an error?
 
@@ -286,7 +287,7 @@ assert np.array_equal(lie.addressable_shards[7].data, xs[7])
 #
 # So far we had one row for each device. Let's give `pmap` too few and too many.
 #
-# **Predict:** which of 6, 12 and 16 rows run on our eight devices?
+# **Predict:** does it run with 6 rows? With 12? With 16?
 
 # %% tags=["prediction"]
 devices_used = {}

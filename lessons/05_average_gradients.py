@@ -123,7 +123,7 @@ for average in (mean_of_means, mean_of_sums):
 #
 # include program/03_flax.py
 #
-# And here's everything that changes for eight devices. The lines with a - go, and the lines with a + come.
+# And here's everything that changes for eight devices. A line with a - is removed, and a line with a + is new.
 #
 # include the difference of 03_flax.py and 05_pmap.py
 #
@@ -312,9 +312,9 @@ for name, step in {"pmean": train_step, "psum": jax.pmap(psum_step, **axes)}.ite
 #
 # </details>
 #
-# So don't judge by the loss curve. **Compare an update with the update of one device**, on a batch with some padding.
-# That finds all three mistakes so far. (Without padding, even a mean of means is right.) `pmapdp.verify` makes this
-# comparison for your own step, and names the mistake.
+# So don't judge by the loss curve. **Compare an update with the update of one device**, on a batch with some padding,
+# and with SGD. That finds all three mistakes so far. (Without padding, even a mean of means is right, and Adam would
+# hide this last one.) `pmapdp.verify` makes this comparison for your own step, and names the mistake.
 #
 # ## Mistake 4: one device's metrics
 #
@@ -339,8 +339,8 @@ assert example_counts == {"with psum": 1000, "without": 128}
 # <details><summary>Answer</summary>
 #
 # 128, sixteen from each of eight batches. `out_axes=None` returns what device 0 has, and device 0 saw an eighth of each
-# batch. The loss and the accuracy look perfectly reasonable, and only the count gives the mistake away. So print it
-# once.
+# batch. The loss and the accuracy look perfectly reasonable, and only the count gives the mistake away. So print the
+# count at least once.
 #
 # </details>
 #
@@ -425,7 +425,7 @@ for exercise in (step, global_gradient, fixed_clipping):
 # - Split the batch, compute gradients where the examples are, average them with one `lax.pmean`, and let every device
 #   make the same update. It's the update that one device would make on the whole batch.
 # - Average sums and counts, and divide once, because means of means are wrong as soon as a batch is ragged.
-# - A missing all-reduce and a sum for a mean raise no error. So compare an update with the update of one device.
+# - A missing all-reduce and a sum for a mean raise no error. So compare an SGD update with the update of one device.
 #
 # You now know the heart of pmapdp's trainer. This is where you find your functions in it:
 #

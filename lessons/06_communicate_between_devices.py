@@ -164,8 +164,9 @@ for link in links.values():
 #
 # </details>
 #
-# So if everything else waits, one message with all gradients is cheaper than one for each layer. (For small messages on
-# many devices, libraries also use algorithms with fewer steps: trees, or the butterfly of exercise 2.)
+# So if the devices do nothing else meanwhile, one message with all gradients is cheaper than one for each layer. (For
+# small messages on many devices, libraries also use algorithms with fewer steps: trees, or the butterfly of exercise
+# 2.)
 #
 # ## Does the formula hold?
 #
@@ -205,8 +206,9 @@ for size, seconds in h100_seconds.items():
 # messages to fill the links. That's why this lesson began with a millisecond for a ResNet-50, and not with the table's
 # 0.43. So measure an all-reduce or two on your own machine, and put *those* numbers into the formula.
 #
-# One thing isn't in it at all: the batch. If you double the per-device batch, the computation takes twice as long and
-# the all-reduce takes the same, so its *share* of the step falls. That's the first way to live with a slow link.
+# One thing isn't in the formula at all: the batch. If you double the per-device batch, the computation takes about
+# twice as long and the all-reduce as long as before, so its *share* of the step falls. That's the first way to live
+# with a slow link.
 #
 # ## The second way: overlap
 #
@@ -223,8 +225,8 @@ drawing.overlap("merged", "overlapped")
 # If you merge everything, you pay the latency only once, but then nothing is left to overlap with. To overlap, you need
 # at least two all-reduces, and hardware that can send while it computes. What does XLA do on our CPU?
 #
-# **Predict:** we average four arrays, as lesson 05's program does, so JAX hands four all-reduces to the compiler. How
-# many come out?
+# **Predict:** we average four arrays, as many as lesson 05's network has, so JAX hands four all-reduces to the
+# compiler. How many does the compiled program have?
 
 # %% tags=["prediction"]
 gradients = [np.ones((8, *shape), np.float32) for shape in ((64, 32), (32,), (32, 10), (10,))]
@@ -253,14 +255,15 @@ print("before compiling:", count_before, "| after:", count_after)
 lesson_06.collectives()
 
 # %% [markdown]
-# Here they all are, on the four vectors from above. Take the cell home as a reference: the comments say which shape
-# each result has on one device, and the second half says the same in NumPy and checks it.
+# Here are all seven, on the four vectors from above, and `axis_index`, which tells a device its number. Take the cell
+# home as a reference: the comments say which shape each result has on one device, and the second half says the same in
+# NumPy and checks it.
 #
 # **Predict:** what does device 1 get from `psum_scatter`?
 
 
 # %% tags=["take-home", "prediction"]
-"""Call every collective on four devices, and compare it with NumPy."""
+"""Call seven collectives on four devices, and compare them with NumPy."""
 
 import os
 
@@ -425,7 +428,7 @@ for exercise in (broadcast, butterfly_sum, fixed_softmax):
 # ## Take away
 #
 # - In a ring all-reduce nobody sends more than two vectors, in 2 (N - 1) messages. Its time is the latencies plus the
-#   bytes over the bandwidth, and both are worse than the vendor's figures.
+#   bytes over the bandwidth, and you won't get all of the bandwidth that the vendor promises.
 # - An all-reduce is a reduce-scatter and an all-gather. Collectives name the mapped axis, and all devices must reach
 #   them.
 # - The cost doesn't depend on the batch. A large per-device batch makes its share small, and overlap can hide it.

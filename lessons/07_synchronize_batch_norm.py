@@ -16,8 +16,8 @@
 #
 # Put one layer of batch norm into the program from lesson 05, and eight devices no longer train the network that one
 # device trains. Batch norm uses the mean of the batch, but each of your eight devices sees only an eighth of it. In
-# this lesson you'll write a batch norm that doesn't care how many devices there are. Then you'll take one that forgot
-# its all-reduce, and watch the eight copies of its running mean drift apart.
+# this lesson you'll write a batch norm that doesn't care how many devices there are. Then you'll train with a layer
+# that forgot its all-reduce, and watch the eight copies of its running mean drift apart.
 #
 # **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
 # layer is enough, and count what synchronizing costs. 25 minutes, 45 with exercises. You need [05 Average
@@ -110,8 +110,8 @@ print("Flax finds", flax_means)
 # </details>
 #
 # So Flax's layer is right as long as every device has the same number of real examples. If you drop the ragged last
-# batch, use it, and you're done. If you want to keep every example, you need sums and counts, as for the loss: each
-# device adds up its values and counts them, `pmean` averages both, and we divide once.
+# batch, you can use Flax's layer, and you're done. If you want to keep every example, you need sums and counts, as for
+# the loss: each device adds up its values and counts them, `pmean` averages both, and we divide once.
 
 # %%
 lesson_07.sums_and_counts()
@@ -157,7 +157,7 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 #   must leave alone. `jax.grad` would differentiate with respect to both. Flax's `nnx.grad` takes only the parameters,
 #   and lets the layer write its new averages into `model`.
 # - `nnx.state` picks the parameters for the optimizer, and `nnx.update` writes the new ones into `model`. That's still
-#   a pure function from outside, because inside `pmap` the step works on a model of its own.
+#   a pure function from outside, because it works on its own copy of the model, and returns that copy.
 # - `train_step` doesn't average the running averages over the devices, because they're equal already.
 # - The last lines look at all eight copies of the running mean. In a minute you'll see why that's worth a look.
 
@@ -166,8 +166,9 @@ lesson_07.all_reduces()
 
 # %% [markdown]
 # So each update waits for three all-reduces. (The picture shows four of your eight devices.) You wrote the first one,
-# in the layer, and the third is lesson 05's. The second you didn't write at all: the mean depends on the examples of
-# all devices, so JAX needs an all-reduce to differentiate through `pmean`. Here's the whole program.
+# in the layer, and the third is lesson 05's. The second you didn't write at all. Each example has changed the mean that
+# all devices use, so its gradient needs a term from every device. JAX puts in the all-reduce that adds them up when it
+# differentiates `pmean`. Here's the whole program.
 
 # %% tags=["take-home"]
 # include program/07_batch_norm.py
@@ -218,7 +219,8 @@ print(f"one device and eight differ by {distance(model_1, model_8):.0e}")
 assert distance(model_1, model_8) < 1e-4
 
 # %% [markdown]
-# They agree, so the gradients agree as well, although you wrote no backward pass for the all-reduce.
+# They agree, so the gradients agree as well, although you wrote no backward pass for the all-reduce. (Why 37?
+# Most of it is the 32 running variances. They start at 1 and end near 7, because that's the variance of the inputs.)
 #
 # ## The mistake: forget the axis
 #
@@ -289,10 +291,12 @@ assert local_model.norm.mean[...].is_fully_replicated
 #
 # ## What it costs
 #
-# Batch norm can't normalize before its all-reduce is done, and the next layer needs its result. So this all-reduce
-# can't be overlapped with anything: the devices wait.
+# Batch norm can't normalize before its all-reduce is done, and the next layer needs its result. So in a network like
+# ours, where one layer follows the other, there's nothing to compute meanwhile: the devices wait.
 #
-# **Predict:** how many more all-reduces does the synchronized step have than the local one?
+# The picture above has three all-reduces. But lesson 06 showed that XLA can merge several into one.
+#
+# **Predict:** in the compiled programs, how many more does the synchronized step have than the local one?
 
 # %% tags=["prediction"]
 local_step = train_step.lower(init_state(), cut(all_batches[0], 8))
@@ -308,8 +312,10 @@ assert all_reduces["synchronized"] == all_reduces["local"] + 2
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Two, one forward and one backward. Each carries only a few numbers for each channel, so you pay for its latency and
-# not for its bytes (lesson 06). But a network with 50 such layers waits a hundred times in every update.
+# Two, one forward and one backward. XLA can't do with fewer than three, because the second needs the first one's
+# result, and the gradient of the hidden layer, which the third adds up, needs the second one's. Batch norm's two carry
+# only a few numbers for each channel, so you pay for their latency and not for their bytes (lesson 06). But a network
+# with 50 of these layers has a hundred more all-reduces to wait for in every update.
 #
 # </details>
 #

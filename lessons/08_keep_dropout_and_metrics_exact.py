@@ -83,9 +83,9 @@ lesson_08.masks(masks)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only the last one. With the same key, the devices repeat each other's masks, so on four devices you have two masks,
-# four times. With a key per device the masks are independent, but they change with the number of devices. With a key
-# per example they're independent, and they don't change.
+# Only the last one. With the same key, the devices repeat each other's masks, so on four devices there are only two
+# different masks, each of them four times. With a key per device the masks are independent, but they change with the
+# number of devices. With a key per example they're independent, and they don't change.
 #
 # </details>
 #
@@ -93,13 +93,13 @@ lesson_08.masks(masks)
 # device, which is how you find out that everything *else* is right.
 #
 # There's one caveat. A key per example gives equal masks with JAX's default generator, threefry. Some people switch to
-# `rbg` or `unsafe_rbg`, because these two are faster on TPUs. But under `vmap` their numbers depend on how many keys
-# come at once, so even with a key per example the masks depend on the number of devices.
+# `rbg` or `unsafe_rbg`, because these two are faster on TPUs. But under `vmap` they draw all numbers at once, from the
+# first key, so even with a key per example the masks depend on the number of devices.
 #
 # All this is about `pmap` and `shard_map`, where your function sees only one device's rows. Under `jit` it sees the
 # whole batch.
 #
-# **Predict:** under `jit`, is one key enough? Does a batch that's split over eight devices get the mask of one device?
+# **Predict:** if all rows share one key, does a batch that's split over eight devices get the mask of one device?
 
 # %% tags=["prediction"]
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -137,7 +137,7 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 #
 # include the difference of 05_pmap.py and 08_exact.py
 #
-# - `batches` hands out the indices of the examples, too.
+# - Each batch now has the indices of its examples, too.
 # - The state counts the updates, because every update needs new masks.
 # - `example_keys` starts from the seed's key, folds in the update, and then folds in the example. Why not the shorter
 #   `key(seed + step)`? Because a run with seed 1 would repeat the masks of seed 0, one update earlier.
@@ -188,10 +188,10 @@ def train(N, numbers):
 optimizer = optax.sgd(0.1)  # another kind of state, so JAX traces the step again
 
 # %% [markdown]
-# We train twice: with the program's key per example, and with a key per device, as most programs do. For that we don't
-# even change the program. We only give `example_keys` other numbers: instead of an example's index, `device_numbers`
-# says which device it's on and in which row. SGD replaces Adam again, because Adam blows up rounding. If the masks are
-# the same, the parameters must agree within 1e-5.
+# We train twice: with the program's key per example, and with a key per device, as most programs do. We don't even have
+# to change the program for that, because `example_keys` makes keys from any numbers. So the second time we pass it
+# `device_numbers`, which stand for a device and a row there, and not for an example. SGD replaces Adam again, because
+# Adam blows up rounding (lesson 05). If the masks are the same, the parameters must agree within 1e-5.
 #
 # **Predict:** with which of the two do eight devices find the losses of one?
 
@@ -251,8 +251,8 @@ def mean_of_sums(losses, weights):
 
 
 # %% [markdown]
-# You know the first mean's mistake from lesson 05. But here it has a second side: who gets which sentence is chance,
-# because we shuffle. So let's swap the second and the third sentence, and compute both means again.
+# You know the first mean's mistake from lesson 05. But there's more to it here. We shuffle, so which device gets which
+# sentence is a matter of chance. Let's swap the second and the third sentence, and compute both means again.
 #
 # **Predict:** which of the two functions returns a different number after the swap?
 
@@ -274,7 +274,7 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 # <details><summary>Answer</summary>
 #
 # The mean of the means. Now each device has one long and one short sentence, so its two means are 9 / 7 and 5 / 3, and
-# their mean is 1.48 instead of 2. Not a single loss has changed, only the device that has it. The second function
+# their mean is 1.48 instead of 2. No token's loss has changed, only the device that holds it. The second function
 # returns 1.4 both times.
 #
 # </details>

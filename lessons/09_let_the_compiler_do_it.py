@@ -95,9 +95,9 @@ for name, function in functions.items():
 #
 # </details>
 #
-# So that's how the compiler knows. It starts from the shardings that it's given and works out a sharding for every other
-# array, which is called *sharding propagation* (the part of XLA that does it is Shardy). If an operation needs numbers from
-# other devices, it puts in the communication.
+# So that's how the compiler knows. It starts from the shardings that you give it, and works out one for every other
+# array. That's called *sharding propagation*, and Shardy is the part of the compiler that does it. If an operation
+# needs numbers from other devices, the compiler puts in the communication.
 #
 # Your gradient is a sum over the examples, and the examples are split, so it needs an all-reduce for the same reason. The
 # metric sums need one, too.
@@ -216,8 +216,8 @@ assert outcome.startswith("ValueError")
 # <details><summary>Answer</summary>
 #
 # Refused, and that's the good case, because you notice it. A batch that you've replicated over the mesh is refused,
-# too. A batch of 100 rows is refused as well, because 100 isn't divisible by 8. Your program never meets that, because
-# `batches` pads the last batch to 128 rows.
+# too, and so is a batch of 100 rows, because 100 isn't divisible by 8. (Your program never has one, because `batches`
+# pads the last batch to 128 rows.)
 #
 # </details>
 #
@@ -225,8 +225,8 @@ assert outcome.startswith("ValueError")
 # the compiled step's `input_shardings`, or `place_batch(batch)[0].sharding`. Inside a step you can demand a placement
 # with `jax.lax.with_sharding_constraint`.
 #
-# Neither `place_batch` nor `train_step` waits for the devices. So while they compute, Python already picks the rows of
-# the next batch and sends them.
+# One more thing. Neither `place_batch` nor `train_step` waits for the devices. So while the devices compute, Python
+# already picks the rows of the next batch and sends them.
 #
 # ## Exercises
 #

@@ -17,8 +17,8 @@
 # You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
 # the compiler works it out. There's a third way, `shard_map`, and since jax 0.8 pmap itself is built on it. It takes
 # jit's arrays and runs pmap's step. You'll want it when you have a pmap program to port, or when you need to decide
-# yourself what the devices send. But it has a trap: if you copy pmap's line for the gradient, every gradient is eight
-# times too large. Nothing raises an error, and with Adam your loss curve looks perfect.
+# yourself what the devices send. But it has a trap: if you copy pmap's line for the gradient, every gradient on eight
+# devices is eight times too large. Nothing raises an error, and with Adam your loss curve looks perfect.
 #
 # **You will** write the step with `shard_map`, see the trap and three ways around it, and choose between pmap, jit and
 # shard_map. 20 minutes, 35 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -137,11 +137,11 @@ print(checked_gradients["average_gradient"])
 lesson_10.trap()
 
 # %% [markdown]
-# That's eight times too large, on every device, and there's no error. The factor comes from a check, `check_vma`, which is on
-# unless you switch it off. With the check on, JAX knows that all devices hold the same `w`. To JAX that's one weight, used in
-# eight places, as in the picture, and the gradient of such a weight is the sum of eight gradients. So `jax.grad` adds them
-# up for you, and you never see that all-reduce. The `pmean` that follows averages eight equal sums, which changes nothing.
-# (pmap runs your step in a `shard_map` whose check is off, so in lesson 05 the same line was right.)
+# That's eight times too large, on every device, and there's no error. The factor comes from a check, `check_vma`, which
+# is on unless you switch it off. With the check on, JAX knows that all devices hold the same `w`. To JAX that's one
+# weight, used in eight places, as in the picture, so its gradient is the sum of eight gradients. `jax.grad` adds them
+# up for you, and you never see that all-reduce. The `pmean` that follows averages eight equal sums, so it changes
+# nothing. (pmap runs your step in a `shard_map` whose check is off, so in lesson 05 the same line was right.)
 #
 # **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w`
 # doesn't vary, `x` does. You can read the record in a jaxpr, the program that JAX has traced. `V:data` marks what
@@ -249,7 +249,8 @@ assert "can't be statically inferred" in refusal
 #
 # ## What the trap does to a run
 #
-# Here's your program's step without the cast. We'll make 39 updates with it, and 39 with the right step.
+# Here's your program's step without the cast. We'll train for an epoch with it, and for an epoch with the right
+# step. (We leave out the last batch, because it isn't full. That makes 39 updates each.)
 
 
 # %%
@@ -275,7 +276,7 @@ full_batches = list(batches(*train_data, seed=0))[:-1]
 steps = {"cast first": train_step, "trapped": map_over_devices(trapped_step)}
 
 # %% [markdown]
-# We do it once with SGD and once with Adam. (The optimizer's state looks different, so `jit` compiles both steps again.)
+# We do it once with SGD and once with Adam. (SGD's state has a different structure, so `jit` traces the steps again.)
 #
 # **Predict:** with which of the two will you notice that every gradient is eight times too large?
 
@@ -337,7 +338,7 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 # | --- | --- | --- |
 # | a new data-parallel trainer | `jit` | there's no all-reduce to forget, and stock layers see the global batch |
 # | parameters split over devices | `jit` | only the shardings change (lessons 15 and 16) |
-# | to decide what devices send, and when | `shard_map` | you write the collectives, and can call it inside `jit` |
+# | to decide what devices send, and when | `shard_map` | you write the collectives yourself, and it works inside `jit` |
 # | to keep an old pmap program running | `pmap`, then port it | pmap is maintained, but gets nothing new (lesson 12) |
 # | to learn what each device does | `pmap` | it adds one idea to the program of one device |
 #

@@ -17,8 +17,8 @@
 # In lesson 09 you forgot to place a batch. The result was right, but all eight devices did all of the work, and nobody
 # told you. Under `jit` the compiler chooses where arrays go, and you only see its choice if you go and look for it. It
 # doesn't have to be like that. In this lesson you'll change eleven lines, and the sharding becomes part of an array's
-# *type*. So you can print it and assert it, even while JAX traces your function, and if JAX isn't sure what you want,
-# it asks instead of guessing.
+# *type*. So you can print it and put it in an assert, even while JAX traces your function, and if JAX isn't sure what
+# you want, it asks instead of guessing.
 #
 # **You will** read shardings as types, fix what JAX refuses, run Flax layers that need one more argument, and decide when
 # this is worth it. 25 minutes, 40 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
@@ -45,9 +45,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # include the difference of 09_jit.py and 11_explicit.py
 #
-# - `jax.make_mesh` makes a mesh whose axis is *Explicit*, with jax 0.10 and 0.12. (Older versions need
-#   `axis_types=(AxisType.Explicit,)`. And `Mesh(...)`, which you've used so far, makes an *Auto* axis.) `jax.set_mesh`
-#   makes it the current one.
+# - `jax.make_mesh` makes a mesh whose axis is *Explicit*. (That's so in jax 0.10 and 0.12. Before jax 0.9, pass
+#   `axis_types=(AxisType.Explicit,)`.) `Mesh(...)`, which you've used so far, makes an *Auto* axis. `jax.set_mesh`
+#   makes the new mesh the current one.
 # - The shardings of `jit` go, because the arguments' types already have them.
 # - `train_step` asserts that its inputs are split. (`place_batch` splits the labels and weights with them.)
 # - `weights @ losses` becomes a sum. You'll see why in a minute.
@@ -137,8 +137,9 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2)))  # by their
 # ## Where JAX asks
 #
 # Sometimes there's more than one good answer, and then JAX doesn't pick one. Here's a matrix of 16 x 16, once split by rows
-# and once by columns, and three expressions that JAX refuses. (A spec has an entry for each axis of the array, so
-# `P(None, "data")` splits the columns. And since `set_mesh`, a spec alone will do where you needed a `NamedSharding`.)
+# and once by columns, and three expressions that JAX refuses. (The entries of a spec belong to the array's axes, in
+# order, so `P(None, "data")` splits the columns. Axes without an entry aren't split. And now that you've called
+# `set_mesh`, a spec alone will do where you needed a `NamedSharding`.)
 
 # %%
 square = np.arange(256, dtype=np.float32).reshape(16, 16)
@@ -176,10 +177,11 @@ for name, function in expressions.items():
 #
 # </details>
 #
-# Each choice means different communication, so JAX leaves it to you. That's also why `weights @ losses` had to go. JAX
-# asks if both factors of a product are split along the axis that it adds up, even if the result is a single number. It
-# doesn't ask if only one of them is, and it doesn't ask about `.sum()`: then its rules have one answer, and the
-# communication comes unasked. And it doesn't ask in the backward pass, because a gradient has its parameter's type.
+# Each choice means different communication, so JAX leaves it to you. That's also why `weights @ losses` had to go. If
+# both factors of a product are split along the axis that it adds up, JAX asks, even though this result is a single
+# number. If only one of them is split, or if you call `.sum()`, its rules have one answer. So it doesn't ask, and the
+# communication comes without a word. It doesn't ask in the backward pass either, because a gradient has its parameter's
+# type.
 #
 # You answer with `out_sharding`, which says how you want the result. And `jax.reshard` changes the sharding of an array that
 # you already have.
@@ -197,7 +199,7 @@ lesson_11.shardings(answers)
 
 # %% [markdown]
 # The third array is a stack, because `P()` asks for a copy on every device. The last three are split by rows, just as you
-# asked. The last one takes eight rows, so that there's something to split. For the row of the question you'd write
+# asked. The last one takes eight rows, so that there's something to split. For row 0 alone you'd write
 # `rows.at[0].get(out_sharding=P())`.
 #
 # ## What works unchanged?

@@ -14,7 +14,7 @@
 # %% [markdown]
 # # 12. Port a pmap program
 #
-# Somebody hands you a training program from 2021. It uses `jax.pmap`, and it still runs. But pmap is in maintenance,
+# Somebody hands you a training program from 2021. It uses `jax.pmap`, and it still runs. But pmap is only maintained,
 # and JAX's developers [recommend shard_map in its place](https://docs.jax.dev/en/latest/migrate_pmap.html). How do you
 # move the program without changing its results? In this lesson you'll change seventeen lines, and the new program prints
 # the old one's numbers, because even its dropout masks are the same. Then you'll forget a line on purpose, to see that
@@ -60,7 +60,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # where it takes `[0]` of the loss and of the accuracies. Here's the same indexing with a parameter of 4 MB. All eight
 # devices have a copy, and you want to read one of them.
 #
-# **Predict:** `x[0]` gives you copy 0. Do the devices have to send nothing, 4 MB, or all 32 MB?
+# **Predict:** `x[0]` gives you copy 0. Do the devices have to exchange nothing, one copy, or all eight?
 
 # %% tags=["prediction"]
 from pmapdp.compare.collectives import collectives  # lists them, from a compiled program
@@ -74,10 +74,11 @@ print("addressable_shards[0].data[0] is on", first_copy.devices())
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 4 MB, in an all-reduce. To you the copies are equal, but to JAX they're eight different slices of one array. The result of
-# `x[0]` lives on all devices, so all of them need device 0's slice, and the compiler gets it there with a sum to which the
-# other devices add zeros. (JAX's guide speaks of gathering the whole array.) But if you only want to read a copy, the first
-# shard already has one. In the Flax version that runs here, `jax_utils.unreplicate` reads that shard, too.
+# One copy, in an all-reduce of 4 MB. To you the copies are equal, but to JAX they're eight different slices of one
+# array. The result of `x[0]` lives on all devices, so all of them need device 0's slice, and the compiler gets it there
+# with a sum to which the other devices add zeros. (JAX's guide speaks of gathering the whole array.) But if you only
+# want to read a copy, the first shard already has one. In the Flax version that runs here, `jax_utils.unreplicate`
+# reads that shard, too.
 #
 # </details>
 #
@@ -174,9 +175,9 @@ lesson_12.running_means(means)
 #
 # </details>
 #
-# The same happens to a metric without its `pmean`: your log shows device 0's. And it happens to a dropout key that's kept
-# in the state: your checkpoint gets device 0's key, so a run that resumes from it draws the same masks on all devices. The
-# state on [this page](../docs/porting.md#move-one-function-at-a-time-to-shard_map) keeps one key per device.
+# The same happens to a metric without its `pmean`: your log shows device 0's. And it happens if each device has its own
+# dropout key in the state: your checkpoint gets device 0's key, so a run that resumes from it draws the same masks on
+# all devices. [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how to keep all eight keys.
 #
 # ## Is it the old program? Is it right?
 #
@@ -244,8 +245,8 @@ verify(step=jit_step, reference=plain_step, state=init_state(), **case).require(
 print("jit against one device, with dropout: equal")
 
 # %% [markdown]
-# It's equal to one device, so it *isn't* the old program any more: batch norm now uses the whole batch, and the dropout masks
-# are different. How much does that change? Here's the first epoch of all three.
+# It does what one device does, so it *isn't* the old program any more: batch norm now uses the whole batch, and the
+# dropout masks are different. How much does that change? Here's the first epoch of all three.
 
 
 # %%

@@ -118,7 +118,7 @@ print(f"unequal parts {unequal_parts[0]} and {unequal_parts[1]}, mean {sum(unequ
 #
 # ## Which rows are a micro-batch?
 #
-# Under `jit` your program sees the whole batch, so you cut the whole batch. There are two ways to cut 32 rows into four
+# Under `jit` your program sees the whole batch, so you cut the whole batch. Here are two ways to cut 32 rows into four
 # micro-batches. The colour of a row is the device that holds it:
 
 
@@ -217,8 +217,8 @@ lesson_13.memory_over_time({f"K = {K}": programs[K] for K in (1, 4, 16)})
 # No. The hills are the activations: they rise in the forward pass and fall in the backward pass, and with K = 4 there
 # are four lower hills. But they stand on a plateau that doesn't shrink: a copy of the batch, cut into micro-batches
 # (1.0 MB), the sum of the gradients, and the gradients of the current micro-batch (0.8 MB each, as large as the
-# parameters). (The curves lie a little above the printed numbers, because the compiler doesn't count the sum of the
-# gradients, which is the result, and lets some arrays share memory.)
+# parameters). (The curves lie a little above the printed numbers. The compiler counts the sum of the gradients as the
+# result, not as temporary memory, and it lets some arrays share memory.)
 #
 # </details>
 #
@@ -323,8 +323,9 @@ curves = {
 lesson_13.loss_by_dtype(curves)
 
 # %% [markdown]
-# The top curve falls so slowly because the network learns only from the updates that are large enough to survive the
-# rounding. You'd blame your learning rate. The other two curves lie on top of each other.
+# The top curve falls so slowly because small updates are rounded away, so the network learns only from the large ones.
+# (Its Adam moments are in bfloat16, too, because optax gives them the dtype of the parameters.) If you saw only this
+# curve, you'd blame your learning rate. The other two curves lie on top of each other.
 #
 # So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. float16 also takes two bytes, but
 # its smallest positive number is 6e-8. Smaller gradients become 0, so people multiply the loss by a large number
@@ -397,8 +398,8 @@ assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep e
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# *Keep inputs*. It needs the least memory, but each layer computes four products, which is a third more
-# work. Keeping the products adds none, because only the cheap functions after each product are computed again.
+# *Keep inputs*. It needs the least memory, but each layer computes four products, which is a third more work. *Keep
+# products* computes three, because it repeats only the cheap functions after each product.
 #
 # </details>
 #
@@ -469,7 +470,7 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
 # | `K` | `--accumulate` | [config.py](../pmapdp/config.py) |
-# | `accumulate` | `gradient_sums`; its first micro-batch gives the shapes | [steps/shared.py](../pmapdp/steps/shared.py) |
+# | `accumulate` | `gradient_sums`, where the first micro-batch gives the shapes | [steps/shared.py](../pmapdp/steps/shared.py) |
 # | the same under jit, one all-reduce | `accumulated_sums` | [steps/jit.py](../pmapdp/steps/jit.py) |
 # | bfloat16 | `--dtype bfloat16` | [config.py](../pmapdp/config.py) |
 #

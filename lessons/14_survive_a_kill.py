@@ -15,9 +15,9 @@
 # # 14. Survive a kill
 #
 # Your run has been training for nine hours. Then somebody reboots the machine, and you start again from nothing. It
-# doesn't have to be like that. With twelve new lines your program goes on from its last checkpoint, and ends with the
-# same bits as if nothing had happened. You'll kill it and see. Then you'll leave one thing out of the checkpoint, and
-# get a run that resumes without an error, learns, and ends up as a different model.
+# doesn't have to be like that. With twelve lines, new or changed, your program goes on from its last checkpoint, and
+# ends with the same bits as if nothing had happened. You'll kill it and see. Then you'll leave one thing out of the
+# checkpoint, and get a run that resumes without an error, learns, and ends up as a different model.
 #
 # **You will** save and resume a run exactly, say what a checkpoint must hold, choose how often to save, and give your
 # model to somebody who has none of your code. 20 minutes, 40 with exercises. You need
@@ -84,11 +84,12 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 #
 # include the difference of 09_jit.py and 14_resume.py
 #
-# [Orbax](https://orbax.readthedocs.io/en/latest/) writes JAX arrays to a folder, and Flax installs it. `restore`
-# has to know shapes, dtypes and shardings, so you give it the state that you've just made. `save` only copies the
-# state to the host before it returns, so the devices can train on while a thread writes the copy. And what if a kill
-# comes in the middle of that? On a disk, the folder has a temporary name until everything is in it, so nobody takes
-# it for a checkpoint.
+# [Orbax](https://orbax.readthedocs.io/en/latest/) writes JAX arrays to a folder. You have it already, because Flax
+# needs it. `restore` has to know shapes, dtypes and shardings, so you give it the state that you've just made. `save`
+# only copies the state to the host before it returns, so the devices can train on while a thread writes the copy. And
+# what if a kill comes in the middle of that? The folder has a temporary name until everything is in it, so nobody takes
+# it for a checkpoint. (That's on a disk. In Google's cloud storage, Orbax marks a complete checkpoint with a small
+# file.)
 
 # %%
 lesson_14.timeline()

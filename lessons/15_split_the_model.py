@@ -91,8 +91,8 @@ for name, (in_shardings, out_shardings) in cases.items():
 #
 # A network multiplies twice in a row: `h = relu(x @ W1)`, then `y = h @ W2`. Split W1 by its columns, and each device
 # computes some of the hidden units, without any communication. The relu doesn't mind, because it works on each unit
-# alone. Now split W2 by its *rows*. There's one for each hidden unit, so a device has exactly the rows that its part of `h`
-# needs. It multiplies the two, and one all-reduce adds up the results.
+# alone. Now split W2 by its *rows*. It has one row for each hidden unit, so a device has exactly the rows that its part
+# of `h` needs. It multiplies the two, and one all-reduce adds up the results.
 #
 # ```python
 # W1: PartitionSpec(None, "model")   # columns
@@ -238,11 +238,11 @@ lesson_15.bytes_by_batch(sizes, bytes_sent)
 #
 # </details>
 #
-# But the number of bytes isn't everything. Data parallelism can send the gradients of the last layers while the backward
-# pass is still working on the first ones. With tensor parallelism, the next layer has to wait. So use it if a layer
-# doesn't fit on a device, or if each device would get only a handful of examples, and only between devices with fast
-# links. (*Sequence parallelism* also splits the activations between the pairs, along the tokens: a reduce-scatter and
-# an all-gather take the place of each all-reduce.)
+# But the number of bytes isn't everything. Data parallelism can send the gradients of the last layers while the
+# backward pass is still working on the first ones. With tensor parallelism, the next layer has to wait. So split your
+# matrices if a layer doesn't fit on a device, or if each device would get only a handful of examples, and only between
+# devices with fast links. (*Sequence parallelism* also splits the activations between the pairs, along the tokens: a
+# reduce-scatter and an all-gather take the place of each all-reduce.)
 #
 # ## The mistake: columns, then columns
 #
@@ -294,10 +294,10 @@ assert columns_traffic.bytes > 40 * rows_traffic.bytes
 # <details><summary>Answer</summary>
 #
 # The other half of `h`, because a column of W2 needs all hidden units. So XLA gathers `h` on both devices, 64 x 512
-# numbers, and then it gathers the result, too. With rows, an all-reduce of 64 x 10 numbers was enough. (It costs so much
-# more here because the result has only 10 columns. In a transformer, `h` is four times as wide as the result. An
-# all-reduce sends everything twice, so there you'd send two and a half times as much.) Nothing warns you, and a deep
-# network pays for it in every layer. So look at the collectives of your program.
+# numbers, and then it gathers the result, too. With rows, an all-reduce of 64 x 10 numbers was enough. (It costs so
+# much more here because the result has only 10 columns. In a transformer, `h` is four times as wide as the result:
+# you'd gather 4 + 1 = 5 parts, and an all-reduce sends one part twice. That's 5 / 2, two and a half times as much.)
+# Nothing warns you, and a deep network pays for it in every layer. So look at the collectives of your program.
 #
 # </details>
 #
@@ -392,8 +392,8 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
-# | `SPECS` | `--layout model`; the models name their axes | [sharding/layout.py](../pmapdp/sharding/layout.py), [models/mlp.py](../pmapdp/models/mlp.py) |
-# | `shard` | `MeshLayout.array` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
+# | `SPECS` | `--layout model`, with axes that the models name | [sharding/layout.py](../pmapdp/sharding/layout.py), [models/mlp.py](../pmapdp/models/mlp.py) |
+# | `shard` | `MeshLayout.array_sharding` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
 # | the mesh of 4 x 2 | `--mesh data=4,model=2` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
 #
 # To read on: [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next, stop

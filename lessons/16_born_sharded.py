@@ -71,16 +71,16 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Stage 1. It takes 4 bytes for the parameters, 4 for the gradients and an eighth of 8 for the moments: 63 GB, which
-# leaves 17 GB for activations. Stage 3 takes an eighth of 112 GB. That leaves 66 GB, so you can use a much larger batch,
-# or fewer devices.
+# Stage 1. Each parameter takes 4 bytes, its gradient 4, and its moments an eighth of 8. That's 9 bytes or 63 GB, which
+# leaves 17 GB for activations. Stage 3 takes an eighth of 112 GB. That leaves 66 GB, so you can use a much larger
+# batch, or fewer devices.
 #
 # </details>
 #
 # What does it cost? If the parameters take n bytes, each device sends nearly n bytes in a reduce-scatter, and nearly n
-# in an all-gather. An all-reduce is one after the other (lesson 06), so it sends 2 n. Stages 1 and 2 put the update
-# between the two, and send the same bytes. Stage 3 gathers the parameters twice, before the forward and before the
-# backward pass, so it sends 3 n. (The picture draws one bar for all layers. In reality each layer is gathered just
+# in an all-gather. An all-reduce does first one and then the other (lesson 06), so it sends 2 n. Stages 1 and 2 put the
+# update between the two, and send the same bytes. Stage 3 gathers the parameters twice, before the forward and before
+# the backward pass, so it sends 3 n. (The picture draws one bar for all layers. In reality each layer is gathered just
 # before it's used, and you'll see below why that matters.)
 
 # %%
@@ -305,9 +305,9 @@ np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
 # the gathers, XLA for GPUs and TPUs may fetch the next layer while the current one is being
 # computed. Then a device holds two gathered layers.)
 #
-# Look at the collectives, too (lesson 15). In your program and in the sharded ones of these five, XLA for CPUs *all-reduces* the
-# gradients, and then each device keeps its part. That gives the same numbers, but it sends more than the 3 n of the
-# picture. XLA for GPUs and TPUs has a pass that turns the two operations into a reduce-scatter.
+# Look at the collectives, too (lesson 15). In your program, and in the four of these five that split the state, XLA for
+# CPUs *all-reduces* the gradients, and then each device keeps its part. That gives the same numbers, but it sends more
+# than the 3 n of the picture. XLA for GPUs and TPUs has a pass that turns the two operations into a reduce-scatter.
 #
 # ## The mistake: a norm of a part
 #
@@ -432,9 +432,9 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
-# | `shard`, `shardings` | `MeshLayout.state` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
-# | the jitted step with its shardings | `--shard-state optimizer` or `parameters` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
-# | `zero_1_update` | the same for pmap and shard_map | [sharding/zero.py](../pmapdp/sharding/zero.py) |
+# | `shard`, `shardings` | `MeshLayout.state_sharding` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
+# | the jitted step with its shardings | `make_split_strategy`, for `--shard-state` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
+# | `zero_1_update` | `make_train_step`, for pmap and shard_map | [sharding/zero.py](../pmapdp/sharding/zero.py) |
 #
 # Flax models can also carry names for the axes of their parameters, which a table turns into shardings: read [Flax's guide to
 # scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html), and [the scaling book on

@@ -73,8 +73,9 @@ launch.run(print_eight_numbers)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. Process 0 holds only 0 to 3, and process 1 holds 4 to 7, so neither can print the whole array.
-# `process_allgather` sends the missing half and returns a NumPy array, so both can print that.
+# No. Process 0 holds only 0 to 3, and process 1 holds 4 to 7, so neither can print the whole array. `process_allgather`
+# sends the missing half and returns a NumPy array, so both can print that. (If you see lines about peer ranks: they
+# come from gloo, the library that carries data between CPUs.)
 #
 # </details>
 #
@@ -330,25 +331,24 @@ assert process_0.returncode in (4, -6), output
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it ends as well. Status -6 says that the process aborted (signal 6, SIGABRT), and its message says why. We've killed
-# this run five times with jax 0.10.2, and read two reasons:
+# No, it ends as well. Status -6 says that the process aborted (signal 6, SIGABRT), and its message says why. We've
+# killed this run several times with jax 0.10.2, and read two reasons:
 #
-# - **"stopped sending heartbeats", after 7 to 11 s** (four times). Process 0 noticed nothing and kept waiting in its
-#   all-reduce. But every process also sends a *heartbeat* to the coordinator. If one of them is silent
-#   for too long, JAX aborts all the others. "Too long" is 100 s, unless you set `heartbeat_timeout_seconds` in
-#   `initialize`. Our command sets 10.
-# - **`gloo::EnforceNotMet`, within a second** (once, when this page was made). gloo carries the all-reduce between CPUs.
-#   This time it noticed that something was wrong, and threw a C++ exception, which no Python code
-#   can catch.
+# - **"stopped sending heartbeats", after 7 to 11 s** (most often). Process 0 noticed nothing and kept waiting in its
+#   all-reduce. But every process also sends a *heartbeat* to the coordinator. If one of them is silent for too long,
+#   JAX aborts all the others. "Too long" is 100 s, unless you set `heartbeat_timeout_seconds` in `initialize`. Our
+#   command sets 10.
+# - **`gloo::EnforceNotMet`, within a second** (rarely). gloo carries the all-reduce between CPUs. Here it noticed that
+#   something was wrong, and threw a C++ exception, which no Python code can catch.
 #
 # If the all-reduce fails with an error that Python can catch, pmapdp catches it, says that another process is lost, and
 # exits with status 4. We haven't seen that here.
 #
 # </details>
 #
-# What's left is the last checkpoint. Slurm, Kubernetes or you start the same command again, and it goes on from there.
-# It doesn't need as many processes as before, because a checkpoint holds global arrays. So let's go on right here, in a
-# single process with four devices, and compare with a run that has no accident.
+# What's left is the last checkpoint. You start the same command again, or Slurm or Kubernetes does, and it goes on from
+# there. It doesn't need as many processes as before, because a checkpoint holds global arrays. So let's go on right
+# here, in a single process with four devices, and compare with a run that has no accident.
 #
 # (Your own program can do this, too: put lesson 14's lines for Orbax into it as they are. All processes call `restore`
 # and `save`, with the same folder on a disk that all of them reach.)
@@ -440,8 +440,8 @@ for exercise in (assemble, group_by_machine, fixed_log):
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
 # | `jax.distributed.initialize`, the variables | `connect_processes`, the flags `--coordinator`, ... | [distributed.py](../pmapdp/distributed.py) |
-# | `place_batch` | `place_batch` | [steps/placing.py](../pmapdp/steps/placing.py) |
-# | `if jax.process_index() == 0` | `peers.first` | [distributed.py](../pmapdp/distributed.py) |
+# | `place_batch` | `place`, which gets only this process's rows | [steps/placing.py](../pmapdp/steps/placing.py) |
+# | `if jax.process_index() == 0` | `peers.is_first` | [distributed.py](../pmapdp/distributed.py) |
 #
 # [docs/processes.md](../docs/processes.md) has the commands for Slurm, Open MPI and Kubernetes. To read on:
 # [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/501/multiprocess.html). Next, what all this buys:

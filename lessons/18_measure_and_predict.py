@@ -16,7 +16,7 @@
 #
 # Your program trains on one GPU, and somebody offers you 64. How much faster will it be? You can work that out without
 # having the 64: time a step on one GPU, look up what the compiled program computes and sends, and calculate how long
-# the all-reduce takes. Then comes the part that people leave out. You'll hold such predictions against published runs,
+# the all-reduce takes. Then comes the part that people leave out. You'll compare such predictions with published runs,
 # and find that for two of three the prediction is hardly better than saying "nothing is lost".
 #
 # **You will** time a step without fooling yourself, count operations and bytes, see how an all-reduce can hide behind the
@@ -231,8 +231,8 @@ drawing.overlap("average_gradients", "average_loss")
 # </details>
 #
 # And your own program, with `jit`? There the compiler puts an all-reduce behind each gradient, as in `average_loss`.
-# But in both cases that's only the beginning, and the compiler may change it. On a CPU, XLA combines the all-reduces
-# into a single one, in both functions. On a GPU, it combines them only up to the size that you set with
+# But both are only first versions, and the compiler may change them. On a CPU, XLA combines the all-reduces into a
+# single one, in both functions. On a GPU, it combines them only up to the size that you set with
 # `--xla_gpu_all_reduce_combine_threshold_bytes` (DDP calls it `bucket_cap_mb`). So look at a profile to find out if
 # your all-reduces overlap with the backward pass.
 #
@@ -318,7 +318,7 @@ lesson_18.traces_of_an_h200()
 # they leave no gap, so faster Python wouldn't help. The forward pass ends after a third of the time, because nearly
 # every convolution has two partners in the backward pass, and each takes about as long: one finds the gradient of the
 # inputs, the other of the weights. And nearly half of the time goes to everything else: batch norm, ReLU and additions.
-# They hardly have any operations, but they read and write all activations, so the memory is their limit.
+# They compute little, but they read and write all activations, so memory is their limit.
 #
 # On several GPUs, look at the all-reduce next. Its bar starts on each device when that
 # device is ready, and ends on all at the same time. If the bars start at different times, the early devices wait for
@@ -417,8 +417,8 @@ assert is_better == [True, False, False]
 # <details><summary>Answer</summary>
 #
 # 0.65 of about 104 ms is 0.6 %. But NVIDIA measured a loss of 16 %, and in TF32 3 % instead of 0.2 %. On the P100s the
-# network alone explains the loss. On the A100s it doesn't. Something else costs time there, and the calculation knows
-# nothing about it, so it's hardly better than the naive prediction that nothing is lost.
+# network alone would explain the loss. On the A100s it doesn't. Something else costs time there, and the calculation
+# knows nothing about it, so it's hardly better than the naive prediction that nothing is lost.
 #
 # </details>
 #
@@ -447,8 +447,8 @@ assert is_better == [True, False, False]
 #
 # Put in `PEAK`, `LATENCY` and `BANDWIDTH` of your machine.
 #
-# **Predict:** the network has 2,410 parameters. Besides their gradients, three sums for the metrics are all-reduced. How
-# many bytes are that?
+# **Predict:** the network has 2,410 parameters. Besides their gradients, three sums for the metrics are all-reduced.
+# How many bytes is that?
 
 # %% tags=["prediction", "take-home"]
 # include program/18_measure.py

@@ -98,7 +98,8 @@ for epoch in range(EPOCHS):
 # Proof, on the last batch: move one weight. The loss must change as fast as its gradient says.
 model = {name: array.astype(np.float64) for name, array in model.items()}
 gradient = backward(model, *batch, *forward(model, batch[0]))["W1"][5, 7]
-above, below = model | {"W1": model["W1"].copy()}, model | {"W1": model["W1"].copy()}
+above = model | {"W1": model["W1"].copy()}
+below = model | {"W1": model["W1"].copy()}
 above["W1"][5, 7] += 1e-6
 below["W1"][5, 7] -= 1e-6
 slope = (eval_step(above, batch)["loss"] - eval_step(below, batch)["loss"]) / 2e-6

@@ -1,4 +1,4 @@
-"""Solutions of lesson 04."""
+"""Solutions of lesson 04's exercises."""
 
 import jax
 import jax.numpy as jnp

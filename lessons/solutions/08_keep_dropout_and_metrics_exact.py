@@ -33,6 +33,6 @@ def exact_accuracy(predict, x, labels, b):
 
 def fixed_mean(x, weights):
     """Mean over the valid examples of all devices: `[b, C]`, `[b]` to `[C]`."""
-    # len(x) counts rows, padding included, and full batches have none. The count of examples is the sum of the weights.
+    # len(x) counts the padding, too, which only the last batch has. The number of examples is the sum of the weights.
     total, count = lax.psum((weights @ x, weights.sum()), "data")
     return total / count

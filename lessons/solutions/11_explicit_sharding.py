@@ -13,7 +13,7 @@ def result_spec(function, x):
 
 def fixed_gram(x):
     """[D, D], replicated."""
-    # The product adds up over the examples, which are split. To have the result replicated takes an all-reduce.
+    # The product adds up over the examples, which are split. A replicated result takes an all-reduce.
     return jnp.matmul(x.T, x, out_sharding=P())
 
 

@@ -10,7 +10,7 @@ def split_in_pairs():
 
 
 def two_layers(x, W1, W2):
-    """The first product keeps H and needs nobody. The second sums over H: each device has a partial sum."""
+    """The first product keeps H, so nothing is sent. The second sums over H: psum adds up the partial sums."""
     return lax.psum(jax.nn.relu(x @ W1) @ W2, "model")
 
 

@@ -35,7 +35,7 @@ def five_calls(rows: list[int], seconds: list[float]) -> None:
 
 @drawing.picture
 def jit_or_not(times: dict[str, np.ndarray]) -> None:  # milliseconds [without, with]
-    """Two bars, how many times faster jit makes it: GELU several times, the matrix products hardly at all."""
+    """Two bars, how many times faster jit makes it: GELU several times, the matrix products much less."""
     plt.figure(figsize=(7, 1.5))
     bars = plt.barh(list(times), [without / compiled for without, compiled in times.values()], color=drawing.INK)
     plt.bar_label(bars, [f"{without:.1f} ms to {compiled:.1f} ms" for without, compiled in times.values()], padding=4)

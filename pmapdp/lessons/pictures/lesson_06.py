@@ -73,7 +73,7 @@ def collectives() -> None:
 
 @drawing.picture
 def seconds_by_size(ring_seconds: Callable[..., tuple], links: dict, networks: dict, measured: dict) -> None:
-    """Time of an all-reduce on eight devices against its size, predicted for four links: flat, then rising; measured dots lie above."""
+    """Time of an all-reduce on eight devices against its size, predicted for four links: flat, then rising; dots are measured."""
     _, axes = plt.subplots(figsize=(6, 3.2))
     sizes = np.logspace(3, 11, 100)
     for number, (name, (latency, bandwidth)) in enumerate(links.items()):

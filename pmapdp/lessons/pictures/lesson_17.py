@@ -26,15 +26,14 @@ def one_array() -> None:
 def who_holds_what() -> None:
     """Eight places of a mesh: process 0 owns the two at each end. By process number they hold 0 1 4 5 6 7 2 3, by the sharding 0 to 7."""
     axes = drawing.canvas(21, 5.4, inches=8)
-    rows = {"place in the mesh": None, "belongs to": None, "by process\nnumber": ORDER, "by the\nsharding": range(8)}
+    rows = {"place in the mesh": None, "its process": None, "by process\nnumber": ORDER, "by the\nsharding": range(8)}
     for y, (name, numbers) in zip((0.3, 1.35, 2.7, 4.2), rows.items(), strict=True):
         axes.text(0, y, name, va="center")
         for place, device in enumerate(ORDER):
             if numbers:
-                look = {"device": 4 * (device // 4), "height": 1, "size": 12}
-                drawing.box(axes, 5.2 + 1.95 * place, y - 0.5, f"{numbers[place]}", **look)
+                drawing.box(axes, 5.2 + 1.95 * place, y - 0.5, f"{numbers[place]}", device=device, height=1, size=12)
             else:
-                text = f"process\n{device // 4}" if y > 1 else f"{place}"
+                text = f"{device // 4}" if y > 1 else f"{place}"
                 axes.text(6.1 + 1.95 * place, y, text, ha="center", va="center")
 
 
