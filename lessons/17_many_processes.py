@@ -331,18 +331,17 @@ assert process_0.returncode in (4, -6), output
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it ends as well. Status -6 says that the process aborted (signal 6, SIGABRT), and its message says why. We've
-# killed this run several times with jax 0.10.2, and read two reasons:
+# No, it ends as well, and its message says why. There are three ways. Which one you see depends on what process 0 was
+# doing when process 1 died, and we've seen all of them with jax 0.10.2:
 #
-# - **"stopped sending heartbeats", after 7 to 11 s** (most often). Process 0 noticed nothing and kept waiting in its
+# - **Status 4, within seconds.** The all-reduce failed with an error that Python can catch. pmapdp catches it, and says
+#   that another process is lost.
+# - **Status -6, "stopped sending heartbeats", after 7 to 11 s.** Process 0 noticed nothing and kept waiting in its
 #   all-reduce. But every process also sends a *heartbeat* to the coordinator. If one of them is silent for too long,
-#   JAX aborts all the others. "Too long" is 100 s, unless you set `heartbeat_timeout_seconds` in `initialize`. Our
-#   command sets 10.
-# - **`gloo::EnforceNotMet`, within a second** (rarely). gloo carries the all-reduce between CPUs. Here it noticed that
-#   something was wrong, and threw a C++ exception, which no Python code can catch.
-#
-# If the all-reduce fails with an error that Python can catch, pmapdp catches it, says that another process is lost, and
-# exits with status 4. We haven't seen that here.
+#   JAX aborts all the others (by signal 6, SIGABRT). "Too long" is 100 s, unless you set `heartbeat_timeout_seconds` in
+#   `initialize`. Our command sets 10.
+# - **Status -6, `gloo::EnforceNotMet`, within a second** (rarely). gloo carries the all-reduce between CPUs. It noticed
+#   that something was wrong, and threw a C++ exception, which no Python code can catch.
 #
 # </details>
 #

@@ -25,8 +25,8 @@ def masks(of_schemes: dict[str, dict[int, np.ndarray]]) -> None:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(True)
             axes.set_title(f"{name}, N = {N}", fontsize=9)
-    grid[len(of_schemes) // 2, 0].set_ylabel("8 examples, one a row")
-    grid[-1, len(counts) // 2].set_xlabel("12 activations, one a column")
+    grid[len(of_schemes) // 2, 0].set_ylabel("8 examples (rows)")
+    grid[-1, len(counts) // 2].set_xlabel("12 activations (columns)")
 
 
 @drawing.picture

@@ -15,7 +15,7 @@ def three_ways() -> None:
     for row, (name, adder) in enumerate(adders.items()):
         top, programs, width = (2 + 2.3 * row, 1, 5.7) if name == "jit" else (2 + 2.3 * row, 4, 1.35)
         axes.text(0, top + 0.4, name, weight="bold", va="center", fontsize=9)
-        axes.text(3.6, top - 0.25, "[N, b, D]" if name == "pmap" else "[B, D], split along B")
+        axes.text(3.6, top - 0.25, "[N, b, D]" if name == "pmap" else "[B, D], B is split")
         axes.text(9.4, top - 0.25, "[B, D], once" if name == "jit" else "[b, D], on each device")
         drawing.device_row(axes, 3.6, top, "bbbb", step=1.22 if name == "pmap" else 1.1, width=1.1)
         for d in range(programs):
@@ -47,8 +47,9 @@ def loss_curves(losses: dict[str, dict[str, list[float]]]) -> None:
     """Loss over 39 updates: with SGD the trapped step has a curve of its own, with Adam its curve lies on the right one."""
     _, panels = plt.subplots(1, len(losses), sharey=True)
     for axes, (rule, curves) in zip(panels, losses.items(), strict=True):
-        for (name, curve), look in zip(curves.items(), ({"lw": 6, "alpha": 0.4}, {"ls": "--"}), strict=True):
-            axes.plot(range(1, len(curve) + 1), curve, color=drawing.INK, label=name, **look)
+        looks = {"lw": 6, "alpha": 0.4, "color": drawing.ACCENT}, {"ls": "--", "color": drawing.INK}
+        for (name, curve), look in zip(curves.items(), looks, strict=True):
+            axes.plot(range(1, len(curve) + 1), curve, label=name, **look)
         axes.set(title=rule, xlabel="update", ylim=(0, None))
     panels[0].set_ylabel("loss")
     panels[1].legend()
