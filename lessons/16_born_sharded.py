@@ -80,7 +80,7 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # What does it cost? If the parameters take n bytes, each device sends nearly n bytes in a reduce-scatter, and nearly n
 # in an all-gather. An all-reduce does first one and then the other (lesson 06), so it sends 2 n. Stages 1 and 2 put the
 # update between the two, and send the same bytes. Stage 3 gathers the parameters twice, before the forward and before
-# the backward pass, so it sends 3 n. (The picture draws one bar for all layers. In reality each layer is gathered just
+# the backward pass, so it sends 3 n. (The next picture has one bar for all layers. In reality each layer is gathered just
 # before it's used, and you'll see below why that matters.)
 
 # %%

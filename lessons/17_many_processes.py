@@ -40,11 +40,12 @@ devices.simulate(8)  # before any other use of JAX
 # ## One array, two processes
 #
 # In PyTorch, each process usually has its own tensors. In JAX, all processes run the same program and work on **global
-# arrays**, and each process holds some of an array's shards. The picture shows 16 rows on four devices of two
-# processes. Both processes know that there are 16 rows, but process 0 can read only the first eight.
+# arrays**, and each process holds some of an array's shards. All know the whole shape, but each can read only its own
+# shards.
 #
 # Let's see that with eight numbers on eight devices. `print_eight_numbers` makes such an array. It prints the shape and
-# this process's shards, then the whole array, and then the whole array once more, gathered from all processes.
+# this process's shards, then the whole array, and then the whole array once more, gathered from all processes. The
+# picture under it has another such array: 16 rows on four devices of two processes.
 
 # %%
 lesson_17.one_array()
@@ -193,7 +194,7 @@ lesson_17.accuracy_by_part(correct.reshape(8, 125).mean(1))
 #
 # ## A collective that one process skips
 #
-# All processes must run the same computations in the same order. Look at this line:
+# All processes must run the same computations in the same order. Look at these two lines:
 #
 # ```python
 # if jax.process_index() == 0:
@@ -258,9 +259,9 @@ launch.run(connect_twice, 1, connect=False, **slurm)
 # | Open MPI 4 | `mpirun --map-by ppr:8:node` | `mpirun --map-by ppr:1:node` |
 # | in the program | `initialize()` | `initialize(local_device_ids=range(8))` |
 #
-# Don't combine the first column with Slurm's `--gpus-per-task=1`. Each task would then see only one GPU, and its number
-# would be 0. But JAX asks for GPU k in the k-th task. And whatever you start, assert what you expect. For two machines
-# with eight GPUs each, that's `assert jax.device_count() == 16`.
+# Don't combine one process for each GPU with Slurm's `--gpus-per-task=1`. Each task would then see only one GPU, and its
+# number would be 0. But JAX asks for GPU k in the k-th task. And whatever you start, assert what you expect. For two
+# machines with eight GPUs each, that's `assert jax.device_count() == 16`.
 #
 # **Which devices should be neighbours?** Inside a machine, an H100 sends 450 GB/s by NVLink. To another machine it's
 # about 50 GB/s (a network card of 400 Gbit/s). So keep the busiest mesh axis inside the machines. If you shard the state

@@ -195,7 +195,7 @@ def overlap(after: str, during: str) -> None:
     axes = canvas(26, 8.2)
     one_sum, three_sums = {15.8: ("sum 3, 2, 1", 5.6)}, {10 + 2.9 * n: (f"sum {3 - n}", 2.4) for n in range(3)}
     for top, sums, update, title in ((0.9, one_sum, 21.5, after), (5.2, three_sums, 18.3, during)):
-        axes.text(3.6, top - 0.4, title, va="center", weight="bold")
+        axes.text(3.6, top - 0.6, title, va="center", weight="bold")
         work = {3.6: ("forward", 3.4), update: ("update", 3)}
         work |= {7.1 + 2.9 * n: (f"back {3 - n}", 2.8) for n in range(3)}
         for device, (name, pieces) in enumerate({"computes": work, "sends": sums}.items()):

@@ -43,7 +43,7 @@ def accuracy_by_part(parts: np.ndarray) -> None:
     plt.figure(figsize=(7, 2))
     plt.bar(range(8), 100 * parts, color=drawing.DEVICE_COLOURS[0], width=0.7)
     plt.axhline(100 * parts.mean(), color=drawing.INK, linestyle=":")
-    plt.text(7.6, 100 * parts.mean() + 3, f"all together: {100 * parts.mean():.0f} %", ha="right")
+    plt.text(7.6, 100 * parts.mean() + 3, f"all together: {100 * parts.mean():.1f} %", ha="right")
     ticks = [f"part {part},\nlabels {place}" for place, part in enumerate(ORDER)]
     plt.gca().set(ylabel="% right", ylim=(0, 100), xticks=range(8))
     plt.gca().set_xticklabels(ticks, fontsize=8)
