@@ -216,7 +216,7 @@ def outcome(compute):
     try:
         return f"runs on {len(compute().devices())} devices"
     except ValueError as error:
-        return textwrap.fill(f"ValueError: {error}", 100)
+        return f"ValueError: {error}"
 
 
 # %% [markdown]
@@ -233,7 +233,7 @@ outcomes = {
     "pmap with in_axes=None": outcome(lambda: jax.pmap(jnp.vdot, in_axes=(None, 0))(on_5[0], xs)),
 }
 for name, text in outcomes.items():
-    print(f"{name}: {text}\n")
+    print(textwrap.fill(f"{name}: {text}", 90))
 
 # %% tags=["proof"]
 # The asserts behind the answer.
