@@ -20,7 +20,7 @@
 # yourself what the devices send. But it has a trap: if you copy pmap's line for the gradient, every gradient on eight
 # devices is eight times too large. Nothing raises an error, and with Adam your loss curve looks perfect.
 #
-# **You will** write the step with `shard_map`, see the trap and three ways around it, and choose between pmap, jit and
+# **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
 # shard_map. 20 minutes, 35 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
@@ -99,7 +99,7 @@ w, x = np.float32(1), np.arange(16, dtype=np.float32)
 shapes = []
 
 # %% [markdown]
-# **Predict:** how many of the 16 numbers does `loss` see in each of the three?
+# **Predict:** how many of the 16 numbers does `loss` see under pmap, under jit and under shard_map?
 
 # %% tags=["prediction"]
 parallel_loss = jax.pmap(averaged_loss, "data", in_axes=(None, 0), out_axes=None)
