@@ -1,6 +1,7 @@
 """A program beside the clone, where the wheel alone is installed: `python beside.py`, in an empty folder.
 
-It trains a model of its own on 4 devices in three ways, evaluates and exports the run, and uses the console script.
+It trains a model of its own on 4 devices in three ways, evaluates and exports the run,
+and uses the console script.
 """
 
 import subprocess
@@ -39,13 +40,22 @@ def points(n: int, seed: int) -> Split:
 assert "site-packages" in pmapdp.__file__, pmapdp.__file__
 own = {"model": Net, "data": DataSet(points(600, 1), points(200, 2))}
 for strategy in ("pmap", "jit", "shard_map"):
-    config = Config(strategy=strategy, devices=4, epochs=8, learning_rate=0.01, workdir=strategy, progress=False)
+    config = Config(
+        strategy=strategy,
+        devices=4,
+        epochs=8,
+        learning_rate=0.01,
+        workdir=strategy,
+        progress=False,
+    )
     accuracy = train(config, **own).epochs[-1]["test"]["accuracy"]
     assert accuracy > 0.9, accuracy
     totals, _ = evaluate_run(strategy, strategy="single", **own)
     assert totals["accuracy"] == accuracy
 export_run(strategy, "model.zip", **own)
-answers = load_exported("model.zip").outputs(own["data"].test.inputs)["logits"].argmax(-1)
+answers = (
+    load_exported("model.zip").outputs(own["data"].test.inputs)["logits"].argmax(-1)
+)
 assert (answers == own["data"].test.labels).mean() == accuracy
 
 program = Path(sys.executable).with_name("pmapdp")
@@ -53,7 +63,17 @@ for arguments in (
     ["train", "--steps", "5", "--workdir", "digits", "--no-progress"],
     ["evaluate", "digits", "--json"],
     ["export", "digits", "digits.zip"],
-    ["compare", "--model", "mlp", "--steps", "20", "--devices", "2", "--strategies", "pmap"],
+    [
+        "compare",
+        "--model",
+        "mlp",
+        "--steps",
+        "20",
+        "--devices",
+        "2",
+        "--strategies",
+        "pmap",
+    ],
     ["scaling", "--devices", "8"],
 ):
     subprocess.run([program, *arguments], check=True, stdout=subprocess.DEVNULL)

@@ -13,11 +13,15 @@ def load_work(arguments: list[str]) -> tuple[Split, str, str, int, int, int]:
     path, strategy, model, *numbers = arguments
     devices, batch, examples, epochs = map(int, numbers)
     with np.load(path) as data:
-        split = Split(data["images"][:examples], data["labels"][:examples].astype(np.int32))
+        split = Split(
+            data["images"][:examples], data["labels"][:examples].astype(np.int32)
+        )
     return split, strategy, model, devices, batch, epochs
 
 
-def make_config(strategy: str, devices: int, batch: int, epochs: int, **options: Any) -> Config:
+def make_config(
+    strategy: str, devices: int, batch: int, epochs: int, **options: Any
+) -> Config:
     """Make the trainer do what the other programs do: Adam at a constant rate, without label smoothing."""
     return Config(
         strategy=strategy,

@@ -3,10 +3,12 @@
     python -m benchmarks.accelerators
     python -m benchmarks.accelerators --rounds 1 --updates 2    # to see that it runs
 
-Each round is an epoch of the trainer and one of the bare loop of the same strategy, in turn in one process; their ratio
-is the median over the rounds. The bare loop has Flax's own batch norm. PyTorch, if it is installed, comes last, in a
-process of its own. All batches come from host memory, and nothing from a network. It takes about 3 minutes on one H200,
-and PyTorch as long again. Writes benchmarks/accelerators.json and, from it, the table of docs/speed.md.
+Each round is an epoch of the trainer and one of the bare loop of the same strategy, in
+turn in one process; their ratio is the median over the rounds. The bare loop has Flax's
+own batch norm. PyTorch, if it is installed, comes last, in a process of its own. All
+batches come from host memory, and nothing from a network. It takes about 3 minutes on
+one H200, and PyTorch as long again. Writes benchmarks/accelerators.json and, from it,
+the table of docs/speed.md.
 """
 
 import argparse
@@ -40,13 +42,21 @@ STRATEGIES = ("pmap", "jit")
 class Block(nnx.Module):
     """Two convolutions, and a shortcut around them."""
 
-    def __init__(self, channels: int, features: int, strides: int, rngs: nnx.Rngs, **types: Any):
+    def __init__(
+        self, channels: int, features: int, strides: int, rngs: nnx.Rngs, **types: Any
+    ):
         options: dict[str, Any] = {"use_bias": False, "rngs": rngs, **types}
         self.conv1 = nnx.Conv(channels, features, (3, 3), strides=strides, **options)
         self.conv2 = nnx.Conv(features, features, (3, 3), **options)
-        self.norm1, self.norm2 = (nnx.BatchNorm(features, rngs=rngs, **types) for _ in range(2))
+        self.norm1, self.norm2 = (
+            nnx.BatchNorm(features, rngs=rngs, **types) for _ in range(2)
+        )
         is_equal = strides == 1 and channels == features
-        self.shortcut = None if is_equal else nnx.Conv(channels, features, (1, 1), strides=strides, **options)
+        self.shortcut = (
+            None
+            if is_equal
+            else nnx.Conv(channels, features, (1, 1), strides=strides, **options)
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[b, H, W, channels]` to `[b, H / strides, W / strides, features]`."""
@@ -58,7 +68,13 @@ class Block(nnx.Module):
 class ResNet18(nnx.Module):
     """ResNet-18 for images of 32 x 32, of stock Flax layers."""
 
-    def __init__(self, *, rngs: nnx.Rngs, dtype: Any = jnp.float32, param_dtype: Any = jnp.float32):
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = jnp.float32,
+        param_dtype: Any = jnp.float32,
+    ):
         self.dtype, types = dtype, {"dtype": dtype, "param_dtype": param_dtype}
         self.conv = nnx.Conv(3, 64, (3, 3), use_bias=False, rngs=rngs, **types)
         self.norm = nnx.BatchNorm(64, rngs=rngs, **types)
@@ -94,12 +110,22 @@ WORKS = (
 )
 
 
-def measure(work: Work, strategy: str, rounds: int, updates: int) -> list[tuple[float, float]]:
+def measure(
+    work: Work, strategy: str, rounds: int, updates: int
+) -> list[tuple[float, float]]:
     """Return the examples/s of the trainer and of the bare loop, round by round."""
     devices, random = jax.devices(), np.random.default_rng(0)
     B, n = work.batch * len(devices), work.batch * len(devices) * updates
-    data = Split(random.integers(0, 256, (n, *work.shape), np.uint8), random.integers(0, 10, n, np.int32))
-    step, state, split = make_loop(work.model(rngs=nnx.Rngs(0), dtype=work.dtype), strategy, devices, optax.adam(1e-3))
+    data = Split(
+        random.integers(0, 256, (n, *work.shape), np.uint8),
+        random.integers(0, 10, n, np.int32),
+    )
+    step, state, split = make_loop(
+        work.model(rngs=nnx.Rngs(0), dtype=work.dtype),
+        strategy,
+        devices,
+        optax.adam(1e-3),
+    )
     pairs = []
 
     def run_bare_epoch(results: dict[str, Any], _: Any) -> None:
@@ -107,11 +133,18 @@ def measure(work: Work, strategy: str, rounds: int, updates: int) -> list[tuple[
         order = random.permutation(n).astype(np.int32).reshape(updates, B)
         started = time.perf_counter()
         for rows in order:
-            state, loss = step(state, *place((data.inputs[rows], data.labels[rows], rows), split, strategy))
+            state, loss = step(
+                state,
+                *place((data.inputs[rows], data.labels[rows], rows), split, strategy),
+            )
         jax.block_until_ready(loss)
-        pairs.append((results["examples_per_second"], n / (time.perf_counter() - started)))
+        pairs.append(
+            (results["examples_per_second"], n / (time.perf_counter() - started))
+        )
 
-    config = make_config(strategy, len(devices), B, rounds + 1, dtype=work.dtype, compile_cache=False)
+    config = make_config(
+        strategy, len(devices), B, rounds + 1, dtype=work.dtype, compile_cache=False
+    )
     with contextlib.redirect_stdout(io.StringIO()):
         train(config, model=work.model, data=DataSet(data), after_epoch=run_bare_epoch)
     return pairs[1:]  # the first epochs compile
@@ -119,27 +152,46 @@ def measure(work: Work, strategy: str, rounds: int, updates: int) -> list[tuple[
 
 def measure_pytorch(updates: int | None) -> dict[str, dict[str, float]]:
     """Return the examples/s of PyTorch, eager and compiled, by work; {} if it is not installed."""
-    command = [sys.executable, str(Path(__file__).parent / "peers" / "pytorch_gpu.py"), str(updates or 0)]
+    command = [
+        sys.executable,
+        str(Path(__file__).parent / "peers" / "pytorch_gpu.py"),
+        str(updates or 0),
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="pairs of epochs")
     parser.add_argument("--updates", type=int, help="of an epoch; default: by the work")
-    parser.add_argument("--file", type=Path, default=summary.ACCELERATORS, help="the file to write")
+    parser.add_argument(
+        "--file", type=Path, default=summary.ACCELERATORS, help="the file to write"
+    )
     options = parser.parse_args(arguments)
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # PyTorch needs memory too
     found = jax.devices()
-    results: dict[str, Any] = {"machine": f"{len(found)} x {found[0].device_kind}, jax {jax.__version__}", "rows": {}}
+    results: dict[str, Any] = {
+        "machine": f"{len(found)} x {found[0].device_kind}, jax {jax.__version__}",
+        "rows": {},
+    }
     for work in WORKS:
         row = results["rows"].setdefault(work.name, {})
         for strategy in STRATEGIES:
-            pairs = measure(work, strategy, options.rounds, options.updates or work.updates)
-            trainer, bare = (statistics.median(speeds) for speeds in zip(*pairs, strict=True))
-            row[strategy] = {"trainer": trainer, "bare": bare, "ratios": sorted(ours / other for ours, other in pairs)}
+            pairs = measure(
+                work, strategy, options.rounds, options.updates or work.updates
+            )
+            trainer, bare = (
+                statistics.median(speeds) for speeds in zip(*pairs, strict=True)
+            )
+            row[strategy] = {
+                "trainer": trainer,
+                "bare": bare,
+                "ratios": sorted(ours / other for ours, other in pairs),
+            }
             print(f"{work.name}, {strategy}: {row[strategy]}", flush=True)
     for name, speeds in measure_pytorch(options.updates).items():
         results["rows"][name]["pytorch"] = speeds

@@ -1,8 +1,10 @@
 """The trainer on the work of the bare loop and of the peers.
 
-    python -m benchmarks.ours DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES EPOCHS
+    python -m benchmarks.ours DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES
+    EPOCHS
 
-Prints one line of JSON an epoch, {"examples_per_second": ...}, after the lines that `python -m pmapdp.train` prints.
+Prints one line of JSON an epoch, {"examples_per_second": ...}, after the lines that
+`python -m pmapdp.train` prints.
 """
 
 import json

@@ -5,7 +5,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-RESULTS, ACCELERATORS = (Path(__file__).with_name(name) for name in ("results.json", "accelerators.json"))
+RESULTS, ACCELERATORS = (
+    Path(__file__).with_name(name) for name in ("results.json", "accelerators.json")
+)
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
 BEGIN, END = "<!-- made by python -m benchmarks.summary -->", "<!-- until here -->"
 BEGIN_ACCELERATORS = "<!-- made by python -m benchmarks.accelerators -->"
@@ -18,13 +20,31 @@ OTHERS = {
     "keras_jax": "Keras on JAX",
 }
 WORKS = (
-    # words, model, strategies, devices, batch over all devices, the least ratio to the bare loop and to the peers
-    ("CNN, 64", "cnn", ("single",), 1, 64, {"bare": 0.95, "mirrored_strategy": 1.1, "pytorch_ddp": 2.0}),
-    ("CNN, 512", "cnn", STRATEGIES, 8, 512, {"bare": 0.95, "mirrored_strategy": 2.2, "pytorch_ddp": 2.2}),
+    # words, model, strategies, devices, batch over all devices, the least ratio to the
+    # bare loop and to the peers
+    (
+        "CNN, 64",
+        "cnn",
+        ("single",),
+        1,
+        64,
+        {"bare": 0.95, "mirrored_strategy": 1.1, "pytorch_ddp": 2.0},
+    ),
+    (
+        "CNN, 512",
+        "cnn",
+        STRATEGIES,
+        8,
+        512,
+        {"bare": 0.95, "mirrored_strategy": 2.2, "pytorch_ddp": 2.2},
+    ),
     ("convnet, 64", "convnet", ("single",), 1, 64, {"bare": 0.95, "keras_jax": 1.0}),
     ("convnet, 64", "convnet", STRATEGIES, 8, 64, {"bare": 0.95, "keras_jax": 1.1}),
 )
-EXAMPLES = {"cnn": 25_600, "convnet": 6_400}  # of one epoch: enough for a second or more on a CPU
+EXAMPLES = {
+    "cnn": 25_600,
+    "convnet": 6_400,
+}  # of one epoch: enough for a second or more on a CPU
 
 
 class Run(NamedTuple):
@@ -39,7 +59,15 @@ class Run(NamedTuple):
     @property
     def name(self) -> str:
         """The key in results.json."""
-        return " ".join(map(str, filter(None, (self.who, self.strategy, self.model, self.devices, self.batch))))
+        return " ".join(
+            map(
+                str,
+                filter(
+                    None,
+                    (self.who, self.strategy, self.model, self.devices, self.batch),
+                ),
+            )
+        )
 
 
 def comparisons(peers: bool) -> list[tuple[str, Run, Run, float]]:
@@ -48,8 +76,17 @@ def comparisons(peers: bool) -> list[tuple[str, Run, Run, float]]:
     for work, model, strategies, devices, batch, targets in WORKS:
         for who, target in targets.items():
             for strategy in strategies if peers or who == "bare" else ():
-                other = Run(who, model, strategy if who == "bare" else "", devices, batch)
-                found.append((work, Run("pmapdp", model, strategy, devices, batch), other, target))
+                other = Run(
+                    who, model, strategy if who == "bare" else "", devices, batch
+                )
+                found.append(
+                    (
+                        work,
+                        Run("pmapdp", model, strategy, devices, batch),
+                        other,
+                        target,
+                    )
+                )
     return found
 
 
@@ -60,7 +97,9 @@ def table(results: dict[str, Any]) -> str:
     for work, run, against, target in comparisons(peers=True):
         if run.name in speeds and against.name in speeds:
             ours, other = median(speeds[run.name]), median(speeds[against.name])
-            cells = rows.setdefault((work, run.devices, OTHERS[against.who], target), {})
+            cells = rows.setdefault(
+                (work, run.devices, OTHERS[against.who], target), {}
+            )
             cells[run.strategy] = f"{ours:,.0f} ({ours / other:.2f})"
     strategies = ("single", *STRATEGIES)
     lines = [
@@ -72,8 +111,12 @@ def table(results: dict[str, Any]) -> str:
     for (work, devices, against, target), cells in rows.items():
         values = " | ".join(cells.get(strategy, "") for strategy in strategies)
         lines.append(f"| {work} | {devices} | {against} | {values} | {target:.2f} |")
-    spread = max((max(values) - min(values)) / median(values) for values in speeds.values())
-    peers = ", ".join(f"{name} {version}" for name, version in machine.get("peers", {}).items())
+    spread = max(
+        (max(values) - min(values)) / median(values) for values in speeds.values()
+    )
+    peers = ", ".join(
+        f"{name} {version}" for name, version in machine.get("peers", {}).items()
+    )
     lines += [
         "",
         f"Medians of {len(next(iter(speeds.values())))} runs each, in turn; a command's runs lay up to {spread:.0%} of "
@@ -82,7 +125,10 @@ def table(results: dict[str, Any]) -> str:
         "",
         "| whole command, compiled programs cached | seconds |",
         "| --- | --- |",
-        *(f"| {name} | {seconds:.1f} |" for name, seconds in results["seconds"].items()),
+        *(
+            f"| {name} | {seconds:.1f} |"
+            for name, seconds in results["seconds"].items()
+        ),
     ]
     return "\n".join(lines)
 
@@ -102,14 +148,23 @@ def table_of_accelerators(results: dict[str, Any]) -> str:
             shares = f"{median(ratios):.2f}; {ratios[0]:.2f} to {ratios[-1]:.2f}"
             cells.append(f"{row[strategy]['trainer']:,.0f} ({shares})")
         speeds = row.get("pytorch", {})
-        theirs = [f"{speeds[how]:,.0f}" if how in speeds else "" for how in ("eager", "compiled")]
-        lines.append(f"| {' | '.join([*cells, format(row['jit']['bare'], ',.0f'), *theirs])} |")
+        theirs = [
+            f"{speeds[how]:,.0f}" if how in speeds else ""
+            for how in ("eager", "compiled")
+        ]
+        lines.append(
+            f"| {' | '.join([*cells, format(row['jit']['bare'], ',.0f'), *theirs])} |"
+        )
     return "\n".join([*lines, "", f"{results['machine']}."])
 
 
 def write(results: dict[str, Any]) -> None:
     """Write a table into the page: of accelerators if the results have rows, else of `benchmarks.run`."""
-    begin, text = (BEGIN_ACCELERATORS, table_of_accelerators) if "rows" in results else (BEGIN, table)
+    begin, text = (
+        (BEGIN_ACCELERATORS, table_of_accelerators)
+        if "rows" in results
+        else (BEGIN, table)
+    )
     before, rest = PAGE.read_text(encoding="utf-8").split(begin)
     _, after = rest.split(END, maxsplit=1)
     PAGE.write_text(f"{before}{begin}\n{text(results)}\n{END}{after}", encoding="utf-8")

@@ -3,8 +3,9 @@
     PYTHONPATH=.:tests/verify python benchmarks/verify_matrix.py --of 8      # every eighth combination; 1: all
     PYTHONPATH=.:tests/verify python benchmarks/verify_matrix.py --of 1 --lines rows.jsonl     # goes on after a stop
 
-A report is right if it gives the mistake's name and no name of another, unknown if it fails without a name, wrong if it
-names another, and silent if nothing fails. The program without a mistake must pass.
+A report is right if it gives the mistake's name and no name of another, unknown if it
+fails without a name, wrong if it names another, and silent if nothing fails. The
+program without a mistake must pass.
 """
 
 import argparse
@@ -19,9 +20,14 @@ from planted import PLANTS, WAYS, given
 from pmapdp.devices import simulate
 
 RULES = ("sgd", "momentum in bfloat16", "adam", "adamw", "clipping", "loss scale")
-OTHERS = list(itertools.product(("state", "argument", "none"), (True, False), (False, True)))  # key, float64, sums
+OTHERS = list(
+    itertools.product(("state", "argument", "none"), (True, False), (False, True))
+)  # key, float64, sums
 # What is true of a mistake besides its own sentence.
-TRUE_TOO = {"no all-reduce": {"drift"}, "every device computes everything": {"scaled metrics", "sum for mean"}}
+TRUE_TOO = {
+    "no all-reduce": {"drift"},
+    "every device computes everything": {"scaled metrics", "sum for mean"},
+}
 
 
 def judge(plant, report) -> str:
@@ -41,38 +47,75 @@ def combinations(every: int):
     for number, (plant, rule) in enumerate(itertools.product((None, *PLANTS), RULES)):
         fixed = plant.options if plant else {}
         for place, (key, float64, sums) in enumerate(OTHERS):
-            possible = key != "none" if fixed.get("key") == "any" else fixed.get("key", key) == key
+            possible = (
+                key != "none"
+                if fixed.get("key") == "any"
+                else fixed.get("key", key) == key
+            )
             possible = possible and fixed.get("optimizer", rule) == rule
             if possible and (place + 3 * number + number // len(RULES)) % every == 0:
                 ways = plant.under if plant else tuple(WAYS)
-                yield plant, rule, key, float64, sums, ways[(number + place) % len(ways)]
+                yield (
+                    plant,
+                    rule,
+                    key,
+                    float64,
+                    sums,
+                    ways[(number + place) % len(ways)],
+                )
 
 
 def main() -> None:
     """Run the combinations and print how often each verdict came."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--of", type=int, default=8)
-    parser.add_argument("--lines", type=Path, help="a file with one line of JSON a row, to which rows are added")
+    parser.add_argument(
+        "--lines",
+        type=Path,
+        help="a file with one line of JSON a row, to which rows are added",
+    )
     options = parser.parse_args()
     simulate(8)
     from pmapdp.verify import verify
 
-    known = options.lines and options.lines.exists() and options.lines.read_text().splitlines()
+    known = (
+        options.lines
+        and options.lines.exists()
+        and options.lines.read_text().splitlines()
+    )
     rows = {tuple(json.loads(line)["case"]): json.loads(line) for line in known or ()}
     found = collections.Counter()
     for plant, rule, key, float64, sums, way in combinations(options.of):
         name = f"{plant.cause}: {plant.wrong}" if plant else "none"
-        case = (name, rule, f"key {key}", "float64" if float64 else "float32", "sums" * sums, way)
+        case = (
+            name,
+            rule,
+            f"key {key}",
+            "float64" if float64 else "float32",
+            "sums" * sums,
+            way,
+        )
         if case not in rows:
             started = time.perf_counter()
             try:
                 plants = [plant] if plant else []
-                report = verify(**given(way, *plants, optimizer=rule, key=key, sums=sums), float64=float64)
+                report = verify(
+                    **given(way, *plants, optimizer=rule, key=key, sums=sums),
+                    float64=float64,
+                )
                 verdict, causes = judge(plant, report), report.causes
             except Exception as error:
                 verdict, causes = "raised", [f"{type(error).__name__}: {error}"[:200]]
-            rows[case] = {"case": case, "verdict": verdict, "causes": causes, "seconds": time.perf_counter() - started}
-            print(f"{verdict:8} {' | '.join(case)} {causes} {rows[case]['seconds']:.1f} s", flush=True)
+            rows[case] = {
+                "case": case,
+                "verdict": verdict,
+                "causes": causes,
+                "seconds": time.perf_counter() - started,
+            }
+            print(
+                f"{verdict:8} {' | '.join(case)} {causes} {rows[case]['seconds']:.1f} s",
+                flush=True,
+            )
             if options.lines:
                 with options.lines.open("a") as file:
                     file.write(json.dumps(rows[case]) + "\n")

@@ -1,9 +1,11 @@
 """Build the site from the pages, the executed notebooks and the docstrings: `python docs/build.py`.
 
-It needs `pip install -e ".[site]"` and writes the folder site, whose index.html a browser opens. Notebooks are shown as
-they are and never run. Every warning of Sphinx and every link that leads nowhere is an error.
+It needs `pip install -e ".[site]"` and writes the folder site, whose index.html a
+browser opens. Notebooks are shown as they are and never run. Every warning of Sphinx
+and every link that leads nowhere is an error.
 
-Where the repository is hosted, its address adds "open in Colab" and a link to the repository:
+Where the repository is hosted, its address adds "open in Colab" and a link to the
+repository:
 
     python docs/build.py https://github.com/OWNER/NAME      # or PMAPDP_REPOSITORY in the environment
 """
@@ -30,29 +32,53 @@ def build(repository: str) -> list[str]:
 
     os.environ["PMAPDP_REPOSITORY"] = repository
     os.environ["JAX_PLATFORMS"] = "cpu"
-    with tempfile.TemporaryDirectory() as folder:  # where Sphinx and MyST-NB also leave what they need themselves
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # where Sphinx and MyST-NB also leave what they need themselves
         stage.stage(Path(folder, "source"), repository)
-        options = ["-q", "-W", "--keep-going", "-c", str(Path(__file__).parent / "site"), "-d", f"{folder}/doctrees"]
+        options = [
+            "-q",
+            "-W",
+            "--keep-going",
+            "-c",
+            str(Path(__file__).parent / "site"),
+            "-d",
+            f"{folder}/doctrees",
+        ]
         if status := sphinx([*options, f"{folder}/source", f"{folder}/html"]):
             sys.exit(status)
         shutil.rmtree(HTML, ignore_errors=True)
         shutil.move(f"{folder}/html", HTML)
-    for notebook in stage.ROOT.glob("lessons/*.ipynb"):  # what "download" gives is the notebook of the repository
+    for notebook in stage.ROOT.glob(
+        "lessons/*.ipynb"
+    ):  # what "download" gives is the notebook of the repository
         shutil.copy(notebook, HTML / "_sources" / "lessons")
     return check.broken_links(HTML)
 
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("repository", nargs="?", default=os.environ.get("PMAPDP_REPOSITORY", ""), metavar="ADDRESS")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "repository",
+        nargs="?",
+        default=os.environ.get("PMAPDP_REPOSITORY", ""),
+        metavar="ADDRESS",
+    )
     started = time.perf_counter()
     broken = build(parser.parse_args().repository.rstrip("/"))
     print(*broken, sep="\n", end="\n" * bool(broken))
     files = [path for path in HTML.rglob("*") if path.is_file()]
-    pages, size = sum(path.suffix == ".html" for path in files), sum(path.stat().st_size for path in files) / 1e6
+    pages, size = (
+        sum(path.suffix == ".html" for path in files),
+        sum(path.stat().st_size for path in files) / 1e6,
+    )
     seconds = time.perf_counter() - started
-    print(f"{HTML}: {pages} pages, {size:.1f} MB, {seconds:.0f} s, {len(broken)} broken links")
+    print(
+        f"{HTML}: {pages} pages, {size:.1f} MB, {seconds:.0f} s, {len(broken)} broken links"
+    )
     sys.exit(bool(broken))
 
 

@@ -25,7 +25,9 @@ def main() -> None:
         print(f"\n## {cause}\n")
         for line in mistake.get("lines", []):
             under = ", ".join(line.get("under", EVERYWHERE))
-            print(f"Under {under}:\n\n```diff\n- {line['wrong']}\n+ {line['right']}\n```\n")
+            print(
+                f"Under {under}:\n\n```diff\n- {line['wrong']}\n+ {line['right']}\n```\n"
+            )
         print(f"> {' '.join(mistake['says'].split())}")
 
 

@@ -1,7 +1,8 @@
 """A training step with a mistake that raises no error: `python -m pmapdp.verify examples/sum_of_means.py:check`.
 
-The gradients of the devices are added up with `lax.psum`. Each is already a mean over the device's examples, so the
-update is as many times too long as there are devices. `lax.pmean` is right.
+The gradients of the devices are added up with `lax.psum`. Each is already a mean over
+the device's examples, so the update is as many times too long as there are devices.
+`lax.pmean` is right.
 """
 
 import jax
@@ -31,5 +32,8 @@ def check():
         "step": jax.pmap(step, "devices"),
         "reference": one_device(step, "devices"),
         "state": np.zeros(5, np.float32),
-        "batch": {"x": random.normal(size=(64, 5)).astype(np.float32), "y": np.ones(64, np.float32)},
+        "batch": {
+            "x": random.normal(size=(64, 5)).astype(np.float32),
+            "y": np.ones(64, np.float32),
+        },
     }

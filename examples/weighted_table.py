@@ -1,8 +1,9 @@
 """A regression on a table whose rows count differently: `python examples/weighted_table.py jit`.
 
-It writes a table of 2,000 measurements, each with its own error, and reads it again. A row counts with the inverse of
-its variance. On rows without error the mean squared error is below 0.025 after 20 epochs, on any strategy; without the
-weights it is about twice that.
+It writes a table of 2,000 measurements, each with its own error, and reads it again. A
+row counts with the inverse of its variance. On rows without error the mean squared
+error is below 0.025 after 20 epochs, on any strategy; without the weights it is about
+twice that.
 """
 
 import sys
@@ -22,7 +23,10 @@ COLUMNS = "width,height,depth,value,error"
 
 class Net(nnx.Module):
     def __init__(self, *, rngs):
-        self.hidden, self.out = nnx.Linear(3, 64, rngs=rngs), nnx.Linear(64, 1, rngs=rngs)
+        self.hidden, self.out = (
+            nnx.Linear(3, 64, rngs=rngs),
+            nnx.Linear(64, 1, rngs=rngs),
+        )
 
     def __call__(self, x):
         return self.out(nnx.tanh(self.hidden(x)))[:, 0]
@@ -36,18 +40,42 @@ def squared_error(model, batch):
 
 def write_table(path, rows, largest_error, seed):
     random = np.random.default_rng(seed)
-    x, error = random.uniform(-1, 1, (rows, 3)), random.uniform(0.2, largest_error, rows)
-    value = np.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2] + (largest_error > 0.2) * error * random.normal(size=rows)
-    np.savetxt(path, np.column_stack([x, value, error]), delimiter=",", header=COLUMNS, comments="", fmt="%.5f")
+    x, error = (
+        random.uniform(-1, 1, (rows, 3)),
+        random.uniform(0.2, largest_error, rows),
+    )
+    value = (
+        np.sin(3 * x[:, 0])
+        + x[:, 1] * x[:, 2]
+        + (largest_error > 0.2) * error * random.normal(size=rows)
+    )
+    np.savetxt(
+        path,
+        np.column_stack([x, value, error]),
+        delimiter=",",
+        header=COLUMNS,
+        comments="",
+        fmt="%.5f",
+    )
 
 
 def main(folder=Path(), strategy="pmap", weighted=True, **settings):
     write_table(folder / "measured.csv", 2000, largest_error=3.0, seed=0)
     write_table(folder / "exact.csv", 500, largest_error=0.2, seed=1)
-    rows, exact = (np.loadtxt(folder / name, delimiter=",", skiprows=1) for name in ("measured.csv", "exact.csv"))
+    rows, exact = (
+        np.loadtxt(folder / name, delimiter=",", skiprows=1)
+        for name in ("measured.csv", "exact.csv")
+    )
     x, y, weights = rows[:, :3], rows[:, 3], rows[:, 4] ** -2
-    data = DataSet(Split(x, y, weights if weighted else None), Split(exact[:, :3], exact[:, 3]))
-    return train(Config(strategy=strategy, learning_rate=0.02, **settings), model=Net, data=data, loss=squared_error)
+    data = DataSet(
+        Split(x, y, weights if weighted else None), Split(exact[:, :3], exact[:, 3])
+    )
+    return train(
+        Config(strategy=strategy, learning_rate=0.02, **settings),
+        model=Net,
+        data=data,
+        loss=squared_error,
+    )
 
 
 if __name__ == "__main__":

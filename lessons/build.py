@@ -65,15 +65,21 @@ def listing(name: str) -> str:
 def difference(earlier: str, later: str) -> str:
     """The lines that change from one script to the next, with one line around them, marked by + and -."""
     lines, text = program(later).splitlines(), ""
-    for line in list(difflib.unified_diff(program(earlier).splitlines(), lines, n=1, lineterm=""))[2:]:
-        if line.startswith("@@"):  # name the function, class or loop in which these lines are, unless they show it
+    for line in list(difflib.unified_diff(program(earlier).splitlines(), lines, n=1, lineterm=""))[
+        2:
+    ]:
+        if line.startswith(
+            "@@"
+        ):  # name the function, class or loop in which these lines are, unless they show it
             first = int(re.findall(r"\+(\d+)", line)[0]) - 1
             top = [each for each in lines[:first] if each[:1].strip()][-1:]
             inside = re.sub(r"^(?:def|class) (\w+).*", r"\1", "".join(top)).rstrip(":")
             line = f"\n@@ {inside}" if lines[first].startswith(" ") else ""
         text += f"{line}\n"
     text = text.strip()
-    return re.sub(r"\n([ +-]?\n)+", "\n\n", f"```diff\n{text}\n```")  # one empty line at a time, without a mark
+    return re.sub(
+        r"\n([ +-]?\n)+", "\n\n", f"```diff\n{text}\n```"
+    )  # one empty line at a time, without a mark
 
 
 def minutes(notebook) -> tuple[int, int]:
@@ -103,13 +109,20 @@ def execute(source: Path, folder: Path, *, twice: bool = False):
     from nbclient import NotebookClient
 
     notebook = read(source)
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
     if twice:
         notebook.cells += read(source).cells
     paths = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     client = NotebookClient(
-        notebook, timeout=SECONDS_ALLOWED, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook,
+        timeout=SECONDS_ALLOWED,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
     )
     client.execute(env=environment)
     return notebook
@@ -123,7 +136,9 @@ def tidy(notebook) -> None:
     }
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"
-        cell.metadata = {key: value for key, value in cell.metadata.items() if key in ("tags", "jupyter")}
+        cell.metadata = {
+            key: value for key, value in cell.metadata.items() if key in ("tags", "jupyter")
+        }
         if cell.cell_type == "code":
             cell.outputs = joined(cell.outputs)
             if PREDICTION in cell.metadata.get("tags", []):
@@ -163,7 +178,9 @@ def build(source: Path) -> None:
     nbformat.write(notebook, target)
     seconds, size = time.perf_counter() - started, target.stat().st_size / 1000
     reading, whole = minutes(notebook)
-    print(f"{target.name}: built in {seconds:.0f} s, {size:.0f} KB, {reading} minutes, {whole} with exercises")
+    print(
+        f"{target.name}: built in {seconds:.0f} s, {size:.0f} KB, {reading} minutes, {whole} with exercises"
+    )
 
 
 def source_of(number: str) -> Path:
@@ -176,8 +193,12 @@ def source_of(number: str) -> Path:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("lessons", metavar="NN", nargs="*", type=source_of, help="number of a lesson")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "lessons", metavar="NN", nargs="*", type=source_of, help="number of a lesson"
+    )
     for source in parser.parse_args(arguments).lessons or sources():
         build(source)
 

@@ -22,11 +22,13 @@ The core, in the order in which to read it (about an hour):
     metrics.py               sums on the host, read without stopping the devices
     train.py                 the trainer from top to bottom: data, model, step, loop, evaluation
 
-Everything else is for when you need it: `run/` (long runs), `sharding/` (to split the model or the state),
-`distributed.py` (several machines) and `custom/` (your model, loss or data). `evaluate`, `export`, `predict`, `verify`,
-`port`, `compare` and `scaling` are commands. `cli.py` starts and ends every command, `registry.py` and `recipes.py`
-have the names that a command line takes, `files.py` reads and writes files, and `lessons/` has the lessons' pictures
-and checks. The core imports none of them, except in `train.py`, where all parts meet.
+Everything else is for when you need it: `run/` (long runs), `sharding/` (to split the
+model or the state), `distributed.py` (several machines) and `custom/` (your model, loss
+or data). `evaluate`, `export`, `predict`, `verify`, `port`, `compare` and `scaling` are
+commands. `cli.py` starts and ends every command, `registry.py` and `recipes.py` have
+the names that a command line takes, `files.py` reads and writes files, and `lessons/`
+has the lessons' pictures and checks. The core imports none of them, except in
+`train.py`, where all parts meet.
 """
 
 __version__ = "0.3.0"

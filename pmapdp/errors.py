@@ -43,7 +43,9 @@ class ReplicasError(UserError):
     status = 5
 
 
-class StoppedError(KeyboardInterrupt):  # so that `except Exception` doesn't go on after Ctrl-C
+class StoppedError(
+    KeyboardInterrupt
+):  # so that `except Exception` doesn't go on after Ctrl-C
     """A signal ended the run in good order. `status` is 128 + its number, `state` the state if no checkpoint has it."""
 
     def __init__(self, message: str, status: int, state: Any = None):
@@ -62,13 +64,20 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     choices = list(choices)
     near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UserError(f"unknown {kind} {value!r:.100}: {hint}choose from {', '.join(choices)}")
+    return UserError(
+        f"unknown {kind} {value!r:.100}: {hint}choose from {', '.join(choices)}"
+    )
 
 
 def reason(error: BaseException) -> str:
     """Say what happened: the first line of the error's message, or its kind if it has none."""
-    message = getattr(error, "strerror", None) or (f"no {error}" if isinstance(error, KeyError) else str(error))
-    return next((line.strip()[:1000] for line in message.splitlines() if line.strip()), type(error).__name__)
+    message = getattr(error, "strerror", None) or (
+        f"no {error}" if isinstance(error, KeyError) else str(error)
+    )
+    return next(
+        (line.strip()[:1000] for line in message.splitlines() if line.strip()),
+        type(error).__name__,
+    )
 
 
 @contextlib.contextmanager
@@ -78,7 +87,9 @@ def explain_errors(failure: str, advice: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:  # NumPy, zipfile, gzip and Pillow alone have many for damaged bytes
+    except (
+        Exception
+    ) as error:  # NumPy, zipfile, gzip and Pillow alone have many for damaged bytes
         raise UserError(f"{failure} ({reason(error)}): {advice}") from error
 
 

@@ -5,8 +5,8 @@
     python -m pmapdp.evaluate runs/first --strategy jit --devices 3
     python -m pmapdp.evaluate model.zip --dataset my_data.npz  # exported model
 
-The figures are sums over exactly the examples of the test set, so that strategy and number of devices change only their
-rounding.
+The figures are sums over exactly the examples of the test set, so that strategy and
+number of devices change only their rounding.
 """
 
 import dataclasses
@@ -39,14 +39,33 @@ from pmapdp.train import EVALUATION_BATCH_PER_DEVICE, Custom, evaluate, prepare
 class Options:
     """The model, and how to evaluate it."""
 
-    model: str = setting("arguments", MISSING, "Folder of a run, or exported file of people you trust.", place="MODEL")
-    strategy: Literal["pmap", "shard_map", "jit", "single"] | None = setting(
-        "options", None, "Of a run: how the batch is split and added up; default: as in training."
+    model: str = setting(
+        "arguments",
+        MISSING,
+        "Folder of a run, or exported file of people you trust.",
+        place="MODEL",
     )
-    devices: int | None = setting("options", None, "Of a run: number of devices; default: as in training.")
-    best: bool = setting("options", False, "Of a run: the checkpoint of its best epoch instead of the newest.")
-    dataset: str | None = setting("options", None, "Of an exported model: your data; default: the built-in data set.")
-    data_dir: str | None = setting("options", None, "Folder of downloaded data sets; default: as in training.")
+    strategy: Literal["pmap", "shard_map", "jit", "single"] | None = setting(
+        "options",
+        None,
+        "Of a run: how the batch is split and added up; default: as in training.",
+    )
+    devices: int | None = setting(
+        "options", None, "Of a run: number of devices; default: as in training."
+    )
+    best: bool = setting(
+        "options",
+        False,
+        "Of a run: the checkpoint of its best epoch instead of the newest.",
+    )
+    dataset: str | None = setting(
+        "options",
+        None,
+        "Of an exported model: your data; default: the built-in data set.",
+    )
+    data_dir: str | None = setting(
+        "options", None, "Folder of downloaded data sets; default: as in training."
+    )
     json: bool = setting("options", False, "Print the result as one JSON object.")
 
 
@@ -61,38 +80,73 @@ def evaluate_run(
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the figures of the newest checkpoint of a run, or of its best epoch, and the facts about them.
 
-    Give `yours` again, `model`, `data` and the like, if `train` was given them as Python values.
+    Give `yours` again, `model`, `data` and the like, if `train` was given them as
+    Python values.
     """
     config = read_config(workdir)
     require_python_values(config, yours, "pmapdp.evaluate.evaluate_run", workdir)
-    changes: dict[str, Any] = {"data_dir": data_dir or config.data_dir, "strategy": strategy or config.strategy}
+    changes: dict[str, Any] = {
+        "data_dir": data_dir or config.data_dir,
+        "strategy": strategy or config.strategy,
+    }
     if strategy or devices:
-        # A mesh is for one number of devices, and the other settings don't go with every strategy.
-        changes |= {"mesh": None, "layout": "data", "shard_state": "none", "check_replicas": None}
-        changes["devices"] = devices or (None if strategy == "single" else config.devices)
+        # A mesh is for one number of devices, and the other settings don't go with
+        # every strategy.
+        changes |= {
+            "mesh": None,
+            "layout": "data",
+            "shard_state": "none",
+            "check_replicas": None,
+        }
+        changes["devices"] = devices or (
+            None if strategy == "single" else config.devices
+        )
     config = dataclasses.replace(config, **changes)
-    workdir = os.path.abspath(workdir)  # before your code runs, which may change the current folder
+    workdir = os.path.abspath(
+        workdir
+    )  # before your code runs, which may change the current folder
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, Custom(**yours))
         if "test" not in job.batches:
-            raise UserError(f"{config.dataset} has no test set to evaluate on: give one, DataSet(train, test)")
+            raise UserError(
+                f"{config.dataset} has no test set to evaluate on: give one, DataSet(train, test)"
+            )
         state, _ = load_state(workdir, job.task, best=best, content=job.content)
-        facts = {"dataset": config.dataset, "step": int(state.step), "strategy": config.strategy}
+        facts = {
+            "dataset": config.dataset,
+            "step": int(state.step),
+            "strategy": config.strategy,
+        }
         facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
         return evaluate(job, job.strategy.place_state(state), "test"), facts
 
 
-def evaluate_file(path: str, dataset: str | None = None, data_dir: str | None = None) -> tuple[Any, dict[str, Any]]:
+def evaluate_file(
+    path: str, dataset: str | None = None, data_dir: str | None = None
+) -> tuple[Any, dict[str, Any]]:
     """Return the figures of an exported model on the test set of a data set, and the facts about them.
 
-    Only a built-in data set is taken from the file: a name of yours may be another file here, or run its code.
+    Only a built-in data set is taken from the file: a name of yours may be another file
+    here, or run its code.
     """
     exported = load_exported(path)
-    if dataset is None and (dataset := exported.metadata.get("dataset")) not in DATA_SETS:
-        raise UserError(f"{path} was trained on data of yours, {dataset}: name it, as in --dataset my_data.npz")
+    if (
+        dataset is None
+        and (dataset := exported.metadata.get("dataset")) not in DATA_SETS
+    ):
+        raise UserError(
+            f"{path} was trained on data of yours, {dataset}: name it, as in --dataset my_data.npz"
+        )
     data = load_data(dataset, data_dir)
-    facts = {"dataset": dataset, "step": exported.metadata.get("step", 0), "strategy": "exported"}
-    return evaluate_exported(exported, data.test), facts | {"devices": 1, "device_kind": describe(jax.devices()[:1])}
+    facts = {
+        "dataset": dataset,
+        "step": exported.metadata.get("step", 0),
+        "strategy": "exported",
+    }
+    return evaluate_exported(exported, data.test), facts | {
+        "devices": 1,
+        "device_kind": describe(jax.devices()[:1]),
+    }
 
 
 def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
@@ -101,18 +155,28 @@ def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
         part = make_part("the test", split, exported.metadata["labels"])
         if isinstance(part, Texts):
             if exported.featurizer is None:
-                raise UserError("the model takes no texts: give the data of its training")
+                raise UserError(
+                    "the model takes no texts: give the data of its training"
+                )
             part = Split(exported.featurizer(part.texts), part.labels)
-        if (given := describe_arrays(part.take(np.arange(1)).inputs)) != (taken := exported.metadata["input"]):
-            raise UserError(f"the model takes {taken}, and the test set has {given}: give the data of its training")
+        if (given := describe_arrays(part.take(np.arange(1)).inputs)) != (
+            taken := exported.metadata["input"]
+        ):
+            raise UserError(
+                f"the model takes {taken}, and the test set has {given}: give the data of its training"
+            )
         if exported.metadata["classifies"]:
             check_labels("the test", part, len(exported.metadata["labels"]))
         arrays, sums = jax.device_put(exported.arrays), jax.jit(exported.loss.call)
         batches = Batches(part, EVALUATION_BATCH_PER_DEVICE)
         meter = Meter(is_weighted=batches.is_weighted)
         for step, batch in enumerate(batches.epoch(0)):
-            found = sums(arrays, *jax.device_put((batch.inputs, batch.labels, batch.weights)))
-            named = MetricSums(found.pop("loss"), found.pop("correct", None), found.pop("count"), found)
+            found = sums(
+                arrays, *jax.device_put((batch.inputs, batch.labels, batch.weights))
+            )
+            named = MetricSums(
+                found.pop("loss"), found.pop("correct", None), found.pop("count"), found
+            )
             meter.add(step + 1, named, batches.examples_in(step))
         meter.finish()
     return meter.means
@@ -129,16 +193,29 @@ def main(arguments: list[str]) -> None:
             )
         means, facts = evaluate_file(options.model, options.dataset, options.data_dir)
     elif options.dataset:
-        raise UserError(f"{options.model} is a run, which knows its data: leave out --dataset")
+        raise UserError(
+            f"{options.model} is a run, which knows its data: leave out --dataset"
+        )
     else:
-        spread: dict[str, Any] = {"strategy": options.strategy, "devices": options.devices}
-        means, facts = evaluate_run(options.model, **spread, data_dir=options.data_dir, best=options.best)
+        spread: dict[str, Any] = {
+            "strategy": options.strategy,
+            "devices": options.devices,
+        }
+        means, facts = evaluate_run(
+            options.model, **spread, data_dir=options.data_dir, best=options.best
+        )
     if options.json:
         print(json.dumps({"test": means} | facts))
         return
-    others = [f"{name} {value:.4f}" for name, value in means.items() if name not in ("loss", "examples")]
+    others = [
+        f"{name} {value:.4f}"
+        for name, value in means.items()
+        if name not in ("loss", "examples")
+    ]
     print(f"test loss {means['loss']:.6f}", *others)
-    print(f"{means['examples']:,} examples of {facts['dataset']}, after {facts['step']:,} updates")
+    print(
+        f"{means['examples']:,} examples of {facts['dataset']}, after {facts['step']:,} updates"
+    )
     print(f"{facts['strategy']}, {facts['device_kind']}")
 
 

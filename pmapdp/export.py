@@ -4,8 +4,9 @@
     python -m pmapdp.export runs/first model.zip --best  # its best epoch
     python -m pmapdp.export runs/texts model.zip --data-dir data
 
-The file holds a program, so give people only files that they have a reason to trust. docs/export.md says what else is
-in it, and how JAX and NumPy read it without this package.
+The file holds a program, so give people only files that they have a reason to trust.
+docs/export.md says what else is in it, and how JAX and NumPy read it without this
+package.
 """
 
 import contextlib
@@ -41,7 +42,13 @@ from pmapdp.state import Task, TrainState
 from pmapdp.train import rebuild_task
 
 FORMAT = "pmapdp model 2"
-METADATA, PROGRAM, LOSS, ARRAYS, FEATURIZER = "metadata.json", "model.jax", "loss.jax", "arrays/", "view.json"
+METADATA, PROGRAM, LOSS, ARRAYS, FEATURIZER = (
+    "metadata.json",
+    "model.jax",
+    "loss.jax",
+    "arrays/",
+    "view.json",
+)
 PLATFORMS = ("cpu", "cuda", "tpu")
 EXAMPLES_PER_CALL = 256
 ADVICE = "name a file made with python -m pmapdp.export, or export the model again"
@@ -51,10 +58,14 @@ ADVICE = "name a file made with python -m pmapdp.export, or export the model aga
 class Exported:
     """An exported model, ready to be called."""
 
-    metadata: dict[str, Any]  # `labels`, `metrics`, `input` (shape and type), `classifies` and more
+    metadata: dict[
+        str, Any
+    ]  # `labels`, `metrics`, `input` (shape and type), `classifies` and more
     model: jax.export.Exported  # a function of the arrays and the inputs
     arrays: dict[str, np.ndarray]  # parameters and running statistics
-    loss: jax.export.Exported  # the sums of its loss and metrics, of labels and weights too
+    loss: (
+        jax.export.Exported
+    )  # the sums of its loss and metrics, of labels and weights too
     featurizer: Any = None  # of a text model, turns n strings into its inputs
 
     @cached_property
@@ -68,8 +79,9 @@ class Exported:
         return jax.enable_x64(self.metadata["dtype"] == "float64")
 
     def outputs(self, inputs: Any) -> dict[str, np.ndarray]:
-        """Return `logits` and `probabilities`, both `[n, C]`, of n >= 1 inputs; of a model that is no classifier its
-        `outputs`, `[n, ...]`. A `UserError` says that the model takes other inputs, or answers with NaN."""
+        """Return `logits` and `probabilities`, both `[n, C]`, of n >= 1 inputs; of a
+        model that is no classifier its `outputs`, `[n, ...]`. A `UserError` says that
+        the model takes other inputs, or answers with NaN."""
         if (given := describe_arrays(inputs)) != self.metadata["input"]:
             raise UserError(
                 f"the model takes {self.metadata['input']}, and not {given}: give it what it was trained on"
@@ -77,17 +89,25 @@ class Exported:
         parts = []
         with self.precision():
             for start in range(0, len(jax.tree.leaves(inputs)[0]), EXAMPLES_PER_CALL):
-                some = jax.tree.map(lambda x, start=start: x[start : start + EXAMPLES_PER_CALL], inputs)
+                some = jax.tree.map(
+                    lambda x, start=start: x[start : start + EXAMPLES_PER_CALL], inputs
+                )
                 parts.append(jax.device_get(self.compiled(jax.device_put(some))))
-        outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        outputs = {
+            name: np.concatenate([part[name] for part in parts]) for name in parts[0]
+        }
         if not all(np.isfinite(each).all() for each in outputs.values()):
-            raise UserError("the model answers with nan or infinity: train it again with a lower --learning-rate")
+            raise UserError(
+                "the model answers with nan or infinity: train it again with a lower --learning-rate"
+            )
         return outputs
 
 
 def describe_arrays(inputs: Any) -> Any:
     """Return type and shape of each array in a batch of inputs, as they are in `metadata["input"]`."""
-    return jax.tree.map(lambda x: {"dtype": x.dtype.name, "shape": ["batch", *x.shape[1:]]}, inputs)
+    return jax.tree.map(
+        lambda x: {"dtype": x.dtype.name, "shape": ["batch", *x.shape[1:]]}, inputs
+    )
 
 
 def load_exported(path: str | Path) -> Exported:
@@ -100,17 +120,30 @@ def load_exported(path: str | Path) -> Exported:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
             # Only this much is read, so a few kilobytes cannot unpack to gigabytes.
-            if any(each.compress_type for each in members) or sum(each.file_size for each in members) > len(content):
+            if any(each.compress_type for each in members) or sum(
+                each.file_size for each in members
+            ) > len(content):
                 raise ValueError("it is compressed, or not as long as it says")
             metadata = json.loads(archive.read(METADATA))
             if metadata["format"] != FORMAT:
-                raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT!r}")
+                raise ValueError(
+                    f"its format is {metadata['format']!r}, not {FORMAT!r}"
+                )
             programs = [bytearray(archive.read(name)) for name in (PROGRAM, LOSS)]
-            arrays = {name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy"))) for name in metadata["arrays"]}
-            fitted = json.loads(archive.read(FEATURIZER)) if FEATURIZER in archive.namelist() else None
+            arrays = {
+                name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy")))
+                for name in metadata["arrays"]
+            }
+            fitted = (
+                json.loads(archive.read(FEATURIZER))
+                if FEATURIZER in archive.namelist()
+                else None
+            )
         theirs, ours = metadata["jax"], jax.__version__
     advice = f"use jax {theirs}, or export the model again with this one"
-    with explain_errors(f"{path} was exported with jax {theirs}, which jax {ours} cannot read", advice):
+    with explain_errors(
+        f"{path} was exported with jax {theirs}, which jax {ours} cannot read", advice
+    ):
         model, loss = map(jax.export.deserialize, programs)
         model.mlir_module()  # so that a version too old or too new shows here
     featurizer = None if fitted is None else FEATURIZERS[metadata["view"]](**fitted)
@@ -118,17 +151,30 @@ def load_exported(path: str | Path) -> Exported:
 
 
 def export_run(
-    workdir: str, path: str | Path, data_dir: str | None = None, *, best: bool = False, data: Any = None, **yours: Any
+    workdir: str,
+    path: str | Path,
+    data_dir: str | None = None,
+    *,
+    best: bool = False,
+    data: Any = None,
+    **yours: Any,
 ) -> dict[str, Any]:
     """Write the model of the newest checkpoint of a run, or of its best epoch, and return the file's metadata.
 
-    Give `data`, and `yours`, `model` and the like, again if `train` was given them as Python values.
+    Give `data`, and `yours`, `model` and the like, again if `train` was given them as
+    Python values.
     """
     config = read_config(workdir)
-    require_python_values(config, {"data": data} | yours, "pmapdp.export.export_run", workdir, str(path))
+    require_python_values(
+        config, {"data": data} | yours, "pmapdp.export.export_run", workdir, str(path)
+    )
     file, folder = check_output("FILE", str(path), MODEL), os.path.abspath(workdir)
     with jax.enable_x64(config.dtype == "float64"):
-        data = load_data(config.dataset, data_dir or config.data_dir) if data is None else make_data_set(data)
+        data = (
+            load_data(config.dataset, data_dir or config.data_dir)
+            if data is None
+            else make_data_set(data)
+        )
         task = rebuild_task(config, **yours)
         state, progress = load_state(folder, task, best=best, content=fingerprint(data))
     arrays, featurizer = featurize(data, task.model)
@@ -140,11 +186,20 @@ def export_run(
         "dataset": os.path.basename(config.dataset),
         "labels": arrays.classes,
         "step": step,
-        "metrics": measured if last.get("step") == step else {},  # the middle of an epoch was not evaluated
+        "metrics": measured
+        if last.get("step") == step
+        else {},  # the middle of an epoch was not evaluated
         "measured": {name: last["step"] for name in measured},  # after how many updates
     }
     example = arrays.train.take(np.arange(1))
-    export_model(task, state, file or path, examples=example, metadata=metadata, featurizer=featurizer)
+    export_model(
+        task,
+        state,
+        file or path,
+        examples=example,
+        metadata=metadata,
+        featurizer=featurizer,
+    )
     return metadata
 
 
@@ -154,16 +209,22 @@ def export_model(
     path: str | Path,  # replaced as a whole or not at all
     *,
     examples: Split,  # one or more, to which the model must answer with finite numbers
-    metadata: dict[str, Any],  # JSON to keep with it; `labels` are the names of the classes, empty for their numbers
+    metadata: dict[
+        str, Any
+    ],  # JSON to keep with it; `labels` are the names of the classes, empty for their numbers
     featurizer: Any = None,  # of a text model, fitted to the training texts
 ) -> None:
     """Write a model and its loss to a zip."""
     leaves, tree = jax.tree.flatten_with_path((state.params, state.model_state))
     names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
-    arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
+    arrays = {
+        name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)
+    }
 
     def build(arrays: dict[str, jax.Array]) -> Any:
-        return task.model_with(*jax.tree.unflatten(tree, [arrays[name] for name in names]))
+        return task.model_with(
+            *jax.tree.unflatten(tree, [arrays[name] for name in names])
+        )
 
     def forward(arrays: dict[str, jax.Array], inputs: Any) -> dict[str, jax.Array]:
         model = build(arrays)
@@ -176,21 +237,35 @@ def export_model(
             return {f"output {number}": each for number, each in enumerate(outputs)}
         return outputs if isinstance(outputs, dict) else {"outputs": outputs}
 
-    def sums(arrays: dict[str, jax.Array], inputs: Any, labels: jax.Array, weights: jax.Array) -> dict[str, Any]:
+    def sums(
+        arrays: dict[str, jax.Array], inputs: Any, labels: jax.Array, weights: jax.Array
+    ) -> dict[str, Any]:
         indices = jnp.zeros(weights.shape, jnp.int32)  # they matter only in training
-        return named_sums(task.loss(build(arrays), Batch(inputs, labels, indices, weights)))
+        return named_sums(
+            task.loss(build(arrays), Batch(inputs, labels, indices, weights))
+        )
 
-    # JAX notes the file of every operation, which says much about the machine and differs from export to export.
-    silent = {"jax_include_full_tracebacks_in_locations": True, "jax_traceback_in_locations_limit": 0}
+    # JAX notes the file of every operation, which says much about the machine and
+    # differs from export to export.
+    silent = {
+        "jax_include_full_tracebacks_in_locations": True,
+        "jax_traceback_in_locations_limit": 0,
+    }
     try:
         with jax.enable_x64(task.dtype == "float64"), contextlib.ExitStack() as stack:
             for name, value in silent.items():
                 stack.callback(jax.config.update, name, getattr(jax.config, name))
                 jax.config.update(name, value)
             batch = examples.inputs, examples.labels, np.ones(1, np.float32)
-            inputs, labels, weights = jax.export.symbolic_args_specs(batch, "batch, ...")
-            model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(arrays, inputs)
-            loss = jax.export.export(jax.jit(sums), platforms=PLATFORMS)(arrays, inputs, labels, weights)
+            inputs, labels, weights = jax.export.symbolic_args_specs(
+                batch, "batch, ..."
+            )
+            model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(
+                arrays, inputs
+            )
+            loss = jax.export.export(jax.jit(sums), platforms=PLATFORMS)(
+                arrays, inputs, labels, weights
+            )
     except Exception as error:
         raise UserError(not_exportable(error)) from error
     for output in model.out_avals:
@@ -208,16 +283,33 @@ def export_model(
         "classifies": task.classifies,
         "arrays": names,
         **metadata,
-        "labels": [*map(str, metadata.get("labels") or range(model.out_avals[0].shape[-1] if task.classifies else 0))],
+        "labels": [
+            *map(
+                str,
+                metadata.get("labels")
+                or range(model.out_avals[0].shape[-1] if task.classifies else 0),
+            )
+        ],
     }
-    Exported(metadata, model, arrays, loss).outputs(examples.inputs)  # finite parameters may give infinite answers
-    files = {METADATA: json.dumps(metadata, indent=2).encode(), PROGRAM: model.serialize(), LOSS: loss.serialize()}
+    Exported(metadata, model, arrays, loss).outputs(
+        examples.inputs
+    )  # finite parameters may give infinite answers
+    files = {
+        METADATA: json.dumps(metadata, indent=2).encode(),
+        PROGRAM: model.serialize(),
+        LOSS: loss.serialize(),
+    }
     if featurizer is not None:
         files[FEATURIZER] = json.dumps(dataclasses.asdict(featurizer)).encode()
     zipped = io.BytesIO()
     np.savez(zipped, **{f"{ARRAYS}{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]
     with zipfile.ZipFile(zipped, "a") as archive:
-        for name, content in files.items():  # dated 1980 like NumPy's, so the same model gives the same bytes
+        for (
+            name,
+            content,
+        ) in (
+            files.items()
+        ):  # dated 1980 like NumPy's, so the same model gives the same bytes
             archive.writestr(zipfile.ZipInfo(name), bytes(content))
     write_file(path, zipped.getvalue())
 
@@ -226,23 +318,49 @@ def export_model(
 class Options:
     """The run, and the file to write."""
 
-    workdir: str = setting("arguments", MISSING, "Folder of the run; its newest checkpoint is taken.", place="WORKDIR")
-    file: str = setting("arguments", MISSING, "The file to write, or to replace, for example model.zip.", place="FILE")
-    best: bool = setting("options", False, "The checkpoint of its best epoch instead of the newest.")
-    data_dir: str | None = setting("options", None, "Folder of downloaded data sets; default: as in training.")
+    workdir: str = setting(
+        "arguments",
+        MISSING,
+        "Folder of the run; its newest checkpoint is taken.",
+        place="WORKDIR",
+    )
+    file: str = setting(
+        "arguments",
+        MISSING,
+        "The file to write, or to replace, for example model.zip.",
+        place="FILE",
+    )
+    best: bool = setting(
+        "options", False, "The checkpoint of its best epoch instead of the newest."
+    )
+    data_dir: str | None = setting(
+        "options", None, "Folder of downloaded data sets; default: as in training."
+    )
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options = cli.parse(Options, arguments, __doc__)
     file = Path(options.file).absolute()  # your code may change the current folder
-    metadata = export_run(options.workdir, options.file, options.data_dir, best=options.best)
+    metadata = export_run(
+        options.workdir, options.file, options.data_dir, best=options.best
+    )
     done = f"{metadata['model']} after {metadata['step']:,} updates"
     print(f"{options.file}: {done}, {file.stat().st_size / 1e6:.2f} MB")
     for part, means in metadata["metrics"].items():
-        print(part, *(f"{name} {value:.4f}" for name, value in means.items() if name != "examples"))
+        print(
+            part,
+            *(
+                f"{name} {value:.4f}"
+                for name, value in means.items()
+                if name != "examples"
+            ),
+        )
     if not metadata["metrics"]:
-        when = "".join(f"{part} was measured after update {step:,}" for part, step in metadata["measured"].items())
+        when = "".join(
+            f"{part} was measured after update {step:,}"
+            for part, step in metadata["measured"].items()
+        )
         print(f"no metrics: {when or 'the run has no test or validation data'}")
 
 

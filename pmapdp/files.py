@@ -15,8 +15,14 @@ from pmapdp.errors import UserError, explain_errors, unknown
 
 ADVICE = "name a file in a folder that exists, is yours and has free space"
 
-# First bytes of the files that we write. We append to LINES and replace the others. JSON is no config.json.
-JSON, LINES, HTML, MODEL = rb'{(?!\s*"(format|event)")', rb'{"event": ', rb"<!doctype html>", rb"PK\x03\x04.{26}arrays/"
+# First bytes of the files that we write. We append to LINES and replace the others.
+# JSON is no config.json.
+JSON, LINES, HTML, MODEL = (
+    rb'{(?!\s*"(format|event)")',
+    rb'{"event": ',
+    rb"<!doctype html>",
+    rb"PK\x03\x04.{26}arrays/",
+)
 
 
 def open_regular(path: str | Path, flags: int) -> int:
@@ -32,7 +38,10 @@ def open_regular(path: str | Path, flags: int) -> int:
 @contextlib.contextmanager
 def open_file(path: str | Path, *, advice: str) -> Iterator[BinaryIO]:
     """Open a regular file to read bytes. A `UserError` says that it, or its content, can't be read, and why."""
-    with explain_errors(f"{path} cannot be read", advice), open(open_regular(path, os.O_RDONLY), "rb") as file:
+    with (
+        explain_errors(f"{path} cannot be read", advice),
+        open(open_regular(path, os.O_RDONLY), "rb") as file,
+    ):
         yield file
 
 
@@ -46,7 +55,10 @@ def write_file(path: str | Path, content: bytes | str, *, advice: str = ADVICE) 
     """Write a file whole and to the disk, or leave the one that is there as it is and raise a `UserError`."""
     with explain_errors(f"{path} cannot be written", advice):
         target = find_target(path)
-        with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder, open(f"{folder}/new", "wb") as file:
+        with (
+            tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder,
+            open(f"{folder}/new", "wb") as file,
+        ):
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -64,8 +76,9 @@ def find_target(path: str | Path) -> Path:
 def check_output(name: str, path: str | None, kind: bytes) -> Path | None:
     """Return the full path of a file that a command will write, or None if it wasn't asked for.
 
-    Call it before long work, and before the user's code, which may change the current folder. A `UserError` says that
-    the file doesn't begin like our files of this `kind`, or can't be written.
+    Call it before long work, and before the user's code, which may change the current
+    folder. A `UserError` says that the file doesn't begin like our files of this
+    `kind`, or can't be written.
     """
     if path is None:
         return None
@@ -76,25 +89,37 @@ def check_output(name: str, path: str | None, kind: bytes) -> Path | None:
             with open(target, "rb") as file:
                 start = file.read(100)
             if start and not re.match(kind, start, re.IGNORECASE | re.DOTALL):
-                raise UserError(f"{name} {path} is a file of another kind, which would be lost: name another file")
+                raise UserError(
+                    f"{name} {path} is a file of another kind, which would be lost: name another file"
+                )
     return target
 
 
 def load_from_file(name: str) -> Callable[..., Any]:
     """Run a Python file, and return the function or class in it that `name`, FILE.py:NAME, stands for.
 
-    A `UserError` says that there is no such file or name in it, or that it's no Python. Other errors come as they are.
+    A `UserError` says that there is no such file or name in it, or that it's no Python.
+    Other errors come as they are.
     """
     path, _, attribute = name.rpartition(":")
-    with open_file(path, advice=f"correct it, or name another, as in my_file.py:{attribute or 'Net'}") as file:
+    with open_file(
+        path,
+        advice=f"correct it, or name another, as in my_file.py:{attribute or 'Net'}",
+    ) as file:
         path = os.path.abspath(path)
         code = compile(file.read(), path, "exec")
     module = types.ModuleType(Path(path).stem)
     vars(module).update(__file__=path, IS_YOURS=True)  # for the frames of a traceback
-    sys.modules.setdefault(module.__name__, module)  # dataclasses of the file look for their module here
+    sys.modules.setdefault(
+        module.__name__, module
+    )  # dataclasses of the file look for their module here
     sys.path.insert(0, os.path.dirname(path))  # as `python FILE.py` does
     exec(code, vars(module))
     if not callable(found := getattr(module, attribute, None)):
-        names = [each for each, x in vars(module).items() if getattr(x, "__module__", "") == module.__name__]
+        names = [
+            each
+            for each, x in vars(module).items()
+            if getattr(x, "__module__", "") == module.__name__
+        ]
         raise unknown(f"name in {path}", attribute, names)
     return found

@@ -1,9 +1,11 @@
 """The exact versions of Flax's batch norm, dropout and attention. Lessons 07 and 08 teach this file.
 
-Flax's dropout draws one mask for all examples that a device sees, and its batch norm takes moments over them, so both
-would depend on the number of devices. `exchange(model)` turns these layers of a built model into subclasses that don't,
-as PyTorch's `convert_sync_batchnorm` does. Names, settings and parameters stay, and the model is called as before: the
-layers look up what they must know about the batch in the current context.
+Flax's dropout draws one mask for all examples that a device sees, and its batch norm
+takes moments over them, so both would depend on the number of devices.
+`exchange(model)` turns these layers of a built model into subclasses that don't, as
+PyTorch's `convert_sync_batchnorm` does. Names, settings and parameters stay, and the
+model is called as before: the layers look up what they must know about the batch in the
+current context.
 
 Shapes: b examples on this device, C channels, h heads, d features per head.
 """
@@ -33,19 +35,24 @@ class Context:
     step: Any = 0  # [] updates made so far
     train: bool = False
     axis_name: AxisName = None  # the mapped axis over which the batch is split; None if the arrays hold all of it
-    draws: Iterator[int] = field(default_factory=itertools.count)  # numbers the calls of `next_keys`
+    draws: Iterator[int] = field(
+        default_factory=itertools.count
+    )  # numbers the calls of `next_keys`
 
     def next_keys(self, number: Any = 0) -> jax.Array:
         """Return `[b]` random keys, one per example. Every call returns new ones, so no two layers draw the same mask.
 
-        Layers in a scan are traced once and share one call, so each gives a `number` of its own.
+        Layers in a scan are traced once and share one call, so each gives a `number` of
+        its own.
         """
         number = next(self.draws) + (number << 16)
         return jax.vmap(jax.random.fold_in, (0, None))(self.keys, number)
 
 
 EVALUATION = Context()  # the context of everything but a training step
-_current: contextvars.ContextVar[Context] = contextvars.ContextVar("context", default=EVALUATION)
+_current: contextvars.ContextVar[Context] = contextvars.ContextVar(
+    "context", default=EVALUATION
+)
 current_context = _current.get
 
 
@@ -68,31 +75,46 @@ def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:
 class ExactBatchNorm(nnx.BatchNorm):
     """`nnx.BatchNorm` with the moments of the global batch, in which padding doesn't count.
 
-    Ioffe and Szegedy, "Batch normalization", ICML 2015. Flax's layer averages the devices' means, which is wrong as
-    soon as devices hold different numbers of valid examples. This one averages sums and counts, and divides afterwards.
+    Ioffe and Szegedy, "Batch normalization", ICML 2015. Flax's layer averages the
+    devices' means, which is wrong as soon as devices hold different numbers of valid
+    examples. This one averages sums and counts, and divides afterwards.
 
-    One pass over the activations and one all-reduce give mean and variance: the sums of 1, x - m and (x - m)², where m
-    is the running mean. The further the batch mean is from m, the more digits the variance loses: its relative error
-    is about (distance / standard deviation)² times the type's epsilon. In a fresh layer m is 0, so with a mean of 100
-    standard deviations that is 1e-3 in float32. Once m is close to the mean, it's negligible.
+    One pass over the activations and one all-reduce give mean and variance: the sums of
+    1, x - m and (x - m)², where m is the running mean. The further the batch mean is
+    from m, the more digits the variance loses: its relative error is about (distance /
+    standard deviation)² times the type's epsilon. In a fresh layer m is 0, so with a
+    mean of 100 standard deviations that is 1e-3 in float32. Once m is close to the
+    mean, it's negligible.
     """
 
-    def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
+    ) -> jax.Array:
         """Normalize `[b, ...]`. Training also moves the running moments, unless the layer is frozen."""
         context = current_context()
-        frozen = self.use_running_average if use_running_average is None else use_running_average
+        frozen = (
+            self.use_running_average
+            if use_running_average is None
+            else use_running_average
+        )
         if mask is not None:
-            raise ValueError("batch norm with a mask is not exchanged: set the weights of the examples instead")
+            raise ValueError(
+                "batch norm with a mask is not exchanged: set the weights of the examples instead"
+            )
         shape = [1] * x.ndim
         shape[self.axis] = x.shape[self.axis]
         params = [each[...] for each in (self.scale, self.bias) if each is not None]
         dtype = self.dtype or jnp.result_type(x, *params)
         # Moments of bfloat16 are taken in float32, the type of the running ones.
-        x = x.astype(jnp.promote_types(x.dtype, self.mean.dtype)) - self.mean[...].reshape(shape)
+        x = x.astype(jnp.promote_types(x.dtype, self.mean.dtype)) - self.mean[
+            ...
+        ].reshape(shape)
         mean, variance = jnp.zeros_like(self.mean[...]), self.var[...]
         if context.train and not frozen:
             mean, variance = self.moments(x, context)
-        scale = lax.rsqrt(variance + self.epsilon) * (1 if self.scale is None else self.scale[...])
+        scale = lax.rsqrt(variance + self.epsilon) * (
+            1 if self.scale is None else self.scale[...]
+        )
         bias = (0 if self.bias is None else self.bias[...]) - mean * scale
         return (x * scale.reshape(shape) + bias.reshape(shape)).astype(dtype)
 
@@ -108,15 +130,20 @@ class ExactBatchNorm(nnx.BatchNorm):
             )
         pixels = tuple(axis for axis in range(1, x.ndim) if axis != self.axis % x.ndim)
         mean = x.mean(pixels)  # [b, C]
-        sums = jnp.stack([jnp.ones_like(mean), mean, jnp.square(x).mean(pixels)])  # [3, b, C]
-        # Multiplied and added up, because a matrix product would round to TF32 or bfloat16 on accelerators.
+        sums = jnp.stack(
+            [jnp.ones_like(mean), mean, jnp.square(x).mean(pixels)]
+        )  # [3, b, C]
+        # Multiplied and added up, because a matrix product would round to TF32 or
+        # bfloat16 on accelerators.
         sums = (sums * weights.astype(x.dtype)[:, None]).sum(1)
         if context.axis_name is not None:
             sums = lax.pmean(sums, context.axis_name)  # the layer's one all-reduce
         count = sums[0]
         mean, squares = sums[1:] / jnp.where(count > 0, count, 1)
         variance = jnp.maximum(squares - jnp.square(mean), 0)
-        moved = jnp.where(count > 0, 1 - self.momentum, 0)  # if all is padding, nothing moves
+        moved = jnp.where(
+            count > 0, 1 - self.momentum, 0
+        )  # if all is padding, nothing moves
         self.mean[...] += (moved * mean).astype(self.mean.dtype)
         self.var[...] += (moved * (variance - self.var[...])).astype(self.var.dtype)
         return mean, variance
@@ -125,10 +152,13 @@ class ExactBatchNorm(nnx.BatchNorm):
 class ExactDropout(nnx.Dropout):
     """`nnx.Dropout` whose mask depends on the example, and not on the device.
 
-    Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", JMLR 15, 2014.
+    Srivastava et al., "Dropout: a simple way to prevent neural networks from
+    overfitting", JMLR 15, 2014.
     """
 
-    def __call__(self, inputs: jax.Array, *, deterministic: bool | None = None, **_: Any) -> jax.Array:
+    def __call__(
+        self, inputs: jax.Array, *, deterministic: bool | None = None, **_: Any
+    ) -> jax.Array:
         """Drop parts of `[b, ...]` in training, unless the layer is frozen (`deterministic`)."""
         frozen = self.deterministic if deterministic is None else deterministic
         if not current_context().train or frozen or self.rate == 0:
@@ -146,13 +176,21 @@ class ExactDropout(nnx.Dropout):
 class ExactAttention(nnx.MultiHeadAttention):
     """`nnx.MultiHeadAttention` whose dropout draws a mask for each example."""
 
-    def __call__(self, *inputs: Any, deterministic: bool | None = None, rngs: Any = None, **options: Any) -> jax.Array:
+    def __call__(
+        self,
+        *inputs: Any,
+        deterministic: bool | None = None,
+        rngs: Any = None,
+        **options: Any,
+    ) -> jax.Array:
         """Attend as Flax's layer does. The context tells if this is training."""
         frozen = self.deterministic if deterministic is None else deterministic
         deterministic = bool(frozen) or not current_context().train
         # Flax calls `rngs` for a key, and hands the result to `attend`.
         keys: Any = functools.partial(layer_keys, self)
-        return super().__call__(*inputs, deterministic=deterministic, rngs=keys, **options)
+        return super().__call__(
+            *inputs, deterministic=deterministic, rngs=keys, **options
+        )
 
 
 def attend(
@@ -170,56 +208,81 @@ def attend(
 ) -> jax.Array:
     """Let h heads of queries `[b, q, h, d]` attend to keys and values `[b, k, h, d]`. The arguments are Flax's.
 
-    Vaswani et al., "Attention is all you need", NeurIPS 2017. The softmax is in float32 at least, and in float64 for
-    float64, unlike in `jax.nn.dot_product_attention`. `dropout_rng` is `[b]` keys, or None without dropout.
+    Vaswani et al., "Attention is all you need", NeurIPS 2017. The softmax is in float32
+    at least, and in float64 for float64, unlike in `jax.nn.dot_product_attention`.
+    `dropout_rng` is `[b]` keys, or None without dropout.
     """
     dtype = jnp.promote_types(query.dtype, jnp.float32)
-    key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, precision=precision, preferred_element_type=dtype)
+    key, value = (
+        jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value)
+    )
+    scores = jnp.einsum(
+        "bqhd,bkhd->bhqk", query, key, precision=precision, preferred_element_type=dtype
+    )
     scores /= query.shape[-1] ** 0.5
     if is_causal:
         causal = jnp.tri(query.shape[1], key.shape[1], dtype=bool)
         mask = causal if mask is None else mask & causal
-    weights = jax.nn.softmax(scores if mask is None else jnp.where(mask, scores, jnp.finfo(dtype).min))
+    weights = jax.nn.softmax(
+        scores if mask is None else jnp.where(mask, scores, jnp.finfo(dtype).min)
+    )
     if dropout_rng is not None:
         b, h, q, k = weights.shape
-        keep = draw_masks(dropout_rng, 1 - dropout_rate, [b, 1 if broadcast_dropout else h, q, k])
+        keep = draw_masks(
+            dropout_rng, 1 - dropout_rate, [b, 1 if broadcast_dropout else h, q, k]
+        )
         weights = jnp.where(keep, weights / (1 - dropout_rate), 0)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(value.dtype), value, precision=precision)
+    return jnp.einsum(
+        "bhqk,bkhd->bqhd", weights.astype(value.dtype), value, precision=precision
+    )
 
 
 def layer_keys(layer: Any) -> jax.Array:
     """Return `[b]` random keys for a layer. Layers that run in one scan are told apart by their counts."""
-    return current_context().next_keys(0 if layer.rngs is None else layer.rngs.count[...])
+    return current_context().next_keys(
+        0 if layer.rngs is None else layer.rngs.count[...]
+    )
 
 
 def draw_masks(keys: jax.Array, keep: float, shape: list[int]) -> jax.Array:
     """Draw masks `[b, ...]`, each from its example's own key. They are True with the probability `keep`."""
     if shape[0] != len(keys):
-        raise ValueError(f"dropout sees {shape}, whose first axis doesn't count the examples: move it to the front")
+        raise ValueError(
+            f"dropout sees {shape}, whose first axis doesn't count the examples: move it to the front"
+        )
     return jax.vmap(lambda key: jax.random.bernoulli(key, keep, tuple(shape[1:])))(keys)
 
 
 def exchange(model: nnx.Module) -> nnx.Module:
     """Make the batch norms, dropouts and attention layers of a built model exact, in place, and return it.
 
-    Subclasses of Flax's layers, and attention by a function other than Flax's, are left as they are, because what they
-    change is not known.
+    Subclasses of Flax's layers, and attention by a function other than Flax's, are left
+    as they are, because what they change is not known.
     """
     layer: Any
     for _, layer in nnx.iter_modules(model):
         if type(layer) is nnx.BatchNorm:
             layer.__class__ = ExactBatchNorm
             for moment in (layer.mean, layer.var):
-                moment.set_value(moment[...].astype(jnp.promote_types(moment.dtype, layer.param_dtype)))
+                moment.set_value(
+                    moment[...].astype(
+                        jnp.promote_types(moment.dtype, layer.param_dtype)
+                    )
+                )
         elif type(layer) is nnx.Dropout:
             layer.__class__ = ExactDropout
-        elif type(layer) is nnx.MultiHeadAttention and layer.attention_fn is nnx.dot_product_attention:
+        elif (
+            type(layer) is nnx.MultiHeadAttention
+            and layer.attention_fn is nnx.dot_product_attention
+        ):
             layer.__class__, layer.attention_fn = ExactAttention, attend
         else:
             continue
         if isinstance(stream := getattr(layer, "rngs", None), nnx.RngStream):
-            # Layers that were made together for a scan have one stream of shape [L]: number them.
+            # Layers that were made together for a scan have one stream of shape [L]:
+            # number them.
             count = stream.count[...]
-            stream.count.set_value(jnp.arange(count.size, dtype=count.dtype).reshape(count.shape))
+            stream.count.set_value(
+                jnp.arange(count.size, dtype=count.dtype).reshape(count.shape)
+            )
     return model

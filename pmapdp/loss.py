@@ -1,6 +1,7 @@
 """Loss and metrics as sums and counts: sums over devices and steps stay exact, means of means don't.
 
-Lessons 02, 03 and 08 teach this file. Shapes: b examples on this device (or the global batch), C classes.
+Lessons 02, 03 and 08 teach this file. Shapes: b examples on this device (or the global
+batch), C classes.
 """
 
 from collections.abc import Callable
@@ -36,7 +37,11 @@ def named_sums(sums: MetricSums) -> dict[str, Any]:
 
 
 def cross_entropy(
-    model: Any, batch: Batch, *, label_smoothing: float = 0.0, metrics: Callable[..., dict[str, Any]] | None = None
+    model: Any,
+    batch: Batch,
+    *,
+    label_smoothing: float = 0.0,
+    metrics: Callable[..., dict[str, Any]] | None = None,
 ) -> MetricSums:
     """Return the sums of a classifier's loss. Your own loss takes and returns the same.
 
@@ -44,19 +49,30 @@ def cross_entropy(
         model: called as `model(batch.inputs)`; returns logits `[b, C]`.
         batch: b examples; padding has weight 0.
         label_smoothing: share of the target spread over all classes, only in training.
-        metrics: a function of (logits, batch) that returns further sums by name, or None.
+        metrics: a function of (logits, batch) that returns further sums by name, or
+            None.
     """
     logits = model(batch.inputs)
-    sums = metric_sums(logits, batch, label_smoothing if current_context().train else 0.0)
+    sums = metric_sums(
+        logits, batch, label_smoothing if current_context().train else 0.0
+    )
     return sums if metrics is None else sums._replace(others=metrics(logits, batch))
 
 
-def metric_sums(logits: jax.Array, batch: Batch, label_smoothing: float = 0.0) -> MetricSums:
+def metric_sums(
+    logits: jax.Array, batch: Batch, label_smoothing: float = 0.0
+) -> MetricSums:
     """Return weighted sums of `[b, C]` logits against the batch's labels; padding has weight 0."""
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     weights = batch.weights.astype(logits.dtype)
-    targets = optax.smooth_labels(jax.nn.one_hot(batch.labels, logits.shape[-1], dtype=logits.dtype), label_smoothing)
+    targets = optax.smooth_labels(
+        jax.nn.one_hot(batch.labels, logits.shape[-1], dtype=logits.dtype),
+        label_smoothing,
+    )
     losses = optax.softmax_cross_entropy(logits, targets)
     correct = logits.argmax(-1) == batch.labels
-    # One sum of [3, b], so that devices which split the batch exchange one array for all three.
-    return MetricSums(*(weights * jnp.stack([losses, correct, jnp.ones_like(losses)])).sum(1))
+    # One sum of [3, b], so that devices which split the batch exchange one array for
+    # all three.
+    return MetricSums(
+        *(weights * jnp.stack([losses, correct, jnp.ones_like(losses)])).sum(1)
+    )

@@ -10,7 +10,10 @@ import jax
 from pmapdp.errors import DivergedError
 from pmapdp.loss import DIVISOR, MetricSums, named_sums
 
-ACCURACIES = ("accuracy", "weighted_accuracy")  # without weights of the data, and with them
+ACCURACIES = (
+    "accuracy",
+    "weighted_accuracy",
+)  # without weights of the data, and with them
 UPDATES_AHEAD = 2
 READ_TOGETHER = 16  # updates, and not seconds, so that all processes notice a NaN after the same update
 
@@ -25,13 +28,24 @@ class Meter:
     """Adds up the metrics of updates and times them, while the host runs at most two updates ahead.
 
     Attributes:
-        sums: over all examples so far, by name, in double precision; "count" is the sum of their weights.
+        sums: over all examples so far, by name, in double precision; "count" is the sum
+            of their weights.
         examples: their number.
         accuracy: its name, "accuracy", or "weighted_accuracy" if the data have weights.
     """
 
-    def __init__(self, sums: Mapping[str, float] | None = None, examples: int = 0, *, is_weighted: bool = False):
-        self.sums, self.examples, self.accuracy = dict(sums or {}), examples, ACCURACIES[is_weighted]
+    def __init__(
+        self,
+        sums: Mapping[str, float] | None = None,
+        examples: int = 0,
+        *,
+        is_weighted: bool = False,
+    ):
+        self.sums, self.examples, self.accuracy = (
+            dict(sums or {}),
+            examples,
+            ACCURACIES[is_weighted],
+        )
         self.unread: deque[tuple[int, MetricSums, int]] = deque()
         self.start_clock()
 
@@ -50,7 +64,9 @@ class Meter:
         self.timed_examples += examples
         if len(self.unread) > UPDATES_AHEAD:
             jax.block_until_ready(self.unread[-1 - UPDATES_AHEAD][1])
-        if len(self.unread) == READ_TOGETHER:  # queued now, so that reading it doesn't wait for the next updates
+        if (
+            len(self.unread) == READ_TOGETHER
+        ):  # queued now, so that reading it doesn't wait for the next updates
             self.stacked = stack([sums for _, sums, _ in self.unread])
         if len(self.unread) == READ_TOGETHER + UPDATES_AHEAD:
             self.read(READ_TOGETHER, self.stacked)
@@ -65,14 +81,20 @@ class Meter:
                 self.sums[name] = self.sums.get(name, 0.0) + float(values[row])
             self.examples += examples
             if not math.isfinite(self.sums["loss"]):
-                jax.block_until_ready([sums for _, sums, _ in self.unread])  # other processes take part in these
-                raise DivergedError(f"the loss is {self.sums['loss']} at step {step}", step)
+                jax.block_until_ready(
+                    [sums for _, sums, _ in self.unread]
+                )  # other processes take part in these
+                raise DivergedError(
+                    f"the loss is {self.sums['loss']} at step {step}", step
+                )
 
     def finish(self) -> None:
         """Wait for all updates, and add up what is left."""
         while self.unread:
             oldest = [sums for _, sums, _ in self.unread][:READ_TOGETHER]
-            self.read(len(oldest), stack(oldest + oldest[-1:] * (READ_TOGETHER - len(oldest))))
+            self.read(
+                len(oldest), stack(oldest + oldest[-1:] * (READ_TOGETHER - len(oldest)))
+            )
         self.seconds = time.perf_counter() - self.started
 
     @property
@@ -84,7 +106,9 @@ class Meter:
         for name, value in self.sums.items():
             if name != "count" and not name.endswith(DIVISOR):
                 divisor = self.sums.get(name + DIVISOR, self.sums["count"])
-                means[self.accuracy if name == "correct" else name] = value / divisor if divisor else math.nan
+                means[self.accuracy if name == "correct" else name] = (
+                    value / divisor if divisor else math.nan
+                )
         return means | {"examples": self.examples}
 
     @property
@@ -93,4 +117,7 @@ class Meter:
         if not self.timed_updates:
             return {"examples_per_second": None, "step_ms": None}
         step_ms = 1000 * self.seconds / self.timed_updates
-        return {"examples_per_second": self.timed_examples / self.seconds, "step_ms": step_ms}
+        return {
+            "examples_per_second": self.timed_examples / self.seconds,
+            "step_ms": step_ms,
+        }

@@ -7,42 +7,62 @@ import optax
 
 from pmapdp.config import MAX_INT, Config
 
-OPTIMIZERS: dict[str, Callable[[optax.Schedule, Config], optax.GradientTransformation]] = {
+OPTIMIZERS: dict[
+    str, Callable[[optax.Schedule, Config], optax.GradientTransformation]
+] = {
     "sgd": lambda schedule, config: optax.sgd(schedule),
     "momentum": lambda schedule, config: optax.sgd(schedule, momentum=0.9),
     "adam": lambda schedule, config: optax.adam(schedule),
-    "adamw": lambda schedule, config: optax.adamw(schedule, weight_decay=config.weight_decay),
+    "adamw": lambda schedule, config: optax.adamw(
+        schedule, weight_decay=config.weight_decay
+    ),
 }
 SCHEDULES = ("constant", "piecewise", "cosine")
 
 
-def make_schedule(config: Config, global_batch_size: int, steps_per_epoch: int, schedule_steps: int) -> optax.Schedule:
+def make_schedule(
+    config: Config, global_batch_size: int, steps_per_epoch: int, schedule_steps: int
+) -> optax.Schedule:
     """Make the learning rate, a function of the number of updates already made.
 
-    Switches and the end of the cosine are counted from the start of training, warm-up included. `schedule_steps` are
-    the updates in all epochs, even if the run stops early (`--steps`).
+    Switches and the end of the cosine are counted from the start of training, warm-up
+    included. `schedule_steps` are the updates in all epochs, even if the run stops
+    early (`--steps`).
     """
-    # k times the batch, k times the rate: Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017. Adam's
-    # grows by sqrt(k): Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
+    # k times the batch, k times the rate: Goyal et al., "Accurate, large minibatch
+    # SGD", arXiv:1706.02677, 2017. Adam's grows by sqrt(k): Malladi et al., "On the
+    # SDEs and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
     exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[config.scale_learning_rate]
-    peak = config.learning_rate * (global_batch_size / config.base_batch_size) ** exponent
+    peak = (
+        config.learning_rate * (global_batch_size / config.base_batch_size) ** exponent
+    )
     warmup = config.warmup_steps
     if config.schedule == "piecewise":
         steps = [epoch * steps_per_epoch - warmup for epoch in config.switch_epochs]
-        switches = {step: config.switch_factor for step in steps if step <= MAX_INT}  # no run gets to the others
+        switches = {
+            step: config.switch_factor for step in steps if step <= MAX_INT
+        }  # no run gets to the others
         main = optax.piecewise_constant_schedule(peak, switches)
     elif config.schedule == "cosine":
         main = optax.cosine_decay_schedule(peak, max(1, schedule_steps - warmup))
     else:
         main = optax.constant_schedule(peak)
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), main], [warmup]) if warmup else main
+    return (
+        optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), main], [warmup])
+        if warmup
+        else main
+    )
 
 
 def make_optimizer(
-    config: Config, schedule: optax.Schedule, custom: Callable[[optax.Schedule], Any] | None = None
+    config: Config,
+    schedule: optax.Schedule,
+    custom: Callable[[optax.Schedule], Any] | None = None,
 ) -> optax.GradientTransformation:
     """Make the update rule: clipping by global norm if asked for, then the configured optimizer, or `custom`."""
-    rule = custom(schedule) if custom else OPTIMIZERS[config.optimizer](schedule, config)
+    rule = (
+        custom(schedule) if custom else OPTIMIZERS[config.optimizer](schedule, config)
+    )
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

@@ -14,12 +14,15 @@ class Recipe:
 
     summary: str  # one line for --help
     config: Config
-    reported: dict[str, dict[int, float]] = field(default_factory=dict)  # {metric: {epoch, from 1: figure}}
+    reported: dict[str, dict[int, float]] = field(
+        default_factory=dict
+    )  # {metric: {epoch, from 1: figure}}
 
 
-# "Distributed training with DTensor", TensorFlow's tutorial, which reports no figures. It takes the gradient of the
-# summed loss times 0.01, which at batch 64 is the mean's times 0.64, and keeps this rate. Ours falls to 0 along a
-# cosine, so that the accuracy doesn't depend on the last few updates.
+# "Distributed training with DTensor", TensorFlow's tutorial, which reports no figures.
+# It takes the gradient of the summed loss times 0.01, which at batch 64 is the mean's
+# times 0.64, and keeps this rate. Ours falls to 0 along a cosine, so that the accuracy
+# doesn't depend on the last few updates.
 DTENSOR = Config(
     recipe="dtensor-data",
     dataset="imdb",
@@ -38,9 +41,10 @@ ALL = (
         "a small CNN on scikit-learn's digits, the default; no download",
         Config(),  # its settings are the defaults in config.py
     ),
-    # tf.distribute.MirroredStrategy with Keras Model.fit, TensorFlow's tutorial. On more than one device the global
-    # batch grows with the devices, and the learning rate with the global batch. The label smoothing is ours: it brings
-    # the test accuracy above the reported one, and makes the losses higher.
+    # tf.distribute.MirroredStrategy with Keras Model.fit, TensorFlow's tutorial. On
+    # more than one device the global batch grows with the devices, and the learning
+    # rate with the global batch. The label smoothing is ours: it brings the test
+    # accuracy above the reported one, and makes the losses higher.
     Recipe(
         "the CNN of TensorFlow's MirroredStrategy tutorial on MNIST",
         Config(
@@ -61,9 +65,11 @@ ALL = (
             "test/loss": {12: 0.0373},
         },
     ),
-    # "Multi-GPU distributed training with JAX", Keras's guide. It reports the loss of an epoch's last batch, and ours
-    # is the epoch's mean. It neither shuffles nor evaluates, and it drops the last batch, which we don't. Its learning
-    # rate is constant. Ours falls to 0 along a cosine, so that the accuracy doesn't depend on the last few updates.
+    # "Multi-GPU distributed training with JAX", Keras's guide. It reports the loss of
+    # an epoch's last batch, and ours is the epoch's mean. It neither shuffles nor
+    # evaluates, and it drops the last batch, which we don't. Its learning rate is
+    # constant. Ours falls to 0 along a cosine, so that the accuracy doesn't depend on
+    # the last few updates.
     Recipe(
         "the batch-norm convnet of the Keras-on-JAX guide on MNIST",
         Config(
@@ -79,7 +85,8 @@ ALL = (
         ),
         {"train/loss": {1: 0.286, 2: 0.237}},
     ),
-    # "JAX for PyTorch users", a blog in three parts: three linear layers, weights scaled by 0.01, plain SGD.
+    # "JAX for PyTorch users", a blog in three parts: three linear layers, weights
+    # scaled by 0.01, plain SGD.
     Recipe(
         'the MLP of the blog "JAX for PyTorch users" on MNIST',
         Config(
@@ -93,8 +100,8 @@ ALL = (
             label_smoothing=0.0,
         ),
     ),
-    # Ours: 99 % on MNIST in as few seconds as two cores of a CPU allow. Everything was chosen on the last 10,000
-    # examples of the training set, without the test set.
+    # Ours: 99 % on MNIST in as few seconds as two cores of a CPU allow. Everything was
+    # chosen on the last 10,000 examples of the training set, without the test set.
     Recipe(
         "a small network that reaches 99 % on MNIST in a few seconds",
         Config(
@@ -112,11 +119,18 @@ ALL = (
     # The same network and step on the tutorial's other meshes. Only the layout differs.
     Recipe(
         "the same on 4 x 2 devices, the hidden units split over two",
-        dataclasses.replace(DTENSOR, recipe="dtensor-model", mesh="data=4,model=2", layout="model"),
+        dataclasses.replace(
+            DTENSOR, recipe="dtensor-model", mesh="data=4,model=2", layout="model"
+        ),
     ),
     Recipe(
         "the same on 2 x 2 x 2 devices, the features split too",
-        dataclasses.replace(DTENSOR, recipe="dtensor-spatial", mesh="data=2,feature=2,model=2", layout="spatial"),
+        dataclasses.replace(
+            DTENSOR,
+            recipe="dtensor-spatial",
+            mesh="data=2,feature=2,model=2",
+            layout="spatial",
+        ),
     ),
     # Ours: to show that a transformer gives one result too.
     Recipe(
@@ -132,8 +146,9 @@ ALL = (
             label_smoothing=0.0,
         ),
     ),
-    # "Scale up Flax NNX on multiple devices", Flax's guide: a regression on random numbers (`models/dot_relu_dot.py`),
-    # an update an epoch. JAX's random generator has changed since, so the losses differ, on one device too.
+    # "Scale up Flax NNX on multiple devices", Flax's guide: a regression on random
+    # numbers (`models/dot_relu_dot.py`), an update an epoch. JAX's random generator has
+    # changed since, so the losses differ, on one device too.
     Recipe(
         "two matrices on a 2x4 mesh, as in Flax's guide to scaling up",
         Config(
@@ -160,7 +175,10 @@ def require_recipe(config: Config) -> None:
     """Refuse a recipe's name without its settings: from Python the name by itself chooses nothing."""
     if config.recipe not in RECIPES:
         raise unknown("recipe", config.recipe, RECIPES)
-    recipe, usual = vars(RECIPES[config.recipe].config), vars(Config(recipe=config.recipe))
+    recipe, usual = (
+        vars(RECIPES[config.recipe].config),
+        vars(Config(recipe=config.recipe)),
+    )
     special = [name for name, value in recipe.items() if value != usual[name]]
     if special and all(getattr(config, name) != recipe[name] for name in special):
         raise UserError(
@@ -168,15 +186,24 @@ def require_recipe(config: Config) -> None:
         )
 
 
-def compare_with_reported(config: Config, epochs: list[dict[str, Any]], per_epoch: int) -> list[str]:
+def compare_with_reported(
+    config: Config, epochs: list[dict[str, Any]], per_epoch: int
+) -> list[str]:
     """Return lines that compare a run with the reported figures, [] if its data, model or number of epochs differs."""
     recipe, here = RECIPES[config.recipe], {epoch["epoch"]: epoch for epoch in epochs}
-    if any(getattr(config, name) != getattr(recipe.config, name) for name in ("dataset", "model", "epochs")):
+    if any(
+        getattr(config, name) != getattr(recipe.config, name)
+        for name in ("dataset", "model", "epochs")
+    ):
         return []
     table = []
     for metric, figures in recipe.reported.items():
         part, name = metric.split("/")
         for epoch, figure in figures.items():
-            if epoch in here and here[epoch]["step"] == epoch * per_epoch:  # --steps may end in the middle of one
-                table.append(f"{f'{part} {name}, epoch {epoch}':<40}{figure:9.4f}{here[epoch][part][name]:11.4f}")
+            if (
+                epoch in here and here[epoch]["step"] == epoch * per_epoch
+            ):  # --steps may end in the middle of one
+                table.append(
+                    f"{f'{part} {name}, epoch {epoch}':<40}{figure:9.4f}{here[epoch][part][name]:11.4f}"
+                )
     return ["", f"{'reported':>49}{'here':>11}", *table] if table else []

@@ -45,7 +45,8 @@ DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
     "reviews": lambda folder: reviews.load(),
     "random_numbers": lambda folder: random_numbers.load(),
 }
-# Each turns texts into the inputs of a model, which names it in its attribute `featurizer`.
+# Each turns texts into the inputs of a model, which names it in its attribute
+# `featurizer`.
 FEATURIZERS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 
 
@@ -53,19 +54,33 @@ def find_code(kind: str, name: str) -> Any:
     """Return the model, optimizer or schedule (the `kind`) of this name: None for the ones built into optimizer.py."""
     if ".py:" in name:
         return load_from_file(name)
-    ours: Any = {"model": MODELS, "optimizer": dict.fromkeys(OPTIMIZERS), "schedule": dict.fromkeys(SCHEDULES)}[kind]
+    ours: Any = {
+        "model": MODELS,
+        "optimizer": dict.fromkeys(OPTIMIZERS),
+        "schedule": dict.fromkeys(SCHEDULES),
+    }[kind]
     if name not in ours:
-        raise unknown(kind, name, [*ours, f"my_file.py:Net (yours; from Python {kind}=...)"])
+        raise unknown(
+            kind, name, [*ours, f"my_file.py:Net (yours; from Python {kind}=...)"]
+        )
     return ours[name]
 
 
-def require_python_values(config: Config, given: Mapping[str, Any], reader: str, *arguments: str) -> None:
+def require_python_values(
+    config: Config, given: Mapping[str, Any], reader: str, *arguments: str
+) -> None:
     """Refuse to read a run without the Python values that it was made from. `given` has the ones you gave, by name.
 
-    The `UserError` shows the call to make: of `reader`, module and name of a function, with its `arguments`.
+    The `UserError` shows the call to make: of `reader`, module and name of a function,
+    with its `arguments`.
     """
-    needed = {"model": config.model not in MODELS and ".py:" not in config.model, "data": config.dataset == "arrays"}
-    if missing := [name for name, needs in needed.items() if needs and given.get(name) is None]:
+    needed = {
+        "model": config.model not in MODELS and ".py:" not in config.model,
+        "data": config.dataset == "arrays",
+    }
+    if missing := [
+        name for name, needs in needed.items() if needs and given.get(name) is None
+    ]:
         module, _, function = reader.rpartition(".")
         call = f"{function}({', '.join([*map(repr, arguments), *(f'{name}=...' for name in missing)])})"
         raise UserError(
@@ -86,8 +101,9 @@ def default_data_dir() -> Path:
 def load_data(name: str, data_dir: str | None = None) -> DataSet:
     """Read a data set, and download it first if it is missing and that is possible.
 
-    It's one of `DATA_SETS`, or yours: a file `my_data.npz`, a folder of images, or a function without arguments in a
-    file, `my_data.py:make`, that returns what `train` takes as `data`.
+    It's one of `DATA_SETS`, or yours: a file `my_data.npz`, a folder of images, or a
+    function without arguments in a file, `my_data.py:make`, that returns what `train`
+    takes as `data`.
     """
     if name in DATA_SETS:
         return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
@@ -104,11 +120,16 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
 def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
     """Turn texts into the arrays that the model takes. A `UserError` says that it takes images, and these are texts.
 
-    Returns (data set, featurizer). The featurizer is fitted to the training texts, or None if the data are arrays.
+    Returns (data set, featurizer). The featurizer is fitted to the training texts, or
+    None if the data are arrays.
     """
     name, texts = getattr(model, "featurizer", "images"), isinstance(data.train, Texts)
     if texts != (name in FEATURIZERS):
-        fitting = [model for model, each in MODELS.items() if hasattr(each, "featurizer") == texts]
+        fitting = [
+            model
+            for model, each in MODELS.items()
+            if hasattr(each, "featurizer") == texts
+        ]
         takes, holds = ("images", "texts") if texts else ("texts", "images")
         raise UserError(
             f"the model takes {takes}, and the data set holds {holds}: use --model {' or --model '.join(fitting)}, or "
@@ -117,5 +138,8 @@ def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
     if not texts:
         return data, None
     featurizer = FEATURIZERS[name].fit(data.train.texts)
-    arrays: dict[str, Any] = {name: Split(featurizer(part.texts), part.labels) for name, part in data.parts.items()}
+    arrays: dict[str, Any] = {
+        name: Split(featurizer(part.texts), part.labels)
+        for name, part in data.parts.items()
+    }
     return dataclasses.replace(data, **arrays), featurizer

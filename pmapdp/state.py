@@ -1,6 +1,7 @@
 """The train state: one pytree without any device axis, the same for every strategy and any number of devices.
 
-Lesson 05 teaches this file. It also has the task: the built model, the loss and the update rule of a training step.
+Lesson 05 teaches this file. It also has the task: the built model, the loss and the
+update rule of a training step.
 """
 
 import contextlib
@@ -36,7 +37,9 @@ class Task:
     """The model, its loss and the update rule, and nothing about devices."""
 
     model: nnx.Module  # built, its arrays on the host
-    optimizer: optax.GradientTransformation = field(default_factory=optax.set_to_zero)  # enough to evaluate
+    optimizer: optax.GradientTransformation = field(
+        default_factory=optax.set_to_zero
+    )  # enough to evaluate
     seed: int = 0  # of the dropout masks
     dtype: str = "float32"  # of the computation
     loss: Callable[..., Any] = cross_entropy  # (model, batch) to `MetricSums`
@@ -72,23 +75,33 @@ class Task:
     def model_with(self, params: Any, model_state: Any) -> nnx.Module:
         """Return a model with these arrays. Its variables are new, because a layer may assign to them."""
         structure, random = self.constant
-        arrays = jax.tree.map(jnp.asarray, (params, random, model_state))  # NumPy's would refuse the assignment
+        arrays = jax.tree.map(
+            jnp.asarray, (params, random, model_state)
+        )  # NumPy's would refuse the assignment
         return nnx.merge(structure, *arrays, copy=True)
 
 
-def build(model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32") -> nnx.Module:
+def build(
+    model: Callable[..., nnx.Module], seed: int = 0, dtype: str = "float32"
+) -> nnx.Module:
     """Build a network with its initial parameters and exact layers, on the host.
 
     Args:
-        model: a class or function that takes `rngs`, and, if it names them, `dtype` and `param_dtype`.
+        model: a class or function that takes `rngs`, and, if it names them, `dtype` and
+            `param_dtype`.
         seed: determines the initial parameters.
-        dtype: type of the computation; parameters, optimizer state and all-reduce stay in float32 under bfloat16.
+        dtype: type of the computation; parameters, optimizer state and all-reduce stay
+            in float32 under bfloat16.
     """
     param_dtype = "float64" if dtype == "float64" else "float32"
     types = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
     with use_host(), jax.transfer_guard("allow"):
-        # Not under jit: there Flax would treat a constant array that the model keeps as part of its structure.
-        built = model(rngs=nnx.Rngs(seed), **{name: each for name, each in types.items() if takes(model, name)})
+        # Not under jit: there Flax would treat a constant array that the model keeps as
+        # part of its structure.
+        built = model(
+            rngs=nnx.Rngs(seed),
+            **{name: each for name, each in types.items() if takes(model, name)},
+        )
         structure, arrays = nnx.split(built)
         return exchange(nnx.merge(structure, jax.device_get(arrays)))
 
@@ -99,7 +112,9 @@ def takes(model: Callable[..., nnx.Module], name: str) -> bool:
     if isinstance(function, type):
         function = getattr(function, "__init__")  # noqa: B009 (a class of Flax itself seems to take any argument)
     parameters = inspect.signature(function).parameters
-    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return name in parameters or any(
+        each.kind is each.VAR_KEYWORD for each in parameters.values()
+    )
 
 
 def use_host() -> contextlib.AbstractContextManager[Any]:
@@ -113,7 +128,9 @@ def use_host() -> contextlib.AbstractContextManager[Any]:
 def initial_state(task: Task) -> TrainState:
     """Return the state before the first update."""
     params, model_state = task.arrays_of(task.model)
-    return TrainState(np.zeros((), np.int32), params, model_state, task.optimizer.init(params))
+    return TrainState(
+        np.zeros((), np.int32), params, model_state, task.optimizer.init(params)
+    )
 
 
 def create_state(task: Task, sharding: Any = None) -> TrainState:
@@ -121,7 +138,8 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
 
     Args:
         task: what is trained.
-        sharding: one for all arrays, or a pytree of them like the state. Each device gets only its shards.
+        sharding: one for all arrays, or a pytree of them like the state. Each device
+            gets only its shards.
     """
     with use_host(), jax.transfer_guard("allow"):
         state = jax.device_get(initial_state(task))
@@ -130,12 +148,25 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
 
 def named_leaves(*trees: Any) -> dict[str, Any]:
     """Return the leaves of some trees by name, for example `layers.0.kernel`."""
-    leaves = [leaf for tree in trees for leaf in jax.tree_util.tree_leaves_with_path(tree)]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    leaves = [
+        leaf for tree in trees for leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in leaves
+    }
 
 
 @jax.jit
 def is_finite(state: TrainState) -> jax.Array:
     """Return `[]`, True if all numbers that an update computes are finite. A model may keep an infinite constant."""
-    computed = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((state.params, state.optimizer_state))]
-    return jnp.stack([*computed, *(~jnp.isnan(leaf).any() for leaf in jax.tree.leaves(state.model_state))]).all()
+    computed = [
+        jnp.isfinite(leaf).all()
+        for leaf in jax.tree.leaves((state.params, state.optimizer_state))
+    ]
+    return jnp.stack(
+        [
+            *computed,
+            *(~jnp.isnan(leaf).any() for leaf in jax.tree.leaves(state.model_state)),
+        ]
+    ).all()

@@ -26,10 +26,23 @@ from flax import nnx
 from pmapdp import cli, devices
 from pmapdp.config import Config, flag
 from pmapdp.custom.data import fingerprint, make_data_set
-from pmapdp.custom.model import augment_task, build_model, check_optimizer, check_schedule, check_task, trainable_filter
+from pmapdp.custom.model import (
+    augment_task,
+    build_model,
+    check_optimizer,
+    check_schedule,
+    check_task,
+    trainable_filter,
+)
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
-from pmapdp.distributed import SINGLE_PROCESS, Peers, ProcessesOptions, connect_processes, find_peers
+from pmapdp.distributed import (
+    SINGLE_PROCESS,
+    Peers,
+    ProcessesOptions,
+    connect_processes,
+    find_peers,
+)
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, UserError
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter
@@ -40,7 +53,12 @@ from pmapdp.run.checkpoints import load_state
 from pmapdp.run.open_run import AfterEpoch, keep_compiled_programs, open_run
 from pmapdp.run.workdir import read_config, with_full_paths
 from pmapdp.sharding import zero
-from pmapdp.sharding.layout import MeshLayout, check_sharding, fit_layout, number_of_devices
+from pmapdp.sharding.layout import (
+    MeshLayout,
+    check_sharding,
+    fit_layout,
+    number_of_devices,
+)
 from pmapdp.sharding.split_step import make_split_strategy
 from pmapdp.state import Task, TrainState, is_finite, named_leaves
 from pmapdp.steps import STRATEGIES
@@ -56,7 +74,8 @@ class Result:
 
     state: TrainState  # the last one, on the host
     # The results of each epoch since this process started, as in the metrics file:
-    # {"epoch": 1, "step": 23, "train": {"loss": ..., "accuracy": ..., "examples": 1437}, "test": {...}, ...}
+    # {"epoch": 1, "step": 23, "train": {"loss": ..., "accuracy": ..., "examples":
+    # 1437}, "test": {...}, ...}
     epochs: list[dict[str, Any]]
 
 
@@ -89,23 +108,30 @@ def train(
 
     Args:
         config: the settings.
-        model: builds your network, in place of the one that the configuration names; see `pmapdp.state.build`.
+        model: builds your network, in place of the one that the configuration names;
+            see `pmapdp.state.build`.
         data: your data set; see `pmapdp.custom.data.make_data_set`.
         loss: your loss, in place of `model.loss` or the cross-entropy; see `Task.loss`.
-        metrics: of a classifier, a function of (logits, batch) that returns further sums by name.
-        optimizer: a function of the schedule that returns an update rule of optax, for example `optax.lion`.
-        schedule: a function of the number of updates made that returns the learning rate.
-        trainable: the parameters to train, by a filter of Flax or names. The others stay fixed, even with weight decay.
-        after_epoch: called after each epoch as after_epoch(results, state). The state is on the devices, and the next
-            update overwrites it, so copy what you keep. With several processes, each one calls it.
-        peers: the processes that take part; all call this function alike. Default: those that the program has connected
-            by `jax.distributed.initialize`.
+        metrics: of a classifier, a function of (logits, batch) that returns further
+            sums by name.
+        optimizer: a function of the schedule that returns an update rule of optax, for
+            example `optax.lion`.
+        schedule: a function of the number of updates made that returns the learning
+            rate.
+        trainable: the parameters to train, by a filter of Flax or names. The others
+            stay fixed, even with weight decay.
+        after_epoch: called after each epoch as after_epoch(results, state). The state
+            is on the devices, and the next update overwrites it, so copy what you keep.
+            With several processes, each one calls it.
+        peers: the processes that take part; all call this function alike. Default:
+            those that the program has connected by `jax.distributed.initialize`.
 
     Raises:
-        UserError: the configuration doesn't fit the machine, the data or the workdir, training diverged, or a file
-            can't be written.
-        StoppedError: SIGTERM, SIGINT or SIGHUP (in a notebook: its stop button) stopped the run. With a workdir a
-            checkpoint was written, without one the error's `state` has the state.
+        UserError: the configuration doesn't fit the machine, the data or the workdir,
+            training diverged, or a file can't be written.
+        StoppedError: SIGTERM, SIGINT or SIGHUP (in a notebook: its stop button) stopped
+            the run. With a workdir a checkpoint was written, without one the error's
+            `state` has the state.
     """
     started = time.perf_counter()
     custom = Custom(model, data, loss, metrics, optimizer, schedule, trainable)
@@ -114,26 +140,40 @@ def train(
     require_recipe(config)
     if config.compile_cache:
         keep_compiled_programs()
-    # Only a float64 run uses 64 bits, whatever the caller has set, because with them JAX's random numbers change.
+    # Only a float64 run uses 64 bits, whatever the caller has set, because with them
+    # JAX's random numbers change.
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, custom, peers)
-        strategy, batches = job.strategy, job.batches["train"]  # the strategy's functions are in steps/ or sharding/
+        strategy, batches = (
+            job.strategy,
+            job.batches["train"],
+        )  # the strategy's functions are in steps/ or sharding/
         with open_run(job, started, after_epoch) as run:
             state, step = run.restore_or_init()
             while not run.is_done(step):
                 epoch, done = divmod(step, batches.per_epoch)
                 # not empty if the epoch is resumed
-                meter = Meter(run.progress["sums"], run.progress["examples"], is_weighted=batches.is_weighted)
-                rest_of_epoch = itertools.islice(batches.epoch(epoch, done), job.total_steps - step)
+                meter = Meter(
+                    run.progress["sums"],
+                    run.progress["examples"],
+                    is_weighted=batches.is_weighted,
+                )
+                rest_of_epoch = itertools.islice(
+                    batches.epoch(epoch, done), job.total_steps - step
+                )
                 with place_ahead(rest_of_epoch, strategy.place_batch) as placed_batches:
                     for batch in placed_batches:
                         state, sums = strategy.train_step(state, batch)
                         meter.add(step + 1, sums, batches.examples_in(step))
                         step += 1
-                        run.after_update(step, state, meter)  # shows, saves, and stops on Ctrl-C
+                        run.after_update(
+                            step, state, meter
+                        )  # shows, saves, and stops on Ctrl-C
                 run.end_epoch(step, state, meter, evaluate(job, state, job.held_out))
             run.end(step)
-            run.report.line(*compare_with_reported(job.config, run.epochs, batches.per_epoch))
+            run.report.line(
+                *compare_with_reported(job.config, run.epochs, batches.per_epoch)
+            )
             return Result(strategy.fetch(state), run.epochs)
 
 
@@ -146,7 +186,11 @@ def evaluate(job: "Job", state: TrainState, part: str | None) -> dict[str, float
     try:
         with place_ahead(batches.epoch(0), job.strategy.place_batch) as placed_batches:
             for step, batch in enumerate(placed_batches):
-                meter.add(step + 1, job.strategy.eval_step(state, batch), batches.examples_in(step))
+                meter.add(
+                    step + 1,
+                    job.strategy.eval_step(state, batch),
+                    batches.examples_in(step),
+                )
         meter.finish()
     except DivergedError as error:
         if not is_finite(state):
@@ -168,38 +212,58 @@ class Job:
     devices: list[jax.Device]
     data: DataSet  # in arrays
     task: Task
-    batches: dict[str, Batches]  # "train", and "test" and "validation" if the data set has them
+    batches: dict[
+        str, Batches
+    ]  # "train", and "test" and "validation" if the data set has them
     total_steps: int  # the most updates that the run makes
     schedule: Callable[[Any], Any]  # (updates made) -> learning rate
     strategy: Strategy
     layout: MeshLayout  # which shard of every array each device holds
     peers: Peers  # the processes that own the devices
-    content: str | None  # a fingerprint of the data; None without a workdir and with one process
+    content: (
+        str | None
+    )  # a fingerprint of the data; None without a workdir and with one process
 
     @property
     def held_out(self) -> str | None:
         """Return the part to evaluate after each epoch: "validation" if there is one, else "test", else None."""
-        return next((part for part in ("validation", "test") if part in self.batches), None)
+        return next(
+            (part for part in ("validation", "test") if part in self.batches), None
+        )
 
 
-def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_PROCESS) -> Job:
+def prepare(
+    config: Config, custom: Custom | None = None, peers: Peers = SINGLE_PROCESS
+) -> Job:
     """Choose the devices, read the data, build the model, and make the step.
 
     For float64 call it, and use what it returns, inside `jax.enable_x64(True)`.
     """
     custom = custom or Custom()
-    assert config.dtype != "float64" or jax.config.read("jax_enable_x64"), "JAX would make float32 of it"
+    assert config.dtype != "float64" or jax.config.read("jax_enable_x64"), (
+        "JAX would make float32 of it"
+    )
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
-    number = 1 if config.strategy == "single" else number_of_devices(config.devices, config.mesh, peers.count)
+    number = (
+        1
+        if config.strategy == "single"
+        else number_of_devices(config.devices, config.mesh, peers.count)
+    )
     local_devices = devices.choose(number)
     all_devices = devices.extend_to_all_processes(local_devices)
-    rule = custom.optimizer or find_code("optimizer", config.optimizer)  # None: built in
+    rule = custom.optimizer or find_code(
+        "optimizer", config.optimizer
+    )  # None: built in
     rate = custom.schedule or find_code("schedule", config.schedule)
 
     # Data
     if not peers.is_first:
         peers.wait("the data set")  # process 0 may have to download it
-    data = load_data(config.dataset, config.data_dir) if custom.data is None else make_data_set(custom.data)
+    data = (
+        load_data(config.dataset, config.data_dir)
+        if custom.data is None
+        else make_data_set(custom.data)
+    )
     if peers.is_first:
         peers.wait("the data set")
 
@@ -207,7 +271,11 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
     task = make_task(config, custom)
     config = dataclasses.replace(config, **name_custom_parts(custom, task))
     arrays, _ = featurize(data, task.model)
-    yours = config.model not in MODELS or custom.loss is not None or custom.metrics is not None
+    yours = (
+        config.model not in MODELS
+        or custom.loss is not None
+        or custom.metrics is not None
+    )
     check_task(task, arrays, custom=yours, best=config.best)
     content = None
     if config.workdir or peers.count > 1:
@@ -216,13 +284,22 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
 
     # Batches, laid out for the devices
     example = jax.tree.leaves(arrays.train.take(np.arange(1)).inputs)[0][0]
-    asked: dict[str, Any] = {"mesh": config.mesh, "layout": config.layout, "shard_state": config.shard_state}
+    asked: dict[str, Any] = {
+        "mesh": config.mesh,
+        "layout": config.layout,
+        "shard_state": config.shard_state,
+    }
     layout = fit_layout(all_devices, task, example.shape, **asked)
     N, here = layout.batch_shards, layout.shards_on(local_devices, task)
     B = global_batch_size(config, N, arrays.train.examples)
     split = functools.partial(Batches, devices=N, here=here)
-    batches = {name: split(part, max(B, EVALUATION_BATCH_PER_DEVICE * N)) for name, part in arrays.parts.items()}
-    batches["train"] = split(arrays.train, B, accumulate=config.accumulate, shuffle_seed=config.seed)
+    batches = {
+        name: split(part, max(B, EVALUATION_BATCH_PER_DEVICE * N))
+        for name, part in arrays.parts.items()
+    }
+    batches["train"] = split(
+        arrays.train, B, accumulate=config.accumulate, shuffle_seed=config.seed
+    )
 
     # Update rule, whose schedule depends on the number of batches
     all_steps = config.epochs * batches["train"].per_epoch
@@ -232,15 +309,22 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
         check_schedule(rate)
     if rule is not None:
         check_optimizer(rule, rate, task)
-    task = augment_task(dataclasses.replace(task, optimizer=make_optimizer(config, rate, rule)), arrays.augment)
+    task = augment_task(
+        dataclasses.replace(task, optimizer=make_optimizer(config, rate, rule)),
+        arrays.augment,
+    )
     return Job(
-        config=dataclasses.replace(config, global_batch_size=B, per_device_batch_size=None),
+        config=dataclasses.replace(
+            config, global_batch_size=B, per_device_batch_size=None
+        ),
         devices=all_devices,
         data=arrays,
         task=task,
         batches=batches,
         total_steps=min(config.steps or all_steps, all_steps),
-        schedule=jax.jit(rate),  # operation by operation it would be a dozen programs to compile
+        schedule=jax.jit(
+            rate
+        ),  # operation by operation it would be a dozen programs to compile
         strategy=choose_strategy(config.strategy, task, all_devices, layout),
         layout=layout,
         peers=peers,
@@ -250,13 +334,21 @@ def prepare(config: Config, custom: Custom | None = None, peers: Peers = SINGLE_
 
 def make_task(config: Config, custom: Custom) -> Task:
     """Build the model, and choose its loss. The update rule is missing, because it depends on the batch size."""
-    model = build_model(custom.model or find_code("model", config.model), config.seed, config.dtype)
+    model = build_model(
+        custom.model or find_code("model", config.model), config.seed, config.dtype
+    )
     trainable = config.trainable if custom.trainable is None else custom.trainable
     loss = custom.loss or getattr(type(model), "loss", None)
     if loss is None:
-        loss = functools.partial(cross_entropy, label_smoothing=config.label_smoothing, metrics=custom.metrics)
+        loss = functools.partial(
+            cross_entropy,
+            label_smoothing=config.label_smoothing,
+            metrics=custom.metrics,
+        )
     elif custom.metrics is not None:
-        raise UserError("metrics= is for the cross-entropy: return them as others of MetricSums in your own loss")
+        raise UserError(
+            "metrics= is for the cross-entropy: return them as others of MetricSums in your own loss"
+        )
     return Task(
         model,
         seed=config.seed,
@@ -274,7 +366,10 @@ def name_custom_parts(custom: Custom, task: Task) -> dict[str, Any]:
         names["model"] = task.name
     if custom.trainable is not None:
         names["trainable"] = tuple(named_leaves(task.arrays_of(task.model)[0]))
-    for kind, value in {"optimizer": custom.optimizer, "schedule": custom.schedule}.items():
+    for kind, value in {
+        "optimizer": custom.optimizer,
+        "schedule": custom.schedule,
+    }.items():
         if value is not None:
             name = getattr(value, "__name__", type(value).__name__)
             names[kind] = f"your {name}" if name in (*OPTIMIZERS, *SCHEDULES) else name
@@ -283,7 +378,11 @@ def name_custom_parts(custom: Custom, task: Task) -> dict[str, Any]:
 
 def global_batch_size(config: Config, shards: int, examples: int) -> int:
     """Return the global batch size B from the settings, by default 64. Refuse one that is larger than the data."""
-    name, times = ("per_device_batch_size", shards) if config.per_device_batch_size else ("global_batch_size", 1)
+    name, times = (
+        ("per_device_batch_size", shards)
+        if config.per_device_batch_size
+        else ("global_batch_size", 1)
+    )
     given = getattr(config, name) or min(64, examples)
     size = given * times
     if size > examples:
@@ -299,12 +398,16 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
     return size
 
 
-def choose_strategy(name: str, task: Task, devices: Sequence[jax.Device], layout: MeshLayout) -> Strategy:
+def choose_strategy(
+    name: str, task: Task, devices: Sequence[jax.Device], layout: MeshLayout
+) -> Strategy:
     """Make the five functions of a strategy. For ZeRO and other layouts they are in `sharding/`."""
     if name == "jit" and layout.splits_state:
         return make_split_strategy(task, layout)
     if layout.shard_state == "optimizer":
-        return make_split_strategy(task, layout)._replace(train_step=zero.make_train_step(name, task, layout))
+        return make_split_strategy(task, layout)._replace(
+            train_step=zero.make_train_step(name, task, layout)
+        )
     return STRATEGIES[name](task, devices)
 
 
@@ -316,10 +419,13 @@ def rebuild_task(config: Config, **yours: Any) -> Task:
     return dataclasses.replace(make_task(config, custom), optimizer=optimizer)
 
 
-def load_run(path: str | Path, **yours: Any) -> tuple[Config, TrainState, dict[str, Any]]:
+def load_run(
+    path: str | Path, **yours: Any
+) -> tuple[Config, TrainState, dict[str, Any]]:
     """Read the configuration of a run, its newest state (on the host), and the results of its last epoch.
 
-    `path` is its folder. Give `model` and `optimizer` again if `train` had them as Python values.
+    `path` is its folder. Give `model` and `optimizer` again if `train` had them as
+    Python values.
     """
     config = read_config(path)
     with jax.enable_x64(config.dtype == "float64"):

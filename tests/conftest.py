@@ -1,7 +1,8 @@
 """Eight simulated devices for the tests that run in pytest's own process, and where the real MNIST and IMDB are.
 
-A process cannot change its number of devices: tests of other counts start processes of their own. Many tests compile
-the same programs: these are kept in pytest's cache, and `pytest --cache-clear` begins anew.
+A process cannot change its number of devices: tests of other counts start processes of
+their own. Many tests compile the same programs: these are kept in pytest's cache, and
+`pytest --cache-clear` begins anew.
 """
 
 import functools
@@ -15,7 +16,9 @@ from launch import CALLERS, COMPILED, IN_TESTS
 
 os.environ.setdefault("XLA_FLAGS", IN_TESTS)
 os.environ[CALLERS] = "false"
-os.environ["JAX_PLATFORMS"] = "cpu"  # also where there are accelerators, which tests/accelerators uses
+os.environ["JAX_PLATFORMS"] = (
+    "cpu"  # also where there are accelerators, which tests/accelerators uses
+)
 
 import jax
 import numpy as np
@@ -26,11 +29,22 @@ from pmapdp.data import imdb
 from pmapdp.devices import simulate
 from pmapdp.registry import default_data_dir
 
-gc.set_threshold(50_000, 20, 20)  # what JAX traces lives long: the usual 700 costs a tenth of the time
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where pytest runs under nohup: commands that it starts must end
+gc.set_threshold(
+    50_000, 20, 20
+)  # what JAX traces lives long: the usual 700 costs a tenth of the time
+signal.signal(
+    signal.SIGHUP, signal.SIG_DFL
+)  # also where pytest runs under nohup: commands that it starts must end
 
-# The files that take longest, longest first: begun last, one of them would leave the other cores idle at the end.
-LONGEST = ("test_1_one_result.py", "test_alone.py", "test_processes.py", "test_4_same_again.py", "test_programs.py")
+# The files that take longest, longest first: begun last, one of them would leave the
+# other cores idle at the end.
+LONGEST = (
+    "test_1_one_result.py",
+    "test_alone.py",
+    "test_processes.py",
+    "test_4_same_again.py",
+    "test_programs.py",
+)
 LONGEST += ("test_train.py", "test_6_no_loss.py", "test_8_your_parts.py")
 
 
@@ -46,14 +60,26 @@ def pytest_collection_modifyitems(items):
 
 def pytest_configure(config):
     if config.pluginmanager.hasplugin("cacheprovider"):
-        settings = dict(zip(COMPILED, (str(config.cache.mkdir("compiled")), "0", "-1"), strict=True))
+        settings = dict(
+            zip(COMPILED, (str(config.cache.mkdir("compiled")), "0", "-1"), strict=True)
+        )
         os.environ.update(settings)  # for the processes that tests start
         for name, value in settings.items():
-            jax.config.update(name.lower(), value if name.endswith("DIR") else int(value))
-    config.addinivalue_line("markers", "mnist: needs the real MNIST (environment variable PMAPDP_DATA)")
+            jax.config.update(
+                name.lower(), value if name.endswith("DIR") else int(value)
+            )
+    config.addinivalue_line(
+        "markers", "mnist: needs the real MNIST (environment variable PMAPDP_DATA)"
+    )
     config.addinivalue_line("markers", "torch: needs PyTorch, which torchvision brings")
-    config.addinivalue_line("markers", "slow: what quick tests cover already, in more cases; `.ci/run` runs it too")
-    config.addinivalue_line("markers", "imdb: needs the real reviews of IMDB (environment variable PMAPDP_DATA)")
+    config.addinivalue_line(
+        "markers",
+        "slow: what quick tests cover already, in more cases; `.ci/run` runs it too",
+    )
+    config.addinivalue_line(
+        "markers",
+        "imdb: needs the real reviews of IMDB (environment variable PMAPDP_DATA)",
+    )
 
 
 def once(check: Callable) -> Callable:
@@ -62,7 +88,11 @@ def once(check: Callable) -> Callable:
 
     def parts(function):
         if isinstance(function, functools.partial):
-            return parts(function.func), *map(parts, function.args), *sorted(function.keywords.items())
+            return (
+                parts(function.func),
+                *map(parts, function.args),
+                *sorted(function.keywords.items()),
+            )
         return function
 
     def check_loss(task, example):
@@ -83,7 +113,9 @@ custom_model.check_loss = once(custom_model.check_loss)
 def eight_devices():
     """Simulated before the first test computes anything, because the number cannot be changed later."""
     simulate(8)
-    assert len(jax.devices()) >= 8, "JAX started before the tests could simulate 8 devices"
+    assert len(jax.devices()) >= 8, (
+        "JAX started before the tests could simulate 8 devices"
+    )
 
 
 def data_folder(name: str, files: Iterable[str]) -> Path:

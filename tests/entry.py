@@ -1,7 +1,8 @@
 """Every way in which the promises' tests call the package; only this file knows its modules and its names.
 
-`train` and `run_command` run what users run, `Steps` holds the five functions of a strategy, and the rest makes or
-reads what goes in and comes out, as NumPy arrays and plain dictionaries.
+`train` and `run_command` run what users run, `Steps` holds the five functions of a
+strategy, and the rest makes or reads what goes in and comes out, as NumPy arrays and
+plain dictionaries.
 """
 
 import contextlib
@@ -48,24 +49,38 @@ def examples_for(model: str, n: int, seed: int) -> Examples:
 
     random = np.random.default_rng(seed)
     if model == "text_mlp":
-        inputs = np.where(random.random((n, FEATURES)) < 0.03, random.random((n, FEATURES)), 0).astype(np.float32)
+        inputs = np.where(
+            random.random((n, FEATURES)) < 0.03, random.random((n, FEATURES)), 0
+        ).astype(np.float32)
     elif model == "transformer":
-        # 0 is padding. No text is so short that dropout takes all of its words: layer norm of nothing but zeros would
-        # make rounding large.
-        lengths, tokens = 8 * random.integers(0, 3, (n, 1)), random.integers(2, VOCABULARY, (n, 16))
+        # 0 is padding. No text is so short that dropout takes all of its words: layer
+        # norm of nothing but zeros would make rounding large.
+        lengths, tokens = (
+            8 * random.integers(0, 3, (n, 1)),
+            random.integers(2, VOCABULARY, (n, 16)),
+        )
         inputs = np.where(np.arange(16) < lengths, tokens, 0).astype(np.int32)
     else:
         size = 8 if model == "convnet" else 28
         inputs = random.integers(0, 256, (n, size, size, 1), np.uint8)
-    return Examples(inputs, random.integers(0, 2 if model in TEXTS else 10, n).astype(np.int32))
+    return Examples(
+        inputs, random.integers(0, 2 if model in TEXTS else 10, n).astype(np.int32)
+    )
 
 
-def data_set(train: Examples, test: Examples | None = None, validation: Examples | None = None, **others: Any) -> Any:
+def data_set(
+    train: Examples,
+    test: Examples | None = None,
+    validation: Examples | None = None,
+    **others: Any,
+) -> Any:
     """Return data as `train` takes them."""
     from pmapdp.data.dataset import DataSet, Split
 
     parts = (None if part is None else Split(*part) for part in (train, test))
-    return DataSet(*parts, validation=None if validation is None else Split(*validation), **others)
+    return DataSet(
+        *parts, validation=None if validation is None else Split(*validation), **others
+    )
 
 
 class State(NamedTuple):
@@ -96,7 +111,9 @@ def nested(epoch: dict[str, Any]) -> dict[str, Any]:
         if part in ("train", "test", "validation") and not isinstance(value, dict):
             result.setdefault(part, {})[metric] = value
         elif isinstance(value, dict):
-            result[name] = {key.removeprefix("weighted_"): each for key, each in value.items()}
+            result[name] = {
+                key.removeprefix("weighted_"): each for key, each in value.items()
+            }
         else:
             result[name] = value
     return result
@@ -108,7 +125,11 @@ def config(**settings: Any) -> Any:
     return Config(**{"progress": False, "compile_cache": False} | settings)
 
 
-def train(*, after_epoch: Callable[[dict[str, Any], Any], None] | None = None, **arguments: Any) -> Trained:
+def train(
+    *,
+    after_epoch: Callable[[dict[str, Any], Any], None] | None = None,
+    **arguments: Any,
+) -> Trained:
     """Call `train` with settings and Python values (`model`, `data`, `loss`, ...) by name."""
     from pmapdp.train import train as train_here
 
@@ -138,7 +159,9 @@ def loss_of_package(loss: Callable[[Any, Any], dict[str, Any]]) -> Callable[...,
 
     def package_loss(model: Any, batch: Any) -> Any:
         sums = dict(loss(model, batch))
-        return MetricSums(sums.pop("loss"), sums.pop("correct", None), sums.pop("count"), sums)
+        return MetricSums(
+            sums.pop("loss"), sums.pop("correct", None), sums.pop("count"), sums
+        )
 
     return package_loss
 
@@ -154,7 +177,9 @@ class Sums(NamedTuple):
     count: Any
 
 
-def batch_of(data: Examples, indices: Any, rows: int | None = None, dtype: str = "float32") -> Any:
+def batch_of(
+    data: Examples, indices: Any, rows: int | None = None, dtype: str = "float32"
+) -> Any:
     """A batch of the examples of these indices, padded to `rows` by example 0 at weight 0."""
     from pmapdp.data.batches import Batch
 
@@ -163,7 +188,12 @@ def batch_of(data: Examples, indices: Any, rows: int | None = None, dtype: str =
     weights = np.ones(len(indices)) if data.weights is None else data.weights[indices]
     order = np.concatenate([indices, np.zeros(padding, np.int32)]).astype(np.int32)
     weights = np.concatenate([weights, np.zeros(padding)]).astype(dtype)
-    return Batch(jax.tree.map(lambda x: x[order], data.inputs), data.labels[order], order, weights)
+    return Batch(
+        jax.tree.map(lambda x: x[order], data.inputs),
+        data.labels[order],
+        order,
+        weights,
+    )
 
 
 @functools.cache
@@ -195,7 +225,10 @@ class Steps:
         own = {} if loss is None else {"loss": loss_of_package(loss)}
         self.task = Task(built(model, seed, dtype), optimizer, seed, dtype, **own)
         self.strategy = steps.STRATEGIES[strategy](self.task, devices)
-        self.place_state, self.place_batch = self.strategy.place_state, self.strategy.place_batch
+        self.place_state, self.place_batch = (
+            self.strategy.place_state,
+            self.strategy.place_batch,
+        )
         self.fetch = self.strategy.fetch
 
     def first_state(self) -> Any:
@@ -215,7 +248,9 @@ class Steps:
 
 def leave_out_all_reduce(monkeypatch: Any, strategy: str) -> None:
     """Let the file of pmap or shard_map update each device by the gradients of its own examples."""
-    lax = SimpleNamespace(**{name: getattr(jax.lax, name) for name in dir(jax.lax) if name[0] != "_"})
+    lax = SimpleNamespace(
+        **{name: getattr(jax.lax, name) for name in dir(jax.lax) if name[0] != "_"}
+    )
     lax.pmean = lambda values, axis_name: values
     monkeypatch.setattr(f"pmapdp.steps.{strategy}.lax", lax)
 
@@ -236,7 +271,10 @@ def count_calls(monkeypatch: Any, strategy: str) -> Counter[str]:
 
     def make_strategy(*arguments: Any) -> Any:
         made = make(*arguments)
-        steps = {name: counted(name, getattr(made, name)) for name in ("train_step", "eval_step")}
+        steps = {
+            name: counted(name, getattr(made, name))
+            for name in ("train_step", "eval_step")
+        }
         return made._replace(**steps)
 
     monkeypatch.setitem(STRATEGIES, strategy, make_strategy)
@@ -247,17 +285,30 @@ def step_files() -> dict[str, Path]:
     """The file that makes each strategy's step."""
     import pmapdp
 
-    return {name: Path(pmapdp.__file__).parent / "steps" / f"{name}.py" for name in STRATEGIES}
+    return {
+        name: Path(pmapdp.__file__).parent / "steps" / f"{name}.py"
+        for name in STRATEGIES
+    }
 
 
 def batches(
-    data: Examples, batch_size: int, *, epoch: int = 0, step: int = 0, seed: int | None = None, **others: Any
+    data: Examples,
+    batch_size: int,
+    *,
+    epoch: int = 0,
+    step: int = 0,
+    seed: int | None = None,
+    **others: Any,
 ) -> list[Any]:
     """The host batches of an epoch (from 0) from one of its steps (from 0) on; without a seed in the data's order."""
     from pmapdp.data.batches import Batches
     from pmapdp.data.dataset import Split
 
-    return list(Batches(Split(*data), batch_size, shuffle_seed=seed, **others).epoch(epoch, step))
+    return list(
+        Batches(Split(*data), batch_size, shuffle_seed=seed, **others).epoch(
+            epoch, step
+        )
+    )
 
 
 # Commands and what they leave on the disk
@@ -294,15 +345,23 @@ def module_of(name: str) -> str:
 
 def stay_in_this_process(monkeypatch: Any) -> None:
     """Let `compare` start no processes, because importing JAX takes seconds."""
-    monkeypatch.setattr("pmapdp.compare.strategies.in_new_process", lambda function, *values: function(*values))
+    monkeypatch.setattr(
+        "pmapdp.compare.strategies.in_new_process",
+        lambda function, *values: function(*values),
+    )
 
 
 def run_in_child(
-    program: str, arguments: list[str], output: str, errors: str = "", variables: dict[str, str] | None = None
+    program: str,
+    arguments: list[str],
+    output: str,
+    errors: str = "",
+    variables: dict[str, str] | None = None,
 ) -> None:
     """Do the work of a child of `forks.py`, with its output in files, until it ends or is killed.
 
-    The program is a command, or a script. `variables` are its environment, which otherwise is ours.
+    The program is a command, or a script. `variables` are its environment, which
+    otherwise is ours.
     """
     import importlib
 
@@ -328,20 +387,33 @@ def epochs_in(metrics_file: Path) -> list[dict[str, Any]]:
 
 def checkpoint_steps(workdir: Path) -> list[int]:
     """The updates after which a run has whole checkpoints."""
-    return sorted(int(each.name) for each in (workdir / "checkpoints").glob("*") if each.name.isdigit())
+    return sorted(
+        int(each.name)
+        for each in (workdir / "checkpoints").glob("*")
+        if each.name.isdigit()
+    )
 
 
 def arrays_on_disk(workdir: Path, step: int) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint by their names, read by Orbax alone."""
     import orbax.checkpoint as ocp
 
-    found = ocp.StandardCheckpointer().restore((workdir / "checkpoints" / str(step) / "state").absolute())
+    found = ocp.StandardCheckpointer().restore(
+        (workdir / "checkpoints" / str(step) / "state").absolute()
+    )
     leaves = jax.tree_util.tree_leaves_with_path(found)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in leaves
+    }
 
 
 def texts_of_checkpoint(workdir: Path, step: int) -> str:
     """All that a checkpoint says beside its arrays."""
     folder = workdir / "checkpoints" / str(step)
-    files = [path for path in folder.rglob("*") if path.is_file() and not {"d", "ocdbt.process_0"} & {*path.parts}]
+    files = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not {"d", "ocdbt.process_0"} & {*path.parts}
+    ]
     return "\n".join(path.read_bytes().decode("utf-8", "replace") for path in files)

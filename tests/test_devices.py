@@ -9,7 +9,8 @@ from launch import python
 from pmapdp.devices import COLLECTIVES_HOLD_THREADS, cores
 
 FLAG = "--xla_force_host_platform_device_count"
-# Each case in a child of one process that has imported JAX, and not started it. `started`: JAX starts with one device.
+# Each case in a child of one process that has imported JAX, and not started it.
+# `started`: JAX starts with one device.
 CASES = """
 import json, os, resource, sys, jax
 from pmapdp.devices import choose, simulate
@@ -33,22 +34,66 @@ for function, count, env, started in json.loads(sys.argv[1]):
 """
 MANY = [
     ("choose", None, {}, 8, max(cores(), 16)),
-    ("choose", None, {"PROGRAM": "2"}, 2, max(cores(), 4)),  # what the program has asked JAX for
+    (
+        "choose",
+        None,
+        {"PROGRAM": "2"},
+        2,
+        max(cores(), 4),
+    ),  # what the program has asked JAX for
     ("choose", 3, {}, 3, max(cores(), 6)),
     ("choose", 2, {"NPROC": "40"}, 2, 40),  # a thread pool of the user's is kept
-    ("choose", 4, {"NPROC": "4"}, 4, 8),  # unless it is so small that collectives may deadlock
+    (
+        "choose",
+        4,
+        {"NPROC": "4"},
+        4,
+        8,
+    ),  # unless it is so small that collectives may deadlock
     ("choose", 2, {"XLA_FLAGS": f"{FLAG}=3"}, 3, max(cores(), 6)),
     ("choose", None, {"XLA_FLAGS": f"{FLAG}=3"}, 3, max(cores(), 6)),
 ]
 FEW = [
-    ("simulate", 8, {}, True, "8 devices cannot be simulated any more: JAX has already started with 1; call pmapdp."),
-    ("simulate", 8, {"XLA_FLAGS": f"{FLAG}=8"}, True, "JAX has already started with 1; set XLA_FLAGS before any other"),
-    ("choose", 8, {"XLA_FLAGS": f"{FLAG}=3"}, False, "8 devices were asked for, but XLA_FLAGS in the environment allo"),
-    ("choose", 8, {"JAX_NUM_CPU_DEVICES": "3"}, False, "8 devices were asked for, but JAX_NUM_CPU_DEVICES in the envi"),
+    (
+        "simulate",
+        8,
+        {},
+        True,
+        "8 devices cannot be simulated any more: JAX has already started with 1; call pmapdp.",
+    ),
+    (
+        "simulate",
+        8,
+        {"XLA_FLAGS": f"{FLAG}=8"},
+        True,
+        "JAX has already started with 1; set XLA_FLAGS before any other",
+    ),
+    (
+        "choose",
+        8,
+        {"XLA_FLAGS": f"{FLAG}=3"},
+        False,
+        "8 devices were asked for, but XLA_FLAGS in the environment allo",
+    ),
+    (
+        "choose",
+        8,
+        {"JAX_NUM_CPU_DEVICES": "3"},
+        False,
+        "8 devices were asked for, but JAX_NUM_CPU_DEVICES in the envi",
+    ),
     ("simulate", 1, {}, True, "1 "),  # what is there already may be asked for late
 ]
 if sys.platform == "linux":  # elsewhere threads are no processes
-    FEW.append(("choose", 4, {"PROCESSES": "1"}, False, "JAX needs about 32 threads, and this process may not start"))
+    FEW.append(
+        (
+            "choose",
+            4,
+            {"PROCESSES": "1"},
+            False,
+            "JAX needs about 32 threads, and this process may not start",
+        )
+    )
 
 
 def test_as_many_devices_and_threads_as_it_takes_or_a_sentence():
@@ -65,8 +110,8 @@ def test_as_many_devices_and_threads_as_it_takes_or_a_sentence():
 
 @pytest.mark.slow
 def test_a_loop_that_runs_far_ahead_of_its_devices_ends():
-    """The plainest loop: nothing waits for a step before the last. With one thread a device jax 0.10 aborted in each of
-    four runs of it."""
+    """The plainest loop: nothing waits for a step before the last. With one thread a
+    device jax 0.10 aborted in each of four runs of it."""
     code = """
 import jax, numpy as np
 from jax import lax
@@ -81,4 +126,7 @@ print(W.min(), W.max())
 """
     done = python("-c", code)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["12000.0", "12000.0"]  # 1,500 times the 8 rows of ones
+    assert done.stdout.split() == [
+        "12000.0",
+        "12000.0",
+    ]  # 1,500 times the 8 rows of ones

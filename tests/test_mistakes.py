@@ -1,6 +1,7 @@
 """Promise 7: a common mistake gets one sentence, with the value given and one that works, and exit status 2.
 
-Every row is a command and words of its sentence. To add a mistake, add a row; its files are made by `folder`.
+Every row is a command and words of its sentence. To add a mistake, add a row; its files
+are made by `folder`.
 """
 
 import os
@@ -48,8 +49,16 @@ def optimizer(schedule):
     return 3
 """
 GENERATOR = np.random.default_rng(0)
-INPUTS, LABELS = GENERATOR.normal(size=(40, 6)).astype(np.float32), (np.arange(40) % 3).astype(np.int32)
-RIGHT = {"train_inputs": INPUTS, "train_labels": LABELS, "test_inputs": INPUTS[:9], "test_labels": LABELS[:9]}
+INPUTS, LABELS = (
+    GENERATOR.normal(size=(40, 6)).astype(np.float32),
+    (np.arange(40) % 3).astype(np.int32),
+)
+RIGHT = {
+    "train_inputs": INPUTS,
+    "train_labels": LABELS,
+    "test_inputs": INPUTS[:9],
+    "test_labels": LABELS[:9],
+}
 DATA = {
     "right": {},
     "no_labels": {"train_labels": None},
@@ -70,7 +79,9 @@ def folder(tmp_path_factory):
     """The folder in which the commands run."""
     path = tmp_path_factory.mktemp("mistakes")
     for name, changes in DATA.items():
-        arrays = {key: array for key, array in (RIGHT | changes).items() if array is not None}
+        arrays = {
+            key: array for key, array in (RIGHT | changes).items() if array is not None
+        }
         np.savez(path / f"{name}.npz", **arrays)
     (path / "nets.py").write_text(MODELS)
     (path / "broken.py").write_text("def x(:\n")
@@ -84,8 +95,23 @@ def folder(tmp_path_factory):
 
 def yours(*arguments):
     """Training a model and data of yours, which are right but for `arguments`."""
-    small = ["--devices", 2, "--global-batch-size", 10, "--no-compile-cache", "--no-progress"]
-    return ["train", "--model", "nets.py:Net", "--dataset", "right.npz", *small, *arguments]
+    small = [
+        "--devices",
+        2,
+        "--global-batch-size",
+        10,
+        "--no-compile-cache",
+        "--no-progress",
+    ]
+    return [
+        "train",
+        "--model",
+        "nets.py:Net",
+        "--dataset",
+        "right.npz",
+        *small,
+        *arguments,
+    ]
 
 
 MISTAKES = [
@@ -99,34 +125,58 @@ MISTAKES = [
     (["train", "--dtype", "float16"], ["'float16'", "bfloat16"]),
     (["train", "--learning-rat", "0.1"], ["--learning-rat", "--learning-rate"]),
     (["train", "--trainable", "head"], ["'head'", "logits"]),
-    (["train", "--layout", "wide", "--strategy", "jit"], ["'wide'", "data", "model", "spatial"]),
+    (
+        ["train", "--layout", "wide", "--strategy", "jit"],
+        ["'wide'", "data", "model", "spatial"],
+    ),
     # numbers
     (["train", "--devices", "0"], ["--devices 0", "at least 1", "8"]),
     (["train", "--devices", "two"], ["--devices", "'two'", "whole number", "8"]),
     (["train", "--devices"], ["--devices", "one argument"]),
-    (["train", "--global-batch-size", "0"], ["--global-batch-size 0", "at least 1", "64"]),
+    (
+        ["train", "--global-batch-size", "0"],
+        ["--global-batch-size 0", "at least 1", "64"],
+    ),
     (["train", "--epochs", "0"], ["--epochs 0", "at least 1", "10"]),
     (["train", "--epochs", "1.5"], ["--epochs", "'1.5'", "whole number"]),
     (["train", "--steps", "-5"], ["--steps -5", "at least 1", "100"]),
     (["train", "--accumulate", "0"], ["--accumulate 0", "at least 1", "2"]),
     (["train", "--learning-rate", "nan"], ["--learning-rate nan", "finite", "0.001"]),
-    (["train", "--learning-rate", "-0.1"], ["--learning-rate -0.1", "at least 0", "0.001"]),
-    (["train", "--learning-rate", "fast"], ["--learning-rate", "'fast'", "number", "0.001"]),
+    (
+        ["train", "--learning-rate", "-0.1"],
+        ["--learning-rate -0.1", "at least 0", "0.001"],
+    ),
+    (
+        ["train", "--learning-rate", "fast"],
+        ["--learning-rate", "'fast'", "number", "0.001"],
+    ),
     (["train", "--label-smoothing", "1"], ["--label-smoothing 1", "0.1"]),
     (["train", "--seed", "-1"], ["--seed -1", "at least 0"]),
     (["train", "--patience", "0"], ["--patience 0", "at least 1"]),
     (["train", "--best", "highest"], ["'highest'", "highest:accuracy"]),
-    (["train", "--schedule", "piecewise", "--switch-epochs", "x"], ["--switch-epochs", "'x'"]),
+    (
+        ["train", "--schedule", "piecewise", "--switch-epochs", "x"],
+        ["--switch-epochs", "'x'"],
+    ),
     # settings that do not go together
     (["train", "--steps", "5", "digits", "mnist"], ["mnist"]),
-    (["train", "--global-batch-size", "64", "--per-device-batch-size", "8"], ["64", "8", "one of them"]),
-    (["train", "--strategy", "single", "--devices", "4"], ["4", "--devices 1", "--strategy pmap"]),
+    (
+        ["train", "--global-batch-size", "64", "--per-device-batch-size", "8"],
+        ["64", "8", "one of them"],
+    ),
+    (
+        ["train", "--strategy", "single", "--devices", "4"],
+        ["4", "--devices 1", "--strategy pmap"],
+    ),
     (["train", "--schedule", "piecewise"], ["--switch-epochs 3 7"]),
     (["train", "--switch-epochs", "3"], ["--schedule piecewise"]),
     (["train", "--weight-decay", "0.1"], ["0.1", "adamw"]),
     (["train", "--checkpoint-every", "5"], ["--checkpoint-every", "--workdir"]),
     (["train", "--mesh", "data=2,model=2"], ["data=2,model=2", "--strategy jit"]),
-    (["train", "--shard-state", "parameters", "--strategy", "pmap"], ["parameters", "--strategy jit"]),
+    (
+        ["train", "--shard-state", "parameters", "--strategy", "pmap"],
+        ["parameters", "--strategy jit"],
+    ),
     # the machine and the data
     (["train", "--devices", "9"], ["9", "8"]),
     (["train", "--global-batch-size", "1438"], ["1438", "1437"]),
@@ -134,10 +184,16 @@ MISTAKES = [
     (["train", "--accumulate", "65"], ["65", "64"]),
     (["train", "--dataset", "reviews"], ["images", "texts", "--model transformer"]),
     (["train", "--model", "text_mlp"], ["images", "texts", "--model convnet"]),
-    (["train", "dtensor-data", "--data-dir", "nowhere"], ["nowhere", "aclImdb_v1.tar.gz", "reviews"]),
+    (
+        ["train", "dtensor-data", "--data-dir", "nowhere"],
+        ["nowhere", "aclImdb_v1.tar.gz", "reviews"],
+    ),
     (["train", "--dataset", "mnist", "--data-dir", "nowhere"], ["nowhere", "digits"]),
     # your files of data
-    (yours("--dataset", "missing.npz"), ["missing.npz", "No such file", "train_inputs"]),
+    (
+        yours("--dataset", "missing.npz"),
+        ["missing.npz", "No such file", "train_inputs"],
+    ),
     (yours("--dataset", "text.npz"), ["text.npz", "numpy.savez"]),
     (yours("--dataset", "no_labels.npz"), ["no_labels.npz", "train_labels"]),
     (yours("--dataset", "lengths.npz"), ["40", "39"]),
@@ -160,13 +216,19 @@ MISTAKES = [
     (yours("--model", "nets.py:NoRngs"), ["NoRngs", "rngs"]),
     (yours("--model", "nets.py:Narrow"), ["Narrow", "(6,)", "(5,)"]),
     (yours("--model", "nets.py:OneNumber"), ["OneNumber", "[n, C]"]),
-    (yours("--model", "nets.py:OverTheBatch"), ["OverTheBatch", "sum over the examples"]),
+    (
+        yours("--model", "nets.py:OverTheBatch"),
+        ["OverTheBatch", "sum over the examples"],
+    ),
     (yours("--model", "nets.py:Fails"), ["Fails", "(7, 7)"]),
     (yours("--schedule", "nets.py:rate"), ["high", "step"]),
     (yours("--optimizer", "nets.py:optimizer"), ["optax"]),
     (yours("--best", "lowest:error"), ["lowest:error", "lowest:loss"]),
     # files and folders of a run
-    (yours("--metrics-file", "nowhere/m.jsonl"), ["nowhere/m.jsonl", "No such file", "folder"]),
+    (
+        yours("--metrics-file", "nowhere/m.jsonl"),
+        ["nowhere/m.jsonl", "No such file", "folder"],
+    ),
     (yours("--metrics-file", "."), ["--metrics-file .", "Is a directory"]),
     (yours("--workdir", "nets.py"), ["nets.py", "--workdir"]),
     (yours("--workdir", ""), ["--workdir"]),
@@ -183,7 +245,10 @@ MISTAKES = [
     (["compare", "--steps", "1"], ["single update", "time"]),
     (["compare", "old.py:program"], ["old.py:program", "alone"]),
     (["compare", "--json", "both", "--html", "both"], ["/both", "name two files"]),
-    (["compare", "--html", "/proc/nowhere/page.html"], ["/proc/nowhere/page.html", "cannot be written"]),
+    (
+        ["compare", "--html", "/proc/nowhere/page.html"],
+        ["/proc/nowhere/page.html", "cannot be written"],
+    ),
     (["verify", "nowhere.py:step"], ["nowhere.py", ".py"]),
     (["verify", "nets.py:step"], ["'step'", "Net"]),
     (["port", "nowhere.py"], ["nowhere.py", "train.py"]),
@@ -209,7 +274,11 @@ def files_in(folder):
     return sorted(set(os.listdir(folder)) - {"__pycache__"})
 
 
-@pytest.mark.parametrize(("command", "words"), MISTAKES, ids=lambda value: " ".join(map(str, value[:1] + value[-2:])))
+@pytest.mark.parametrize(
+    ("command", "words"),
+    MISTAKES,
+    ids=lambda value: " ".join(map(str, value[:1] + value[-2:])),
+)
 def test_a_common_mistake_gets_one_sentence(command, words, folder, monkeypatch):
     monkeypatch.chdir(folder)
     entry.stay_in_this_process(monkeypatch)
@@ -228,7 +297,9 @@ def test_a_common_mistake_gets_one_sentence(command, words, folder, monkeypatch)
         (["--label-smoothing", 0.2], ["0.1", "0.2", "another folder"]),
     ],
 )
-def test_a_run_that_does_not_fit_its_folder_gets_one_sentence(changes, words, folder, monkeypatch):
+def test_a_run_that_does_not_fit_its_folder_gets_one_sentence(
+    changes, words, folder, monkeypatch
+):
     monkeypatch.chdir(folder)
     if not (folder / "run").exists():
         assert entry.run_command(*yours("--workdir", "run", "--steps", 3)).status == 0
@@ -237,7 +308,11 @@ def test_a_run_that_does_not_fit_its_folder_gets_one_sentence(changes, words, fo
 
 def test_a_loss_that_is_not_finite_stops_training_with_status_3(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    done = entry.run_command(*yours("--learning-rate", "1e38", "--optimizer", "sgd", "--schedule", "constant"))
+    done = entry.run_command(
+        *yours(
+            "--learning-rate", "1e38", "--optimizer", "sgd", "--schedule", "constant"
+        )
+    )
     assert done.status == 3, done
     assert "--learning-rate" in done.err
 
@@ -245,7 +320,11 @@ def test_a_loss_that_is_not_finite_stops_training_with_status_3(folder, monkeypa
 def test_the_advice_works(folder, monkeypatch):
     """Commands that some of the sentences suggest run."""
     monkeypatch.chdir(folder)
-    for advice in (["--global-batch-size", 40], ["--accumulate", 10], ["--best", "lowest:loss"]):
+    for advice in (
+        ["--global-batch-size", 40],
+        ["--accumulate", 10],
+        ["--best", "lowest:loss"],
+    ):
         done = entry.run_command(*yours(*advice, "--steps", 1))
         assert done.status == 0, done.err
 

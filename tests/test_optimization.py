@@ -37,11 +37,17 @@ def cosine(part):
     [
         ({}, {0: 0.1, 50: 0.1, 99: 0.1}),
         (
-            {"schedule": "piecewise", "switch_epochs": (3, 7)},  # at the start of an epoch
+            {
+                "schedule": "piecewise",
+                "switch_epochs": (3, 7),
+            },  # at the start of an epoch
             {0: 0.1, 29: 0.1, 30: 0.01, 69: 0.01, 70: 0.001, 99: 0.001},
         ),
         ({"schedule": "piecewise", "switch_epochs": (3, 2**31 - 1)}, {30: 0.01}),
-        ({"schedule": "cosine"}, {0: cosine(0), 25: cosine(0.25), 50: cosine(0.5), 100: 0}),
+        (
+            {"schedule": "cosine"},
+            {0: cosine(0), 25: cosine(0.25), 50: cosine(0.5), 100: 0},
+        ),
         # A warm-up rises linearly, and the schedule keeps its place.
         (
             {"warmup_steps": 10, "schedule": "piecewise", "switch_epochs": (3,)},
@@ -51,45 +57,71 @@ def cosine(part):
     ],
 )
 def test_schedules(settings, expected):
-    assert rates(expected, **settings) == pytest.approx(list(expected.values()), abs=1e-8)
+    assert rates(expected, **settings) == pytest.approx(
+        list(expected.values()), abs=1e-8
+    )
 
 
 def test_scaling_rules():
     assert rates([0], batch=512, scale_learning_rate="linear") == pytest.approx([0.8])
     assert rates([0], batch=256, scale_learning_rate="sqrt") == pytest.approx([0.2])
-    assert rates([0], batch=256, scale_learning_rate="linear", base_batch_size=128) == pytest.approx([0.2])
+    assert rates(
+        [0], batch=256, scale_learning_rate="linear", base_batch_size=128
+    ) == pytest.approx([0.2])
 
 
 def one_update(gradient, parameter=1.0, **settings):
     config = Config(**settings)
     optimizer = make_optimizer(config, lambda step: 0.1)
     params = {"w": jnp.full(len(gradient), parameter)}
-    updates, _ = optimizer.update({"w": jnp.asarray(gradient)}, optimizer.init(params), params)
+    updates, _ = optimizer.update(
+        {"w": jnp.asarray(gradient)}, optimizer.init(params), params
+    )
     return np.asarray(params["w"] + updates["w"])
 
 
 def test_update_rules():
     np.testing.assert_allclose(one_update([2.0], optimizer="sgd"), [0.8], rtol=1e-6)
-    np.testing.assert_allclose(one_update([2.0], optimizer="momentum"), [0.8], rtol=1e-6)
-    # Adam's first step is the learning rate, whatever the gradient; decoupled decay adds 0.1 * 0.5 * 1.
+    np.testing.assert_allclose(
+        one_update([2.0], optimizer="momentum"), [0.8], rtol=1e-6
+    )
+    # Adam's first step is the learning rate, whatever the gradient; decoupled decay
+    # adds 0.1 * 0.5 * 1.
     np.testing.assert_allclose(one_update([2.0], optimizer="adam"), [0.9], rtol=1e-6)
-    np.testing.assert_allclose(one_update([2.0], optimizer="adamw", weight_decay=0.5), [0.85], rtol=1e-6)
+    np.testing.assert_allclose(
+        one_update([2.0], optimizer="adamw", weight_decay=0.5), [0.85], rtol=1e-6
+    )
 
 
 def test_clipping_scales_the_whole_gradient():
-    np.testing.assert_allclose(one_update([3.0, 4.0], optimizer="sgd", clip_norm=1.0), [0.94, 0.92], rtol=1e-6)
-    np.testing.assert_allclose(one_update([3.0, 4.0], optimizer="sgd", clip_norm=9.0), [0.7, 0.6], rtol=1e-6)
+    np.testing.assert_allclose(
+        one_update([3.0, 4.0], optimizer="sgd", clip_norm=1.0), [0.94, 0.92], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        one_update([3.0, 4.0], optimizer="sgd", clip_norm=9.0), [0.7, 0.6], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss_equals_numpy(smoothing):
     random = np.random.default_rng(0)
-    logits, labels = random.normal(size=(5, 10)).astype(np.float32), random.integers(0, 10, 5)
+    logits, labels = (
+        random.normal(size=(5, 10)).astype(np.float32),
+        random.integers(0, 10, 5),
+    )
     weights = np.array([1, 1, 0, 1, 1], np.float32)
-    sums = metric_sums(jnp.asarray(logits), Batch(None, jnp.asarray(labels), None, jnp.asarray(weights)), smoothing)
-    log_p = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
+    sums = metric_sums(
+        jnp.asarray(logits),
+        Batch(None, jnp.asarray(labels), None, jnp.asarray(weights)),
+        smoothing,
+    )
+    log_p = logits.astype(np.float64) - np.log(
+        np.exp(logits.astype(np.float64)).sum(-1, keepdims=True)
+    )
     target = np.eye(10)[labels] * (1 - smoothing) + smoothing / 10
-    np.testing.assert_allclose(sums.loss, (weights * -(target * log_p).sum(-1)).sum(), rtol=1e-5)
+    np.testing.assert_allclose(
+        sums.loss, (weights * -(target * log_p).sum(-1)).sum(), rtol=1e-5
+    )
     assert sums.correct == (weights * (logits.argmax(-1) == labels)).sum()
     assert sums.count == 4
 
@@ -97,10 +129,16 @@ def test_loss_equals_numpy(smoothing):
 @quick(1, "strategy", ["pmap", "jit"])
 def test_bfloat16_computes_in_it_and_reduces_in_float32(strategy):
     config = dataclasses.replace(RECIPES["digits"].config, dtype="bfloat16")
-    task = Task(build(MODELS["cnn"], dtype="bfloat16"), make_optimizer(config, lambda step: 0.1), dtype="bfloat16")
+    task = Task(
+        build(MODELS["cnn"], dtype="bfloat16"),
+        make_optimizer(config, lambda step: 0.1),
+        dtype="bfloat16",
+    )
     steps = STRATEGIES[strategy](task, devices.choose(8))
     state = steps.place_state(create_state(task))
-    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {
+        jnp.dtype("float32")
+    }
     batch = steps.place_batch(next(Batches(load().train, 64, devices=8).epoch(0)))
     # What is asked of XLA: the CPU's compiler may well compute bfloat16 in float32.
     lowered = steps.train_step.lower(state, batch)
@@ -111,4 +149,6 @@ def test_bfloat16_computes_in_it_and_reduces_in_float32(strategy):
     alone, in_one_vector = ("f32[5408,64]", "f32[64,5408]"), f"f32[{347_146 + 3}]"
     assert any(shape in reduced for shape in (*alone, in_one_vector))
     state, _ = steps.train_step(state, batch)
-    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {
+        jnp.dtype("float32")
+    }

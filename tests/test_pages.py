@@ -13,10 +13,17 @@ from pmapdp.verify import __main__ as verify_command
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), ROOT / "lessons" / "README.md", *ROOT.glob("docs/*.md")]
-HISTORY = [ROOT / "CHANGELOG.md", ROOT / "docs" / "migrating.md"]  # they name what is gone
+HISTORY = [
+    ROOT / "CHANGELOG.md",
+    ROOT / "docs" / "migrating.md",
+]  # they name what is gone
 TODAY = [page for page in PAGES if page not in HISTORY]
 LESSONS = sorted(ROOT.glob("lessons/[0-9]*.py"))
-SOURCES = [path for folder in ("pmapdp", "benchmarks", "tests") for path in ROOT.glob(f"{folder}/**/*.py")]
+SOURCES = [
+    path
+    for folder in ("pmapdp", "benchmarks", "tests")
+    for path in ROOT.glob(f"{folder}/**/*.py")
+]
 
 
 def name_of(path: Path) -> str:
@@ -27,7 +34,11 @@ def text_of(path: Path) -> str:
     """A page in Markdown; of a lesson's source the cells of text."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
-        text = "\n".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
+        text = "\n".join(
+            line.removeprefix("# ")
+            for line in text.splitlines()
+            if line.startswith("#")
+        )
     return text
 
 
@@ -36,18 +47,25 @@ def anchors(page: Path) -> set[str]:
     text = page.read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     marks = re.findall(r'<a id="([^"]+)">', text)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | set(marks)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in headings
+    } | set(marks)
 
 
 @pytest.mark.parametrize("page", [*PAGES, *LESSONS], ids=name_of)
 def test_links_lead_to_files_and_headings(page):
     broken = []
-    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"\n(?=\S)", " ", text_of(page)).replace("]( ", "](")):
+    for link in re.findall(
+        r"\]\(([^)\s]+)\)", re.sub(r"\n(?=\S)", " ", text_of(page)).replace("]( ", "](")
+    ):
         target, _, heading = link.partition("#")
         if "://" in target:
             continue
         file = page.parent / target if target else page
-        if not file.exists() or (heading and file.suffix == ".md" and heading not in anchors(file)):
+        if not file.exists() or (
+            heading and file.suffix == ".md" and heading not in anchors(file)
+        ):
             broken.append(link)
     assert broken == []
 
@@ -60,7 +78,9 @@ def exists(name: str) -> bool:
         return False
     except AttributeError:  # a field of a dataclass without a default
         owner, _, field = name.rpartition(".")
-        return exists(owner) and field in getattr(pkgutil.resolve_name(owner), "__annotations__", {})
+        return exists(owner) and field in getattr(
+            pkgutil.resolve_name(owner), "__annotations__", {}
+        )
     return True
 
 
@@ -70,31 +90,59 @@ NAME = re.compile(r"\b(?:pmapdp|benchmarks)(?:\.[a-zA-Z_]\w*)+\b(?![-/])")
 
 
 def test_every_dotted_name_exists():
-    places = {name: path for path in [*TODAY, *LESSONS, *SOURCES] for name in NAME.findall(path.read_text("utf-8"))}
-    missing = {name: name_of(path) for name, path in places.items() if name not in NO_NAMES and not exists(name)}
+    places = {
+        name: path
+        for path in [*TODAY, *LESSONS, *SOURCES]
+        for name in NAME.findall(path.read_text("utf-8"))
+    }
+    missing = {
+        name: name_of(path)
+        for name, path in places.items()
+        if name not in NO_NAMES and not exists(name)
+    }
     assert len(places) > 100
     assert missing == {}
 
 
-COMMAND = re.compile(r"(?:^ *|`)python -m pmapdp\.train((?: +[^\s`#|&>)]+)*)", re.MULTILINE)
+COMMAND = re.compile(
+    r"(?:^ *|`)python -m pmapdp\.train((?: +[^\s`#|&>)]+)*)", re.MULTILINE
+)
 
 
-@pytest.mark.parametrize("page", [*TODAY, *LESSONS, ROOT / "pmapdp" / "train.py"], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [*TODAY, *LESSONS, ROOT / "pmapdp" / "train.py"], ids=name_of
+)
 def test_commands_of_the_trainer_are_taken(page):
-    for flags in COMMAND.findall(text_of(page) if page in PAGES else page.read_text(encoding="utf-8")):
+    for flags in COMMAND.findall(
+        text_of(page) if page in PAGES else page.read_text(encoding="utf-8")
+    ):
         if not re.search(r"[A-Z\[{]{2,}|\.\.\.|\[", flags):  # placeholders
             cli.parse_with_recipe(ProcessesOptions, shlex.split(flags), None)
 
 
 def test_the_failed_check_in_the_readme_is_what_verify_prints(capsys):
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = " ".join(re.search(r"^> FAILED.*?\n\n", page, re.DOTALL | re.MULTILINE)[0].replace("\n>", "").split()[1:])
-    assert cli.run(verify_command.main, [str(ROOT / "examples" / "sum_of_means.py:check"), "--devices", "8"]) == 1
+    shown = " ".join(
+        re.search(r"^> FAILED.*?\n\n", page, re.DOTALL | re.MULTILINE)[0]
+        .replace("\n>", "")
+        .split()[1:]
+    )
+    assert (
+        cli.run(
+            verify_command.main,
+            [str(ROOT / "examples" / "sum_of_means.py:check"), "--devices", "8"],
+        )
+        == 1
+    )
     assert shown in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_lesson_is_listed_once_in_the_readme_of_the_lessons():
     page = (ROOT / "lessons" / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| \[(\d\d) [^\]]*\]\((\d\d)_\w+\.ipynb\)", page, re.MULTILINE)
+    listed = re.findall(
+        r"^\| \[(\d\d) [^\]]*\]\((\d\d)_\w+\.ipynb\)", page, re.MULTILINE
+    )
     assert all(shown == linked for shown, linked in listed)
-    assert sorted(number for number, _ in listed) == [lesson.name[:2] for lesson in LESSONS]
+    assert sorted(number for number, _ in listed) == [
+        lesson.name[:2] for lesson in LESSONS
+    ]

@@ -36,9 +36,17 @@ MEGABYTES = 600  # above what the process has taken before
 def hold(check, **drawn):
     """Draw cases, give them to `check`, and look at the time of each and the memory of all."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    options = {"derandomize": True, "database": None, "suppress_health_check": list(HealthCheck)}
-    settings(max_examples=25, deadline=timedelta(seconds=5), **options)(given(**drawn)(check))()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1024
+    options = {
+        "derandomize": True,
+        "database": None,
+        "suppress_health_check": list(HealthCheck),
+    }
+    settings(max_examples=25, deadline=timedelta(seconds=5), **options)(
+        given(**drawn)(check)
+    )()
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1024
+    )
 
 
 def result_or_sentence(work):
@@ -57,8 +65,37 @@ def result_or_sentence(work):
 
 FLAGS = [flag(field.name) for field in dataclasses.fields(Config)]
 WORDS = st.one_of(
-    st.sampled_from([*FLAGS, "--json", "--lines", "--help", "--no-progress", "--", "-", "-h", "--no-fresh", *RECIPES]),
-    st.sampled_from(["pmap", "jit", "true", "3", "0", "-1", "1e999", "nan", "9" * 400, "", "3,7", "data=4", "gs://x"]),
+    st.sampled_from(
+        [
+            *FLAGS,
+            "--json",
+            "--lines",
+            "--help",
+            "--no-progress",
+            "--",
+            "-",
+            "-h",
+            "--no-fresh",
+            *RECIPES,
+        ]
+    ),
+    st.sampled_from(
+        [
+            "pmap",
+            "jit",
+            "true",
+            "3",
+            "0",
+            "-1",
+            "1e999",
+            "nan",
+            "9" * 400,
+            "",
+            "3,7",
+            "data=4",
+            "gs://x",
+        ]
+    ),
     st.builds("{}={}".format, st.sampled_from(FLAGS), st.text(max_size=8)),
     st.builds(lambda name: name.replace("-", "_"), st.sampled_from(FLAGS)),
     st.integers().map(str),
@@ -69,7 +106,9 @@ WORDS = st.one_of(
 
 def test_flags():
     def check(arguments):
-        config = result_or_sentence(lambda: cli.parse_with_recipe(ProcessesOptions, arguments, None)[0])
+        config = result_or_sentence(
+            lambda: cli.parse_with_recipe(ProcessesOptions, arguments, None)[0]
+        )
         assert config is None or config == "help" or isinstance(config, Config)
 
     hold(check, arguments=st.lists(WORDS, max_size=8))
@@ -77,7 +116,10 @@ def test_flags():
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*vars(Config()), "x"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*vars(Config()), "x"]), inner)
+    ),
     max_leaves=8,
 )
 
@@ -87,7 +129,12 @@ def test_settings_of_a_run(tmp_path):
     right = {"format": "pmapdp run 2", "config": dataclasses.asdict(Config())}
 
     def check(changes, whole, place, cut):
-        content = whole if place == 0 else right | (changes if place == 1 else {"config": right["config"] | changes})
+        content = (
+            whole
+            if place == 0
+            else right
+            | (changes if place == 1 else {"config": right["config"] | changes})
+        )
         text = json.dumps(content).encode()
         (tmp_path / "config.json").write_bytes(text[: len(text) - cut])
         config = result_or_sentence(lambda: read_config(tmp_path))
@@ -113,7 +160,9 @@ def altered(data: bytes) -> st.SearchStrategy[bytes]:
             changed[position] = value
         return bytes(changed[: len(changed) - cut]) + tail
 
-    places = st.integers(0, len(data) - 1) | st.integers(max(0, len(data) - 300), len(data) - 1)
+    places = st.integers(0, len(data) - 1) | st.integers(
+        max(0, len(data) - 300), len(data) - 1
+    )
     return st.builds(
         alter,
         st.lists(st.tuples(places, st.integers(0, 255)), max_size=3),
@@ -135,7 +184,13 @@ def picture():
 
 def exported_model():
     job, state = train_briefly(steps=0, model="convnet")
-    export_model(job.task, state, "model.zip", examples=job.batches["test"].split, metadata={"labels": "0123456789"})
+    export_model(
+        job.task,
+        state,
+        "model.zip",
+        examples=job.batches["test"].split,
+        metadata={"labels": "0123456789"},
+    )
     with open("model.zip", "rb") as file:
         return file.read()
 
@@ -156,14 +211,20 @@ def read_digits(path):
 
 
 def idx():
-    return gzip.compress(bytes([0, 0, 8, 3]) + np.array(DIGITS.shape, ">i4").tobytes() + DIGITS.tobytes(), mtime=0)
+    return gzip.compress(
+        bytes([0, 0, 8, 3])
+        + np.array(DIGITS.shape, ">i4").tobytes()
+        + DIGITS.tobytes(),
+        mtime=0,
+    )
 
 
 def read_image(path):
     return read_examples(str(path), (28, 28, 1), "uint8")
 
 
-# What makes a right file, what reads it, and what must be so of anything that was read from another.
+# What makes a right file, what reads it, and what must be so of anything that was read
+# from another.
 FILES = {
     "exported model": (exported_model, load_exported, require_same_model),
     "array": (lambda: npy(PIXELS), read_image, require_image),
@@ -190,4 +251,7 @@ def test_files(kind, tmp_path, monkeypatch):
         assert os.listdir(tmp_path) == [path.name]
 
     others = st.binary(max_size=200)
-    hold(check, content=altered(content) | others | others.map(lambda tail: content[:8] + tail))
+    hold(
+        check,
+        content=altered(content) | others | others.map(lambda tail: content[:8] + tail),
+    )

@@ -17,9 +17,26 @@ from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.train import main
 
-START = {"event", "devices", "global_batch_size", "per_device_batch_size", "parameters", "examples", "jax"}
+START = {
+    "event",
+    "devices",
+    "global_batch_size",
+    "per_device_batch_size",
+    "parameters",
+    "examples",
+    "jax",
+}
 START |= {"state_bytes_on_a_device"}
-EPOCH = {"event", "epoch", "step", "train", "test", "learning_rate", "examples_per_second", "step_ms"}
+EPOCH = {
+    "event",
+    "epoch",
+    "step",
+    "train",
+    "test",
+    "learning_rate",
+    "examples_per_second",
+    "step_ms",
+}
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +44,37 @@ def finished(tmp_path_factory):
     """Lines of the metrics file and output of two epochs of the default recipe, but for its larger model."""
     file, output = tmp_path_factory.mktemp("finished") / "metrics.jsonl", io.StringIO()
     with contextlib.redirect_stdout(output):
-        job = ["--model", "mlp", "--devices", "2", "--epochs", "2", "--global-batch-size", "479"]
+        job = [
+            "--model",
+            "mlp",
+            "--devices",
+            "2",
+            "--epochs",
+            "2",
+            "--global-batch-size",
+            "479",
+        ]
         assert cli.run(main, [*job, "--metrics-file", str(file)]) == 0
-    return [json.loads(line) for line in file.read_text().splitlines()], output.getvalue()
+    return [
+        json.loads(line) for line in file.read_text().splitlines()
+    ], output.getvalue()
 
 
 def test_metrics_file_of_a_recipe(finished):
     (start, *epochs, end), _ = finished
     assert set(start) == START | {field.name for field in dataclasses.fields(Config)}
-    expected = {"event": "start", "strategy": "pmap", "devices": 2, "global_batch_size": 479, "jax": jax.__version__}
-    expected |= {"per_device_batch_size": 240, "parameters": 669_706, "examples": {"train": 1437, "test": 360}}
+    expected = {
+        "event": "start",
+        "strategy": "pmap",
+        "devices": 2,
+        "global_batch_size": 479,
+        "jax": jax.__version__,
+    }
+    expected |= {
+        "per_device_batch_size": 240,
+        "parameters": 669_706,
+        "examples": {"train": 1437, "test": 360},
+    }
     assert start | expected == start
     assert [(epoch["epoch"], epoch["step"]) for epoch in epochs] == [(1, 3), (2, 6)]
     for epoch in epochs:
@@ -52,10 +90,24 @@ def test_metrics_file_of_a_recipe(finished):
 def test_output_elsewhere_than_on_a_terminal_is_plain(finished):
     lines, output = finished
     assert not {"\x1b", "\r"} & set(output)
-    for words in ("run      strategy pmap", "2 simulated CPU devices", "669,706 parameters", "1,437 to train"):
+    for words in (
+        "run      strategy pmap",
+        "2 simulated CPU devices",
+        "669,706 parameters",
+        "1,437 to train",
+    ):
         assert words in output
-    assert sum(line.startswith("epoch ") and "  test loss " in line for line in output.splitlines()) == 2
-    best, last = max(line["test"]["accuracy"] for line in lines[1:-1]), lines[-2]["test"]["accuracy"]
+    assert (
+        sum(
+            line.startswith("epoch ") and "  test loss " in line
+            for line in output.splitlines()
+        )
+        == 2
+    )
+    best, last = (
+        max(line["test"]["accuracy"] for line in lines[1:-1]),
+        lines[-2]["test"]["accuracy"],
+    )
     for words in (f"test accuracy: best {best:.4f}", f"last {last:.4f}", "to compile"):
         assert words in output
 
@@ -75,7 +127,12 @@ def test_the_default_recipe_reaches_its_accuracy(tmp_path):
 def test_batch_norm_is_ready_after_few_updates(tmp_path):
     """92 updates: running moments that start from 0 and 1 and move by a hundredth would give less than 0.6."""
     file = tmp_path / "metrics.jsonl"
-    assert train("--model", "convnet", "--devices", 1, "--epochs", 4, "--metrics-file", file).returncode == 0
+    assert (
+        train(
+            "--model", "convnet", "--devices", 1, "--epochs", 4, "--metrics-file", file
+        ).returncode
+        == 0
+    )
     assert json.loads(file.read_text().splitlines()[-2])["test"]["accuracy"] >= 0.97
 
 
@@ -91,7 +148,9 @@ def test_steps_stop_a_run_in_the_middle_of_an_epoch(tmp_path):
 def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
     monkeypatch.setattr("pmapdp.run.report.SECONDS_BETWEEN_LINES", 0.0)
     run(progress=True)
-    line = r"\nepoch 1/1  update 3/5  loss \d\.\d+  accuracy .* examples/s  \d+ s left\n"
+    line = (
+        r"\nepoch 1/1  update 3/5  loss \d\.\d+  accuracy .* examples/s  \d+ s left\n"
+    )
     assert re.search(line, capsys.readouterr().out)
 
 
@@ -115,7 +174,9 @@ def test_what_the_caller_sets_of_64_bits_changes_nothing_and_stays():
     results = []
     for setting in (False, True):
         with jax.enable_x64(setting):
-            results.append(run(small_job.Net, strategy="single", devices=1, steps=3).state.params)
+            results.append(
+                run(small_job.Net, strategy="single", devices=1, steps=3).state.params
+            )
             assert jax.config.read("jax_enable_x64") == setting
     jax.tree.map(np.testing.assert_array_equal, *results)
     assert jax.tree.leaves(results[0])[0].dtype == "float32"

@@ -2,7 +2,8 @@
 
     python keras_jax.py DATA.npz DEVICES GLOBAL_BATCH EXAMPLES EPOCHS
 
-Prints one line of JSON an epoch: {"examples_per_second": ...}. The devices are simulated CPU devices.
+Prints one line of JSON an epoch: {"examples_per_second": ...}. The devices are
+simulated CPU devices.
 """
 
 import importlib.metadata
@@ -13,9 +14,13 @@ import time
 
 DEVICES = int(sys.argv[2])
 cores = len(os.sched_getaffinity(0))
-os.environ.update(KERAS_BACKEND="jax", XLA_FLAGS=f"--xla_force_host_platform_device_count={DEVICES}")
+os.environ.update(
+    KERAS_BACKEND="jax", XLA_FLAGS=f"--xla_force_host_platform_device_count={DEVICES}"
+)
 if tuple(map(int, importlib.metadata.version("jax").split(".")[:2])) < (0, 12):
-    os.environ["NPROC"] = str(max(cores, 2 * DEVICES))  # fewer threads than that deadlock
+    os.environ["NPROC"] = str(
+        max(cores, 2 * DEVICES)
+    )  # fewer threads than that deadlock
 
 import jax
 import keras
@@ -42,13 +47,18 @@ def main() -> None:
     """Run the command."""
     batch, examples, epochs = map(int, sys.argv[3:])
     with np.load(sys.argv[1]) as data:
-        images, labels = data["images"][:examples].astype(np.float32), data["labels"][:examples]
+        images, labels = (
+            data["images"][:examples].astype(np.float32),
+            data["labels"][:examples],
+        )
     model, optimizer = convnet(), keras.optimizers.Adam(1e-3)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer.build(model.trainable_variables)
 
     def compute_loss(trainable, non_trainable, x, y):
-        predictions, non_trainable = model.stateless_call(trainable, non_trainable, x, training=True)
+        predictions, non_trainable = model.stateless_call(
+            trainable, non_trainable, x, training=True
+        )
         return loss(y, predictions), non_trainable
 
     @jax.jit
@@ -60,18 +70,38 @@ def main() -> None:
         return value, (trainable, non_trainable, slots)
 
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:DEVICES]), ("batch",))
-    split, whole = NamedSharding(mesh, PartitionSpec("batch")), NamedSharding(mesh, PartitionSpec())
-    variables = (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
-    state = jax.device_put([[variable.value for variable in group] for group in variables], whole)
+    split, whole = (
+        NamedSharding(mesh, PartitionSpec("batch")),
+        NamedSharding(mesh, PartitionSpec()),
+    )
+    variables = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        optimizer.variables,
+    )
+    state = jax.device_put(
+        [[variable.value for variable in group] for group in variables], whole
+    )
     steps = examples // batch
     for epoch in range(epochs):
-        order = np.random.default_rng(epoch).permutation(examples)[: steps * batch].reshape(steps, batch)
+        order = (
+            np.random.default_rng(epoch)
+            .permutation(examples)[: steps * batch]
+            .reshape(steps, batch)
+        )
         start, total = time.perf_counter(), 0.0
         for rows in order:
-            value, state = train_step(state, *jax.device_put((images[rows], labels[rows]), split))
+            value, state = train_step(
+                state, *jax.device_put((images[rows], labels[rows]), split)
+            )
             total += value
         jax.block_until_ready(total)
-        print(json.dumps({"examples_per_second": steps * batch / (time.perf_counter() - start)}), flush=True)
+        print(
+            json.dumps(
+                {"examples_per_second": steps * batch / (time.perf_counter() - start)}
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

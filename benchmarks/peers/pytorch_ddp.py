@@ -2,7 +2,8 @@
 
     python pytorch_ddp.py DATA.npz PROCESSES PER_DEVICE_BATCH EXAMPLES EPOCHS
 
-Prints one line of JSON an epoch: {"examples_per_second": ...}. The cores are shared out among the processes.
+Prints one line of JSON an epoch: {"examples_per_second": ...}. The cores are shared out
+among the processes.
 """
 
 import json
@@ -16,16 +17,33 @@ import torch
 from torch import distributed, multiprocessing, nn
 
 
-def run(rank: int, path: str, port: int, processes: int, per_device: int, examples: int, epochs: int) -> None:
+def run(
+    rank: int,
+    path: str,
+    port: int,
+    processes: int,
+    per_device: int,
+    examples: int,
+    epochs: int,
+) -> None:
     """One process."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
     torch.manual_seed(0)
     with np.load(path) as data:
-        images = torch.from_numpy(data["images"][:examples]).permute(0, 3, 1, 2).float() / 255
+        images = (
+            torch.from_numpy(data["images"][:examples]).permute(0, 3, 1, 2).float()
+            / 255
+        )
         labels = torch.from_numpy(data["labels"][:examples]).long()
     model: nn.Module = nn.Sequential(
-        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(5408, 64), nn.ReLU(), nn.Linear(64, 10)
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(5408, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
     )
     distributed.init_process_group("gloo", rank=rank, world_size=processes)
     model = nn.parallel.DistributedDataParallel(model) if processes > 1 else model
@@ -33,7 +51,9 @@ def run(rank: int, path: str, port: int, processes: int, per_device: int, exampl
     steps = examples // (processes * per_device)
     for epoch in range(epochs):
         order = torch.randperm(examples, generator=torch.Generator().manual_seed(epoch))
-        mine = order[: steps * processes * per_device].view(steps, processes, per_device)[:, rank]
+        mine = order[: steps * processes * per_device].view(
+            steps, processes, per_device
+        )[:, rank]
         start = time.perf_counter()
         for batch in mine:
             optimizer.zero_grad()
@@ -52,7 +72,11 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(run, (sys.argv[1], port, processes, per_device, examples, epochs), nprocs=processes)
+    multiprocessing.spawn(
+        run,
+        (sys.argv[1], port, processes, per_device, examples, epochs),
+        nprocs=processes,
+    )
 
 
 if __name__ == "__main__":

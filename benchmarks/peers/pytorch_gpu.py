@@ -2,8 +2,9 @@
 
     python pytorch_gpu.py UPDATES      # of an epoch; 0: as many as the benchmark takes
 
-channels_last, fused Adam, TF32, cudnn.benchmark, pinned copies, autocast for bfloat16; not tuned further. Prints one
-line of JSON: {work: {"eager": examples/s, "compiled": examples/s}}, of the second epoch.
+channels_last, fused Adam, TF32, cudnn.benchmark, pinned copies, autocast for bfloat16;
+not tuned further. Prints one line of JSON: {work: {"eager": examples/s, "compiled":
+examples/s}}, of the second epoch.
 """
 
 import contextlib
@@ -30,7 +31,13 @@ def make_resnet() -> nn.Module:
 def make_cnn() -> nn.Module:
     """The CNN of the MirroredStrategy tutorial."""
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(5408, 64), nn.ReLU(), nn.Linear(64, 10)
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(5408, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
     )
 
 
@@ -51,12 +58,19 @@ def measure(make, shape, batch: int, updates: int, dtype, compile_it: bool) -> f
     optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=DEVICE == "cuda")
 
     def loss_of(images, labels):
-        x = images.permute(0, 3, 1, 2).to(memory_format=torch.channels_last).float() / 255
+        x = (
+            images.permute(0, 3, 1, 2).to(memory_format=torch.channels_last).float()
+            / 255
+        )
         cast = torch.autocast(DEVICE, dtype) if dtype else contextlib.nullcontext()
         with cast:
             return functional.cross_entropy(model(x), labels)
 
-    compiled = torch.compile(loss_of, mode="reduce-overhead", dynamic=False) if compile_it else loss_of
+    compiled = (
+        torch.compile(loss_of, mode="reduce-overhead", dynamic=False)
+        if compile_it
+        else loss_of
+    )
 
     def place(x):
         return x.pin_memory().to(DEVICE, non_blocking=True) if DEVICE == "cuda" else x
@@ -79,7 +93,10 @@ def main() -> None:
     found = {}
     for name, (make, shape, batch, updates, dtype) in WORKS.items():
         updates = int(sys.argv[1]) or updates
-        speeds = [measure(make, shape, batch, updates, dtype, compile_it) for compile_it in (False, True)]
+        speeds = [
+            measure(make, shape, batch, updates, dtype, compile_it)
+            for compile_it in (False, True)
+        ]
         found[name] = dict(zip(("eager", "compiled"), speeds, strict=True))
     print(json.dumps(found))
 

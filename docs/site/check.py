@@ -14,7 +14,9 @@ class Page(HTMLParser):
         self.links: list[str] = []
         self.feed(file.read_text(encoding="utf-8"))
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(
+        self, tag: str, attributes: list[tuple[str, str | None]]
+    ) -> None:
         """Note the anchor and the link of an element."""
         for name, value in attributes:
             if value and name in ("id", "name"):
@@ -25,7 +27,9 @@ class Page(HTMLParser):
 
 def broken_links(folder: Path) -> list[str]:
     """Return a line for each link within the site in `folder` that leads nowhere."""
-    files = [file for file in sorted(folder.rglob("*.html")) if "_static" not in file.parts]  # these are the theme's
+    files = [
+        file for file in sorted(folder.rglob("*.html")) if "_static" not in file.parts
+    ]  # these are the theme's
     pages = {file.resolve(): Page(file) for file in files}
     broken = []
     for file, page in pages.items():
@@ -33,8 +37,14 @@ def broken_links(folder: Path) -> list[str]:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
-            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            target = (
+                (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            )
             known = pages.get(target)
-            if not target.is_file() or (parts.fragment and known and unquote(parts.fragment) not in known.anchors):
+            if not target.is_file() or (
+                parts.fragment
+                and known
+                and unquote(parts.fragment) not in known.anchors
+            ):
                 broken.append(f"{file.relative_to(folder.resolve())}: {link}")
     return broken

@@ -1,7 +1,8 @@
 """Tell Sphinx how to show the site. `docs/build.py` lays out its pages, and calls it.
 
-Sphinx with MyST-NB and sphinx-book-theme is what the documentation of JAX, Flax, Optax and Orbax is made with. The
-theme brings the search, the dark mode, the previous and the next page.
+Sphinx with MyST-NB and sphinx-book-theme is what the documentation of JAX, Flax, Optax
+and Orbax is made with. The theme brings the search, the dark mode, the previous and the
+next page.
 """
 
 import dataclasses
@@ -18,7 +19,8 @@ sys.path.insert(0, str(ROOT))
 
 from pmapdp import __version__, verify
 
-# Sphinx asks only for names that it sees, and the package imports each when it is asked for.
+# Sphinx asks only for names that it sees, and the package imports each when it is asked
+# for.
 vars(verify).update({name: getattr(verify, name) for name in verify.__all__})
 
 REPOSITORY = os.environ.get("PMAPDP_REPOSITORY", "")
@@ -66,27 +68,48 @@ napoleon_use_rtype = False
 python_maximum_signature_line_length = 88
 
 
-def docstring(app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+def docstring(
+    app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]
+) -> None:
     """Show indented lines of a docstring as code, and add what `--help` says of a dataclass's settings."""
     shown: list[str] = []
     for line in lines:
-        if line.startswith("    ") and len(shown) > 1 and not shown[-1] and not shown[-2].startswith(" "):
+        if (
+            line.startswith("    ")
+            and len(shown) > 1
+            and not shown[-1]
+            and not shown[-2].startswith(" ")
+        ):
             shown += ["::", ""]
         shown.append(line)
     lines[:] = shown
     if what == "class" and dataclasses.is_dataclass(found):
-        told = [field for field in dataclasses.fields(found) if "about" in field.metadata]
+        told = [
+            field for field in dataclasses.fields(found) if "about" in field.metadata
+        ]
         lines += ["", "Attributes:"] * bool(told)
         lines += [f"    {field.name}: {field.metadata['about']}" for field in told]
 
 
-def skip(app: Any, what: str, name: str, found: Any, skipped: bool, options: Any) -> bool | None:
+def skip(
+    app: Any, what: str, name: str, found: Any, skipped: bool, options: Any
+) -> bool | None:
     """Leave out the fields of a NamedTuple, which its signature and the docstring of the class have."""
-    return True if (getattr(found, "__doc__", None) or "").startswith("Alias for field number") else None
+    return (
+        True
+        if (getattr(found, "__doc__", None) or "").startswith("Alias for field number")
+        else None
+    )
 
 
 def signature(
-    app: Any, what: str, name: str, found: Any, options: Any, given: str | None, returns: str | None
+    app: Any,
+    what: str,
+    name: str,
+    found: Any,
+    options: Any,
+    given: str | None,
+    returns: str | None,
 ) -> tuple[str | None, str | None]:
     """Write a default that is a function as its name, which Sphinx can read."""
     return given and re.sub(r"<function (\w+)[^>]*>", r"\1", given), returns
@@ -104,4 +127,6 @@ def setup(app: Any) -> None:
     app.connect("doctree-resolved", dashes)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-skip-member", skip)
-    app.connect("autodoc-process-docstring", docstring, priority=1)  # before napoleon reads it
+    app.connect(
+        "autodoc-process-docstring", docstring, priority=1
+    )  # before napoleon reads it

@@ -27,8 +27,14 @@ KINDS = {int: "whole number", float: "number", str: "text", bool: "yes or no"}
 def options(command: str) -> list[type]:
     """Return the dataclasses of a command's settings."""
     package = importlib.util.find_spec(f"pmapdp.{command}").submodule_search_locations
-    module = importlib.import_module(f"pmapdp.{command}.__main__" if package else f"pmapdp.{command}")
-    found = [each for each in vars(module).values() if isinstance(each, type) and each.__name__.endswith("Options")]
+    module = importlib.import_module(
+        f"pmapdp.{command}.__main__" if package else f"pmapdp.{command}"
+    )
+    found = [
+        each
+        for each in vars(module).values()
+        if isinstance(each, type) and each.__name__.endswith("Options")
+    ]
     return [*([Config] if command == "train" else []), *found]
 
 
@@ -52,10 +58,17 @@ def rows(of: list[type]) -> Iterator[tuple[str, str]]:
         hints = typing.get_type_hints(group)
         for field in dataclasses.fields(group):
             place = field.metadata["place"]
-            default = "" if field.default in (None, (), dataclasses.MISSING) else f"`{shown(field.default)}`"
+            default = (
+                ""
+                if field.default in (None, (), dataclasses.MISSING)
+                else f"`{shown(field.default)}`"
+            )
             taken = values(hints[field.name], field.metadata["limits"])
             name = place.strip("[]") if place else flag(field.name)
-            yield field.metadata["section"], f"| `{name}` | {taken} | {default} | {field.metadata['about']} |"
+            yield (
+                field.metadata["section"],
+                f"| `{name}` | {taken} | {default} | {field.metadata['about']} |",
+            )
 
 
 def shown(value: Any) -> str:
@@ -69,10 +82,15 @@ def table(of: list[type]) -> str:
     """Return a table of settings for each section of the help."""
     sections: dict[str, dict[str, None]] = {}
     for section, row in rows(of):
-        sections.setdefault(section, {})[row] = None  # two groups of a command may share a row
+        sections.setdefault(section, {})[row] = (
+            None  # two groups of a command may share a row
+        )
     head = "| flag | takes | default | what it does |\n| --- | --- | --- | --- |\n"
     title = "\n### {}\n\n" if len(sections) > 1 else "\n"
-    return "".join(title.format(name.capitalize()) + head + "\n".join(lines) + "\n" for name, lines in sections.items())
+    return "".join(
+        title.format(name.capitalize()) + head + "\n".join(lines) + "\n"
+        for name, lines in sections.items()
+    )
 
 
 def recipes() -> str:
@@ -82,11 +100,18 @@ def recipes() -> str:
         set_here = {
             field.name: getattr(recipe.config, field.name)
             for field in dataclasses.fields(Config)
-            if field.name != "recipe" and getattr(recipe.config, field.name) != field.default
+            if field.name != "recipe"
+            and getattr(recipe.config, field.name) != field.default
         }
-        flags = " ".join(f"{flag(key)} {shown(value)}" for key, value in set_here.items())
-        lines.append(f"| `{name}` | {recipe.summary} | {f'`{flags}`' if flags else 'the defaults'} |\n")
-    return "| recipe | what it is | its settings |\n| --- | --- | --- |\n" + "".join(lines)
+        flags = " ".join(
+            f"{flag(key)} {shown(value)}" for key, value in set_here.items()
+        )
+        lines.append(
+            f"| `{name}` | {recipe.summary} | {f'`{flags}`' if flags else 'the defaults'} |\n"
+        )
+    return "| recipe | what it is | its settings |\n| --- | --- | --- |\n" + "".join(
+        lines
+    )
 
 
 def page() -> str:

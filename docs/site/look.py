@@ -1,7 +1,7 @@
 """Find what sticks out of the pages of the built site, on a phone and on a laptop: `python docs/site/look.py`.
 
-Headless Chromium opens each page in a frame of 400 and of 1,280 pixels. What scrolls by itself, such as a wide table or
-a block of code, may be wider.
+Headless Chromium opens each page in a frame of 400 and of 1,280 pixels. What scrolls by
+itself, such as a wide table or a block of code, may be wider.
 """
 
 import html
@@ -15,7 +15,11 @@ from pathlib import Path
 
 SITE = Path(__file__).parents[2] / "site"
 WIDTHS = 400, 1280
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+)
 FRAME = """<title>begun</title><iframe id="frame" style="width:WIDTHpx;height:1200px;border:0"></iframe><script>
 const pages = PAGES, out = [];
 const scrolls = element => /auto|scroll|hidden/.test(getComputedStyle(element).overflowX);
@@ -33,22 +37,47 @@ function next() { if (pages.length) frame.src = pages[0]; else document.title = 
 frame.onload = () => setTimeout(look, 100);
 next();
 </script>"""
-OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-sync"]
-OPTIONS += ["--disable-background-networking", "--disable-component-update", "--allow-file-access-from-files"]
+OPTIONS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-sync",
+]
+OPTIONS += [
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--allow-file-access-from-files",
+]
 OPTIONS += ["--window-size=1500,1400", "--virtual-time-budget=300000", "--dump-dom"]
 
 
 def too_wide(site: Path, width: int) -> list[str]:
     """Return a line for each page that is wider than a frame of `width` pixels."""
     paths = [path.relative_to(site) for path in sorted(site.rglob("*.html"))]
-    pages = [str(path) for path in paths if path.parts[0] not in ("_static", "source")]  # the theme's, and plain code
+    pages = [
+        str(path) for path in paths if path.parts[0] not in ("_static", "source")
+    ]  # the theme's, and plain code
     if CHROMIUM is None:
         sys.exit("no Chromium here: apt-get install chromium")
-    with tempfile.TemporaryDirectory() as profile, tempfile.NamedTemporaryFile("w", dir=site, suffix=".html") as frame:
-        frame.write(FRAME.replace("WIDTH", str(width)).replace("PAGES", json.dumps(pages)))
+    with (
+        tempfile.TemporaryDirectory() as profile,
+        tempfile.NamedTemporaryFile("w", dir=site, suffix=".html") as frame,
+    ):
+        frame.write(
+            FRAME.replace("WIDTH", str(width)).replace("PAGES", json.dumps(pages))
+        )
         frame.flush()
-        command = [CHROMIUM, *OPTIONS, f"--user-data-dir={profile}", Path(frame.name).as_uri()]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
+        command = [
+            CHROMIUM,
+            *OPTIONS,
+            f"--user-data-dir={profile}",
+            Path(frame.name).as_uri(),
+        ]
+        shown = subprocess.run(
+            command, capture_output=True, text=True, timeout=600, check=True
+        ).stdout
     title = html.unescape(re.search("<title>(.*?)</title>", shown, re.DOTALL)[1])
     return json.loads(title)  # "begun" where Chromium didn't come to the end
 

@@ -1,8 +1,9 @@
 """Lay out what Sphinx reads: the pages and notebooks of the repository, with links that lead to pages of the site.
 
-A README.md becomes the index of its folder. A link to a source file leads to a page that shows the file, a link to a
-folder to a list of its files. docs/README.md gives the four kinds of pages, and docs/api.md the modules whose
-docstrings are shown. Everything else follows from the links.
+A README.md becomes the index of its folder. A link to a source file leads to a page
+that shows the file, a link to a folder to a list of its files. docs/README.md gives the
+four kinds of pages, and docs/api.md the modules whose docstrings are shown. Everything
+else follows from the links.
 """
 
 import json
@@ -14,11 +15,19 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\(\s*([^)\s]+)\)")
 PICTURES = (".png", ".svg")
-LEXERS = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml", ".toml": "toml", ".json": "json"}
+LEXERS = {
+    ".py": "python",
+    ".sh": "bash",
+    ".sbatch": "bash",
+    ".yaml": "yaml",
+    ".toml": "toml",
+    ".json": "json",
+}
 FENCE = "`" * 10
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WIDEST = 120  # characters of a line of a block without a language, or it is wrapped
-# Stands on the front page alone. In the repository one sees the folders, and README says what to read.
+# Stands on the front page alone. In the repository one sees the folders, and README
+# says what to read.
 START = f"""{FENCE}{{admonition}} Start here
 :class: tip
 
@@ -38,7 +47,12 @@ def page_of(path: PurePosixPath) -> PurePosixPath:
 
 def repository_pages() -> dict[PurePosixPath, PurePosixPath]:
     """List every page and notebook: {path in the repository: place on the site}."""
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "lessons" / "README.md", *ROOT.glob("lessons/*.ipynb")]
+    found = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        ROOT / "lessons" / "README.md",
+        *ROOT.glob("lessons/*.ipynb"),
+    ]
     paths = sorted(PurePosixPath(path.relative_to(ROOT)) for path in found)
     return {path: page_of(path) for path in paths}
 
@@ -49,13 +63,23 @@ def kinds() -> dict[str, list[str]]:
     result = {}
     for section in text.split("\n## ")[1:]:
         paths = [os.path.normpath(f"docs/{link}") for link in LINK.findall(section)]
-        result[section.splitlines()[0]] = [str(page_of(PurePosixPath(path)).with_suffix("")) for path in paths]
+        result[section.splitlines()[0]] = [
+            str(page_of(PurePosixPath(path)).with_suffix("")) for path in paths
+        ]
     return result
 
 
 def toctree(entries: list[str], caption: str = "") -> str:
     """Return a hidden table of contents. The sidebar and the buttons for the next page follow it."""
-    lines = ["", f"{FENCE}{{toctree}}", ":hidden:", *([f":caption: {caption}"] if caption else []), "", *entries, FENCE]
+    lines = [
+        "",
+        f"{FENCE}{{toctree}}",
+        ":hidden:",
+        *([f":caption: {caption}"] if caption else []),
+        "",
+        *entries,
+        FENCE,
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -63,7 +87,11 @@ class Stage:
     """The pages in the folder `target`, and the source files to which they link."""
 
     def __init__(self, target: Path, repository: str):
-        self.target, self.repository, self.pages = target, repository, repository_pages()
+        self.target, self.repository, self.pages = (
+            target,
+            repository,
+            repository_pages(),
+        )
         self.sources: set[PurePosixPath] = set()
 
     def write(self, page: PurePosixPath, text: str) -> None:
@@ -81,7 +109,9 @@ class Stage:
             shutil.copy(ROOT / path, self.target / path)
             return path
         self.sources.add(path)
-        return PurePosixPath("source") / (path / "index.md" if (ROOT / path).is_dir() else f"{path}.md")
+        return PurePosixPath("source") / (
+            path / "index.md" if (ROOT / path).is_dir() else f"{path}.md"
+        )
 
     def relink(self, text: str, path: PurePosixPath, place: PurePosixPath) -> str:
         """Return the text of a page with the links that it needs on the site."""
@@ -100,20 +130,30 @@ class Stage:
                 return match[0]
             return f"{FENCE}{{code-block}} text\n:class: wrapped\n\n{code}{FENCE}"
 
-        text = BLOCK.sub(wrap, re.sub(r'<a id="([\w-]+)"></a>', r"[]{#\1}", LINK.sub(link, text)))
-        return text.replace("git clone ADDRESS", f"git clone {self.repository}") if self.repository else text
+        text = BLOCK.sub(
+            wrap, re.sub(r'<a id="([\w-]+)"></a>', r"[]{#\1}", LINK.sub(link, text))
+        )
+        return (
+            text.replace("git clone ADDRESS", f"git clone {self.repository}")
+            if self.repository
+            else text
+        )
 
     def notebook(self, path: PurePosixPath) -> None:
         """Lay out a notebook; fold the answer of a prediction and its proof, as JupyterLab does."""
         notebook = json.loads((ROOT / path).read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
-                cell["source"] = self.relink("".join(cell["source"]), path, self.pages[path])
+                cell["source"] = self.relink(
+                    "".join(cell["source"]), path, self.pages[path]
+                )
                 continue
             tags = cell["metadata"].get("tags", [])
             if "prediction" in tags:
                 tags.append("hide-output")
-                del cell["outputs"][0]  # what JupyterLab shows of folded outputs; the site has a button
+                del cell["outputs"][
+                    0
+                ]  # what JupyterLab shows of folded outputs; the site has a button
             if "proof" in tags:
                 tags.append("hide-input")
         self.write(self.pages[path], json.dumps(notebook))
@@ -129,7 +169,9 @@ class Stage:
         if path == PurePosixPath("README.md"):
             text += "".join(toctree(entries, kind) for kind, entries in kinds().items())
         elif path == PurePosixPath("lessons/README.md"):
-            text += toctree([each.stem for each in self.pages if each.suffix == ".ipynb"])
+            text += toctree(
+                [each.stem for each in self.pages if each.suffix == ".ipynb"]
+            )
         elif path == PurePosixPath("docs/README.md"):
             text = "---\norphan: true\n---\n" + text
         self.write(self.pages[path], text)
@@ -139,7 +181,9 @@ class Stage:
         modules = re.findall(r"\[`(pmapdp[\w.]*)`\]\(\.\./(\S+)\)", text)
         for name, source in modules:
             shown = os.path.relpath(self.place(PurePosixPath(source)), "docs/api")
-            directive = f"{FENCE}{{eval-rst}}\n.. automodule:: {name}\n   :members:\n{FENCE}\n"
+            directive = (
+                f"{FENCE}{{eval-rst}}\n.. automodule:: {name}\n   :members:\n{FENCE}\n"
+            )
             self.write(
                 PurePosixPath(f"docs/api/{name}.md"),
                 f"# {name}\n\nSource: [`{source}`]({shown})\n\n{directive}",
@@ -150,16 +194,28 @@ class Stage:
     def source(self, path: PurePosixPath) -> None:
         """Write a page that shows a source file, or lists a folder."""
         if (ROOT / path).is_dir():
-            files = sorted(each for each in (ROOT / path).rglob("*") if each.suffix in LEXERS and each.stat().st_size)
+            files = sorted(
+                each
+                for each in (ROOT / path).rglob("*")
+                if each.suffix in LEXERS and each.stat().st_size
+            )
             names = [PurePosixPath(each.relative_to(ROOT)) for each in files]
-            text = "".join(f"- [`{name.relative_to(path)}`]({os.path.relpath(name, path)}.md)\n" for name in names)
+            text = "".join(
+                f"- [`{name.relative_to(path)}`]({os.path.relpath(name, path)}.md)\n"
+                for name in names
+            )
             self.sources.update(names)
-            self.write(PurePosixPath("source") / path / "index.md", f"{HIDDEN}# `{path}`\n\n{text}")
+            self.write(
+                PurePosixPath("source") / path / "index.md",
+                f"{HIDDEN}# `{path}`\n\n{text}",
+            )
         else:
             code = (ROOT / path).read_text(encoding="utf-8")
             lexer = LEXERS.get(path.suffix, "text")
             block = f"{FENCE}{{code-block}} {lexer}\n:linenos:\n\n{code}\n{FENCE}\n"
-            self.write(PurePosixPath("source") / f"{path}.md", f"{HIDDEN}# `{path}`\n\n{block}")
+            self.write(
+                PurePosixPath("source") / f"{path}.md", f"{HIDDEN}# `{path}`\n\n{block}"
+            )
 
 
 def stage(target: Path, repository: str = "") -> None:

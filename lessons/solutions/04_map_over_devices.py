@@ -16,7 +16,8 @@ def block_product(a, b):
     """The blocks `[8, m, p]` of `a @ b`, one on each device, for `a` `[2 m, K]` and `b` `[K, 4 p]`."""
     K = len(b)
     rows = jnp.repeat(a.reshape(2, -1, K), 4, axis=0)  # [8, m, K]: blocks 0 0 0 0 1 1 1 1
-    columns = jnp.tile(b.reshape(K, 4, -1).swapaxes(0, 1), (2, 1, 1))  # [8, K, p]: blocks 0 1 2 3 0 1 2 3
+    # [8, K, p]: blocks 0 1 2 3 0 1 2 3
+    columns = jnp.tile(b.reshape(K, 4, -1).swapaxes(0, 1), (2, 1, 1))
     # No device needs another one's result. pmap has a single axis, so we arrange the 2 x 4 blocks by hand. A mesh with
     # two axes does that for you (lesson 15).
     return jax.pmap(jnp.dot)(rows, columns)

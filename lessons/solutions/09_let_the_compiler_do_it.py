@@ -6,7 +6,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 def make_trainer(loss, mesh):
     """A compiled step. The loss is a mean over the global batch, so its gradient needs no factor and no collective."""
-    replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    split = NamedSharding(mesh, PartitionSpec("data"))
 
     def step(params, batch):
         value, gradients = jax.value_and_grad(loss)(params, batch)
@@ -17,7 +18,8 @@ def make_trainer(loss, mesh):
 
 def fixed_evaluation(mesh):
     """A compiled function. The mistake was `in_shardings=replicated`, which copies the examples to all devices."""
-    replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    split = NamedSharding(mesh, PartitionSpec("data"))
 
     def accuracy(W, images, labels):
         return ((images @ W).argmax(1) == labels).mean()

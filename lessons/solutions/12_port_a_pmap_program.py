@@ -14,7 +14,8 @@ def drop_device_axis(tree, mesh):
 
 def make_step(mesh):
     """A compiled step: (w, x, y) to (w, loss)."""
-    replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    split = NamedSharding(mesh, PartitionSpec("batch"))
 
     def step(w, x, y):
         # The sum over the devices, divided by their number, is the mean over the whole batch.

@@ -7,7 +7,9 @@ import numpy as np
 def assemble(sharding, shape, rows, local_devices):
     """Each process places its own shards. The global array only describes them, so nothing is sent."""
     parts = np.split(rows, len(local_devices))
-    shards = [jax.device_put(part, device) for part, device in zip(parts, local_devices, strict=True)]
+    shards = [
+        jax.device_put(part, device) for part, device in zip(parts, local_devices, strict=True)
+    ]
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 

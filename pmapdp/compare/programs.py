@@ -10,7 +10,12 @@ import jax
 import numpy as np
 
 from pmapdp.compare.code import plain_lines
-from pmapdp.compare.strategies import describe_run, in_new_process, largest_difference, what_devices_hold
+from pmapdp.compare.strategies import (
+    describe_run,
+    in_new_process,
+    largest_difference,
+    what_devices_hold,
+)
 from pmapdp.compare.words import Run
 from pmapdp.devices import choose
 from pmapdp.port.read import FUNCTION, read_program, resolve
@@ -20,7 +25,10 @@ from pmapdp.verify.verification import verify_program
 
 WARM_UP, TIMED = 3, 20  # calls
 STEP, AROUND = "The step", "Around the step"
-WHY = {STEP: "The functions that differentiate, update or add up.", AROUND: "The rest of the program."}
+WHY = {
+    STEP: "The functions that differentiate, update or add up.",
+    AROUND: "The rest of the program.",
+}
 
 
 def compare_programs(targets: Sequence[str], count: int | None) -> list[Run]:
@@ -28,8 +36,15 @@ def compare_programs(targets: Sequence[str], count: int | None) -> list[Run]:
     found = [in_new_process(run_program, target, count) for target in targets]
     _, start, end = found[0]
     for run, other_start, other_end in found:
-        shapes = [jax.tree.map(np.shape, tree) for tree in (start, other_start, end, other_end)]
-        same = shapes[0] == shapes[1] and shapes[2] == shapes[3] and largest_difference(start, other_start) == 0
+        shapes = [
+            jax.tree.map(np.shape, tree)
+            for tree in (start, other_start, end, other_end)
+        ]
+        same = (
+            shapes[0] == shapes[1]
+            and shapes[2] == shapes[3]
+            and largest_difference(start, other_start) == 0
+        )
         run["largest_difference"] = largest_difference(other_end, end) if same else None
     return [run for run, *_ in found]
 
@@ -41,9 +56,14 @@ def run_program(target: str, count: int | None) -> tuple[Run, Any, Any]:
     devices = list(arguments["devices"] or jax.devices())
     step = arguments["step"] or arguments["make_step"](devices)
     layout = choose_layout(arguments["layout"], arguments["batch_axis"])
-    batch, key = (value(0) if callable(value) else value for value in (arguments["batch"], arguments["key"]))
+    batch, key = (
+        value(0) if callable(value) else value
+        for value in (arguments["batch"], arguments["key"])
+    )
 
-    start, batch = trees.to_host((arguments["state"], batch))  # copies that no donation reaches
+    start, batch = trees.to_host(
+        (arguments["state"], batch)
+    )  # copies that no donation reaches
 
     def place(path: str, leaf: Any) -> Any:
         own = trees.matches(path, arguments["per_device"])
@@ -51,7 +71,9 @@ def run_program(target: str, count: int | None) -> tuple[Run, Any, Any]:
 
     state = trees.map_with_names(place, start)
     inputs = [] if batch is None else [layout.place_batch(batch, devices)]
-    holds = {"state": what_devices_hold(state)} | ({"batch": what_devices_hold(inputs[0])} if inputs else {})
+    holds = {"state": what_devices_hold(state)} | (
+        {"batch": what_devices_hold(inputs[0])} if inputs else {}
+    )
     inputs += [] if key is None else [layout.place_key(key, devices)]
     program = step.lower(state, *inputs).compile()
     structure, milliseconds, first = str(jax.tree.structure(state)), [], None
@@ -61,12 +83,21 @@ def run_program(target: str, count: int | None) -> tuple[Run, Any, Any]:
         milliseconds.append(1000 * (time.perf_counter() - started))
         state = result if str(jax.tree.structure(result)) == structure else result[0]
         first = as_one_device(state, start) if first is None else first
-    examples = len(devices) if batch is None else np.shape(jax.tree.leaves(batch)[0])[arguments["batch_axis"]]
+    examples = (
+        len(devices)
+        if batch is None
+        else np.shape(jax.tree.leaves(batch)[0])[arguments["batch_axis"]]
+    )
     run = describe_run(target, devices, examples, milliseconds[WARM_UP:], program) | {
         "holds": holds,
-        "verdict": {"passed": "equal", "failed": "FAILED", "incomplete": "not proven"}[report.verdict],
+        "verdict": {"passed": "equal", "failed": "FAILED", "incomplete": "not proven"}[
+            report.verdict
+        ],
         "causes": report.causes,
-        "findings": [f"{check.name}: {check.sentence}" for check in [*report.failed, *report.missing]],
+        "findings": [
+            f"{check.name}: {check.sentence}"
+            for check in [*report.failed, *report.missing]
+        ],
     }
     return run, start, first
 
@@ -75,7 +106,11 @@ def as_one_device(state: Any, like: Any) -> Any:
     """Fetch a state without the device axis that pmap adds."""
 
     def first(x: Any, one: Any) -> Any:
-        return np.asarray(x) if np.shape(x) == np.shape(one) else np.asarray(x.addressable_shards[0].data[0])
+        return (
+            np.asarray(x)
+            if np.shape(x) == np.shape(one)
+            else np.asarray(x.addressable_shards[0].data[0])
+        )
 
     return jax.tree.map(first, state, like)
 
@@ -84,7 +119,11 @@ def program_sections(targets: Sequence[str]) -> list[dict[str, Any]]:
     """List the lines of the programs, also those in files that they import: the steps, and what's around them."""
     parts = {target: split_program(*target.rpartition(":")[::2]) for target in targets}
     return [
-        {"title": title, "why": why, "lines": {target: found[title] for target, found in parts.items()}}
+        {
+            "title": title,
+            "why": why,
+            "lines": {target: found[title] for target, found in parts.items()},
+        }
         for title, why in WHY.items()
     ]
 
@@ -97,15 +136,33 @@ def split_program(path: str, name: str) -> dict[str, list[str]]:
     while waiting:
         node = waiting.pop()
         statement = node
-        while isinstance(getattr(statement, "parent", None), ast.AST) and not isinstance(statement.parent, ast.Module):
+        while isinstance(
+            getattr(statement, "parent", None), ast.AST
+        ) and not isinstance(statement.parent, ast.Module):
             statement = statement.parent
-        is_code = isinstance(statement, ast.stmt) and not isinstance(statement, ast.Import | ast.ImportFrom)
+        is_code = isinstance(statement, ast.stmt) and not isinstance(
+            statement, ast.Import | ast.ImportFrom
+        )
         if not is_code or statement in used or "/pmapdp/verify/" in statement.file.path:
             continue
         used.append(statement)
-        names = [resolve(each) for each in ast.walk(statement) if isinstance(each, ast.Name | ast.Attribute)]
+        names = [
+            resolve(each)
+            for each in ast.walk(statement)
+            if isinstance(each, ast.Name | ast.Attribute)
+        ]
         waiting += [each for each in names if isinstance(each, ast.AST)]
-    used.sort(key=lambda each: (each.file.path != file.path, each.file.path, each.lineno))
+    used.sort(
+        key=lambda each: (each.file.path != file.path, each.file.path, each.lineno)
+    )
     words = ("value_and_grad", "grad(", "apply_gradients", "pmean", "psum")
-    steps = [each for each in used if isinstance(each, FUNCTION) and any(word in ast.unparse(each) for word in words)]
-    return {STEP: plain_lines(*steps), AROUND: plain_lines(*(each for each in used if each not in steps))}
+    steps = [
+        each
+        for each in used
+        if isinstance(each, FUNCTION)
+        and any(word in ast.unparse(each) for word in words)
+    ]
+    return {
+        STEP: plain_lines(*steps),
+        AROUND: plain_lines(*(each for each in used if each not in steps)),
+    }

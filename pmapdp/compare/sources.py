@@ -22,19 +22,32 @@ SECTIONS = {
     "is saved has no device axis.",
 }
 SHARED: dict[str, tuple[Callable[..., Any], ...]] = {
-    "Gradients and update, the same in all four (steps/shared.py)": (shared.gradient_sums, shared.update),
-    "Placing and fetching, the same in all four (steps/placing.py)": (placing.place, placing.fetch),
+    "Gradients and update, the same in all four (steps/shared.py)": (
+        shared.gradient_sums,
+        shared.update,
+    ),
+    "Placing and fetching, the same in all four (steps/placing.py)": (
+        placing.place,
+        placing.fetch,
+    ),
 }
 
 
-def read_sections(makers: dict[str, Callable[..., Any]]) -> dict[str, list[dict[str, Any]]]:
+def read_sections(
+    makers: dict[str, Callable[..., Any]],
+) -> dict[str, list[dict[str, Any]]]:
     """Read the lines of each strategy by section, and the functions that all call. A maker makes a strategy."""
     parts = {name: split_maker(parse(maker)) for name, maker in makers.items()}
     code = []
     for number, (title, why) in enumerate(SECTIONS.items()):
-        lines = {name: plain_lines(*sections[number]) for name, sections in parts.items()}
+        lines = {
+            name: plain_lines(*sections[number]) for name, sections in parts.items()
+        }
         code.append({"title": title, "why": why, "lines": lines})
-    common = [{"title": title, "lines": plain_lines(*map(parse, functions))} for title, functions in SHARED.items()]
+    common = [
+        {"title": title, "lines": plain_lines(*map(parse, functions))}
+        for title, functions in SHARED.items()
+    ]
     return {"code": code, "shared": common}
 
 
@@ -48,16 +61,31 @@ class WithoutAccumulation(ast.NodeTransformer):
 
 def parse(function: Callable[..., Any]) -> ast.FunctionDef:
     """Parse the source of a function, as it runs without micro-batches."""
-    (found,) = WithoutAccumulation().visit(ast.parse(textwrap.dedent(inspect.getsource(function)))).body
+    (found,) = (
+        WithoutAccumulation()
+        .visit(ast.parse(textwrap.dedent(inspect.getsource(function))))
+        .body
+    )
     assert isinstance(found, ast.FunctionDef)
     return found
 
 
 def split_maker(maker: ast.FunctionDef) -> list[Any]:
     """Divide the statements of a function that makes a strategy among the sections, by names and by words in them."""
-    inner = {each.name: each for each in maker.body if isinstance(each, ast.FunctionDef)}
-    others = [each for each in maker.body[1:] if not isinstance(each, ast.FunctionDef | ast.Return)]
+    inner = {
+        each.name: each for each in maker.body if isinstance(each, ast.FunctionDef)
+    }
+    others = [
+        each
+        for each in maker.body[1:]
+        if not isinstance(each, ast.FunctionDef | ast.Return)
+    ]
     wrappers = [each for each in others if re.search(KINDS["wrap"], ast.unparse(each))]
     places = [each for each in others if each not in wrappers]
     saving = [inner[name] for name in ("eval_step", "fetch") if name in inner]
-    return [[inner["train_step"]], wrappers, [*places, inner["place_state"], inner["place_batch"]], saving]
+    return [
+        [inner["train_step"]],
+        wrappers,
+        [*places, inner["place_state"], inner["place_batch"]],
+        saving,
+    ]

@@ -1,6 +1,7 @@
 """`jax.pmap` as programs of its time used it: every array has a device axis, `[N, ...]`, the state too.
 
-It has the functions of a file in `steps/`. No trainer runs it: it's here for the comparison.
+It has the functions of a file in `steps/`. No trainer runs it: it's here for the
+comparison.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,9 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         return jax.device_put(jax.tree.map(lambda x: np.stack([x] * N), state), split)
 
     def place_batch(batch: Batch) -> Batch:
-        return jax.device_put(jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch), split)
+        return jax.device_put(
+            jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch), split
+        )
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
@@ -40,7 +43,9 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
 
     def fetch(tree: Any) -> Any:
         # Only the first copy: x[0] would send it to every device first.
-        return jax.device_get(jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), tree))
+        return jax.device_get(
+            jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), tree)
+        )
 
     train_step = jax.pmap(train_step, axis_name=AXIS, devices=devices, donate_argnums=0)
     eval_step = jax.pmap(eval_step, axis_name=AXIS, devices=devices)

@@ -1,6 +1,7 @@
 """The order of the examples as a pure function of (seed, epoch, step), with nothing dropped.
 
-So a run that resumes in the middle of an epoch gets the batches that it would have had. Lesson 08 teaches this file.
+So a run that resumes in the middle of an epoch gets the batches that it would have had.
+Lesson 08 teaches this file.
 """
 
 import math
@@ -18,16 +19,19 @@ class Batch(NamedTuple):
 
     inputs: Any  # [B, ...] examples, or a dictionary of arrays
     labels: Any  # [B] int32 classes, or what your loss takes
-    indices: Any  # [B] int32 positions in the data set, from which dropout draws its masks
+    indices: (
+        Any  # [B] int32 positions in the data set, from which dropout draws its masks
+    )
     weights: Any  # [B] float32 (float64 in a float64 run): 0 for padding, 1 or the data's weight for an example
 
 
 class Batches:
     """All batches of a data set, the same ones on any number of devices.
 
-    A batch is laid out for N devices and K accumulation steps. The examples are cut into K micro-batches in their
-    order, and each is padded to a multiple of N. Device d's rows hold its share of the first micro-batch, then of the
-    second, and so on. All batches have the same padded size, so that one compiled program serves all.
+    A batch is laid out for N devices and K accumulation steps. The examples are cut
+    into K micro-batches in their order, and each is padded to a multiple of N. Device
+    d's rows hold its share of the first micro-batch, then of the second, and so on. All
+    batches have the same padded size, so that one compiled program serves all.
     """
 
     def __init__(
@@ -36,24 +40,32 @@ class Batches:
         batch_size: int,  # B; the last batch of an epoch holds what is left
         *,
         devices: int = 1,  # N, over which a batch is split
-        here: range | None = None,  # this process's devices: it reads only their rows; None: all
+        here: range
+        | None = None,  # this process's devices: it reads only their rows; None: all
         accumulate: int = 1,  # K, micro-batches per device and update
-        shuffle_seed: int | None = None,  # None keeps the order of the data set, for evaluation
+        shuffle_seed: int
+        | None = None,  # None keeps the order of the data set, for evaluation
     ):
         self.split, self.batch_size, self.shuffle_seed = split, batch_size, shuffle_seed
         self.devices, self.accumulate = devices, accumulate
         self.here = here or range(devices)
-        self.weight_dtype = jax.dtypes.canonicalize_dtype(np.float64)  # float32, or float64 in a run of float64
+        self.weight_dtype = jax.dtypes.canonicalize_dtype(
+            np.float64
+        )  # float32, or float64 in a run of float64
         self.examples, self.is_weighted = split.examples, split.weights is not None
         self.per_epoch = math.ceil(self.examples / batch_size)
         self.micro_batch = math.ceil(batch_size / accumulate)
-        self.share = math.ceil(self.micro_batch / devices)  # rows of one micro-batch on one device
+        self.share = math.ceil(
+            self.micro_batch / devices
+        )  # rows of one micro-batch on one device
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the indices `[n]` of the examples in the order in which `epoch` (from 0) visits them."""
         if self.shuffle_seed is None:
             return np.arange(self.examples)
-        return np.random.default_rng([self.shuffle_seed, epoch]).permutation(self.examples)
+        return np.random.default_rng([self.shuffle_seed, epoch]).permutation(
+            self.examples
+        )
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
         """Lay the examples of a batch out over the devices: indices `[local devices, rows on each]`, -1 for padding."""

@@ -11,13 +11,16 @@ import numpy as np
 class Split(NamedTuple):
     """The n examples of one part of a data set, as the model takes them.
 
-    Inputs keep their dtype until they reach the device: `[n, 28, 28, 1]` uint8 images, `[n, 1200]` float32 tf-idf
-    weights, `[n, 128]` int32 token ids, or a dictionary of arrays.
+    Inputs keep their dtype until they reach the device: `[n, 28, 28, 1]` uint8 images,
+    `[n, 1200]` float32 tf-idf weights, `[n, 128]` int32 token ids, or a dictionary of
+    arrays.
     """
 
     inputs: Any
     labels: Any  # [n] int32 classes, or what your loss takes: an array, or a dictionary of arrays
-    weights: Any = None  # [n], how much each example counts, more than 0; None if each counts 1
+    weights: Any = (
+        None  # [n], how much each example counts, more than 0; None if each counts 1
+    )
 
     @property
     def examples(self) -> int:
@@ -47,7 +50,9 @@ class DataSet:
     test: Any = None
     classes: tuple[str, ...] = ()  # their names, in the order of their numbers
     validation: Any = None  # evaluated after each epoch instead of the test set, which waits for `pmapdp.evaluate`
-    augment: Callable[[Any, jax.Array], Any] | None = None  # in training: (an example's inputs, a key) -> new inputs
+    augment: Callable[[Any, jax.Array], Any] | None = (
+        None  # in training: (an example's inputs, a key) -> new inputs
+    )
 
     @property
     def parts(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """MNIST and Fashion-MNIST, from the four original .gz files if they are there, else through torchvision.
 
-The files are where torchvision puts them: `DATA_DIR/MNIST/raw` and `DATA_DIR/FashionMNIST/raw`.
-Sources: LeCun et al., "Gradient-based learning applied to document recognition", Proceedings of the IEEE 86(11), 1998;
-Xiao, Rasul and Vollgraf, "Fashion-MNIST", arXiv:1708.07747, 2017.
+The files are where torchvision puts them: `DATA_DIR/MNIST/raw` and
+`DATA_DIR/FashionMNIST/raw`. Sources: LeCun et al., "Gradient-based learning applied to
+document recognition", Proceedings of the IEEE 86(11), 1998; Xiao, Rasul and Vollgraf,
+"Fashion-MNIST", arXiv:1708.07747, 2017.
 """
 
 import gzip
@@ -16,8 +17,15 @@ from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
 from pmapdp.files import read_file
 
-FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}  # by the name of the data set
-FILES = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+FOLDERS = {
+    "mnist": "MNIST",
+    "fashion-mnist": "FashionMNIST",
+}  # by the name of the data set
+FILES = [
+    f"{part}-{kind}-ubyte.gz"
+    for part in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+]
 # MD5 of the files as distributed, the same that torchvision checks.
 CHECKSUMS = {
     "MNIST": [
@@ -41,12 +49,18 @@ CLASSES = {
 def load(name: str, data_dir: Path) -> DataSet:
     """Read 60,000 training and 10,000 test images `[n, 28, 28, 1]` uint8; `data_dir` is torchvision's `root`."""
     folder = FOLDERS[name]
-    files = {data_dir / folder / "raw" / file: md5 for file, md5 in zip(FILES, CHECKSUMS[folder], strict=True)}
+    files = {
+        data_dir / folder / "raw" / file: md5
+        for file, md5 in zip(FILES, CHECKSUMS[folder], strict=True)
+    }
     if all(map(os.path.isfile, files)):
         arrays = [read_idx(path, checksum) for path, checksum in files.items()]
     else:
         arrays = download(name, data_dir)
-    train, test = (Split(images[..., None], labels.astype(np.int32)) for images, labels in (arrays[:2], arrays[2:]))
+    train, test = (
+        Split(images[..., None], labels.astype(np.int32))
+        for images, labels in (arrays[:2], arrays[2:])
+    )
     return DataSet(train, test, tuple(CLASSES[name]))
 
 
@@ -66,14 +80,25 @@ def read_idx(path: Path, checksum: str) -> np.ndarray:
 def download(name: str, data_dir: Path) -> list[np.ndarray]:
     """Get the same four arrays from torchvision, which downloads the files or reads what it unpacked earlier."""
     missing = f"--dataset {name} is not in {data_dir / FOLDERS[name] / 'raw'}"
-    advice = "put the four .gz files there, name another --data-dir, or use --dataset digits"
+    advice = (
+        "put the four .gz files there, name another --data-dir, or use --dataset digits"
+    )
     try:
         from torchvision import datasets
     except ImportError:
-        raise UserError(f"{missing}: run pip install torchvision, which downloads it, {advice}") from None
+        raise UserError(
+            f"{missing}: run pip install torchvision, which downloads it, {advice}"
+        ) from None
     data_set = getattr(datasets, FOLDERS[name])
     try:
-        parts = [data_set(data_dir, train=train, download=True) for train in (True, False)]
-    except (OSError, RuntimeError) as error:  # no network, no space, a read-only folder, a wrong checksum
-        raise UserError(f"{missing} and could not be downloaded ({' '.join(str(error).split())}): {advice}") from None
+        parts = [
+            data_set(data_dir, train=train, download=True) for train in (True, False)
+        ]
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # no network, no space, a read-only folder, a wrong checksum
+        raise UserError(
+            f"{missing} and could not be downloaded ({' '.join(str(error).split())}): {advice}"
+        ) from None
     return [array.numpy() for part in parts for array in (part.data, part.targets)]

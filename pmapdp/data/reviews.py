@@ -1,7 +1,8 @@
 """Short made-up film reviews, for trying out models of text without IMDB.
 
-A grammar gives each review one to four sentences, most of which speak for its class. A quarter of the verdicts are
-negated ("not at all dull" is praise), so a model that only counts words gets some wrong.
+A grammar gives each review one to four sentences, most of which speak for its class. A
+quarter of the verdicts are negated ("not at all dull" is praise), so a model that only
+counts words gets some wrong.
 """
 
 from random import Random
@@ -46,7 +47,16 @@ FACTS = (
     "the cinema was half empty on that {day}",
 )
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-PLACES = ("paris", "a small town", "the desert", "tokyo", "the mountains", "lagos", "a submarine", "the suburbs")
+PLACES = (
+    "paris",
+    "a small town",
+    "the desert",
+    "tokyo",
+    "the mountains",
+    "lagos",
+    "a submarine",
+    "the suburbs",
+)
 FRIENDS = ("brother", "sister", "neighbour", "colleague", "mother", "father", "friend")
 
 
@@ -59,7 +69,9 @@ def load() -> DataSet:
         reviews.setdefault(make_review(random, label), label)
     texts, labels = list(reviews), np.array(list(reviews.values()), np.int32)
     n = TRAIN_EXAMPLES
-    return DataSet(Texts(texts[:n], labels[:n]), Texts(texts[n:], labels[n:]), SENTIMENTS)
+    return DataSet(
+        Texts(texts[:n], labels[:n]), Texts(texts[n:], labels[n:]), SENTIMENTS
+    )
 
 
 def make_review(random: Random, label: int) -> str:
@@ -70,11 +82,20 @@ def make_review(random: Random, label: int) -> str:
     if opposed:
         sentences.append(make_verdict(random, 1 - label))
     if random.random() < 0.5:
-        form, day, minutes = random.choice(FACTS), random.choice(DAYS), random.randrange(80, 180)
+        form, day, minutes = (
+            random.choice(FACTS),
+            random.choice(DAYS),
+            random.randrange(80, 180),
+        )
         place, friend = random.choice(PLACES), random.choice(FRIENDS)
-        sentences.append(form.format(day=day, minutes=minutes, place=place, friend=friend))
+        sentences.append(
+            form.format(day=day, minutes=minutes, place=place, friend=friend)
+        )
     random.shuffle(sentences)
-    return " ".join(sentence[0].upper() + sentence[1:] + random.choice(".!.") for sentence in sentences)
+    return " ".join(
+        sentence[0].upper() + sentence[1:] + random.choice(".!.")
+        for sentence in sentences
+    )
 
 
 def make_verdict(random: Random, label: int) -> str:
@@ -82,4 +103,6 @@ def make_verdict(random: Random, label: int) -> str:
     negated = random.random() < NEGATED
     form = random.choice(NEGATIONS if negated else VERDICTS)
     adjective = random.choice(ADJECTIVES[1 - label if negated else label])
-    return form.format(thing=random.choice(THINGS), adjective=adjective, degree=random.choice(DEGREES))
+    return form.format(
+        thing=random.choice(THINGS), adjective=adjective, degree=random.choice(DEGREES)
+    )

@@ -15,14 +15,18 @@ FEATURES = 1200
 class Tfidf:
     """Turns texts into tf-idf weights. Its fields are plain data, so an exported file holds them as JSON."""
 
-    vocabulary: list[str]  # the most frequent tokens of the training set, at most 1,200; token i has column i
+    vocabulary: list[
+        str
+    ]  # the most frequent tokens of the training set, at most 1,200; token i has column i
     idf: list[float]  # their inverse document frequencies
 
     @classmethod
     def fit(cls, texts: Sequence[str]) -> "Tfidf":
         """Take vocabulary and frequencies from the training texts."""
         vectorizer = make_vectorizer(max_features=FEATURES).fit(texts)
-        return cls(vectorizer.get_feature_names_out().tolist(), vectorizer.idf_.tolist())
+        return cls(
+            vectorizer.get_feature_names_out().tolist(), vectorizer.idf_.tolist()
+        )
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return `[n, 1200]` float32 rows of length 1, or 0 for a text without a known token.

@@ -16,14 +16,18 @@ TOKEN = re.compile(r"\w+(?:'\w+)?|[!?]")  # "don't" is one token
 
 def split(text: str) -> list[str]:
     """Split a text into words in lower case and the characters ! and ?."""
-    return TOKEN.findall(text.lower().replace("<br />", " "))  # IMDB's texts are cut out of web pages
+    return TOKEN.findall(
+        text.lower().replace("<br />", " ")
+    )  # IMDB's texts are cut out of web pages
 
 
 @dataclass(frozen=True)
 class Tokens:
     """Turns texts into token ids. Its field is plain data, so an exported file holds it as JSON."""
 
-    vocabulary: list[str]  # at most 8,190 tokens, the most frequent first; token i has the id i + 2
+    vocabulary: list[
+        str
+    ]  # at most 8,190 tokens, the most frequent first; token i has the id i + 2
 
     @classmethod
     def fit(cls, texts: Sequence[str]) -> "Tokens":
@@ -35,9 +39,13 @@ class Tokens:
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return `[n, 128]` int32 ids: 0 after the end of a text, 1 for a token outside the vocabulary.
 
-        A longer text keeps its first and its last 64 tokens: reviews tend to begin and to end with their verdict.
+        A longer text keeps its first and its last 64 tokens: reviews tend to begin and
+        to end with their verdict.
         """
-        known = {token: number for number, token in enumerate(self.vocabulary, start=FIRST_WORD)}
+        known = {
+            token: number
+            for number, token in enumerate(self.vocabulary, start=FIRST_WORD)
+        }
         ids = np.full((len(texts), LENGTH), PADDING, np.int32)
         for row, tokens in zip(ids, map(split, texts), strict=True):
             if len(tokens) > LENGTH:

@@ -1,7 +1,8 @@
 """Checks of the exercises: `check("04_map_over_devices", "dot_product", answer)` says whether an answer is right.
 
-A check never stops the notebook. It tries the answer on random inputs and prints what it found; an exercise that is not
-begun is reported as such. The checks of a lesson are the functions of `lesson_checks/lesson_NN.py`.
+A check never stops the notebook. It tries the answer on random inputs and prints what
+it found; an exercise that is not begun is reported as such. The checks of a lesson are
+the functions of `lesson_checks/lesson_NN.py`.
 """
 
 import importlib
@@ -50,9 +51,19 @@ def mesh_of(N: int = 4, axis: str = "data") -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(jax.devices()[:N]), (axis,))
 
 
-def on_devices(answer: Callable[..., Any], *arrays: Any, shape: tuple[int, ...], N: int = 4, in_axes: Any = 0) -> Any:
+def on_devices(
+    answer: Callable[..., Any],
+    *arrays: Any,
+    shape: tuple[int, ...],
+    N: int = 4,
+    in_axes: Any = 0,
+) -> Any:
     """In a check: the results of N devices under pmap, `[N, *shape]`. Reject the answer if the shape is another."""
-    found = np.asarray(jax.pmap(answer, axis_name="data", in_axes=in_axes, devices=jax.devices()[:N])(*arrays))
+    found = np.asarray(
+        jax.pmap(answer, axis_name="data", in_axes=in_axes, devices=jax.devices()[:N])(
+            *arrays
+        )
+    )
     message = f"every device must return an array of shape {list(shape)}, yours has the shape {list(found.shape[1:])}"
     require(found.shape == (N, *shape), message)
     return found
@@ -66,15 +77,24 @@ def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
         result = answer(*arguments, **options)
         returned.append(result)
         if result is None:
-            raise NotYetError("your function returned nothing (None): end it with a return statement")
+            raise NotYetError(
+                "your function returned nothing (None): end it with a return statement"
+            )
         return result
 
     try:
-        getattr(importlib.import_module(f"pmapdp.lessons.lesson_checks.lesson_{lesson[:2]}"), exercise)(watched)
+        getattr(
+            importlib.import_module(
+                f"pmapdp.lessons.lesson_checks.lesson_{lesson[:2]}"
+            ),
+            exercise,
+        )(watched)
         verdict = Verdict(True, f"{exercise}: right")
     except NotYetError as reason:
         if returned and returned[-1] is None and is_stub(answer):
-            message = "not solved yet; replace the `...` by your code and run the cell again"
+            message = (
+                "not solved yet; replace the `...` by your code and run the cell again"
+            )
             verdict = Verdict(False, f"{exercise}: {message}")
         else:
             verdict = Verdict(False, f"{exercise}: not yet: {reason}")
@@ -87,7 +107,9 @@ def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
 def is_stub(answer: Callable[..., Any]) -> bool:
     """Return True if the body of a function is still `...`, as in the notebook."""
     code = getattr(answer, "__code__", None)
-    return code is not None and len(code.co_code) <= len((lambda: None).__code__.co_code)
+    return code is not None and len(code.co_code) <= len(
+        (lambda: None).__code__.co_code
+    )
 
 
 def explain(error: Exception, answer: Callable[..., Any], returned: list[Any]) -> str:
@@ -108,7 +130,9 @@ def own_line(error: Exception, answer: Callable[..., Any]) -> str | None:
         return None
     for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
         file = frame.f_code.co_filename
-        same_notebook = "ipykernel" in file and Path(file).parent == Path(code.co_filename).parent
+        same_notebook = (
+            "ipykernel" in file and Path(file).parent == Path(code.co_filename).parent
+        )
         if same_notebook or file == code.co_filename:
             return f"line {number}: {linecache.getline(file, number).strip()}"
     return None

@@ -18,7 +18,16 @@ class Digits(NamedTuple):
 def load() -> Digits:
     """The digits of `pmapdp.data.digits`, which names their source, as rows of 64 numbers."""
     with np.load(FILE) as arrays:
-        images = {part: arrays[f"{part}_scans"].reshape(-1, 64).astype(np.float32) / 16 for part in ("train", "test")}
-        labels = {part: arrays[f"{part}_labels"].astype(np.int32) for part in ("train", "test")}
-    train, validation = ((images["train"][rows], labels["train"][rows]) for rows in (slice(1200), slice(1200, None)))
+        images = {
+            part: arrays[f"{part}_scans"].reshape(-1, 64).astype(np.float32) / 16
+            for part in ("train", "test")
+        }
+        labels = {
+            part: arrays[f"{part}_labels"].astype(np.int32)
+            for part in ("train", "test")
+        }
+    train, validation = (
+        (images["train"][rows], labels["train"][rows])
+        for rows in (slice(1200), slice(1200, None))
+    )
     return Digits(train, validation, (images["test"], labels["test"]))

@@ -6,8 +6,8 @@ from typing import Any
 def axes(*names: str) -> dict[str, Any]:
     """Return metadata that names the axes of a linear layer's kernel; its bias has the last of them.
 
-    `nnx.Linear(784, 512, **axes("features", "hidden"))`. A layout says over which devices an axis is split
-    (`pmapdp/sharding/`); without one the names change nothing.
+    `nnx.Linear(784, 512, **axes("features", "hidden"))`. A layout says over which
+    devices an axis is split (`pmapdp/sharding/`); without one the names change nothing.
     """
     return {"kernel_metadata": named(*names), "bias_metadata": named(names[-1])}
 

@@ -13,18 +13,46 @@ from pmapdp.models import axes
 class ConvNet(nnx.Module):
     """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits; Keras's initialiser, Glorot uniform."""
 
-    def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+    ):
         self.dtype = dtype
-        types: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        options: dict[str, Any] = {"kernel_init": nnx.initializers.glorot_uniform(), **types}
-        # No bias, because the batch norm that follows subtracts it again. (The guide has one in large_k, without
-        # effect.) Its gradient would be rounding, which differs between numbers of devices and which Adam amplifies.
+        types: dict[str, Any] = {
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "rngs": rngs,
+        }
+        options: dict[str, Any] = {
+            "kernel_init": nnx.initializers.glorot_uniform(),
+            **types,
+        }
+        # No bias, because the batch norm that follows subtracts it again. (The guide
+        # has one in large_k, without effect.) Its gradient would be rounding, which
+        # differs between numbers of devices and which Adam amplifies.
         conv: dict[str, Any] = {"use_bias": False, **options}
         # No scale, as in the guide: the layer after the ReLU can scale as well.
-        norm: dict[str, Any] = {"momentum": 0.9, "epsilon": 1e-3, "use_scale": False, **types}
-        self.conv1, self.norm1 = nnx.Conv(1, 12, (3, 3), padding="SAME", **conv), nnx.BatchNorm(12, **norm)
-        self.conv2, self.norm2 = nnx.Conv(12, 24, (6, 6), 2, padding="VALID", **conv), nnx.BatchNorm(24, **norm)
-        self.large_k, self.norm3 = nnx.Conv(24, 32, (6, 6), 2, padding="SAME", **conv), nnx.BatchNorm(32, **norm)
+        norm: dict[str, Any] = {
+            "momentum": 0.9,
+            "epsilon": 1e-3,
+            "use_scale": False,
+            **types,
+        }
+        self.conv1, self.norm1 = (
+            nnx.Conv(1, 12, (3, 3), padding="SAME", **conv),
+            nnx.BatchNorm(12, **norm),
+        )
+        self.conv2, self.norm2 = (
+            nnx.Conv(12, 24, (6, 6), 2, padding="VALID", **conv),
+            nnx.BatchNorm(24, **norm),
+        )
+        self.large_k, self.norm3 = (
+            nnx.Conv(24, 32, (6, 6), 2, padding="SAME", **conv),
+            nnx.BatchNorm(32, **norm),
+        )
         self.hidden = nnx.Linear(32, 256, **axes("features", "hidden"), **options)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
         self.logits = nnx.Linear(256, 10, **axes("hidden", "classes"), **options)

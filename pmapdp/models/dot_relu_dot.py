@@ -16,9 +16,17 @@ class DotReluDot(nnx.Module):
     input_axes = ("batch", "embed")
     size = 1024
 
-    def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+    ):
         def matrix(*names: str) -> nnx.Param[jax.Array]:
-            values = nnx.initializers.lecun_normal()(rngs.params(), (self.size, self.size), param_dtype)
+            values = nnx.initializers.lecun_normal()(
+                rngs.params(), (self.size, self.size), param_dtype
+            )
             return nnx.Param(values, **named(*names))
 
         self.dtype = dtype
@@ -26,7 +34,9 @@ class DotReluDot(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Forward pass."""
-        first, second = (matrix[...].astype(self.dtype) for matrix in (self.first, self.second))
+        first, second = (
+            matrix[...].astype(self.dtype) for matrix in (self.first, self.second)
+        )
         return nnx.relu(x.astype(self.dtype) @ first) @ second
 
     def loss(self, batch: Batch) -> MetricSums:

@@ -18,10 +18,21 @@ class Speedrun(nnx.Module):
 
     pixels = 1  # the most that an image is moved in training, in each direction
 
-    def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+    ):
         self.dtype = dtype
         glorot = nnx.initializers.glorot_uniform()
-        options: dict[str, Any] = {"kernel_init": glorot, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        options: dict[str, Any] = {
+            "kernel_init": glorot,
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "rngs": rngs,
+        }
         self.conv1 = nnx.Conv(1, 24, (5, 5), padding="VALID", **options)
         self.conv2 = nnx.Conv(24, 32, (3, 3), padding="VALID", **options)
         self.hidden = nnx.Linear(25 * 32, 256, **axes("features", "hidden"), **options)

@@ -1,7 +1,8 @@
 """A small transformer that classifies texts: two blocks of attention and MLP over 128 tokens, 599,682 parameters.
 
-The blocks are from Vaswani et al., "Attention is all you need", NeurIPS 2017, with the norm in front of each part
-(Xiong et al., "On layer normalization in the transformer architecture", ICML 2020).
+The blocks are from Vaswani et al., "Attention is all you need", NeurIPS 2017, with the
+norm in front of each part (Xiong et al., "On layer normalization in the transformer
+architecture", ICML 2020).
 """
 
 from typing import Any
@@ -15,7 +16,10 @@ from pmapdp.data.tokens import LENGTH, PADDING, VOCABULARY
 from pmapdp.models import axes, named
 
 LAYERS, EMBED, HEADS, HIDDEN, CLASSES = 2, 64, 4, 128, 2
-NORM: dict[str, Any] = {"scale_metadata": named("embed"), "bias_metadata": named("embed")}
+NORM: dict[str, Any] = {
+    "scale_metadata": named("embed"),
+    "bias_metadata": named("embed"),
+}
 
 
 class Block(nnx.Module):
@@ -29,7 +33,9 @@ class Block(nnx.Module):
             "out_kernel_metadata": named("heads", "head", "embed"),
             "out_bias_metadata": named("embed"),
         }
-        self.attention = nnx.MultiHeadAttention(HEADS, EMBED, decode=False, **names, **options)
+        self.attention = nnx.MultiHeadAttention(
+            HEADS, EMBED, decode=False, **names, **options
+        )
         self.mlp_norm = nnx.LayerNorm(EMBED, **NORM, **options)
         self.hidden = nnx.Linear(EMBED, HIDDEN, **axes("embed", "hidden"), **options)
         self.output = nnx.Linear(HIDDEN, EMBED, **axes("hidden", "embed"), **options)
@@ -45,12 +51,31 @@ class Transformer(nnx.Module):
 
     featurizer = "tokens"  # turns texts into its inputs
 
-    def __init__(self, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32):
-        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        embed: dict[str, Any] = {"embedding_init": nnx.initializers.normal(0.02), **options}
-        self.tokens = nnx.Embed(VOCABULARY, EMBED, embedding_metadata=named("vocabulary", "embed"), **embed)
-        self.positions = nnx.Embed(LENGTH, EMBED, embedding_metadata=named("position", "embed"), **embed)
-        self.word_dropout = nnx.Dropout(0.3, broadcast_dims=(2,), rngs=rngs)  # a word goes or stays as a whole
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+    ):
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "rngs": rngs,
+        }
+        embed: dict[str, Any] = {
+            "embedding_init": nnx.initializers.normal(0.02),
+            **options,
+        }
+        self.tokens = nnx.Embed(
+            VOCABULARY, EMBED, embedding_metadata=named("vocabulary", "embed"), **embed
+        )
+        self.positions = nnx.Embed(
+            LENGTH, EMBED, embedding_metadata=named("position", "embed"), **embed
+        )
+        self.word_dropout = nnx.Dropout(
+            0.3, broadcast_dims=(2,), rngs=rngs
+        )  # a word goes or stays as a whole
         self.blocks = nnx.List([Block(**options) for _ in range(LAYERS)])
         self.norm = nnx.LayerNorm(EMBED, **NORM, **options)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
@@ -64,6 +89,8 @@ class Transformer(nnx.Module):
         for block in self.blocks:
             x = block(x, mask=known[:, None, None])
         x = self.norm(x)
-        counts = jnp.maximum(known.sum(1, keepdims=True), 1)  # an empty text has the mean 0
+        counts = jnp.maximum(
+            known.sum(1, keepdims=True), 1
+        )  # an empty text has the mean 0
         x = jnp.where(known[..., None], x, 0).sum(1) / counts.astype(x.dtype)  # [b, E]
         return self.logits(self.dropout(x))

@@ -1,7 +1,8 @@
 """Read a program without running it, and follow its names from file to file.
 
-Each node of a syntax tree gets two attributes, `parent` and `file`. `resolve(node)` says what an expression stands for:
-a dotted path in a library (`jnp.sum` is "jax.numpy.sum"), a `File`, or a node of the program.
+Each node of a syntax tree gets two attributes, `parent` and `file`. `resolve(node)`
+says what an expression stands for: a dotted path in a library (`jnp.sum` is
+"jax.numpy.sum"), a `File`, or a node of the program.
 """
 
 import ast
@@ -12,7 +13,14 @@ from typing import Any
 
 from pmapdp.errors import UserError, reason
 
-SKIPPED_FOLDERS = {"node_modules", "site-packages", "__pycache__", "venv", "env", "build"}
+SKIPPED_FOLDERS = {
+    "node_modules",
+    "site-packages",
+    "__pycache__",
+    "venv",
+    "env",
+    "build",
+}
 FUNCTION = (ast.FunctionDef, ast.Lambda)
 
 
@@ -20,7 +28,11 @@ class File:
     """A module: its syntax tree, and for each name the lines that bind it, with their values."""
 
     def __init__(self, path: str, tree: ast.Module, modules: dict[str, "File"]):
-        self.path, self.tree, self.modules = path, tree, modules  # the program's modules, by name
+        self.path, self.tree, self.modules = (
+            path,
+            tree,
+            modules,
+        )  # the program's modules, by name
         self.nodes: list[Any] = list(ast.walk(tree))  # parents before their children
         self.values: dict[str, list[tuple[int, Any]]] = {}
         for node in self.nodes:
@@ -43,12 +55,20 @@ def bindings(node: Any) -> Iterator[tuple[str, Any]]:
         case ast.alias(name=name):
             yield node.asname or name.partition(".")[0], node
         case ast.FunctionDef(name=name):
-            yield f"self.{name}" if isinstance(node.parent, ast.ClassDef) else name, node
+            yield (
+                f"self.{name}" if isinstance(node.parent, ast.ClassDef) else name,
+                node,
+            )
         case ast.arg(arg=name):
             yield name, node
         case ast.Assign(targets=[ast.Tuple(elts=targets), *_], value=value):
-            parts: list[Any] = [ast.Subscript(value, ast.Constant(n), ast.Load()) for n, _ in enumerate(targets)]
-            for target, part in zip(targets, getattr(value, "elts", parts), strict=False):
+            parts: list[Any] = [
+                ast.Subscript(value, ast.Constant(n), ast.Load())
+                for n, _ in enumerate(targets)
+            ]
+            for target, part in zip(
+                targets, getattr(value, "elts", parts), strict=False
+            ):
                 part.parent, part.file, part.lineno = node, node.file, node.lineno
                 yield ast.unparse(target), part
         case ast.Assign(targets=[target, *_], value=value):
@@ -80,8 +100,13 @@ def resolve(node: Any) -> Any:
                 return base.resolve_name(name)
             return f"{base}.{name}" if isinstance(base, str) else node
         case ast.alias(name=name, parent=ast.ImportFrom(module=module)):
-            path, file = f"{module or ''}.{name}".strip("."), node.file.modules.get(module)
-            return node.file.modules.get(path) or (file.resolve_name(name) if file else path)
+            path, file = (
+                f"{module or ''}.{name}".strip("."),
+                node.file.modules.get(module),
+            )
+            return node.file.modules.get(path) or (
+                file.resolve_name(name) if file else path
+            )
         case ast.alias(name=name, asname=asname):
             path = name if asname else name.partition(".")[0]
             return node.file.modules.get(path, path)
@@ -97,9 +122,15 @@ def read_program(given: str) -> tuple[dict[str, File], list[str]]:
     """Read a folder, or a file with the files that it imports. Returns files by path, and a line for each unread one.
 
     Raises:
-        UserError: there is nothing to read, or the one file that was named can't be read.
+        UserError: there is nothing to read, or the one file that was named can't be
+            read.
     """
-    path, files, modules, unread = Path(given), dict[str, File](), dict[str, File](), list[str]()
+    path, files, modules, unread = (
+        Path(given),
+        dict[str, File](),
+        dict[str, File](),
+        list[str](),
+    )
     if not path.is_dir() and not (path.is_file() and path.suffix == ".py"):
         raise UserError(
             f"{given!r} is no Python file or folder: try train.py (jupyter nbconvert --to script makes one)"
@@ -107,11 +138,17 @@ def read_program(given: str) -> tuple[dict[str, File], list[str]]:
     paths = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     for each in paths:  # grows by what a single file imports
         folders = each.parts[len(path.parts) :]
-        if str(each) in files or any(folder in SKIPPED_FOLDERS or folder[:1] == "." for folder in folders):
+        if str(each) in files or any(
+            folder in SKIPPED_FOLDERS or folder[:1] == "." for folder in folders
+        ):
             continue
         try:
-            with warnings.catch_warnings(action="ignore"):  # they're about the program's strings
-                file = files[str(each)] = File(str(each), ast.parse(each.read_bytes()), modules)
+            with warnings.catch_warnings(
+                action="ignore"
+            ):  # they're about the program's strings
+                file = files[str(each)] = File(
+                    str(each), ast.parse(each.read_bytes()), modules
+                )
         except (SyntaxError, OSError, ValueError, RecursionError) as error:
             unread.append(f"{each} can't be read ({reason(error)}): is it Python 3?")
             continue
@@ -121,8 +158,16 @@ def read_program(given: str) -> tuple[dict[str, File], list[str]]:
             if isinstance(node, ast.alias):
                 module = getattr(node.parent, "module", None) or ""
                 names = (module, f"{module}.{node.name}".strip("."))
-                found = [folder / f"{name.replace('.', '/')}.py" for name in names for folder in each.parents]
+                found = [
+                    folder / f"{name.replace('.', '/')}.py"
+                    for name in names
+                    for folder in each.parents
+                ]
                 paths += filter(Path.is_file, found)
     if not files:
-        raise UserError(unread[0] if unread else f"the folder {given!r} holds no Python: name one with .py files")
+        raise UserError(
+            unread[0]
+            if unread
+            else f"the folder {given!r} holds no Python: name one with .py files"
+        )
     return files, unread

@@ -1,8 +1,9 @@
 """Save and restore checkpoints with Orbax, in the background, and whole or not at all. Lesson 14 teaches this file.
 
-A checkpoint holds the train state as it is on one device. It knows nothing of the strategy or the number of devices
-that wrote it, so any other may resume from it. It also holds the run's progress as JSON: the open epoch's sums, the
-best and last results, and the identity of the run as "belongs_to".
+A checkpoint holds the train state as it is on one device. It knows nothing of the
+strategy or the number of devices that wrote it, so any other may resume from it. It
+also holds the run's progress as JSON: the open epoch's sums, the best and last results,
+and the identity of the run as "belongs_to".
 """
 
 import dataclasses
@@ -43,57 +44,98 @@ class LiteralPath(PosixGPath):  # type: ignore[misc] # etils has no types
 class Checkpoints:
     """The checkpoints in a folder: the `keep` newest, and the best epoch's.
 
-    All processes make the same calls, and each writes and reads its own shards. `read_only` leaves the folder as it is.
+    All processes make the same calls, and each writes and reads its own shards.
+    `read_only` leaves the folder as it is.
     """
 
     def __init__(self, folder: Path, keep: int = 3, *, read_only: bool = False):
         import orbax.checkpoint as ocp  # takes a second
 
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # its threads log the errors that the caller gets as well
-        self.folder, self.args, self.steps_to_keep = folder, ocp.args, ocp.checkpoint_managers.CustomSteps
-        self.policies = [ocp.checkpoint_managers.LatestN(keep), self.steps_to_keep([])]  # `save` puts in the best
+        logging.getLogger("absl").setLevel(
+            logging.CRITICAL
+        )  # its threads log the errors that the caller gets as well
+        self.folder, self.args, self.steps_to_keep = (
+            folder,
+            ocp.args,
+            ocp.checkpoint_managers.CustomSteps,
+        )
+        self.policies = [
+            ocp.checkpoint_managers.LatestN(keep),
+            self.steps_to_keep([]),
+        ]  # `save` puts in the best
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(self.policies),
+            preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(
+                self.policies
+            ),
             cleanup_tmp_directories=not read_only,  # what a killed run left half-written
             read_only=read_only,
             # Otherwise a folder that can't be made keeps threads waiting for minutes.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
-        self.manager = ocp.CheckpointManager(LiteralPath(folder.absolute()), options=options)
-        self.steps = self.manager.all_steps  # the updates after which there are checkpoints, oldest first
+        self.manager = ocp.CheckpointManager(
+            LiteralPath(folder.absolute()), options=options
+        )
+        self.steps = (
+            self.manager.all_steps
+        )  # the updates after which there are checkpoints, oldest first
         self.wait, self.close = self.manager.wait_until_finished, self.manager.close
 
     def save(self, step: int, state: TrainState, progress: dict[str, Any]) -> None:
         """Start to write the state after update `step`. When this returns, its memory may be used again."""
         needed = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        if shutil.disk_usage(self.folder).free < needed:  # if a write failed, Orbax's threads would wait for minutes
+        if (
+            shutil.disk_usage(self.folder).free < needed
+        ):  # if a write failed, Orbax's threads would wait for minutes
             raise UserError(
                 f"a checkpoint of up to {needed / 1e6:,.0f} MB could not be written to {self.folder} (No space left on "
                 "device): those before it are intact, so free some space and start the same command again"
             )
-        facts = {"shapes": shapes_of(state), "checksum": checkpoint_checksum(state, progress)}
+        facts = {
+            "shapes": shapes_of(state),
+            "checksum": checkpoint_checksum(state, progress),
+        }
         self.wait()
         self.policies[1] = self.steps_to_keep([progress["best"].get("step")])
-        items = {"state": self.args.StandardSave(state), "progress": self.args.JsonSave(progress | facts)}
+        items = {
+            "state": self.args.StandardSave(state),
+            "progress": self.args.JsonSave(progress | facts),
+        }
         self.manager.save(step, args=self.args.Composite(**items))
 
-    def read(self, step: int, task: Task, ours: dict[str, Any], sharding: Any = None) -> tuple[TrainState, Any]:
+    def read(
+        self, step: int, task: Task, ours: dict[str, Any], sharding: Any = None
+    ) -> tuple[TrainState, Any]:
         """Read the state after update `step` and the progress, for a run whose identity is `ours`.
 
-        `sharding` is one for all arrays or a pytree like the state. None: the default device holds all.
+        `sharding` is one for all arrays or a pytree like the state. None: the default
+        device holds all.
         """
         wanted = jax.eval_shape(lambda: initial_state(task))
         advice = f"correct that, or delete {self.folder / str(step)}, and the same command goes on from the one before"
-        with explain_errors(f"the checkpoint of step {step} in {self.folder} cannot be read", advice):
+        with explain_errors(
+            f"the checkpoint of step {step} in {self.folder} cannot be read", advice
+        ):
             progress = self.restore(step, progress=self.args.JsonRestore())
             then, now = progress.pop("shapes"), shapes_of(wanted)
-            theirs = progress["belongs_to"] | {f"the shape of {name}": then.get(name) for name in then | now}
+            theirs = progress["belongs_to"] | {
+                f"the shape of {name}": then.get(name) for name in then | now
+            }
             ours = ours | {f"the shape of {name}": now.get(name) for name in then | now}
             # The last epoch has left no open sums.
-            ended = not progress["examples"] and progress["last"].get("epoch") == theirs["epochs"]
-            require_same_run(f"the checkpoint of step {step} in {self.folder}", theirs, ours, ended=ended)
+            ended = (
+                not progress["examples"]
+                and progress["last"].get("epoch") == theirs["epochs"]
+            )
+            require_same_run(
+                f"the checkpoint of step {step} in {self.folder}",
+                theirs,
+                ours,
+                ended=ended,
+            )
             places = jax.tree.broadcast(sharding or jnp.zeros(()).sharding, wanted)
-            wanted = jax.tree.map(lambda x, place: x.update(sharding=place), wanted, places)
+            wanted = jax.tree.map(
+                lambda x, place: x.update(sharding=place), wanted, places
+            )
             state = self.restore(step, state=self.args.StandardRestore(wanted))
             if progress.pop("checksum") != checkpoint_checksum(state, progress):
                 raise ValueError("its numbers are not those that were written")
@@ -104,9 +146,12 @@ class Checkpoints:
 
         def read(x64: bool) -> Any:
             with jax.enable_x64(x64):
-                return self.manager.restore(step, args=self.args.Composite(**item))[next(iter(item))]
+                return self.manager.restore(step, args=self.args.Composite(**item))[
+                    next(iter(item))
+                ]
 
-        # In a notebook's thread, which has an event loop, Orbax would start a thread of its own, without float64.
+        # In a notebook's thread, which has an event loop, Orbax would start a thread of
+        # its own, without float64.
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(read, jax.config.read("jax_enable_x64")).result()
 
@@ -115,25 +160,38 @@ class Checkpoints:
 def checksums(arrays: Any) -> jax.Array:
     """Return the sum of byte * (2 * position + 1) modulo 2**32 for each of n arrays, as `[n]` uint32.
 
-    One bit that differs always shows, because the factor is odd. An array that is split stays where it is.
+    One bit that differs always shows, because the factor is odd. An array that is split
+    stays where it is.
     """
 
     def checksum(x: jax.Array) -> jax.Array:
         x = jnp.atleast_1d(x).view(jnp.uint8)
         position = jnp.zeros(x.shape, jnp.uint32)
         for axis, length in enumerate(x.shape):
-            position = position * length + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+            position = position * length + jax.lax.broadcasted_iota(
+                jnp.uint32, x.shape, axis
+            )
         return (x * (2 * position + 1)).sum(dtype=jnp.uint32)
 
     return jnp.stack([checksum(leaf) for leaf in jax.tree.leaves(arrays)])
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def gather_checksums(arrays: tuple[jax.Array, ...], places: tuple[NamedSharding, ...]) -> jax.Array:
+def gather_checksums(
+    arrays: tuple[jax.Array, ...], places: tuple[NamedSharding, ...]
+) -> jax.Array:
     """Return the checksums `[N, n]` of each device's shards of n arrays."""
     mesh, specs = places[0].mesh, tuple(place.spec for place in places)
-    options: dict[str, Any] = {"in_specs": (specs,), "out_specs": PartitionSpec(), "check_vma": False}
-    return jax.shard_map(lambda x: jax.lax.all_gather(checksums(x), mesh.axis_names), mesh=mesh, **options)(arrays)
+    options: dict[str, Any] = {
+        "in_specs": (specs,),
+        "out_specs": PartitionSpec(),
+        "check_vma": False,
+    }
+    return jax.shard_map(
+        lambda x: jax.lax.all_gather(checksums(x), mesh.axis_names),
+        mesh=mesh,
+        **options,
+    )(arrays)
 
 
 def require_equal_copies(step: int, state: TrainState, sharding: Any) -> None:
@@ -143,7 +201,9 @@ def require_equal_copies(step: int, state: TrainState, sharding: Any) -> None:
         return
     arrays = named_leaves(make_global(state, sharding))
     sums = jax.device_get(gather_checksums(tuple(arrays.values()), places))
-    for (name, array), place, column in zip(arrays.items(), places, sums.T.tolist(), strict=True):
+    for (name, array), place, column in zip(
+        arrays.items(), places, sums.T.tolist(), strict=True
+    ):
         shards = place.devices_indices_map(array.shape)
         devices_with: dict[tuple[str, int], list[jax.Device]] = defaultdict(list)
         for device, number in zip(place.mesh.devices.flat, column, strict=True):
@@ -160,7 +220,10 @@ def require_equal_copies(step: int, state: TrainState, sharding: Any) -> None:
 
 def checkpoint_checksum(state: Any, progress: dict[str, Any]) -> int:
     """Return one number for all numbers of a checkpoint, whatever the layout of its arrays."""
-    return zlib.crc32(json.dumps(progress, sort_keys=True).encode() + jax.device_get(checksums(state)).tobytes())
+    return zlib.crc32(
+        json.dumps(progress, sort_keys=True).encode()
+        + jax.device_get(checksums(state)).tobytes()
+    )
 
 
 def shapes_of(state: TrainState) -> dict[str, list[int]]:
@@ -173,14 +236,19 @@ def load_state(
 ) -> tuple[TrainState, Any]:
     """Read the newest state in the folder of a run to the host, or its best epoch's, and the progress.
 
-    A `UserError` says if it's of another run, or if `content`, the fingerprint of the data, is another one.
+    A `UserError` says if it's of another run, or if `content`, the fingerprint of the
+    data, is another one.
     """
     checkpoints, ours = open_checkpoints(path), identity(read_config(path), content)
-    with use_host():  # one accelerator may be too small for a state that was split over several
+    with (
+        use_host()
+    ):  # one accelerator may be too small for a state that was split over several
         state, progress = checkpoints.read(checkpoints.steps()[-1], task, ours)
         if best:
             if (step := progress["best"].get("step")) not in checkpoints.steps():
-                raise UserError(f"{path} holds no checkpoint of its best epoch: leave --best out")
+                raise UserError(
+                    f"{path} holds no checkpoint of its best epoch: leave --best out"
+                )
             state, progress = checkpoints.read(step, task, ours)
     return jax.device_get(state), progress
 
@@ -190,39 +258,69 @@ def open_checkpoints(path: str | Path) -> Checkpoints:
     read_config(path)
     checkpoints = Checkpoints(Path(path) / "checkpoints", read_only=True)
     if not checkpoints.steps():
-        raise UserError(f"{path} holds no checkpoint yet: let the training run finish an epoch first")
+        raise UserError(
+            f"{path} holds no checkpoint yet: let the training run finish an epoch first"
+        )
     return checkpoints
 
 
 def load_weights(task: Task, path: str) -> tuple[Task, str]:
     """Return the task with the weights of a run or an exported file in its model, and a line that says what was taken.
 
-    An array is taken if the model has one of its name and shape. The others stay as the seed made them.
+    An array is taken if the model has one of its name and shape. The others stay as the
+    seed made them.
     """
     advice = "name the --workdir of a run, or a file of python -m pmapdp.export"
     if os.path.isdir(path):
         checkpoints = open_checkpoints(path)
         step = checkpoints.steps()[-1]
-        # As it was written: whatever devices it came from, and in float64 if that run was.
-        with explain_errors(f"the checkpoint in {path} cannot be read", advice), use_host(), jax.enable_x64(True):
-            on_host = checkpoints.args.StandardRestore(fallback_sharding=jnp.zeros(()).sharding)
-            progress = checkpoints.restore(step, progress=checkpoints.args.JsonRestore())
+        # As it was written: whatever devices it came from, and in float64 if that run
+        # was.
+        with (
+            explain_errors(f"the checkpoint in {path} cannot be read", advice),
+            use_host(),
+            jax.enable_x64(True),
+        ):
+            on_host = checkpoints.args.StandardRestore(
+                fallback_sharding=jnp.zeros(()).sharding
+            )
+            progress = checkpoints.restore(
+                step, progress=checkpoints.args.JsonRestore()
+            )
             state = checkpoints.restore(step, state=on_host)
-            leaves = list(map(named_leaves(state).get, progress.pop("shapes")))  # in the order of the checksum
+            leaves = list(
+                map(named_leaves(state).get, progress.pop("shapes"))
+            )  # in the order of the checksum
             if progress.pop("checksum") != checkpoint_checksum(leaves, progress):
                 raise ValueError("its numbers are not those that were written")
-            theirs = jax.device_get(named_leaves(state["params"], state.get("model_state", {})))
+            theirs = jax.device_get(
+                named_leaves(state["params"], state.get("model_state", {}))
+            )
     else:
-        with open_file(path, advice=advice) as opened, np.lib.npyio.NpzFile(opened) as file:  # its program isn't run
+        with (
+            open_file(path, advice=advice) as opened,
+            np.lib.npyio.NpzFile(opened) as file,
+        ):  # its program isn't run
             metadata = json.loads(bytes(file["metadata.json"]))
             step = int(metadata["step"])
-            theirs = {name.replace("/", "."): file[f"arrays/{name}"] for name in metadata["arrays"]}
+            theirs = {
+                name.replace("/", "."): file[f"arrays/{name}"]
+                for name in metadata["arrays"]
+            }
     arrays = task.arrays_of(task.model)
     ours = named_leaves(*arrays)
-    left = [name for name, x in ours.items() if name not in theirs or theirs[name].shape != x.shape]
+    left = [
+        name
+        for name, x in ours.items()
+        if name not in theirs or theirs[name].shape != x.shape
+    ]
     if len(left) == len(ours):
-        raise UserError(f"--init-from {path} has no array of {task.name}, for example no {min(left)}: {advice}")
-    leaves = [x if name in left else theirs[name].astype(x.dtype) for name, x in ours.items()]
+        raise UserError(
+            f"--init-from {path} has no array of {task.name}, for example no {min(left)}: {advice}"
+        )
+    leaves = [
+        x if name in left else theirs[name].astype(x.dtype) for name, x in ours.items()
+    ]
     model = task.model_with(*jax.tree.unflatten(jax.tree.structure(arrays), leaves))
     news = f"starts from {len(ours) - len(left)} arrays of {path}, which had made {step:,} updates"
     news += f"; as the seed makes them: {', '.join(left)}" if left else ""

@@ -1,6 +1,7 @@
 """Resume, save, show and stop a run, around its updates. Lesson 14 teaches this file.
 
-The loop in `pmapdp/train.py` calls `restore_or_init`, `after_update`, `end_epoch` and `end`, in this order.
+The loop in `pmapdp/train.py` calls `restore_or_init`, `after_update`, `end_epoch` and
+`end`, in this order.
 """
 
 import contextlib
@@ -40,21 +41,43 @@ AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
 class Run:
     """A run of `job`. Each process saves its own shards, and only the first one prints and writes logs."""
 
-    def __init__(self, job: "Job", started: float, after_epoch: AfterEpoch | None, stack: contextlib.ExitStack):
-        self.job, self.config, self.started, self.after_epoch = job, job.config, started, after_epoch
+    def __init__(
+        self,
+        job: "Job",
+        started: float,
+        after_epoch: AfterEpoch | None,
+        stack: contextlib.ExitStack,
+    ):
+        self.job, self.config, self.started, self.after_epoch = (
+            job,
+            job.config,
+            started,
+            after_epoch,
+        )
         self.per_epoch, self.stack = job.batches["train"].per_epoch, stack
         self.compile_seconds: float | None = None
-        self.epochs: list[dict[str, Any]] = []  # since this process started, as in the metrics file
-        self.progress: dict[str, Any] = {"sums": {}, "examples": 0, "best": {}, "last": {}}
+        self.epochs: list[
+            dict[str, Any]
+        ] = []  # since this process started, as in the metrics file
+        self.progress: dict[str, Any] = {
+            "sums": {},
+            "examples": 0,
+            "best": {},
+            "last": {},
+        }
         self.checkpoints: Checkpoints | None = None
         if workdir := job.config.workdir:
             if job.peers.is_first:
                 stack.enter_context(lock_workdir(workdir))
             job.peers.wait("the workdir")  # until process 0 has made its lock
             # If the folder isn't shared, only process 0 finds the file.
-            job.peers.require_same({f"--workdir {workdir}": Path(workdir, "pmapdp.lock").exists()})
+            job.peers.require_same(
+                {f"--workdir {workdir}": Path(workdir, "pmapdp.lock").exists()}
+            )
             self.identity = identity(job.config, job.content) | sample_functions(job)
-            self.checkpoints = Checkpoints(Path(workdir, "checkpoints"), job.config.keep_checkpoints)
+            self.checkpoints = Checkpoints(
+                Path(workdir, "checkpoints"), job.config.keep_checkpoints
+            )
             stack.callback(self.checkpoints.close)
         self.stop = StopRequest(job.peers, stack)
         stack.enter_context(job.peers.exit_on_error())
@@ -64,10 +87,16 @@ class Run:
         job, sharding = self.job, self.job.strategy.state_sharding
         if self.checkpoints and (steps := self.checkpoints.steps()):
             step = steps[-1]
-            state, self.progress = self.checkpoints.read(step, job.task, self.identity, sharding)
+            state, self.progress = self.checkpoints.read(
+                step, job.task, self.identity, sharding
+            )
             event, news = "resume", f"restored from the checkpoint of step {step:,}"
         else:
-            task, news = load_weights(job.task, self.config.init_from) if self.config.init_from else (job.task, "")
+            task, news = (
+                load_weights(job.task, self.config.init_from)
+                if self.config.init_from
+                else (job.task, "")
+            )
             state, step, event = create_state(task, sharding), 0, "init_from"
         if self.config.workdir and job.peers.is_first:
             write_config(self.config, self.config.workdir)
@@ -76,7 +105,9 @@ class Run:
             self.report.event(event, step=step)
             self.report.line(news)
         if self.config.draw_sharding and step == 0 and job.peers.is_first:
-            labels = job.strategy.place_batch(next(job.batches["train"].epoch(0))).labels
+            labels = job.strategy.place_batch(
+                next(job.batches["train"].epoch(0))
+            ).labels
             print(f"labels {labels.shape} of the first batch on the devices:")
             jax.debug.visualize_array_sharding(labels)
         return state, step
@@ -84,12 +115,18 @@ class Run:
     def is_done(self, step: int) -> bool:
         """Return True after the last update, or if the last `--patience` epochs were no better than the best."""
         last, patience = self.progress["last"], self.config.patience
-        ended_early = patience and last and last["epoch"] - self.progress["best"]["epoch"] >= patience
+        ended_early = (
+            patience
+            and last
+            and last["epoch"] - self.progress["best"]["epoch"] >= patience
+        )
         return step >= self.job.total_steps or bool(ended_early)
 
     def after_update(self, step: int, state: TrainState, meter: Meter) -> None:
         """Show the progress, and save or stop if it's time. The devices may still compute update `step`."""
-        if self.compile_seconds is None:  # the first update, whose time counts as compiling
+        if (
+            self.compile_seconds is None
+        ):  # the first update, whose time counts as compiling
             meter.finish()
             self.compile_seconds = meter.seconds
             meter.start_clock()
@@ -98,7 +135,10 @@ class Run:
         if step % self.per_epoch == 0 or step == self.job.total_steps:
             meter.finish()
             return
-        save_every, compare_every = self.config.checkpoint_every, self.config.check_replicas
+        save_every, compare_every = (
+            self.config.checkpoint_every,
+            self.config.check_replicas,
+        )
         if stopping or (save_every and step % save_every == 0):
             meter.finish()
             self.save(step, state, meter)
@@ -107,19 +147,27 @@ class Run:
         if stopping:
             self.end_stopped(stopping, step, state)
 
-    def end_epoch(self, step: int, state: TrainState, meter: Meter, tested: dict[str, float]) -> None:
+    def end_epoch(
+        self, step: int, state: TrainState, meter: Meter, tested: dict[str, float]
+    ) -> None:
         """Report and save the results of an epoch, after which `state` was evaluated."""
         results = {
             "epoch": (step - 1) // self.per_epoch + 1,
             "step": step,
             "train": meter.means,
             **({self.job.held_out: tested} if self.job.held_out else {}),
-            "learning_rate": float(jax.device_get(self.job.schedule(jax.device_put(step - 1)))),
+            "learning_rate": float(
+                jax.device_get(self.job.schedule(jax.device_put(step - 1)))
+            ),
             **meter.speed,
         }
         self.epochs.append(results)
         self.report.end_epoch(results)
-        best = max(self.progress["best"] or results, results, key=lambda each: best_metric(each, self.config.best)[2])
+        best = max(
+            self.progress["best"] or results,
+            results,
+            key=lambda each: best_metric(each, self.config.best)[2],
+        )
         self.progress |= {"best": best, "last": results}
         self.save(step, state, meter if step % self.per_epoch else Meter())
         if self.after_epoch is not None:
@@ -135,17 +183,27 @@ class Run:
         if self.checkpoints:
             state = make_global(state, self.job.strategy.state_sharding)
             if not is_finite(state):
-                raise DivergedError(f"the state is not finite after step {step}: {DIVERGED_ADVICE}")
-            self.checkpoints.save(step, state, self.progress | {"belongs_to": self.identity})
+                raise DivergedError(
+                    f"the state is not finite after step {step}: {DIVERGED_ADVICE}"
+                )
+            self.checkpoints.save(
+                step, state, self.progress | {"belongs_to": self.identity}
+            )
 
-    def end_stopped(self, number: signal.Signals, step: int, state: TrainState) -> NoReturn:
+    def end_stopped(
+        self, number: signal.Signals, step: int, state: TrainState
+    ) -> NoReturn:
         """End the run after update `step`, because a signal asked for it."""
         news = "nothing was kept; with --workdir runs/first a run can be resumed"
         if self.checkpoints:
             self.checkpoints.wait()
             news = f"a checkpoint is in {self.config.workdir}, and the same command resumes from it"
         unsaved = None if self.checkpoints else self.job.strategy.fetch(state)
-        raise StoppedError(f"stopped by {number.name} after step {step:,}: {news}", 128 + number, unsaved)
+        raise StoppedError(
+            f"stopped by {number.name} after step {step:,}: {news}",
+            128 + number,
+            unsaved,
+        )
 
     def end(self, step: int) -> None:
         """Wait until the last checkpoint is on the disk, and report the end."""
@@ -160,13 +218,22 @@ class Run:
             part, name, _ = best_metric(best, self.config.best)
             epochs = f"best {best[part][name]:.4f} (epoch {best['epoch']}), last {last[part][name]:.4f}"
             lines.append(f"{part} {name}: {epochs}")
-        seconds, compiling = time.perf_counter() - self.started, self.compile_seconds or 0.0
-        self.report.event("end", steps=step, compile_seconds=compiling, total_seconds=seconds)
-        self.report.line(*lines, f"{seconds:.1f} s in all, of which {compiling:.1f} s to compile")
+        seconds, compiling = (
+            time.perf_counter() - self.started,
+            self.compile_seconds or 0.0,
+        )
+        self.report.event(
+            "end", steps=step, compile_seconds=compiling, total_seconds=seconds
+        )
+        self.report.line(
+            *lines, f"{seconds:.1f} s in all, of which {compiling:.1f} s to compile"
+        )
 
 
 @contextlib.contextmanager
-def open_run(job: "Job", started: float, after_epoch: AfterEpoch | None = None) -> Iterator[Run]:
+def open_run(
+    job: "Job", started: float, after_epoch: AfterEpoch | None = None
+) -> Iterator[Run]:
     """Open the workdir, the checkpoints and the log of a run that began at `time.perf_counter() == started`."""
     with contextlib.ExitStack() as stack:
         try:
@@ -179,19 +246,27 @@ def open_run(job: "Job", started: float, after_epoch: AfterEpoch | None = None) 
 def find_first_not_finite(job: "Job", step: int) -> str:
     """Say what is not finite in update `step` or in the one before, which made its parameters, or advise another rate.
 
-    The loss and the gradients of single examples are looked at in the first update alone, whose parameters are known.
+    The loss and the gradients of single examples are looked at in the first update
+    alone, whose parameters are known.
     """
     batches, state = job.batches["train"], create_state(job.task)
-    compute = jax.jit(functools.partial(gradient_sums, dataclasses.replace(job.task, accumulate=1)))
+    compute = jax.jit(
+        functools.partial(gradient_sums, dataclasses.replace(job.task, accumulate=1))
+    )
     for update in range(max(step - 1, 1), step + 1):
         epoch, done = divmod(update - 1, batches.per_epoch)
-        for row in batches.order(epoch)[done * batches.batch_size :][: batches.batch_size].tolist():
+        for row in batches.order(epoch)[done * batches.batch_size :][
+            : batches.batch_size
+        ].tolist():
             batch = Batches(batches.split, 1).take(np.array([row]))
             values = {"the inputs are": batch.inputs, "the labels are": batch.labels}
             if update == 1 and not job.config.init_from:
                 gradients, sums, _ = jax.device_get(compute(state, batch))
                 values["the first loss is"] = sums.loss
-                values |= {f"the first gradient of {name} is": each for name, each in named_leaves(gradients).items()}
+                values |= {
+                    f"the first gradient of {name} is": each
+                    for name, each in named_leaves(gradients).items()
+                }
             for name, value in values.items():
                 if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value)):
                     return f"{name} not finite for training example {row}, counted from 0: look at it, model and loss"
@@ -201,37 +276,57 @@ def find_first_not_finite(job: "Job", step: int) -> str:
 def keep_compiled_programs() -> None:
     """Let JAX keep compiled programs in `~/.cache/pmapdp/compiled`, or in the folder that you have set."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        with contextlib.suppress(OSError, RuntimeError):  # some containers have no home; JAX would warn of each program
-            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "pmapdp", "compiled")
+        with contextlib.suppress(
+            OSError, RuntimeError
+        ):  # some containers have no home; JAX would warn of each program
+            cache = Path(
+                os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache",
+                "pmapdp",
+                "compiled",
+            )
             cache.mkdir(parents=True, exist_ok=True)
             jax.config.update("jax_compilation_cache_dir", str(cache))
     # Two processes that write the same entry make JAX warn, but the cache is optional.
-    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
+    warnings.filterwarnings(
+        "ignore", "Error (reading|writing) persistent compilation cache entry"
+    )
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, float]:
     """Return the part of the data and the metric that decide which epoch is best, and its score (higher is better)."""
     part = next(part for part in ("validation", "test", "train") if part in results)
-    accuracy = next((f"highest:{name}" for name in ACCURACIES if name in results[part]), "lowest:loss")
+    accuracy = next(
+        (f"highest:{name}" for name in ACCURACIES if name in results[part]),
+        "lowest:loss",
+    )
     order, _, name = (best or accuracy).partition(":")
     value = float(results[part][name])
-    return part, name, -np.inf if np.isnan(value) else value if order == "highest" else -value
+    return (
+        part,
+        name,
+        -np.inf if np.isnan(value) else value if order == "highest" else -value,
+    )
 
 
 class StopRequest:
     """Notes the first signal that asks the run to stop. A second one ends it at once.
 
-    No process of several may stop on its own, because the others would wait for it in the next all-reduce. So JAX takes
-    SIGTERM and lets all agree on the update after which they stop, and the other signals are passed on as SIGTERM.
+    No process of several may stop on its own, because the others would wait for it in
+    the next all-reduce. So JAX takes SIGTERM and lets all agree on the update after
+    which they stop, and the other signals are passed on as SIGTERM.
     """
 
     def __init__(self, peers: Peers, stack: contextlib.ExitStack):
         self.peers = peers
         self.signal: signal.Signals | None = None  # that came to this process
         self.agreed: signal.Signals | None = None  # after which the run stops
-        if threading.current_thread() is threading.main_thread():  # in others Python can't catch signals
-            numbers = [each for each in SIGNALS if peers.count == 1 or each != signal.SIGTERM]
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # in others Python can't catch signals
+            numbers = [
+                each for each in SIGNALS if peers.count == 1 or each != signal.SIGTERM
+            ]
             stack.enter_context(catch_signals(self.take, numbers))
 
     def take(self, number: int, frame: FrameType | None) -> None:
@@ -246,6 +341,12 @@ class StopRequest:
 
     def agree(self, step: int) -> signal.Signals | None:
         """Return the signal after which all processes stop with update `step`, or None if they go on."""
-        if self.peers.count > 1 and not self.agreed and reached_preemption_sync_point(step):
-            self.agreed = signal.Signals(max(self.peers.allgather(int(self.signal or 0))) or signal.SIGTERM)
+        if (
+            self.peers.count > 1
+            and not self.agreed
+            and reached_preemption_sync_point(step)
+        ):
+            self.agreed = signal.Signals(
+                max(self.peers.allgather(int(self.signal or 0))) or signal.SIGTERM
+            )
         return self.agreed

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import jax
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from pmapdp.devices import count_from_environment, describe
 from pmapdp.errors import explain_errors
@@ -27,8 +33,15 @@ from pmapdp.state import TrainState
 if TYPE_CHECKING:
     from pmapdp.train import Job
 
-USES = {"train": "train", "validation": "validate", "test": "test"}  # of the parts of a data set
-SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_REFRESHES = 10.0, 0.2  # of progress lines, and of the bar on a terminal
+USES = {
+    "train": "train",
+    "validation": "validate",
+    "test": "test",
+}  # of the parts of a data set
+SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_REFRESHES = (
+    10.0,
+    0.2,
+)  # of progress lines, and of the bar on a terminal
 UPDATES_BETWEEN_POINTS = 50  # of the train loss in TensorBoard
 WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
 
@@ -37,17 +50,31 @@ def open_lines(path: str | Path) -> TextIO:
     """Open a text file to append whole lines. Half a line at its end, which a kill may leave, is ended first."""
     with explain_errors(f"{path} cannot be written", ADVICE):
         descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        if (end := os.fstat(descriptor).st_size) and os.pread(descriptor, 1, end - 1) != b"\n":
+        if (end := os.fstat(descriptor).st_size) and os.pread(
+            descriptor, 1, end - 1
+        ) != b"\n":
             os.write(descriptor, b"\n")
-        return open(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
+        return open(
+            descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace"
+        )
 
 
 class Reporter:
     """Shows and writes what a run of `job` reports from `step` on. Only the first process does."""
 
-    def __init__(self, job: "Job", state: TrainState, step: int, stack: contextlib.ExitStack):
-        config, self.is_first, self.epochs = job.config, job.peers.is_first, job.config.epochs
-        self.steps, self.per_epoch, self.updates = job.total_steps, job.batches["train"].per_epoch, 0
+    def __init__(
+        self, job: "Job", state: TrainState, step: int, stack: contextlib.ExitStack
+    ):
+        config, self.is_first, self.epochs = (
+            job.config,
+            job.peers.is_first,
+            job.config.epochs,
+        )
+        self.steps, self.per_epoch, self.updates = (
+            job.total_steps,
+            job.batches["train"].per_epoch,
+            0,
+        )
         self.bar: Progress | None = None
         self.log: TextIO | None = None
         self.metrics: list[TextIO] = []
@@ -59,20 +86,35 @@ class Reporter:
             from tensorboardX import SummaryWriter  # takes a while to import
 
             folder = Path(config.workdir)
-            self.metrics.append(stack.enter_context(open_lines(folder / "metrics.jsonl")))
+            self.metrics.append(
+                stack.enter_context(open_lines(folder / "metrics.jsonl"))
+            )
             self.log = stack.enter_context(open_lines(folder / "log.txt"))
-            self.tensorboard = stack.enter_context(contextlib.closing(SummaryWriter(str(folder))))
-            self.tensorboard.add_text("configuration", "\n".join(f"- {name}: {x}" for name, x in vars(config).items()))
+            self.tensorboard = stack.enter_context(
+                contextlib.closing(SummaryWriter(str(folder)))
+            )
+            self.tensorboard.add_text(
+                "configuration",
+                "\n".join(f"- {name}: {x}" for name, x in vars(config).items()),
+            )
             self.trace = folder / "profile" if config.profile else None
         facts, header = describe_run(job, state)
         self.event("start", **vars(config) | facts)
         self.line(*header, "")
         self.show_progress = config.progress and self.is_first
         if self.show_progress and sys.stdout.isatty():
-            columns = [BarColumn(12), MofNCompleteColumn(), TextColumn("{task.description}")]
-            self.bar = stack.enter_context(Progress(*columns, TimeRemainingColumn(compact=True), transient=True))
+            columns = [
+                BarColumn(12),
+                MofNCompleteColumn(),
+                TextColumn("{task.description}"),
+            ]
+            self.bar = stack.enter_context(
+                Progress(*columns, TimeRemainingColumn(compact=True), transient=True)
+            )
             self.bar.add_task("compiling", total=self.steps, completed=step)
-        self.shown = -math.inf if self.bar else time.monotonic()  # a bar changes as soon as it has compiled
+        self.shown = (
+            -math.inf if self.bar else time.monotonic()
+        )  # a bar changes as soon as it has compiled
 
     def line(self, *texts: str) -> None:
         """Print lines as they are, and write them to the log."""
@@ -80,7 +122,9 @@ class Reporter:
             if self.log:
                 self.log.write(text + "\n")
             if self.bar:  # above it
-                self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+                self.bar.console.print(
+                    text, markup=False, highlight=False, soft_wrap=True
+                )
             elif self.is_first:
                 print(text, flush=True)
 
@@ -98,18 +142,44 @@ class Reporter:
         elif self.updates == WARM_UP + TRACED:
             self.end_trace(state)
         if self.tensorboard and step % UPDATES_BETWEEN_POINTS == 0 and meter.means:
-            self.tensorboard.add_scalar("train/loss_so_far_in_the_epoch", meter.means["loss"], step)
-        now, wait = time.monotonic(), SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
+            self.tensorboard.add_scalar(
+                "train/loss_so_far_in_the_epoch", meter.means["loss"], step
+            )
+        now, wait = (
+            time.monotonic(),
+            SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES,
+        )
         if not self.show_progress or now - self.shown < wait:
             return
-        epoch, figures = f"epoch {(step - 1) // self.per_epoch + 1}/{self.epochs}", in_words(meter.means)
-        speed = [f"{meter.timed_examples / meter.seconds:,.0f} examples/s"] if meter.timed_updates else []
+        epoch, figures = (
+            f"epoch {(step - 1) // self.per_epoch + 1}/{self.epochs}",
+            in_words(meter.means),
+        )
+        speed = (
+            [f"{meter.timed_examples / meter.seconds:,.0f} examples/s"]
+            if meter.timed_updates
+            else []
+        )
         if self.bar:
-            text = "  ".join([epoch, *figures[:1], *speed])  # the loss alone fits 80 columns
+            text = "  ".join(
+                [epoch, *figures[:1], *speed]
+            )  # the loss alone fits 80 columns
             self.bar.update(self.bar.task_ids[0], completed=step, description=text)
         elif speed:
-            left = max(1, round((self.steps - step) * meter.seconds / meter.timed_updates))
-            self.line("  ".join([epoch, f"update {step:,}/{self.steps:,}", *figures, *speed, f"{left:,} s left"]))
+            left = max(
+                1, round((self.steps - step) * meter.seconds / meter.timed_updates)
+            )
+            self.line(
+                "  ".join(
+                    [
+                        epoch,
+                        f"update {step:,}/{self.steps:,}",
+                        *figures,
+                        *speed,
+                        f"{left:,} s left",
+                    ]
+                )
+            )
         self.shown = now
 
     def end_epoch(self, results: dict[str, Any]) -> None:
@@ -117,22 +187,43 @@ class Reporter:
         self.event("epoch", **results)
         parts = {name: results[name] for name in USES if name in results}
         if self.tensorboard:
-            figures = {f"{name}/{metric}": value for name, part in parts.items() for metric, value in part.items()}
-            for tag, value in (figures | {"learning_rate": results["learning_rate"]}).items():
+            figures = {
+                f"{name}/{metric}": value
+                for name, part in parts.items()
+                for metric, value in part.items()
+            }
+            for tag, value in (
+                figures | {"learning_rate": results["learning_rate"]}
+            ).items():
                 self.tensorboard.add_scalar(tag, value, results["step"])
             self.tensorboard.flush()
-        speed = f"{results['examples_per_second']:,.0f} examples/s" if results["step_ms"] else "one update, not timed"
-        shown = [" ".join([name.replace("validation", "valid"), *in_words(part)]) for name, part in parts.items()]
-        self.line("  ".join([f"epoch {results['epoch']}/{self.epochs}", *shown, speed]))  # at most 100 columns
+        speed = (
+            f"{results['examples_per_second']:,.0f} examples/s"
+            if results["step_ms"]
+            else "one update, not timed"
+        )
+        shown = [
+            " ".join([name.replace("validation", "valid"), *in_words(part)])
+            for name, part in parts.items()
+        ]
+        self.line(
+            "  ".join([f"epoch {results['epoch']}/{self.epochs}", *shown, speed])
+        )  # at most 100 columns
 
     def end_trace(self, state: TrainState | None = None) -> None:
         """End the trace, even if the run ended before it did, and print its longest operations."""
         if self.trace and self.updates >= WARM_UP:
             jax.block_until_ready(state)
             jax.profiler.stop_trace()
-            file = max(self.trace.glob("**/perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)
+            file = max(
+                self.trace.glob("**/perfetto_trace.json.gz"),
+                key=lambda path: path.stat().st_mtime,
+            )
             longest = f"the longest operations, over {self.updates - WARM_UP} updates and {jax.device_count()} devices"
-            self.line(f"trace: open {file} at ui.perfetto.dev; {longest}:", *longest_operations(file))
+            self.line(
+                f"trace: open {file} at ui.perfetto.dev; {longest}:",
+                *longest_operations(file),
+            )
             self.trace = None
 
 
@@ -146,17 +237,32 @@ def describe_run(job: "Job", state: TrainState) -> tuple[dict[str, Any], list[st
         "per_device_batch_size": per_device,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "examples": {name: part.examples for name, part in job.batches.items()},
-        "state_bytes_on_a_device": bytes_on_a_device((state.params, state.optimizer_state)),
+        "state_bytes_on_a_device": bytes_on_a_device(
+            (state.params, state.optimizer_state)
+        ),
         "jax": jax.__version__,
     }
     named = RECIPES[config.recipe].config
-    recipe = f"recipe {named.recipe}, " if (config.dataset, config.model) == (named.dataset, named.model) else ""
+    recipe = (
+        f"recipe {named.recipe}, "
+        if (config.dataset, config.model) == (named.dataset, named.model)
+        else ""
+    )
     layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
-    few = len(job.devices) == 1 and job.devices[0].platform == "cpu" and config.strategy != "single"
+    few = (
+        len(job.devices) == 1
+        and job.devices[0].platform == "cpu"
+        and config.strategy != "single"
+    )
     if few and not config.devices and not count_from_environment():
         layout += ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
-    micro_batches = f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
-    data = [f"{x.examples:,} to {USES[name]}{' (weighted)' * x.is_weighted}" for name, x in job.batches.items()]
+    micro_batches = (
+        f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
+    )
+    data = [
+        f"{x.examples:,} to {USES[name]}{' (weighted)' * x.is_weighted}"
+        for name, x in job.batches.items()
+    ]
     data += [f"content {job.content}"] if job.content else []
     processes = f"{job.peers.count} process{'es' if job.peers.count > 1 else ''}"
     rows = {
@@ -177,14 +283,22 @@ def name_of_loss(loss: Any) -> str:
     """Name a loss with its settings, for example `cross_entropy(label_smoothing=0.1)`."""
     if not isinstance(loss, functools.partial):
         return getattr(loss, "__qualname__", type(loss).__name__)
-    inside = [name_of_loss(each) for each in loss.args]  # of an augmented loss: the loss and the augmentation
-    inside += [f"{name}={getattr(value, '__name__', value)}" for name, value in loss.keywords.items() if value]
+    inside = [
+        name_of_loss(each) for each in loss.args
+    ]  # of an augmented loss: the loss and the augmentation
+    inside += [
+        f"{name}={getattr(value, '__name__', value)}"
+        for name, value in loss.keywords.items()
+        if value
+    ]
     return f"{name_of_loss(loss.func)}({', '.join(inside)})"
 
 
 def in_words(results: dict[str, float]) -> list[str]:
     """Return the metrics of a part of the data set for the screen, for example `loss 0.1234` and `accuracy 0.9876`."""
-    return [f"{name} {value:.4f}" for name, value in results.items() if name != "examples"]
+    return [
+        f"{name} {value:.4f}" for name, value in results.items() if name != "examples"
+    ]
 
 
 def longest_operations(trace: Path, most: int = 10) -> list[str]:
@@ -193,9 +307,15 @@ def longest_operations(trace: Path, most: int = 10) -> list[str]:
         events = json.load(file)["traceEvents"]
     milliseconds: dict[str, list[float]] = defaultdict(list)  # of each call
     for event in events:
-        # Operations of a compiled program carry its name; other events are Python calls and the runtime's own.
+        # Operations of a compiled program carry its name; other events are Python calls
+        # and the runtime's own.
         if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
             milliseconds[event["name"]].append(event.get("dur", 0) / 1000)
-    longest = sorted(((sum(ms), len(ms), name) for name, ms in milliseconds.items()), reverse=True)
+    longest = sorted(
+        ((sum(ms), len(ms), name) for name, ms in milliseconds.items()), reverse=True
+    )
     percent = 100 / (sum(ms for ms, _, _ in longest) or 1)
-    return [f"{ms:10.2f} ms  {percent * ms:4.1f} %  {n:6d} calls  {name}" for ms, n, name in longest[:most]]
+    return [
+        f"{ms:10.2f} ms  {percent * ms:4.1f} %  {n:6d} calls  {name}"
+        for ms, n, name in longest[:most]
+    ]

@@ -17,27 +17,40 @@ from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
     """Make the step of the global batch `[B, ...]`. Batch and state are split as the layout says; the step stays."""
-    replicated, split, state_sharding = layout.replicated, layout.batch_sharding(task), layout.state_sharding(task)
+    replicated, split, state_sharding = (
+        layout.replicated,
+        layout.batch_sharding(task),
+        layout.state_sharding(task),
+    )
 
-    # `shard_state` splits arrays that every device of the batch's axes needs. So the parameters are gathered for the
-    # model, and the gradients are split like the optimizer state: each device updates the shard that it keeps.
+    # `shard_state` splits arrays that every device of the batch's axes needs. So the
+    # parameters are gathered for the model, and the gradients are split like the
+    # optimizer state: each device updates the shard that it keeps.
     used = layout.params_sharding(task, split=False)
     updated = layout.params_sharding(task, split=layout.shard_state != "none")
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
-        in_use = dataclasses.replace(state, params=lax.with_sharding_constraint(state.params, used))
+        in_use = dataclasses.replace(
+            state, params=lax.with_sharding_constraint(state.params, used)
+        )
         if task.accumulate == 1 or not layout.batch_axes:
             gradients, sums, model_state = gradient_sums(task, in_use, batch)
         else:
-            gradients, sums, model_state = accumulated_sums(task, in_use, batch, layout.mesh, layout.batch_axes)
+            gradients, sums, model_state = accumulated_sums(
+                task, in_use, batch, layout.mesh, layout.batch_axes
+            )
         gradients = lax.with_sharding_constraint(gradients, updated)
         return update(task, state, gradients, sums.count, model_state), sums
 
     return Strategy(
         place_state=functools.partial(jax.device_put, device=state_sharding),
         place_batch=functools.partial(place, sharding=split),
-        train_step=jax.jit(train_step, out_shardings=(state_sharding, replicated), donate_argnums=0),
-        eval_step=jax.jit(functools.partial(evaluation_sums, task), out_shardings=replicated),
+        train_step=jax.jit(
+            train_step, out_shardings=(state_sharding, replicated), donate_argnums=0
+        ),
+        eval_step=jax.jit(
+            functools.partial(evaluation_sums, task), out_shardings=replicated
+        ),
         fetch=fetch,
         state_sharding=state_sharding,
     )

@@ -17,7 +17,10 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     """Make the strategy of N devices. Its step sees the whole state and a global batch `[B, ...]`, which is split."""
     mesh = Mesh(np.array(devices), (AXIS,))
-    replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
+    replicated, split = (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec(AXIS)),
+    )
 
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, replicated)
@@ -29,14 +32,16 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         if task.accumulate == 1:
             gradients, sums, model_state = gradient_sums(task, state, batch)
         else:
-            gradients, sums, model_state = accumulated_sums(task, state, batch, mesh, (AXIS,))
+            gradients, sums, model_state = accumulated_sums(
+                task, state, batch, mesh, (AXIS,)
+            )
         return update(task, state, gradients, sums.count, model_state), sums
 
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return evaluation_sums(task, state, batch)
 
-    # the wrapper. The all-reduce is only in the compiled program. It comes from the sum over the split axis:
-    # out_shardings just says where the result lies.
+    # the wrapper. The all-reduce is only in the compiled program. It comes from the sum
+    # over the split axis: out_shardings just says where the result lies.
     train_step = jax.jit(train_step, out_shardings=replicated, donate_argnums=0)
     eval_step = jax.jit(eval_step, out_shardings=replicated)
     return Strategy(
@@ -54,9 +59,10 @@ def accumulated_sums(
 ) -> tuple[Any, MetricSums, Any]:
     """Return what `gradient_sums` returns of the global batch, with one all-reduce for all micro-batches.
 
-    Left alone, the compiler would all-reduce after each micro-batch. Inside `shard_map` every device adds up its own
-    micro-batches and returns the sums as one row of `[N, ...]`, so that adding the rows takes a single all-reduce.
-    `axes` are the mesh axes over which the batch is split. The compiler handles the others.
+    Left alone, the compiler would all-reduce after each micro-batch. Inside `shard_map`
+    every device adds up its own micro-batches and returns the sums as one row of `[N,
+    ...]`, so that adding the rows takes a single all-reduce. `axes` are the mesh axes
+    over which the batch is split. The compiler handles the others.
     """
 
     def device_sums(state: TrainState, batch: Batch) -> tuple[Any, Any]:
@@ -68,5 +74,7 @@ def accumulated_sums(
         "out_specs": (PartitionSpec(axes), PartitionSpec()),
         "axis_names": set(axes),
     }
-    rows, model_state = jax.shard_map(device_sums, mesh=mesh, **specs, check_vma=False)(state, batch)
+    rows, model_state = jax.shard_map(device_sums, mesh=mesh, **specs, check_vma=False)(
+        state, batch
+    )
     return *jax.tree.map(lambda x: x.sum(0), rows), model_state

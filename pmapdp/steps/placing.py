@@ -14,22 +14,29 @@ def place(rows: Any, sharding: Any) -> Any:
     """Split host arrays over devices.
 
     Args:
-        rows: pytree of `[rows, ...]`. With several processes, each gives its own devices' rows, in the devices' order.
-        sharding: of the global arrays, one for all or a pytree like `rows`. Their shape follows from it and the rows.
+        rows: pytree of `[rows, ...]`. With several processes, each gives its own
+            devices' rows, in the devices' order.
+        sharding: of the global arrays, one for all or a pytree like `rows`. Their shape
+            follows from it and the rows.
     """
     if jax.tree.leaves(sharding)[0].is_fully_addressable:
         return jax.device_put(rows, sharding)
-    return jax.tree.map(jax.make_array_from_process_local_data, jax.tree.broadcast(sharding, rows), rows)
+    return jax.tree.map(
+        jax.make_array_from_process_local_data, jax.tree.broadcast(sharding, rows), rows
+    )
 
 
 @contextlib.contextmanager
-def place_ahead(batches: Iterable[Any], place_batch: Callable[[Any], Any], ahead: int = 2) -> Iterator[Iterator[Any]]:
+def place_ahead(
+    batches: Iterable[Any], place_batch: Callable[[Any], Any], ahead: int = 2
+) -> Iterator[Iterator[Any]]:
     """Read and place batches in a thread, `ahead` of the loop, while the devices compute.
 
         with place_ahead(batches, strategy.place_batch) as placed_batches:
             for batch in placed_batches: ...
 
-    An error in the thread is raised when its batch is asked for. The thread has ended when the `with` ends.
+    An error in the thread is raised when its batch is asked for. The thread has ended
+    when the `with` ends.
     """
     source, end = iter(batches), object()
     x64 = jax.config.read("jax_enable_x64")  # each thread has its own setting
@@ -55,7 +62,9 @@ def fetch(tree: Any) -> Any:
     """Copy a pytree to the host. All processes must call it, because it gathers what is split between them."""
 
     def gather(x: Any) -> Any:
-        if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        if isinstance(x, jax.Array) and not (
+            x.is_fully_addressable or x.is_fully_replicated
+        ):
             return multihost_utils.process_allgather(x, tiled=True)
         return x
 

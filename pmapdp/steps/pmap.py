@@ -18,27 +18,41 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     """Make the strategy of N devices. The step of each sees the whole state and `[b, ...]` of a batch `[N, b, ...]`."""
     mesh = Mesh(np.array(devices), (AXIS,))
-    replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
+    replicated, split = (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec(AXIS)),
+    )
 
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, replicated)
 
     def place_batch(batch: Batch) -> Batch:
-        return place(jax.tree.map(lambda x: x.reshape(mesh.local_mesh.size, -1, *x.shape[1:]), batch), split)
+        return place(
+            jax.tree.map(
+                lambda x: x.reshape(mesh.local_mesh.size, -1, *x.shape[1:]), batch
+            ),
+            split,
+        )
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
-        # the all-reduce: devices may hold different numbers of examples, so a mean of their mean gradients would be
-        # wrong. `update` divides the mean sum by the mean count: N cancels, so psum of both would give the same.
+        # the all-reduce: devices may hold different numbers of examples, so a mean of
+        # their mean gradients would be wrong. `update` divides the mean sum by the mean
+        # count: N cancels, so psum of both would give the same.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
         return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return lax.psum(evaluation_sums(task, state, batch), AXIS)
 
-    # the wrapper: the state goes in and out replicated (axis None), so it has no device axis. pmap doesn't check that
-    # all devices return the same: that is up to the step.
-    axes: dict[str, Any] = {"axis_name": AXIS, "in_axes": (None, 0), "out_axes": None, "devices": devices}
+    # the wrapper: the state goes in and out replicated (axis None), so it has no device
+    # axis. pmap doesn't check that all devices return the same: that is up to the step.
+    axes: dict[str, Any] = {
+        "axis_name": AXIS,
+        "in_axes": (None, 0),
+        "out_axes": None,
+        "devices": devices,
+    }
     train_step = jax.pmap(train_step, **axes, donate_argnums=0)
     eval_step = jax.pmap(eval_step, **axes)
     return Strategy(

@@ -18,7 +18,10 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     """Make the strategy of N devices. The step of each sees the whole state and `[b, ...]` of a batch `[B, ...]`."""
     mesh = Mesh(np.array(devices), (AXIS,))
-    replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(AXIS))
+    replicated, split = (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec(AXIS)),
+    )
 
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, replicated)
@@ -28,23 +31,27 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
-        # the all-reduce: devices may hold different numbers of examples, so a mean of their mean gradients would be
-        # wrong. `update` divides the mean sum by the mean count: N cancels, so psum of both would give the same.
+        # the all-reduce: devices may hold different numbers of examples, so a mean of
+        # their mean gradients would be wrong. `update` divides the mean sum by the mean
+        # count: N cancels, so psum of both would give the same.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
         return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return lax.psum(evaluation_sums(task, state, batch), AXIS)
 
-    # the wrapper: with check_vma=True (the default) JAX itself sums the gradient of a replicated parameter over the
-    # devices, and the pmean above would leave a gradient N times too large. `lax.pcast(params, AXIS, to="varying")`
-    # would avoid it, but then JAX refuses nnx.RNN and every other scan whose carry starts as a constant.
+    # the wrapper: with check_vma=True (the default) JAX itself sums the gradient of a
+    # replicated parameter over the devices, and the pmean above would leave a gradient
+    # N times too large. `lax.pcast(params, AXIS, to="varying")` would avoid it, but
+    # then JAX refuses nnx.RNN and every other scan whose carry starts as a constant.
     specs: dict[str, Any] = {
         "mesh": mesh,
         "in_specs": (PartitionSpec(), PartitionSpec(AXIS)),
         "out_specs": PartitionSpec(),
     }
-    train_step = jax.jit(jax.shard_map(train_step, **specs, check_vma=False), donate_argnums=0)
+    train_step = jax.jit(
+        jax.shard_map(train_step, **specs, check_vma=False), donate_argnums=0
+    )
     eval_step = jax.jit(jax.shard_map(eval_step, **specs, check_vma=False))
     return Strategy(
         place_state=place_state,

@@ -4,7 +4,8 @@
     python -m pmapdp.verify examples/sum_of_means.py:check --devices 4
     python -m pmapdp.verify examples/sum_of_means.py:check --json report.json
 
-The exit status is 0 if all was compared and is equal, 1 if not or if the program fails, and 2 if the command is wrong.
+The exit status is 0 if all was compared and is equal, 1 if not or if the program fails,
+and 2 if the command is wrong.
 """
 
 import dataclasses
@@ -24,9 +25,16 @@ class Options:
     """Compare a training step on several devices with its reference on one."""
 
     target: str = setting(
-        "arguments", dataclasses.MISSING, "Function that returns verify's arguments by name.", place="FILE.py:FUNCTION"
+        "arguments",
+        dataclasses.MISSING,
+        "Function that returns verify's arguments by name.",
+        place="FILE.py:FUNCTION",
     )
-    devices: int | None = setting("options", None, "Number of devices; default: all accelerators, or 8 simulated CPUs.")
+    devices: int | None = setting(
+        "options",
+        None,
+        "Number of devices; default: all accelerators, or 8 simulated CPUs.",
+    )
     json: str | None = setting("options", None, "Write the report to this file, too.")
 
 
@@ -40,7 +48,9 @@ def main(arguments: list[str]) -> None:
     if report_file:
         write_file(report_file, report.to_json() + "\n")
     if found := report.failed or report.missing:
-        raise FailedError(f"{options.target} is not proven equal to its reference: {found[0].name} {found[0].status}")
+        raise FailedError(
+            f"{options.target} is not proven equal to its reference: {found[0].name} {found[0].status}"
+        )
 
 
 if __name__ == "__main__":

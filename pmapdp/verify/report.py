@@ -34,18 +34,26 @@ class Check(NamedTuple):
     devices: tuple[int, ...] = ()  # the numbers of devices for which this holds
     sentence: str = ""  # what is wrong, its usual cause and its cure; or why it could not be checked
     cause: str = ""  # its name in docs/mistakes.md
-    # How far each leaf (each wrong one of a check that failed) is from the reference at most, and what rounding allows.
+    # How far each leaf (each wrong one of a check that failed) is from the reference at
+    # most, and what rounding allows.
     leaves: dict[str, tuple[float, float]] | None = None
     update: int = 0  # number of the first wrong update, from 1
 
     def __str__(self) -> str:
         counts = ", ".join(map(str, self.devices))
         on = f" ({counts} device{'s' * (counts != '1')})" if counts else ""
-        text = f"{self.status:<12} {self.name}{on}" + (f": {self.sentence}" if self.sentence else "")
+        text = f"{self.status:<12} {self.name}{on}" + (
+            f": {self.sentence}" if self.sentence else ""
+        )
         if self.leaves:
-            worst, (difference, tolerance) = max(self.leaves.items(), key=lambda leaf: leaf[1])
+            worst, (difference, tolerance) = max(
+                self.leaves.items(), key=lambda leaf: leaf[1]
+            )
             text += f"{':' * (not self.sentence)} Largest difference: {difference:.2g} in {worst}"
-            text += f" after update {self.update}" * bool(self.update) + f"; rounding allows {tolerance:.1g}."
+            text += (
+                f" after update {self.update}" * bool(self.update)
+                + f"; rounding allows {tolerance:.1g}."
+            )
         return wrap(text, " " * 13)
 
 
@@ -53,8 +61,12 @@ class Report(NamedTuple):
     """The findings of `verify`."""
 
     checks: list[Check]
-    kinds: dict[str, str]  # of the leaves: "close" and "exact" were compared, "blind" and "ignored" were not
-    updates: dict[int, tuple[int, ...]]  # the number of each, from 1: on which numbers of devices it was compared
+    kinds: dict[
+        str, str
+    ]  # of the leaves: "close" and "exact" were compared, "blind" and "ignored" were not
+    updates: dict[
+        int, tuple[int, ...]
+    ]  # the number of each, from 1: on which numbers of devices it was compared
     precision: str  # the type in which it was computed, and why it was not float64
 
     @property
@@ -80,12 +92,17 @@ class Report(NamedTuple):
     @property
     def causes(self) -> list[str]:
         """The names of the causes found, each once, without those that follow from another."""
-        return list(dict.fromkeys(check.cause for check in self.failed if check.cause != "follows"))
+        return list(
+            dict.fromkeys(
+                check.cause for check in self.failed if check.cause != "follows"
+            )
+        )
 
     def require(self, not_compared: Collection[str] = ()) -> None:
         """Raise a `VerificationError` if a check failed or something was not compared; its message is the report.
 
-        `not_compared` names the leaves that need not be compared, because rounding hides them.
+        `not_compared` names the leaves that need not be compared, because rounding
+        hides them.
         """
         blind = {name for name, kind in self.kinds.items() if kind == "blind"}
         accepted = "every leaf" if blind and blind <= set(not_compared) else ""
@@ -94,28 +111,61 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         made = sum(check.status in ("passed", "FAILED") for check in self.checks)
-        last = f"{len(self.failed)} of {made} checks FAILED" if self.failed else f"All {made} checks passed"
+        last = (
+            f"{len(self.failed)} of {made} checks FAILED"
+            if self.failed
+            else f"All {made} checks passed"
+        )
         if self.verdict == "incomplete":
             lacking = ", ".join(check.name for check in self.missing)
             last = f"NOT PROVEN: {made} checks passed, but not compared: {lacking}"
-        last += ". One mistake can hide others: correct it and verify again." if self.failed else "."
+        last += (
+            ". One mistake can hide others: correct it and verify again."
+            if self.failed
+            else "."
+        )
         note = f"Note: computed in {self.precision}. In float64, tolerances would be a thousand times narrower."
-        unchecked = "; ".join(f"{c.name} ({c.sentence})" for c in self.checks if c.status == "not checked")
+        unchecked = "; ".join(
+            f"{c.name} ({c.sentence})" for c in self.checks if c.status == "not checked"
+        )
         shown = [wrap(note)] * (self.precision != "float64")
         shown += [str(check) for check in self.checks if check.status != "not checked"]
         shown += [wrap(f"Not checked: {unchecked}.")] * bool(unchecked)
-        close, exact, own = ([n for n in self.kinds if self.kinds[n] == kind] for kind in ("close", "exact", "ignored"))
-        on = "; ".join(f"{n} on {', '.join(map(str, counts)) or 'none'}" for n, counts in self.updates.items())
-        shown += [f"Compared: {len(close)} leaves within rounding, {len(exact)} exactly. Updates, devices: {on}."]
-        shown += [f"Not compared, because per_device names them: {', '.join(own)}."] * bool(own)
+        close, exact, own = (
+            [n for n in self.kinds if self.kinds[n] == kind]
+            for kind in ("close", "exact", "ignored")
+        )
+        on = "; ".join(
+            f"{n} on {', '.join(map(str, counts)) or 'none'}"
+            for n, counts in self.updates.items()
+        )
+        shown += [
+            f"Compared: {len(close)} leaves within rounding, {len(exact)} exactly. Updates, devices: {on}."
+        ]
+        shown += [
+            f"Not compared, because per_device names them: {', '.join(own)}."
+        ] * bool(own)
         return "\n".join([*shown, last])
 
     def to_json(self) -> str:
         """Return the report as JSON."""
-        found: dict[str, Any] = {"ok": self.ok, "verdict": self.verdict, "causes": self.causes, **self._asdict()}
-        return json.dumps(found | {"checks": [check._asdict() for check in self.checks]}, indent=2)
+        found: dict[str, Any] = {
+            "ok": self.ok,
+            "verdict": self.verdict,
+            "causes": self.causes,
+            **self._asdict(),
+        }
+        return json.dumps(
+            found | {"checks": [check._asdict() for check in self.checks]}, indent=2
+        )
 
 
 def wrap(text: str, indent: str = "") -> str:
     """Break a text into lines of at most 100 characters."""
-    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text,
+        100,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

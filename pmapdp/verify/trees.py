@@ -17,7 +17,9 @@ def map_with_names(function: Callable[[str, Any], Any], tree: Any) -> Any:
     keystr = jax.tree_util.keystr
 
     def apply(path: Any, leaf: Any) -> Any:
-        return function(keystr(path, simple=True, separator="/") or "the value itself", leaf)
+        return function(
+            keystr(path, simple=True, separator="/") or "the value itself", leaf
+        )
 
     return jax.tree_util.tree_map_with_path(apply, tree)
 
@@ -26,13 +28,19 @@ def leaves_by_name(tree: Any) -> dict[str, Any]:
     """Return the leaves by their path; a typed key as its integers, whose type NumPy knows."""
     found: dict[str, Any] = {}
     map_with_names(found.__setitem__, tree)
-    return {n: jax.random.key_data(x) if is_key(x) and isinstance(x, jax.Array) else x for n, x in found.items()}
+    return {
+        n: jax.random.key_data(x) if is_key(x) and isinstance(x, jax.Array) else x
+        for n, x in found.items()
+    }
 
 
 def matches(path: str, names: Sequence[str]) -> bool:
     """Return True if a path holds one of these names (`key`, `opt/key`), or begins with one that has a leading `/`."""
     full = f"/{path}/"
-    return any(full.startswith(f"{name}/") if name.startswith("/") else f"/{name}/" in full for name in names)
+    return any(
+        full.startswith(f"{name}/") if name.startswith("/") else f"/{name}/" in full
+        for name in names
+    )
 
 
 def few(names: Any) -> str:
@@ -43,7 +51,10 @@ def few(names: Any) -> str:
 
 def numbers(leaf: Any) -> np.ndarray:
     """Return a leaf on the host: fractions as float64, whole numbers in their own type."""
-    return np.asarray(leaf, np.float64 if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else None)
+    return np.asarray(
+        leaf,
+        np.float64 if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else None,
+    )
 
 
 def is_key(leaf: Any) -> bool:
@@ -63,7 +74,11 @@ def to_host(tree: Any, dtype: Any = None) -> Any:
         if is_key(leaf):
             return jnp.copy(leaf)
         given = jnp.result_type(leaf)
-        wide = dtype is not None and jnp.issubdtype(given, jnp.floating) and given.itemsize >= 4
+        wide = (
+            dtype is not None
+            and jnp.issubdtype(given, jnp.floating)
+            and given.itemsize >= 4
+        )
         return np.array(leaf, dtype if wide else given)
 
     return jax.tree.map(copy, tree)
@@ -74,8 +89,12 @@ def split_rows(tree: Any, N: int, axis: int = 0) -> Any:
 
     def cut(x: Any) -> Any:
         if x.shape[axis] % N:
-            raise CheckError(f"{x.shape[axis]} examples do not divide over {N} devices; your own Layout can pad them")
-        return jnp.moveaxis(x.reshape(*x.shape[:axis], N, -1, *x.shape[axis + 1 :]), axis, 0)
+            raise CheckError(
+                f"{x.shape[axis]} examples do not divide over {N} devices; your own Layout can pad them"
+            )
+        return jnp.moveaxis(
+            x.reshape(*x.shape[:axis], N, -1, *x.shape[axis + 1 :]), axis, 0
+        )
 
     return jax.tree.map(cut, tree)
 
@@ -85,8 +104,14 @@ def reseed(tree: Any) -> Any:
 
     def another(leaf: Any) -> Any:
         if is_key(leaf):
-            return jax.random.wrap_key_data(jax.random.key_data(leaf) ^ 7919, impl=jax.random.key_impl(leaf))
-        return np.asarray(leaf) ^ np.uint32(7919) if getattr(leaf, "dtype", None) == np.uint32 else leaf
+            return jax.random.wrap_key_data(
+                jax.random.key_data(leaf) ^ 7919, impl=jax.random.key_impl(leaf)
+            )
+        return (
+            np.asarray(leaf) ^ np.uint32(7919)
+            if getattr(leaf, "dtype", None) == np.uint32
+            else leaf
+        )
 
     return jax.tree.map(another, tree)
 
@@ -102,7 +127,9 @@ def copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray]:
     found: dict[int, np.ndarray] = {}
     for shard in leaf.addressable_shards:
         part = numbers(shard.data)
-        found.setdefault(shard.replica_id, np.empty(shape, part.dtype))[shard.index] = part
+        found.setdefault(shard.replica_id, np.empty(shape, part.dtype))[shard.index] = (
+            part
+        )
     return list(found.values())
 
 
@@ -120,4 +147,6 @@ def multiple(got: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
     """Return the factor between two arrays, and the relative error with which it explains the first."""
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = np.vdot(wanted, got).real / np.vdot(wanted, wanted).real
-        return float(factor), float(np.linalg.norm(got - factor * wanted) / np.linalg.norm(wanted))
+        return float(factor), float(
+            np.linalg.norm(got - factor * wanted) / np.linalg.norm(wanted)
+        )

@@ -19,35 +19,59 @@ from pmapdp.state import Task, build, create_state
 
 def test_the_page_has_the_results_and_ratios_are_of_medians():
     results = json.loads(summary.RESULTS.read_text())
-    assert summary.table(results) == summary.PAGE.read_text().split(summary.BEGIN)[1].split(summary.END)[0].strip()
+    assert (
+        summary.table(results)
+        == summary.PAGE.read_text()
+        .split(summary.BEGIN)[1]
+        .split(summary.END)[0]
+        .strip()
+    )
     assert {len(values) for values in results["examples_per_second"].values()} == {3}
     _, ours, other, _ = summary.comparisons(peers=False)[0]
-    results["examples_per_second"] = {ours.name: [30.0, 10.0, 21.0], other.name: [10.0, 11.0, 7.0]}
+    results["examples_per_second"] = {
+        ours.name: [30.0, 10.0, 21.0],
+        other.name: [10.0, 11.0, 7.0],
+    }
     assert "| 21 (2.10) |  |  |  | 0.95 |" in summary.table(results)
     assert "up to 95% of their median" in summary.table(results)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [ours, bare])
-def test_the_trainer_on_the_work_of_the_bare_loop(program, tmp_path, monkeypatch, capsys):
+def test_the_trainer_on_the_work_of_the_bare_loop(
+    program, tmp_path, monkeypatch, capsys
+):
     """The programs of both print a speed for each epoch."""
     split = entry.examples_for("cnn", 96, 0)
     np.savez(tmp_path / "data.npz", images=split.inputs, labels=split.labels)
-    monkeypatch.setattr("sys.argv", ["", str(tmp_path / "data.npz"), "jit", "mlp", "2", "32", "64", "2"])
+    monkeypatch.setattr(
+        "sys.argv", ["", str(tmp_path / "data.npz"), "jit", "mlp", "2", "32", "64", "2"]
+    )
     monkeypatch.setattr("pmapdp.train.keep_compiled_programs", lambda: None)
     program.main()
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("{")
+    ]
     speeds = [json.loads(line)["examples_per_second"] for line in lines]
     assert len(speeds) == 2
     assert min(speeds) > 0
 
 
-@quick(1, ("model", "strategy"), [("cnn", "pmap"), ("cnn", "single"), ("convnet", "shard_map"), ("convnet", "jit")])
+@quick(
+    1,
+    ("model", "strategy"),
+    [("cnn", "pmap"), ("cnn", "single"), ("convnet", "shard_map"), ("convnet", "jit")],
+)
 def test_the_bare_step_does_the_trainers_work(float64, model, strategy):
     """The parameters after two updates in float64, against the trainer's on one device; also batch norm and dropout."""
     task = Task(build(MODELS[model], dtype="float64"), optax.sgd(0.1), dtype="float64")
-    trainer, devices = steps.single.make_strategy(task, jax.devices()[:1]), 1 if strategy == "single" else 4
-    step, bare_state, split = bare.make_loop(task.model, strategy, jax.devices()[:devices], optax.sgd(0.1))
+    trainer, devices = (
+        steps.single.make_strategy(task, jax.devices()[:1]),
+        1 if strategy == "single" else 4,
+    )
+    step, bare_state, split = bare.make_loop(
+        task.model, strategy, jax.devices()[:devices], optax.sgd(0.1)
+    )
     state = trainer.place_state(create_state(task))
     data = entry.examples_for(model, 32, 0)
     for number in range(2):
@@ -56,16 +80,32 @@ def test_the_bare_step_does_the_trainers_work(float64, model, strategy):
         arrays = batch.inputs, batch.labels, batch.indices
         bare_state, _ = step(bare_state, *bare.place(arrays, split, strategy))
     wanted, found = state.params, nnx.to_pure_dict(bare_state[0])
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(other, one, rtol=0, atol=1e-10), wanted, found)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(other, one, rtol=0, atol=1e-10),
+        wanted,
+        found,
+    )
 
 
 @pytest.mark.slow
 def test_accelerators(tmp_path, monkeypatch):
     """On simulated devices, with a smaller network and two updates."""
-    monkeypatch.setattr(accelerators, "WORKS", [accelerators.Work("CNN, 64", MODELS["mlp"], (28, 28, 1), 8, 2)])
-    monkeypatch.setattr(accelerators, "measure_pytorch", lambda updates: {"CNN, 64": {"eager": 1.0, "compiled": 2.0}})
+    monkeypatch.setattr(
+        accelerators,
+        "WORKS",
+        [accelerators.Work("CNN, 64", MODELS["mlp"], (28, 28, 1), 8, 2)],
+    )
+    monkeypatch.setattr(
+        accelerators,
+        "measure_pytorch",
+        lambda updates: {"CNN, 64": {"eager": 1.0, "compiled": 2.0}},
+    )
     file = tmp_path / "found.json"
     accelerators.main(["--rounds", "1", "--updates", "2", "--file", str(file)])
-    *_, row, _, machine = summary.table_of_accelerators(json.loads(file.read_text())).splitlines()
-    assert re.fullmatch(r"\| CNN, 64 \| [\d,]+ \([\d.]+; .* to .*\) \| .* \| [\d,]+ \| 1 \| 2 \|", row)
+    *_, row, _, machine = summary.table_of_accelerators(
+        json.loads(file.read_text())
+    ).splitlines()
+    assert re.fullmatch(
+        r"\| CNN, 64 \| [\d,]+ \([\d.]+; .* to .*\) \| .* \| [\d,]+ \| 1 \| 2 \|", row
+    )
     assert machine.startswith("8 x cpu, jax ")

@@ -15,16 +15,25 @@ from pmapdp.recipes import RECIPES, compare_with_reported
 
 
 def parse(*arguments: str) -> Config:
-    return cli.parse_with_recipe(ProcessesOptions, list(arguments), "    python -m pmapdp.train")[0]
+    return cli.parse_with_recipe(
+        ProcessesOptions, list(arguments), "    python -m pmapdp.train"
+    )[0]
 
 
 def test_more_devices_than_accelerators(monkeypatch):
     accelerators = [types.SimpleNamespace(platform="gpu", device_kind="H200")] * 2
     on_cpu = jax.local_devices(backend="cpu")
-    monkeypatch.setattr(jax, "local_devices", lambda backend=None: on_cpu if backend == "cpu" else accelerators)
+    monkeypatch.setattr(
+        jax,
+        "local_devices",
+        lambda backend=None: on_cpu if backend == "cpu" else accelerators,
+    )
     done = entry.run_command("train", "--no-compile-cache", "--devices", 4)
     assert done.status == 2
-    assert "--devices 4 is more than the 2 gpu device(s) here: use at most --devices 2" in done.err
+    assert (
+        "--devices 4 is more than the 2 gpu device(s) here: use at most --devices 2"
+        in done.err
+    )
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -34,27 +43,42 @@ def test_help_fits_a_terminal_and_shows_examples(name):
     lines = done.out.splitlines()
     assert lines[0].startswith(f"usage: python -m pmapdp.{name} ")
     assert max(map(len, lines)) <= 80
-    assert sum(line.startswith(("    python -m", "    srun python -m")) for line in lines) >= 3
+    assert (
+        sum(line.startswith(("    python -m", "    srun python -m")) for line in lines)
+        >= 3
+    )
     assert lines.count("options:") == 1
-    assert not [line for line in lines if "(default: (" in line or "default: True" in line]
+    assert not [
+        line for line in lines if "(default: (" in line or "default: True" in line
+    ]
 
 
 def test_help_shows_the_defaults_of_the_recipe():
     text = entry.run_command("train", "mirrored", "--help").out
     assert "(default: piecewise)" in text
     assert "(default: 3 7)" in " ".join(text.split())
-    assert all(f"    {recipe}: " in text.partition("\nThe recipes:\n\n")[2] for recipe in RECIPES)
+    assert all(
+        f"    {recipe}: " in text.partition("\nThe recipes:\n\n")[2]
+        for recipe in RECIPES
+    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_gives_its_configuration_and_flags_override_it(recipe):
     assert parse(recipe) == RECIPES[recipe].config
     config = parse(recipe, "--seed", "7", "--epochs=2")
-    assert (config.seed, config.epochs, config.model) == (7, 2, RECIPES[recipe].config.model)
+    assert (config.seed, config.epochs, config.model) == (
+        7,
+        2,
+        RECIPES[recipe].config.model,
+    )
 
 
 def test_only_whole_epochs_are_compared_with_the_reported_ones():
-    epochs = [{"epoch": epoch, "step": step, "train": {"accuracy": 0.5}} for epoch, step in ((1, 938), (2, 1000))]
+    epochs = [
+        {"epoch": epoch, "step": step, "train": {"accuracy": 0.5}}
+        for epoch, step in ((1, 938), (2, 1000))
+    ]
     rows = compare_with_reported(RECIPES["mirrored"].config, epochs, per_epoch=938)[2:]
     assert [row.split()[-2] for row in rows] == ["0.9401"]
 
@@ -63,19 +87,35 @@ def test_only_whole_epochs_are_compared_with_the_reported_ones():
     "arguments",
     [
         ["mirrored", "--data-dir", "x", "--no-progress", "--switch-epochs", "3", "5"],
-        ["--switch-epochs", "3", "--progress", "--data-dir=x", "--no-progress", "mirrored", "--switch-epochs=5"],
+        [
+            "--switch-epochs",
+            "3",
+            "--progress",
+            "--data-dir=x",
+            "--no-progress",
+            "mirrored",
+            "--switch-epochs=5",
+        ],
     ],
 )
 def test_flags_and_arguments_in_any_order(arguments):
     config = parse(*arguments)
-    assert (config.recipe, config.data_dir, config.progress, config.switch_epochs) == ("mirrored", "x", False, (3, 5))
+    assert (config.recipe, config.data_dir, config.progress, config.switch_epochs) == (
+        "mirrored",
+        "x",
+        False,
+        (3, 5),
+    )
 
 
 def test_a_batch_size_replaces_the_recipes_of_either_kind():
     assert parse() == Config() == RECIPES["digits"].config
     assert parse("--per-device-batch-size", "16").per_device_batch_size == 16
     of_mirrored = parse("mirrored", "--global-batch-size", "256")
-    assert (of_mirrored.global_batch_size, of_mirrored.per_device_batch_size) == (256, None)
+    assert (of_mirrored.global_batch_size, of_mirrored.per_device_batch_size) == (
+        256,
+        None,
+    )
 
 
 STARTED = """
@@ -91,7 +131,9 @@ cli.main()
 
 
 def test_the_console_script_and_its_version_and_parsing_starts_no_device():
-    done = python("-c", STARTED, env={"XLA_FLAGS": "", "JAX_ENABLE_X64": "1", "NPROC": "6"})
+    done = python(
+        "-c", STARTED, env={"XLA_FLAGS": "", "JAX_ENABLE_X64": "1", "NPROC": "6"}
+    )
     assert (done.returncode, done.stderr) == (0, "")
     facts = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert {f"jax: {jax.__version__}", "NPROC: 6", "JAX_ENABLE_X64=1"} <= {*facts}

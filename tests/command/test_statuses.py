@@ -8,7 +8,13 @@ import pytest
 from launch import environment
 
 from pmapdp import cli
-from pmapdp.errors import DivergedError, ReplicasError, StoppedError, UserError, explain_errors
+from pmapdp.errors import (
+    DivergedError,
+    ReplicasError,
+    StoppedError,
+    UserError,
+    explain_errors,
+)
 from pmapdp.files import load_from_file
 
 
@@ -28,7 +34,11 @@ def raising(error: BaseException):
         (ReplicasError("start again"), 5, "error: start again\n"),
         (StoppedError("go on so", 143), 143, "go on so\n"),
         (SystemExit(5), 5, ""),
-        (MemoryError(), 2, "error: no memory is left (MemoryError): use a smaller batch or model\n"),
+        (
+            MemoryError(),
+            2,
+            "error: no memory is left (MemoryError): use a smaller batch or model\n",
+        ),
     ],
 )
 def test_an_expected_ending_is_one_line(capsys, error, status, line):
@@ -47,8 +57,12 @@ FAILING = "def g():\n    raise {error}\n\ndef f():\n    g()\n"
 
 
 @pytest.mark.parametrize("sentence", [None, "the model cannot be built"])
-@pytest.mark.parametrize("error", ["ValueError('a\\nb')", "SystemExit(0)", "BrokenPipeError()"])
-def test_an_error_in_your_file_shows_its_frames_then_a_sentence(tmp_path, capsys, error, sentence):
+@pytest.mark.parametrize(
+    "error", ["ValueError('a\\nb')", "SystemExit(0)", "BrokenPipeError()"]
+)
+def test_an_error_in_your_file_shows_its_frames_then_a_sentence(
+    tmp_path, capsys, error, sentence
+):
     path = tmp_path / "net.py"
     path.write_text(FAILING.format(error=error))
 
@@ -75,8 +89,21 @@ RICH = "[__import__('rich.console').console.Console().print('x' * 80) for _ in r
 @pytest.mark.parametrize("body", ["print('x')", RICH])
 def test_a_reader_that_goes_away(body):
     """As `head` does: no traceback, and the status of `cat` and the like."""
-    command = ["bash", "-c", '"$0" -c "$1" | true; exit ${PIPESTATUS[0]}', sys.executable, COMMAND.format(body=body)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
+    command = [
+        "bash",
+        "-c",
+        '"$0" -c "$1" | true; exit ${PIPESTATUS[0]}',
+        sys.executable,
+        COMMAND.format(body=body),
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(),
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (141, "")
 
 

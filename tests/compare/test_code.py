@@ -26,7 +26,11 @@ def f(x: int, *, name: "a, b" = "#1") -> dict[str, int]:
 
 
 def test_comments_docstrings_and_types_are_left_out():
-    assert plain_lines(*ast.parse(SOURCE).body) == ["def f(x, *, name='#1'):", "    y = x + 1", "    return {name: y}"]
+    assert plain_lines(*ast.parse(SOURCE).body) == [
+        "def f(x, *, name='#1'):",
+        "    y = x + 1",
+        "    return {name: y}",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -45,11 +49,17 @@ def test_columns_are_aligned_with_the_first(columns, wanted):
     rows = align({str(n): list(each) for n, each in enumerate(columns)})
     texts = [tuple("".join(lines) for lines in cells.values()) for _, cells in rows]
     assert [same for same, _ in rows] == [isinstance(each, str) for each in wanted]
-    assert texts == [(each,) * len(columns) if isinstance(each, str) else each for each in wanted]
+    assert texts == [
+        (each,) * len(columns) if isinstance(each, str) else each for each in wanted
+    ]
 
 
 def test_a_line_has_the_colour_of_what_it_does_and_is_escaped():
-    lines = {"x = lax.pmean(jax.jit(f)(x), 'i')": "reduce", "f = jax.pmap(f)": "wrap", "x = place(x, split)": "place"}
+    lines = {
+        "x = lax.pmean(jax.jit(f)(x), 'i')": "reduce",
+        "f = jax.pmap(f)": "wrap",
+        "x = place(x, split)": "place",
+    }
     lines |= {"x = 1": ""}
     assert {line: kind_of(line) for line in lines} == lines
     assert 'class="line reduce"' in as_html(["lax.psum(x, 'i')"], plain=True)
@@ -61,13 +71,22 @@ def test_the_parts_of_each_strategy_are_found_by_names_and_words():
     found = read_sections(MAKERS)
     step, wrapper, placing, saving = (section["lines"] for section in found["code"])
     assert step["single"] == step["jit"]
-    for name, words in {"pmap": "jax.pmap(", "shard_map": "jax.shard_map(", "jit": "jax.jit("}.items():
+    for name, words in {
+        "pmap": "jax.pmap(",
+        "shard_map": "jax.shard_map(",
+        "jit": "jax.jit(",
+    }.items():
         assert words in "\n".join(wrapper[name])
         assert ("pmean" in "\n".join(step[name])) == (name != "jit")
         assert "def place_batch(batch):" in placing[name]
         assert "def eval_step(state, batch):" in saving[name]
     assert "np.stack" in "\n".join(placing["pmap, stacked"])
-    for lines in [*step.values(), *wrapper.values(), *placing.values(), *(each["lines"] for each in found["shared"])]:
+    for lines in [
+        *step.values(),
+        *wrapper.values(),
+        *placing.values(),
+        *(each["lines"] for each in found["shared"]),
+    ]:
         assert lines
         assert not any("#" in line or '"""' in line or "->" in line for line in lines)
 
@@ -78,17 +97,29 @@ def test_a_program_is_followed_into_the_files_that_it_imports(tmp_path):
     program = "from steps import step\ndef other(): pass\ndef program():\n  return {'step': step}\n"
     (tmp_path / "new.py").write_text(program)
     found = split_program(str(tmp_path / "new.py"), "program")
-    assert found["The step"] == ["def step(w, x):", "    return w - RATE * jax.grad(loss)(w, x)"]
-    assert found["Around the step"] == ["def program():", "    return {'step': step}", "RATE = 0.1"]
+    assert found["The step"] == [
+        "def step(w, x):",
+        "    return w - RATE * jax.grad(loss)(w, x)",
+    ]
+    assert found["Around the step"] == [
+        "def program():",
+        "    return {'step': step}",
+        "RATE = 0.1",
+    ]
 
 
 def test_devices_have_colours_and_copies_have_one():
     split = {"shape": [16, 3], "on_device": [2, 3], "split": True}
     copies = {"shape": [3, 4], "on_device": [3, 4], "split": False}
-    batch, weights = holdings({"devices": 8, "holds": {"state": copies, "batch": split}})
+    batch, weights = holdings(
+        {"devices": 8, "holds": {"state": copies, "batch": split}}
+    )
     assert batch == (list(DEVICE_COLOURS), "1/8 of the batch, [2, 3]")
     assert weights == (["var(--weights)"] * 8, "the same weights, 8 times [3, 4]")
-    stacked = {"devices": 8, "holds": {"state": {"shape": [8, 4], "on_device": [1, 4], "split": True}}}
+    stacked = {
+        "devices": 8,
+        "holds": {"state": {"shape": [8, 4], "on_device": [1, 4], "split": True}},
+    }
     assert holdings(stacked)[0][1] == "the same weights, 8 times, as the rows of [8, 4]"
 
 
@@ -97,11 +128,19 @@ def test_an_update_is_drawn_with_a_lane_for_each_device():
     run = {"timeline": events, "devices": 2, "collectives": [{"written": False}]}
     picture = ElementTree.fromstring(timeline(run, 4))
     assert picture.get("aria-label").startswith("One update on 2 devices, 4.0 ms")
-    assert [each.get("class") for each in picture if each.get("class")] == ["forward", "all-reduce dashed", "update"]
+    assert [each.get("class") for each in picture if each.get("class")] == [
+        "forward",
+        "all-reduce dashed",
+        "update",
+    ]
 
 
 def test_phases_are_told_from_the_names_of_operations():
-    names = {"jit(f)/jvp()/dot": "forward", "jit(f)/transpose(jvp())/dot": "backward", "jit(f)/add": "update"}
+    names = {
+        "jit(f)/jvp()/dot": "forward",
+        "jit(f)/transpose(jvp())/dot": "backward",
+        "jit(f)/add": "update",
+    }
     assert {name: phase_of("fusion.1", name) for name in names} == names
     assert phase_of("all-reduce.3", "jit(f)/transpose(jvp())/dot") == "all-reduce"
 
@@ -109,11 +148,23 @@ def test_phases_are_told_from_the_names_of_operations():
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("%all-reduce = f32[512,10]{1,0} all-reduce(%dot), channel_id=1", ("all-reduce", 1, 512 * 10 * 4)),
-        ("ROOT %r = (f32[8]{0}, /*index=1*/bf16[4,4]{1,0}, f32[]) all-reduce(%a, %b, %c)", ("all-reduce", 1, 68)),
-        ("%g = f32[16]{0} all-gather-done(%all-gather-start), metadata={}", ("all-gather", 1, 64)),
+        (
+            "%all-reduce = f32[512,10]{1,0} all-reduce(%dot), channel_id=1",
+            ("all-reduce", 1, 512 * 10 * 4),
+        ),
+        (
+            "ROOT %r = (f32[8]{0}, /*index=1*/bf16[4,4]{1,0}, f32[]) all-reduce(%a, %b, %c)",
+            ("all-reduce", 1, 68),
+        ),
+        (
+            "%g = f32[16]{0} all-gather-done(%all-gather-start), metadata={}",
+            ("all-gather", 1, 64),
+        ),
         ("%g = f64[2,8]{1,0} all-gather(%x), dimensions={0}", ("all-gather", 1, 128)),
-        ("%p = s32[3]{0} collective-permute(%x), source_target_pairs={{0,1}}", ("collective-permute", 1, 12)),
+        (
+            "%p = s32[3]{0} collective-permute(%x), source_target_pairs={{0,1}}",
+            ("collective-permute", 1, 12),
+        ),
         ("%t = pred[5]{0} all-to-all(%x), dimensions={0}", ("all-to-all", 1, 5)),
         ("%s = (f32[2]{0}, f32[16]{0}) all-gather-start(%x), dimensions={0}", None),
         ("%t = f32[784,64]{1,0} get-tuple-element(%all-reduce), index=0", None),
@@ -121,12 +172,22 @@ def test_phases_are_told_from_the_names_of_operations():
     ],
 )
 def test_a_line_of_a_program(line, expected):
-    assert collectives("HloModule m\n\n  " + line) == ([Collective(*expected)] if expected else [])
+    assert collectives("HloModule m\n\n  " + line) == (
+        [Collective(*expected)] if expected else []
+    )
 
 
 def test_the_catalogue_of_pitfalls_is_whole():
     cases = load_pitfalls()
     assert len({case["name"] for case in cases}) == 7
     for case in cases:
-        assert set(case) - {"check_vma"} == {"name", "cause", "one_device", "wrong", "why_wrong", "right", "why_right"}
+        assert set(case) - {"check_vma"} == {
+            "name",
+            "cause",
+            "one_device",
+            "wrong",
+            "why_wrong",
+            "right",
+            "why_right",
+        }
         assert case["wrong"] != case["right"] or case["check_vma"]

@@ -20,17 +20,37 @@ from pmapdp.compare.page import make_page
 from pmapdp.compare.words import conclude
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-JOB = ["--model", "mlp", "--optimizer", "momentum", "--learning-rate", "0.05", "--steps", "10"]
+JOB = [
+    "--model",
+    "mlp",
+    "--optimizer",
+    "momentum",
+    "--learning-rate",
+    "0.05",
+    "--steps",
+    "10",
+]
 
 
 def compare(folder, *arguments):
     """Run the command here, without processes of its own: its printed lines, report and page."""
     context, printed = pytest.MonkeyPatch(), io.StringIO()
-    for module in (command, strategies, programs):  # pytest's own process has devices enough
-        context.setattr(module, "in_new_process", lambda function, *values: function(*values))
-    context.setattr(pitfalls, "load_pitfalls", lambda catalogue=pitfalls.load_pitfalls: catalogue()[:1])
+    for module in (
+        command,
+        strategies,
+        programs,
+    ):  # pytest's own process has devices enough
+        context.setattr(
+            module, "in_new_process", lambda function, *values: function(*values)
+        )
+    context.setattr(
+        pitfalls,
+        "load_pitfalls",
+        lambda catalogue=pitfalls.load_pitfalls: catalogue()[:1],
+    )
     files = ["--json", folder / "report.json", "--html", folder / "page.html"]
-    # The page shows the line that an all-reduce comes from, which a program compiled elsewhere doesn't have.
+    # The page shows the line that an all-reduce comes from, which a program compiled
+    # elsewhere doesn't have.
     settings = (CALLERS.lower(), "jax_compilation_cache_include_metadata_in_key")
     for name in settings:
         jax.config.update(name, True)
@@ -45,7 +65,15 @@ def compare(folder, *arguments):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    return compare(tmp_path_factory.mktemp("compare"), *JOB, "--devices", "2", "--strategies", "pmap", "jit")
+    return compare(
+        tmp_path_factory.mktemp("compare"),
+        *JOB,
+        "--devices",
+        "2",
+        "--strategies",
+        "pmap",
+        "jit",
+    )
 
 
 def test_every_run_is_reported_and_equals_a_single_device(compared):
@@ -56,31 +84,62 @@ def test_every_run_is_reported_and_equals_a_single_device(compared):
     assert (single["collectives"], single["largest_difference"]) == ([], 0)
     for each in report["runs"]:
         assert len(each["losses"]) == 10
-        assert 0 < each["step_ms"]["low"] <= each["step_ms"]["median"] <= each["step_ms"]["high"]
-        assert {phase for _, phase, _, _ in each["timeline"]} >= {"forward", "backward", "update"}
-        assert {device for device, *_ in each["timeline"]} == set(range(each["devices"]))
+        assert (
+            0
+            < each["step_ms"]["low"]
+            <= each["step_ms"]["median"]
+            <= each["step_ms"]["high"]
+        )
+        assert {phase for _, phase, _, _ in each["timeline"]} >= {
+            "forward",
+            "backward",
+            "update",
+        }
+        assert {device for device, *_ in each["timeline"]} == set(
+            range(each["devices"])
+        )
     for each in others:
         assert 0 < each["largest_difference"] < 1e-5
         assert each["losses"] == pytest.approx(single["losses"], rel=1e-4)
         assert "all-reduce" in {phase for _, phase, _, _ in each["timeline"]}
     assert "All end with the same parameters" in conclude(report)
-    assert strategies.largest_difference(np.array([np.inf, 1]), np.array([np.inf, 3])) == 2
-    for far in (0.1, strategies.largest_difference([np.ones(1), np.ones(1)], [np.ones(1), np.array([np.nan])])):
+    assert (
+        strategies.largest_difference(np.array([np.inf, 1]), np.array([np.inf, 3])) == 2
+    )
+    for far in (
+        0.1,
+        strategies.largest_difference(
+            [np.ones(1), np.ones(1)], [np.ones(1), np.array([np.nan])]
+        ),
+    ):
         off = report | {"runs": [single, others[0] | {"largest_difference": far}]}
-        assert conclude(off).startswith("pmap × 2: the parameters differ from a single device's")
+        assert conclude(off).startswith(
+            "pmap × 2: the parameters differ from a single device's"
+        )
 
 
 def test_what_each_sees_holds_and_who_adds_up(compared):
     single, pmap, stacked, jit = compared[1]["runs"]
-    assert [each["sees"][0] for each in (single, pmap, stacked, jit)] == [64, 32, 32, 64]
+    assert [each["sees"][0] for each in (single, pmap, stacked, jit)] == [
+        64,
+        32,
+        32,
+        64,
+    ]
     shapes = [each["holds"]["state"]["shape"] for each in (single, pmap, stacked, jit)]
     assert shapes == [[784, 512], [784, 512], [2, 784, 512], [784, 512]]
     assert pmap["holds"]["batch"]["shape"] == [2, 32, 28, 28, 1]
     assert jit["holds"]["batch"]["on_device"] == [32, 28, 28, 1]
-    assert (jit["holds"]["batch"]["split"], jit["holds"]["state"]["split"]) == (True, False)
+    assert (jit["holds"]["batch"]["split"], jit["holds"]["state"]["split"]) == (
+        True,
+        False,
+    )
     for each in (pmap, stacked):
         (found,) = each["collectives"]
-        assert found["text"] == "gradients, count = lax.pmean((gradients, sums.count), AXIS)"
+        assert (
+            found["text"]
+            == "gradients, count = lax.pmean((gradients, sums.count), AXIS)"
+        )
         assert found["instruction"].startswith("all-reduce(")
         assert found["bytes"] >= 669_706 * 4
         assert found["written"]
@@ -97,8 +156,12 @@ def test_seven_mistakes_are_off_and_their_right_lines_are_not():
     for case in cases:
         for kind, results in case["results"].items():
             for found in results.values():
-                assert (max(found["loss"], found["gradient"]) > 0.01) == (kind == "wrong"), case["name"]
-                assert found["agree"] == (kind != "wrong" or "metric" not in case["name"])
+                assert (max(found["loss"], found["gradient"]) > 0.01) == (
+                    kind == "wrong"
+                ), case["name"]
+                assert found["agree"] == (
+                    kind != "wrong" or "metric" not in case["name"]
+                )
     vma = cases[0]["results"]
     assert list(vma["wrong"]) == ["shard_map"]
     assert vma["wrong"]["shard_map"]["factor"] == pytest.approx(8)
@@ -108,7 +171,14 @@ def test_the_text_is_short_and_ends_with_the_full_path(compared):
     lines, _, _ = compared
     assert len(lines) <= 40
     assert max(map(len, lines[:-1])) <= 100  # the last one has a path
-    words = ("pmap, stacked × 2", "jit × 2", "the compiler", "you, pmap.py:", "gradient × 8", "nobody has to")
+    words = (
+        "pmap, stacked × 2",
+        "jit × 2",
+        "the compiler",
+        "you, pmap.py:",
+        "gradient × 8",
+        "nobody has to",
+    )
     assert [each for each in words if each not in "\n".join(lines)] == []
     assert re.match(r"Open /\S+/page.html in a browser", lines[-1])
 
@@ -122,23 +192,36 @@ def test_the_page_needs_no_network_and_no_script_and_escapes_what_it_shows(compa
         assert len(re.findall(f"<{tag}[ >]", text)) == text.count(f"</{tag}>"), tag
     links = re.findall(r'(?:src|href|srcset)="([^"]*)"', text)
     assert links
-    assert {link.removeprefix("#") for link in links} <= set(re.findall(r' id="([^"]*)"', text))
-    assert all(re.search(r'role="img"\s+aria-label="\w', svg) for svg in re.findall("<svg[^>]*>", text))
-    for words in ("Why the results are equal", "Seven mistakes that raise no error", "sums over the split batch"):
+    assert {link.removeprefix("#") for link in links} <= set(
+        re.findall(r' id="([^"]*)"', text)
+    )
+    assert all(
+        re.search(r'role="img"\s+aria-label="\w', svg)
+        for svg in re.findall("<svg[^>]*>", text)
+    )
+    for words in (
+        "Why the results are equal",
+        "Seven mistakes that raise no error",
+        "sums over the split batch",
+    ):
         assert words in " ".join(text.split())
     hostile = json.loads(json.dumps(report))
     hostile["config"]["dataset"] = "<script>alert(1)</script>"
     hostile["runs"][1]["collectives"][0]["text"] = "<b>& gone"
     hostile["code"][0]["lines"]["jit"] = ["<i>x"]
     page = make_page(hostile)
-    assert [words for words in ("<script>alert", "<b>& gone", "<i>x") if words in page] == []
+    assert [
+        words for words in ("<script>alert", "<b>& gone", "<i>x") if words in page
+    ] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 760, 400])
 def test_nothing_sticks_out_of_the_page(compared, tmp_path, width):
     if look.CHROMIUM is None:
-        assert not os.environ.get("PMAPDP_REQUIRE_CHROMIUM"), "PMAPDP_REQUIRE_CHROMIUM is set and there is no Chromium"
+        assert not os.environ.get("PMAPDP_REQUIRE_CHROMIUM"), (
+            "PMAPDP_REQUIRE_CHROMIUM is set and there is no Chromium"
+        )
         pytest.skip("no Chromium here: apt-get install chromium")
     (tmp_path / "page.html").write_text(compared[2])
     (tmp_path / "wide.html").write_text('<div style="width:3000px">wide</div>')
@@ -149,16 +232,36 @@ def test_nothing_sticks_out_of_the_page(compared, tmp_path, width):
 @pytest.mark.slow
 def test_a_batch_per_device_is_that_of_the_most_devices(tmp_path):
     """Of a recipe that has one, which here is no more than a model and a data set that are there without a download."""
-    job = ["mirrored", "--dataset", "digits", "--model", "mlp", "--steps", "10", "--strategies", "jit"]
+    job = [
+        "mirrored",
+        "--dataset",
+        "digits",
+        "--model",
+        "mlp",
+        "--steps",
+        "10",
+        "--strategies",
+        "jit",
+    ]
     _, report, _ = compare(tmp_path, *job, "--devices", 1, 2)
-    assert [(each["devices"], each["global_batch_size"]) for each in report["runs"]] == [(1, 128), (2, 128), (1, 128)]
+    assert [
+        (each["devices"], each["global_batch_size"]) for each in report["runs"]
+    ] == [(1, 128), (2, 128), (1, 128)]
 
 
 @pytest.mark.slow
 def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
-    given = [f"{port_example.__file__}:old", f"{port_example.__file__}:new", f"{EXAMPLES / 'sum_of_means.py'}:check"]
+    given = [
+        f"{port_example.__file__}:old",
+        f"{port_example.__file__}:new",
+        f"{EXAMPLES / 'sum_of_means.py'}:check",
+    ]
     lines, report, page = compare(tmp_path, *given)
-    names = ["port_example.py:old × 8", "port_example.py:new × 8", "sum_of_means.py:check × 8"]
+    names = [
+        "port_example.py:old × 8",
+        "port_example.py:new × 8",
+        "sum_of_means.py:check × 8",
+    ]
     old, new, wrong = report["runs"]
     assert [each["name"] for each in report["runs"]] == names
     assert [each["verdict"] for each in report["runs"]] == ["equal", "equal", "FAILED"]
@@ -167,19 +270,28 @@ def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
     assert new["largest_difference"] < 1e-6  # one update of Adam, in float32
     assert wrong["largest_difference"] is None  # it starts from another state
     for each in (old, new):
-        assert sum(found["bytes"] for found in each["collectives"]) == 4 * (20 * 32 + 32 * 3 + 1)  # gradients and loss
-    assert [each["holds"]["state"]["shape"] for each in (old, new)] == [[8, 20, 32], [20, 32]]
+        assert sum(found["bytes"] for found in each["collectives"]) == 4 * (
+            20 * 32 + 32 * 3 + 1
+        )  # gradients and loss
+    assert [each["holds"]["state"]["shape"] for each in (old, new)] == [
+        [8, 20, 32],
+        [20, 32],
+    ]
     step = "\n".join(report["code"][0]["lines"][given[0]])
     assert "value, gradients = lax.pmean((value, gradients), 'batch')" in step
     for text in ("\n".join(lines), page):
         assert "sum_of_means.py:check × 8: FAILED" in text
     assert "use lax.pmean in place of lax.psum" in " ".join(" ".join(lines).split())
     scan = f"{Path(__file__).parents[1] / 'verify' / 'test_right_programs.py'}:three_updates_in_a_scan"
-    assert programs.run_program(scan, 2)[0]["global_batch_size"] == 16  # along its batch_axis
+    assert (
+        programs.run_program(scan, 2)[0]["global_batch_size"] == 16
+    )  # along its batch_axis
 
 
 @pytest.mark.slow
 def test_what_fails_in_a_process_is_one_sentence():
-    done = python("-m", "pmapdp.compare", *JOB, "--devices", "2", "--learning-rate", "1e30")
+    done = python(
+        "-m", "pmapdp.compare", *JOB, "--devices", "2", "--learning-rate", "1e30"
+    )
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.splitlines()[-1].startswith("error: the loss is ")

@@ -27,15 +27,23 @@ class Everything(nnx.Module):
     """`[b, 6]` to three logits, through layers of each kind, with constants: an attribute, NumPy's, a variable."""
 
     def __init__(self, *, rngs):
-        self.linen = nnx.bridge.lazy_init(nnx.bridge.ToNNX(linen.Dense(3), rngs=rngs), jnp.ones((1, 6)))
+        self.linen = nnx.bridge.lazy_init(
+            nnx.bridge.ToNNX(linen.Dense(3), rngs=rngs), jnp.ones((1, 6))
+        )
         self.gru = nnx.RNN(nnx.GRUCell(1, 8, rngs=rngs), rngs=rngs)
-        self.attention = nnx.MultiHeadAttention(2, 8, dropout_rate=0.2, decode=False, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(
+            2, 8, dropout_rate=0.2, decode=False, rngs=rngs
+        )
         self.norm = nnx.WeightNorm(nnx.Linear(8, 8, rngs=rngs), rngs=rngs)
         self.adapted = nnx.LoRALinear(8, 8, lora_rank=2, rngs=rngs)
         self.first, self.tied = nnx.Linear(8, 8, rngs=rngs), nnx.Linear(8, 8, rngs=rngs)
         self.tied.kernel = self.first.kernel
         self.out, self.rngs = nnx.Linear(8, 3, rngs=rngs), rngs
-        self.scale, self.shift, self.mask = jnp.float32(0.5), np.arange(8, dtype=np.float32), nnx.Variable(jnp.ones(8))
+        self.scale, self.shift, self.mask = (
+            jnp.float32(0.5),
+            np.arange(8, dtype=np.float32),
+            nnx.Variable(jnp.ones(8)),
+        )
 
     def __call__(self, x):
         h = self.attention(self.gru(x[..., None])).mean(1)
@@ -45,8 +53,8 @@ class Everything(nnx.Module):
 
 
 class Tokens(nnx.Module):
-    """A language model and a size, from labels in a dictionary. The loss is the mean over all tokens; each example has
-    its own number of them."""
+    """A language model and a size, from labels in a dictionary. The loss is the mean
+    over all tokens; each example has its own number of them."""
 
     def __init__(self, *, rngs, dtype, param_dtype):
         types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
@@ -60,7 +68,11 @@ class Tokens(nnx.Module):
         logits, labels = self(batch.inputs), jnp.maximum(batch.labels["next"], 0)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         losses += jnp.square(logits.mean(-1) - batch.labels["size"][:, None])
-        return MetricSums((valid * losses).sum(), (valid * (logits.argmax(-1) == labels)).sum(), valid.sum())
+        return MetricSums(
+            (valid * losses).sum(),
+            (valid * (logits.argmax(-1) == labels)).sum(),
+            valid.sum(),
+        )
 
 
 def tokens(n, seed):
@@ -80,22 +92,38 @@ class TwoArrays(small_job.Net):
 def one_by_one(part):
     weights = np.random.default_rng(3).uniform(0.5, 2, part.examples)
     rows = zip(part.inputs, part.labels, weights, strict=True)
-    return [{"a": x[:2], "b": x[2:], "label": label, "weight": weight} for x, label, weight in rows]
+    return [
+        {"a": x[:2], "b": x[2:], "label": label, "weight": weight}
+        for x, label, weight in rows
+    ]
 
 
 def noisy(inputs, key):
     """Add noise, and turn the sign of half of the examples."""
     sign, noise = jax.random.split(key)
     a = jnp.where(jax.random.bernoulli(sign), -inputs["a"], inputs["a"])
-    return {"a": a, "b": inputs["b"] + 0.1 * jax.random.normal(noise, inputs["b"].shape)}
+    return {
+        "a": a,
+        "b": inputs["b"] + 0.1 * jax.random.normal(noise, inputs["b"].shape),
+    }
 
 
-READ = {"data": DataSet(*(one_by_one(part) for part in DATA.parts.values()), augment=noisy)}
+READ = {
+    "data": DataSet(*(one_by_one(part) for part in DATA.parts.values()), augment=noisy)
+}
 ONE = {"strategy": "single", "devices": 1}
 CASES = {
     "read one by one, weighted, augmented": (TwoArrays, READ, {"dtype": "float64"}),
-    "tokens and two targets": (Tokens, {"data": DataSet(tokens(90, 1), tokens(30, 2))}, {"dtype": "float64"}),
-    "every layer": (Everything, {}, {"optimizer": "sgd"}),  # Adam would amplify the rounding of attention's key bias
+    "tokens and two targets": (
+        Tokens,
+        {"data": DataSet(tokens(90, 1), tokens(30, 2))},
+        {"dtype": "float64"},
+    ),
+    "every layer": (
+        Everything,
+        {},
+        {"optimizer": "sgd"},
+    ),  # Adam would amplify the rounding of attention's key bias
 }
 
 
@@ -103,45 +131,82 @@ CASES = {
 def test_on_several_devices_it_is_what_one_device_makes(name, tmp_path):
     """In float64 within 1e-10. In float32 the file that is exported from the last checkpoint has its figures too."""
     model, values, settings = CASES[name]
-    settings, double = {"global_batch_size": 18, "devices": 4} | settings, "dtype" in settings
+    settings, double = (
+        {"global_batch_size": 18, "devices": 4} | settings,
+        "dtype" in settings,
+    )
     alone = run(model, values, **settings | ONE)
-    found = run(model, values, **settings, workdir=None if double else str(tmp_path / "run"))
+    found = run(
+        model, values, **settings, workdir=None if double else str(tmp_path / "run")
+    )
     tolerance = {"rtol": 0, "atol": 1e-10 if double else 2e-5}
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found.state.params, alone.state.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, **tolerance),
+        found.state.params,
+        alone.state.params,
+    )
     test = found.epochs[-1]["test"]
     assert test == pytest.approx(alone.epochs[-1]["test"], rel=1e-9 if double else 1e-4)
-    assert found.epochs[-1]["train"]["examples"] == alone.epochs[-1]["train"]["examples"]
+    assert (
+        found.epochs[-1]["train"]["examples"] == alone.epochs[-1]["train"]["examples"]
+    )
     if not double:
-        export_run(tmp_path / "run", str(tmp_path / "model.zip"), **{"model": model, "data": DATA} | values)
+        export_run(
+            tmp_path / "run",
+            str(tmp_path / "model.zip"),
+            **{"model": model, "data": DATA} | values,
+        )
         exported = evaluate_exported(load_exported(tmp_path / "model.zip"), DATA.test)
         assert exported["loss"] == pytest.approx(test["loss"], rel=1e-5)
 
 
 def test_a_weight_of_two_counts_as_two_examples(capsys):
-    """Gradients, moments of batch norm and metrics; one update of all examples in float64, within 1e-10. The accuracy
-    has a name of its own, and the header says so."""
+    """Gradients, moments of batch norm and metrics; one update of all examples in
+    float64, within 1e-10. The accuracy has a name of its own, and the header says
+    so."""
 
     class WithoutDropout(small_job.Net):
         def __call__(self, x):
             return self.out(nnx.relu(self.norm(self.hidden(x))))
 
-    x, labels, weights = np.random.default_rng(3).normal(size=(12, 6)), np.arange(12) % 3, np.arange(12) % 2 + 1
-    once, twice = Split(x, labels, weights), Split(x.repeat(weights, 0), labels.repeat(weights))
+    x, labels, weights = (
+        np.random.default_rng(3).normal(size=(12, 6)),
+        np.arange(12) % 3,
+        np.arange(12) % 2 + 1,
+    )
+    once, twice = (
+        Split(x, labels, weights),
+        Split(x.repeat(weights, 0), labels.repeat(weights)),
+    )
     settings = {"dtype": "float64", "optimizer": "sgd"} | ONE
     weighted, repeated = (
-        run(WithoutDropout, {"data": DataSet(part)}, global_batch_size=part.examples, best=best, **settings)
-        for part, best in ((once, "highest:weighted_accuracy"), (twice, "highest:accuracy"))
+        run(
+            WithoutDropout,
+            {"data": DataSet(part)},
+            global_batch_size=part.examples,
+            best=best,
+            **settings,
+        )
+        for part, best in (
+            (once, "highest:weighted_accuracy"),
+            (twice, "highest:accuracy"),
+        )
     )
     for arrays in ("params", "model_state"):
         states = (getattr(result.state, arrays) for result in (weighted, repeated))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10), *states)
     figures = weighted.epochs[0]["train"]
-    assert figures["weighted_accuracy"] == pytest.approx(repeated.epochs[0]["train"]["accuracy"])
+    assert figures["weighted_accuracy"] == pytest.approx(
+        repeated.epochs[0]["train"]["accuracy"]
+    )
     assert "accuracy" not in figures
     shown = capsys.readouterr().out
     assert "arrays, 12 to train (weighted)\n" in shown
     assert "arrays, 18 to train\n" in shown
-    assert [each.epochs[0]["train"]["examples"] for each in (weighted, repeated)] == [12, 18]
+    assert [each.epochs[0]["train"]["examples"] for each in (weighted, repeated)] == [
+        12,
+        18,
+    ]
 
 
 class Signs(Net):
@@ -149,35 +214,59 @@ class Signs(Net):
 
     def loss(self, batch):
         z, y = self(batch.inputs), batch.labels
-        losses, right = (jnp.logaddexp(0, z) - z * y).mean(1), ((z > 0) == (y > 0)).mean(1)
-        return MetricSums((batch.weights * losses).sum(), (batch.weights * right).sum(), batch.weights.sum())
+        losses, right = (
+            (jnp.logaddexp(0, z) - z * y).mean(1),
+            ((z > 0) == (y > 0)).mean(1),
+        )
+        return MetricSums(
+            (batch.weights * losses).sum(),
+            (batch.weights * right).sum(),
+            batch.weights.sum(),
+        )
 
     def predict(self, x):
         return {"probability": 1 / (1 + jnp.exp(-self(x)))}
 
 
-ARE_POSITIVE = (Split(part.inputs, (part.inputs[:, :3] > 0).astype(np.int32)) for part in DATA.parts.values())
+ARE_POSITIVE = (
+    Split(part.inputs, (part.inputs[:, :3] > 0).astype(np.int32))
+    for part in DATA.parts.values()
+)
 SIGNS = {"model": Signs, "data": DataSet(*ARE_POSITIVE)}
 
 
 def test_your_loss_is_evaluated_exported_and_asked(tmp_path, monkeypatch):
     """A run of values needs them again, and says so."""
     monkeypatch.chdir(tmp_path)
-    last = run(own=SIGNS, epochs=3, learning_rate=0.1, workdir="run", **ONE).epochs[-1]["test"]
+    last = run(own=SIGNS, epochs=3, learning_rate=0.1, workdir="run", **ONE).epochs[-1][
+        "test"
+    ]
     assert last["accuracy"] > 0.7
-    wanted = pytest.approx({name: last[name] for name in ("loss", "accuracy", "examples")}, rel=1e-5)
+    wanted = pytest.approx(
+        {name: last[name] for name in ("loss", "accuracy", "examples")}, rel=1e-5
+    )
     evaluated, facts = evaluate_run("run", **SIGNS)
     assert (evaluated, facts["dataset"]) == (wanted, "arrays")
     assert export_run("run", "model.zip", **SIGNS)["model"] == "Signs"
     assert evaluate_exported(load_exported("model.zip"), SIGNS["data"].test) == wanted
-    for command in (["evaluate", "run"], ["export", "run", "other.zip"], ["evaluate", "model.zip"]):
+    for command in (
+        ["evaluate", "run"],
+        ["export", "run", "other.zip"],
+        ["evaluate", "model.zip"],
+    ):
         done = entry.run_command(*command)
         assert done.status == 2
-        assert re.search("given its model and data in Python|data of yours, arrays", done.err)
+        assert re.search(
+            "given its model and data in Python|data of yours, arrays", done.err
+        )
     np.save("rows.npy", DATA.test.inputs)
-    lines = entry.run_command("predict", "model.zip", "rows.npy", "--json").out.splitlines()
+    lines = entry.run_command(
+        "predict", "model.zip", "rows.npy", "--json"
+    ).out.splitlines()
     answers = np.array([json.loads(line)["outputs"]["probability"] for line in lines])
-    assert np.mean((answers > 0.5) == SIGNS["data"].test.labels) == pytest.approx(last["accuracy"])
+    assert np.mean((answers > 0.5) == SIGNS["data"].test.labels) == pytest.approx(
+        last["accuracy"]
+    )
 
 
 def moved(inputs, key):
@@ -185,19 +274,29 @@ def moved(inputs, key):
 
 
 def test_with_a_validation_set_and_without_any(tmp_path, capsys):
-    """It's measured in place of the test set, which waits for `evaluate`; without either the figures of training count.
-    The header names the loss with what is around it."""
-    workdir, data = str(tmp_path / "run"), DataSet(DATA.train, DATA.test, ("a", "b", "c"), DATA.train, moved)
+    """It's measured in place of the test set, which waits for `evaluate`; without
+    either the figures of training count. The header names the loss with what is around
+    it."""
+    workdir, data = (
+        str(tmp_path / "run"),
+        DataSet(DATA.train, DATA.test, ("a", "b", "c"), DATA.train, moved),
+    )
     epoch = run(own={"data": data}, workdir=workdir, **ONE).epochs[0]
     alone = run(own={"data": DataSet(DATA.train)}, **ONE).epochs[0]
     shown = capsys.readouterr().out
     assert "100 to train, 40 to test, 100 to validate" in shown
     assert "validation accuracy: best" in shown
     assert "loss     augmented(cross_entropy(label_smoothing=0.1), moved)\n" in shown
-    assert (epoch["validation"]["examples"], "test" in epoch, "test" in alone) == (100, False, False)
+    assert (epoch["validation"]["examples"], "test" in epoch, "test" in alone) == (
+        100,
+        False,
+        False,
+    )
     assert f"train accuracy: best {alone['train']['accuracy']:.4f} (epoch 1)" in shown
     assert evaluate_run(workdir, model=Net, data=data)[0]["examples"] == 40
-    with pytest.raises(UserError, match="arrays has no test set to evaluate on: give one"):
+    with pytest.raises(
+        UserError, match="arrays has no test set to evaluate on: give one"
+    ):
         evaluate_run(workdir, model=Net, data=DataSet(DATA.train))
 
 
@@ -214,35 +313,80 @@ def test_metrics_of_a_classifier(tmp_path):
     found = run(own={"metrics": top_two}, workdir=str(tmp_path / "run"))
     test = found.epochs[-1]["test"]
     assert 1 >= test["top 2"] > test["accuracy"]
-    means, _ = evaluate_run(str(tmp_path / "run"), model=Net, data=DATA, metrics=top_two, strategy="single")
-    assert (means["top 2"], means["recall of 2"]) == (test["top 2"], test["recall of 2"])
+    means, _ = evaluate_run(
+        str(tmp_path / "run"), model=Net, data=DATA, metrics=top_two, strategy="single"
+    )
+    assert (means["top 2"], means["recall of 2"]) == (
+        test["top 2"],
+        test["recall of 2"],
+    )
     head, hidden = found.state.params["head"], found.state.params["hidden"]
-    logits = np.maximum(DATA.test.inputs @ hidden["kernel"] + hidden["bias"], 0) @ head["kernel"] + head["bias"]
-    assert test["recall of 2"] == pytest.approx(np.mean(logits[DATA.test.labels == 2].argmax(1) == 2))
+    logits = (
+        np.maximum(DATA.test.inputs @ hidden["kernel"] + hidden["bias"], 0)
+        @ head["kernel"]
+        + head["bias"]
+    )
+    assert test["recall of 2"] == pytest.approx(
+        np.mean(logits[DATA.test.labels == 2].argmax(1) == 2)
+    )
 
 
 def test_a_run_with_values_is_resumed_with_them_alone(tmp_path):
     settings = {"workdir": str(tmp_path / "run"), "steps": 2} | ONE
-    run(own={"optimizer": optax.lion, "data": dataclasses.replace(DATA, augment=moved)}, **settings)
-    with pytest.raises(UserError, match=r"the shape of optimizer_state.0.count \(\[\] there, None now\)"):
-        run(own={"optimizer": lambda schedule: optax.chain(optax.clip(1.0), optax.lion(schedule))}, **settings)
+    run(
+        own={"optimizer": optax.lion, "data": dataclasses.replace(DATA, augment=moved)},
+        **settings,
+    )
+    with pytest.raises(
+        UserError,
+        match=r"the shape of optimizer_state.0.count \(\[\] there, None now\)",
+    ):
+        run(
+            own={
+                "optimizer": lambda schedule: optax.chain(
+                    optax.clip(1.0), optax.lion(schedule)
+                )
+            },
+            **settings,
+        )
     with pytest.raises(UserError, match="the loss of 4 examples"):
         run(own={"optimizer": optax.lion}, **settings)
-    with pytest.raises(UserError, match=r"unknown optimizer 'lion': .*from Python optimizer=..."):
+    with pytest.raises(
+        UserError, match=r"unknown optimizer 'lion': .*from Python optimizer=..."
+    ):
         evaluate_run(settings["workdir"], model=Net, data=DATA)
 
 
 # They train, and can't be exported for any number of inputs: `len` is of one size.
-ONE_SIZE = type("OneSize", (Net,), {"__call__": lambda self, x: Net.__call__(self, x).reshape(len(x), -1)})
-ONE_ANSWER = type("OneAnswer", (Signs,), {"predict": lambda self, x: x.reshape(len(x), -1)})
+ONE_SIZE = type(
+    "OneSize",
+    (Net,),
+    {"__call__": lambda self, x: Net.__call__(self, x).reshape(len(x), -1)},
+)
+ONE_ANSWER = type(
+    "OneAnswer", (Signs,), {"predict": lambda self, x: x.reshape(len(x), -1)}
+)
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (SIGNS | {"model": ONE_ANSWER}, "warning: the model cannot be exported for any number of inputs ("),
-        ({"model": ONE_SIZE}, "warning: the model cannot be exported for any number of inputs ("),
-        ({"optimizer": lambda rate: optax.contrib.schedule_free(optax.sgd(rate), rate, 0.9)}, "schedule_free_eval_par"),
+        (
+            SIGNS | {"model": ONE_ANSWER},
+            "warning: the model cannot be exported for any number of inputs (",
+        ),
+        (
+            {"model": ONE_SIZE},
+            "warning: the model cannot be exported for any number of inputs (",
+        ),
+        (
+            {
+                "optimizer": lambda rate: optax.contrib.schedule_free(
+                    optax.sgd(rate), rate, 0.9
+                )
+            },
+            "schedule_free_eval_par",
+        ),
         ({}, ""),
     ],
 )
@@ -253,13 +397,19 @@ def test_before_training_a_warning_says_what_will_be_missing(capsys, values, sai
     assert bool(said) == bool(warning)
 
 
-class Undecided(Net):  # its logits are equal but for rounding, which on a GPU depends on where an example lies
+class Undecided(
+    Net
+):  # its logits are equal but for rounding, which on a GPU depends on where an example lies
     def __call__(self, x):
         sign = jnp.where(jnp.arange(len(x)) < 8, 1, -1)
-        return 0 * super().__call__(x) + 1e-3 * current_context().train * sign[:, None] * jnp.array([1, 0, 0])
+        return 0 * super().__call__(x) + 1e-3 * current_context().train * sign[
+            :, None
+        ] * jnp.array([1, 0, 0])
 
 
 def test_rounding_in_bfloat16_may_change_the_class_of_an_example():
     run(Undecided, dtype="bfloat16")
-    with pytest.raises(UserError, match="correct in the loss of Undecided in training is not a sum"):
+    with pytest.raises(
+        UserError, match="correct in the loss of Undecided in training is not a sum"
+    ):
         run(Undecided)

@@ -55,18 +55,30 @@ def test_the_commands_print_what_the_page_shows(folder):
             if command.startswith("printf"):
                 subprocess.run(command, shell=True, check=True)
                 continue
-            _, _, module, *arguments = command.replace("--epochs 20", "--epochs 4").split()
+            _, _, module, *arguments = command.replace(
+                "--epochs 20", "--epochs 4"
+            ).split()
             done = entry.run_command(module.removeprefix("pmapdp."), *arguments)
             assert done.status == 0, done.err
             printed = [without_numbers(line) for line in done.out.splitlines()]
             for line in shown.splitlines():
-                assert line == "..." or any(each.startswith(without_numbers(line)) for each in printed), line
+                assert line == "..." or any(
+                    each.startswith(without_numbers(line)) for each in printed
+                ), line
 
 
 @pytest.mark.slow
 def test_the_code_of_the_page_runs(folder):
     """Its model, given back, has the test loss that the run had, within rounding."""
-    names = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "nnx": nnx, "MetricSums": MetricSums, "DataSet": DataSet}
+    names = {
+        "jax": jax,
+        "jnp": jnp,
+        "np": np,
+        "optax": optax,
+        "nnx": nnx,
+        "MetricSums": MetricSums,
+        "DataSet": DataSet,
+    }
     exec(shortened(CODE[0]), names)
     first, *_, last = names["result"].epochs
     assert last["test"]["loss"] < first["test"]["loss"]
@@ -75,23 +87,37 @@ def test_the_code_of_the_page_runs(folder):
     test = names["data"].make()["test"]
     assert names["metrics"]["loss"] == pytest.approx(last["test"]["loss"], rel=1e-5)
     outputs = names["model"](np.asarray(test[0], np.float32))
-    assert np.square(outputs - test[1]).mean() == pytest.approx(last["test"]["loss"], rel=1e-4)
+    assert np.square(outputs - test[1]).mean() == pytest.approx(
+        last["test"]["loss"], rel=1e-4
+    )
     losses = [epoch["train"]["loss"] for epoch in names["copied"].epochs]
     assert losses[1] < losses[0]
-    model, rows = lambda inputs: (inputs[:, :3], inputs[:, 0]), np.eye(4, dtype=np.float32)
+    model, rows = (
+        lambda inputs: (inputs[:, :3], inputs[:, 0]),
+        np.eye(4, dtype=np.float32),
+    )
     labels = {"kind": np.zeros(4, int), "size": rows[:, 0] + 2}
-    sums = names["two_losses"](model, Batch(rows, labels, np.arange(4), np.array([1, 1, 1, 0])))
-    assert sums.loss / sums.count == pytest.approx(4 + np.mean([np.log(1 + 2 * np.exp(-1))] + 2 * [np.log(2 + np.e)]))
+    sums = names["two_losses"](
+        model, Batch(rows, labels, np.arange(4), np.array([1, 1, 1, 0]))
+    )
+    assert sums.loss / sums.count == pytest.approx(
+        4 + np.mean([np.log(1 + 2 * np.exp(-1))] + 2 * [np.log(2 + np.e)])
+    )
     data = make_data_set(names["augmented"])
     assert data.train.take(np.array([7])).inputs.max() == 7
     image = np.arange(3)[None]
-    found = {tuple(np.asarray(names["flip"](image, jax.random.key(seed)))[0].tolist()) for seed in range(9)}
+    found = {
+        tuple(np.asarray(names["flip"](image, jax.random.key(seed)))[0].tolist())
+        for seed in range(9)
+    }
     assert found == {(0, 1, 2), (2, 1, 0)}
 
 
 def test_the_example_of_the_readme_runs(monkeypatch):
     monkeypatch.setattr("pmapdp.train.keep_compiled_programs", lambda: None)
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    code = re.search(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )[1]
     names = {"train_inputs": DATA.train.inputs, "train_labels": DATA.train.labels}
     names |= {"test_inputs": DATA.test.inputs, "test_labels": DATA.test.labels}
     exec(shortened(code), names)

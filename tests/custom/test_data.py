@@ -25,7 +25,9 @@ LABELS = np.arange(N, dtype=np.int32) % 3
 WEIGHTS = np.linspace(0.5, 2, N, dtype=np.float32)
 NAMES = np.array(["cat", "cow", "dog"])
 PAIRS = [(INPUTS[i], LABELS[i]) for i in range(N)]
-grain, pandas = (partial(import_module, name) for name in ("grain", "pandas"))  # they take long, and not all need them
+grain, pandas = (
+    partial(import_module, name) for name in ("grain", "pandas")
+)  # they take long, and not all need them
 
 
 class Tensor:
@@ -52,32 +54,62 @@ class MapStyle:
 
 FORMS = {
     "tuple": lambda folder: (INPUTS, LABELS),
-    "memory-mapped": lambda folder: (np.memmap(folder / "x", np.float32, "w+", shape=(N, 6)).__iadd__(INPUTS), LABELS),
-    "reversed in memory": lambda folder: (INPUTS[::-1].copy()[::-1], LABELS[::-1].copy()[::-1]),
-    "arrays of JAX": lambda folder: (jax.numpy.asarray(INPUTS), jax.numpy.asarray(LABELS)),
-    "frame and series": lambda folder: (pandas().DataFrame(INPUTS, columns=list("abcdef")), pandas().Series(LABELS)),
-    "frame and categories": lambda folder: (INPUTS, pandas().Series(NAMES[LABELS], dtype="category")),
+    "memory-mapped": lambda folder: (
+        np.memmap(folder / "x", np.float32, "w+", shape=(N, 6)).__iadd__(INPUTS),
+        LABELS,
+    ),
+    "reversed in memory": lambda folder: (
+        INPUTS[::-1].copy()[::-1],
+        LABELS[::-1].copy()[::-1],
+    ),
+    "arrays of JAX": lambda folder: (
+        jax.numpy.asarray(INPUTS),
+        jax.numpy.asarray(LABELS),
+    ),
+    "frame and series": lambda folder: (
+        pandas().DataFrame(INPUTS, columns=list("abcdef")),
+        pandas().Series(LABELS),
+    ),
+    "frame and categories": lambda folder: (
+        INPUTS,
+        pandas().Series(NAMES[LABELS], dtype="category"),
+    ),
     "labels as names": lambda folder: (INPUTS, NAMES[LABELS].tolist()),
     "list of pairs": lambda folder: PAIRS,
-    "pairs with a name as label": lambda folder: {"train": [(x, NAMES[y]) for x, y in PAIRS], "classes": NAMES},
+    "pairs with a name as label": lambda folder: {
+        "train": [(x, NAMES[y]) for x, y in PAIRS],
+        "classes": NAMES,
+    },
     "map-style": lambda folder: MapStyle(),
     "dictionaries": lambda folder: [{"x": x, "label": y} for x, y in PAIRS],
-    "dictionaries of numbers": lambda folder: [{"x": x.astype(float).tolist(), "labels": int(y)} for x, y in PAIRS],
-    "of Grain": lambda folder: grain().MapDataset.range(N).map(lambda i: (INPUTS[i], LABELS[i])),
+    "dictionaries of numbers": lambda folder: [
+        {"x": x.astype(float).tolist(), "labels": int(y)} for x, y in PAIRS
+    ],
+    "of Grain": lambda folder: (
+        grain().MapDataset.range(N).map(lambda i: (INPUTS[i], LABELS[i]))
+    ),
 }
 
 
 def part(data, name="train"):
-    return getattr(make_data_set(DataSet(**data) if isinstance(data, dict) else DataSet(data)), name)
+    return getattr(
+        make_data_set(DataSet(**data) if isinstance(data, dict) else DataSet(data)),
+        name,
+    )
 
 
 def assert_same_batches(found, wanted, first_step=0):
     for layout in ({}, {"devices": 4, "here": range(1, 3), "accumulate": 2}):
-        batches = [list(Batches(each, 8, **layout, shuffle_seed=1).epoch(2, first_step)) for each in (found, wanted)]
+        batches = [
+            list(Batches(each, 8, **layout, shuffle_seed=1).epoch(2, first_step))
+            for each in (found, wanted)
+        ]
         assert len(batches[0]) == len(batches[1]) == 3 - first_step
         for one, other in zip(*batches, strict=True):
             jax.tree.map(np.testing.assert_array_equal, one, other)
-            assert jax.tree.map(np.result_type, one) == jax.tree.map(np.result_type, other)
+            assert jax.tree.map(np.result_type, one) == jax.tree.map(
+                np.result_type, other
+            )
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -90,7 +122,11 @@ def test_every_form_gives_the_batches_of_arrays(form, tmp_path):
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_dictionaries_of_inputs_and_labels_and_weights(one_by_one):
-    data = Split({"a": INPUTS[:, :2], "b": INPUTS[:, 2:]}, {"kind": LABELS, "size": INPUTS.sum(1)}, WEIGHTS)
+    data = Split(
+        {"a": INPUTS[:, :2], "b": INPUTS[:, 2:]},
+        {"kind": LABELS, "size": INPUTS.sum(1)},
+        WEIGHTS,
+    )
     rows = [jax.tree.map(lambda each, i=i: each[i], tuple(data)) for i in range(N)]
     found = part(rows if one_by_one else data)
     assert_same_batches(found, data)
@@ -100,7 +136,10 @@ def test_dictionaries_of_inputs_and_labels_and_weights(one_by_one):
 
 def test_images_of_pillow_and_numbers_of_64_bits():
     for mode, shape in (("L", (1, 4, 5, 1)), ("RGB", (1, 4, 5, 3))):
-        assert part([(Image.new(mode, (5, 4)), 0)]).take(np.arange(1)).inputs.shape == shape
+        assert (
+            part([(Image.new(mode, (5, 4)), 0)]).take(np.arange(1)).inputs.shape
+            == shape
+        )
     with jax.enable_x64(True):
         found = part([(INPUTS[i].astype(float), LABELS[i]) for i in range(N)])
         assert_same_batches(found, Split(INPUTS.astype(float), LABELS))
@@ -110,9 +149,17 @@ def test_names_of_classes():
     data = make_data_set({"train": MapStyle(), "validation": (INPUTS, NAMES[LABELS])})
     assert (data.test, data.classes) == (None, ("cat", "cow", "dog"))
     np.testing.assert_array_equal(data.validation.labels, LABELS)
-    assert make_data_set(DataSet((INPUTS, NAMES[LABELS]))).classes == ("cat", "cow", "dog")
-    assert make_data_set(DataSet((INPUTS, LABELS), classes=np.unique(LABELS))).classes == ("0", "1", "2")
-    named = make_data_set(DataSet((INPUTS, NAMES[LABELS]), (INPUTS, ["pig"] * N), classes=(*NAMES, "pig")))
+    assert make_data_set(DataSet((INPUTS, NAMES[LABELS]))).classes == (
+        "cat",
+        "cow",
+        "dog",
+    )
+    assert make_data_set(
+        DataSet((INPUTS, LABELS), classes=np.unique(LABELS))
+    ).classes == ("0", "1", "2")
+    named = make_data_set(
+        DataSet((INPUTS, NAMES[LABELS]), (INPUTS, ["pig"] * N), classes=(*NAMES, "pig"))
+    )
     assert set(named.test.labels) == {3}
 
 
@@ -138,7 +185,10 @@ def test_a_number_stays_what_it_is_or_is_refused(dtype, number, of_inputs, of_la
     for what, wanted in (("inputs", of_inputs), ("labels", of_labels)):
         data = Split(**{"inputs": INPUTS[:2], "labels": LABELS[:2]} | {what: array})
         if wanted is None:
-            with pytest.raises(UserError, match=rf"the training {what} \({array.dtype}\) are not all .* row 1: "):
+            with pytest.raises(
+                UserError,
+                match=rf"the training {what} \({array.dtype}\) are not all .* row 1: ",
+            ):
                 part(data)
             continue
         found = getattr(part(data), what)
@@ -153,7 +203,9 @@ class Changing(MapStyle):
         self.first = first
 
     def __getitem__(self, index):
-        return INPUTS[index] + (index >= self.first) * np.random.normal(size=6), LABELS[index]
+        return INPUTS[index] + (index >= self.first) * np.random.normal(size=6), LABELS[
+            index
+        ]
 
 
 class Broken(MapStyle):
@@ -169,23 +221,68 @@ def one_changed(inputs=INPUTS[9], label=LABELS[9]):
 
 
 REFUSED = {
-    "random transform": (Changing(), "example 0 of .* is another one each time .* give DataSet.*augment="),
-    "rare random transform": (Changing(20), "example 20 of the training data is another one each time it is read"),
-    "another shape": (one_changed(INPUTS[9, :5]), r"example 9 .* float32 \[5\].* float32 \[6\]"),
-    "not a number": (one_changed(INPUTS[9] * np.nan), "example 9 of the training inputs .* are not all finite"),
-    "an example that fails": (Broken(), r"example 9 of the training data cannot be read \(the disk is gone\)"),
-    "without an end": (lambda: grain().MapDataset.source(PAIRS).repeat(), "repeat without an end: leave .repeat.. out"),
+    "random transform": (
+        Changing(),
+        "example 0 of .* is another one each time .* give DataSet.*augment=",
+    ),
+    "rare random transform": (
+        Changing(20),
+        "example 20 of the training data is another one each time it is read",
+    ),
+    "another shape": (
+        one_changed(INPUTS[9, :5]),
+        r"example 9 .* float32 \[5\].* float32 \[6\]",
+    ),
+    "not a number": (
+        one_changed(INPUTS[9] * np.nan),
+        "example 9 of the training inputs .* are not all finite",
+    ),
+    "an example that fails": (
+        Broken(),
+        r"example 9 of the training data cannot be read \(the disk is gone\)",
+    ),
+    "without an end": (
+        lambda: grain().MapDataset.source(PAIRS).repeat(),
+        "repeat without an end: leave .repeat.. out",
+    ),
     "no examples": ([], "have no examples"),
-    "no pairs": ([1, 2], "an example of the data is 1: give a pair .*; without labels give the inputs twice"),
-    "a label that is missing": (lambda: (INPUTS, pandas().Series([*NAMES[LABELS[1:]], None])), "'(nan|None)', which"),
+    "no pairs": (
+        [1, 2],
+        "an example of the data is 1: give a pair .*; without labels give the inputs twice",
+    ),
+    "a label that is missing": (
+        lambda: (INPUTS, pandas().Series([*NAMES[LABELS[1:]], None])),
+        "'(nan|None)', which",
+    ),
     "loader": (iter(PAIRS), "of a loader give its data set"),
-    "text in a table": (lambda: (pandas().DataFrame({"a": ["x"] * N}), LABELS), "give whole numbers, real numbers"),
-    "bfloat16": (Split(INPUTS.astype(ml_dtypes.bfloat16), LABELS), "the training inputs are of type bfloat16: give"),
-    "masked": (Split(INPUTS, np.ma.array(LABELS, mask=LABELS > 1)), "labels are masked in part: .* and all of them"),
-    "ragged": (Split([[1], [1, 2]], LABELS[:2]), "the training inputs are no array .*: give a NumPy array"),
-    "too few weights": (Split(INPUTS, LABELS, WEIGHTS[:9]), r"have shapes .*\[9\]\]: give one row"),
-    "test labels": ({"train": (INPUTS, NAMES[LABELS]), "test": (INPUTS, ["pig"] * N)}, "test labels have 'pig', which"),
-    "two of one name": ({"train": (INPUTS, LABELS), "classes": ("a", "a", "b")}, "two classes have the name 'a'"),
+    "text in a table": (
+        lambda: (pandas().DataFrame({"a": ["x"] * N}), LABELS),
+        "give whole numbers, real numbers",
+    ),
+    "bfloat16": (
+        Split(INPUTS.astype(ml_dtypes.bfloat16), LABELS),
+        "the training inputs are of type bfloat16: give",
+    ),
+    "masked": (
+        Split(INPUTS, np.ma.array(LABELS, mask=LABELS > 1)),
+        "labels are masked in part: .* and all of them",
+    ),
+    "ragged": (
+        Split([[1], [1, 2]], LABELS[:2]),
+        "the training inputs are no array .*: give a NumPy array",
+    ),
+    "too few weights": (
+        Split(INPUTS, LABELS, WEIGHTS[:9]),
+        r"have shapes .*\[9\]\]: give one row",
+    ),
+    "test labels": (
+        {"train": (INPUTS, NAMES[LABELS]), "test": (INPUTS, ["pig"] * N)},
+        "test labels have 'pig', which",
+    ),
+    "two of one name": (
+        {"train": (INPUTS, LABELS), "classes": ("a", "a", "b")},
+        "two classes have the name 'a'",
+    ),
 }
 
 
@@ -202,7 +299,10 @@ class OneFile(MapStyle):
 
 
 class Meeting(MapStyle):
-    thread_safe, threads = ImageFolder.thread_safe, Barrier(1)  # folders of images say True
+    thread_safe, threads = (
+        ImageFolder.thread_safe,
+        Barrier(1),
+    )  # folders of images say True
 
     def __getitem__(self, index):
         self.threads.wait(10)
@@ -213,7 +313,9 @@ def test_one_thread_reads_at_a_time_unless_the_class_says_thread_safe():
     """Also if two parts have one file."""
     data = make_data_set(dict.fromkeys(("train", "test"), OneFile()))
     with ThreadPoolExecutor(2) as pool:
-        for found in pool.map(lambda each: each.take(np.arange(N)), data.parts.values()):
+        for found in pool.map(
+            lambda each: each.take(np.arange(N)), data.parts.values()
+        ):
             np.testing.assert_array_equal(found.inputs, INPUTS)
     examples = part(source := Meeting())
     source.threads = Barrier(2)
@@ -243,7 +345,10 @@ def test_the_content_of_data_sets_is_told_apart(monkeypatch):
         DataSet(texts, texts),
         DataSet(texts, texts._replace(texts=["ab", "c"])),
         DataSet(texts, texts._replace(texts=["a", "bc\udcff"])),
-        *(make_data_set(DataSet(each)) for each in (PAIRS, PAIRS[:20], one_changed(label=LABELS[8]))),
+        *(
+            make_data_set(DataSet(each))
+            for each in (PAIRS, PAIRS[:20], one_changed(label=LABELS[8]))
+        ),
     ]
     assert len({fingerprint(each) for each in (DataSet(arrays, arrays), *others)}) == 10
     assert fingerprint(DataSet(arrays, arrays)) == fingerprint(
@@ -255,12 +360,19 @@ def test_the_content_of_data_sets_is_told_apart(monkeypatch):
     for row, told in ((0, True), (1, False)):
         changed = INPUTS.copy()
         changed[row] += 1
-        assert (fingerprint(DataSet(Split(changed, LABELS))) != fingerprint(DataSet(arrays))) == told
+        assert (
+            fingerprint(DataSet(Split(changed, LABELS))) != fingerprint(DataSet(arrays))
+        ) == told
 
 
 def test_files_of_arrays(tmp_path):
     file = tmp_path / "points.npz"
-    arrays = {"train_inputs": INPUTS, "train_labels": LABELS, "train_weights": WEIGHTS, "classes": NAMES}
+    arrays = {
+        "train_inputs": INPUTS,
+        "train_labels": LABELS,
+        "train_weights": WEIGHTS,
+        "classes": NAMES,
+    }
     np.savez(file, **arrays, validation_inputs=INPUTS, validation_labels=LABELS)
     data = load_npz(file)
     assert (data.test, data.classes) == (None, ("cat", "cow", "dog"))

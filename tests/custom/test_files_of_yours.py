@@ -26,14 +26,41 @@ os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "sub"))
 """
 
 
-TRAIN = ["train", "--model", "my.py:Net", "--dataset", "data.npz", "--global-batch-size", 18, "--strategy", "single"]
-TRAIN += ["--no-compile-cache", "--no-progress", "--optimizer", "my.py:make", "--schedule", "my.py:rate"]
+TRAIN = [
+    "train",
+    "--model",
+    "my.py:Net",
+    "--dataset",
+    "data.npz",
+    "--global-batch-size",
+    18,
+    "--strategy",
+    "single",
+]
+TRAIN += [
+    "--no-compile-cache",
+    "--no-progress",
+    "--optimizer",
+    "my.py:make",
+    "--schedule",
+    "my.py:rate",
+]
 
 
 def test_they_train_resume_evaluate_and_export(tmp_path, monkeypatch):
-    """Every path is meant from where the command was started, also if the file changes the current folder; moments of
-    16 bits are kept too."""
-    arguments = [*TRAIN, "--trainable", "head", "--epochs", 2, "--workdir", "run", "--metrics-file", "metrics.jsonl"]
+    """Every path is meant from where the command was started, also if the file changes
+    the current folder; moments of 16 bits are kept too."""
+    arguments = [
+        *TRAIN,
+        "--trainable",
+        "head",
+        "--epochs",
+        2,
+        "--workdir",
+        "run",
+        "--metrics-file",
+        "metrics.jsonl",
+    ]
     (tmp_path / "sub").mkdir()
     (tmp_path / "my.py").write_text(FILE)
     small_job.write_data(tmp_path)
@@ -51,23 +78,34 @@ def test_they_train_resume_evaluate_and_export(tmp_path, monkeypatch):
         shown.append(done.out)
     assert "restored from the checkpoint of step 3" in shown[1]
     accuracy = pytest.approx(float(re.search(r"last (0\.\d+)", shown[1])[1]), abs=1e-4)
-    assert [json.loads(each)["test"]["accuracy"] for each in (shown[2], shown[4])] == [accuracy] * 2
+    assert [json.loads(each)["test"]["accuracy"] for each in (shown[2], shown[4])] == [
+        accuracy
+    ] * 2
     config, state, last = load_run(tmp_path / "run")
     assert (config.optimizer, config.trainable) == (f"{tmp_path}/my.py:make", ("head",))
     assert last["learning_rate"] == pytest.approx(0.01 * 0.9**7)
-    assert {leaf.dtype for leaf in state.optimizer_state[1][0].mu["head"].values()} == {np.dtype("bfloat16")}
+    assert {leaf.dtype for leaf in state.optimizer_state[1][0].mu["head"].values()} == {
+        np.dtype("bfloat16")
+    }
     there = set(os.listdir(tmp_path)) - {"__pycache__"}  # Python's own
     assert there == {"metrics.jsonl", "model.zip", "my.py", "data.npz", "run", "sub"}
     assert os.listdir(tmp_path / "sub") == []
-    np.savez("../data.npz", **{**np.load("../data.npz"), "test_labels": np.zeros(29, int)})
-    for command in (["evaluate", tmp_path / "run"], ["export", tmp_path / "run", "model.zip"]):
+    np.savez(
+        "../data.npz", **{**np.load("../data.npz"), "test_labels": np.zeros(29, int)}
+    )
+    for command in (
+        ["evaluate", tmp_path / "run"],
+        ["export", tmp_path / "run", "model.zip"],
+    ):
         done = entry.run_command(*command)
         assert done.status == 2
         assert "differs in the content of the data" in done.err
 
 
 def test_an_error_in_a_library_names_your_line(tmp_path):
-    (tmp_path / "yours.py").write_text("import json\n\ndef make():\n    return json.loads('x')\n")
+    (tmp_path / "yours.py").write_text(
+        "import json\n\ndef make():\n    return json.loads('x')\n"
+    )
     done = entry.run_command("train", "--dataset", f"{tmp_path}/yours.py:make")
     assert done.status == 2
     assert "yours.py fails at line 4 (JSONDecodeError: " in done.err.splitlines()[-1]

@@ -18,7 +18,9 @@ def write(folder, size=(6, 5), ending="png"):
         (folder / name).mkdir(parents=True)
         (folder / name / "notes.txt").write_text("no image")
         for index in range(8):
-            Image.new("RGB", size, tuple(each + index for each in colour)).save(folder / name / f"{index}.{ending}")
+            Image.new("RGB", size, tuple(each + index for each in colour)).save(
+                folder / name / f"{index}.{ending}"
+            )
 
 
 def test_a_folder_for_each_class(tmp_path):
@@ -46,7 +48,11 @@ def test_colours_and_sizes(tmp_path, kind):
     Image.new("L", (6, 5), 255).convert(kind).save(file)
     for mode, channels in (("L", 1), ("RGB", 3), ("RGBA", 4)):
         image, _ = ImageFolder(tmp_path, (3, 2), mode)[0]
-        assert (image.shape, image.dtype, image.min()) == ((3, 2, channels), np.uint8, 255)
+        assert (image.shape, image.dtype, image.min()) == (
+            (3, 2, channels),
+            np.uint8,
+            255,
+        )
 
 
 def test_parts_in_folders(tmp_path):
@@ -59,7 +65,9 @@ def test_parts_in_folders(tmp_path):
     assert [part.examples for part in data.parts.values()] == [16, 8, 16]
     assert set(data.test.take(np.arange(8)).labels) == {1}
     (tmp_path / "test" / "red").rename(tmp_path / "test" / "green")
-    with pytest.raises(UserError, match="the test labels have 'green', which is none of the 2 classes"):
+    with pytest.raises(
+        UserError, match="the test labels have 'green', which is none of the 2 classes"
+    ):
         load_folder(tmp_path).test.take(np.arange(8))
 
 
@@ -70,10 +78,22 @@ def test_what_is_refused(tmp_path):
     cut.write_bytes(cut.read_bytes()[:50])
     Image.fromarray(np.full((5, 6), 9, np.uint16)).save(wide)
     for read, sentence in (
-        (lambda: ImageFolder(tmp_path / "photos")[11], r"3.png cannot be read \(.*\): replace it, or take it out of"),
-        (lambda: ImageFolder(tmp_path / "photos")[16], r"wide.png cannot be read \(its mode is I;16: write it with"),
-        (lambda: ImageFolder(tmp_path / "none"), "none cannot be read .No such file or directory"),
-        (lambda: ImageFolder(tmp_path / "empty"), r"has no images in its subfolders \(class\)"),
+        (
+            lambda: ImageFolder(tmp_path / "photos")[11],
+            r"3.png cannot be read \(.*\): replace it, or take it out of",
+        ),
+        (
+            lambda: ImageFolder(tmp_path / "photos")[16],
+            r"wide.png cannot be read \(its mode is I;16: write it with",
+        ),
+        (
+            lambda: ImageFolder(tmp_path / "none"),
+            "none cannot be read .No such file or directory",
+        ),
+        (
+            lambda: ImageFolder(tmp_path / "empty"),
+            r"has no images in its subfolders \(class\)",
+        ),
     ):
         with pytest.raises(UserError, match=sentence):
             read()
@@ -83,7 +103,16 @@ def test_what_is_refused(tmp_path):
 def test_on_the_command_line(tmp_path):
     for part in ("train", "test"):
         write(tmp_path / part, size=(8, 8), ending="jpg")
-    flags = ["--model", f"{small_job.NET}:OfPictures", "--dataset", f"{tmp_path}/", "--global-batch-size", 6]
-    done = entry.run_command("train", *flags, "--epochs", 1, "--devices", 2, "--no-compile-cache")
+    flags = [
+        "--model",
+        f"{small_job.NET}:OfPictures",
+        "--dataset",
+        f"{tmp_path}/",
+        "--global-batch-size",
+        6,
+    ]
+    done = entry.run_command(
+        "train", *flags, "--epochs", 1, "--devices", 2, "--no-compile-cache"
+    )
     assert done.status == 0, done.err
     assert "16 to train, 16 to test" in done.out

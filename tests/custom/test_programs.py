@@ -12,15 +12,25 @@ from launch import environment, python
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [
     ("weighted_table", {"strategy": "jit"}, lambda test: test["loss"] < 0.025),
-    ("weighted_table", {"strategy": "jit", "weighted": False}, lambda test: test["loss"] > 0.035),
+    (
+        "weighted_table",
+        {"strategy": "jit", "weighted": False},
+        lambda test: test["loss"] > 0.035,
+    ),
     ("next_token", {"strategy": "shard_map"}, lambda test: test["loss"] < 2.75),
-    ("images_in_folders", {"strategy": "pmap"}, lambda test: test["examples"] == 360 and test["accuracy"] > 0.97),
+    (
+        "images_in_folders",
+        {"strategy": "pmap"},
+        lambda test: test["examples"] == 360 and test["accuracy"] > 0.97,
+    ),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings", "is_reached"), EXAMPLES)
-def test_an_example_reaches_what_the_page_says(name, settings, is_reached, tmp_path, monkeypatch):
+def test_an_example_reaches_what_the_page_says(
+    name, settings, is_reached, tmp_path, monkeypatch
+):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     main = importlib.import_module(name).main
     where = ROOT / "LICENSE" if name == "next_token" else tmp_path
@@ -32,10 +42,16 @@ def test_an_example_reaches_what_the_page_says(name, settings, is_reached, tmp_p
 @pytest.mark.slow
 def test_a_line_of_jnp_before_train():
     """The run takes the device that JAX started with, and its header says how to have more."""
-    done = python("-c", "import jax.numpy as jnp; jnp.ones(3); from points import loss; loss(devices=None)")
+    done = python(
+        "-c",
+        "import jax.numpy as jnp; jnp.ones(3); from points import loss; loss(devices=None)",
+    )
     assert done.returncode == 0, done.stderr
     assert "1 CPU device on" in done.stdout
-    assert "with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more" in done.stdout
+    assert (
+        "with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
+        in done.stdout
+    )
 
 
 MAPPED = """
@@ -57,8 +73,8 @@ print("peak of", peak // 1024, "MiB")
 
 @pytest.mark.slow
 def test_a_hundred_gigabytes_train_within_one(tmp_path):
-    """Three updates from a sparse file, in a workdir, for which the content of the data is sampled. The peak of the
-    resident memory has the pages of the file in it."""
+    """Three updates from a sparse file, in a workdir, for which the content of the data
+    is sampled. The peak of the resident memory has the pages of the file in it."""
     file, shape = tmp_path / "images.npy", (510_000, 256, 256, 3)
     np.lib.format.open_memmap(file, "w+", np.uint8, shape)
     assert file.stat().st_size > 100e9
@@ -74,7 +90,10 @@ def test_a_notebook_that_is_stopped(tmp_path, monkeypatch):
     """The kernel's stop button ends a run after its update, with a checkpoint from which the next cell resumes."""
     from jupyter_client.manager import start_new_kernel
 
-    monkeypatch.setattr("jupyter_client.provisioning.local_provisioner.launch_kernel", forks.launch_kernel)
+    monkeypatch.setattr(
+        "jupyter_client.provisioning.local_provisioner.launch_kernel",
+        forks.launch_kernel,
+    )
     run = tmp_path / "run"
     manager, client = start_new_kernel(env=environment())
     try:
@@ -87,16 +106,27 @@ def test_a_notebook_that_is_stopped(tmp_path, monkeypatch):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         manager.interrupt_kernel()
-        while (message := client.get_shell_msg(timeout=60))["parent_header"].get("msg_id") != first:
+        while (message := client.get_shell_msg(timeout=60))["parent_header"].get(
+            "msg_id"
+        ) != first:
             pass
         answer = message["content"]
         assert answer["ename"] == "StoppedError"
         assert "a checkpoint is in" in answer["evalue"]
-        step = max(int(path.name) for path in run.glob("checkpoints/[0-9]*") if path.name.isdigit())
+        step = max(
+            int(path.name)
+            for path in run.glob("checkpoints/[0-9]*")
+            if path.name.isdigit()
+        )
         assert f"after step {step:,}:" in answer["evalue"]
-        answer = client.execute(f"loss(**settings, steps={step} + 3)", reply=True, timeout=60)["content"]
+        answer = client.execute(
+            f"loss(**settings, steps={step} + 3)", reply=True, timeout=60
+        )["content"]
         assert answer["status"] == "ok", answer
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    assert f"restored from the checkpoint of step {step:,}" in (run / "log.txt").read_text()
+    assert (
+        f"restored from the checkpoint of step {step:,}"
+        in (run / "log.txt").read_text()
+    )

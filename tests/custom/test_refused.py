@@ -17,8 +17,12 @@ from pmapdp.errors import UserError
 from pmapdp.layers import current_context
 from pmapdp.loss import MetricSums
 
-SORTED = DataSet(Split(*(each[DATA.train.labels.argsort()] for each in DATA.train[:2])))  # by class
-REAL = DataSet(DATA.train._replace(labels=DATA.train.inputs @ np.arange(6, dtype=np.float32)))
+SORTED = DataSet(
+    Split(*(each[DATA.train.labels.argsort()] for each in DATA.train[:2]))
+)  # by class
+REAL = DataSet(
+    DATA.train._replace(labels=DATA.train.inputs @ np.arange(6, dtype=np.float32))
+)
 
 
 class Line(nnx.Module):
@@ -39,19 +43,32 @@ def loss(change, train=False):
     """A right loss, of which `change(model, batch, sums)` has other fields; with `train` in training alone."""
 
     def changed(model, batch):
-        sums = MetricSums((batch.weights * squares(model, batch)).sum(), None, batch.weights.sum())
-        return sums if train and not current_context().train else sums._replace(**change(model, batch, sums))
+        sums = MetricSums(
+            (batch.weights * squares(model, batch)).sum(), None, batch.weights.sum()
+        )
+        return (
+            sums
+            if train and not current_context().train
+            else sums._replace(**change(model, batch, sums))
+        )
 
     return {"model": Line, "data": REAL, "loss": changed}
 
 
 def noisy(model, batch, noise):
-    return {"loss": (batch.weights * jnp.square(model(batch.inputs + noise) - batch.labels)).sum()}
+    return {
+        "loss": (
+            batch.weights * jnp.square(model(batch.inputs + noise) - batch.labels)
+        ).sum()
+    }
 
 
 def two_weights(model, batch, sums):
     right = (batch.weights * (batch.labels > 0)).sum()
-    return {"count": (batch.weights * (1 + 2.0 * (batch.labels > 0))).sum(), "correct": right}
+    return {
+        "count": (batch.weights * (1 + 2.0 * (batch.labels > 0))).sum(),
+        "correct": right,
+    }
 
 
 def own_weights(model, batch):
@@ -59,22 +76,62 @@ def own_weights(model, batch):
     logits = model(batch.inputs)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
     right = (1 + 2.0 * (batch.labels == 2)) * (logits.argmax(1) == batch.labels)
-    return MetricSums((batch.weights * losses).sum(), (batch.weights * right).sum(), batch.weights.sum())
+    return MetricSums(
+        (batch.weights * losses).sum(),
+        (batch.weights * right).sum(),
+        batch.weights.sum(),
+    )
 
 
-MEAN = {"model": Line, "data": REAL, "loss": lambda model, batch: squares(model, batch).mean()}
+MEAN = {
+    "model": Line,
+    "data": REAL,
+    "loss": lambda model, batch: squares(model, batch).mean(),
+}
 NO_SUM = r"is not a sum over .* return \(batch.weights \* losses\).sum\(\)"
 LOSSES = [
-    (loss(lambda m, b, sums: {"count": jnp.ones_like(b.labels).sum()}), "count in the loss of Line counts padding"),
-    (loss(lambda m, b, sums: {"loss": sums.loss + 3}, train=True), "Line in training has a penalty that is added once"),
-    (loss(lambda m, b, sums: noisy(m, b, jax.random.normal(current_context().keys[0], (6,))), True), NO_SUM),
-    (loss(lambda m, b, sums: noisy(m, b, np.random.normal(size=6)), True), "Line draws random numbers of NumPy"),
-    (loss(two_weights), "returns correct 1 for an example that counts 3, but accuracy has the weights of the data al"),
-    ({"data": SORTED, "loss": own_weights}, "returns correct 3 for an example that counts 1, but accuracy has"),
-    (loss(lambda m, b, sums: {"others": {"loss": sums.loss}}), "further sum called loss"),
-    (loss(lambda m, b, sums: {"loss": squares(m, b)}), r"returns loss as float32 \[16\]: return its sum"),
+    (
+        loss(lambda m, b, sums: {"count": jnp.ones_like(b.labels).sum()}),
+        "count in the loss of Line counts padding",
+    ),
+    (
+        loss(lambda m, b, sums: {"loss": sums.loss + 3}, train=True),
+        "Line in training has a penalty that is added once",
+    ),
+    (
+        loss(
+            lambda m, b, sums: noisy(
+                m, b, jax.random.normal(current_context().keys[0], (6,))
+            ),
+            True,
+        ),
+        NO_SUM,
+    ),
+    (
+        loss(lambda m, b, sums: noisy(m, b, np.random.normal(size=6)), True),
+        "Line draws random numbers of NumPy",
+    ),
+    (
+        loss(two_weights),
+        "returns correct 1 for an example that counts 3, but accuracy has the weights of the data al",
+    ),
+    (
+        {"data": SORTED, "loss": own_weights},
+        "returns correct 3 for an example that counts 1, but accuracy has",
+    ),
+    (
+        loss(lambda m, b, sums: {"others": {"loss": sums.loss}}),
+        "further sum called loss",
+    ),
+    (
+        loss(lambda m, b, sums: {"loss": squares(m, b)}),
+        r"returns loss as float32 \[16\]: return its sum",
+    ),
     (MEAN, r"the loss of Line returns float32 \[\]: return sums .* \* losses\).sum"),
-    ({"loss": lambda model, batch, context: 0}, "the loss has an argument context, which it no longer gets"),
+    (
+        {"loss": lambda model, batch, context: 0},
+        "the loss has an argument context, which it no longer gets",
+    ),
 ]
 
 
@@ -93,7 +150,9 @@ class Moments(nnx.Module):
             sums = (weights[:, None] * x).sum(0), weights.sum()
             if self.everywhere and context.axis_name is not None:
                 sums = jax.lax.psum(sums, context.axis_name)
-            self.mean[...] = 0.9 * self.mean[...] + 0.1 * sums[0] / jnp.maximum(sums[1], 1)
+            self.mean[...] = 0.9 * self.mean[...] + 0.1 * sums[0] / jnp.maximum(
+                sums[1], 1
+            )
         return self.out(x)
 
 
@@ -125,28 +184,86 @@ def bridged(rngs):
 PICTURES = DataSet(Split(np.zeros((40, 1, 12, 12), np.float32), np.zeros(40, np.int32)))
 WITH_CONTEXT = type("WithContext", (Net,), {"__call__": lambda self, x, context: x})
 MODELS = [
-    ({"data": DataSet([(np.ones(6), 3 if i == 1 else i % 3) for i in range(40)])}, "are from 0 to 3, and the model"),
-    ({"data": DataSet(DATA.train._replace(labels=np.eye(3)[DATA.train.labels]))}, r"of one-hot .* labels.argmax"),
-    ({"data": DataSet(DATA.train, classes=("a", "b"))}, "the data name 2 classes, and Net has 3 logits: name all"),
-    ({"model": small_job.OfPictures, "data": PICTURES}, r"Flax wants channels last, so give \[n, 12, 12, 1\]"),
-    ({"model": net(lambda call, x: (call(x), x))}, r"Changed gives float32 \[16, 3\], float32 \[16, 6\]"),
-    ({"model": WITH_CONTEXT}, "WithContext.__call__ has an argument context, which it no longer gets: leave it out"),
-    ({"model": Sows}, "Sows makes the variable seen.* as it is called: make it in __init__, or leave nnx.sow out"),
+    (
+        {"data": DataSet([(np.ones(6), 3 if i == 1 else i % 3) for i in range(40)])},
+        "are from 0 to 3, and the model",
+    ),
+    (
+        {"data": DataSet(DATA.train._replace(labels=np.eye(3)[DATA.train.labels]))},
+        r"of one-hot .* labels.argmax",
+    ),
+    (
+        {"data": DataSet(DATA.train, classes=("a", "b"))},
+        "the data name 2 classes, and Net has 3 logits: name all",
+    ),
+    (
+        {"model": small_job.OfPictures, "data": PICTURES},
+        r"Flax wants channels last, so give \[n, 12, 12, 1\]",
+    ),
+    (
+        {"model": net(lambda call, x: (call(x), x))},
+        r"Changed gives float32 \[16, 3\], float32 \[16, 6\]",
+    ),
+    (
+        {"model": WITH_CONTEXT},
+        "WithContext.__call__ has an argument context, which it no longer gets: leave it out",
+    ),
+    (
+        {"model": Sows},
+        "Sows makes the variable seen.* as it is called: make it in __init__, or leave nnx.sow out",
+    ),
     ({"model": lambda rngs: 5}, "<lambda> gives 5: give a class or function of rngs"),
     ({"model": bridged}, "ToNNX draws random numbers from "),
-    ({"model": moments(weighted=True)}, "Moments writes mean from the rows of one device, or padding with them"),
-    ({"model": moments(everywhere=True)}, "Moments writes mean from the rows of one device, or padding with them"),
+    (
+        {"model": moments(weighted=True)},
+        "Moments writes mean from the rows of one device, or padding with them",
+    ),
+    (
+        {"model": moments(everywhere=True)},
+        "Moments writes mean from the rows of one device, or padding with them",
+    ),
 ]
 VALUES = [
-    ({"data": DataSet(DATA.train, augment=lambda inputs: inputs)}, "Net fails in training .*: correct .* or augment"),
-    ({"optimizer": optax.adam(0.1)}, r"optimizer=.* fails .*: give a function .* optimizer=optax.lion"),
-    ({"optimizer": lambda schedule: optax.adam(0.1)}, "does not use its schedule, so --learning-rate would have"),
-    ({"optimizer": lambda rate: optax.chain(optax.contrib.reduce_on_plateau(), optax.sgd(rate))}, "fails .*'value'"),
-    ({"trainable": nnx.PathContains("tail")}, "chooses no parameter of head.bias, head.kernel"),
-    ({"schedule": lambda step: 0.1 if step > 3 else 0.2}, "fails for a number of updates .*: give a function of JAX"),
-    ({"metrics": lambda logits, batch: 3}, "Net fails in evaluation .*: correct its __call__, its loss, metrics="),
-    ({"metrics": lambda logits, batch: {"x": (logits.argmax(1) == 0).mean()}}, "x in the loss of Net "),
-    ({"metrics": lambda logits, batch: {}, "loss": lambda m, b: 0}, "metrics= is for the cross-entropy: return"),
+    (
+        {"data": DataSet(DATA.train, augment=lambda inputs: inputs)},
+        "Net fails in training .*: correct .* or augment",
+    ),
+    (
+        {"optimizer": optax.adam(0.1)},
+        r"optimizer=.* fails .*: give a function .* optimizer=optax.lion",
+    ),
+    (
+        {"optimizer": lambda schedule: optax.adam(0.1)},
+        "does not use its schedule, so --learning-rate would have",
+    ),
+    (
+        {
+            "optimizer": lambda rate: optax.chain(
+                optax.contrib.reduce_on_plateau(), optax.sgd(rate)
+            )
+        },
+        "fails .*'value'",
+    ),
+    (
+        {"trainable": nnx.PathContains("tail")},
+        "chooses no parameter of head.bias, head.kernel",
+    ),
+    (
+        {"schedule": lambda step: 0.1 if step > 3 else 0.2},
+        "fails for a number of updates .*: give a function of JAX",
+    ),
+    (
+        {"metrics": lambda logits, batch: 3},
+        "Net fails in evaluation .*: correct its __call__, its loss, metrics=",
+    ),
+    (
+        {"metrics": lambda logits, batch: {"x": (logits.argmax(1) == 0).mean()}},
+        "x in the loss of Net ",
+    ),
+    (
+        {"metrics": lambda logits, batch: {}, "loss": lambda m, b: 0},
+        "metrics= is for the cross-entropy: return",
+    ),
 ]
 
 
@@ -173,7 +290,11 @@ def test_jax_finds_the_operation_that_made_a_nan():
 
 
 def test_a_type_that_the_model_does_not_take_and_a_built_model_are_refused():
-    with pytest.raises(UserError, match=r"Net.* cannot be built .*: give a class or function of rngs"):
+    with pytest.raises(
+        UserError, match=r"Net.* cannot be built .*: give a class or function of rngs"
+    ):
         run(Net(rngs=nnx.Rngs(0)))
-    with pytest.raises(UserError, match=r"--dtype bfloat16 has no effect on Line, which takes no dtype"):
+    with pytest.raises(
+        UserError, match=r"--dtype bfloat16 has no effect on Line, which takes no dtype"
+    ):
         run(Line, dtype="bfloat16")

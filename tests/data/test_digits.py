@@ -21,9 +21,19 @@ def test_the_file_holds_what_scikit_learn_gives():
     from sklearn.model_selection import train_test_split
 
     theirs = load_digits()
-    wanted = train_test_split(theirs.data, theirs.target, test_size=360, stratify=theirs.target, random_state=0)
+    wanted = train_test_split(
+        theirs.data,
+        theirs.target,
+        test_size=360,
+        stratify=theirs.target,
+        random_state=0,
+    )
     with np.load(FILE) as arrays:
-        for name, values in zip(("train_scans", "test_scans", "train_labels", "test_labels"), wanted, strict=True):
+        for name, values in zip(
+            ("train_scans", "test_scans", "train_labels", "test_labels"),
+            wanted,
+            strict=True,
+        ):
             assert arrays[name].dtype == np.uint8
             np.testing.assert_array_equal(arrays[name].reshape(values.shape), values)
 
@@ -32,7 +42,10 @@ def test_the_split_never_changes():
     """Figures of different versions of this project can be compared only as long as these hashes stand."""
     for name, split in load_data("digits").parts.items():
         examples, wanted = SHA256[name]
-        assert (split.inputs.shape, split.inputs.dtype) == ((examples, 28, 28, 1), np.uint8)
+        assert (split.inputs.shape, split.inputs.dtype) == (
+            (examples, 28, 28, 1),
+            np.uint8,
+        )
         assert (split.labels.shape, split.labels.dtype) == ((examples,), np.int32)
         content = split.inputs.tobytes() + split.labels.astype("<i4").tobytes()
         assert hashlib.sha256(content).hexdigest() == wanted
@@ -43,6 +56,10 @@ def test_enlarge_by_hand():
     image = np.zeros((1, 8, 8))
     image[0, 1] = 14
     column = enlarge(image)[0, :, 0]
-    np.testing.assert_allclose(column[:2], 0, atol=1e-12)  # centres -5/14 and -1/14: the edge is repeated
-    np.testing.assert_allclose(column[2:9], [3, 7, 11, 13, 9, 5, 1], atol=1e-12)  # 3/14, 7/14, 11/14, 15/14, ...
+    np.testing.assert_allclose(
+        column[:2], 0, atol=1e-12
+    )  # centres -5/14 and -1/14: the edge is repeated
+    np.testing.assert_allclose(
+        column[2:9], [3, 7, 11, 13, 9, 5, 1], atol=1e-12
+    )  # 3/14, 7/14, 11/14, 15/14, ...
     np.testing.assert_allclose(column[9:], 0, atol=1e-12)

@@ -31,7 +31,10 @@ def archive(*extra) -> bytes:
     """A .tar.gz of the reviews, with `extra` members before them."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz") as tar:
-        for info, content in (*extra, *(member(name, text.encode()) for name, text in REVIEWS.items())):
+        for info, content in (
+            *extra,
+            *(member(name, text.encode()) for name, text in REVIEWS.items()),
+        ):
             tar.addfile(info, io.BytesIO(content))
     return file.getvalue()
 
@@ -58,7 +61,11 @@ def test_order_of_the_examples(tmp_path):
     corpus = read(tmp_path, archive())
     for part, texts in zip(("train", "test"), corpus.parts.values(), strict=True):
         names = [" ".join(text.split()[:3]) for text in texts.texts]
-        assert names == [f"{part} {name} {number}" for name in ("neg", "pos") for number in (0, 2, 10)]
+        assert names == [
+            f"{part} {name} {number}"
+            for name in ("neg", "pos")
+            for number in (0, 2, 10)
+        ]
         assert texts.labels.tolist() == [0, 0, 0, 1, 1, 1]
         assert texts.labels.dtype == np.int32
         assert texts.texts[0].endswith("caf\u00e9<br />\u2026")
@@ -70,7 +77,9 @@ def test_order_of_the_examples(tmp_path):
         member("../aclImdb/train/neg/5_1.txt", b"outside"),
         member("aclImdb/train/unsup/5_0.txt", b"without a label"),
         member("aclImdb/train/neg/5_1.txt\n", b"a line break"),
-        member("aclImdb/train/neg/5_1.txt", type=tarfile.SYMTYPE, linkname="/etc/hostname"),
+        member(
+            "aclImdb/train/neg/5_1.txt", type=tarfile.SYMTYPE, linkname="/etc/hostname"
+        ),
         member("aclImdb/train/neg/5_1.txt", type=tarfile.FIFOTYPE),
         member("aclImdb/README", b"x" * (2 << 20)),
         member("aclImdb/train/neg/5_1.txt", b"a" * ((1 << 20) + 1)),
@@ -95,7 +104,12 @@ def test_damaged_archives(tmp_path):
 
 
 def test_other_mistakes(tmp_path):
-    assert "codec can't decode" in refusal(tmp_path, archive(member("aclImdb/train/neg/5_1.txt", b"\xff\xfe")))
+    assert "codec can't decode" in refusal(
+        tmp_path, archive(member("aclImdb/train/neg/5_1.txt", b"\xff\xfe"))
+    )
     more = archive(member("aclImdb/train/neg/5_1.txt", b"one more"))
-    assert "has 4 reviews in train/neg and 3 in train/pos, where 3 belong in each" in refusal(tmp_path, more)
+    assert (
+        "has 4 reviews in train/neg and 3 in train/pos, where 3 belong in each"
+        in refusal(tmp_path, more)
+    )
     assert "Not a gzipped file" in refusal(tmp_path, b"hello")

@@ -33,22 +33,44 @@ def test_images_and_labels_come_back_as_written(tmp_path, array):
         read_idx(file, "0" * 32)
 
 
-NO_ROUTE = RuntimeError("Error downloading train-images:\nTried https://a.example, got:\nno route to host")
+NO_ROUTE = RuntimeError(
+    "Error downloading train-images:\nTried https://a.example, got:\nno route to host"
+)
 
 
 @pytest.mark.parametrize(
     ("dataset", "error", "fragments"),
     [
-        ("mnist", None, ["MNIST/raw: run pip install torchvision", "or use --dataset digits"]),
+        (
+            "mnist",
+            None,
+            ["MNIST/raw: run pip install torchvision", "or use --dataset digits"],
+        ),
         ("fashion-mnist", None, ["FashionMNIST/raw: run pip"]),
-        ("mnist", NO_ROUTE, ["MNIST/raw and could not be downloaded", "no route to host", "--dataset digits"]),
-        ("mnist", PermissionError("no access"), ["could not be downloaded (no access)"]),
+        (
+            "mnist",
+            NO_ROUTE,
+            [
+                "MNIST/raw and could not be downloaded",
+                "no route to host",
+                "--dataset digits",
+            ],
+        ),
+        (
+            "mnist",
+            PermissionError("no access"),
+            ["could not be downloaded (no access)"],
+        ),
     ],
 )
-def test_missing_files_are_one_sentence(tmp_path, monkeypatch, dataset, error, fragments):
+def test_missing_files_are_one_sentence(
+    tmp_path, monkeypatch, dataset, error, fragments
+):
     """All of them, or one of four; without torchvision, or with one that ends in an error."""
     datasets = SimpleNamespace(MNIST=Mock(side_effect=error))
-    monkeypatch.setitem(sys.modules, "torchvision", error and SimpleNamespace(datasets=datasets))
+    monkeypatch.setitem(
+        sys.modules, "torchvision", error and SimpleNamespace(datasets=datasets)
+    )
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for files in ([], FILES[:3]):

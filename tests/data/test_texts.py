@@ -21,7 +21,11 @@ def corpus():
 
 def test_reviews_never_change(corpus):
     """Figures of different versions can be compared only as long as this hash stands."""
-    pairs = [pair for part in corpus.parts.values() for pair in zip(part.labels, part.texts, strict=True)]
+    pairs = [
+        pair
+        for part in corpus.parts.values()
+        for pair in zip(part.labels, part.texts, strict=True)
+    ]
     lines = [f"{label} {text}" for label, text in pairs]
     assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == SHA256
     assert len(set(lines)) == 5000
@@ -33,16 +37,27 @@ def test_tfidf_equals_scikit_learn(corpus):
 
     data, _ = featurize(corpus, MODELS["text_mlp"])
     vectorizer = TfidfVectorizer(max_features=1200)
-    wanted = vectorizer.fit_transform(corpus.train.texts).toarray(), vectorizer.transform(corpus.test.texts).toarray()
+    wanted = (
+        vectorizer.fit_transform(corpus.train.texts).toarray(),
+        vectorizer.transform(corpus.test.texts).toarray(),
+    )
     for found, weights in zip(data.parts.values(), wanted, strict=True):
-        assert (found.inputs.shape, found.inputs.dtype) == ((len(weights), 1200), np.float32)
-        np.testing.assert_allclose(found.inputs[:, : weights.shape[1]], weights, atol=1e-6)
+        assert (found.inputs.shape, found.inputs.dtype) == (
+            (len(weights), 1200),
+            np.float32,
+        )
+        np.testing.assert_allclose(
+            found.inputs[:, : weights.shape[1]], weights, atol=1e-6
+        )
         assert not found.inputs[:, weights.shape[1] :].any()
 
 
 def test_tfidf_without_scikit_learn(corpus, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
-    with pytest.raises(UserError, match="need scikit-learn: run pip install scikit-learn, or use --model"):
+    with pytest.raises(
+        UserError,
+        match="need scikit-learn: run pip install scikit-learn, or use --model",
+    ):
         featurize(corpus, MODELS["text_mlp"])
 
 
@@ -54,7 +69,9 @@ def test_the_vocabularies_have_their_limits():
     """The most frequent tokens stay."""
     tfidf = Tfidf.fit([words(1300), words(1200)])
     assert sorted(tfidf.vocabulary) == sorted(words(1200).split())
-    np.testing.assert_array_equal(tfidf(["unheard of"]), np.zeros((1, 1200), np.float32))
+    np.testing.assert_array_equal(
+        tfidf(["unheard of"]), np.zeros((1, 1200), np.float32)
+    )
     texts = [words(9000), words(100)]
     assert len(Tokens.fit(texts).vocabulary) == 8190
     assert Tokens.fit(texts)(texts).max() < 8192

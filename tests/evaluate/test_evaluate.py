@@ -27,7 +27,14 @@ def run(tmp_path_factory):
     """The folder of a short run, the file exported from it, and the results of its last epoch."""
     folder = tmp_path_factory.mktemp("evaluate")
     workdir, file = str(folder / "run"), str(folder / "model.zip")
-    config = Config(model="mlp", devices=2, per_device_batch_size=64, epochs=1, workdir=workdir, progress=False)
+    config = Config(
+        model="mlp",
+        devices=2,
+        per_device_batch_size=64,
+        epochs=1,
+        workdir=workdir,
+        progress=False,
+    )
     result = train(config)
     export_run(workdir, file)
     return workdir, file, result.epochs[-1]["test"]
@@ -52,8 +59,15 @@ def test_same_figures_however_spread(run, flags, strategy, devices):
     workdir, file, expected = run
     before = sorted(os.walk(workdir))
     result = result_of(*([file] if flags == "FILE" else [workdir, *flags.split()]))
-    assert (result["strategy"], result["devices"], result["step"]) == (strategy, devices, 12)
-    assert (result["test"]["accuracy"], result["test"]["examples"]) == (expected["accuracy"], 360)
+    assert (result["strategy"], result["devices"], result["step"]) == (
+        strategy,
+        devices,
+        12,
+    )
+    assert (result["test"]["accuracy"], result["test"]["examples"]) == (
+        expected["accuracy"],
+        360,
+    )
     assert result["test"]["loss"] == pytest.approx(expected["loss"], abs=1e-6)
     assert sorted(os.walk(workdir)) == before
 
@@ -68,7 +82,13 @@ def test_for_people(run):
 def test_code_that_a_file_names_is_not_run(folder):
     """An exported model of data from a Python file is evaluated on that only if you name the file yourself."""
     (folder / "data.py").write_text(DATA)
-    config = Config(strategy="single", dataset="data.py:make", epochs=1, workdir="run", progress=False)
+    config = Config(
+        strategy="single",
+        dataset="data.py:make",
+        epochs=1,
+        workdir="run",
+        progress=False,
+    )
     train(config, model=points.Net)
     export_run("run", "model.zip", model=points.Net)
     assert str(folder).encode() not in (folder / "model.zip").read_bytes()
@@ -83,18 +103,45 @@ def test_code_that_a_file_names_is_not_run(folder):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["FILE", "--strategy", "jit"], "FILE is an exported model, for one device and of one epoch: leave out --best"),
-        (["FILE", "--dataset", "rows.npz"], "the model takes {'dtype': 'uint8', 'shape': ['batch', 28, 28, 1]}"),
-        (["FILE", "--dataset", "eleven.npz"], "the test labels are from 0 to 10, and the model has 10 logits"),
-        (["FILE", "--dataset", "reviews"], "the model takes no texts: give the data of its training"),
-        (["RUN", "--dataset", "digits"], "RUN is a run, which knows its data: leave out --dataset"),
+        (
+            ["FILE", "--strategy", "jit"],
+            "FILE is an exported model, for one device and of one epoch: leave out --best",
+        ),
+        (
+            ["FILE", "--dataset", "rows.npz"],
+            "the model takes {'dtype': 'uint8', 'shape': ['batch', 28, 28, 1]}",
+        ),
+        (
+            ["FILE", "--dataset", "eleven.npz"],
+            "the test labels are from 0 to 10, and the model has 10 logits",
+        ),
+        (
+            ["FILE", "--dataset", "reviews"],
+            "the model takes no texts: give the data of its training",
+        ),
+        (
+            ["RUN", "--dataset", "digits"],
+            "RUN is a run, which knows its data: leave out --dataset",
+        ),
     ],
 )
 def test_mistakes(run, folder, arguments, sentence):
     rows, labels = np.zeros((20, 6), np.float32), np.arange(20, dtype=np.int32) % 10
-    np.savez("rows.npz", train_inputs=rows, train_labels=labels, test_inputs=rows, test_labels=labels)
+    np.savez(
+        "rows.npz",
+        train_inputs=rows,
+        train_labels=labels,
+        test_inputs=rows,
+        test_labels=labels,
+    )
     images, eleven = np.zeros((20, 28, 28, 1), np.uint8), np.arange(20) % 11
-    np.savez("eleven.npz", train_inputs=images, train_labels=eleven, test_inputs=images, test_labels=eleven)
+    np.savez(
+        "eleven.npz",
+        train_inputs=images,
+        train_labels=eleven,
+        test_inputs=images,
+        test_labels=eleven,
+    )
     names = {"RUN": run[0], "FILE": run[1]}
     done = entry.run_command("evaluate", *(names.get(each, each) for each in arguments))
     for name, path in names.items():

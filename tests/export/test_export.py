@@ -50,22 +50,33 @@ def test_the_figures_of_the_state_and_any_batch_size(trained):
     found = evaluate_exported(exported, points.DATA.test)
     assert (found["examples"], found["accuracy"]) == (40, ours["accuracy"])
     assert found["loss"] == pytest.approx(ours["loss"], abs=1e-6)
-    wanted = jax.nn.softmax(job.task.model_with(state.params, state.model_state)(INPUTS))
+    wanted = jax.nn.softmax(
+        job.task.model_with(state.params, state.model_state)(INPUTS)
+    )
     for n in (7, EXAMPLES_PER_CALL + 1):
-        np.testing.assert_allclose(exported.outputs(INPUTS[:n])["probabilities"], wanted[:n], atol=1e-5)
+        np.testing.assert_allclose(
+            exported.outputs(INPUTS[:n])["probabilities"], wanted[:n], atol=1e-5
+        )
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("bfloat16", 2e-2)])  # 8 bits of mantissa
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float64", 1e-12), ("bfloat16", 2e-2)]
+)  # 8 bits of mantissa
 def test_other_precisions(folder, dtype, tolerance):
     """float64 stays float64 also if JAX isn't set to it. bfloat16 has parameters and an answer in float32."""
     with jax.enable_x64(dtype == "float64"):
         task = Task(build(points.Net, dtype=dtype), optax.identity(), dtype=dtype)
-        expected, state = np.asarray(task.model(points.DATA.test.inputs), np.float64), create_state(task)
+        expected, state = (
+            np.asarray(task.model(points.DATA.test.inputs), np.float64),
+            create_state(task),
+        )
     export_model(task, state, "model.zip", examples=points.DATA.test, metadata={})
     exported = load_exported("model.zip")
     logits = exported.outputs(points.DATA.test.inputs)["logits"]
     wide = np.float64 if dtype == "float64" else np.float32
-    assert {logits.dtype, *(array.dtype for array in exported.arrays.values())} == {np.dtype(wide)}
+    assert {logits.dtype, *(array.dtype for array in exported.arrays.values())} == {
+        np.dtype(wide)
+    }
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
 
 
@@ -78,9 +89,23 @@ def test_the_file_is_as_the_page_says(trained, folder):
     arrays = [f"arrays/{name}.npy" for name in metadata["arrays"]]
     assert sorted(files) == sorted(["metadata.json", "model.jax", "loss.jax", *arrays])
     named = re.findall(r"^\| `([\w.*/]+)`", PAGE.read_text(), re.MULTILINE)
-    assert named == ["metadata.json", "model.jax", "loss.jax", "arrays/*.npy", "view.json"]
-    assert os.path.dirname(export.__file__).encode() not in path.read_bytes(), "folders are nobody's business"
-    export_model(job.task, state, "again.zip", examples=EXAMPLES.take(np.arange(1, 9)), metadata=METADATA)
+    assert named == [
+        "metadata.json",
+        "model.jax",
+        "loss.jax",
+        "arrays/*.npy",
+        "view.json",
+    ]
+    assert os.path.dirname(export.__file__).encode() not in path.read_bytes(), (
+        "folders are nobody's business"
+    )
+    export_model(
+        job.task,
+        state,
+        "again.zip",
+        examples=EXAMPLES.take(np.arange(1, 9)),
+        metadata=METADATA,
+    )
     assert (folder / "again.zip").read_bytes() == path.read_bytes()
 
 
@@ -94,7 +119,9 @@ def test_readable_with_jax_and_numpy_alone(trained):
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
     end = "np.savez('outputs.npz', **outputs); print(' '.join(classes))"
     command = [sys.executable, "-c", start + code + end]
-    run = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(
+        command, cwd=path.parent, capture_output=True, text=True, timeout=300
+    )
     assert run.returncode == 0, run.stderr
     ours = exported.outputs(INPUTS[:5])
     with np.load(path.parent / "outputs.npz") as theirs:
@@ -109,7 +136,13 @@ def test_readable_with_jax_and_numpy_alone(trained):
 def test_the_command_says_what_was_measured_and_when(folder, monkeypatch):
     """The newest checkpoint is taken away, so the one before is of update 6, in the middle of an epoch."""
     data = DataSet(points.DATA.train, validation=points.DATA.test)
-    settings = {"strategy": "single", "devices": 1, "epochs": 2, "global_batch_size": 25, "checkpoint_every": 3}
+    settings = {
+        "strategy": "single",
+        "devices": 1,
+        "epochs": 2,
+        "global_batch_size": 25,
+        "checkpoint_every": 3,
+    }
     points.run(own={"data": data}, **settings, workdir="run")
     for read, arguments in ((export_run, ("run", "x.zip")), (evaluate_run, ("run",))):
         call = f"import {read.__name__}; {read.__name__}({', '.join(map(repr, arguments))}, data=...)"
@@ -126,7 +159,9 @@ def test_the_command_says_what_was_measured_and_when(folder, monkeypatch):
     ):
         assert metadata["dataset"] == "arrays"
         # A command can't be given Python values.
-        monkeypatch.setattr(export, "export_run", lambda *_, metadata=metadata, **__: metadata)
+        monkeypatch.setattr(
+            export, "export_run", lambda *_, metadata=metadata, **__: metadata
+        )
         assert sentence in entry.run_command("export", "run", "model.zip").out
 
 
@@ -134,13 +169,16 @@ def test_a_diverged_model_is_not_exported(trained, folder):
     job, state, *_ = trained
     layer = next(iter(state.params))
     kernel = np.full_like(state.params[layer]["kernel"], 3e38)
-    state = dataclasses.replace(state, params=state.params | {layer: state.params[layer] | {"kernel": kernel}})
+    state = dataclasses.replace(
+        state, params=state.params | {layer: state.params[layer] | {"kernel": kernel}}
+    )
     with pytest.raises(UserError, match="answers with nan"):
         export_model(job.task, state, "model.zip", examples=EXAMPLES, metadata=METADATA)
     assert os.listdir() == []
 
 
-# Files that are not as we wrote them: tests/test_properties.py cuts them anywhere, and alters any byte
+# Files that are not as we wrote them: tests/test_properties.py cuts them anywhere, and
+# alters any byte
 
 
 def refused(content: bytes) -> str:
@@ -179,7 +217,9 @@ def test_forged(trained, folder, name):
     """Checksums that fit, and content that does not."""
     changes, sentence = FORGED[name]
     files = unpack(trained[2]) | changes
-    assert sentence in refused(pack({name: content for name, content in files.items() if content is not None}))
+    assert sentence in refused(
+        pack({name: content for name, content in files.items() if content is not None})
+    )
     assert os.listdir() == ["bad.zip"]
 
 
@@ -193,4 +233,6 @@ def test_a_few_bytes_that_unpack_to_gigabytes(folder):
         archive.writestr("metadata.json", bytes(2**20))
         archive.filelist *= 3000
     for name in ("packed.zip", "often.zip"):
-        assert "(it is compressed, or not as long as it says)" in refused((folder / name).read_bytes())
+        assert "(it is compressed, or not as long as it says)" in refused(
+            (folder / name).read_bytes()
+        )

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from pmapdp.errors import UserError
-from pmapdp.files import HTML, JSON, LINES, MODEL, check_output, load_from_file, read_file, write_file
+from pmapdp.files import (
+    HTML,
+    JSON,
+    LINES,
+    MODEL,
+    check_output,
+    load_from_file,
+    read_file,
+    write_file,
+)
 
 
 @pytest.fixture
@@ -33,9 +42,14 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_only_regular_files_are_read_and_written(folder, name):
     before = {path: path.lstat().st_mtime_ns for path in folder.iterdir()}
-    with pytest.raises(UserError, match=rf"^{name} cannot be read \({WRONG[name]}\): advice"):
+    with pytest.raises(
+        UserError, match=rf"^{name} cannot be read \({WRONG[name]}\): advice"
+    ):
         read_file(name, advice="advice")
-    with pytest.raises(UserError, match=rf"^{name} cannot be written \(.*\): name a file in a folder that exists"):
+    with pytest.raises(
+        UserError,
+        match=rf"^{name} cannot be written \(.*\): name a file in a folder that exists",
+    ):
         write_file(name, b"after")
     assert {path: path.lstat().st_mtime_ns for path in folder.iterdir()} == before
 
@@ -44,24 +58,42 @@ def test_a_file_is_replaced_whole_or_not_at_all(folder, monkeypatch):
     write_file("file", "ä\n")
     assert Path("file").read_text() == "ä\n"
     write_file("dangling", b"new")
-    assert (os.readlink("dangling"), Path("nothing").read_bytes()) == ("nothing", b"new")
+    assert (os.readlink("dangling"), Path("nothing").read_bytes()) == (
+        "nothing",
+        b"new",
+    )
 
     def fail(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(UserError, match=r"file cannot be written \(No space left on device\)"):
+    with pytest.raises(
+        UserError, match=r"file cannot be written \(No space left on device\)"
+    ):
         write_file("file", b"after")
     assert Path("file").read_text() == "ä\n"
-    assert sorted(os.listdir()) == ["dangling", "file", "folder", "loop", "nothing", "pipe"]
+    assert sorted(os.listdir()) == [
+        "dangling",
+        "file",
+        "folder",
+        "loop",
+        "nothing",
+        "pipe",
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("\nx = = 5", r"code.py cannot be read \(invalid syntax \(code.py, line 2\)\): correct it, or name another"),
+        (
+            "\nx = = 5",
+            r"code.py cannot be read \(invalid syntax \(code.py, line 2\)\): correct it, or name another",
+        ),
         ("x = 5\ndef g(): pass", "unknown name in /.*/code.py 'f': choose from g$"),
-        (None, r"code.py cannot be read \(No such file or directory\): .*, as in my_file.py:f$"),
+        (
+            None,
+            r"code.py cannot be read \(No such file or directory\): .*, as in my_file.py:f$",
+        ),
     ],
 )
 def test_a_file_of_python_that_cannot_be_used(folder, text, said):
@@ -77,7 +109,11 @@ CONTENTS = {
     HTML: b"<!DOCTYPE html><p>",
     MODEL: b"PK\x03\x04" + 26 * b"." + b"arrays/",
 }
-OTHERS = {b'{\n  "format": "pmapdp run 2"', b"x = 1\n", b"PK\x03\x04" + 26 * b"." + b"train_inputs.npy"}
+OTHERS = {
+    b'{\n  "format": "pmapdp run 2"',
+    b"x = 1\n",
+    b"PK\x03\x04" + 26 * b"." + b"train_inputs.npy",
+}
 
 
 @pytest.mark.parametrize("kind", CONTENTS)
@@ -86,8 +122,13 @@ def test_a_file_of_another_kind_is_not_overwritten(folder, kind):
         (folder / "file").write_bytes(content)
         if content in (CONTENTS[kind], b""):
             assert check_output("--json", "file", kind) == folder / "file"
-            assert check_output("--json", "new [1].json", kind) == folder / "new [1].json"
+            assert (
+                check_output("--json", "new [1].json", kind) == folder / "new [1].json"
+            )
         else:
-            with pytest.raises(UserError, match="--json file is a file of another kind, which would be lost: name"):
+            with pytest.raises(
+                UserError,
+                match="--json file is a file of another kind, which would be lost: name",
+            ):
                 check_output("--json", "file", kind)
         assert Path("file").read_bytes() == content

@@ -12,30 +12,60 @@ from notebooks import built, figures, imports, printed, source
 LESSONS = build.sources()
 NUMBERS = [lesson.name[:2] for lesson in LESSONS]
 TWICE = ("11",)  # runs a second time in the same kernel, because it sets a global mesh
-LIBRARIES = {"jax", "flax", "optax", "numpy", "orbax"}  # Flax brings Orbax, which writes checkpoints
+LIBRARIES = {
+    "jax",
+    "flax",
+    "optax",
+    "numpy",
+    "orbax",
+}  # Flax brings Orbax, which writes checkpoints
 
 
 def scripts(notebook) -> list:
     """The figures of each script of the program that grows."""
-    found = [figures(printed(cell)) for cell in notebook.cells if "EPOCHS" in cell.source and "outputs" in cell]
+    found = [
+        figures(printed(cell))
+        for cell in notebook.cells
+        if "EPOCHS" in cell.source and "outputs" in cell
+    ]
     return [each for each in found if len(each)]
 
 
 @quick(0, "number", NUMBERS)
 def test_lesson_runs_in_an_empty_folder(number, tmp_path, monkeypatch):
-    monkeypatch.setattr("jupyter_client.provisioning.local_provisioner.launch_kernel", forks.launch_kernel)
+    monkeypatch.setattr(
+        "jupyter_client.provisioning.local_provisioner.launch_kernel",
+        forks.launch_kernel,
+    )
     times = 2 if number in TWICE else 1
     notebook = build.execute(build.source_of(number), tmp_path, twice=times == 2)
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [
+        output
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    ]
     assert "DeprecationWarning" not in str(outputs)
-    assert "\x1b" not in "".join(output.get("text", "") for output in outputs)  # no colours or cursor of a terminal
-    assert str(outputs).count("not solved yet") % times == 0  # the exercises' stubs, which do not stop the notebook
+    assert "\x1b" not in "".join(
+        output.get("text", "") for output in outputs
+    )  # no colours or cursor of a terminal
+    assert (
+        str(outputs).count("not solved yet") % times == 0
+    )  # the exercises' stubs, which do not stop the notebook
     assert "not solved yet" in str(outputs)
-    for found, stored in zip(scripts(notebook), times * scripts(built(build.source_of(number))), strict=True):
-        np.testing.assert_allclose(found, stored, atol=2e-3)  # on another processor, rounding may tip an example
+    for found, stored in zip(
+        scripts(notebook), times * scripts(built(build.source_of(number))), strict=True
+    ):
+        np.testing.assert_allclose(
+            found, stored, atol=2e-3
+        )  # on another processor, rounding may tip an example
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_take_home_cell_imports_the_four_libraries_alone(lesson):
-    (cell,) = (cell for cell in source(lesson).cells if build.TAKE_HOME in cell.metadata.get("tags", []))
+    (cell,) = (
+        cell
+        for cell in source(lesson).cells
+        if build.TAKE_HOME in cell.metadata.get("tags", [])
+    )
     assert imports(cell.source) <= LIBRARIES | sys.stdlib_module_names

@@ -13,11 +13,19 @@ from launch import python
 
 def test_pmap_copies_a_committed_array_silently_and_the_guard_refuses_it():
     """Lesson 04."""
-    split = NamedSharding(jax.sharding.Mesh(jax.devices()[:8], ("data",)), PartitionSpec("data"))
-    rows, on_5 = jax.device_put(np.ones((8, 3)), split), jax.device_put(np.ones(3), jax.devices()[5])
+    split = NamedSharding(
+        jax.sharding.Mesh(jax.devices()[:8], ("data",)), PartitionSpec("data")
+    )
+    rows, on_5 = (
+        jax.device_put(np.ones((8, 3)), split),
+        jax.device_put(np.ones(3), jax.devices()[5]),
+    )
     mapped = jax.pmap(jnp.vdot, in_axes=(None, 0))
     assert len(mapped(on_5, rows).devices()) == 8
-    with jax.transfer_guard("disallow"), pytest.raises(jax.errors.JaxRuntimeError, match="device-to-device"):
+    with (
+        jax.transfer_guard("disallow"),
+        pytest.raises(jax.errors.JaxRuntimeError, match="device-to-device"),
+    ):
         mapped(on_5, rows)
 
 
@@ -25,7 +33,9 @@ def test_arrays_that_are_committed_to_one_mesh_in_two_ways_are_moved_silently():
     """Lesson 04."""
     mesh = jax.sharding.Mesh(jax.devices()[:4], ("data",))
     rows, columns = (
-        jax.device_put(np.ones((4, 8), np.float32), NamedSharding(mesh, PartitionSpec(*spec)))
+        jax.device_put(
+            np.ones((4, 8), np.float32), NamedSharding(mesh, PartitionSpec(*spec))
+        )
         for spec in (("data",), (None, "data"))
     )
     program = jax.jit(lambda a, b: a * b).lower(rows, columns).compile().as_text()
@@ -56,14 +66,18 @@ def test_under_jit_the_batch_norm_of_flax_uses_the_global_batch():
         layer(x, use_running_average=False, mask=valid[:, None])
         return layer.mean[0], layer.var[0]
 
-    found = jax.jit(moments, in_shardings=NamedSharding(mesh, PartitionSpec("data")))(x, valid)
+    found = jax.jit(moments, in_shardings=NamedSharding(mesh, PartitionSpec("data")))(
+        x, valid
+    )
     np.testing.assert_allclose(found, (x[valid].mean(), x[valid].var()), rtol=1e-5)
 
 
 def test_inside_pmap_all_devices_draw_the_same_mask_of_the_dropout_of_flax():
     """Lesson 08."""
     structure, state = nnx.split(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
-    dropped = jax.pmap(lambda x: nnx.merge(structure, state, copy=True)(x))(np.ones((4, 3, 12), np.float32))
+    dropped = jax.pmap(lambda x: nnx.merge(structure, state, copy=True)(x))(
+        np.ones((4, 3, 12), np.float32)
+    )
     assert (dropped == 0).any()
     assert (dropped == dropped[0]).all()
 
@@ -78,13 +92,21 @@ def test_debug_nans_names_the_operation_that_made_the_first_nan():
 def test_zero_that_gathers_everything_first_is_worse_than_none_with_plain_sgd():
     """Lesson 16 shows it with Adam, where it still saves something."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
-    replicated, columns = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(None, "data"))
-    rows, W = NamedSharding(mesh, PartitionSpec("data")), jax.ShapeDtypeStruct((16, 512, 512), np.float32)
+    replicated, columns = (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec(None, "data")),
+    )
+    rows, W = (
+        NamedSharding(mesh, PartitionSpec("data")),
+        jax.ShapeDtypeStruct((16, 512, 512), np.float32),
+    )
 
     def peak(place):
         def loss(W, x):
             W = jax.lax.with_sharding_constraint(W, replicated)
-            return jnp.square(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, W)[0]).mean()
+            return jnp.square(
+                jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, W)[0]
+            ).mean()
 
         step = jax.jit(
             lambda W, x: W - 0.1 * jax.grad(loss)(W, x),
@@ -92,7 +114,11 @@ def test_zero_that_gathers_everything_first_is_worse_than_none_with_plain_sgd():
             out_shardings=place,
             donate_argnums=0,
         )
-        plan = step.lower(W, jax.ShapeDtypeStruct((64, 512), np.float32)).compile().memory_analysis()
+        plan = (
+            step.lower(W, jax.ShapeDtypeStruct((64, 512), np.float32))
+            .compile()
+            .memory_analysis()
+        )
         return plan.argument_size_in_bytes + plan.temp_size_in_bytes
 
     assert peak(columns) > 1.2 * peak(replicated)
@@ -120,7 +146,13 @@ print(jax.pmap(step, axis_name="data")(jax.numpy.ones((2, 3))))
 def test_a_device_waits_for_those_that_never_reach_the_collective():
     """Lesson 06: until XLA aborts the process, here after 2 s."""
     stuck = "--xla_cpu_collective_call_warn_stuck_timeout_seconds=1"
-    run = python("-c", WAITS, env={"XLA_FLAGS": f"{stuck} --xla_cpu_collective_call_terminate_timeout_seconds=2"})
+    run = python(
+        "-c",
+        WAITS,
+        env={
+            "XLA_FLAGS": f"{stuck} --xla_cpu_collective_call_terminate_timeout_seconds=2"
+        },
+    )
     assert run.returncode == -signal.SIGABRT
     assert "Expected 2 threads to join the rendezvous" in run.stderr
     assert run.stdout == ""

@@ -5,8 +5,9 @@ The answers are data, one file a lesson, `answers/lesson_NN.py`:
     WRONG = {EXERCISE: [(WORDS, OLD, NEW, ...), ...]}    the message about the answer holds WORDS
     RIGHT = {EXERCISE: (OLD, NEW, ...)}                  an unusual one; the solution is tried without being named here
 
-An answer is the solution with OLD replaced by NEW, or a function. To try the answers to an exercise:
-`pytest tests/lessons/test_exercises.py -n 0 -m "" -k "lesson_04 and dot_product"`.
+An answer is the solution with OLD replaced by NEW, or a function. To try the answers to
+an exercise: `pytest tests/lessons/test_exercises.py -n 0 -m "" -k "lesson_04 and
+dot_product"`.
 """
 
 import ast
@@ -28,18 +29,29 @@ from solutions import solutions
 from pmapdp.lessons.checks import check
 
 SOLUTIONS = {lesson.stem: solutions(lesson.stem) for lesson in build.sources()}
-EXERCISES = [(lesson, exercise) for lesson, functions in SOLUTIONS.items() for exercise in functions]
+EXERCISES = [
+    (lesson, exercise)
+    for lesson, functions in SOLUTIONS.items()
+    for exercise in functions
+]
 ANSWERS = {  # WRONG and RIGHT of each lesson
-    lesson: runpy.run_path(str(Path(__file__).parent / "answers" / f"lesson_{lesson[:2]}.py")) for lesson in SOLUTIONS
+    lesson: runpy.run_path(
+        str(Path(__file__).parent / "answers" / f"lesson_{lesson[:2]}.py")
+    )
+    for lesson in SOLUTIONS
 }
 QUICK = ("05", "09")  # plain `pytest` tries their solutions
-FIRST_SLOW = "06"  # plain `pytest` tries the other answers of the lessons before this one
+FIRST_SLOW = (
+    "06"  # plain `pytest` tries the other answers of the lessons before this one
+)
 
 
 def edited(lesson: str, exercise: str, replacements: Sequence[str]):
     """The solution of an exercise as a function, with its text edited."""
     text = (build.FOLDER / "solutions" / f"{lesson}.py").read_text()
-    (node,) = [node for node in ast.parse(text).body if getattr(node, "name", "") == exercise]
+    (node,) = [
+        node for node in ast.parse(text).body if getattr(node, "name", "") == exercise
+    ]
     function = ast.get_source_segment(text, node)
     for old, new in zip(replacements[::2], replacements[1::2], strict=True):
         assert old in function
@@ -58,27 +70,40 @@ def cases(kind: str) -> list:
         for exercise, given in tables[kind].items():
             for number, answer in enumerate(given if kind == "WRONG" else [given]):
                 name = f"lesson_{lesson[:2]}-{exercise}-{number}"
-                found.append(pytest.param(lesson, exercise, answer, id=name, marks=marks))
+                found.append(
+                    pytest.param(lesson, exercise, answer, id=name, marks=marks)
+                )
     return found
 
 
 @pytest.mark.parametrize(("lesson", "exercise", "answer"), cases("WRONG"))
 def test_a_wrong_answer_gets_the_message_that_helps(lesson, exercise, answer):
     words, *given = answer
-    verdict = check(lesson, exercise, given[0] if callable(given[0]) else edited(lesson, exercise, given))
+    verdict = check(
+        lesson,
+        exercise,
+        given[0] if callable(given[0]) else edited(lesson, exercise, given),
+    )
     assert not verdict.solved
     assert words in verdict.message
 
 
 @pytest.mark.parametrize(("lesson", "exercise", "answer"), cases("RIGHT"))
 def test_an_unusual_right_answer_passes(lesson, exercise, answer):
-    verdict = check(lesson, exercise, answer if callable(answer) else edited(lesson, exercise, answer))
+    verdict = check(
+        lesson,
+        exercise,
+        answer if callable(answer) else edited(lesson, exercise, answer),
+    )
     assert verdict.solved, verdict.message
 
 
 @pytest.mark.parametrize(
     ("lesson", "exercise"),
-    [pytest.param(*each, marks=[] if each[0][:2] in QUICK else pytest.mark.slow) for each in EXERCISES],
+    [
+        pytest.param(*each, marks=[] if each[0][:2] in QUICK else pytest.mark.slow)
+        for each in EXERCISES
+    ],
 )
 def test_the_solution_passes(lesson, exercise):
     verdict = check(lesson, exercise, SOLUTIONS[lesson][exercise])
@@ -99,14 +124,21 @@ def test_stubs_and_errors_are_reported_and_stop_nothing(lesson, exercise):
     def fails(*arguments):
         raise KeyError("missing")
 
-    unsolved, failed = check(lesson, exercise, lambda *arguments: None), check(lesson, exercise, fails)
+    unsolved, failed = (
+        check(lesson, exercise, lambda *arguments: None),
+        check(lesson, exercise, fails),
+    )
     assert not unsolved.solved
     assert "not solved yet" in unsolved.message
     assert not failed.solved
     assert "your code raised KeyError" in failed.message
     assert 'raise KeyError("missing")' in failed.message
     source = (build.FOLDER / f"{lesson}.py").read_text()
-    (stub,) = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == exercise]
+    (stub,) = [
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name == exercise
+    ]
     assert ast.unparse(stub.body[-1]) == "..."
 
 
@@ -115,7 +147,11 @@ def planted_mistake(lesson: str, exercise: str):
     broken = f"broken_{exercise.partition('_')[2]}"
     body = ast.parse((build.FOLDER / f"{lesson}.py").read_text()).body
     kept = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
-    kept += [node for node in body if isinstance(node, ast.FunctionDef) and node.name == broken]
+    kept += [
+        node
+        for node in body
+        if isinstance(node, ast.FunctionDef) and node.name == broken
+    ]
     names: dict = {}
     exec(compile(ast.Module(kept, []), "a notebook", "exec"), names)
     return names.get(broken)
@@ -124,7 +160,9 @@ def planted_mistake(lesson: str, exercise: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", SOLUTIONS)
 def test_the_planted_mistake_is_no_answer(lesson):
-    mistakes = {exercise: planted_mistake(lesson, exercise) for exercise in SOLUTIONS[lesson]}
+    mistakes = {
+        exercise: planted_mistake(lesson, exercise) for exercise in SOLUTIONS[lesson]
+    }
     planted = {exercise: mistake for exercise, mistake in mistakes.items() if mistake}
     assert planted, "at least one exercise is to find a mistake"
     for exercise, mistake in planted.items():
@@ -136,19 +174,30 @@ def deep_inside_numpy(probabilities, labels):
 
 
 def test_an_error_in_a_library_is_shown_at_the_readers_line():
-    verdict = check("01_train_a_network_in_numpy", "softmax_gradient", deep_inside_numpy)
+    verdict = check(
+        "01_train_a_network_in_numpy", "softmax_gradient", deep_inside_numpy
+    )
     assert "your code raised ValueError" in verdict.message
     assert "return np.concatenate([probabilities, labels])" in verdict.message
 
 
 @pytest.mark.parametrize(
     ("check_of_exercise", "words"),
-    [("lambda answer: answer().shape", "a value of type list"), ("lambda answer: 1 / 0", "the check itself failed")],
+    [
+        ("lambda answer: answer().shape", "a value of type list"),
+        ("lambda answer: 1 / 0", "the check itself failed"),
+    ],
 )
-def test_an_error_of_the_check_is_not_said_to_be_yours(monkeypatch, check_of_exercise, words):
+def test_an_error_of_the_check_is_not_said_to_be_yours(
+    monkeypatch, check_of_exercise, words
+):
     """Lesson 99 gets one check, whose code is in no file: the answers' file is this one."""
-    checks_of_lesson = SimpleNamespace(exercise=eval(compile(check_of_exercise, "a check", "eval")))
-    monkeypatch.setitem(sys.modules, "pmapdp.lessons.lesson_checks.lesson_99", checks_of_lesson)
+    checks_of_lesson = SimpleNamespace(
+        exercise=eval(compile(check_of_exercise, "a check", "eval"))
+    )
+    monkeypatch.setitem(
+        sys.modules, "pmapdp.lessons.lesson_checks.lesson_99", checks_of_lesson
+    )
     verdict = check("99", "exercise", lambda: [1, 2])
     assert not verdict.solved
     assert words in verdict.message

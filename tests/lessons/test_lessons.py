@@ -26,19 +26,29 @@ def has(cell, tag: str) -> bool:
 
 def code_lines(notebook) -> int:
     """Lines of code without comments and imports; the cell to take home, which stands by itself, is not counted."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and not has(cell, build.TAKE_HOME)]
+    cells = [
+        cell
+        for cell in notebook.cells
+        if cell.cell_type == "code" and not has(cell, build.TAKE_HOME)
+    ]
     lines = [line.strip() for cell in cells for line in cell.source.splitlines()]
-    return sum(bool(line) and not line.startswith(("#", "import ", "from ")) for line in lines)
+    return sum(
+        bool(line) and not line.startswith(("#", "import ", "from ")) for line in lines
+    )
 
 
 def words(notebook) -> int:
     """Words of the texts, without the programs in them."""
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-    return sum(len(re.sub(r"```.*?```", "", text, flags=re.DOTALL).split()) for text in texts)
+    return sum(
+        len(re.sub(r"```.*?```", "", text, flags=re.DOTALL).split()) for text in texts
+    )
 
 
 def test_there_are_lessons():
-    assert [lesson.name[:2] for lesson in LESSONS] == [f"{number:02d}" for number in range(19)]
+    assert [lesson.name[:2] for lesson in LESSONS] == [
+        f"{number:02d}" for number in range(19)
+    ]
 
 
 @EACH
@@ -46,12 +56,21 @@ def test_notebook_is_in_step_with_its_source(lesson):
     notebook = built(lesson)
     again = f"run `python lessons/build.py {lesson.name[:2]}`"
     assert source_cells(notebook) == source_cells(source(lesson)), again
-    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    counts = [
+        cell.execution_count for cell in notebook.cells if cell.cell_type == "code"
+    ]
     assert counts == list(range(1, len(counts) + 1)), again
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [
+        output
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    ]
     assert not [output for output in outputs if output.output_type == "error"]
     assert not [output for output in outputs if output.get("name") == "stderr"]
-    assert not any("\x1b" in output.get("text", "") for output in outputs), "a colour of a terminal"
+    assert not any("\x1b" in output.get("text", "") for output in outputs), (
+        "a colour of a terminal"
+    )
     assert lesson.with_suffix(".ipynb").stat().st_size < MOST_BYTES
 
 
@@ -65,7 +84,11 @@ def test_lesson_keeps_to_its_limits(lesson):
     assert notebook.cells[0].source.startswith(f"# {lesson.name[:2]}. ")
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     first = code[0]
-    imports = [node for node in ast.parse(first).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [
+        node
+        for node in ast.parse(first).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
     assert len(imports) <= MOST_IMPORTS
     assert max(len(line) for source in code for line in source.splitlines()) <= WIDEST
     assert "Colab" in first
@@ -75,15 +98,24 @@ def test_lesson_keeps_to_its_limits(lesson):
 @EACH
 def test_the_minutes_are_honest(lesson):
     notebook = source(lesson)
-    stated = re.search(r"(\d+) minutes,\s+(\d+)\s+with\s+exercises", notebook.cells[0].source).groups()
-    np.testing.assert_allclose([int(each) for each in stated], build.minutes(notebook), atol=4)
+    stated = re.search(
+        r"(\d+) minutes,\s+(\d+)\s+with\s+exercises", notebook.cells[0].source
+    ).groups()
+    np.testing.assert_allclose(
+        [int(each) for each in stated], build.minutes(notebook), atol=4
+    )
 
 
 @EACH
 def test_pictures_have_an_alternative_text(lesson):
     """As HTML elements, because JupyterLab gives an output of the type image/png or image/svg+xml none."""
     cells = built(lesson).cells
-    data = [output.data for cell in cells for output in cell.get("outputs", []) if "data" in output]
+    data = [
+        output.data
+        for cell in cells
+        for output in cell.get("outputs", [])
+        if "data" in output
+    ]
     assert not [kind for each in data for kind in each if kind.startswith("image/")]
     pictures = [each for each in data if "<img" in each.get("text/html", "")]
     assert pictures, "a lesson has a picture"
@@ -99,12 +131,22 @@ def test_what_answers_a_prediction_is_folded(lesson):
     cells = built(lesson).cells
     for number, cell in enumerate(cells):
         folded = cell.metadata.get("jupyter", {})
-        assert folded.get("outputs_hidden", False) == has(cell, build.PREDICTION), cell.source
+        assert folded.get("outputs_hidden", False) == has(cell, build.PREDICTION), (
+            cell.source
+        )
         assert folded.get("source_hidden", False) == has(cell, build.PROOF), cell.source
-        assert not has(cell, build.PROOF) or cell.source.startswith("# The asserts"), "its first line is shown"
+        assert not has(cell, build.PROOF) or cell.source.startswith("# The asserts"), (
+            "its first line is shown"
+        )
         if has(cell, build.PREDICTION):
-            assert cell.outputs[0].data == {"text/plain": build.FOLDED}, "its first line is shown"
-            following = next(each for each in cells[number:] if each.cell_type == "markdown")
-            assert following.source.startswith(build.ANSWER), "the answer in words is folded, too"
+            assert cell.outputs[0].data == {"text/plain": build.FOLDED}, (
+                "its first line is shown"
+            )
+            following = next(
+                each for each in cells[number:] if each.cell_type == "markdown"
+            )
+            assert following.source.startswith(build.ANSWER), (
+                "the answer in words is folded, too"
+            )
             asserts = re.search(r"^ *(assert|np\.testing)\b", cell.source, re.MULTILINE)
             assert not asserts or has(cell, build.TAKE_HOME)

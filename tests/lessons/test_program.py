@@ -1,7 +1,7 @@
 """The program that grows: each script is short, gives the result of one device, and differs little from the last.
 
-Each script is a cell of its lesson's notebook, and test_alone.py runs it there again. Lesson 14 kills its script and
-resumes it, lesson 17 runs its script as two processes.
+Each script is a cell of its lesson's notebook, and test_alone.py runs it there again.
+Lesson 14 kills its script and resumes it, lesson 17 runs its script as two processes.
 """
 
 import ast
@@ -14,7 +14,8 @@ from notebooks import built, figures, printed
 
 OLD = "12 old"  # the pmap program that lesson 12 ports; it is no version of the others
 PROGRAMS = {
-    OLD if "old" in path.stem else path.stem[:2]: path for path in sorted((build.FOLDER / "program").glob("*.py"))
+    OLD if "old" in path.stem else path.stem[:2]: path
+    for path in sorted((build.FOLDER / "program").glob("*.py"))
 }
 # As 05: one network and data, the work split anew.
 SAME_RESULT = ("03", "04", "09", "10", "11", "13", "14", "15", "16", "17", "18")
@@ -32,21 +33,36 @@ NEW_LINES = {
     **{("09", later): 25 for later in ("13", "14", "15", "16", "17", "18")},
 }
 
-# In float64, with 15 decimals, over two epochs, and in a process that has eight devices.
-FLOAT64 = {"np.float32": "np.float64", "rngs=rngs)": "rngs=rngs, param_dtype=np.float64)", ":.4f}": ":.15f}"}
-FLOAT64 |= {"128, 5  #": "128, 2  #", 'jax.config.update("jax_num_cpu_devices", 8)': "", 'os.environ["NPROC"]': "_"}
+# In float64, with 15 decimals, over two epochs, and in a process that has eight
+# devices.
+FLOAT64 = {
+    "np.float32": "np.float64",
+    "rngs=rngs)": "rngs=rngs, param_dtype=np.float64)",
+    ":.4f}": ":.15f}",
+}
+FLOAT64 |= {
+    "128, 5  #": "128, 2  #",
+    'jax.config.update("jax_num_cpu_devices", 8)': "",
+    'os.environ["NPROC"]': "_",
+}
 
 
 def figures_of(number: str) -> np.ndarray:
     """The figures of a script in its lesson's notebook."""
     text = PROGRAMS[number].read_text().rstrip()
-    (cell,) = (cell for cell in built(build.source_of(number[:2])).cells if cell.source == text)
+    (cell,) = (
+        cell for cell in built(build.source_of(number[:2])).cells if cell.source == text
+    )
     return figures(printed(cell))
 
 
 @pytest.mark.parametrize("number", PROGRAMS)
 def test_script_is_short_and_learns(number):
-    assert 60 <= sum(bool(line.strip()) for line in PROGRAMS[number].read_text().splitlines()) <= 110
+    assert (
+        60
+        <= sum(bool(line.strip()) for line in PROGRAMS[number].read_text().splitlines())
+        <= 110
+    )
     found = figures_of(number)
     assert found.shape == (5, 2 if number[:2] == "12" else 4)
     assert found[-1, 0] < 0.5  # loss
@@ -55,8 +71,14 @@ def test_script_is_short_and_learns(number):
 
 @pytest.mark.parametrize(("earlier", "later"), NEW_LINES)
 def test_the_difference_is_small(earlier, later):
-    old, new = (PROGRAMS[number].read_text().splitlines() for number in (earlier, later))
-    added = [line for line in difflib.ndiff(old, new) if line.startswith("+ ") and line[2:].strip()]
+    old, new = (
+        PROGRAMS[number].read_text().splitlines() for number in (earlier, later)
+    )
+    added = [
+        line
+        for line in difflib.ndiff(old, new)
+        if line.startswith("+ ") and line[2:].strip()
+    ]
     assert len(added) <= NEW_LINES[earlier, later], "\n".join(added)
 
 
@@ -66,9 +88,15 @@ def test_two_lines_of_the_training_step_differ_between_one_device_and_pmap():
         (node,) = [node for node in body if getattr(node, "name", "") == "train_step"]
         return ast.unparse(node).splitlines()
 
-    added = [line[2:].strip() for line in difflib.ndiff(step("03"), step("05")) if line.startswith("+ ")]
+    added = [
+        line[2:].strip()
+        for line in difflib.ndiff(step("03"), step("05"))
+        if line.startswith("+ ")
+    ]
     assert len(added) == 2
-    assert added[0] == "gradients, count = lax.pmean((gradients, sums['count']), 'data')"
+    assert (
+        added[0] == "gradients, count = lax.pmean((gradients, sums['count']), 'data')"
+    )
 
 
 def test_jax_finds_the_gradients_that_numpy_has_by_hand():
@@ -84,7 +112,9 @@ def test_all_ways_give_the_figures_of_pmap(number):
 def test_the_port_prints_what_the_old_program_prints():
     old, port = figures_of(OLD), figures_of("12")
     np.testing.assert_allclose(port[:, 0], old[:, 0], atol=2e-4)  # losses
-    np.testing.assert_allclose(port[:, 1], old[:, 1], atol=1.5 / 896)  # rounding may tip one of the 896 examples
+    np.testing.assert_allclose(
+        port[:, 1], old[:, 1], atol=1.5 / 896
+    )  # rounding may tip one of the 896 examples
 
 
 def test_one_device_and_pmap_agree_to_14_digits_in_float64(float64, capsys):

@@ -27,7 +27,9 @@ simulate(8)  # before the constants below use JAX
 N, SPLIT = 8, P("batch")
 RING = [(n, (n + 1) % N) for n in range(N)]
 RANDOM = np.random.default_rng(0)
-W, X, ROWS = (RANDOM.normal(size=shape).astype(np.float32) for shape in (3, (16, 3), (N, N)))
+W, X, ROWS = (
+    RANDOM.normal(size=shape).astype(np.float32) for shape in (3, (16, 3), (N, N))
+)
 BATCH = {"x": X, "y": RANDOM.normal(size=16).astype(np.float32)}
 STACKED = jax.tree.map(lambda x: x.reshape(8, 2, *x.shape[1:]), BATCH)
 KEYS = np.asarray(jax.random.split(jax.random.PRNGKey(3), 8))
@@ -59,15 +61,27 @@ def plain_step(w, batch, key):
 def step_with_rng(state, batch):
     key, now = jax.random.split(state["dropout_rng"])
     keep = jax.random.bernoulli(now, 0.5, batch["y"].shape)
-    value, gradient = lax.pmean(jax.value_and_grad(loss)(state["w"], batch, keep), "batch")
+    value, gradient = lax.pmean(
+        jax.value_and_grad(loss)(state["w"], batch, keep), "batch"
+    )
     return {"w": state["w"] - 0.1 * gradient, "dropout_rng": key}, {"loss": value}
 
 
 @pytest.fixture(scope="module")
 def page():
     """All names of the page after its code has run in its order, and in "states" the state after each block."""
-    names = {"step": step, "plain_step": plain_step, "step_with_rng": step_with_rng, "state": W, "batch": BATCH}
-    names |= {"key": jax.random.key(0), "state_with_rng": {"w": W, "dropout_rng": KEYS}, "states": [W]}
+    names = {
+        "step": step,
+        "plain_step": plain_step,
+        "step_with_rng": step_with_rng,
+        "state": W,
+        "batch": BATCH,
+    }
+    names |= {
+        "key": jax.random.key(0),
+        "state_with_rng": {"w": W, "dropout_rng": KEYS},
+        "states": [W],
+    }
     for block in BLOCKS:
         exec(block, names)
         names["states"].append(jax.device_get(names["state"]))
@@ -76,20 +90,30 @@ def page():
 
 def test_the_code_gives_the_numbers_and_the_masks_of_the_old_program(page):
     old = jax.pmap(step, axis_name="batch", in_axes=(None, 0, None), out_axes=None)
-    updates = [n for n, block in enumerate(BLOCKS, 1) if "state, metrics = " in block and "rng_step" not in block]
+    updates = [
+        n
+        for n, block in enumerate(BLOCKS, 1)
+        if "state, metrics = " in block and "rng_step" not in block
+    ]
     assert len(updates) == 2
     for n in updates:
         wanted, _ = old(page["states"][n - 1], STACKED, page["key"])
         np.testing.assert_allclose(page["states"][n], wanted, rtol=1e-5, atol=1e-6)
     stack = {"w": np.stack([W] * 8), "dropout_rng": KEYS}
     old, _ = jax.pmap(step_with_rng, axis_name="batch")(stack, STACKED)
-    np.testing.assert_allclose(page["state_with_rng"]["w"], old["w"][0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(page["state_with_rng"]["dropout_rng"], old["dropout_rng"])
+    np.testing.assert_allclose(
+        page["state_with_rng"]["w"], old["w"][0], rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_array_equal(
+        page["state_with_rng"]["dropout_rng"], old["dropout_rng"]
+    )
 
 
 def test_batches_are_split_in_order_and_padded_with_weight_0(page):
     for rows in np.asarray(page["micro_batches"](np.arange(16), 2)):
-        assert sorted(rows // 2) == list(range(8))  # device d holds the rows 2 d and 2 d + 1
+        assert sorted(rows // 2) == list(
+            range(8)
+        )  # device d holds the rows 2 d and 2 d + 1
     batches = [np.full((16, 2), n) for n in range(5)]
     for ahead in (0, 9):
         seen = list(page["place_ahead"](batches, page["split"], ahead))
@@ -100,14 +124,19 @@ def test_batches_are_split_in_order_and_padded_with_weight_0(page):
     np.testing.assert_array_equal(padded["y"][:11], BATCH["y"][:11])
 
 
-@pytest.mark.parametrize("name", ["accumulation", pytest.param("hugging_face_tokens", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    ["accumulation", pytest.param("hugging_face_tokens", marks=pytest.mark.slow)],
+)
 def test_my_pmap_gives_the_numbers_of_pmap(page, name):
     results = []
     for pmap in (jax.pmap, page["my_pmap"]):
         with mock.patch.object(jax, "pmap", pmap):
             results.append(jax.tree.leaves(load(name).main()))
     for x, y in zip(*results, strict=True):
-        np.testing.assert_allclose(np.asarray(x, float), np.asarray(y, float), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            np.asarray(x, float), np.asarray(y, float), rtol=1e-5, atol=1e-5
+        )
 
 
 # The rows of the table
@@ -126,52 +155,114 @@ def pmap(step, *arguments, **options):
 
 
 def shard_map(step, *in_specs, out_specs=SPLIT, check_vma=False, on=None):
-    return jax.jit(jax.shard_map(step, mesh=on or mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=check_vma))
+    return jax.jit(
+        jax.shard_map(
+            step,
+            mesh=on or mesh(),
+            in_specs=in_specs,
+            out_specs=out_specs,
+            check_vma=check_vma,
+        )
+    )
 
 
 def on_stack(step):
     """The step of one device under shard_map, over arrays [N, ...] as under pmap."""
-    return shard_map(lambda *x: jax.tree.map(lambda y: y[None], step(*(each[0] for each in x))), SPLIT)
+    return shard_map(
+        lambda *x: jax.tree.map(lambda y: y[None], step(*(each[0] for each in x))),
+        SPLIT,
+    )
 
 
 def same(*results, rtol=1e-5):
     for each in results[1:]:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), results[0], each)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6),
+            results[0],
+            each,
+        )
 
 
 COLLECTIVES = {  # of one device; under jit, of the global [N, ...]
-    "pmean": (lambda x: lax.pmean(x, "batch"), lambda x: jnp.broadcast_to(x.mean(0), x.shape)),
-    "psum": (lambda x: lax.psum(x, "batch"), lambda x: jnp.broadcast_to(x.sum(0), x.shape)),
+    "pmean": (
+        lambda x: lax.pmean(x, "batch"),
+        lambda x: jnp.broadcast_to(x.mean(0), x.shape),
+    ),
+    "psum": (
+        lambda x: lax.psum(x, "batch"),
+        lambda x: jnp.broadcast_to(x.sum(0), x.shape),
+    ),
     "psum-one": (lambda x: x / lax.psum(1, "batch"), lambda x: x / N),
-    "pmax": (lambda x: lax.pmax(x, "batch"), lambda x: jnp.broadcast_to(x.max(0), x.shape)),
-    "axis-index": (lambda x: x * lax.axis_index("batch"), lambda x: x * jnp.arange(N)[:, None]),
-    "all-gather": (lambda x: lax.all_gather(x, "batch"), lambda x: jnp.broadcast_to(x, (N, *x.shape))),
-    "ppermute": (lambda x: lax.ppermute(x, "batch", RING), lambda x: jnp.roll(x, 1, axis=0)),
-    "psum-scatter": (lambda x: lax.psum_scatter(x, "batch", tiled=True), lambda x: x.sum(0)[:, None]),
-    "pbroadcast": (lambda x: lax.all_gather(x, "batch")[0], lambda x: jnp.broadcast_to(x[0], x.shape)),
-    "all-to-all": (lambda x: lax.all_to_all(x, "batch", 0, 0), lambda x: jnp.swapaxes(x, 0, 1)),
+    "pmax": (
+        lambda x: lax.pmax(x, "batch"),
+        lambda x: jnp.broadcast_to(x.max(0), x.shape),
+    ),
+    "axis-index": (
+        lambda x: x * lax.axis_index("batch"),
+        lambda x: x * jnp.arange(N)[:, None],
+    ),
+    "all-gather": (
+        lambda x: lax.all_gather(x, "batch"),
+        lambda x: jnp.broadcast_to(x, (N, *x.shape)),
+    ),
+    "ppermute": (
+        lambda x: lax.ppermute(x, "batch", RING),
+        lambda x: jnp.roll(x, 1, axis=0),
+    ),
+    "psum-scatter": (
+        lambda x: lax.psum_scatter(x, "batch", tiled=True),
+        lambda x: x.sum(0)[:, None],
+    ),
+    "pbroadcast": (
+        lambda x: lax.all_gather(x, "batch")[0],
+        lambda x: jnp.broadcast_to(x[0], x.shape),
+    ),
+    "all-to-all": (
+        lambda x: lax.all_to_all(x, "batch", 0, 0),
+        lambda x: jnp.swapaxes(x, 0, 1),
+    ),
 }
 
 
 def test_collectives_stay_under_shard_map_and_are_not_needed_under_jit():
-    steps, whole = (lambda x, n=n: {name: each[n](x) for name, each in COLLECTIVES.items()} for n in (0, 1))
-    same(pmap(steps, ROWS), on_stack(steps)(ROWS), jax.jit(whole, in_shardings=place("batch"))(ROWS))
+    steps, whole = (
+        lambda x, n=n: {name: each[n](x) for name, each in COLLECTIVES.items()}
+        for n in (0, 1)
+    )
+    same(
+        pmap(steps, ROWS),
+        on_stack(steps)(ROWS),
+        jax.jit(whole, in_shardings=place("batch"))(ROWS),
+    )
 
 
 def scan_over_batches():
     def loop(mean, w, x):
-        return lax.scan(lambda w, x: (w - 0.1 * mean(((x @ w)[:, None] * x).mean(0)), 0), w, x)[0]
+        return lax.scan(
+            lambda w, x: (w - 0.1 * mean(((x @ w)[:, None] * x).mean(0)), 0), w, x
+        )[0]
 
-    by_axis, x = partial(loop, partial(lax.pmean, axis_name="batch")), np.stack([X, X + 1, X - 1])
-    yield pmap(by_axis, W, np.swapaxes(x.reshape(3, N, 2, 3), 0, 1), in_axes=(None, 0), out_axes=None)
+    by_axis, x = (
+        partial(loop, partial(lax.pmean, axis_name="batch")),
+        np.stack([X, X + 1, X - 1]),
+    )
+    yield pmap(
+        by_axis,
+        W,
+        np.swapaxes(x.reshape(3, N, 2, 3), 0, 1),
+        in_axes=(None, 0),
+        out_axes=None,
+    )
     yield shard_map(by_axis, P(), P(None, "batch"), out_specs=P())(W, x)
-    yield jax.jit(partial(loop, lambda x: x), in_shardings=(place(), place(None, "batch")))(W, x)
+    yield jax.jit(
+        partial(loop, lambda x: x), in_shardings=(place(), place(None, "batch"))
+    )(W, x)
 
 
 def batch_norm():
     norm = nn.BatchNorm(use_running_average=False, axis_name="batch")
     variables = nn.BatchNorm(use_running_average=False).init(jax.random.key(0), X)
-    apply = lambda norm, x: norm.apply(variables, x, mutable=["batch_stats"])[0]  # noqa: E731
+    apply = lambda norm, x: norm.apply(variables, x, mutable=["batch_stats"])[0]
     yield jax.jit(partial(apply, nn.BatchNorm(use_running_average=False)))(X)
     yield pmap(partial(apply, norm), X.reshape(N, 2, 3)).reshape(16, 3)
     yield shard_map(partial(apply, norm), SPLIT, check_vma=True)(X)
@@ -179,23 +270,44 @@ def batch_norm():
 
 def dynamic_scale():
     def scaled(axis, scale, w, x):
-        return scale.value_and_grad(lambda w: ((x @ w) ** 2).mean(), axis_name=axis)(w)[:2]
+        return scale.value_and_grad(lambda w: ((x @ w) ** 2).mean(), axis_name=axis)(w)[
+            :2
+        ]
 
     x = np.where(np.arange(16)[:, None] == 3, np.inf, X)  # on one device
     by_axis = partial(scaled, "batch")
-    yield jax.jit(partial(scaled, None), in_shardings=(place(), place(), place("batch")))(DynamicScale(), W, x)
-    yield pmap(by_axis, DynamicScale(), W, x.reshape(N, 2, 3), in_axes=(None, None, 0), out_axes=None)
+    yield jax.jit(
+        partial(scaled, None), in_shardings=(place(), place(), place("batch"))
+    )(DynamicScale(), W, x)
+    yield pmap(
+        by_axis,
+        DynamicScale(),
+        W,
+        x.reshape(N, 2, 3),
+        in_axes=(None, None, 0),
+        out_axes=None,
+    )
     yield shard_map(by_axis, P(), P(), SPLIT, out_specs=P())(DynamicScale(), W, x)
-    alone = pmap(partial(scaled, None), DynamicScale(), W, x.reshape(N, 2, 3), in_axes=(None, None, 0))[1]
+    alone = pmap(
+        partial(scaled, None),
+        DynamicScale(),
+        W,
+        x.reshape(N, 2, 3),
+        in_axes=(None, None, 0),
+    )[1]
     assert alone.sum() == N - 1  # scale-without-axis: each device for itself
 
 
 def groups():
-    sums = partial(lax.psum, axis_name="batch", axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 7]])
+    sums = partial(
+        lax.psum, axis_name="batch", axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 7]]
+    )
     yield pmap(sums, W[0] * np.arange(N))
     yield shard_map(sums, SPLIT)(W[0] * np.arange(N))
     both, on = P(("group", "batch")), mesh(2, 4, names=("group", "batch"))
-    yield shard_map(lambda x: lax.psum(x, "batch"), both, out_specs=both, on=on)(W[0] * np.arange(N))
+    yield shard_map(lambda x: lax.psum(x, "batch"), both, out_specs=both, on=on)(
+        W[0] * np.arange(N)
+    )
 
 
 def metric_of_one_device():
@@ -217,19 +329,55 @@ def test_the_successor_gives_the_same_numbers(results):
 
 
 RAISES = {
-    "axes-negative": [(ValueError, "partitioned 8 times", lambda: jax.pmap(lambda x: x, in_axes=-1)(ROWS[:4]))],
+    "axes-negative": [
+        (
+            ValueError,
+            "partitioned 8 times",
+            lambda: jax.pmap(lambda x: x, in_axes=-1)(ROWS[:4]),
+        )
+    ],
     "nested": [
-        (ValueError, "context mesh", lambda: pmap(lambda x: jax.pmap(jnp.sin)(x), np.ones((2, 4)))),
+        (
+            ValueError,
+            "context mesh",
+            lambda: pmap(lambda x: jax.pmap(jnp.sin)(x), np.ones((2, 4))),
+        ),
         (ValueError, "context mesh", lambda: jax.pmap(shard_map(jnp.sin, SPLIT))(ROWS)),
     ],
-    "global-shapes": [(TypeError, "global_arg_shapes", lambda: jax.pmap(jnp.sin, global_arg_shapes=None))],
-    "committed": [(ValueError, "match", lambda: jax.pmap(jnp.sin)(jax.device_put(ROWS, jax.devices()[5])))],
-    "pbroadcast": [(Exception, "axis name|pbroadcast", lambda: pmap(lambda x: lax.pbroadcast(x, "batch", 0), W))],
-    "check-rep": [(TypeError, "check_rep", lambda: jax.shard_map(jnp.sin, mesh=mesh(), check_rep=False))],
+    "global-shapes": [
+        (
+            TypeError,
+            "global_arg_shapes",
+            lambda: jax.pmap(jnp.sin, global_arg_shapes=None),
+        )
+    ],
+    "committed": [
+        (
+            ValueError,
+            "match",
+            lambda: jax.pmap(jnp.sin)(jax.device_put(ROWS, jax.devices()[5])),
+        )
+    ],
+    "pbroadcast": [
+        (
+            Exception,
+            "axis name|pbroadcast",
+            lambda: pmap(lambda x: lax.pbroadcast(x, "batch", 0), W),
+        )
+    ],
+    "check-rep": [
+        (
+            TypeError,
+            "check_rep",
+            lambda: jax.shard_map(jnp.sin, mesh=mesh(), check_rep=False),
+        )
+    ],
 }
 
 
-@pytest.mark.parametrize("row", [row for row in STATUS if STATUS[row] in BROKEN[1:] and row != "check-vma"])
+@pytest.mark.parametrize(
+    "row", [row for row in STATUS if STATUS[row] in BROKEN[1:] and row != "check-vma"]
+)
 def test_what_fails_raises_what_its_row_says(row):
     for error, match, call in RAISES[row]:
         with pytest.raises(error, match=match):
@@ -244,6 +392,8 @@ def test_the_first_row_of_a_stacked_array_is_sent_to_every_device():
 
 
 def test_old_checkpoints_load(tmp_path):
-    checkpoints.save_checkpoint(tmp_path, jax_utils.unreplicate(jax_utils.replicate({"w": W})), 1)
+    checkpoints.save_checkpoint(
+        tmp_path, jax_utils.unreplicate(jax_utils.replicate({"w": W})), 1
+    )
     for target in ({"w": np.zeros(3, np.float32)}, None):
         same(checkpoints.restore_checkpoint(tmp_path, target), {"w": W})

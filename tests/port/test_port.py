@@ -20,7 +20,10 @@ LESSON_12 = FOLDER.parents[1] / "lessons" / "program" / "12_old_pmap.py"
 def constructs(path: Path) -> list[str]:
     """`line construct` of what is found, in order; lines of other files than main begin with the file's name."""
     lines = report_program(str(path))["lines"]
-    return [f"{Path(x['path']).stem} {x['line']} {x['construct']}".removeprefix("main ") for x in lines]
+    return [
+        f"{Path(x['path']).stem} {x['line']} {x['construct']}".removeprefix("main ")
+        for x in lines
+    ]
 
 
 def found(tmp_path: Path, **sources: str) -> list[str]:
@@ -29,7 +32,9 @@ def found(tmp_path: Path, **sources: str) -> list[str]:
     return constructs(tmp_path)
 
 
-MAPPED = "import jax\np = jax.pmap(lambda x: x, 'i')\n"  # two lines, with a pmap in line 2
+MAPPED = (
+    "import jax\np = jax.pmap(lambda x: x, 'i')\n"  # two lines, with a pmap in line 2
+)
 AVERAGE = "import jax\ndef f(w):\n  return jax.lax.pmean(jax.grad(g)(w), 'i')\n"
 CLASS = """import jax
 class Experiment:
@@ -92,7 +97,10 @@ LINES = [
     ("from flax import optim; from jax.lib import xla_bridge", ["old-optimizer", "gone"]),
     ("if hasattr(jax, 'tree_map'): jax.tree_map(f, x)", []),
 ]  # fmt: skip
-LINES = [(MAPPED + line, ", ".join(["2 pmap", *sorted(f"3 {row}" for row in rows)])) for line, rows in LINES]
+LINES = [
+    (MAPPED + line, ", ".join(["2 pmap", *sorted(f"3 {row}" for row in rows)]))
+    for line, rows in LINES
+]
 
 
 @pytest.mark.parametrize(("source", "wanted"), PMAPS + LINES)
@@ -102,11 +110,21 @@ def test_a_construct_is_found_in_its_line(tmp_path, source, wanted):
 
 def test_every_name_of_the_table_is_found_and_what_is_gone_is_gone(tmp_path):
     names = [name for name in BY_NAME if not name.startswith("?")]
-    source = "import chex, equinox, flax, jax\n" + "\n".join(f"{name}(x)" for name in names)
+    source = "import chex, equinox, flax, jax\n" + "\n".join(
+        f"{name}(x)" for name in names
+    )
     lines = found(tmp_path, main=source)
-    assert [name for n, name in enumerate(names, 2) if f"{n} {BY_NAME[name]}" not in lines] == []
-    ours = [name for name in names if name.split(".")[0] in ("jax", "flax") and name != "jax.config.config"]
-    assert [name for name in ours if is_missing(name) != (STATUS[BY_NAME[name]] == "gone")] == []
+    assert [
+        name for n, name in enumerate(names, 2) if f"{n} {BY_NAME[name]}" not in lines
+    ] == []
+    ours = [
+        name
+        for name in names
+        if name.split(".")[0] in ("jax", "flax") and name != "jax.config.config"
+    ]
+    assert [
+        name for name in ours if is_missing(name) != (STATUS[BY_NAME[name]] == "gone")
+    ] == []
 
 
 def test_names_are_followed_from_file_to_file(tmp_path):
@@ -116,14 +134,19 @@ def test_names_are_followed_from_file_to_file(tmp_path):
     wanted = ["4 first-copy", "5 pmap", "6 pmean", "tools 3 pmap", "tools 4 pmap"]
     assert found(tmp_path, tools=tools, main=main_file) == wanted
     (tmp_path / "unrelated.py").write_text("import jax\njax.tree_map")
-    assert constructs(tmp_path / "main.py") == wanted  # a file, with the files that it imports
+    assert (
+        constructs(tmp_path / "main.py") == wanted
+    )  # a file, with the files that it imports
 
 
 def test_collectives_of_other_maps_and_programs_without_pmap_are_left_out(tmp_path):
     other = "import jax\ndef f(x):\n    return jax.lax.psum(x, 'v')\njax.vmap(f, axis_name='v')\n"
     assert found(tmp_path, other=other) == []
     assert found(tmp_path, other=other, main=MAPPED) == ["2 pmap"]
-    assert found(tmp_path, other=other.replace("'v'", "'i'"), main=MAPPED) == ["2 pmap", "other 3 psum"]
+    assert found(tmp_path, other=other.replace("'v'", "'i'"), main=MAPPED) == [
+        "2 pmap",
+        "other 3 psum",
+    ]
 
 
 SMALL = """import functools, jax
@@ -134,14 +157,27 @@ p_step = jax.pmap(train_step, axis_name="i")
 def main(w, batch, key):
     w, loss = p_step(w, batch, key)
 """
-DECORATED = {"def train": '@functools.partial(jax.pmap, axis_name="i")\ndef train', "p_step(": "train_step("}
+DECORATED = {
+    "def train": '@functools.partial(jax.pmap, axis_name="i")\ndef train',
+    "p_step(": "train_step(",
+}
 QUESTIONS = {
-    "Where can train_step be imported from?": {"def train_step": "def make():\n  def train_step"},
+    "Where can train_step be imported from?": {
+        "def train_step": "def make():\n  def train_step"
+    },
     "Which axis_name is it?": {'axis_name="i"': "axis_name=find_axis()"},
-    "pmap maps a partial, a loop or a vmap around": {"p(train_step": "p(functools.partial(train_step, lr=1)"},
-    "arguments of train_step are the state": {"p_step(w, batch, key)": "p_step(w, images, labels)"},
-    "Put a function of (state, batch, key) around it": {"w, loss = ": "w, moments, loss = "},
-    "the batch and the key?": {"p_step(w, batch, key)": "p_step(w, batch=batch, key=key)"},
+    "pmap maps a partial, a loop or a vmap around": {
+        "p(train_step": "p(functools.partial(train_step, lr=1)"
+    },
+    "arguments of train_step are the state": {
+        "p_step(w, batch, key)": "p_step(w, images, labels)"
+    },
+    "Put a function of (state, batch, key) around it": {
+        "w, loss = ": "w, moments, loss = "
+    },
+    "the batch and the key?": {
+        "p_step(w, batch, key)": "p_step(w, batch=batch, key=key)"
+    },
 }
 
 
@@ -157,15 +193,27 @@ def describe_step(folder: Path, name: str, changes: dict[str, str]) -> dict[str,
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_harness_that_cannot_be_written_whole_is_a_question(tmp_path, question):
     verify = describe_step(tmp_path, "main", QUESTIONS[question])
-    assert (verify["harness"], len(verify["questions"]), question in verify["questions"][0]) == ("", 1, True)
+    assert (
+        verify["harness"],
+        len(verify["questions"]),
+        question in verify["questions"][0],
+    ) == ("", 1, True)
 
 
 @pytest.mark.parametrize("changes", [{}, DECORATED], ids=["called", "decorated"])
-def test_the_harness_runs_and_finds_a_sum_in_place_of_a_mean(tmp_path, monkeypatch, capsys, changes):
+def test_the_harness_runs_and_finds_a_sum_in_place_of_a_mean(
+    tmp_path, monkeypatch, capsys, changes
+):
     monkeypatch.syspath_prepend(tmp_path)
     names = dict[str, Any]()
-    exec(describe_step(tmp_path, f"small_program_{len(changes)}", changes)["harness"], names)
-    w, batch = np.ones(3, np.float32), np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    exec(
+        describe_step(tmp_path, f"small_program_{len(changes)}", changes)["harness"],
+        names,
+    )
+    w, batch = (
+        np.ones(3, np.float32),
+        np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32),
+    )
     names["check"](w, batch, jax.random.split(jax.random.key(0), 8))
     assert "8 times as large" in " ".join(capsys.readouterr().out.split())
 
@@ -174,41 +222,83 @@ def test_the_harness_runs_and_finds_a_sum_in_place_of_a_mean(tmp_path, monkeypat
 def test_the_programs_of_tests_and_lesson_12(name, tmp_path):
     path = FOLDER / f"{name}.py"
     if name == "old_pmap":
-        path = shutil.copy(LESSON_12, tmp_path / "old_pmap.py")  # whose step can be imported under this name
+        path = shutil.copy(
+            LESSON_12, tmp_path / "old_pmap.py"
+        )  # whose step can be imported under this name
     report = report_program(str(path))
-    assert {each["status"] for each in report["lines"]} <= {"fine", "slow", "check"}  # they run
+    assert {each["status"] for each in report["lines"]} <= {
+        "fine",
+        "slow",
+        "check",
+    }  # they run
     rows = {"hugging_face_tokens": ["dropout_rng"], "old_pmap": ["key", "batch_stats"]}
     if name in rows:
         assert f'"per_device": {json.dumps(rows[name])}' in report["verify"]["harness"]
     else:  # they keep their state in several arguments
-        assert (report["verify"]["harness"], len(report["verify"]["questions"])) != ("", 0)
+        assert (report["verify"]["harness"], len(report["verify"]["questions"])) != (
+            "",
+            0,
+        )
 
 
 def test_status_1_if_a_line_fails_and_fine_lines_only_with_all(tmp_path):
     path = tmp_path / "old.py"
-    path.write_text("import jax\nraise SystemExit('this is never run')\njax.tree_map(f, jax.pmap(f, 'i')(x))\n")
+    path.write_text(
+        "import jax\nraise SystemExit('this is never run')\njax.tree_map(f, jax.pmap(f, 'i')(x))\n"
+    )
     status, out, err = entry.run_command("port", path)
-    assert (status, err.count("\n"), f"first {path}:3 (tree-map): gone" in err) == (1, 1, True)
+    assert (status, err.count("\n"), f"first {path}:3 (tree-map): gone" in err) == (
+        1,
+        1,
+        True,
+    )
     assert "  gone   tree-map" in out
     assert "docs/porting.md#tree-map" in out
     assert "fine   pmap" not in out
     assert "fine   pmap" in entry.run_command("port", path, "--all").out
-    keys = {"path", "line", "construct", "code", "status", "today", "shard_map", "jit", "link"}
+    keys = {
+        "path",
+        "line",
+        "construct",
+        "code",
+        "status",
+        "today",
+        "shard_map",
+        "jit",
+        "link",
+    }
     lines = json.loads(entry.run_command("port", path, "--json").out)["lines"]
     assert {frozenset(line) for line in lines} == {frozenset(keys)}
     path.write_text("x = 1\n")
-    assert entry.run_command("port", path) == (0, "No construct of pmap was found.\n", "")
+    assert entry.run_command("port", path) == (
+        0,
+        "No construct of pmap was found.\n",
+        "",
+    )
 
 
 def test_what_cannot_be_read_is_said(tmp_path):
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "empty").mkdir()
-    broken = {"b": b"import jax\nprint 'old'\n", "c": bytes(range(256)), ".hidden/d": b"print 'old'"}
+    broken = {
+        "b": b"import jax\nprint 'old'\n",
+        "c": bytes(range(256)),
+        ".hidden/d": b"print 'old'",
+    }
     for name, source in ({"a": b"import jax\njax.pmap\n"} | broken).items():
         (tmp_path / f"{name}.py").write_bytes(source)
     status, out, _ = entry.run_command("port", tmp_path)
-    assert (status, [name for name in "abcd" if f"{name}.py can't be read" in out]) == (0, ["b", "c"])
-    said = {"b.py": "can't be read", "no.py": "is no Python file or folder", "empty": "holds no Python"}
+    assert (status, [name for name in "abcd" if f"{name}.py can't be read" in out]) == (
+        0,
+        ["b", "c"],
+    )
+    said = {
+        "b.py": "can't be read",
+        "no.py": "is no Python file or folder",
+        "empty": "holds no Python",
+    }
     for name, words in said.items():
-        status, out, err = entry.run_command("port", tmp_path / name)  # the one that was named
+        status, out, err = entry.run_command(
+            "port", tmp_path / name
+        )  # the one that was named
         assert (status, out, err.count("\n"), words in err) == (2, "", 1, True)

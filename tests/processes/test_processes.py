@@ -13,10 +13,23 @@ import numpy as np
 import pytest
 import small_job
 from points import loss
-from processes import HEARTBEAT, by_hand, end_of, free_port, running, train_together, wait_for_checkpoint
+from processes import (
+    HEARTBEAT,
+    by_hand,
+    end_of,
+    free_port,
+    running,
+    train_together,
+    wait_for_checkpoint,
+)
 
 from pmapdp.config import Config
-from pmapdp.distributed import ProcessesOptions, agree, connect_processes, find_bind_address
+from pmapdp.distributed import (
+    ProcessesOptions,
+    agree,
+    connect_processes,
+    find_bind_address,
+)
 from pmapdp.errors import UserError
 from pmapdp.train import load_run
 
@@ -50,9 +63,22 @@ def small_run(tmp_path):
     return [*yours, "--no-progress", "--dtype", "float64", "--global-batch-size", 18]
 
 
-SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
-OPEN_MPI = {"OMPI_MCA_orte_hnp_uri": "4096.0;tcp://127.0.0.1:1", "OMPI_COMM_WORLD_SIZE": "2"}
-RANKS = ("SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+SLURM = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_NTASKS": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+}
+OPEN_MPI = {
+    "OMPI_MCA_orte_hnp_uri": "4096.0;tcp://127.0.0.1:1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+}
+RANKS = (
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+)
 
 
 def launched(launcher: dict[str, str]) -> dict[str, list]:
@@ -60,30 +86,49 @@ def launched(launcher: dict[str, str]) -> dict[str, list]:
     ranks = [name for name in RANKS if name[:4] == min(launcher)[:4]]
     shared = launcher | {"JAX_COORDINATOR_PORT": str(free_port())}
     env = [shared | dict.fromkeys(ranks, rank) for rank in "01"]
-    return {"hands": [["--distributed", "--heartbeat-timeout", HEARTBEAT]] * 2, "env": env}
+    return {
+        "hands": [["--distributed", "--heartbeat-timeout", HEARTBEAT]] * 2,
+        "env": env,
+    }
 
 
 def require_lost(ended) -> None:
     """A process ended because of another one: with our sentence if a collective failed, or by JAX or gloo."""
     if ended.status == 4:
-        assert ended.err.splitlines()[-1].startswith("error: another process is lost, see its own messages ("), ended
+        assert ended.err.splitlines()[-1].startswith(
+            "error: another process is lost, see its own messages ("
+        ), ended
     else:
         assert ended.status == -signal.SIGABRT, ended
-        theirs = "Terminating process because the JAX distributed service detected fatal errors", "instance of 'gloo::"
+        theirs = (
+            "Terminating process because the JAX distributed service detected fatal errors",
+            "instance of 'gloo::",
+        )
         assert any(words in ended.err for words in theirs), ended
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_killed_and_hang_and_stopped_and_resumed_equal_one_device(small_run, tmp_path):
-    """Promises 1 and 4 over processes: the coordinator is killed, a process hangs (with jit), one gets a signal, all
-    get one (by Ctrl-C in a terminal), and each time both end and start again. One process ends the run."""
-    job = [*small_run, "--epochs", 1000, "--global-batch-size", 4]  # 26 updates an epoch, never done by itself
+def test_two_processes_that_are_killed_and_hang_and_stopped_and_resumed_equal_one_device(
+    small_run, tmp_path
+):
+    """Promises 1 and 4 over processes: the coordinator is killed, a process hangs (with
+    jit), one gets a signal, all get one (by Ctrl-C in a terminal), and each time both
+    end and start again. One process ends the run."""
+    job = [
+        *small_run,
+        "--epochs",
+        1000,
+        "--global-batch-size",
+        4,
+    ]  # 26 updates an epoch, never done by itself
     one, two = tmp_path / "one", tmp_path / "two"
     both, steps = [*job, "--checkpoint-every", 2, "--devices", 2, "--workdir", two], []
 
     @contextlib.contextmanager
     def under_way(hands, env=None, strategy="pmap"):
-        with running(*([*both, "--strategy", strategy, *hand] for hand in hands), env=env) as processes:
+        with running(
+            *([*both, "--strategy", strategy, *hand] for hand in hands), env=env
+        ) as processes:
             wait_for_checkpoint(two, processes, steps)
             yield processes
         steps[:] = entry.checkpoint_steps(two)
@@ -95,25 +140,42 @@ def test_two_processes_that_are_killed_and_hang_and_stopped_and_resumed_equal_on
         started = time.monotonic()
         second.send_signal(signal.SIGSTOP)
         require_lost(end_of(first))
-        assert time.monotonic() - started < HEARTBEAT + 5  # for the test itself, on a machine with much to do
+        assert (
+            time.monotonic() - started < HEARTBEAT + 5
+        )  # for the test itself, on a machine with much to do
     for number, asked in ((signal.SIGTERM, [1]), (signal.SIGINT, [0, 1])):
         with under_way(by_hand()) as processes:
             for process in asked:
                 processes[process].send_signal(number)
             first, second = map(end_of, processes)
-        assert (first.status, second.status, first.err) == (128 + number, 128 + number, second.err), second
-        stopped = int(re.match(r"stopped by SIG\w+ after step ([0-9,]+): a checkpoint", first.err)[1].replace(",", ""))
+        assert (first.status, second.status, first.err) == (
+            128 + number,
+            128 + number,
+            second.err,
+        ), second
+        stopped = int(
+            re.match(
+                r"stopped by SIG\w+ after step ([0-9,]+): a checkpoint", first.err
+            )[1].replace(",", "")
+        )
         assert steps[-1] == stopped
     assert all("connected" in line for line in second.out.splitlines()), second
     assert "restored from the checkpoint of step" in first.out
     assert "4 in 2 processes, each 2 simulated CPU devices" in first.out
     end = ["--steps", 26 * (stopped // 26 + 1)]
-    for flags in (["--devices", 4, "--workdir", two], ["--strategy", "single", "--workdir", one]):
+    for flags in (
+        ["--devices", 4, "--workdir", two],
+        ["--strategy", "single", "--workdir", one],
+    ):
         done = entry.run_command("train", *job, *end, *flags)
         assert done.status == 0, done.err
-    for a, b in zip(*(jax.tree.leaves(load_run(folder)[1]) for folder in (one, two)), strict=True):
+    for a, b in zip(
+        *(jax.tree.leaves(load_run(folder)[1]) for folder in (one, two)), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
-    theirs, ours = (entry.epochs_in(folder / "metrics.jsonl")[-1] for folder in (one, two))
+    theirs, ours = (
+        entry.epochs_in(folder / "metrics.jsonl")[-1] for folder in (one, two)
+    )
     assert theirs["train"]["examples"] == ours["train"]["examples"] == 101
     for name in ("train", "test"):
         assert theirs[name] == pytest.approx(ours[name], rel=1e-9)
@@ -121,7 +183,14 @@ def test_two_processes_that_are_killed_and_hang_and_stopped_and_resumed_equal_on
 
 def test_the_parts_of_all_processes_make_up_the_batch():
     def batches(here):
-        return entry.batches(entry.examples_for("cnn", 83, 1), 18, seed=3, devices=6, here=here, accumulate=2)
+        return entry.batches(
+            entry.examples_for("cnn", 83, 1),
+            18,
+            seed=3,
+            devices=6,
+            here=here,
+            accumulate=2,
+        )
 
     for whole, *parts in zip(*map(batches, (None, range(4), range(4, 6))), strict=True):
         for name in whole._fields:
@@ -135,9 +204,15 @@ def test_a_launcher_without_the_flag_is_named(monkeypatch, capsys, launcher):
         monkeypatch.setenv(name, value)
     with connect_processes(ProcessesOptions(), Config()) as peers:
         assert peers.count == 1
-    assert re.fullmatch(r"warning: \w+=2 processes were started, .* add --distributed\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        r"warning: \w+=2 processes were started, .* add --distributed\n",
+        capsys.readouterr().err,
+    )
     with (
-        pytest.raises(UserError, match="add --distributed, or leave --workdir out, which they would share"),
+        pytest.raises(
+            UserError,
+            match="add --distributed, or leave --workdir out, which they would share",
+        ),
         connect_processes(ProcessesOptions(), Config(workdir="runs/first")),
     ):
         pass
@@ -159,8 +234,15 @@ def test_a_program_that_has_connected_its_processes(tmp_path):
     address = f"localhost:{free_port()}"
     hands = [[address, process, "pmap", tmp_path / "run"] for process in (0, 1)]
     ended = train_together(hands=hands, program=tmp_path / "two.py")
-    said = {line for each in ended for line in each.out.splitlines() if line.startswith("said ")}
-    assert [float(line.split()[1]) for line in said] == [pytest.approx(loss(strategy="single", devices=1), abs=1e-5)]
+    said = {
+        line
+        for each in ended
+        for line in each.out.splitlines()
+        if line.startswith("said ")
+    }
+    assert [float(line.split()[1]) for line in said] == [
+        pytest.approx(loss(strategy="single", devices=1), abs=1e-5)
+    ]
     assert "by the program, 2 processes" in (tmp_path / "run" / "log.txt").read_text()
 
 
@@ -171,14 +253,22 @@ def test_a_program_that_has_connected_its_processes(tmp_path):
     ("other", "sentence"),
     [
         (["--seed", 1], "in --seed (1 there, 0 here)"),
-        pytest.param(["--devices", 3], "in its devices ('3 x cpu' there, '2 x cpu' here)", marks=pytest.mark.slow),
+        pytest.param(
+            ["--devices", 3],
+            "in its devices ('3 x cpu' there, '2 x cpu' here)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_process_that_differs_is_refused(tmp_path, other, sentence):
     first, second = by_hand()
     hands = [first, [*second, *other]]
-    for each in train_together("--devices", 2, "--workdir", tmp_path / "run", hands=hands, status=2):
-        assert each.err.startswith(f"error: process 1 differs from process 0 {sentence}"), each
+    for each in train_together(
+        "--devices", 2, "--workdir", tmp_path / "run", hands=hands, status=2
+    ):
+        assert each.err.startswith(
+            f"error: process 1 differs from process 0 {sentence}"
+        ), each
         assert each.err.count("\n") == 0, each
     assert not (tmp_path / "run" / "config.json").exists()
 
@@ -188,27 +278,46 @@ def test_not_all_come():
     with running([*by_hand()[0], "--join-timeout", 1]) as (alone,):
         ended = end_of(alone)
     assert ended.status == 2, ended
-    assert ended.err.startswith("error: not all processes have come (waited 1 s): start each once, with"), ended
+    assert ended.err.startswith(
+        "error: not all processes have come (waited 1 s): start each once, with"
+    ), ended
     assert ended.err.count("\n") == 0, ended
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"coordinator": "localhost:9", "num_processes": 2, "process_id": 2}, "process_id=2, num_processes=2"),
-        ({"coordinator": "localhost:9"}, "(Number of processes must be defined.): start each once, with --distributed"),
-        ({"process_id": 0}, "(coordinator_address should be defined.): start each once, with --distributed"),
+        (
+            {"coordinator": "localhost:9", "num_processes": 2, "process_id": 2},
+            "process_id=2, num_processes=2",
+        ),
+        (
+            {"coordinator": "localhost:9"},
+            "(Number of processes must be defined.): start each once, with --distributed",
+        ),
+        (
+            {"process_id": 0},
+            "(coordinator_address should be defined.): start each once, with --distributed",
+        ),
         (
             {"distributed": True},
             "or with its number from 0 and a free port of process 0's machine, as in --coordinator",
         ),
-        ({"coordinator": "here", "num_processes": 2, "process_id": 0}, "cannot be connected (invalid literal for int"),
-        ({"coordinator": "BUSY", "num_processes": 2, "process_id": 0}, "cannot be connected (Address already in use"),
+        (
+            {"coordinator": "here", "num_processes": 2, "process_id": 0},
+            "cannot be connected (invalid literal for int",
+        ),
+        (
+            {"coordinator": "BUSY", "num_processes": 2, "process_id": 0},
+            "cannot be connected (Address already in use",
+        ),
     ],
 )
 def test_flags_that_cannot_be(options, sentence, monkeypatch):
     """JAX finds most of it."""
-    monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)  # of the other tests
+    monkeypatch.setattr(
+        "jax._src.xla_bridge.backends_are_initialized", lambda: False
+    )  # of the other tests
     with socket.create_server(("127.0.0.1", 0)) as server:
         if options.get("coordinator") == "BUSY":
             options = options | {"coordinator": f"127.0.0.1:{server.getsockname()[1]}"}
@@ -219,9 +328,13 @@ def test_flags_that_cannot_be(options, sentence, monkeypatch):
             pass
 
 
-@pytest.mark.parametrize("settings", [{"strategy": "single", "devices": 1}, {"shard_state": "optimizer"}])
+@pytest.mark.parametrize(
+    "settings", [{"strategy": "single", "devices": 1}, {"shard_state": "optimizer"}]
+)
 def test_a_run_that_processes_cannot_share(settings):
-    with pytest.raises(UserError, match="runs in one process only: use --strategy shard_map"):
+    with pytest.raises(
+        UserError, match="runs in one process only: use --strategy shard_map"
+    ):
         agree(Config(**settings), None, "by hand")
 
 
@@ -238,11 +351,22 @@ def test_the_coordinator_listens_no_wider_than_it_must():
 
 @pytest.mark.slow
 def test_a_bit_that_flips_in_one_process_ends_both(small_run, tmp_path):
-    job = [*small_run, "--strategy", "shard_map", "--devices", 2, "--workdir", tmp_path / "run"]
+    job = [
+        *small_run,
+        "--strategy",
+        "shard_map",
+        "--devices",
+        2,
+        "--workdir",
+        tmp_path / "run",
+    ]
     job += ["--check-replicas", 5, "--checkpoint-every", 4]
     flipped = [9, "params/out/kernel", 3]  # after update 9, on device 3
     for each in train_together(*flipped, *job, status=5, program=flipped_bit.__file__):
-        assert re.search(r"after step 10 device \d+ \(process 1\) has another copy of params.out.kernel than", each.err)
+        assert re.search(
+            r"after step 10 device \d+ \(process 1\) has another copy of params.out.kernel than",
+            each.err,
+        )
     assert entry.checkpoint_steps(tmp_path / "run")[-1] == 8
 
 
@@ -268,13 +392,19 @@ def test_a_loss_that_is_not_finite_ends_both_after_the_same_update(small_run, tm
     """Else the update that one of them has started alone waits for the other for ever."""
     (tmp_path / "slower.py").write_text(SLOWER)
     job = [*small_run, "--dtype", "float32", "--devices", 2, "--learning-rate", 1e38]
-    hands = [[seconds, *job, *each] for seconds, each in zip((0, 0.05), by_hand(), strict=True)]
-    first, second = train_together(hands=hands, status=3, program=tmp_path / "slower.py")
+    hands = [
+        [seconds, *job, *each]
+        for seconds, each in zip((0, 0.05), by_hand(), strict=True)
+    ]
+    first, second = train_together(
+        hands=hands, status=3, program=tmp_path / "slower.py"
+    )
     assert first.err == second.err
     assert "error: the loss is " in first.err
 
 
-# Process 0 takes the mean of x. Process 1 leaves it out, and is at its next collective, the sum of y.
+# Process 0 takes the mean of x. Process 1 leaves it out, and is at its next collective,
+# the sum of y.
 OUT_OF_STEP = """
 import sys
 import jax
@@ -299,6 +429,11 @@ def test_two_collectives_of_processes_out_of_step_are_mixed_without_an_error(tmp
     """As lesson 17 says of a collective that one process alone calls."""
     (tmp_path / "program.py").write_text(OUT_OF_STEP)
     coordinator = f"127.0.0.1:{free_port()}"
-    ended = train_together(hands=[[coordinator, 0], [coordinator, 1]], program=tmp_path / "program.py")
-    for process, mixed in ((0, (1 + 100) / 2), (1, 1.0 + 100)):  # the mean of x is 1, the sum of y is 200
+    ended = train_together(
+        hands=[[coordinator, 0], [coordinator, 1]], program=tmp_path / "program.py"
+    )
+    for process, mixed in (
+        (0, (1 + 100) / 2),
+        (1, 1.0 + 100),
+    ):  # the mean of x is 1, the sum of y is 200
         assert f"{process} {[mixed] * 4}" in ended[process].err

@@ -17,7 +17,9 @@ class LanguageModel(nn.Module):
     @nn.compact
     def __call__(self, input_ids, deterministic=True):
         hidden = nn.Embed(VOCABULARY, 16)(input_ids)
-        hidden = nn.Dropout(0.1)(nn.gelu(nn.Dense(16)(hidden)), deterministic=deterministic)
+        hidden = nn.Dropout(0.1)(
+            nn.gelu(nn.Dense(16)(hidden)), deterministic=deterministic
+        )
         return nn.Dense(VOCABULARY)(hidden)
 
 
@@ -25,7 +27,9 @@ class TrainState(train_state.TrainState):
     dropout_rng: Array
 
     def replicate(self):
-        return jax_utils.replicate(self).replace(dropout_rng=shard_prng_key(self.dropout_rng))
+        return jax_utils.replicate(self).replace(
+            dropout_rng=shard_prng_key(self.dropout_rng)
+        )
 
 
 schedule = optax.linear_schedule(1e-2, 0.0, 100)
@@ -40,7 +44,9 @@ def create_state(seed=0):
     rng, dropout_rng = jax.random.split(jax.random.PRNGKey(seed))
     params = LanguageModel().init(rng, jnp.zeros((1, 4), jnp.int32))["params"]
     tx = optax.adamw(schedule, weight_decay=0.01, mask=decay_mask)
-    return TrainState.create(apply_fn=LanguageModel().apply, params=params, tx=tx, dropout_rng=dropout_rng)
+    return TrainState.create(
+        apply_fn=LanguageModel().apply, params=params, tx=tx, dropout_rng=dropout_rng
+    )
 
 
 def loss_fn(logits, labels, mask):
@@ -52,11 +58,17 @@ def train_step(state, batch):
     dropout_rng, new_dropout_rng = jax.random.split(state.dropout_rng)
 
     def compute_loss(params):
-        logits = state.apply_fn({"params": params}, batch["input_ids"], False, rngs={"dropout": dropout_rng})
+        logits = state.apply_fn(
+            {"params": params}, batch["input_ids"], False, rngs={"dropout": dropout_rng}
+        )
         return loss_fn(logits, batch["labels"], batch["attention_mask"])
 
-    (loss, num_labels), grad = jax.value_and_grad(compute_loss, has_aux=True)(state.params)
-    num_labels = jax.lax.psum(num_labels, "batch")  # the devices hold different numbers of tokens
+    (loss, num_labels), grad = jax.value_and_grad(compute_loss, has_aux=True)(
+        state.params
+    )
+    num_labels = jax.lax.psum(
+        num_labels, "batch"
+    )  # the devices hold different numbers of tokens
     loss = jax.lax.psum(loss, "batch") / num_labels
     grad = jax.lax.psum(grad, "batch")
     grad = jax.tree_util.tree_map(lambda x: x / num_labels, grad)
@@ -66,7 +78,11 @@ def train_step(state, batch):
 
 def eval_step(params, batch):
     logits = LanguageModel().apply({"params": params}, batch["input_ids"])
-    return {"loss": optax.softmax_cross_entropy(logits, onehot(batch["labels"], VOCABULARY)).mean(-1)}
+    return {
+        "loss": optax.softmax_cross_entropy(
+            logits, onehot(batch["labels"], VOCABULARY)
+        ).mean(-1)
+    }
 
 
 def batches(steps, rows):

@@ -25,36 +25,65 @@ def visited(batch):
     return batch.indices[batch.weights > 0]
 
 
-SIZES = {"n": (1, 60), "batch_size": (1, 20), "devices": (1, 8), "accumulate": (1, 3), "seed": (0, 9), "epoch": (0, 3)}
+SIZES = {
+    "n": (1, 60),
+    "batch_size": (1, 20),
+    "devices": (1, 8),
+    "accumulate": (1, 3),
+    "seed": (0, 9),
+    "epoch": (0, 3),
+}
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(data=st.data(), **{name: st.integers(*limits) for name, limits in SIZES.items()})
-def test_an_epoch_visits_each_example_once(n, batch_size, devices, accumulate, seed, epoch, data):
+def test_an_epoch_visits_each_example_once(
+    n, batch_size, devices, accumulate, seed, epoch, data
+):
     """In an order that depends on seed and epoch alone, wherever in the epoch a run starts again."""
-    examples, batch_size, accumulate = points(n, 0), min(n, batch_size), min(n, batch_size, accumulate)
+    examples, batch_size, accumulate = (
+        points(n, 0),
+        min(n, batch_size),
+        min(n, batch_size, accumulate),
+    )
     which = {"seed": seed, "epoch": epoch}
-    found = entry.batches(examples, batch_size, devices=devices, accumulate=accumulate, **which)
-    np.testing.assert_array_equal(np.sort(np.concatenate([visited(batch) for batch in found])), np.arange(n))
-    assert [len(visited(batch)) for batch in found] == [min(batch_size, n - at) for at in range(0, n, batch_size)]
-    # One compiled program serves all batches: they have one shape, which divides by devices and micro-batches.
+    found = entry.batches(
+        examples, batch_size, devices=devices, accumulate=accumulate, **which
+    )
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([visited(batch) for batch in found])), np.arange(n)
+    )
+    assert [len(visited(batch)) for batch in found] == [
+        min(batch_size, n - at) for at in range(0, n, batch_size)
+    ]
+    # One compiled program serves all batches: they have one shape, which divides by
+    # devices and micro-batches.
     share = math.ceil(math.ceil(batch_size / accumulate) / devices)
-    assert {len(array) for batch in found for array in batch} == {accumulate * devices * share}
+    assert {len(array) for batch in found for array in batch} == {
+        accumulate * devices * share
+    }
     for batch in found:
         assert set(np.unique(batch.weights)) <= {0, 1}
         np.testing.assert_array_equal(batch.inputs, examples.inputs[batch.indices])
         np.testing.assert_array_equal(batch.labels, examples.labels[batch.indices])
     step = data.draw(st.integers(0, len(found)))
     later = entry.batches(examples, batch_size, step=step, **which)  # on one device
-    assert [set(visited(batch)) for batch in later] == [set(visited(batch)) for batch in found[step:]]
+    assert [set(visited(batch)) for batch in later] == [
+        set(visited(batch)) for batch in found[step:]
+    ]
 
 
 def test_the_order_changes_with_epoch_and_seed_and_is_the_data_sets_in_evaluation():
     cases = [(0, 0), (0, 1), (1, 0), (None, 0)]
-    orders = [[entry.batches(points(40, 0), 40, seed=seed, epoch=epoch)[0].indices] for seed, epoch in cases]
+    orders = [
+        [entry.batches(points(40, 0), 40, seed=seed, epoch=epoch)[0].indices]
+        for seed, epoch in cases
+    ]
     assert len({tuple(order) for (order,) in orders}) == len(cases)
     np.testing.assert_array_equal(orders[-1], [np.arange(40)])
-    np.testing.assert_array_equal(orders[1], [np.random.default_rng([0, 1]).permutation(40)])
+    np.testing.assert_array_equal(
+        orders[1], [np.random.default_rng([0, 1]).permutation(40)]
+    )
 
 
 def test_the_layout_of_a_batch_is_the_documented_one():
@@ -72,15 +101,18 @@ def test_weights_have_the_precision_of_the_run(dtype):
 
 
 def log_likelihoods(params, examples):
-    logits = examples.inputs.astype(np.float64) @ params["out"]["kernel"] + params["out"]["bias"]
+    logits = (
+        examples.inputs.astype(np.float64) @ params["out"]["kernel"]
+        + params["out"]["bias"]
+    )
     logits -= logits.max(1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(1, keepdims=True))
 
 
 @pytest.mark.parametrize("strategy", entry.STRATEGIES)
 def test_metrics_are_over_exactly_n_examples(strategy):
-    """Also if the last batch is ragged: at learning rate 0 the loss of an epoch is NumPy's loss of the data set, whose
-    training examples have weights."""
+    """Also if the last batch is ragged: at learning rate 0 the loss of an epoch is
+    NumPy's loss of the data set, whose training examples have weights."""
     weights = np.random.default_rng(4).uniform(0.5, 3, 83)
     train, test, validation = points(83, 1, weights), points(29, 2), points(31, 3)
     kind = {"strategy": strategy, "devices": 1 if strategy == "single" else 8}
@@ -88,13 +120,23 @@ def test_metrics_are_over_exactly_n_examples(strategy):
         model=Line,
         data=entry.data_set(train, test, validation),
         **kind,
-        **{"learning_rate": 0.0, "optimizer": "sgd", "global_batch_size": 18, "epochs": 2, "label_smoothing": 0.0},
+        **{
+            "learning_rate": 0.0,
+            "optimizer": "sgd",
+            "global_batch_size": 18,
+            "epochs": 2,
+            "label_smoothing": 0.0,
+        },
     )
     for epoch in result.epochs:
         for part, examples in (("train", train), ("validation", validation)):
             found = log_likelihoods(result.state.params, examples)
-            loss = -np.average(found[np.arange(len(found)), examples.labels], weights=examples.weights)
-            accuracy = np.average(found.argmax(1) == examples.labels, weights=examples.weights)
+            loss = -np.average(
+                found[np.arange(len(found)), examples.labels], weights=examples.weights
+            )
+            accuracy = np.average(
+                found.argmax(1) == examples.labels, weights=examples.weights
+            )
             assert epoch[part]["loss"] == pytest.approx(loss, rel=1e-5)
             assert epoch[part]["accuracy"] == pytest.approx(accuracy, abs=1e-6)
         assert "test" not in epoch  # it waits until training is over
@@ -102,7 +144,12 @@ def test_metrics_are_over_exactly_n_examples(strategy):
 
 @functools.cache
 def steps_of(strategy, model, devices=8):
-    return entry.Steps(strategy, jax.devices()[: 1 if strategy == "single" else devices], model, optax.sgd(0.5))
+    return entry.Steps(
+        strategy,
+        jax.devices()[: 1 if strategy == "single" else devices],
+        model,
+        optax.sgd(0.5),
+    )
 
 
 def trained_on(strategy, data, batches, model=Line, devices=8, rows=24):
@@ -110,7 +157,9 @@ def trained_on(strategy, data, batches, model=Line, devices=8, rows=24):
     steps = steps_of(strategy, model, devices)
     state, sums = steps.place_state(steps.first_state()), []
     for indices in batches:
-        state, of_update = steps.train_step(state, steps.place_batch(entry.batch_of(data, indices, rows)))
+        state, of_update = steps.train_step(
+            state, steps.place_batch(entry.batch_of(data, indices, rows))
+        )
         sums.append(jax.device_get(of_update))
     return entry.named(steps.fetch(state)), sums
 
@@ -126,8 +175,14 @@ def test_gradients_are_weighted_sums_over_the_sum_of_the_weights(strategy):
     delta[np.arange(19), data.labels] -= 1
     delta *= weights[:, None] / weights.sum()
     found, (sums,) = trained_on(strategy, data, [np.arange(19)])
-    np.testing.assert_allclose(found.params["out"]["kernel"], first["kernel"] - 0.5 * data.inputs.T @ delta, atol=1e-6)
-    np.testing.assert_allclose(found.params["out"]["bias"], first["bias"] - 0.5 * delta.sum(0), atol=1e-6)
+    np.testing.assert_allclose(
+        found.params["out"]["kernel"],
+        first["kernel"] - 0.5 * data.inputs.T @ delta,
+        atol=1e-6,
+    )
+    np.testing.assert_allclose(
+        found.params["out"]["bias"], first["bias"] - 0.5 * delta.sum(0), atol=1e-6
+    )
     assert sums.count == pytest.approx(weights.sum(), rel=1e-6)
     assert sums.loss == pytest.approx((weights * losses).sum(), rel=1e-5)
 
@@ -146,7 +201,10 @@ def without_padding(model):
     return trained_on("single", points(19, 1), BATCHES, model)
 
 
-BATCHES = [np.arange(1, 19), np.arange(1, 4)]  # example 0 is what padding is copied from
+BATCHES = [
+    np.arange(1, 19),
+    np.arange(1, 4),
+]  # example 0 is what padding is copied from
 
 
 @pytest.mark.parametrize("model", [Line, WithNorm])
@@ -154,7 +212,9 @@ BATCHES = [np.arange(1, 19), np.arange(1, 4)]  # example 0 is what padding is co
 def test_padding_changes_nothing(strategy, model):
     """However many rows of it, and whatever they show."""
     data = points(19, 1)
-    loud = data._replace(inputs=np.concatenate([1e4 * np.ones((1, 6), np.float32), data.inputs[1:]]))
+    loud = data._replace(
+        inputs=np.concatenate([1e4 * np.ones((1, 6), np.float32), data.inputs[1:]])
+    )
     wanted, wanted_sums = without_padding(model)
     for rows in (24, 48):
         found, sums = trained_on(strategy, loud, BATCHES, model, rows=rows)
@@ -170,11 +230,15 @@ def test_batch_norm_takes_moments_over_exactly_the_examples():
     data = points(7, 5)
     first = entry.named(steps_of("single", WithNorm).first_state())
     for strategy in PARALLEL:
-        found, _ = trained_on(strategy, data, [np.arange(7)], WithNorm, devices=4, rows=12)
+        found, _ = trained_on(
+            strategy, data, [np.arange(7)], WithNorm, devices=4, rows=12
+        )
         for name, value in (("mean", data.inputs.mean(0)), ("var", data.inputs.var(0))):
             start = np.asarray(first.model_state["norm"][name])
             wanted = 0.99 * start + 0.01 * value  # the momentum of Flax's BatchNorm
-            np.testing.assert_allclose(found.model_state["norm"][name], wanted, atol=1e-7)
+            np.testing.assert_allclose(
+                found.model_state["norm"][name], wanted, atol=1e-7
+            )
 
 
 def test_evaluation_of_the_state_does_not_depend_on_the_batch():
@@ -183,7 +247,16 @@ def test_evaluation_of_the_state_does_not_depend_on_the_batch():
     steps = entry.Steps("single", jax.devices()[:1], "text_mlp", optax.adam(1e-2))
     state = steps.place_state(steps.first_state())
     for _ in range(2):
-        state, _ = steps.train_step(state, steps.place_batch(entry.batch_of(data, range(9))))
-    alone = [float(steps.eval_step(state, steps.place_batch(entry.batch_of(data, [i], 9))).loss) for i in range(9)]
-    together = float(steps.eval_step(state, steps.place_batch(entry.batch_of(data, range(9)))).loss)
+        state, _ = steps.train_step(
+            state, steps.place_batch(entry.batch_of(data, range(9)))
+        )
+    alone = [
+        float(
+            steps.eval_step(state, steps.place_batch(entry.batch_of(data, [i], 9))).loss
+        )
+        for i in range(9)
+    ]
+    together = float(
+        steps.eval_step(state, steps.place_batch(entry.batch_of(data, range(9)))).loss
+    )
     assert sum(alone) == pytest.approx(together, rel=1e-5)

@@ -1,6 +1,7 @@
 """Promise 3: dropout belongs to the example: its key comes from (seed, step, index), with JAX's default generator.
 
-The loss here is the sum of what a layer of dropout leaves of an example's ones, so that it tells the mask.
+The loss here is the sum of what a layer of dropout leaves of an example's ones, so that
+it tells the mask.
 """
 
 import functools
@@ -20,29 +21,45 @@ class Masked(nnx.Module):
 
     def __init__(self, *, rngs):
         self.scale = nnx.Param(jax.numpy.ones(()))
-        self.first, self.second = nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        self.first, self.second = (
+            nnx.Dropout(0.5, rngs=rngs),
+            nnx.Dropout(0.5, rngs=rngs),
+        )
 
     def __call__(self, x):
         return self.first(x), self.second(x)
 
 
-POWERS = 2.0 ** np.arange(WIDTH // 4)  # a sum of these tells which of 16 numbers were kept
+POWERS = 2.0 ** np.arange(
+    WIDTH // 4
+)  # a sum of these tells which of 16 numbers were kept
 
 
 def masks(model, batch):
     """A loss that tells a part of the masks of the batch's only example of label 1, by either layer."""
     here = batch.weights * batch.labels
-    first, second = ((here[:, None] * x[:, : len(POWERS)] * POWERS / 2).sum() for x in model(batch.inputs))
-    return {"loss": first + 0 * model.scale[...], "count": batch.weights.sum(), "correct": second}
+    first, second = (
+        (here[:, None] * x[:, : len(POWERS)] * POWERS / 2).sum()
+        for x in model(batch.inputs)
+    )
+    return {
+        "loss": first + 0 * model.scale[...],
+        "count": batch.weights.sum(),
+        "correct": second,
+    }
 
 
 @functools.cache
 def steps_of(strategy, devices, seed):
-    return entry.Steps(strategy, jax.devices()[:devices], Masked, optax.sgd(0.0), seed=seed, loss=masks)
+    return entry.Steps(
+        strategy, jax.devices()[:devices], Masked, optax.sgd(0.0), seed=seed, loss=masks
+    )
 
 
 def data_with(number):
-    return entry.Examples(np.ones((N, WIDTH), np.float32), (np.arange(N) == number).astype(np.int32))
+    return entry.Examples(
+        np.ones((N, WIDTH), np.float32), (np.arange(N) == number).astype(np.int32)
+    )
 
 
 def told(number, indices, strategy="single", devices=1, seed=0, updates=1):
@@ -50,7 +67,9 @@ def told(number, indices, strategy="single", devices=1, seed=0, updates=1):
     steps, rows = steps_of(strategy, devices, seed), -(-6 // devices) * devices
     state = steps.place_state(steps.first_state())
     for _ in range(updates):
-        state, sums = steps.train_step(state, steps.place_batch(entry.batch_of(data_with(number), indices, rows)))
+        state, sums = steps.train_step(
+            state, steps.place_batch(entry.batch_of(data_with(number), indices, rows))
+        )
     return float(sums.loss), float(sums.correct)
 
 
@@ -73,7 +92,9 @@ def test_the_mask_does_not_depend_on_the_other_examples_or_the_devices(mask, str
 
 def test_the_mask_changes_with_example_step_seed_and_layer(mask):
     others = [told(6, [5, 6]), told(5, [5], updates=2), told(5, [5], seed=1)]
-    assert len({*mask, *(kept for each in others for kept in each)}) == 2 + 2 * len(others)
+    assert len({*mask, *(kept for each in others for kept in each)}) == 2 + 2 * len(
+        others
+    )
 
 
 def test_the_generator_is_jaxs_default():
@@ -89,13 +110,18 @@ def test_evaluation_draws_nothing():
     assert float(sums.loss) == float(sums.correct) == (2 ** len(POWERS) - 1) / 2
 
 
-@pytest.mark.parametrize("model", [pytest.param("transformer", marks=pytest.mark.slow), "speedrun"])
+@pytest.mark.parametrize(
+    "model", [pytest.param("transformer", marks=pytest.mark.slow), "speedrun"]
+)
 def test_built_in_models_draw_by_example(model):
-    """The summed loss of a batch is the sum of the losses of its examples, each with its own mask, or its own shift.
-    (The convnet's batch norm does look at other examples: `test_1_one_result.py` has it.)"""
+    """The summed loss of a batch is the sum of the losses of its examples, each with
+    its own mask, or its own shift. (The convnet's batch norm does look at other
+    examples: `test_1_one_result.py` has it.)"""
     data = entry.examples_for(model, 5, 1)
     fullest = np.count_nonzero(data.inputs.reshape(5, -1), axis=1).argmax()
-    data = entry.Examples(np.repeat(data.inputs[[fullest]], 5, 0), np.repeat(data.labels[[fullest]], 5, 0))
+    data = entry.Examples(
+        np.repeat(data.inputs[[fullest]], 5, 0), np.repeat(data.labels[[fullest]], 5, 0)
+    )
     steps = entry.Steps("single", jax.devices()[:1], model, optax.sgd(0.0))
     first = steps.first_state()
 
@@ -105,4 +131,6 @@ def test_built_in_models_draw_by_example(model):
 
     alone = [loss_of([number]) for number in range(5)]
     assert sum(alone) == pytest.approx(loss_of(range(5)), rel=1e-5)
-    assert len({round(loss, 6) for loss in alone}) > 1  # of nine shifts two may be equal
+    assert (
+        len({round(loss, 6) for loss in alone}) > 1
+    )  # of nine shifts two may be equal

@@ -17,7 +17,11 @@ import small_job
 from marks import quick
 
 UPDATES = 12
-TIMES = {"examples_per_second", "step_ms", "seconds"}  # the only results of an epoch that may differ
+TIMES = {
+    "examples_per_second",
+    "step_ms",
+    "seconds",
+}  # the only results of an epoch that may differ
 
 
 def require_same_bits(found, wanted):
@@ -27,7 +31,10 @@ def require_same_bits(found, wanted):
 
 
 def without_times(epochs):
-    return [{name: value for name, value in epoch.items() if name not in TIMES} for epoch in epochs]
+    return [
+        {name: value for name, value in epoch.items() if name not in TIMES}
+        for epoch in epochs
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +52,19 @@ def test_a_run_is_the_same_again(undisturbed):
 
 def test_another_seed_is_another_run(undisturbed):
     other = small_job.train(seed=1)
-    assert np.abs(other.state.params["hidden"]["kernel"] - undisturbed[0].state.params["hidden"]["kernel"]).max() > 0.01
+    assert (
+        np.abs(
+            other.state.params["hidden"]["kernel"]
+            - undisturbed[0].state.params["hidden"]["kernel"]
+        ).max()
+        > 0.01
+    )
 
 
 @quick(1, "steps", [[4, 6], [1, 2, 11]])
-def test_stopped_after_some_updates_it_ends_with_the_same_bits(undisturbed, tmp_path, steps):
+def test_stopped_after_some_updates_it_ends_with_the_same_bits(
+    undisturbed, tmp_path, steps
+):
     """In the middle of an epoch and at its end, once and several times; the figures of its epochs are the same too."""
     epochs = {}
     for stop in (*steps, None):
@@ -79,17 +94,27 @@ def kill_when(process, folder, moment):
 
 
 @quick(1, "moments", [["writing"], ["written", 0.5]])
-def test_killed_at_any_moment_it_ends_with_the_same_bits(undisturbed, tmp_path, moments):
+def test_killed_at_any_moment_it_ends_with_the_same_bits(
+    undisturbed, tmp_path, moments
+):
     """With SIGKILL, which no program can notice."""
-    folder, flags = tmp_path / "run", small_job.flags(tmp_path, workdir=tmp_path / "run")
+    folder, flags = (
+        tmp_path / "run",
+        small_job.flags(tmp_path, workdir=tmp_path / "run"),
+    )
     for moment in moments:
         with forks.start("train", flags, tmp_path / "output") as process:
             kill_when(process, folder, moment)
     with forks.start("train", flags, tmp_path / "output") as process:
         pass
     assert process.exitcode == 0, (tmp_path / "output").read_text()
-    require_same_bits(entry.arrays_on_disk(folder, UPDATES), entry.arrays_on_disk(undisturbed[1], UPDATES))
-    epochs = {epoch["epoch"]: epoch for epoch in entry.epochs_in(folder / "metrics.jsonl")}
+    require_same_bits(
+        entry.arrays_on_disk(folder, UPDATES),
+        entry.arrays_on_disk(undisturbed[1], UPDATES),
+    )
+    epochs = {
+        epoch["epoch"]: epoch for epoch in entry.epochs_in(folder / "metrics.jsonl")
+    }
     assert without_times(epochs[number] for number in (1, 2, 3)) == without_times(
         entry.epochs_in(undisturbed[1] / "metrics.jsonl")
     )
@@ -97,17 +122,28 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(undisturbed, tmp_path, 
 
 def test_a_signal_to_stop_leaves_a_checkpoint_and_its_status(undisturbed, tmp_path):
     folder = tmp_path / "run"
-    flags = small_job.flags(tmp_path, workdir=folder, epochs=2000, checkpoint_every=10**6)
+    flags = small_job.flags(
+        tmp_path, workdir=folder, epochs=2000, checkpoint_every=10**6
+    )
     with forks.start("train", flags, tmp_path / "output") as process:
-        while not (folder / "checkpoints").exists() or len(entry.checkpoint_steps(folder)) == 0:
+        while (
+            not (folder / "checkpoints").exists()
+            or len(entry.checkpoint_steps(folder)) == 0
+        ):
             assert process.is_alive(), (tmp_path / "output").read_text()
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGTERM)
     assert process.exitcode == 128 + signal.SIGTERM
     last = entry.checkpoint_steps(folder)[-1]
     straight = small_job.train(epochs=2000, steps=last)
-    wanted = {tuple(each.shape): each for each in jax.tree.leaves(straight.state.params)}
-    found = {tuple(each.shape): each for name, each in entry.arrays_on_disk(folder, last).items() if "params/" in name}
+    wanted = {
+        tuple(each.shape): each for each in jax.tree.leaves(straight.state.params)
+    }
+    found = {
+        tuple(each.shape): each
+        for name, each in entry.arrays_on_disk(folder, last).items()
+        if "params/" in name
+    }
     assert wanted.keys() <= found.keys()
     for shape, array in wanted.items():
         np.testing.assert_array_equal(found[shape], array)
@@ -117,8 +153,12 @@ def test_on_other_devices_and_with_another_strategy_it_ends_within_promise_1(tmp
     """float64, so that rounding cannot hide a difference."""
     wanted = small_job.train(dtype="float64")
     small_job.train(dtype="float64", workdir=str(tmp_path / "run"), steps=6)
-    found = small_job.train(dtype="float64", workdir=str(tmp_path / "run"), strategy="jit", devices=3)
-    for a, b in zip(jax.tree.leaves(found.state), jax.tree.leaves(wanted.state), strict=True):
+    found = small_job.train(
+        dtype="float64", workdir=str(tmp_path / "run"), strategy="jit", devices=3
+    )
+    for a, b in zip(
+        jax.tree.leaves(found.state), jax.tree.leaves(wanted.state), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
 
 

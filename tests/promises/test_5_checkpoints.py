@@ -9,13 +9,17 @@ import small_job
 WRITERS = [
     ("pmap", 7, {}),
     ("jit", 4, {"shard_state": "parameters"}),
-    pytest.param(("shard_map", 4, {"shard_state": "optimizer"}), marks=pytest.mark.slow),
+    pytest.param(
+        ("shard_map", 4, {"shard_state": "optimizer"}), marks=pytest.mark.slow
+    ),
 ]
 
 
 def run(folder, strategy, devices, others):
     """A run of four updates: its result, and the arrays of its checkpoint, which Orbax reads without the package."""
-    trained = small_job.train(strategy=strategy, devices=devices, workdir=str(folder), epochs=1, **others)
+    trained = small_job.train(
+        strategy=strategy, devices=devices, workdir=str(folder), epochs=1, **others
+    )
     return trained, entry.arrays_on_disk(folder, 4)
 
 
@@ -24,17 +28,27 @@ def of_one_device(tmp_path_factory):
     return run(tmp_path_factory.mktemp("one") / "run", "single", 1, {})
 
 
-@pytest.fixture(scope="module", params=WRITERS, ids=lambda writer: f"{writer[0]} on {writer[1]} {writer[2]}")
+@pytest.fixture(
+    scope="module",
+    params=WRITERS,
+    ids=lambda writer: f"{writer[0]} on {writer[1]} {writer[2]}",
+)
 def written(request, tmp_path_factory):
-    return run(tmp_path_factory.mktemp("several") / "run", *request.param), request.param
+    return run(
+        tmp_path_factory.mktemp("several") / "run", *request.param
+    ), request.param
 
 
-def test_the_arrays_have_the_names_shapes_and_types_of_one_device(written, of_one_device):
+def test_the_arrays_have_the_names_shapes_and_types_of_one_device(
+    written, of_one_device
+):
     (_, arrays), (_, devices, _) = written
     assert {name: (each.shape, each.dtype) for name, each in arrays.items()} == {
         name: (each.shape, each.dtype) for name, each in of_one_device[1].items()
     }
-    assert all(devices not in each.shape for each in arrays.values())  # no layer has 4, 5 or 7 of anything
+    assert all(
+        devices not in each.shape for each in arrays.values()
+    )  # no layer has 4, 5 or 7 of anything
 
 
 def test_the_arrays_are_the_state(written):

@@ -64,7 +64,9 @@ def test_a_checkpoint_that_somebody_set_aside_stays_and_stops_nothing(finished, 
 
 
 def test_two_runs_cannot_use_one_folder(folder, tmp_path):
-    flags = small_job.flags(tmp_path, model=LINE, workdir=tmp_path / "busy", epochs=10**6)
+    flags = small_job.flags(
+        tmp_path, model=LINE, workdir=tmp_path / "busy", epochs=10**6
+    )
     with forks.start("train", flags, tmp_path / "output") as process:
         while not (tmp_path / "busy" / "checkpoints").exists():
             assert process.is_alive(), (tmp_path / "output").read_text()
@@ -86,7 +88,14 @@ def test_no_file_of_yours_is_overwritten(finished, tmp_path, command):
     else:
         data = small_job.write_data(tmp_path)
         before = data.read_bytes()
-        done = entry.run_command("train", *small_job.flags(tmp_path, model=LINE), "--steps", 1, "--metrics-file", data)
+        done = entry.run_command(
+            "train",
+            *small_job.flags(tmp_path, model=LINE),
+            "--steps",
+            1,
+            "--metrics-file",
+            data,
+        )
         assert data.read_bytes() == before
     assert done.status == 2
     assert mine.read_text() == "mine"
@@ -116,7 +125,11 @@ def test_a_damaged_checkpoint_is_never_taken_for_whole(finished, folder, which, 
     files = files_of(checkpoint)
     path = max(files, key=lambda path: path.stat().st_size)
     if which == "progress":
-        path = next(path for path in files if path.parent.name != "d" and b"loss" in path.read_bytes())
+        path = next(
+            path
+            for path in files
+            if path.parent.name != "d" and b"loss" in path.read_bytes()
+        )
     content = bytearray(path.read_bytes())
     if how == "missing":
         path.unlink()
@@ -136,9 +149,17 @@ def test_data_of_the_same_name_with_other_numbers_are_refused(folder):
     assert "data" in refuse(folder, data=other, epochs=4)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_its_last_checkpoint(tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_its_last_checkpoint(
+    tmp_path,
+):
     """The state in every checkpoint is finite."""
-    flags = small_job.flags(tmp_path, workdir=tmp_path / "run", learning_rate=1e30, optimizer="sgd", checkpoint_every=1)
+    flags = small_job.flags(
+        tmp_path,
+        workdir=tmp_path / "run",
+        learning_rate=1e30,
+        optimizer="sgd",
+        checkpoint_every=1,
+    )
     done = entry.run_command("train", *flags)
     assert done.status == 3
     assert done.err.count("\n") == 1
@@ -149,19 +170,34 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_its_last_checkpoint(
 
 # No hang
 
-OF_PICTURES = ["--model", f"{small_job.NET}:OfPictures", "--global-batch-size", 8, "--epochs", 1, "--dataset"]
+OF_PICTURES = [
+    "--model",
+    f"{small_job.NET}:OfPictures",
+    "--global-batch-size",
+    8,
+    "--epochs",
+    1,
+    "--dataset",
+]
 
 
 @pytest.mark.parametrize("kind", ["dataset", "metrics-file", "picture", "config"])
 def test_a_named_pipe_stops_nothing(tmp_path, kind):
     flags = small_job.flags(tmp_path, model=LINE, workdir=tmp_path / "run", epochs=1)
-    pipe = {"dataset": "pipe.npz", "metrics-file": "pipe", "picture": "photos/cat/x.png", "config": "run/config.json"}
+    pipe = {
+        "dataset": "pipe.npz",
+        "metrics-file": "pipe",
+        "picture": "photos/cat/x.png",
+        "config": "run/config.json",
+    }
     pipe = tmp_path / pipe[kind]
     pipe.parent.mkdir(parents=True, exist_ok=True)
     if kind == "picture":
         pictures(tmp_path / "photos")
     os.mkfifo(pipe)
-    extra = {"picture": [*OF_PICTURES, tmp_path / "photos"], "config": []}.get(kind, [f"--{kind}", pipe])
+    extra = {"picture": [*OF_PICTURES, tmp_path / "photos"], "config": []}.get(
+        kind, [f"--{kind}", pipe]
+    )
     with forks.start("train", [*flags, *extra], tmp_path / "output") as process:
         killer = threading.Timer(300, process.kill)
         killer.start()
@@ -204,7 +240,9 @@ def pictures(folder):
     for label, name in enumerate(("cat", "dog")):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for number in range(12):
-            Image.new("RGB", (8, 8), (number, 99 * label, 9)).save(folder / name / f"{number}.png")
+            Image.new("RGB", (8, 8), (number, 99 * label, 9)).save(
+                folder / name / f"{number}.png"
+            )
 
 
 def test_a_picture_starts_no_other_program(tmp_path, monkeypatch):
@@ -214,10 +252,14 @@ def test_a_picture_starts_no_other_program(tmp_path, monkeypatch):
     (tmp_path / "photos" / "cat" / "x.png").write_text(text)
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "gs"
-    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\ntouch {tmp_path}/ran\nexit 1\n')
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exit 0\ntouch {tmp_path}/ran\nexit 1\n'
+    )
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    done = entry.run_command("train", *OF_PICTURES, tmp_path / "photos", "--no-compile-cache")
+    done = entry.run_command(
+        "train", *OF_PICTURES, tmp_path / "photos", "--no-compile-cache"
+    )
     assert done.status == 2
     assert "x.png" in done.err
     assert not (tmp_path / "ran").exists()
@@ -237,14 +279,33 @@ def test_a_run_writes_in_its_folder_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(here)
     assert entry.run_command("train", *flags).status == 0
     after = small_job.contents(tmp_path)
-    assert {name: content for name, content in after.items() if name.split("/")[0] != "run"} == before
+    assert {
+        name: content for name, content in after.items() if name.split("/")[0] != "run"
+    } == before
 
 
 # Linux and macOS
 
 LINUX_ALONE = (
-    *("posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity", "memfd_create", "copy_file_range"),
-    *("splice", "eventfd", "pidfd_open", "getrandom", "fdatasync", "getxattr", "setxattr", "listxattr", "pipe2"),
+    *(
+        "posix_fallocate",
+        "posix_fadvise",
+        "sched_getaffinity",
+        "sched_setaffinity",
+        "memfd_create",
+        "copy_file_range",
+    ),
+    *(
+        "splice",
+        "eventfd",
+        "pidfd_open",
+        "getrandom",
+        "fdatasync",
+        "getxattr",
+        "setxattr",
+        "listxattr",
+        "pipe2",
+    ),
     *("O_TMPFILE", "O_PATH", "O_DIRECT"),
 )
 WITHOUT = f"""
@@ -261,15 +322,23 @@ sys.exit(done.status)
 
 
 @pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_run_with_a_folder_needs_nothing_that_linux_alone_has(tmp_path, monkeypatch, anew):
+def test_a_run_with_a_folder_needs_nothing_that_linux_alone_has(
+    tmp_path, monkeypatch, anew
+):
     """On macOS these functions of `os` do not exist; `anew` also while everything is imported."""
     flags = small_job.flags(tmp_path, model=LINE, workdir=tmp_path / "run")
     if anew:
-        done = python("-c", WITHOUT, *flags, env={"XLA_FLAGS": os.environ["XLA_FLAGS"]})  # compiled in the other case
+        done = python(
+            "-c", WITHOUT, *flags, env={"XLA_FLAGS": os.environ["XLA_FLAGS"]}
+        )  # compiled in the other case
         assert done.returncode == 0, done.stdout + done.stderr
     else:
-        monkeypatch.setattr(os, "process_cpu_count", os.cpu_count, raising=False)  # as on macOS
-        for name in filter(str.islower, LINUX_ALONE):  # Python's own modules have looked for the others
+        monkeypatch.setattr(
+            os, "process_cpu_count", os.cpu_count, raising=False
+        )  # as on macOS
+        for name in filter(
+            str.islower, LINUX_ALONE
+        ):  # Python's own modules have looked for the others
             monkeypatch.delattr(os, name, raising=False)
         assert entry.run_command("train", *flags).status == 0
     assert entry.checkpoint_steps(tmp_path / "run")[-1] == 12

@@ -1,6 +1,7 @@
 """Promise 8: your model, data, loss or optimizer keeps promises 1 to 5, or is refused in a sentence.
 
-`test_1_one_result.py` trains a stock Flax model with batch norm and dropout; `tests/verify` has what `verify` may say.
+`test_1_one_result.py` trains a stock Flax model with batch norm and dropout;
+`tests/verify` has what `verify` may say.
 """
 
 import entry
@@ -13,7 +14,13 @@ import small_job
 from flax import nnx
 from marks import quick
 
-SETTINGS = {"devices": 3, "epochs": 2, "global_batch_size": 10, "dtype": "float64", "learning_rate": 1e-2}
+SETTINGS = {
+    "devices": 3,
+    "epochs": 2,
+    "global_batch_size": 10,
+    "dtype": "float64",
+    "learning_rate": 1e-2,
+}
 RANDOM = np.random.default_rng(0)
 
 
@@ -31,7 +38,9 @@ class Attention(nnx.Module):
 
     def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.attention = nnx.MultiHeadAttention(2, 4, dropout_rate=0.3, decode=False, **types)
+        self.attention = nnx.MultiHeadAttention(
+            2, 4, dropout_rate=0.3, decode=False, **types
+        )
         self.embed, self.out = nnx.Linear(1, 4, **types), nnx.Linear(4, 3, **types)
 
     def __call__(self, x):
@@ -49,7 +58,11 @@ def squared(model, batch):
     """A loss on real targets, with a further metric."""
     errors = (model(batch.inputs) - batch.labels) ** 2
     absolute = (batch.weights * jnp.sqrt(errors).mean(-1)).sum()
-    return {"loss": (batch.weights * errors.mean(-1)).sum(), "count": batch.weights.sum(), "distance": absolute}
+    return {
+        "loss": (batch.weights * errors.mean(-1)).sum(),
+        "count": batch.weights.sum(),
+        "distance": absolute,
+    }
 
 
 def data(inputs=None, labels=None, weights=None):
@@ -67,7 +80,11 @@ def in_out(path, value):
 DATA = data()
 DICTIONARY = {"x": RANDOM.normal(size=(37, 6)), "shift": RANDOM.normal(size=37)}
 TARGETS, WEIGHTS = RANDOM.normal(size=(37, 3)), RANDOM.uniform(0.5, 2, 37)
-RULE = {"optimizer": lambda schedule: optax.chain(optax.clip_by_global_norm(0.1), optax.lion(schedule))}
+RULE = {
+    "optimizer": lambda schedule: optax.chain(
+        optax.clip_by_global_norm(0.1), optax.lion(schedule)
+    )
+}
 RATE = {"schedule": lambda step: 0.01 * 0.9**step}
 PARTS = {
     "model, loss, weighted data and optimizer": {
@@ -90,9 +107,14 @@ def train(**settings):
 def test_what_is_yours_gives_one_result_and_resumes_with_the_same_bits(part, tmp_path):
     found = train(**PARTS[part], strategy="pmap")
     one = train(**PARTS[part], strategy="single", devices=1)
-    for a, b in zip(jax.tree.leaves(found.state), jax.tree.leaves(one.state), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(found.state), jax.tree.leaves(one.state), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
-    losses = [[epoch[name]["loss"] for epoch in each.epochs for name in ("train", "test")] for each in (found, one)]
+    losses = [
+        [epoch[name]["loss"] for epoch in each.epochs for name in ("train", "test")]
+        for each in (found, one)
+    ]
     np.testing.assert_allclose(*losses, rtol=0, atol=1e-10)
     folder = str(tmp_path / "run")
     train(**PARTS[part], strategy="pmap", workdir=folder, steps=6)
@@ -104,11 +126,17 @@ def test_your_loss_shows_its_metrics():
     targets = data(labels=TARGETS)
     part, trained = targets.test, train(loss=squared, data=targets, strategy="jit")
     params = trained.state.params
-    outputs = np.tanh(part.inputs @ params["hidden"]["kernel"] + params["hidden"]["bias"])
+    outputs = np.tanh(
+        part.inputs @ params["hidden"]["kernel"] + params["hidden"]["bias"]
+    )
     outputs = outputs @ params["out"]["kernel"] + params["out"]["bias"]
     last = trained.epochs[-1]["test"]
-    assert last["loss"] == pytest.approx(((outputs - part.labels) ** 2).mean(), rel=1e-6)
-    assert last["distance"] == pytest.approx(np.abs(outputs - part.labels).mean(), rel=1e-6)
+    assert last["loss"] == pytest.approx(
+        ((outputs - part.labels) ** 2).mean(), rel=1e-6
+    )
+    assert last["distance"] == pytest.approx(
+        np.abs(outputs - part.labels).mean(), rel=1e-6
+    )
     assert "accuracy" not in last
 
 
@@ -117,7 +145,11 @@ def test_what_is_not_trained_stays():
     with jax.enable_x64(True):
         first = Linear(rngs=nnx.Rngs(0), dtype=jnp.float64, param_dtype=jnp.float64)
         kernel = np.asarray(first.hidden.kernel[...])
-    frozen = [leaf for leaf in jax.tree.leaves(kept.state.model_state) if leaf.shape == kernel.shape]
+    frozen = [
+        leaf
+        for leaf in jax.tree.leaves(kept.state.model_state)
+        if leaf.shape == kernel.shape
+    ]
     assert any(np.array_equal(leaf, kernel) for leaf in frozen)
 
 
@@ -143,12 +175,16 @@ class OwnNorm(Linear):
 
 
 def mean_loss(model, batch):
-    losses = optax.softmax_cross_entropy_with_integer_labels(model(batch.inputs), batch.labels)
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        model(batch.inputs), batch.labels
+    )
     return {"loss": losses.mean(), "count": jnp.ones(())}
 
 
 def without_weights(model, batch):
-    losses = optax.softmax_cross_entropy_with_integer_labels(model(batch.inputs), batch.labels)
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        model(batch.inputs), batch.labels
+    )
     return {"loss": losses.sum(), "count": batch.weights.sum()}
 
 

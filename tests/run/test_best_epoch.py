@@ -21,13 +21,23 @@ SETTINGS = {"epochs": 9, "best": "lowest:error", "keep_checkpoints": 2, "patienc
 def squared_error(model, batch):
     """A regression with a further metric; there is no accuracy."""
     errors = jnp.abs(model(batch.inputs)[:, 0] - batch.labels)
-    loss, error, count = (batch.weights * errors**2).sum(), (batch.weights * errors).sum(), batch.weights.sum()
-    # The first epoch, whose rate is 0, leaves the bias at 0: nothing divides its error, which is NaN.
-    return MetricSums(loss, None, count, {"error": (error, count * (model.head.bias[...] != 0).any())})
+    loss, error, count = (
+        (batch.weights * errors**2).sum(),
+        (batch.weights * errors).sum(),
+        batch.weights.sum(),
+    )
+    # The first epoch, whose rate is 0, leaves the bias at 0: nothing divides its error,
+    # which is NaN.
+    return MetricSums(
+        loss, None, count, {"error": (error, count * (model.head.bias[...] != 0).any())}
+    )
 
 
 # Then the rate rises until the error does, so that the best epoch is one of the next.
-YOURS = {"schedule": lambda step: (step >= 5) * 0.02 * 1.25 ** (step - 5), "loss": squared_error}
+YOURS = {
+    "schedule": lambda step: (step >= 5) * 0.02 * 1.25 ** (step - 5),
+    "loss": squared_error,
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +45,26 @@ def stopped(tmp_path_factory):
     """The folder of a run that ended early, so that its best epoch is not among the newest; its best and its result."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
     result = run(own=YOURS, workdir=str(folder), **SETTINGS)
-    return folder, int(np.nanargmin([each["test"]["error"] for each in result.epochs])) + 1, result
+    return (
+        folder,
+        int(np.nanargmin([each["test"]["error"] for each in result.epochs])) + 1,
+        result,
+    )
 
 
 def test_patience_ends_a_run_and_its_resumption_alike(stopped):
     folder, best, found = stopped
     assert 4 < len(found.epochs) == best + 3 < 9
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [np.isnan(each["test"]["error"]) for each in events if each["event"] == "epoch"][:2] == [True, False]
-    assert f"ended after epoch {best + 3}: the last 3 were no better" in (folder / "log.txt").read_text()
+    events = [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [
+        np.isnan(each["test"]["error"]) for each in events if each["event"] == "epoch"
+    ][:2] == [True, False]
+    assert (
+        f"ended after epoch {best + 3}: the last 3 were no better"
+        in (folder / "log.txt").read_text()
+    )
     again = run(own=YOURS, workdir=str(folder), **SETTINGS)
     assert again.epochs == []
     jax.tree.map(np.testing.assert_array_equal, again.state, found.state)
@@ -53,29 +74,55 @@ def test_the_best_checkpoint_is_kept_and_evaluated(stopped, tmp_path):
     folder, best, found = stopped
     errors = [each["test"]["error"] for each in found.epochs]
     kept = [5 * best, 5 * best + 10, 5 * best + 15]
-    assert sorted(int(path.name) for path in (folder / "checkpoints").glob("[0-9]*")) == kept
-    for asked, error, step in ((True, np.nanmin(errors), kept[0]), (False, errors[-1], kept[-1])):
-        totals, facts = evaluate_run(str(folder), best=asked, model=Net, data=DATA, **YOURS)
+    assert (
+        sorted(int(path.name) for path in (folder / "checkpoints").glob("[0-9]*"))
+        == kept
+    )
+    for asked, error, step in (
+        (True, np.nanmin(errors), kept[0]),
+        (False, errors[-1], kept[-1]),
+    ):
+        totals, facts = evaluate_run(
+            str(folder), best=asked, model=Net, data=DATA, **YOURS
+        )
         assert totals["error"] == pytest.approx(error, rel=1e-5)
         assert facts["step"] == step
-    assert f"test error: best {np.nanmin(errors):.4f} (epoch {best}), last" in (folder / "log.txt").read_text()
-    without = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns(str(kept[0])))
-    with pytest.raises(UserError, match="holds no checkpoint of its best epoch: leave --best out"):
+    assert (
+        f"test error: best {np.nanmin(errors):.4f} (epoch {best}), last"
+        in (folder / "log.txt").read_text()
+    )
+    without = shutil.copytree(
+        folder, tmp_path / "run", ignore=shutil.ignore_patterns(str(kept[0]))
+    )
+    with pytest.raises(
+        UserError, match="holds no checkpoint of its best epoch: leave --best out"
+    ):
         evaluate_run(str(without), best=True, model=Net, data=DATA, **YOURS)
 
 
 @pytest.mark.slow
 def test_the_best_checkpoint_is_exported(stopped, tmp_path):
     folder, best, found = stopped
-    exported = export_run(str(folder), tmp_path / "model.zip", best=True, model=Net, data=DATA, loss=squared_error)
-    assert (exported["step"], exported["metrics"]["test"]) == (5 * best, found.epochs[best - 1]["test"])
+    exported = export_run(
+        str(folder),
+        tmp_path / "model.zip",
+        best=True,
+        model=Net,
+        data=DATA,
+        loss=squared_error,
+    )
+    assert (exported["step"], exported["metrics"]["test"]) == (
+        5 * best,
+        found.epochs[best - 1]["test"],
+    )
 
 
 def test_a_function_after_each_epoch_and_a_stop(finished, tmp_path):
     """It gets the results and the state, and the training is what it is without it.
 
-    In a notebook, without a workdir, the stop button leaves what was learned in the error, and another training runs.
-    If all updates are made by then, the run ends as ever.
+    In a notebook, without a workdir, the stop button leaves what was learned in the
+    error, and another training runs. If all updates are made by then, the run ends as
+    ever.
     """
     seen = []
 
@@ -85,14 +132,22 @@ def test_a_function_after_each_epoch_and_a_stop(finished, tmp_path):
         if len(seen) == 2:
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(StoppedError, match="stopped by SIGINT after step 10: nothing was kept") as caught:
+    with pytest.raises(
+        StoppedError, match="stopped by SIGINT after step 10: nothing was kept"
+    ) as caught:
         run(own={"after_epoch": note}, epochs=9)
     seen.clear()
     file = tmp_path / "metrics.jsonl"
     found = run(own={"after_epoch": note}, epochs=2, metrics_file=str(file))
     assert [each["epoch"] for each in found.epochs] == [1, 2]
-    written = [json.loads(line)["test"]["loss"] for line in file.read_text().splitlines() if '"epoch", ' in line]
+    written = [
+        json.loads(line)["test"]["loss"]
+        for line in file.read_text().splitlines()
+        if '"epoch", ' in line
+    ]
     assert [results["test"]["loss"] for results, _ in seen] == written
-    assert seen[-1][1] == pytest.approx(np.abs(found.state.params["head"]["kernel"]).sum(), rel=1e-6)
+    assert seen[-1][1] == pytest.approx(
+        np.abs(found.state.params["head"]["kernel"]).sum(), rel=1e-6
+    )
     for state in (found.state, caught.value.state):
         jax.tree.map(np.testing.assert_array_equal, state, finished[1].state)

@@ -1,5 +1,6 @@
-"""Checkpoints hold the state of the call; the newest and the best stay, another run's are refused, and `--init-from`
-takes the weights of another run, or of an exported file, in place of random ones."""
+"""Checkpoints hold the state of the call; the newest and the best stay, another run's
+are refused, and `--init-from` takes the weights of another run, or of an exported file,
+in place of random ones."""
 
 import asyncio
 import json
@@ -32,12 +33,16 @@ def assert_same(one, other):
 
 def test_it_holds_the_state_of_the_call(tmp_path):
     """The next update takes over the memory of the state while the checkpoint is being written."""
-    config = Config(strategy="jit", devices=4, shard_state="parameters", global_batch_size=20)
+    config = Config(
+        strategy="jit", devices=4, shard_state="parameters", global_batch_size=20
+    )
     job = prepare(config, Custom(model=Net, data=DATA))
     state = create_state(job.task, job.strategy.state_sharding)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     saved = {}
-    for step, (batch, _) in enumerate(zip(job.batches["train"].epoch(0), range(3), strict=False), start=1):
+    for step, (batch, _) in enumerate(
+        zip(job.batches["train"].epoch(0), range(3), strict=False), start=1
+    ):
         state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))
         saved[step] = jax.tree.map(jnp.copy, state)
         checkpoints.save(step, state, PROGRESS)
@@ -60,7 +65,9 @@ def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(tmp_path):
         task = Task(build(Net, dtype="float64"), optax.sgd(0.1))
         state, checkpoints = create_state(task), Checkpoints(folder, keep=2)
         for step in range(1, 7):
-            checkpoints.save(step, jax.device_put(state), PROGRESS | {"best": {"step": min(3, step)}})
+            checkpoints.save(
+                step, jax.device_put(state), PROGRESS | {"best": {"step": min(3, step)}}
+            )
         checkpoints.close()
         reader = Checkpoints(folder, read_only=True)
         assert reader.steps() == [3, 5, 6]
@@ -69,7 +76,9 @@ def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(tmp_path):
     assert_same(found, state)
 
 
-def test_what_is_being_written_is_left_alone_by_readers_and_removed_by_the_next_start(finished, folder):
+def test_what_is_being_written_is_left_alone_by_readers_and_removed_by_the_next_start(
+    finished, folder
+):
     """The same command again is already done."""
     half_written = folder / "checkpoints" / "99.orbax-checkpoint-tmp"
     half_written.mkdir()
@@ -98,39 +107,60 @@ Edited = type("Net", (FiveClasses,), {})
     ("model", "changes", "sentence"),
     [
         (Net, {"epochs": 1}, r"differs in epochs \(2 there, 1 now\)"),
-        (Net, {"epochs": 3, "learning_rate": 1e-4}, r"learning_rate \(0.005 there, 0.0001 now\)"),
-        (Edited, {"epochs": 2}, r"differs in .*the shape of params.head.bias \(\[3\] there, \[5\] now\)"),
+        (
+            Net,
+            {"epochs": 3, "learning_rate": 1e-4},
+            r"learning_rate \(0.005 there, 0.0001 now\)",
+        ),
+        (
+            Edited,
+            {"epochs": 2},
+            r"differs in .*the shape of params.head.bias \(\[3\] there, \[5\] now\)",
+        ),
     ],
 )
 def test_nothing_else_of_it_can_be_changed(finished, model, changes, sentence):
     """Not even the model's code; no byte of the folder is changed."""
     folder, before = finished[0], small_job.contents(finished[0])
-    with pytest.raises(UserError, match=rf"the checkpoint of step 10 .* is of another configuration, .*{sentence}"):
+    with pytest.raises(
+        UserError,
+        match=rf"the checkpoint of step 10 .* is of another configuration, .*{sentence}",
+    ):
         run(model, workdir=str(folder), **changes)
     assert small_job.contents(folder) == before
 
 
 def test_a_checkpoint_that_does_not_fit_its_folder_is_not_read(finished, folder):
     """The model was edited, or config.json was."""
-    with pytest.raises(UserError, match=r"the shape of params.head.bias \(\[3\] there, \[5\] now\)"):
+    with pytest.raises(
+        UserError, match=r"the shape of params.head.bias \(\[3\] there, \[5\] now\)"
+    ):
         load_run(folder, model=Edited)
     settings = json.loads((folder / "config.json").read_text())
     settings["config"]["seed"] = 7
     (folder / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match=r"the checkpoint of step 10 .*seed \(0 there, 7 now\)"):
+    with pytest.raises(
+        UserError, match=r"the checkpoint of step 10 .*seed \(0 there, 7 now\)"
+    ):
         load_run(folder, model=Net)
 
 
 def test_a_run_that_has_not_ended_keeps_its_epochs(tmp_path):
     settings = {"workdir": str(tmp_path / "run"), "epochs": 2}
     run(**settings, steps=7)
-    with pytest.raises(UserError, match=r"step 7 in .* differs in epochs \(2 there, 3 now\)"):
+    with pytest.raises(
+        UserError, match=r"step 7 in .* differs in epochs \(2 there, 3 now\)"
+    ):
         run(**settings | {"epochs": 3})
 
 
 def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
     """The loss of the update that makes it so is still finite."""
-    rule = {"optimizer": lambda schedule: optax.chain(optax.sgd(schedule), optax.scale(np.inf))}
+    rule = {
+        "optimizer": lambda schedule: optax.chain(
+            optax.sgd(schedule), optax.scale(np.inf)
+        )
+    }
     with pytest.raises(DivergedError, match="the state is not finite after step 1"):
         run(own=rule, workdir=str(tmp_path / "run"), checkpoint_every=1)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
@@ -142,19 +172,31 @@ def test_a_checkpoint_without_its_checksum_is_refused(finished, folder):
     progress = json.loads(file.read_text())
     progress["last"]["train"]["loss"] += 1
     file.write_text(json.dumps(progress))
-    with pytest.raises(UserError, match=r"its numbers are not those that were written\): .* delete .*checkpoints/10,"):
+    with pytest.raises(
+        UserError,
+        match=r"its numbers are not those that were written\): .* delete .*checkpoints/10,",
+    ):
         run(workdir=str(folder), epochs=2)
-    with pytest.raises(UserError, match=r"its numbers are not those that were written\): name the --workdir of a run"):
+    with pytest.raises(
+        UserError,
+        match=r"its numbers are not those that were written\): name the --workdir of a run",
+    ):
         run(init_from=str(folder))
     shutil.rmtree(folder / "checkpoints" / "10")
     assert_same(run(workdir=str(folder), epochs=2).state, finished[1].state)
 
 
 def test_a_full_disk_is_found_before_anything_is_written(tmp_path, monkeypatch):
-    checkpoints, state = Checkpoints(tmp_path / "checkpoints"), create_state(Task(build(Net), optax.sgd(0.1)))
+    checkpoints, state = (
+        Checkpoints(tmp_path / "checkpoints"),
+        create_state(Task(build(Net), optax.sgd(0.1))),
+    )
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(UserError, match=r"could not be written .*No space left on device.* those before it are intact"):
+    with pytest.raises(
+        UserError,
+        match=r"could not be written .*No space left on device.* those before it are intact",
+    ):
         checkpoints.save(1, jax.device_put(state), PROGRESS)
     assert checkpoints.steps() == []
 
@@ -169,35 +211,71 @@ def source(finished, tmp_path_factory):
 
 def test_a_run_starts_from_the_weights_of_another_and_says_so(finished, tmp_path):
     """With a learning rate of 0 the weights stay as they were, and update counts and moments start anew."""
-    settings = {"workdir": str(tmp_path / "run"), "init_from": str(finished[0]), "learning_rate": 0.0}
+    settings = {
+        "workdir": str(tmp_path / "run"),
+        "init_from": str(finished[0]),
+        "learning_rate": 0.0,
+    }
     found = run(**settings)
     assert_same(found.state.params, finished[1].state.params)
-    assert run(**settings, steps=5).state.step == found.state.step == 5  # resumed: from its own checkpoint
-    log, metrics = ((tmp_path / "run" / each).read_text() for each in ("log.txt", "metrics.jsonl"))
-    assert log.count(f"starts from 4 arrays of {finished[0]}, which had made 10 updates\n") == 1
+    assert (
+        run(**settings, steps=5).state.step == found.state.step == 5
+    )  # resumed: from its own checkpoint
+    log, metrics = (
+        (tmp_path / "run" / each).read_text() for each in ("log.txt", "metrics.jsonl")
+    )
+    assert (
+        log.count(f"starts from 4 arrays of {finished[0]}, which had made 10 updates\n")
+        == 1
+    )
     assert '"event": "init_from"' in metrics
-    with pytest.raises(UserError, match="differs in init_from"):  # what a run began with belongs to it
+    with pytest.raises(
+        UserError, match="differs in init_from"
+    ):  # what a run began with belongs to it
         run(**settings | {"init_from": None})
 
 
 @pytest.mark.parametrize("kind", ["run", "file"])
 def test_another_head_starts_as_the_seed_makes_it(finished, source, kind):
-    task, news = load_weights(make_task(Config(), Custom(model=FiveClasses)), str(source[kind]))
-    np.testing.assert_array_equal(task.model.hidden.kernel[...], finished[1].state.params["hidden"]["kernel"])
-    np.testing.assert_array_equal(task.model.head.kernel[...], build(FiveClasses).head.kernel[...])
-    assert news.startswith(f"starts from 2 arrays of {source[kind]}, which had made 10 updates")
+    task, news = load_weights(
+        make_task(Config(), Custom(model=FiveClasses)), str(source[kind])
+    )
+    np.testing.assert_array_equal(
+        task.model.hidden.kernel[...], finished[1].state.params["hidden"]["kernel"]
+    )
+    np.testing.assert_array_equal(
+        task.model.head.kernel[...], build(FiveClasses).head.kernel[...]
+    )
+    assert news.startswith(
+        f"starts from 2 arrays of {source[kind]}, which had made 10 updates"
+    )
     assert news.endswith("; as the seed makes them: head.bias, head.kernel")
 
 
 def test_the_other_run_may_have_had_more_devices(finished, tmp_path):
-    flags = ["--init-from", finished[0], "--model", "mlp", "--strategy", "single", "--steps", 1]
+    flags = [
+        "--init-from",
+        finished[0],
+        "--model",
+        "mlp",
+        "--strategy",
+        "single",
+        "--steps",
+        1,
+    ]
     with forks.start("train", flags, tmp_path / "output"):
         pass
-    assert "has no array of MLP, for example no hidden1.bias" in (tmp_path / "output").read_text()
+    assert (
+        "has no array of MLP, for example no hidden1.bias"
+        in (tmp_path / "output").read_text()
+    )
 
 
 def test_a_file_without_weights_is_one_sentence(source):
-    cut, task = source["file"].with_name("cut"), make_task(Config(model="mlp"), Custom())
+    cut, task = (
+        source["file"].with_name("cut"),
+        make_task(Config(model="mlp"), Custom()),
+    )
     cut.write_bytes(source["file"].read_bytes()[:-100])
     for path, sentence in (
         (cut, r"cut cannot be read \("),

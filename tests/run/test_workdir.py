@@ -17,12 +17,23 @@ from pmapdp.train import load_run
 
 def test_it_holds_what_the_page_says(finished):
     folder, result = finished
-    assert {"config.json", "checkpoints", "metrics.jsonl", "log.txt"} <= set(os.listdir(folder))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert {"config.json", "checkpoints", "metrics.jsonl", "log.txt"} <= set(
+        os.listdir(folder)
+    )
+    lines = [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [line["event"] for line in lines] == ["start", "epoch", "epoch", "end"]
     assert [{"event": "epoch"} | epoch for epoch in result.epochs] == lines[1:3]
-    (tensorboard,) = (file.read_bytes() for file in folder.glob("events.out.tfevents.*"))
-    wanted = {b"train/accuracy": 2, b"test/loss": 2, b"\rlearning_rate": 2, b"configuration/text_summary": 1}
+    (tensorboard,) = (
+        file.read_bytes() for file in folder.glob("events.out.tfevents.*")
+    )
+    wanted = {
+        b"train/accuracy": 2,
+        b"test/loss": 2,
+        b"\rlearning_rate": 2,
+        b"configuration/text_summary": 1,
+    }
     assert {tag: tensorboard.count(tag) for tag in wanted} == wanted
 
 
@@ -30,7 +41,9 @@ def test_tensorboard_shows_the_loss_within_an_epoch(tmp_path, monkeypatch):
     monkeypatch.setattr("pmapdp.run.report.UPDATES_BETWEEN_POINTS", 2)
     monkeypatch.setattr("pmapdp.metrics.READ_TOGETHER", 1)
     run(workdir=str(tmp_path / "run"), epochs=1, steps=4)
-    (tensorboard,) = (file.read_bytes() for file in (tmp_path / "run").glob("events.out.tfevents.*"))
+    (tensorboard,) = (
+        file.read_bytes() for file in (tmp_path / "run").glob("events.out.tfevents.*")
+    )
     assert tensorboard.count(b"train/loss_so_far_in_the_epoch") == 2
 
 
@@ -38,22 +51,41 @@ def test_it_names_what_ran(finished):
     """The recipe, too, if it's the recipe's model and data that ran."""
     folder, _ = finished
     log = (folder / "log.txt").read_text()
-    named = "model    Net, 163 parameters", "loss     cross_entropy(label_smoothing=0.1)", "adam, constant", "arrays"
-    assert [words for words in (*named, "epoch 2/2  train loss") if words not in log] == []
+    named = (
+        "model    Net, 163 parameters",
+        "loss     cross_entropy(label_smoothing=0.1)",
+        "adam, constant",
+        "arrays",
+    )
+    assert [
+        words for words in (*named, "epoch 2/2  train loss") if words not in log
+    ] == []
     assert "recipe" not in log
     config = read_config(folder)
-    assert (config.model, config.dataset, config.global_batch_size) == ("Net", "arrays", 20)
+    assert (config.model, config.dataset, config.global_batch_size) == (
+        "Net",
+        "arrays",
+        20,
+    )
     assert load_run(folder, model=Net)[2]["train"]["examples"] == DATA.train.examples
 
 
 @pytest.mark.slow
 def test_profile_is_a_trace_with_the_longest_operations(tmp_path):
     run(workdir=str(folder := tmp_path / "run"), epochs=2, profile=True)
-    with gzip.open(next(folder.glob("profile/**/perfetto_trace.json.gz")), "rt") as file:
+    with gzip.open(
+        next(folder.glob("profile/**/perfetto_trace.json.gz")), "rt"
+    ) as file:
         assert json.load(file)["traceEvents"]
-    longest = [line for line in (folder / "log.txt").read_text().splitlines() if " calls  " in line]
+    longest = [
+        line
+        for line in (folder / "log.txt").read_text().splitlines()
+        if " calls  " in line
+    ]
     assert len(longest) == 10
-    assert any("psum" in line or "all-reduce" in line for line in longest)  # the name is JAX's or XLA's
+    assert any(
+        "psum" in line or "all-reduce" in line for line in longest
+    )  # the name is JAX's or XLA's
 
 
 def test_no_checkpoint_yet(folder, tmp_path):
@@ -68,7 +100,15 @@ RUN = '{"format": "pmapdp run %d", "config": {%s}}'
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[" * 10_000, "null", RUN % (1, ""), RUN % (2, '"epochs": 0'), RUN % (2, '"x": 5')]
+    "text",
+    [
+        "",
+        "[" * 10_000,
+        "null",
+        RUN % (1, ""),
+        RUN % (2, '"epochs": 0'),
+        RUN % (2, '"x": 5'),
+    ],
 )
 def test_a_config_json_of_something_else_is_refused(tmp_path, text):
     """Also one of pmapdp 0.2, whose format has the number 1."""
@@ -84,7 +124,9 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch, workdir)
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
     with (
-        pytest.raises(UserError, match=r"--workdir .* cannot be written \(.*\): name .*runs/first"),
+        pytest.raises(
+            UserError, match=r"--workdir .* cannot be written \(.*\): name .*runs/first"
+        ),
         lock_workdir(workdir),
     ):
         pass
@@ -94,7 +136,12 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch, workdir)
 def test_paths_are_whole_and_a_moved_project_is_the_same_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pictures").mkdir()
-    given = {"model": "net.py:Net", "dataset": "pictures", "schedule": "rate.py:rate", "workdir": "run"}
+    given = {
+        "model": "net.py:Net",
+        "dataset": "pictures",
+        "schedule": "rate.py:rate",
+        "workdir": "run",
+    }
     config = with_full_paths(Config(**given))
     assert {name: getattr(config, name) for name in given} == {
         name: f"{tmp_path}/{each}" for name, each in given.items()

@@ -13,7 +13,15 @@ import pytest
 from pmapdp.compare.collectives import collectives
 from pmapdp.data.batches import Batch
 from pmapdp.registry import MODELS
-from pmapdp.scaling import HARDWARE, Level, predict, reduce_scatter, reduce_scatter_at, sides, spread
+from pmapdp.scaling import (
+    HARDWARE,
+    Level,
+    predict,
+    reduce_scatter,
+    reduce_scatter_at,
+    sides,
+    spread,
+)
 from pmapdp.scaling import RESNET_FLOPS as FLOPS
 from pmapdp.scaling import RESNET_PARAMETERS as PARAMETERS
 from pmapdp.scaling import RESNET_SHARES as SHARES
@@ -32,14 +40,20 @@ def test_ring_costs_what_its_messages_cost(N):
     parts = np.random.default_rng(N).integers(0, 100, (N, N, 4)).astype(float)
     held, messages = parts.copy(), 2 * (N - 1)
     for step in range(messages):
-        sent = [(d - step) % N if step < N - 1 else (d + N - step) % N for d in range(N)]
+        sent = [
+            (d - step) % N if step < N - 1 else (d + N - step) % N for d in range(N)
+        ]
         packets = [held[d, part].copy() for d, part in enumerate(sent)]
         for d, part in enumerate(sent):
             receiver = (d + 1) % N
-            held[receiver, part] = packets[d] + (held[receiver, part] if step < N - 1 else 0)
+            held[receiver, part] = packets[d] + (
+                held[receiver, part] if step < N - 1 else 0
+            )
     np.testing.assert_array_equal(held, np.broadcast_to(parts.sum(0), held.shape))
     seconds = messages * (RINGS.latency + parts[0, 0].nbytes / RINGS.bandwidth)
-    assert 2 * reduce_scatter_at(parts[0].nbytes, N, RINGS) == pytest.approx(seconds, rel=1e-12)
+    assert 2 * reduce_scatter_at(parts[0].nbytes, N, RINGS) == pytest.approx(
+        seconds, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("N", [2, 3, 5, 8, 31, 64])
@@ -49,7 +63,10 @@ def test_tree_costs_what_its_messages_cost(N):
     while (distance := len(held[0])) < N:
         pieces = min(distance, N - distance)
         packets = [parts[:pieces] for parts in held]
-        held = [parts + packets[(device + distance) % N] for device, parts in enumerate(held)]
+        held = [
+            parts + packets[(device + distance) % N]
+            for device, parts in enumerate(held)
+        ]
         messages, sent = messages + 1, sent + pieces
     assert all(sorted(parts) == list(range(N)) for parts in held)
     seconds = messages * TREES.latency + sent * 1000 / TREES.bandwidth
@@ -57,23 +74,41 @@ def test_tree_costs_what_its_messages_cost(N):
 
 
 def test_levels_and_a_torus_that_uses_all_its_links():
-    inner, outer, flat = (Level(members, 0.0, 1e9) for members in (8, 64, 512))  # equal links move what one ring moves
-    assert reduce_scatter(1e8, 512, [inner, outer]) == pytest.approx(reduce_scatter(1e8, 512, [flat]), rel=1e-12)
+    inner, outer, flat = (
+        Level(members, 0.0, 1e9) for members in (8, 64, 512)
+    )  # equal links move what one ring moves
+    assert reduce_scatter(1e8, 512, [inner, outer]) == pytest.approx(
+        reduce_scatter(1e8, 512, [flat]), rel=1e-12
+    )
     assert [spread(N, H100.levels) for N in (4, 24)] == [[4, 1], [8, 3]]
     assert [sides(N, 2) for N in (1, 8, 256)] == [[1, 1], [2, 4], [16, 16]]
     assert sides(512, 3) == [8, 8, 8]
     pod = replace(HARDWARE["tpu-v5e"].levels[0], latency=0.0)
-    for N, links in ((256, 1), (8, 1 / 2), (2, 1 / 4)):  # of 8 neither axis closes into a ring; of 2 one has no link
-        assert reduce_scatter_at(1e9, N, pod) == pytest.approx((N - 1) / N * 1e9 / (links * pod.bandwidth))
-    assert reduce_scatter_at(0, 256, replace(pod, latency=1.0)) == pytest.approx(15 + 15)
+    for N, links in (
+        (256, 1),
+        (8, 1 / 2),
+        (2, 1 / 4),
+    ):  # of 8 neither axis closes into a ring; of 2 one has no link
+        assert reduce_scatter_at(1e9, N, pod) == pytest.approx(
+            (N - 1) / N * 1e9 / (links * pod.bandwidth)
+        )
+    assert reduce_scatter_at(0, 256, replace(pod, latency=1.0)) == pytest.approx(
+        15 + 15
+    )
 
 
 def test_the_parts_of_a_step():
     model = {"b": 64, "parameters": PARAMETERS, "flops": FLOPS}
-    alone, many = (predict(H100, N, **model, utilization=SHARES["float32"]) for N in (1, 64))
+    alone, many = (
+        predict(H100, N, **model, utilization=SHARES["float32"]) for N in (1, 64)
+    )
     assert alone.all_reduce == 0
-    assert alone.compute == many.compute == pytest.approx(64 / 938 * 156e12 / 494.7e12)  # as an A100, of its peak
-    assert alone.update == pytest.approx(28 * PARAMETERS / 3.35e12)  # gradient, and 3 numbers read and written
+    assert (
+        alone.compute == many.compute == pytest.approx(64 / 938 * 156e12 / 494.7e12)
+    )  # as an A100, of its peak
+    assert alone.update == pytest.approx(
+        28 * PARAMETERS / 3.35e12
+    )  # gradient, and 3 numbers read and written
     assert many.step == many.compute + many.update + many.all_reduce
     assert many.all_reduce == 2 * reduce_scatter(4 * PARAMETERS, 64, H100.levels)
     assert many.examples_per_second == 64 * 64 / many.step
@@ -86,43 +121,62 @@ def test_the_command_prints_the_figures_of_the_page(dtype):
     done = entry.run_command("scaling", "--dtype", dtype)
     assert re.search("(?s)Predictions for data parallelism.*leave out", done.out)
     for N in ("8", "512", "4,096"):
-        shares = re.findall(rf"^│ {N} .* │ ([\d.]+)% *│ [\d.]+% *│ [\d,]+ *│$", done.out, re.MULTILINE)
+        shares = re.findall(
+            rf"^│ {N} .* │ ([\d.]+)% *│ [\d.]+% *│ [\d,]+ *│$", done.out, re.MULTILINE
+        )
         assert len(shares) == 3
         assert f"| {dtype}, {N} | {' % | '.join(shares)} % |" in PAGE
 
 
-# The machine of Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017, section 4: servers of 8 GPUs
-# P100 that share one network card of 50 Gbit/s. NVLink of the P100: 80 GB/s each way (NVIDIA Tesla P100 datasheet). The
-# latency of TCP over Ethernet is assumed. The libraries of that time had rings alone.
+# The machine of Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017,
+# section 4: servers of 8 GPUs P100 that share one network card of 50 Gbit/s. NVLink of
+# the P100: 80 GB/s each way (NVIDIA Tesla P100 datasheet). The latency of TCP over
+# Ethernet is assumed. The libraries of that time had rings alone.
 P100 = Level(8, 1.9e-6, 80e9, trees=False), Level(64, 20e-6, 50e9 / 8 / 8, trees=False)
 
 
 def test_published_runs_are_predicted_within_five_percent_while_computing_rules():
     """The all-reduce is added in full, though theirs overlapped with the backward pass.
 
-    Goyal et al. report about 90 % from 8 to 256 GPUs; their time on 8 is 29 hours (NVIDIA's developer blog on the
-    paper, June 2017). NVIDIA's DeepLearningExamples, PyTorch ResNet50 v1.5, "Training performance: NVIDIA DGX A100",
-    has images/s of 1 and of 8 A100, with 256 images on each.
+    Goyal et al. report about 90 % from 8 to 256 GPUs; their time on 8 is 29 hours
+    (NVIDIA's developer blog on the paper, June 2017). NVIDIA's DeepLearningExamples,
+    PyTorch ResNet50 v1.5, "Training performance: NVIDIA DGX A100", has images/s of 1
+    and of 8 A100, with 256 images on each.
     """
     size = 4 * PARAMETERS
     on_8 = 29 * 3600 / 90 / (1_281_167 / 256)
-    on_256 = on_8 + 2 * (reduce_scatter(size, 256, P100) - reduce_scatter(size, 8, P100))
+    on_256 = on_8 + 2 * (
+        reduce_scatter(size, 256, P100) - reduce_scatter(size, 8, P100)
+    )
     lines = {"256 P100 over 8, Goyal et al.": (on_8 / on_256, 0.9, 0.05)}
-    for name, one, eight, limit in (("TF32", 938, 7248, 0.05), ("mixed precision", 2470, 16621, 0.2)):
-        predicted = 256 / one / (256 / one + 2 * reduce_scatter(size, 8, HARDWARE["a100"].levels))
+    for name, one, eight, limit in (
+        ("TF32", 938, 7248, 0.05),
+        ("mixed precision", 2470, 16621, 0.2),
+    ):
+        predicted = (
+            256
+            / one
+            / (256 / one + 2 * reduce_scatter(size, 8, HARDWARE["a100"].levels))
+        )
         lines[f"8 A100 over 1, NVIDIA, {name}"] = predicted, eight / (8 * one), limit
     for name, (predicted, found, limit) in lines.items():
         error = predicted / found - 1
         assert abs(error) < limit
-        assert f"| {name} | {predicted:.3f} | {found:.3f} | {100 * error:+.1f} % |" in PAGE
+        assert (
+            f"| {name} | {predicted:.3f} | {found:.3f} | {100 * error:+.1f} % |" in PAGE
+        )
 
 
 def test_what_a_compiled_step_sends_is_predicted_exactly():
     """One all-reduce of the gradients and the three sums of the metrics."""
     task = Task(build(MODELS["cnn"]), optax.adam(1e-3))
     step = STRATEGIES["shard_map"](task, jax.devices()[:8]).train_step
-    labels, weights = (jax.ShapeDtypeStruct((64,), dtype) for dtype in (np.int32, np.float32))
-    batch = Batch(jax.ShapeDtypeStruct((64, 28, 28, 1), np.uint8), labels, labels, weights)
+    labels, weights = (
+        jax.ShapeDtypeStruct((64,), dtype) for dtype in (np.int32, np.float32)
+    )
+    batch = Batch(
+        jax.ShapeDtypeStruct((64, 28, 28, 1), np.uint8), labels, labels, weights
+    )
     state = jax.eval_shape(lambda: initial_state(task))
     found = collectives(step.lower(state, batch).compile().as_text())
     size = 4 * (sum(leaf.size for leaf in jax.tree.leaves(state.params)) + 3)

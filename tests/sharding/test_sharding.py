@@ -33,7 +33,8 @@ CLIP = 0.05  # far below the gradients' length, so that every update is clipped
 MODEL = {"mesh": "data=4,model=2", "layout": "model"}
 SPATIAL = {"mesh": "data=2,feature=2,model=2", "layout": "spatial"}
 REFERENCES = {}  # of one device, by model
-# model, micro-batches, strategy, devices, options, most of the bytes of one device that a device may hold
+# model, micro-batches, strategy, devices, options, most of the bytes of one device that
+# a device may hold
 CASES = [
     ("mlp", 1, "jit", 8, MODEL, 0.51),
     ("mlp", 1, "jit", 8, {"shard_state": "parameters"}, 0.15),
@@ -48,45 +49,69 @@ def five_updates(model: str, strategy: str, task: Task, devices, layout: MeshLay
     state = create_state(task, steps.state_sharding)
     shards = layout.batch_shards
     split = Split(*entry.examples_for(model, 83, 1))
-    for batch in Batches(split, 18, devices=shards, accumulate=task.accumulate, shuffle_seed=3).epoch(0):
+    for batch in Batches(
+        split, 18, devices=shards, accumulate=task.accumulate, shuffle_seed=3
+    ).epoch(0):
         state, _ = steps.train_step(state, steps.place_batch(batch))
     (last,) = Batches(split, 83, devices=shards).epoch(0)
-    return state, steps.fetch((state.params, state.model_state, steps.eval_step(state, steps.place_batch(last))))
+    return state, steps.fetch(
+        (
+            state.params,
+            state.model_state,
+            steps.eval_step(state, steps.place_batch(last)),
+        )
+    )
 
 
 @pytest.mark.usefixtures("float64")
 @quick(2, ("model", "accumulate", "strategy", "devices", "options", "most"), CASES)
-def test_equals_one_device_with_its_share_of_the_bytes(model, accumulate, strategy, devices, options, most):
+def test_equals_one_device_with_its_share_of_the_bytes(
+    model, accumulate, strategy, devices, options, most
+):
     optimizer = optax.chain(optax.clip_by_global_norm(CLIP), optax.adam(1e-3))
-    task = Task(entry.built(model, 3, "float64"), optimizer, 3, "float64", accumulate=accumulate)
+    task = Task(
+        entry.built(model, 3, "float64"), optimizer, 3, "float64", accumulate=accumulate
+    )
     inputs, first = entry.examples_for(model, 1, 0).inputs.shape[1:], jax.devices()[:1]
     if model not in REFERENCES:
-        REFERENCES[model] = five_updates(model, "single", task, first, fit_layout(first, task, inputs))
+        REFERENCES[model] = five_updates(
+            model, "single", task, first, fit_layout(first, task, inputs)
+        )
     alone, wanted = REFERENCES[model]
     layout = fit_layout(jax.devices()[:devices], task, inputs, **options)
     state, found = five_updates(model, strategy, task, jax.devices()[:devices], layout)
 
     for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
-    share = bytes_on_a_device((state.params, state.optimizer_state)) / bytes_on_a_device(
-        (alone.params, alone.optimizer_state)
-    )
+    share = bytes_on_a_device(
+        (state.params, state.optimizer_state)
+    ) / bytes_on_a_device((alone.params, alone.optimizer_state))
     assert share <= most
 
 
 def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made():
     """The model is built on the host; the largest array in the program that makes the optimizer state is a shard."""
     task = Task(entry.built("mlp"), optax.adam(1e-3))
-    fitted = fit_layout(jax.devices()[:8], task, (28, 28, 1), **MODEL, shard_state="parameters")
+    fitted = fit_layout(
+        jax.devices()[:8], task, (28, 28, 1), **MODEL, shard_state="parameters"
+    )
     shardings, params = fitted.state_sharding(task), task.arrays_of(task.model)[0]
     params = jax.device_put(params, shardings.params)
-    program = jax.jit(task.optimizer.init, out_shardings=shardings.optimizer_state).lower(params).compile()
+    program = (
+        jax.jit(task.optimizer.init, out_shardings=shardings.optimizer_state)
+        .lower(params)
+        .compile()
+    )
     sizes = [
         int(np.prod([int(size) for size in shape.split(",") if size] or [1]))
         for shape in re.findall(r"\b[fsu]\d+\[([\d,]*)\]", program.as_text())
     ]
     state = create_state(task, fitted.state_sharding(task))
-    parts = [shard.data.size for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
+    parts = [
+        shard.data.size
+        for leaf in jax.tree.leaves(state)
+        for shard in leaf.addressable_shards
+    ]
     assert max(parts) < 784 * 512
     assert max(parts) <= max(sizes) <= 1.01 * max(parts)
 
@@ -94,9 +119,27 @@ def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made():
 @pytest.mark.parametrize(
     ("mesh", "layout", "shard_state", "strategy", "message"),
     [
-        ("data=8", "data", "none", "pmap", "--strategy jit, because --strategy pmap splits the batch alone"),
-        (None, "model", "none", "single", "--strategy jit, because --strategy single splits the batch"),
-        (None, "data", "parameters", "pmap", "does not work with --strategy pmap: use --strategy jit"),
+        (
+            "data=8",
+            "data",
+            "none",
+            "pmap",
+            "--strategy jit, because --strategy pmap splits the batch alone",
+        ),
+        (
+            None,
+            "model",
+            "none",
+            "single",
+            "--strategy jit, because --strategy single splits the batch",
+        ),
+        (
+            None,
+            "data",
+            "parameters",
+            "pmap",
+            "does not work with --strategy pmap: use --strategy jit",
+        ),
         (None, "data", "optimizer", "single", "does not work with --strategy single"),
     ],
 )
@@ -132,28 +175,49 @@ def test_flags_that_cannot_be(mesh, layout, shard_state, strategy, message):
 def test_what_cannot_be_raises_an_error_of_one_sentence(options, message, works):
     """And what the sentence advises works."""
     devices = number_of_devices(options.pop("devices", None), options.get("mesh")) or 8
-    task, group = Task(entry.built("mlp"), optax.adam(1e-3)), [jax.devices()[0]] * devices
-    with pytest.raises(UserError, match=re.escape(message)) as error:  # before the devices matter
+    task, group = (
+        Task(entry.built("mlp"), optax.adam(1e-3)),
+        [jax.devices()[0]] * devices,
+    )
+    with pytest.raises(
+        UserError, match=re.escape(message)
+    ) as error:  # before the devices matter
         fit_layout(group, task, (28, 28, 1), **{"layout": "model"} | options)
     assert "\n" not in str(error.value)
     if works and devices <= 8:
-        fit_layout(jax.devices()[:devices], task, (28, 28, 1), **{"layout": "model"} | works)
+        fit_layout(
+            jax.devices()[:devices], task, (28, 28, 1), **{"layout": "model"} | works
+        )
 
 
 @pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
 def test_the_optimizer_computes_shards_only(strategy):
     """ZeRO-1 moves what it must: a reduce-scatter of the gradients and one all-gather of the parameters."""
     task, devices = Task(entry.built("mlp"), optax.adam(1e-3)), jax.devices()[:8]
-    steps = choose_strategy(strategy, task, devices, fit_layout(devices, task, (28, 28, 1), shard_state="optimizer"))
+    steps = choose_strategy(
+        strategy,
+        task,
+        devices,
+        fit_layout(devices, task, (28, 28, 1), shard_state="optimizer"),
+    )
     state = create_state(task, steps.state_sharding)
     (batch, *_) = entry.batches(entry.examples_for("mlp", 16, 1), 16, devices=8)
-    program = steps.train_step.lower(state, steps.place_batch(batch)).compile().as_text()
+    program = (
+        steps.train_step.lower(state, steps.place_batch(batch)).compile().as_text()
+    )
     moved = {each.kind: each.bytes for each in collectives(program)}
-    split = sum(p.nbytes for p in jax.tree.leaves(state.params) if any(n % 8 == 0 for n in p.shape))
+    split = sum(
+        p.nbytes
+        for p in jax.tree.leaves(state.params)
+        if any(n % 8 == 0 for n in p.shape)
+    )
     assert moved["all-gather"] == split
     assert moved["reduce-scatter"] == split // 8
     assert moved["all-reduce"] < 200  # the metrics and the bias [10]
-    assert state_line(state) == "each device holds 41.7 % of it: parameters 2.68 MB + optimizer state 0.67 MB"
+    assert (
+        state_line(state)
+        == "each device holds 41.7 % of it: parameters 2.68 MB + optimizer state 0.67 MB"
+    )
 
 
 def test_a_later_rule_wins():
@@ -165,7 +229,9 @@ def test_a_process_reads_the_rows_of_its_devices():
     task = Task(entry.built("mlp"), optax.sgd(0.1))
 
     def rows(mesh: str, layout: str, owned: range) -> range:
-        fitted: MeshLayout = fit_layout(jax.devices()[:8], task, (28, 28, 1), mesh=mesh, layout=layout)
+        fitted: MeshLayout = fit_layout(
+            jax.devices()[:8], task, (28, 28, 1), mesh=mesh, layout=layout
+        )
         return fitted.shards_on([jax.devices()[d] for d in owned], task)
 
     assert rows("data=8", "data", range(2, 4)) == range(2, 4)
@@ -178,20 +244,40 @@ def test_a_process_reads_the_rows_of_its_devices():
 
 
 @pytest.mark.slow
-def test_data_then_spatial_then_split_equals_the_run_that_never_changed(tmp_path, capsys):
+def test_data_then_spatial_then_split_equals_the_run_that_never_changed(
+    tmp_path, capsys
+):
     """Each layout goes on from the checkpoint of the one before."""
 
     def run(name: str, steps: int, **options: str) -> None:
-        settings = {"optimizer": "momentum", "learning_rate": 0.1, "epochs": 1, "compile_cache": False} | options
-        train(Config(model="mlp", strategy="jit", devices=8, steps=steps, workdir=str(tmp_path / name), **settings))
+        settings = {
+            "optimizer": "momentum",
+            "learning_rate": 0.1,
+            "epochs": 1,
+            "compile_cache": False,
+        } | options
+        train(
+            Config(
+                model="mlp",
+                strategy="jit",
+                devices=8,
+                steps=steps,
+                workdir=str(tmp_path / name),
+                **settings,
+            )
+        )
 
     run("straight", 9)
     run("changing", 3)
     run("changing", 6, **SPATIAL)
     run("changing", 9, **MODEL, shard_state="parameters")
     printed = capsys.readouterr().out
-    assert all(f"restored from the checkpoint of step {step}" in printed for step in (3, 6))
-    straight, changing = (load_run(tmp_path / name)[1] for name in ("straight", "changing"))
+    assert all(
+        f"restored from the checkpoint of step {step}" in printed for step in (3, 6)
+    )
+    straight, changing = (
+        load_run(tmp_path / name)[1] for name in ("straight", "changing")
+    )
     assert int(changing.step) == 9
     for a, b in zip(jax.tree.leaves(straight), jax.tree.leaves(changing), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)
@@ -209,20 +295,35 @@ def test_five_updates_on_the_mesh_as_on_one_device():
     done = entry.run_command("train", "nnx-mesh", "--no-progress", "--no-compile-cache")
     assert done.status == 0, done.err
     assert "batch over data, hidden over model" in done.out
-    assert [round(float(loss), 3) for loss in re.findall(r"train loss (\S+)", done.out)] == ONE_DEVICE
-    rows = [line.split()[-2:] for line in done.out.splitlines() if line.startswith("train loss, epoch")]
+    assert [
+        round(float(loss), 3) for loss in re.findall(r"train loss (\S+)", done.out)
+    ] == ONE_DEVICE
+    rows = [
+        line.split()[-2:]
+        for line in done.out.splitlines()
+        if line.startswith("train loss, epoch")
+    ]
     assert [float(reported) for reported, _ in rows] == REPORTED
     assert [round(float(here), 3) for _, here in rows] == ONE_DEVICE
 
 
 def test_the_loss_and_the_places_of_an_update():
     """The loss is NumPy's, and the places are as the guide has them."""
-    task = Task(build(type("Small", (DotReluDot,), {"size": 64})), optax.adam(1e-3), loss=DotReluDot.loss)
-    devices, data = jax.devices()[:8], Split(*np.random.default_rng(0).normal(size=(2, 8, 64)))
+    task = Task(
+        build(type("Small", (DotReluDot,), {"size": 64})),
+        optax.adam(1e-3),
+        loss=DotReluDot.loss,
+    )
+    devices, data = (
+        jax.devices()[:8],
+        Split(*np.random.default_rng(0).normal(size=(2, 8, 64))),
+    )
     layout = fit_layout(devices, task, (64,), mesh="data=2,model=4", layout="model")
     steps = choose_strategy("jit", task, devices, layout)
     (batch,) = Batches(data, 8, devices=2).epoch(0)
-    state, sums = steps.train_step(create_state(task, steps.state_sharding), steps.place_batch(batch))
+    state, sums = steps.train_step(
+        create_state(task, steps.state_sharding), steps.place_batch(batch)
+    )
 
     start = create_state(task)
     first, second = (np.float64(start.params[name]) for name in ("first", "second"))
@@ -232,8 +333,12 @@ def test_the_loss_and_the_places_of_an_update():
     places = layout.state_sharding(task)
     assert places.params["first"].spec == P(None, "model")
     assert places.params["second"].spec == P("model", None)
-    assert layout.array_sharding(Axes(("batch", "hidden"), (8, 1024))).spec == P("data", "model")
+    assert layout.array_sharding(Axes(("batch", "hidden"), (8, 1024))).spec == P(
+        "data", "model"
+    )
     moments = places.optimizer_state[0]
     assert moments.mu == moments.nu == places.params
-    for leaf, place in zip(jax.tree.leaves(state), jax.tree.leaves(places), strict=True):
+    for leaf, place in zip(
+        jax.tree.leaves(state), jax.tree.leaves(places), strict=True
+    ):
         assert leaf.sharding.is_equivalent_to(place, leaf.ndim)

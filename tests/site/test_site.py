@@ -1,5 +1,5 @@
-"""The site: what docs/build.py lays out for Sphinx, its reference pages, and the check of its links. `.ci/run` builds
-it."""
+"""The site: what docs/build.py lays out for Sphinx, its reference pages, and the check
+of its links. `.ci/run` builds it."""
 
 import json
 import re
@@ -27,15 +27,30 @@ def laid(tmp_path_factory) -> Path:
 
 
 def test_every_page_and_notebook_is_reached_from_the_front_page(laid):
-    pages = {path.relative_to(laid).with_suffix("") for path in laid.rglob("*.*") if path.suffix in (".md", ".ipynb")}
-    pages = {page for page in pages if page.parts[0] != "source"} - {Path("docs/index")}  # the list of the four kinds
+    pages = {
+        path.relative_to(laid).with_suffix("")
+        for path in laid.rglob("*.*")
+        if path.suffix in (".md", ".ipynb")
+    }
+    pages = {page for page in pages if page.parts[0] != "source"} - {
+        Path("docs/index")
+    }  # the list of the four kinds
     reached, left = set(), ["index"]
     while left:
         page = Path(left.pop())
         reached.add(page)
         file = laid / f"{page}.md"
-        trees = re.findall(r"\{toctree\}\n(.*?)`", file.read_text(), re.DOTALL) if file.exists() else []
-        left += [str(page.parent / line) for tree in trees for line in tree.splitlines() if line and line[0] != ":"]
+        trees = (
+            re.findall(r"\{toctree\}\n(.*?)`", file.read_text(), re.DOTALL)
+            if file.exists()
+            else []
+        )
+        left += [
+            str(page.parent / line)
+            for tree in trees
+            for line in tree.splitlines()
+            if line and line[0] != ":"
+        ]
     assert reached == pages
     assert list(stage.kinds()) == ["Learn", "Do", "Know", "Reference"]
 
@@ -43,7 +58,9 @@ def test_every_page_and_notebook_is_reached_from_the_front_page(laid):
 def test_every_link_within_the_repository_leads_to_a_page_that_is_laid_out(laid):
     links = 0
     for page in laid.rglob("*.md"):
-        for link in stage.LINK.findall(re.sub(r"`{3,}.*?`{3,}", "", page.read_text(), flags=re.DOTALL)):
+        for link in stage.LINK.findall(
+            re.sub(r"`{3,}.*?`{3,}", "", page.read_text(), flags=re.DOTALL)
+        ):
             target = link.partition("#")[0]
             if target and "://" not in target:
                 links += 1
@@ -57,18 +74,30 @@ def test_what_a_prediction_asks_for_is_folded_and_nothing_else_is_lost(laid):
         before = json.loads(original.read_text())["cells"]
         after = json.loads((laid / "lessons" / original.name).read_text())["cells"]
         for cell, shown in zip(before, after, strict=True):
-            if hidden := cell["metadata"].get("jupyter", {}).get("outputs_hidden", False):
+            if (
+                hidden := cell["metadata"]
+                .get("jupyter", {})
+                .get("outputs_hidden", False)
+            ):
                 folded += 1
                 assert [*cell["outputs"][0]["data"]] == ["text/plain"]
                 assert cell["outputs"][1:] == shown["outputs"]
-            tags, jupyter = shown["metadata"].get("tags", []), cell["metadata"].get("jupyter", {})
-            assert ("hide-output" in tags, "hide-input" in tags) == (hidden, jupyter.get("source_hidden", False))
+            tags, jupyter = (
+                shown["metadata"].get("tags", []),
+                cell["metadata"].get("jupyter", {}),
+            )
+            assert ("hide-output" in tags, "hide-input" in tags) == (
+                hidden,
+                jupyter.get("source_hidden", False),
+            )
             assert cell["cell_type"] == "markdown" or cell["source"] == shown["source"]
     assert folded > 50
 
 
 def test_pages_show_flags_sources_and_the_address_as_they_are(laid, tmp_path):
-    assert (ROOT / "docs" / "flags.md").read_text() == flags.page(), "python docs/site/flags.py > docs/flags.md"
+    assert (ROOT / "docs" / "flags.md").read_text() == flags.page(), (
+        "python docs/site/flags.py > docs/flags.md"
+    )
     source = "pmapdp/steps/pmap.py"
     assert (ROOT / source).read_text() in (laid / "source" / f"{source}.md").read_text()
     assert f"git clone {REPOSITORY} pmapdp" in (laid / "index.md").read_text()
@@ -78,7 +107,11 @@ def test_pages_show_flags_sources_and_the_address_as_they_are(laid, tmp_path):
 
 def test_a_line_too_long_is_wrapped_and_others_are_not(tmp_path):
     page, path = stage.Stage(tmp_path, ""), PurePosixPath("README.md")
-    long, short, code = f"```\n{'x' * 200}\n```", "```\nx\n```", f"```python\n{'x' * 200}\n```"
+    long, short, code = (
+        f"```\n{'x' * 200}\n```",
+        "```\nx\n```",
+        f"```python\n{'x' * 200}\n```",
+    )
     shown = page.relink(f"{long}\n{short}\n{code}\n", path, path)
     assert shown.count(":class: wrapped") == 1
     assert short in shown
@@ -87,7 +120,11 @@ def test_a_line_too_long_is_wrapped_and_others_are_not(tmp_path):
 
 def test_the_page_of_statuses_has_each():
     page = (ROOT / "docs" / "statuses.md").read_text()
-    listed = {int(each) for row in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE) for each in row.split(",")}
+    listed = {
+        int(each)
+        for row in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE)
+        for each in row.split(",")
+    }
     errors = (UserError, DivergedError, ReplicasError, LostError)
     signals = {128 + number for number in (1, 2, 15)}
     assert listed == {0, 1, 134, 141, *signals, *(error.status for error in errors)}
@@ -96,13 +133,31 @@ def test_the_page_of_statuses_has_each():
 def test_a_link_that_leads_nowhere_is_found(tmp_path):
     other = '<a id="here"></a><p>text</p>'
     (tmp_path / "other.html").write_text(other)
-    links = ["other.html", "other.html#here", "#mine", "https://example.org/x", "gone.html", "other.html#gone", "#gone"]
-    text = '<p id="mine"></p>' + "".join(f'<a href="{link}">x</a>' for link in links) + '<img src="gone.png">'
+    links = [
+        "other.html",
+        "other.html#here",
+        "#mine",
+        "https://example.org/x",
+        "gone.html",
+        "other.html#gone",
+        "#gone",
+    ]
+    text = (
+        '<p id="mine"></p>'
+        + "".join(f'<a href="{link}">x</a>' for link in links)
+        + '<img src="gone.png">'
+    )
     (tmp_path / "index.html").write_text(text)
     wrong = ["gone.html", "other.html#gone", "#gone", "gone.png"]
     assert check.broken_links(tmp_path) == [f"index.html: {link}" for link in wrong]
 
 
 def test_the_citation_and_the_changes_name_the_version():
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == pmapdp.__version__
-    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == pmapdp.__version__
+    assert (
+        yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+        == pmapdp.__version__
+    )
+    assert (
+        re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+        == pmapdp.__version__
+    )

@@ -25,7 +25,9 @@ COLLECTIVES = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permut
 def test_the_flag_takes_the_strategies_of_the_one_list():
     for options in (Config, Options):
         hint = typing.get_type_hints(options)["strategy"]
-        names = next((each for each in typing.get_args(hint) if typing.get_args(each)), hint)
+        names = next(
+            (each for each in typing.get_args(hint) if typing.get_args(each)), hint
+        )
         assert typing.get_args(names) == tuple(STRATEGIES)
 
 
@@ -38,28 +40,47 @@ def test_the_flag_takes_the_strategies_of_the_one_list():
         ("shard_map", Line, 2, 1),
         ("jit", Line, 2, 1),
         ("single", Line, 1, 0),
-        ("pmap", "text_mlp", 1, 3),  # batch norm exchanges one array in the forward pass and one in the backward pass
+        (
+            "pmap",
+            "text_mlp",
+            1,
+            3,
+        ),  # batch norm exchanges one array in the forward pass and one in the backward pass
         ("pmap", "convnet", 1, 7),
         ("jit", "convnet", 1, 7),
-        *((strategy, "cnn", K, 1) for strategy in ("pmap", "shard_map", "jit") for K in (1, 2)),
+        *(
+            (strategy, "cnn", K, 1)
+            for strategy in ("pmap", "shard_map", "jit")
+            for K in (1, 2)
+        ),
     ],
 )
 def test_number_of_all_reduces_in_a_step(strategy, model, accumulate, count):
     devices = jax.devices()[: 1 if strategy == "single" else N]
     task = Task(entry.built(model), optax.adam(1e-3), accumulate=accumulate)
     steps = STRATEGIES[strategy](task, devices)
-    split = Split(*(points(50, 0) if model is Line else entry.examples_for(model, 50, 0)))
+    split = Split(
+        *(points(50, 0) if model is Line else entry.examples_for(model, 50, 0))
+    )
     batches = Batches(split, 32, devices=len(devices), accumulate=accumulate)
-    state, batch = steps.place_state(create_state(task)), steps.place_batch(next(batches.epoch(0)))
+    state, batch = (
+        steps.place_state(create_state(task)),
+        steps.place_batch(next(batches.epoch(0))),
+    )
     program = steps.train_step.lower(state, batch).compile().as_text()
     found = Counter(re.findall(rf"\s({COLLECTIVES})(?:-start)?\(", program))
     assert found == Counter({"all-reduce": count} if count else {})
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_later_epochs_compile_nothing_and_move_nothing_implicitly(strategy, compilations):
+def test_later_epochs_compile_nothing_and_move_nothing_implicitly(
+    strategy, compilations
+):
     """Also the ragged last batch runs the program of the others. Explicit placement is allowed."""
-    devices, split = jax.devices()[: 1 if strategy == "single" else N], Split(*points(50, 0))
+    devices, split = (
+        jax.devices()[: 1 if strategy == "single" else N],
+        Split(*points(50, 0)),
+    )
     task = Task(entry.built(Line), optax.adam(1e-3))
     steps = STRATEGIES[strategy](task, devices)
     train_batches = Batches(split, 20, devices=len(devices), shuffle_seed=0)
@@ -77,5 +98,10 @@ def test_later_epochs_compile_nothing_and_move_nothing_implicitly(strategy, comp
     assert int(steps.fetch(state).step) == 6
 
     on_the_host = steps.fetch(steps.place_batch(next(test_batches.epoch(0))))
-    with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed host-to-device transfer"):
-        steps.eval_step(state, on_the_host)  # the guard of this test: it notices a batch that was not placed
+    with (
+        jax.transfer_guard("disallow"),
+        pytest.raises(Exception, match="Disallowed host-to-device transfer"),
+    ):
+        steps.eval_step(
+            state, on_the_host
+        )  # the guard of this test: it notices a batch that was not placed

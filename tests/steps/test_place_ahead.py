@@ -41,7 +41,10 @@ def test_an_error_of_reading_or_placing_reaches_the_loop_after_the_batches_befor
             raise ValueError("no memory")
         return number
 
-    for source, place, error in ((numbers([], error_at=5), abs, OSError), (numbers([]), refuse, ValueError)):
+    for source, place, error in (
+        (numbers([], error_at=5), abs, OSError),
+        (numbers([]), refuse, ValueError),
+    ):
         with place_ahead(source, place) as placed:
             assert [next(placed) for _ in range(5)] == [0, 1, 2, 3, 4]
             with pytest.raises(error):

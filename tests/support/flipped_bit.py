@@ -1,7 +1,8 @@
 """A training in which one bit of one device's copy of an array flips: `flipped_bit.py STEP LEAF DEVICE FLAGS...`.
 
-No program can make a memory fail, so the flip stands between two updates: the array is put together anew from the
-arrays of the single devices, one of which is altered. Everything else is the program of `pmapdp.train`.
+No program can make a memory fail, so the flip stands between two updates: the array is
+put together anew from the arrays of the single devices, one of which is altered.
+Everything else is the program of `pmapdp.train`.
 """
 
 import dataclasses
@@ -36,16 +37,28 @@ def flipping(job: Job, after: int, leaf: str, device: int) -> Job:
         made += 1
         if made == after:
             leaves, structure = jax.tree_util.tree_flatten_with_path(state)
-            named = [(jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in leaves]
+            named = [
+                (jax.tree_util.keystr(path, simple=True, separator="/"), x)
+                for path, x in leaves
+            ]
             assert leaf in dict(named), dict(named).keys()
-            state = structure.unflatten([with_flip(x, job.devices[device]) if name == leaf else x for name, x in named])
+            state = structure.unflatten(
+                [
+                    with_flip(x, job.devices[device]) if name == leaf else x
+                    for name, x in named
+                ]
+            )
         return state, sums
 
-    return dataclasses.replace(job, strategy=job.strategy._replace(train_step=train_step))
+    return dataclasses.replace(
+        job, strategy=job.strategy._replace(train_step=train_step)
+    )
 
 
 if __name__ == "__main__":
     step, leaf, device, *flags = sys.argv[1:]
     program = importlib.import_module("pmapdp.train")
-    program.prepare = lambda *values, **own: flipping(prepare(*values, **own), int(step), leaf, int(device))
+    program.prepare = lambda *values, **own: flipping(
+        prepare(*values, **own), int(step), leaf, int(device)
+    )
     sys.exit(cli.run(program.main, flags))

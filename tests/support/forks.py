@@ -23,9 +23,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
-def start(name: str, arguments: list[object], output: Path) -> Iterator[multiprocessing.Process]:
+def start(
+    name: str, arguments: list[object], output: Path
+) -> Iterator[multiprocessing.Process]:
     """A running command of ours, whose output goes to a file; it has ended when the block is left."""
-    process = CONTEXT.Process(target=entry.run_in_child, args=(name, [str(each) for each in arguments], str(output)))
+    process = CONTEXT.Process(
+        target=entry.run_in_child,
+        args=(name, [str(each) for each in arguments], str(output)),
+    )
     process.start()
     try:
         yield process
@@ -62,17 +67,26 @@ def run_kernel(command: list[str], folder: str, variables: Mapping[str, str]) ->
     os.environ.update(variables)
     os.chdir(folder)
     theirs = variables["PYTHONPATH"].split(os.pathsep)
-    sys.path[:] = [*theirs, *(path for path in sys.path if not Path(path).is_relative_to(ROOT))]
+    sys.path[:] = [
+        *theirs,
+        *(path for path in sys.path if not Path(path).is_relative_to(ROOT)),
+    ]
     gc.set_threshold(50_000, 20, 20)  # as tests/conftest.py has it
     from ipykernel.kernelapp import launch_new_instance
 
     launch_new_instance(argv=command[command.index("-f") :])
 
 
-def launch_kernel(command: list[str], *, env: Mapping[str, str], cwd: str | None = None, **_: object):
+def launch_kernel(
+    command: list[str], *, env: Mapping[str, str], cwd: str | None = None, **_: object
+):
     """Start a notebook's kernel in a child, in place of Jupyter's function of this name: that spares 4 s of imports."""
-    CONTEXT.set_forkserver_preload([*IMPORTED, "ipykernel.kernelapp", "matplotlib.pyplot"])  # if it doesn't run yet
+    CONTEXT.set_forkserver_preload(
+        [*IMPORTED, "ipykernel.kernelapp", "matplotlib.pyplot"]
+    )  # if it doesn't run yet
     kernel = popen(run_kernel, command, str(cwd or Path.cwd()), dict(env))
-    while os.getpgid(kernel.pid) != kernel.pid:  # else Jupyter would take pytest's group for the kernel's
+    while (
+        os.getpgid(kernel.pid) != kernel.pid
+    ):  # else Jupyter would take pytest's group for the kernel's
         time.sleep(0.01)
     return kernel

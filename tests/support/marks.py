@@ -9,12 +9,16 @@ import pytest
 MNIST_REQUIRED = os.environ.get("PMAPDP_REQUIRE_MNIST") == "1"
 
 
-def quick(number: int, names: str | tuple[str, ...], cases: Iterable[Any]) -> pytest.MarkDecorator:
+def quick(
+    number: int, names: str | tuple[str, ...], cases: Iterable[Any]
+) -> pytest.MarkDecorator:
     """`pytest.mark.parametrize(names, cases)`, where the cases after the first `number` are slow."""
 
     def case(position: int, values: Any):
         if position < number:
             return values
-        return pytest.param(*(values if isinstance(names, tuple) else (values,)), marks=pytest.mark.slow)
+        return pytest.param(
+            *(values if isinstance(names, tuple) else (values,)), marks=pytest.mark.slow
+        )
 
     return pytest.mark.parametrize(names, [case(*each) for each in enumerate(cases)])

@@ -1,6 +1,7 @@
 """A lesson's source and its built notebook.
 
-The libraries are imported where they are used: they take a second, and every process of pytest imports all test files.
+The libraries are imported where they are used: they take a second, and every process of
+pytest imports all test files.
 """
 
 import ast
@@ -33,7 +34,12 @@ def built(lesson: Path) -> Any:
 def imports(text: str) -> set[str]:
     """Return the packages that a script imports."""
     nodes = list(ast.walk(ast.parse(text)))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names = [
+        alias.name
+        for node in nodes
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
     names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
     return {name.partition(".")[0] for name in names}
 
@@ -45,5 +51,7 @@ def printed(cell: Any) -> str:
 
 def figures(text: str) -> np.ndarray:
     """Training and test loss and accuracy by epoch `[epochs, 4]`, as the lessons' scripts print them."""
-    lines = [re.findall(r"(?:loss|accuracy) ([\d.]+)", line) for line in text.splitlines()]
+    lines = [
+        re.findall(r"(?:loss|accuracy) ([\d.]+)", line) for line in text.splitlines()
+    ]
     return np.array([line for line in lines if line], float)

@@ -40,7 +40,10 @@ def train(params, batches, learning_rate):
     for images, labels in batches:
         _, gradients = loss_and_gradients(params, images, labels)
         params = {
-            layer: {name: params[layer][name] - learning_rate * gradients[layer][name] for name in params[layer]}
+            layer: {
+                name: params[layer][name] - learning_rate * gradients[layer][name]
+                for name in params[layer]
+            }
             for layer in params
         }
     return params

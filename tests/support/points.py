@@ -16,7 +16,10 @@ class Net(nnx.Module):
 
     def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.hidden, self.head = nnx.Linear(6, 16, **types), nnx.Linear(16, self.classes, **types)
+        self.hidden, self.head = (
+            nnx.Linear(6, 16, **types),
+            nnx.Linear(16, self.classes, **types),
+        )
 
     def __call__(self, x):
         return self.head(nnx.relu(self.hidden(x)))
@@ -34,7 +37,13 @@ def points(n: int, seed: int) -> Split:
 
 
 DATA = DataSet(points(100, 1), points(40, 2))
-SETTINGS = {"devices": 2, "epochs": 1, "global_batch_size": 20, "schedule": "constant", "progress": False}
+SETTINGS = {
+    "devices": 2,
+    "epochs": 1,
+    "global_batch_size": 20,
+    "schedule": "constant",
+    "progress": False,
+}
 
 
 def run(model=Net, own=None, **settings) -> Result:

@@ -15,8 +15,12 @@ class Net(nnx.Module):
 
     def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        # No bias in front of batch norm: its gradient would be rounding, which Adam would amplify.
-        self.hidden, self.norm = nnx.Linear(6, 8, use_bias=False, **types), nnx.BatchNorm(8, **types)
+        # No bias in front of batch norm: its gradient would be rounding, which Adam
+        # would amplify.
+        self.hidden, self.norm = (
+            nnx.Linear(6, 8, use_bias=False, **types),
+            nnx.BatchNorm(8, **types),
+        )
         self.out = nnx.Linear(8, 3, **types)
         self.dropout = nnx.Dropout(0.3, rngs=rngs)
 
@@ -47,11 +51,19 @@ class OfPictures(Line):
 
 def points(n, seed):
     random = np.random.default_rng(seed)
-    return entry.Examples(random.normal(size=(n, 6)).astype(np.float32), random.integers(0, 3, n).astype(np.int32))
+    return entry.Examples(
+        random.normal(size=(n, 6)).astype(np.float32),
+        random.integers(0, 3, n).astype(np.int32),
+    )
 
 
 TRAIN, TEST = points(70, 1), points(29, 2)
-SETTINGS = {"devices": 2, "epochs": 3, "global_batch_size": 18, "checkpoint_every": 3}  # 4 updates an epoch
+SETTINGS = {
+    "devices": 2,
+    "epochs": 3,
+    "global_batch_size": 18,
+    "checkpoint_every": 3,
+}  # 4 updates an epoch
 
 
 def train(**settings):
@@ -72,16 +84,28 @@ def write_data(folder):
 
 def flags(folder, **settings):
     """The arguments of `python -m pmapdp.train` for the same run; `folder` holds the data."""
-    chosen = SETTINGS | {"model": f"{NET}:Net", "dataset": write_data(folder)} | settings
+    chosen = (
+        SETTINGS | {"model": f"{NET}:Net", "dataset": write_data(folder)} | settings
+    )
     pairs = [(f"--{name.replace('_', '-')}", value) for name, value in chosen.items()]
-    return ["--no-progress", "--no-compile-cache", *(each for pair in pairs for each in pair)]
+    return [
+        "--no-progress",
+        "--no-compile-cache",
+        *(each for pair in pairs for each in pair),
+    ]
 
 
 def contents(folder):
     """Every file below a folder with its bytes, and every folder and link; without the lock."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        kind = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        kind = (
+            path.readlink()
+            if path.is_symlink()
+            else path.read_bytes()
+            if path.is_file()
+            else None
+        )
         if path.name != "pmapdp.lock":
             found[str(path.relative_to(folder))] = kind
     return found

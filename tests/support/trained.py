@@ -7,9 +7,13 @@ from pmapdp.state import TrainState, create_state
 from pmapdp.train import Custom, Job, prepare
 
 
-def train_briefly(steps: int = 20, *, custom: Custom | None = None, **settings: Any) -> tuple[Job, TrainState]:
+def train_briefly(
+    steps: int = 20, *, custom: Custom | None = None, **settings: Any
+) -> tuple[Job, TrainState]:
     """The job of a configuration with `settings`, and its state (on the host) after `steps` updates."""
-    job = prepare(Config(strategy="single", devices=1, learning_rate=5e-3, **settings), custom)
+    job = prepare(
+        Config(strategy="single", devices=1, learning_rate=5e-3, **settings), custom
+    )
     state = job.strategy.place_state(create_state(job.task))
     for batch, _ in zip(job.batches["train"].epoch(0), range(steps), strict=False):
         state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))

@@ -12,7 +12,11 @@ from pmapdp.verify import one_device
 from pmapdp.verify.causes import CATALOGUE
 
 SOURCE = (Path(__file__).parent / "program.py").read_text()
-WAYS = {"pmap": "replicated", "shard_map": "sharded", "jit": "sharded"}  # and the layout of each
+WAYS = {
+    "pmap": "replicated",
+    "shard_map": "sharded",
+    "jit": "sharded",
+}  # and the layout of each
 
 
 class Plant(NamedTuple):
@@ -26,7 +30,13 @@ class Plant(NamedTuple):
 
 
 PLANTS = [
-    Plant(cause, **{name: tuple(value) if name == "under" else value for name, value in line.items()})
+    Plant(
+        cause,
+        **{
+            name: tuple(value) if name == "under" else value
+            for name, value in line.items()
+        },
+    )
     for cause, mistake in CATALOGUE.items()
     for line in mistake.get("lines", [])
 ]
@@ -47,7 +57,11 @@ def load(edits, options):
 def given(way, *plants, devices=4, **options):
     """The arguments of `verify` for the program with these plants, on 4 devices."""
     for plant in plants:
-        options |= {name: value for name, value in plant.options.items() if (name, value) != ("key", "any")}
+        options |= {
+            name: value
+            for name, value in plant.options.items()
+            if (name, value) != ("key", "any")
+        }
     options = tuple(sorted(options.items()))
     program = load(tuple((plant.right, plant.wrong) for plant in plants), options)
     state, batch = load((), options).start()
@@ -57,7 +71,12 @@ def given(way, *plants, devices=4, **options):
         "devices": jax.devices()[:devices],
         "state": state,
         "batch": batch,
-        "last_batch": {**batch, "weight": (np.arange(len(batch["x"])) < 13).astype(np.float32)},  # 3 of padding
-        "key": jax.random.key(5) if dict(options).get("key", "argument") == "argument" else None,
+        "last_batch": {
+            **batch,
+            "weight": (np.arange(len(batch["x"])) < 13).astype(np.float32),
+        },  # 3 of padding
+        "key": jax.random.key(5)
+        if dict(options).get("key", "argument") == "argument"
+        else None,
         "layout": WAYS[way],
     }

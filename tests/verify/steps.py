@@ -11,7 +11,10 @@ from pmapdp.devices import simulate
 
 simulate(8)  # before a table of tests uses JAX
 RANDOM = np.random.default_rng(0)
-BATCH = {"x": RANDOM.normal(size=(16, 5)).astype(np.float32), "y": RANDOM.normal(size=16).astype(np.float32)}
+BATCH = {
+    "x": RANDOM.normal(size=(16, 5)).astype(np.float32),
+    "y": RANDOM.normal(size=16).astype(np.float32),
+}
 W = RANDOM.normal(size=5).astype(np.float32)
 MESH = Mesh(np.array(jax.devices()), ("i",))
 
@@ -39,7 +42,9 @@ def descend(w, batch, average=alone):
 
 
 def sharded(step, **more):
-    return jax.jit(jax.shard_map(step, mesh=MESH, in_specs=(P(), P("i")), out_specs=P(), **more))
+    return jax.jit(
+        jax.shard_map(step, mesh=MESH, in_specs=(P(), P("i")), out_specs=P(), **more)
+    )
 
 
 def on_pmap(step, **changes):

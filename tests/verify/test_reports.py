@@ -14,7 +14,13 @@ from jax.sharding import PartitionSpec as P
 from marks import quick
 from steps import BATCH, MESH, W, alone, descend, loss_of, mean, on_pmap
 
-from pmapdp.verify import ArgumentsError, VerificationError, old_program, one_device, verify
+from pmapdp.verify import (
+    ArgumentsError,
+    VerificationError,
+    old_program,
+    one_device,
+    verify,
+)
 
 GIVEN = {"reference": descend, "state": W, "batch": BATCH}
 JIT = {**GIVEN, "step": jax.jit(descend), "layout": "sharded"}
@@ -35,7 +41,9 @@ def drawing(state, batch, key, fold=False):
     """A step that draws from its key, and folds the update's number into it or leaves that to its loop."""
     w, update = state
     new, metrics = descend(w, batch)
-    return (new, update + 1), metrics["loss"] + jax.random.normal(jax.random.fold_in(key, update) if fold else key)
+    return (new, update + 1), metrics["loss"] + jax.random.normal(
+        jax.random.fold_in(key, update) if fold else key
+    )
 
 
 def old_style(state, batch, average=mean):
@@ -44,16 +52,28 @@ def old_style(state, batch, average=mean):
     keep = jax.random.bernoulli(now, 0.7, batch["y"].shape)
     loss, gradient = jax.value_and_grad(loss_of)(state["w"], batch, keep)
     statistics = 0.9 * state["mean"] + 0.1 * batch["x"].mean(0)
-    return {"w": state["w"] - 0.1 * average(gradient), "rng": key, "mean": statistics}, {"loss": loss}
+    return {
+        "w": state["w"] - 0.1 * average(gradient),
+        "rng": key,
+        "mean": statistics,
+    }, {"loss": loss}
 
 
-OLD = {"state": {"w": W, "rng": KEYS, "mean": np.zeros((8, 5), np.float32)}, "batch": BATCH}
-OLD |= {"reference": old_program(old_style, "i", groups=8), "per_device": ["rng", "mean", "metrics/loss"]}
+OLD = {
+    "state": {"w": W, "rng": KEYS, "mean": np.zeros((8, 5), np.float32)},
+    "batch": BATCH,
+}
+OLD |= {
+    "reference": old_program(old_style, "i", groups=8),
+    "per_device": ["rng", "mean", "metrics/loss"],
+}
 
 
 def local(state, batch):
     """A step without an all-reduce of what no parameter depends on."""
-    return {"w": state["w"], "mean": batch["x"].mean(0)}, {"loss": loss_of(state["w"], batch)}
+    return {"w": state["w"], "mean": batch["x"].mean(0)}, {
+        "loss": loss_of(state["w"], batch)
+    }
 
 
 def nan_metric(w, batch, average=alone):
@@ -85,10 +105,22 @@ def test_what_cannot_be_used_is_one_sentence(arguments, said):
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (lambda w, batch: (w, batch["z"]), r"test_reports\.py:\d+ in <lambda>: KeyError: 'z'"),
-        (lambda w, batch: w, "only the reference returns metrics/loss: return it from both"),
-        (lambda w, batch: (w[:2], {"loss": w[0]}), r"the value itself is \[2\] in the step and \[5"),
-        (lambda w, batch: {"new": w}, "the step returns new in place of the value itself: return"),
+        (
+            lambda w, batch: (w, batch["z"]),
+            r"test_reports\.py:\d+ in <lambda>: KeyError: 'z'",
+        ),
+        (
+            lambda w, batch: w,
+            "only the reference returns metrics/loss: return it from both",
+        ),
+        (
+            lambda w, batch: (w[:2], {"loss": w[0]}),
+            r"the value itself is \[2\] in the step and \[5",
+        ),
+        (
+            lambda w, batch: {"new": w},
+            "the step returns new in place of the value itself: return",
+        ),
     ],
 )
 def test_a_step_that_fails_or_returns_something_else_is_said(step, said):
@@ -100,25 +132,45 @@ def test_a_step_that_fails_or_returns_something_else_is_said(step, said):
 @pytest.mark.slow
 def test_metrics_have_the_names_of_their_fields():
     """A whole number that went through a fraction is compared exactly, as clu's count of ones."""
-    step = lambda w, b, average=alone: (w / 2, Metrics(average(loss_of(w, b)), jnp.ones(3).sum().astype(int)))  # noqa: E731
+    step = lambda w, b, average=alone: (
+        w / 2,
+        Metrics(average(loss_of(w, b)), jnp.ones(3).sum().astype(int)),
+    )
     report = verify(**GIVEN | {"reference": step}, step=on_pmap(step))
     assert report.ok, str(report)
-    assert report.kinds == {"the value itself": "close", "metrics/loss": "close", "metrics/count": "exact"}, str(report)
+    assert report.kinds == {
+        "the value itself": "close",
+        "metrics/loss": "close",
+        "metrics/count": "exact",
+    }, str(report)
 
 
 def test_a_port_equals_the_old_program_masks_and_statistics_included():
     specs = {"w": P(), "rng": P("i"), "mean": P("i")}
 
     def inner(state, batch):
-        new, metrics = old_style({name: x if name == "w" else x[0] for name, x in state.items()}, batch)
-        return {name: x if name == "w" else x[None] for name, x in new.items()}, {"loss": metrics["loss"][None]}
+        new, metrics = old_style(
+            {name: x if name == "w" else x[0] for name, x in state.items()}, batch
+        )
+        return {name: x if name == "w" else x[None] for name, x in new.items()}, {
+            "loss": metrics["loss"][None]
+        }
 
     out = (specs, {"loss": P("i")})
-    mapped = jax.shard_map(inner, mesh=MESH, in_specs=(specs, P("i")), out_specs=out, check_vma=False)
+    mapped = jax.shard_map(
+        inner, mesh=MESH, in_specs=(specs, P("i")), out_specs=out, check_vma=False
+    )
     report = verify(**OLD, step=jax.jit(mapped), layout="sharded")
     assert report.ok, str(report)
-    assert report.kinds == {"mean": "close", "rng": "exact", "w": "close", "metrics/loss": "close"}
-    wrong = verify(**OLD, step=jax.pmap(functools.partial(old_style, average=alone), "i"))
+    assert report.kinds == {
+        "mean": "close",
+        "rng": "exact",
+        "w": "close",
+        "metrics/loss": "close",
+    }
+    wrong = verify(
+        **OLD, step=jax.pmap(functools.partial(old_style, average=alone), "i")
+    )
     assert set(wrong.causes) == {"no all-reduce"}, str(wrong)
 
 
@@ -127,12 +179,28 @@ def test_a_port_equals_the_old_program_masks_and_statistics_included():
     ("arguments", "verdict", "said"),
     [
         ({"key": jax.random.key}, "passed", "passed random numbers advance"),
-        ({"key": jax.random.key(0)}, "incomplete", "give key=lambda update: jax.random.fold_in(key, update)."),
-        ({"key": jax.random.key(0), "reference": functools.partial(drawing, fold=True)}, "failed", "the new key"),
+        (
+            {"key": jax.random.key(0)},
+            "incomplete",
+            "give key=lambda update: jax.random.fold_in(key, update).",
+        ),
+        (
+            {
+                "key": jax.random.key(0),
+                "reference": functools.partial(drawing, fold=True),
+            },
+            "failed",
+            "the new key",
+        ),
     ],
 )
 def test_random_numbers_must_advance(arguments, verdict, said):
-    given = {"reference": drawing, "step": jax.jit(drawing), "state": (W, np.int32(0)), "layout": "sharded"}
+    given = {
+        "reference": drawing,
+        "step": jax.jit(drawing),
+        "state": (W, np.int32(0)),
+        "layout": "sharded",
+    }
     report = verify(**given | {"batch": BATCH} | arguments)
     assert report.verdict == verdict, str(report)
     assert said in flat(report), str(report)
@@ -143,22 +211,44 @@ def test_random_numbers_must_advance(arguments, verdict, said):
 @pytest.mark.slow
 def test_what_rounding_decides_is_not_compared_and_not_passed():
     def step(state, batch, average=alone):
-        waves = jnp.sin(jnp.outer(batch["x"].astype("f4") @ state["w"].astype("f4"), jnp.arange(1, 100, dtype="f4")))
-        z = lax.fori_loop(0, 60, lambda _, z: 3.9 * z * (1 - z), 0.5 + 0.3 * jnp.sin(average(waves.mean())))
+        waves = jnp.sin(
+            jnp.outer(
+                batch["x"].astype("f4") @ state["w"].astype("f4"),
+                jnp.arange(1, 100, dtype="f4"),
+            )
+        )
+        z = lax.fori_loop(
+            0,
+            60,
+            lambda _, z: 3.9 * z * (1 - z),
+            0.5 + 0.3 * jnp.sin(average(waves.mean())),
+        )
         w, batch = jax.tree.map(lambda x: x.astype("f4"), (state["w"], batch))
         return {"w": descend(w, batch, average)[0], "z": z}
 
     state = {"w": W, "z": np.float32(0.3)}
-    report = verify(reference=step, step=on_pmap(step), state=state, batch=BATCH, float64=False)
-    assert (report.verdict, report.kinds) == ("incomplete", {"w": "close", "z": "blind"}), str(report)
+    report = verify(
+        reference=step, step=on_pmap(step), state=state, batch=BATCH, float64=False
+    )
+    assert (report.verdict, report.kinds) == (
+        "incomplete",
+        {"w": "close", "z": "blind"},
+    ), str(report)
     assert "rounding changes z by more than 30 %" in flat(report)
     report.require(not_compared=["z"])
 
 
 def test_a_last_batch_is_compared_too():
-    make_step = lambda devices: jax.pmap(lambda w, b: descend(w, b, mean), "i", devices=devices)  # noqa: E731
-    report = verify(**GIVEN, make_step=make_step, last_batch=rows(11), devices=jax.devices()[:2])
-    assert (report.verdict, report.updates) == ("incomplete", {1: (1, 2), 2: (1, 2), 3: (1, 2), 4: (1,)}), str(report)
+    make_step = lambda devices: jax.pmap(
+        lambda w, b: descend(w, b, mean), "i", devices=devices
+    )
+    report = verify(
+        **GIVEN, make_step=make_step, last_batch=rows(11), devices=jax.devices()[:2]
+    )
+    assert (report.verdict, report.updates) == (
+        "incomplete",
+        {1: (1, 2), 2: (1, 2), 3: (1, 2), 4: (1,)},
+    ), str(report)
     assert "its 11 examples do not divide, give a Layout that pads them" in flat(report)
 
 
@@ -169,31 +259,61 @@ def count(number, batch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"devices": jax.devices()[:1]}, "update 1 was compared on no more than one device"),
-        ({"devices": jax.devices()[:4], "batch": rows(6)}, "6 examples do not divide over 4 devices"),
-        ({"step": jax.jit(count), "reference": count, "state": np.int32(0)}, "no leaf holds floating-point numbers"),
+        (
+            {"devices": jax.devices()[:1]},
+            "update 1 was compared on no more than one device",
+        ),
+        (
+            {"devices": jax.devices()[:4], "batch": rows(6)},
+            "6 examples do not divide over 4 devices",
+        ),
+        (
+            {"step": jax.jit(count), "reference": count, "state": np.int32(0)},
+            "no leaf holds floating-point numbers",
+        ),
     ],
 )
 def test_what_was_not_compared_is_not_proven(arguments, said):
     report = verify(**JIT | {"updates": 1} | arguments)
-    assert (report.failed, report.verdict, report.ok) == ([], "incomplete", False), str(report)
+    assert (report.failed, report.verdict, report.ok) == ([], "incomplete", False), str(
+        report
+    )
     assert said in flat(report), str(report)
     with pytest.raises(VerificationError):
         report.require()
 
 
 def test_what_was_not_checked_is_one_line_and_in_the_json():
-    step = lambda s, b: {"w": descend(s["w"], b, mean)[0], "rng": jax.random.split(s["rng"])[0]}  # noqa: E731
-    given = {"step": jax.pmap(step, "i"), "reference": one_device(step, "i"), "state": {"w": W, "rng": KEYS}}
+    step = lambda s, b: {
+        "w": descend(s["w"], b, mean)[0],
+        "rng": jax.random.split(s["rng"])[0],
+    }
+    given = {
+        "step": jax.pmap(step, "i"),
+        "reference": one_device(step, "i"),
+        "state": {"w": W, "rng": KEYS},
+    }
     report = verify(**given, batch=BATCH, per_device="rng")
     assert report.ok, str(report)
     assert report.kinds["rng"] == "ignored"
     assert "Not compared, because per_device names them: rng." in flat(report)
     assert max(map(len, str(report).splitlines())) <= 100
     line = flat(report).partition("Not checked: ")[2]
-    for part in ("same metrics (the step returns no metrics", "(no result depends on a key)", "give last_batch"):
+    for part in (
+        "same metrics (the step returns no metrics",
+        "(no result depends on a key)",
+        "give last_batch",
+    ):
         assert part in line
     found = json.loads(report.to_json())
     assert (found["ok"], found["verdict"]) == (True, "passed")
     assert found["updates"] == {"1": [8], "2": [8], "3": [8]}
-    assert set(found["checks"][0]) >= {"name", "status", "devices", "sentence", "cause", "leaves", "update"}
+    assert set(found["checks"][0]) >= {
+        "name",
+        "status",
+        "devices",
+        "sentence",
+        "cause",
+        "leaves",
+        "update",
+    }

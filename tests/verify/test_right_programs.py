@@ -20,11 +20,16 @@ def jit_with_nnx():
 
     class Net(nnx.Module):
         def __init__(self, rngs):
-            self.hidden, self.norm = nnx.Linear(5, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
+            self.hidden, self.norm = (
+                nnx.Linear(5, 8, rngs=rngs),
+                nnx.BatchNorm(8, rngs=rngs),
+            )
             self.dropout, self.out = nnx.Dropout(0.3), nnx.Linear(8, 1, rngs=rngs)
 
         def __call__(self, x, rngs):
-            return self.out(self.dropout(nnx.relu(self.norm(self.hidden(x))), rngs=rngs))[:, 0]
+            return self.out(
+                self.dropout(nnx.relu(self.norm(self.hidden(x))), rngs=rngs)
+            )[:, 0]
 
     structure, *state = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
 
@@ -35,11 +40,19 @@ def jit_with_nnx():
             return loss, nnx.state(net, nnx.Not(nnx.Param))
 
         (loss, rest), gradients = jax.value_and_grad(loss_of, has_aux=True)(state[0])
-        return [jax.tree.map(lambda p, g: p - 0.1 * g, state[0], gradients), rest], {"loss": loss}
+        return [jax.tree.map(lambda p, g: p - 0.1 * g, state[0], gradients), rest], {
+            "loss": loss
+        }
 
     jitted = jax.jit(step, donate_argnums=0, out_shardings=NamedSharding(MESH, P()))
-    key = lambda update: jax.random.fold_in(jax.random.key(3), update)  # noqa: E731
-    return {"reference": step, "step": jitted, "layout": "sharded", "key": key, "state": state}
+    key = lambda update: jax.random.fold_in(jax.random.key(3), update)
+    return {
+        "reference": step,
+        "step": jitted,
+        "layout": "sharded",
+        "key": key,
+        "state": state,
+    }
 
 
 def shard_map_on_a_mesh_of_its_own():
@@ -49,7 +62,12 @@ def shard_map_on_a_mesh_of_its_own():
         loss, gradient = jax.value_and_grad(lambda w: mean(loss_of(w, batch)))(w)
         return w - 0.1 * gradient, {"loss": loss}
 
-    return {"reference": descend, "step": sharded(step), "layout": NamedSharding(MESH, P("i")), "state": W}
+    return {
+        "reference": descend,
+        "step": sharded(step),
+        "layout": NamedSharding(MESH, P("i")),
+        "state": W,
+    }
 
 
 def zero_1():
@@ -62,19 +80,35 @@ def zero_1():
 
     def device_step(w, momentum, batch):
         loss, gradient = jax.value_and_grad(loss_of)(w, batch)
-        momentum = 0.9 * momentum + lax.psum_scatter(gradient, "i", tiled=True) / lax.axis_size("i")
-        return (w - 0.1 * lax.all_gather(momentum, "i", tiled=True), momentum), mean(loss)
+        momentum = 0.9 * momentum + lax.psum_scatter(
+            gradient, "i", tiled=True
+        ) / lax.axis_size("i")
+        return (w - 0.1 * lax.all_gather(momentum, "i", tiled=True), momentum), mean(
+            loss
+        )
 
-    mapped = jax.pmap(device_step, "i", in_axes=(None, 0, 0), out_axes=((None, 0), None))
+    mapped = jax.pmap(
+        device_step, "i", in_axes=(None, 0, 0), out_axes=((None, 0), None)
+    )
     layout = Layout(
         lambda state, devices: (place(state[0], devices), shard(state[1], devices)),
         shard,
         lambda state: (np.asarray(state[0]), np.asarray(state[1]).reshape(-1)),
     )
-    batch = {"x": np.concatenate([BATCH["x"], BATCH["x"][::-1, :3]], 1), "y": BATCH["y"]}  # 8 features
-    step = lambda state, batch: mapped(*state, batch)  # noqa: E731
+    batch = {
+        "x": np.concatenate([BATCH["x"], BATCH["x"][::-1, :3]], 1),
+        "y": BATCH["y"],
+    }  # 8 features
+    step = lambda state, batch: mapped(*state, batch)
     state = (np.ones(8, np.float32), np.zeros(8, np.float32))
-    return {"reference": reference, "step": step, "state": state, "batch": batch, "layout": layout, "float64": False}
+    return {
+        "reference": reference,
+        "step": step,
+        "state": state,
+        "batch": batch,
+        "layout": layout,
+        "float64": False,
+    }
 
 
 def a_ragged_batch_padded_by_the_layout():
@@ -82,7 +116,9 @@ def a_ragged_batch_padded_by_the_layout():
 
     def step(w, weighted_batch):
         batch, weight = weighted_batch
-        loss, gradient = jax.value_and_grad(lambda w: (weight * (batch["x"] @ w - batch["y"]) ** 2).sum())(w)
+        loss, gradient = jax.value_and_grad(
+            lambda w: (weight * (batch["x"] @ w - batch["y"]) ** 2).sum()
+        )(w)
         loss, gradient, count = lax.psum((loss, gradient, weight.sum()), "i")
         return w - 0.1 * gradient / count, {"loss": loss / count}
 
@@ -93,9 +129,20 @@ def a_ragged_batch_padded_by_the_layout():
         return shard(({name: x[index] for name, x in batch.items()}, weight), devices)
 
     first, last = (jax.tree.map(lambda x: x[:size], BATCH) for size in (13, 5))  # noqa: B023
-    make_step = lambda devices: jax.pmap(step, "i", in_axes=(None, 0), out_axes=None, devices=devices)  # noqa: E731
-    given = {"reference": descend, "make_step": make_step, "devices": jax.devices()[:4], "state": W}
-    return given | {"layout": Layout(place, place_batch), "batch": first, "last_batch": last}
+    make_step = lambda devices: jax.pmap(
+        step, "i", in_axes=(None, 0), out_axes=None, devices=devices
+    )
+    given = {
+        "reference": descend,
+        "make_step": make_step,
+        "devices": jax.devices()[:4],
+        "state": W,
+    }
+    return given | {
+        "layout": Layout(place, place_batch),
+        "batch": first,
+        "last_batch": last,
+    }
 
 
 def mixed_precision():
@@ -117,11 +164,20 @@ def without_a_batch():
 
     def step(state):
         w, environments = state
-        loss, gradient = mean(jax.value_and_grad(loss_of)(w, {"x": environments, "y": 1}))
+        loss, gradient = mean(
+            jax.value_and_grad(loss_of)(w, {"x": environments, "y": 1})
+        )
         return (w - 0.1 * gradient, environments + w), loss
 
-    given = {"reference": old_program(step, "i", groups=8), "step": jax.pmap(step, "i"), "per_device": "/1"}
-    return given | {"state": (W, RANDOM.normal(size=(8, 4, 5)).astype(np.float32)), "batch": None}
+    given = {
+        "reference": old_program(step, "i", groups=8),
+        "step": jax.pmap(step, "i"),
+        "per_device": "/1",
+    }
+    return given | {
+        "state": (W, RANDOM.normal(size=(8, 4, 5)).astype(np.float32)),
+        "batch": None,
+    }
 
 
 def three_updates_in_a_scan():
@@ -131,7 +187,11 @@ def three_updates_in_a_scan():
         return lax.scan(lambda w, batch: descend(w, batch, mean), w, batches)
 
     batches = jax.tree.map(lambda x: np.stack([x, x[::-1], 2 * x]), BATCH)
-    given = {"reference": one_device(step, "i"), "step": jax.pmap(step, "i"), "state": W}
+    given = {
+        "reference": one_device(step, "i"),
+        "step": jax.pmap(step, "i"),
+        "state": W,
+    }
     return given | {"batch": batches, "batch_axis": 1}
 
 
@@ -139,8 +199,14 @@ def pmap_as_in_hugging_face():
     """Weighted tokens, and a dropout key of each device in the state, compared with itself on 8 groups."""
     module = load("hugging_face_tokens")
     state = module.create_state()
-    given = {"state": state.replace(dropout_rng=jax.random.split(state.dropout_rng, 8)), "per_device": ["dropout_rng"]}
-    given |= {"reference": old_program(module.train_step, "batch", groups=8), "batch": next(module.batches(1, 32))}
+    given = {
+        "state": state.replace(dropout_rng=jax.random.split(state.dropout_rng, 8)),
+        "per_device": ["dropout_rng"],
+    }
+    given |= {
+        "reference": old_program(module.train_step, "batch", groups=8),
+        "batch": next(module.batches(1, 32)),
+    }
     return given | {"step": jax.pmap(module.train_step, "batch")}
 
 
@@ -155,7 +221,11 @@ def test_a_right_program_passes(program):
     given = program()
     report = verify(**{"batch": BATCH} | given)
     assert report.ok, str(report)
-    assert set(report.updates.values()) == {(1, 2, 4) if "make_step" in given else (8,)}, str(report)
+    assert set(report.updates.values()) == {
+        (1, 2, 4) if "make_step" in given else (8,)
+    }, str(report)
     if program is mixed_precision:
-        assert str(report).startswith("Note: computed in the given types, not float64 (given float64, the reference")
+        assert str(report).startswith(
+            "Note: computed in the given types, not float64 (given float64, the reference"
+        )
         assert "computes in bfloat16" in report.precision

@@ -33,29 +33,45 @@ def misspelt():
     [
         ("example.py:check", 1, "use lax.pmean in place of lax.psum"),
         ("step.py:broken", 1, "step.py:3 in <lambda>: ZeroDivisionError"),
-        ("step.py:misspelt", 1, "step.py:misspelt fails: it raises an error, TypeError: missing"),
-        ("step.py:broken --json step.py", 2, "is a file of another kind, which would be lost"),
+        (
+            "step.py:misspelt",
+            1,
+            "step.py:misspelt fails: it raises an error, TypeError: missing",
+        ),
+        (
+            "step.py:broken --json step.py",
+            2,
+            "is a file of another kind, which would be lost",
+        ),
     ],
 )
-def test_the_command_verifies_a_file_and_writes_the_report(folder, target, status, said):
+def test_the_command_verifies_a_file_and_writes_the_report(
+    folder, target, status, said
+):
     Path("step.py").write_text(FILE)
     Path("example.py").write_text(EXAMPLE)
     done = entry.run_command("verify", "--json", "report.json", *target.split())
     assert done.status == status
     assert said in " ".join((done.out + done.err).split())
     if target == "example.py:check":
-        assert json.loads(Path("report.json").read_text())["causes"][0] == "sum for mean"
+        assert (
+            json.loads(Path("report.json").read_text())["causes"][0] == "sum for mean"
+        )
     assert Path("step.py").read_text() == FILE
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "verify.md"
-FIRST, FAMILIES, _, TEST = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+FIRST, FAMILIES, _, TEST = re.findall(
+    r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL
+)
 
 
 def test_the_first_program_of_the_page_and_its_test(monkeypatch, capsys):
     body = "    metrics, grads = jax.value_and_grad(lambda params: loss(params['w'], batch))(state.params)\n"
     assert FIRST.count("    ...\n") == 1
-    state = TrainState.create(apply_fn=None, params={"w": jnp.asarray(W)}, tx=optax.sgd(0.1))
+    state = TrainState.create(
+        apply_fn=None, params={"w": jnp.asarray(W)}, tx=optax.sgd(0.1)
+    )
     page = {"state": state, "batch": BATCH, "loss": loss_of}
     exec(FIRST.replace("    ...\n", body), page)
     assert page["report"].ok
@@ -93,6 +109,10 @@ GIVEN = {
 def test_the_functions_around_the_families_of_steps(name):
     page = {"update": GIVEN[name][0], "eqx": None}
     exec(FAMILIES, page)
-    given = {"step": jax.pmap(page[name], "i"), "reference": one_device(page[name], "i"), "batch": BATCH}
+    given = {
+        "step": jax.pmap(page[name], "i"),
+        "reference": one_device(page[name], "i"),
+        "batch": BATCH,
+    }
     report = verify(**given | GIVEN[name][1])
     assert report.ok, str(report)

@@ -15,10 +15,19 @@ def add_on(answer):
     try:
         total = answer(target, jax.device_put(a, first), jax.device_put(b, second))
     except ValueError as error:
-        require("incompatible devices" not in str(error), "a and b are on two devices: move both before you add them")
+        require(
+            "incompatible devices" not in str(error),
+            "a and b are on two devices: move both before you add them",
+        )
         raise
-    require(isinstance(total, jax.Array), "the sum must be a JAX array on a device, not one of the host")
-    require(total.devices() == {target}, f"the sum is on {total.devices()}, not on the device that was asked for")
+    require(
+        isinstance(total, jax.Array),
+        "the sum must be a JAX array on a device, not one of the host",
+    )
+    require(
+        total.devices() == {target},
+        f"the sum is on {total.devices()}, not on the device that was asked for",
+    )
     require(np.allclose(total, a + b, atol=1e-6), "the result is not a + b")
 
 
@@ -28,22 +37,36 @@ def sum_in_pairs(answer):
     for N in (4, 8):
         devices = jax.devices("cpu")[:N]
         values = random.integers(-9, 10, (N, 3)).astype(np.float32)
-        arrays = [jax.device_put(value, device) for value, device in zip(values, devices, strict=True)]
+        arrays = [
+            jax.device_put(value, device)
+            for value, device in zip(values, devices, strict=True)
+        ]
         try:
             rounds = answer(arrays)
         except ValueError as error:
             apart = "the two arrays of a pair are on different devices: move one to the other's device before you add"
             require("incompatible devices" not in str(error), apart)
             raise
-        require(isinstance(rounds, list), "return a list of rounds, each a list of arrays")
+        require(
+            isinstance(rounds, list), "return a list of rounds, each a list of arrays"
+        )
         lengths = [len(arrays) for arrays in rounds]
         expected = [N // 2**r for r in range(N.bit_length())]
-        require(lengths == expected, f"{N} arrays need rounds of {expected} arrays, yours have {lengths}")
+        require(
+            lengths == expected,
+            f"{N} arrays need rounds of {expected} arrays, yours have {lengths}",
+        )
         for r, sums in enumerate(rounds):
             for i, found in enumerate(sums):
                 d = i * 2**r
-                require(isinstance(found, jax.Array), f"round {r} holds something that is no JAX array")
-                name, right = f"sum {i} of round {r} should", values[d : d + 2**r].sum(0)
+                require(
+                    isinstance(found, jax.Array),
+                    f"round {r} holds something that is no JAX array",
+                )
+                name, right = (
+                    f"sum {i} of round {r} should",
+                    values[d : d + 2**r].sum(0),
+                )
                 place = f"{name} be on device {d}, like its first array, and is on {found.devices()}"
                 require(found.devices() == {devices[d]}, place)
                 wanted = f"{name} add up the devices {d} to {d + 2**r - 1}, {right}, and is {found}"

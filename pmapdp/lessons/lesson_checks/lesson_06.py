@@ -18,7 +18,10 @@ def broadcast(answer):
         "every device still has its own x: a collective must move device 0's": x,
     }
     refuse(found, mistakes)
-    require(np.allclose(found, x[0]), f"all devices should hold {x[0]}, yours hold {found.tolist()}")
+    require(
+        np.allclose(found, x[0]),
+        f"all devices should hold {x[0]}, yours hold {found.tolist()}",
+    )
     x[1] = np.nan
     spreads = "a NaN on device 1 spreads to all, because 0 times NaN is NaN: choose with jnp.where"
     require(np.allclose(on_devices(answer, x, shape=(3,)), x[0]), spreads)
@@ -30,15 +33,30 @@ def butterfly_sum(answer):
     for size in (2, 4, 8):
         x = random.integers(-9, 10, (size, 5)).astype(np.float32)
         rounds = size.bit_length() - 1
-        program = str(jax.make_jaxpr(jax.pmap(answer, axis_name="data", devices=jax.devices()[:size]))(x))
+        program = str(
+            jax.make_jaxpr(
+                jax.pmap(answer, axis_name="data", devices=jax.devices()[:size])
+            )(x)
+        )
         for other in ("psum", "all_gather", "all_to_all", "pmax"):
-            require(f" {other}" not in program, f"use lax.ppermute alone, and no lax.{other}")
+            require(
+                f" {other}" not in program,
+                f"use lax.ppermute alone, and no lax.{other}",
+            )
         found = on_devices(answer, x, N=size, shape=(5,))
         wrong = [d for d in range(size) if not np.array_equal(found[d], x.sum(0))]
-        require(not wrong, f"on {size} devices, those with the numbers {wrong} do not hold the sum of all")
+        require(
+            not wrong,
+            f"on {size} devices, those with the numbers {wrong} do not hold the sum of all",
+        )
         used = program.count("ppermute[")
-        double = "each round must double the number of devices whose sum everybody holds"
-        require(used == rounds, f"{size} devices need {rounds} rounds of ppermute, yours has {used}: {double}")
+        double = (
+            "each round must double the number of devices whose sum everybody holds"
+        )
+        require(
+            used == rounds,
+            f"{size} devices need {rounds} rounds of ppermute, yours has {used}: {double}",
+        )
 
 
 def fixed_softmax(answer):
@@ -55,4 +73,7 @@ def fixed_softmax(answer):
         require(np.isfinite(found).all(), overflow)
         one = "each device's probabilities add up to 1 by themselves: the sum must go over all devices, lax.psum(..., 'data')"
         refuse(found.sum(1), {one: 1}, atol=1e-3)
-        require(np.allclose(found, right / right.sum(), rtol=1e-3, atol=1e-6), "the probabilities are not the softmax")
+        require(
+            np.allclose(found, right / right.sum(), rtol=1e-3, atol=1e-6),
+            "the probabilities are not the softmax",
+        )

@@ -20,7 +20,9 @@ class PretendedDevice:
         self.now += self.dispatch + (5 if self.calls == 0 else 0)
         self.calls += 1
         self.idle_from = ready = max(self.idle_from, self.now) + self.step
-        return SimpleNamespace(block_until_ready=lambda: setattr(self, "now", max(self.now, ready)))
+        return SimpleNamespace(
+            block_until_ready=lambda: setattr(self, "now", max(self.now, ready))
+        )
 
     def clock(self) -> float:
         """The time."""
@@ -31,18 +33,36 @@ class PretendedDevice:
 def fixed_timer(answer):
     """Dispatch and work of a warm call, and nothing else."""
     random = np.random.default_rng()
-    step, dispatch = float(random.uniform(0.1, 0.2)), float(random.uniform(0.001, 0.002))
+    step, dispatch = (
+        float(random.uniform(0.1, 0.2)),
+        float(random.uniform(0.001, 0.002)),
+    )
     device = PretendedDevice(dispatch, step)
     found = answer(device, 0, device.clock)
     require(device.readings >= 2, "read `clock()` before the call and after it")
-    require(device.calls >= 2, "the only call was the first, which also compiles: call once before the clock starts")
-    require(found > 0, f"the result is {found}: it is the later time less the earlier one")
-    require(found < 4, f"{found:.3f} s: compiling took 5 s and is in it: call once before the clock starts")
-    dispatched = f"{found:.4f} s is the time to dispatch the work; it takes {step:.3f} s"
-    require(found > step / 2, f"{dispatched}: wait with jax.block_until_ready before you read the clock again")
+    require(
+        device.calls >= 2,
+        "the only call was the first, which also compiles: call once before the clock starts",
+    )
+    require(
+        found > 0, f"the result is {found}: it is the later time less the earlier one"
+    )
+    require(
+        found < 4,
+        f"{found:.3f} s: compiling took 5 s and is in it: call once before the clock starts",
+    )
+    dispatched = (
+        f"{found:.4f} s is the time to dispatch the work; it takes {step:.3f} s"
+    )
+    require(
+        found > step / 2,
+        f"{dispatched}: wait with jax.block_until_ready before you read the clock again",
+    )
     running = "the first call was still running when the clock started: wait for it too"
     warm = step + dispatch
-    require(found < 1.5 * step, f"{found:.3f} s, but a call takes {warm:.3f} s: {running}")
+    require(
+        found < 1.5 * step, f"{found:.3f} s, but a call takes {warm:.3f} s: {running}"
+    )
     wanted = f"a warm call takes {warm:.4f} s until its result is there, yours is {found:.4f} s"
     require(math.isclose(found, warm, rel_tol=1e-6), wanted)
 
@@ -52,7 +72,10 @@ def scan_flops(answer):
     random = np.random.default_rng()
     for rounds in (3, int(random.integers(8, 20))):
         rows, width = int(random.integers(20, 40)), 64
-        weights, x = np.ones((rounds, width, width), np.float32), np.ones((rows, width), np.float32)
+        weights, x = (
+            np.ones((rounds, width, width), np.float32),
+            np.ones((rows, width), np.float32),
+        )
         found = answer(lambda x, w: (x @ w, None), x, weights)
         require(np.shape(found) == (), "return one number")
         of_one = 2 * rows * width**2
@@ -61,7 +84,10 @@ def scan_flops(answer):
         half = "a product takes a multiplication and an addition for each term"
         require(not np.isclose(found, rounds * of_one / 2, rtol=0.02), half)
         products = f"{rounds} products of [{rows}, {width}] and [{width}, {width}] take {rounds * of_one} operations"
-        require(np.isclose(found, rounds * of_one, rtol=0.01), f"{products}, yours is {found:.0f}")
+        require(
+            np.isclose(found, rounds * of_one, rtol=0.01),
+            f"{products}, yours is {found:.0f}",
+        )
 
 
 def least_examples(answer):
@@ -72,11 +98,18 @@ def least_examples(answer):
         n = N * int(random.integers(1e5, 1e6))
         ring = 2 * (N - 1) * (latency + n / N / bandwidth)
         least = int(random.integers(20, 200))
-        # The exact solution lies well between two whole numbers, so that rounding errors decide nothing.
+        # The exact solution lies well between two whole numbers, so that rounding
+        # errors decide nothing.
         seconds = ring / (2 / 3) / (least - 0.5)
         found = answer(n, N, latency, bandwidth, seconds)
-        require(np.shape(found) == () and float(found) == int(found), f"examples are whole: yours is {found}")
-        whole_example, half_ring = math.ceil(ring / seconds), math.ceil(ring / 2 / (2 / 3) / seconds)
+        require(
+            np.shape(found) == () and float(found) == int(found),
+            f"examples are whole: yours is {found}",
+        )
+        whole_example, half_ring = (
+            math.ceil(ring / seconds),
+            math.ceil(ring / 2 / (2 / 3) / seconds),
+        )
         for words, wrong in {
             "one example more is needed: round up": least - 1,
             "the forward pass comes before the gradients: only the backward pass hides anything": whole_example,
@@ -84,6 +117,12 @@ def least_examples(answer):
         }.items():
             require(found != wrong, f"{found} is not it: {words}")
         case = f"n = {n}, N = {N}, L = {latency}, W = {bandwidth:.0e}, {seconds:.2e} s an example"
-        require(found == least, f"{case}: {least} are enough and {least - 1} are not, yours is {found}")
+        require(
+            found == least,
+            f"{case}: {least} are enough and {least - 1} are not, yours is {found}",
+        )
     found = answer(8, 2, 1e-9, 1e12, 1.0)
-    require(found == 1, f"an all-reduce shorter than one backward pass is hidden from 1 example on, yours is {found}")
+    require(
+        found == 1,
+        f"an all-reduce shorter than one backward pass is hidden from 1 example on, yours is {found}",
+    )

@@ -19,22 +19,45 @@ def one_row_each() -> None:
 
 
 @drawing.picture
-def one_array(arrays: dict[str, list[list[int]]]) -> None:  # the numbers on each device, by the array's name
+def one_array(
+    arrays: dict[str, list[list[int]]],
+) -> None:  # the numbers on each device, by the array's name
     """Split, an array of 16 numbers has two of them on each device; replicated, it has all 16 on each."""
     axes = drawing.canvas(19.9, 1.5 * len(arrays) - 0.3)
     for row, (name, parts) in enumerate(arrays.items()):
         axes.text(0, 0.55 + 1.5 * row, name, va="center")
-        texts = [" ".join(map(str, part)) if len(part) == 2 else f"{part[0]} ... {part[-1]}" for part in parts]
-        drawing.device_row(axes, 4.3, 1.5 * row, texts, step=1.95, width=1.8, height=1.1, size=9)
+        texts = [
+            " ".join(map(str, part)) if len(part) == 2 else f"{part[0]} ... {part[-1]}"
+            for part in parts
+        ]
+        drawing.device_row(
+            axes, 4.3, 1.5 * row, texts, step=1.95, width=1.8, height=1.1, size=9
+        )
 
 
 @drawing.picture
 def same_work_each(seconds: dict[int, float]) -> None:
     """Four bars for 1, 2, 4 and 8 simulated devices with the same work each: more devices take longer, because they share the cores."""
     bars = plt.bar(
-        [str(N) for N in seconds], [1000 * total for total in seconds.values()], color=drawing.INK, width=0.6
+        [str(N) for N in seconds],
+        [1000 * total for total in seconds.values()],
+        color=drawing.INK,
+        width=0.6,
     )
-    plt.bar_label(bars, [f"{total / seconds[1]:.1f} times" if N > 1 else "" for N, total in seconds.items()])
-    plt.axhline(1000 * seconds[1], color=drawing.ACCENT, linestyle="--", label="eight GPUs would take as long as one")
+    plt.bar_label(
+        bars,
+        [
+            f"{total / seconds[1]:.1f} times" if N > 1 else ""
+            for N, total in seconds.items()
+        ],
+    )
+    plt.axhline(
+        1000 * seconds[1],
+        color=drawing.ACCENT,
+        linestyle="--",
+        label="eight GPUs would take as long as one",
+    )
     plt.legend(loc="upper left")
-    plt.gca().set(xlabel="simulated devices, each with the same work", ylabel="milliseconds")
+    plt.gca().set(
+        xlabel="simulated devices, each with the same work", ylabel="milliseconds"
+    )

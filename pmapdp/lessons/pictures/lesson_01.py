@@ -12,7 +12,12 @@ from pmapdp.lessons import drawing
 def forward_and_backward() -> None:
     """From inputs [B, 64] through hidden [B, 32] and logits [B, 10] to the loss; the gradients go back in the same steps."""
     axes = drawing.canvas(17, 3.6)
-    stations = ((0, "inputs\n[B, 64]"), (4.6, "hidden\n[B, 32]"), (9.2, "logits\n[B, 10]"), (13.8, "loss\n[ ]"))
+    stations = (
+        (0, "inputs\n[B, 64]"),
+        (4.6, "hidden\n[B, 32]"),
+        (9.2, "logits\n[B, 10]"),
+        (13.8, "loss\n[ ]"),
+    )
     for place, text in stations:
         drawing.box(axes, place, 1.2, text, width=2.8, height=1.2)
     labels = (
@@ -37,10 +42,13 @@ def two_losses(right: Sequence[float], wrong: Sequence[float]) -> None:
 
 
 @drawing.picture
-def digits_and_mistakes(curve: np.ndarray, images: np.ndarray, labels: np.ndarray, guesses: np.ndarray) -> None:
+def digits_and_mistakes(
+    curve: np.ndarray, images: np.ndarray, labels: np.ndarray, guesses: np.ndarray
+) -> None:
     """Left, the losses on training and validation scans fall over 60 epochs. Right, scans that the network misread, with its guesses.
 
-    `curve` `[epochs, 2]` has the two losses. Of n test scans there are `images` `[n, 64]`, `labels` `[n]` and `guesses` `[n]`.
+    `curve` `[epochs, 2]` has the two losses. Of n test scans there are `images` `[n,
+    64]`, `labels` `[n]` and `guesses` `[n]`.
     """
     figure = plt.figure(figsize=(9, 3))
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25))
@@ -51,7 +59,9 @@ def digits_and_mistakes(curve: np.ndarray, images: np.ndarray, labels: np.ndarra
     axes.legend()
     left.subplots_adjust(bottom=0.18, left=0.15)
     misread = np.flatnonzero(guesses != labels)[:18]
-    places = right.subplots(3, 6, gridspec_kw={"left": 0.02, "right": 0.98, "top": 0.9, "bottom": 0.02})
+    places = right.subplots(
+        3, 6, gridspec_kw={"left": 0.02, "right": 0.98, "top": 0.9, "bottom": 0.02}
+    )
     for place in places.flat:
         place.set_axis_off()
     for place, row in zip(places.flat, misread, strict=False):
@@ -66,4 +76,9 @@ def eight_parts(parts: np.ndarray, whole: float) -> None:  # parts [8]
     plt.axhline(0, color=drawing.INK, linewidth=0.8)
     plt.axhline(whole, color=drawing.INK, linestyle="--")
     plt.text(7.7, whole, "whole batch\n= mean of the eight", va="center")
-    plt.gca().set(xlabel="part of the batch", ylabel="gradient of one weight", xticks=range(8), xlim=(-0.6, 7.6))
+    plt.gca().set(
+        xlabel="part of the batch",
+        ylabel="gradient of one weight",
+        xticks=range(8),
+        xlim=(-0.6, 7.6),
+    )

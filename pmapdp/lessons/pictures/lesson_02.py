@@ -10,7 +10,11 @@ from pmapdp.lessons import drawing
 def trace() -> None:
     """First call: a Python function is traced to a jaxpr, and compiled. The compiled program runs and returns results. Later calls go from the arrays straight to the program."""
     axes = drawing.canvas(23.4, 3.9, inches=8.6)
-    stations = ("Python function", "trace"), ("jaxpr: a list\nof operations", "compile"), ("compiled program", "run")
+    stations = (
+        ("Python function", "trace"),
+        ("jaxpr: a list\nof operations", "compile"),
+        ("compiled program", "run"),
+    )
     for left, (text, verb) in zip((0, 6.9, 13.8), stations, strict=True):
         drawing.box(axes, left, 0.6, text, width=5.0, height=1.5)
         drawing.arrow(axes, (left + 5.0, 1.35), (left + 6.9, 1.35))
@@ -20,15 +24,23 @@ def trace() -> None:
     drawing.box(axes, 0, 2.8, "arrays", width=5.0, height=0.9)
     axes.plot([5.1, 16.3, 16.3], [3.25, 3.25, 2.5], color=drawing.INK, linewidth=1.4)
     drawing.arrow(axes, (16.3, 3.25), (16.3, 2.1))
-    axes.text(5.4, 2.9, "every later call with these shapes", va="center", weight="bold")
+    axes.text(
+        5.4, 2.9, "every later call with these shapes", va="center", weight="bold"
+    )
 
 
 @drawing.picture
 def five_calls(rows: list[int], seconds: list[float]) -> None:
     """Bars of the time of five calls: the first and the fourth, which compile, take so long that the bars of the other three are hardly visible."""
     for call, (n, each) in enumerate(zip(rows, seconds, strict=True)):
-        colour, work = (drawing.INK, "run") if n in rows[:call] else (drawing.ACCENT, "trace,\ncompile, run")
-        bar = plt.bar(f"call {call + 1}\n[{n}, 64]", 1000 * each, color=colour, width=0.6)
+        colour, work = (
+            (drawing.INK, "run")
+            if n in rows[:call]
+            else (drawing.ACCENT, "trace,\ncompile, run")
+        )
+        bar = plt.bar(
+            f"call {call + 1}\n[{n}, 64]", 1000 * each, color=colour, width=0.6
+        )
         plt.bar_label(bar, [f"{work}:\n{1000 * each:.1f} ms"], padding=2)
     plt.gca().set(ylabel="milliseconds", ylim=(0, 1500 * max(seconds)))
 
@@ -37,8 +49,19 @@ def five_calls(rows: list[int], seconds: list[float]) -> None:
 def jit_or_not(times: dict[str, np.ndarray]) -> None:  # milliseconds [without, with]
     """Two bars, how many times faster jit makes it: GELU several times, the matrix products much less."""
     plt.figure(figsize=(7, 1.5))
-    bars = plt.barh(list(times), [without / compiled for without, compiled in times.values()], color=drawing.INK)
-    plt.bar_label(bars, [f"{without:.1f} ms to {compiled:.1f} ms" for without, compiled in times.values()], padding=4)
+    bars = plt.barh(
+        list(times),
+        [without / compiled for without, compiled in times.values()],
+        color=drawing.INK,
+    )
+    plt.bar_label(
+        bars,
+        [
+            f"{without:.1f} ms to {compiled:.1f} ms"
+            for without, compiled in times.values()
+        ],
+        padding=4,
+    )
     plt.axvline(1, color=drawing.ACCENT, linestyle="--")
     plt.gca().invert_yaxis()
     plt.gca().set(xlabel="times as fast with jit (dashed: no gain)")
@@ -46,13 +69,30 @@ def jit_or_not(times: dict[str, np.ndarray]) -> None:  # milliseconds [without, 
 
 
 @drawing.picture
-def gradients(each: np.ndarray, of_mean: np.ndarray) -> None:  # with respect to b1: [examples, 32], [32]
+def gradients(
+    each: np.ndarray, of_mean: np.ndarray
+) -> None:  # with respect to b1: [examples, 32], [32]
     """Dots, one an example, are scattered widely; a cross marks their mean, away from 0, and a circle around it the gradient of the mean loss."""
     units = np.array([11, 27])
     each, of_mean = each[:, units], of_mean[units]
     plt.figure(figsize=(5, 3))
     plt.plot(*each.T, ".", color=drawing.INK, alpha=0.6, label="an example's gradient")
-    plt.plot(*each.mean(0), "x", color=drawing.ACCENT, markersize=11, markeredgewidth=3, label="their mean")
-    plt.plot(*of_mean, "o", color=drawing.INK, ms=17, mfc="none", mew=2, label="gradient of the mean loss")
+    plt.plot(
+        *each.mean(0),
+        "x",
+        color=drawing.ACCENT,
+        markersize=11,
+        markeredgewidth=3,
+        label="their mean",
+    )
+    plt.plot(
+        *of_mean,
+        "o",
+        color=drawing.INK,
+        ms=17,
+        mfc="none",
+        mew=2,
+        label="gradient of the mean loss",
+    )
     plt.gca().set(xlabel="with respect to b1[11]", ylabel="with respect to b1[27]")
     drawing.legend_beside(plt.gca())

@@ -9,17 +9,42 @@ from pmapdp.lessons import drawing
 def three_ways() -> None:
     """pmap: you pass [N, b, D], the step sees [b, D], you add up. jit: [B, D], seen whole, the compiler adds up. shard_map: [B, D] in, [b, D] seen, you or jax.grad add up."""
     axes = drawing.canvas(21, 8)
-    for x, text in ((3.6, "you pass"), (9.4, "your function sees"), (16, "who adds up")):
+    for x, text in (
+        (3.6, "you pass"),
+        (9.4, "your function sees"),
+        (16, "who adds up"),
+    ):
         axes.text(x, 0.5, text, weight="bold")
-    adders = {"pmap": "you: lax.pmean", "jit": "the compiler", "shard_map": "you, or jax.grad"}
+    adders = {
+        "pmap": "you: lax.pmean",
+        "jit": "the compiler",
+        "shard_map": "you, or jax.grad",
+    }
     for row, (name, adder) in enumerate(adders.items()):
-        top, programs, width = (2 + 2.3 * row, 1, 5.7) if name == "jit" else (2 + 2.3 * row, 4, 1.35)
+        top, programs, width = (
+            (2 + 2.3 * row, 1, 5.7) if name == "jit" else (2 + 2.3 * row, 4, 1.35)
+        )
         axes.text(0, top + 0.4, name, weight="bold", va="center", fontsize=9)
-        axes.text(3.6, top - 0.25, "[N, b, D]" if name == "pmap" else "[B, D], B is split")
-        axes.text(9.4, top - 0.25, "[B, D], once" if name == "jit" else "[b, D], on each device")
-        drawing.device_row(axes, 3.6, top, "bbbb", step=1.22 if name == "pmap" else 1.1, width=1.1)
+        axes.text(
+            3.6, top - 0.25, "[N, b, D]" if name == "pmap" else "[B, D], B is split"
+        )
+        axes.text(
+            9.4,
+            top - 0.25,
+            "[B, D], once" if name == "jit" else "[b, D], on each device",
+        )
+        drawing.device_row(
+            axes, 3.6, top, "bbbb", step=1.22 if name == "pmap" else 1.1, width=1.1
+        )
         for d in range(programs):
-            drawing.box(axes, 9.4 + 1.45 * d, top, "step", device=d if programs > 1 else None, width=width)
+            drawing.box(
+                axes,
+                9.4 + 1.45 * d,
+                top,
+                "step",
+                device=d if programs > 1 else None,
+                width=width,
+            )
         drawing.box(axes, 16, top, adder, width=4.8)
         for x in (8.5, 15.15):
             drawing.arrow(axes, (x, top + 0.4), (x + 0.85, top + 0.4))
@@ -33,7 +58,14 @@ def trap() -> None:
     for d in range(8):
         left = 2.4 * d
         drawing.box(
-            axes, left, 2.4, f"x: {2 * d}, {2 * d + 1}\ngrad {2 * d + 0.5}", device=d, width=2.1, height=1.4, size=8
+            axes,
+            left,
+            2.4,
+            f"x: {2 * d}, {2 * d + 1}\ngrad {2 * d + 0.5}",
+            device=d,
+            width=2.1,
+            height=1.4,
+            size=8,
         )
         drawing.arrow(axes, (9.5, 0.8), (left + 1.05, 2.4), device=d)
         drawing.arrow(axes, (left + 1.05, 3.8), (9.5, 5.2), device=d, dashed=True)
@@ -47,7 +79,10 @@ def loss_curves(losses: dict[str, dict[str, list[float]]]) -> None:
     """Loss over 39 updates: with SGD the trapped step has a curve of its own, with Adam its curve lies on the right one."""
     _, panels = plt.subplots(1, len(losses), sharey=True)
     for axes, (rule, curves) in zip(panels, losses.items(), strict=True):
-        looks = {"lw": 6, "alpha": 0.4, "color": drawing.ACCENT}, {"ls": "--", "color": drawing.INK}
+        looks = (
+            {"lw": 6, "alpha": 0.4, "color": drawing.ACCENT},
+            {"ls": "--", "color": drawing.INK},
+        )
         for (name, curve), look in zip(curves.items(), looks, strict=True):
             axes.plot(range(1, len(curve) + 1), curve, label=name, **look)
         axes.set(title=rule, xlabel="update", ylim=(0, None))

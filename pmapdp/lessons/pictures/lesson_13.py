@@ -17,7 +17,10 @@ N, K, ROWS = 8, 4, 32
 def cuts() -> None:
     """32 rows, four on each device, in four micro-batches: reshape(K, -1) puts each on two devices, the swap on all eight."""
     axes = drawing.canvas(31, 7.4)
-    titles = {"reshape(K, -1)": "each on two devices", "reshape(-1, K), swapped": "each on all eight devices"}
+    titles = {
+        "reshape(K, -1)": "each on two devices",
+        "reshape(-1, K), swapped": "each on all eight devices",
+    }
     for column, (title, note) in enumerate(titles.items()):
         left = 6.6 + 12.6 * column
         axes.text(left + 5.2, 0.5, title, ha="center", family="monospace")
@@ -25,19 +28,33 @@ def cuts() -> None:
         for k in range(K):
             y = 1 + 1.25 * k
             if column == 0:
-                axes.text(left - 0.4, y + 0.5, f"micro-batch {k}", ha="right", va="center")
+                axes.text(
+                    left - 0.4, y + 0.5, f"micro-batch {k}", ha="right", va="center"
+                )
             for i in range(ROWS // K):
                 row = 4 * i + k if column else 8 * k + i
-                drawing.box(axes, left + 1.3 * i, y, str(row), device=row * N // ROWS, width=1.2, height=1)
+                drawing.box(
+                    axes,
+                    left + 1.3 * i,
+                    y,
+                    str(row),
+                    device=row * N // ROWS,
+                    width=1.2,
+                    height=1,
+                )
 
 
 @drawing.picture
 def memory_over_time(programs: dict[str, Any]) -> None:
     """Memory of one device during an update: one high hill for the whole batch, K lower hills with K micro-batches."""
-    _, grid = plt.subplots(1, len(programs), figsize=(7, 2), sharey=True, layout="constrained")
+    _, grid = plt.subplots(
+        1, len(programs), figsize=(7, 2), sharey=True, layout="constrained"
+    )
     for axes, (name, program) in zip(grid, programs.items(), strict=True):
         megabytes = memory.curve(program)  # after each instruction
-        axes.fill_between(range(len(megabytes)), megabytes, color=drawing.DEVICE_COLOURS[0])
+        axes.fill_between(
+            range(len(megabytes)), megabytes, color=drawing.DEVICE_COLOURS[0]
+        )
         axes.set_title(name, fontsize=9)
         axes.set(xlabel="one update", xticks=[], ylim=(0, None))
     grid[0].set_ylabel("MB on one device")
@@ -47,7 +64,12 @@ def memory_over_time(programs: dict[str, Any]) -> None:
 def loss_by_dtype(curves: dict[str, Sequence[float]]) -> None:
     """The loss falls in the same way in float32 and computed in bfloat16; with parameters in bfloat16 it falls more slowly."""
     for colour, (name, losses) in zip((4, 0, 1), curves.items(), strict=True):
-        smooth, width = np.convolve(losses, np.ones(15) / 15, "valid"), 5 if colour == 4 else 1.5
-        plt.plot(smooth, color=drawing.DEVICE_COLOURS[colour], linewidth=width, label=name)
+        smooth, width = (
+            np.convolve(losses, np.ones(15) / 15, "valid"),
+            5 if colour == 4 else 1.5,
+        )
+        plt.plot(
+            smooth, color=drawing.DEVICE_COLOURS[colour], linewidth=width, label=name
+        )
     plt.gca().set(xlabel="update", ylabel="loss (mean of 15 updates)", ylim=(0, None))
     plt.legend()

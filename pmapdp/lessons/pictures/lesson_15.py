@@ -15,13 +15,20 @@ def layouts(layouts, shapes) -> None:
     """The arrays x, W1, h, W2 and y in two layouts: data splits the rows over eight devices, data and model rows over four and hidden units over two. A stack of cards is a shard that several devices hold.
 
     Args:
-        layouts: name to a mesh and {name of an array: its `PartitionSpec`}, from the top down.
+        layouts: name to a mesh and {name of an array: its `PartitionSpec`}, from the
+            top down.
         shapes: name of an array to its shape `[rows, columns]`, from left to right.
     """
     axes = drawing.canvas(23.4, 9.1, inches=9)
     for row, (layout, (mesh, specs)) in enumerate(layouts.items()):
         top = 0.7 + 4.5 * row
-        axes.text(0, top + HEIGHT / 2, layout.replace(" and ", "\nand "), weight="bold", va="center")
+        axes.text(
+            0,
+            top + HEIGHT / 2,
+            layout.replace(" and ", "\nand "),
+            weight="bold",
+            va="center",
+        )
         for column, (name, shape) in enumerate(shapes.items()):
             left, sharding = 4.1 + 3.9 * column, NamedSharding(mesh, specs[name])
             title = f"{name} {list(sharding.shard_shape(shape))}"
@@ -35,25 +42,50 @@ def pair() -> None:
     axes = drawing.canvas(24, 6.4)
     for d, y in enumerate((0.9, 3.1)):
         axes.text(0, y + 0.5, f"device {d}", va="center")
-        for left, text, width in ((6.6, "columns\nof W1", 3.4), (11.2, "part of h", 2.6), (15.0, "rows\nof W2", 3.9)):
-            drawing.box(axes, left, y - 0.15, text, device=d, width=width, height=1.3, size=8)
+        for left, text, width in (
+            (6.6, "columns\nof W1", 3.4),
+            (11.2, "part of h", 2.6),
+            (15.0, "rows\nof W2", 3.9),
+        ):
+            drawing.box(
+                axes, left, y - 0.15, text, device=d, width=width, height=1.3, size=8
+            )
         drawing.box(axes, 3.2, y, "x", device=d, width=1.6, height=1)
         drawing.box(axes, 21.6, y, "y", device=d, width=1.6, height=1)
         for start, end in ((4.8, 6.6), (10.0, 11.2), (13.8, 15.0), (18.9, 21.6)):
             drawing.arrow(axes, (start, y + 0.3), (end, y + 0.3), device=d)
             drawing.arrow(axes, (end, y + 0.7), (start, y + 0.7), device=d, dashed=True)
     for left, text in ((5.4, "all-reduce\nbackward"), (19.9, "all-reduce\nforward")):
-        axes.plot([left + 0.3] * 2, [0.6, 4.4], color=drawing.INK, linewidth=5, alpha=0.5)
+        axes.plot(
+            [left + 0.3] * 2, [0.6, 4.4], color=drawing.INK, linewidth=5, alpha=0.5
+        )
         axes.text(left + 0.3, 5.2, text, ha="center", va="center", weight="bold")
-    axes.text(12.8, 5.2, "forward \u2192, gradients \u2190 (dashed)", ha="center", va="center")
+    axes.text(
+        12.8, 5.2, "forward \u2192, gradients \u2190 (dashed)", ha="center", va="center"
+    )
 
 
 @drawing.picture
-def bytes_by_batch(sizes: Sequence[int], sent: dict[str, Sequence[int]]) -> None:  # bytes
+def bytes_by_batch(
+    sizes: Sequence[int], sent: dict[str, Sequence[int]]
+) -> None:  # bytes
     """Bytes a device all-reduces in an update: constant for data parallelism, rising with the batch for tensor parallelism; they cross at 512."""
     for colour, (name, each) in zip((1, 0), sent.items(), strict=True):
-        plt.plot(sizes, [b / 1e6 for b in each], "o-", color=drawing.DEVICE_COLOURS[colour], markersize=4, label=name)
-    plt.gca().set(xscale="log", yscale="log", xlabel="batch size", ylabel="MB all-reduced", xticks=sizes)
+        plt.plot(
+            sizes,
+            [b / 1e6 for b in each],
+            "o-",
+            color=drawing.DEVICE_COLOURS[colour],
+            markersize=4,
+            label=name,
+        )
+    plt.gca().set(
+        xscale="log",
+        yscale="log",
+        xlabel="batch size",
+        ylabel="MB all-reduced",
+        xticks=sizes,
+    )
     plt.gca().set_xticklabels(sizes)
     plt.yticks((0.1, 1), ("0.1", "1"))
     plt.minorticks_off()

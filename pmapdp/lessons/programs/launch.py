@@ -26,7 +26,9 @@ def take_home() -> str:
     from IPython.core.getipython import get_ipython
 
     cells = get_ipython().user_ns["In"]
-    return next(text for text in reversed(cells) if text.startswith('"""Train a small network'))
+    return next(
+        text for text in reversed(cells) if text.startswith('"""Train a small network')
+    )
 
 
 def free_port() -> int:
@@ -35,21 +37,41 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start(count: int, *arguments: str, devices: int = 8, **variables: str) -> list[subprocess.Popen[str]]:
+def start(
+    count: int, *arguments: str, devices: int = 8, **variables: str
+) -> list[subprocess.Popen[str]]:
     """Start `count` Pythons, each with `devices / count` simulated devices.
 
-    They find COORDINATOR, PROCESSES and PROCESS_ID in their environment. {address} and {number} in the arguments are
-    filled in.
+    They find COORDINATOR, PROCESSES and PROCESS_ID in their environment. {address} and
+    {number} in the arguments are filled in.
     """
     address, processes = f"127.0.0.1:{free_port()}", []
     for number in range(count):
-        settings = {"COORDINATOR": address, "PROCESSES": str(count), "PROCESS_ID": str(number), "JAX_PLATFORMS": "cpu"}
-        settings |= {"JAX_NUM_CPU_DEVICES": str(devices // count), "NPROC": "16", "PYTHONUNBUFFERED": "1"}
-        settings |= {"PYTHONWARNINGS": "ignore:Error"}  # about the other's entry in a cache of compiled programs
-        filled = [each.replace("{address}", address).replace("{number}", str(number)) for each in arguments]
+        settings = {
+            "COORDINATOR": address,
+            "PROCESSES": str(count),
+            "PROCESS_ID": str(number),
+            "JAX_PLATFORMS": "cpu",
+        }
+        settings |= {
+            "JAX_NUM_CPU_DEVICES": str(devices // count),
+            "NPROC": "16",
+            "PYTHONUNBUFFERED": "1",
+        }
+        settings |= {
+            "PYTHONWARNINGS": "ignore:Error"
+        }  # about the other's entry in a cache of compiled programs
+        filled = [
+            each.replace("{address}", address).replace("{number}", str(number))
+            for each in arguments
+        ]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         processes.append(
-            subprocess.Popen([sys.executable, *filled], env={**os.environ, **settings, **variables}, **streams)
+            subprocess.Popen(
+                [sys.executable, *filled],
+                env={**os.environ, **settings, **variables},
+                **streams,
+            )
         )
     return processes
 
@@ -59,15 +81,39 @@ def outputs(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
     texts = [each.communicate(timeout=SECONDS_ALLOWED)[0] for each in processes]
     codes = [each.returncode for each in processes]
     assert not any(codes), f"exit statuses {codes}\n" + "\n".join(texts)
-    noise = "", "[G", "I0", "I1", "W0", "W1", "E0", "E1"  # how gloo's own lines and XLA's (a letter, the month) begin
-    return [[line for line in text.splitlines() if line[:2] not in noise] for text in texts]
+    noise = (
+        "",
+        "[G",
+        "I0",
+        "I1",
+        "W0",
+        "W1",
+        "E0",
+        "E1",
+    )  # how gloo's own lines and XLA's (a letter, the month) begin
+    return [
+        [line for line in text.splitlines() if line[:2] not in noise] for text in texts
+    ]
 
 
-def run(function: Callable[[], Any], count: int = 2, *, connect: bool = True, **variables: str) -> None:
+def run(
+    function: Callable[[], Any],
+    count: int = 2,
+    *,
+    connect: bool = True,
+    **variables: str,
+) -> None:
     """Run a function of this notebook in `count` processes, connected if asked, and show what each of them prints.
 
     It sees the names that `IMPORTS` imports, and nothing else of the notebook.
     """
-    code = "\n".join([IMPORTS, CONNECT * connect, inspect.getsource(function), f"{function.__name__}()"])
+    code = "\n".join(
+        [
+            IMPORTS,
+            CONNECT * connect,
+            inspect.getsource(function),
+            f"{function.__name__}()",
+        ]
+    )
     for number, lines in enumerate(outputs(start(count, "-c", code, **variables))):
         print(f"process {number}:", *lines, sep="\n  ")

@@ -10,14 +10,32 @@ MOVED = "    x = jax.device_put(x, device)\n"
 WRONG = {
     "add_on": [
         ("move both before you add", SUM, "a + b"),
-        ("not on the device that was asked for", SUM, "a + jax.device_put(b, *a.devices())"),
+        (
+            "not on the device that was asked for",
+            SUM,
+            "a + jax.device_put(b, *a.devices())",
+        ),
         ("not one of the host", SUM, "np.asarray(a) + np.asarray(b)"),
     ],
     "sum_in_pairs": [
-        ("need rounds of", PAIRS, "pairs = [last[:2]]", f"[{ADD}]", f"[{ADD}] + last[2:]"),
-        ("like its first array", ADD, "jax.device_put(left, *right.devices()) + right for left, right in pairs"),
+        (
+            "need rounds of",
+            PAIRS,
+            "pairs = [last[:2]]",
+            f"[{ADD}]",
+            f"[{ADD}] + last[2:]",
+        ),
+        (
+            "like its first array",
+            ADD,
+            "jax.device_put(left, *right.devices()) + right for left, right in pairs",
+        ),
         ("add up the devices 0 to 1", ADD, "left for left, _ in pairs"),
-        ("move one to the other's device", ADD, "left + right for left, right in pairs"),
+        (
+            "move one to the other's device",
+            ADD,
+            "left + right for left, right in pairs",
+        ),
         ("a list of rounds", "return rounds", "return sum(jax.device_get(arrays))"),
     ],
     "fixed_standardize": [
@@ -29,6 +47,14 @@ WRONG = {
 
 RIGHT = {
     "add_on": (f"return {SUM}", UNDER_A_DEFAULT),
-    "sum_in_pairs": (ADD, "jax.device_put(right, left.sharding) + left for left, right in pairs"),
-    "fixed_standardize": (MOVED, "    x = np.asarray(x)\n", STANDARDIZED, f"jax.device_put({STANDARDIZED}, device)"),
+    "sum_in_pairs": (
+        ADD,
+        "jax.device_put(right, left.sharding) + left for left, right in pairs",
+    ),
+    "fixed_standardize": (
+        MOVED,
+        "    x = np.asarray(x)\n",
+        STANDARDIZED,
+        f"jax.device_put({STANDARDIZED}, device)",
+    ),
 }

@@ -41,7 +41,10 @@ WRONG = {
 }
 
 RIGHT = {
-    "softmax_gradient": (SOFTMAX, f"probabilities = probabilities.copy()\n    {IN_PLACE}"),
+    "softmax_gradient": (
+        SOFTMAX,
+        f"probabilities = probabilities.copy()\n    {IN_PLACE}",
+    ),
     "standardize_backward": (f"return {STANDARDIZED}", BY_THE_JACOBIAN),
     "fixed_update": (UPDATES, f"{NEW}\n    return [list(pair) for pair in new]"),
 }

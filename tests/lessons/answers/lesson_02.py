@@ -16,9 +16,21 @@ WRONG = {
     "clipped_mean_gradient": [
         ("no gradient was clipped", CLIPPED, "leaf"),
         ("the gradient of each example first", f"return {MEAN}", MEAN_FIRST),
-        ("only longer ones change", "jnp.maximum(length / limit, 1)", "(length / limit)"),
-        ("over all arrays of the pytree together", CLIPPED, CLIPPED.replace("length", "jnp.linalg.norm(leaf)")),
-        ("take the mean over the examples", MEAN, "jax.vmap(clipped_gradient)(x, labels)"),
+        (
+            "only longer ones change",
+            "jnp.maximum(length / limit, 1)",
+            "(length / limit)",
+        ),
+        (
+            "over all arrays of the pytree together",
+            CLIPPED,
+            CLIPPED.replace("length", "jnp.linalg.norm(leaf)"),
+        ),
+        (
+            "take the mean over the examples",
+            MEAN,
+            "jax.vmap(clipped_gradient)(x, labels)",
+        ),
     ],
     "fixed_shift": [
         ("split it", SPLIT, "down_key = right_key = key"),
@@ -34,7 +46,16 @@ WRONG = {
 }
 
 RIGHT = {
-    "relu_power": (POWER, "jnp.where(x > 0, jnp.exp(n * jnp.log(jnp.where(x > 0, x, 1))), 0)"),
-    "clipped_mean_gradient": (f"{LENGTH}\n        return jax.tree.map(lambda leaf: {CLIPPED}, gradient)", BY_OPTAX),
-    "fixed_shift": (f"{SPLIT}\n    {DRAWN}", "down, right = jax.random.randint(key, (2,), -2, 3)"),
+    "relu_power": (
+        POWER,
+        "jnp.where(x > 0, jnp.exp(n * jnp.log(jnp.where(x > 0, x, 1))), 0)",
+    ),
+    "clipped_mean_gradient": (
+        f"{LENGTH}\n        return jax.tree.map(lambda leaf: {CLIPPED}, gradient)",
+        BY_OPTAX,
+    ),
+    "fixed_shift": (
+        f"{SPLIT}\n    {DRAWN}",
+        "down, right = jax.random.randint(key, (2,), -2, 3)",
+    ),
 }

@@ -16,7 +16,11 @@ WRONG = {
         ("nested like", MAP, "jax.tree.leaves(params)"),
     ],
     "make_step": [
-        ("return the optimizer's new state", "updates, optimizer_state =", "updates, _ ="),
+        (
+            "return the optimizer's new state",
+            "updates, optimizer_state =",
+            "updates, _ =",
+        ),
         ("what is added", APPLY, "jax.tree.map(jnp.subtract, model, updates)"),
         ("did not change", APPLY, "model"),
         ("three things", f"return {APPLY}, optimizer_state, loss", "return loss"),

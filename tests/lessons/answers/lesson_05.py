@@ -2,7 +2,10 @@ GRADIENT = "gradient = x.T @ (x @ w - y) / len(y)"
 STEP = 'w - 0.1 * lax.pmean(gradient, "data")'
 GATHERED = 'x, y = lax.all_gather(x, "data", tiled=True), lax.all_gather(y, "data", tiled=True)'
 SUMS = 'gradient, count = lax.psum((gradient, weights.sum()), "data")\n    return gradient / count'
-MEAN, CLIPPED = 'lax.pmean(gradient, "data")', "gradient / jnp.maximum(jnp.linalg.norm(gradient), 1)"
+MEAN, CLIPPED = (
+    'lax.pmean(gradient, "data")',
+    "gradient / jnp.maximum(jnp.linalg.norm(gradient), 1)",
+)
 OWN_LENGTH = "gradient / jnp.maximum(jnp.linalg.norm(own), 1)"
 
 WRONG = {
@@ -17,10 +20,20 @@ WRONG = {
     ],
     "global_gradient": [
         ("both go through lax.psum", SUMS, "return gradient"),
-        ("mean of the devices' means", SUMS, 'return lax.pmean(gradient / weights.sum(), "data")'),
+        (
+            "mean of the devices' means",
+            SUMS,
+            'return lax.pmean(gradient / weights.sum(), "data")',
+        ),
         ("divide by their number", "return gradient / count", "return gradient"),
         ("padding included", SUMS, 'return lax.pmean(gradient / len(y), "data")'),
-        ("padding was counted", "weights * ", "", SUMS, 'return lax.pmean(gradient / len(y), "data")'),
+        (
+            "padding was counted",
+            "weights * ",
+            "",
+            SUMS,
+            'return lax.pmean(gradient / len(y), "data")',
+        ),
         (
             "divides 0 by 0",
             SUMS,
@@ -28,7 +41,13 @@ WRONG = {
         ),
     ],
     "fixed_clipping": [
-        ("take both the gradient and its length", "gradient =", "own, gradient = gradient,", CLIPPED, OWN_LENGTH),
+        (
+            "take both the gradient and its length",
+            "gradient =",
+            "own, gradient = gradient,",
+            CLIPPED,
+            OWN_LENGTH,
+        ),
         ("average first", MEAN, CLIPPED, f"return {CLIPPED}", f"return {MEAN}"),
         ("use lax.pmean", "pmean", "psum"),
         ("the result should be", CLIPPED, "gradient"),
@@ -41,5 +60,8 @@ RIGHT = {
         "x.T @ (weights * (x @ w - y))",
         "jax.grad(lambda w: (weights * (x @ w - y) ** 2).sum() / 2)(w)",
     ),
-    "fixed_clipping": (CLIPPED, "optax.clip_by_global_norm(1.0).update(gradient, optax.EmptyState())[0]"),
+    "fixed_clipping": (
+        CLIPPED,
+        "optax.clip_by_global_norm(1.0).update(gradient, optax.EmptyState())[0]",
+    ),
 }

@@ -16,11 +16,21 @@ WRONG = {
     "broadcast": [
         ("the others must add 0", SUM, 'lax.psum(x, "data")'),
         ("its own x", SUM, "x"),
-        ("0 times NaN is NaN", SUM, 'lax.psum(x * (lax.axis_index("data") == 0), "data")'),
+        (
+            "0 times NaN is NaN",
+            SUM,
+            'lax.psum(x * (lax.axis_index("data") == 0), "data")',
+        ),
     ],
     "butterfly_sum": [
         ("no lax.psum", "return x", 'return lax.psum(x, "data")', LOOP, "while False:"),
-        ("no lax.all_gather", "return x", 'return lax.all_gather(x, "data").sum(0)', LOOP, "while False:"),
+        (
+            "no lax.all_gather",
+            "return x",
+            'return lax.all_gather(x, "data").sum(0)',
+            LOOP,
+            "while False:",
+        ),
         ("4 devices need 2 rounds of ppermute, yours has 3", LOOP, RING),
         ("do not hold the sum of all", "distance *= 2", "distance *= N"),
     ],

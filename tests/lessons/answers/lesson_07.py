@@ -1,5 +1,8 @@
 LOCAL = "(lambda x, axis: x)"  # in place of lax.pmean
-COUNT, MEAN = 'lax.pmean(weights.sum(), "data")', 'lax.pmean(weights @ values, "data") / count'
+COUNT, MEAN = (
+    'lax.pmean(weights.sum(), "data")',
+    'lax.pmean(weights @ values, "data") / count',
+)
 SQUARES = 'lax.pmean(weights @ jnp.square(values - mean), "data") / count'
 DEVIATION = 'jnp.sqrt(lax.pmean(jnp.square(x - mean).mean(0), "data"))'
 BY_HAND = "return (g - shift - y * stretch) / deviation"
@@ -11,8 +14,18 @@ BY_AUTODIFF = f"""def standardize(x):
 WRONG = {
     "global_variance": [
         ("each device's own variance", "lax.pmean", LOCAL),
-        ("how far their means lie apart", COUNT, "weights.sum()", MEAN, "weights @ values / count"),
-        ("padding was counted", "count =", "weights = weights + 1 - weights\n    count ="),
+        (
+            "how far their means lie apart",
+            COUNT,
+            "weights.sum()",
+            MEAN,
+            "weights @ values / count",
+        ),
+        (
+            "padding was counted",
+            "count =",
+            "weights = weights + 1 - weights\n    count =",
+        ),
         (
             "however few examples",
             MEAN,
@@ -20,12 +33,22 @@ WRONG = {
             SQUARES,
             'lax.pmean(weights @ jnp.square(values - mean) / weights.sum(), "data")',
         ),
-        ("loses its digits", SQUARES, 'lax.pmean(weights @ values**2, "data") / count - mean**2'),
+        (
+            "loses its digits",
+            SQUARES,
+            'lax.pmean(weights @ values**2, "data") / count - mean**2',
+        ),
     ],
     "standardize_backward": [
         ("every mean is over this device alone", "lax.pmean", LOCAL),
         ("still means of this device", "lax.pmean((g", f"{LOCAL}((g"),
-        ("still come from this device alone", "lax.pmean(x", f"{LOCAL}(x", "lax.pmean(jnp", f"{LOCAL}(jnp"),
+        (
+            "still come from this device alone",
+            "lax.pmean(x",
+            f"{LOCAL}(x",
+            "lax.pmean(jnp",
+            f"{LOCAL}(jnp",
+        ),
         ("around the global mean", DEVIATION, 'lax.pmean(x.std(0), "data")'),
     ],
     "fixed_centre": [
@@ -38,5 +61,8 @@ WRONG = {
 RIGHT = {
     "global_variance": ("pmean", "psum"),
     "standardize_backward": (BY_HAND, BY_AUTODIFF),
-    "fixed_centre": ('lax.pmean(x.mean(0), "data")', 'lax.psum(x.sum(0), "data") / lax.psum(len(x), "data")'),
+    "fixed_centre": (
+        'lax.pmean(x.mean(0), "data")',
+        'lax.psum(x.sum(0), "data") / lax.psum(len(x), "data")',
+    ),
 }

@@ -4,7 +4,10 @@ INDEX_FIRST = """jax.vmap(
         lambda i: jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), i), layer), update)
     )(indices)"""
 PMAP = 'jax.pmap(sums, axis_name="data", out_axes=None)'
-SUMS, RATIO = 'lax.psum((correct.sum(), weights.sum()), "data")', "totals[0] / totals[1]"
+SUMS, RATIO = (
+    'lax.psum((correct.sum(), weights.sum()), "data")',
+    "totals[0] / totals[1]",
+)
 RESHAPE, STARTS = ".reshape(N, b, *array.shape[1:])", "range(0, len(rows[0]), N * b)"
 BOTH = 'lax.psum((weights @ x, weights.sum()), "data")'
 
@@ -19,20 +22,45 @@ WRONG = {
         ("one each", VMAP, "key"),
     ],
     "exact_accuracy": [
-        ("instead of dropping it", "-len(x) % (N * b)", "0", STARTS, "range(0, len(x) // (N * b) * N * b, N * b)"),
-        ("divides 0 by 0", SUMS, 'lax.pmean((correct.sum() / weights.sum(), 1.0), "data")'),
+        (
+            "instead of dropping it",
+            "-len(x) % (N * b)",
+            "0",
+            STARTS,
+            "range(0, len(x) // (N * b) * N * b, N * b)",
+        ),
+        (
+            "divides 0 by 0",
+            SUMS,
+            'lax.pmean((correct.sum() / weights.sum(), 1.0), "data")',
+        ),
         ("padding has weight 0", "weights.sum()), ", "1.0 * len(x)), "),
         ("at a time", RATIO, "(predict(x).argmax(-1) == labels).mean()"),
     ],
     "fixed_mean": [
         ("count the weights", "weights.sum()", "1.0 * len(x)"),
-        ("both go through lax.psum", BOTH, 'lax.psum(weights @ x, "data"), jnp.maximum(weights.sum(), 1)'),
-        ("divide after the psum", BOTH, 'lax.pmean(weights @ x / weights.sum(), "data"), 1'),
+        (
+            "both go through lax.psum",
+            BOTH,
+            'lax.psum(weights @ x, "data"), jnp.maximum(weights.sum(), 1)',
+        ),
+        (
+            "divide after the psum",
+            BOTH,
+            'lax.pmean(weights @ x / weights.sum(), "data"), 1',
+        ),
     ],
 }
 
 RIGHT = {
     "row_keys": (VMAP, INDEX_FIRST),
-    "exact_accuracy": (SUMS, "(correct.sum(), weights.sum())", PMAP, "jax.jit(sums)", RESHAPE, ""),
+    "exact_accuracy": (
+        SUMS,
+        "(correct.sum(), weights.sum())",
+        PMAP,
+        "jax.jit(sums)",
+        RESHAPE,
+        "",
+    ),
     "fixed_mean": ("psum", "pmean"),
 }

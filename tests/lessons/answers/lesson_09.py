@@ -22,9 +22,21 @@ MAPPED_EVALUATION = """jax.jit(
 
 WRONG = {
     "make_trainer": [
-        ("so it computes every example", "in_shardings=(replicated, split)", "in_shardings=replicated"),
-        ("the PartitionSpec should be P()", "out_shardings=replicated", "out_shardings=split"),
-        ("on one device it is", GRADIENTS, f"jax.tree.map(lambda each: 512 * each, {GRADIENTS})"),
+        (
+            "so it computes every example",
+            "in_shardings=(replicated, split)",
+            "in_shardings=replicated",
+        ),
+        (
+            "the PartitionSpec should be P()",
+            "out_shardings=replicated",
+            "out_shardings=split",
+        ),
+        (
+            "on one device it is",
+            GRADIENTS,
+            f"jax.tree.map(lambda each: 512 * each, {GRADIENTS})",
+        ),
         ("return jax.jit", JIT, "step"),
         ("must be on every device", JIT, "jax.jit(step)"),
     ],
@@ -35,6 +47,14 @@ WRONG = {
 }
 
 RIGHT = {
-    "make_trainer": (JIT, BY_SHARD_MAP, GRADIENTS, f'jax.lax.pmean({GRADIENTS}, "data")'),
-    "fixed_evaluation": ("(replicated, split, split)", "(replicated, split, replicated)"),
+    "make_trainer": (
+        JIT,
+        BY_SHARD_MAP,
+        GRADIENTS,
+        f'jax.lax.pmean({GRADIENTS}, "data")',
+    ),
+    "fixed_evaluation": (
+        "(replicated, split, split)",
+        "(replicated, split, replicated)",
+    ),
 }

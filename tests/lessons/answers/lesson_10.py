@@ -1,7 +1,12 @@
 GRADIENT = 'jax.grad(lambda w: lax.pmean(loss(w, x), "data"))(w)'
 CAST = 'jax.grad(loss)(lax.pcast(w, "data", to="varying"), x)'
-STEP = 'jax.value_and_grad(lambda params: lax.pmean(loss(params, x, y), "data"))(params)'
-OWN, AVERAGED = "jax.value_and_grad(loss)(params, x, y)", "lax.pmean(jax.value_and_grad(loss)(params, x, y), 'data')"
+STEP = (
+    'jax.value_and_grad(lambda params: lax.pmean(loss(params, x, y), "data"))(params)'
+)
+OWN, AVERAGED = (
+    "jax.value_and_grad(loss)(params, x, y)",
+    "lax.pmean(jax.value_and_grad(loss)(params, x, y), 'data')",
+)
 CAST_STEP = 'lax.pmean(jax.value_and_grad(loss)(lax.pcast(params, "data", to="varying"), x, y), "data")'
 GRADIENTS_AVERAGED = f'{OWN}\n        gradients = lax.pmean(gradients, "data")'
 UNCHECKED = ("**specs)", "**specs, check_vma=False)")
@@ -20,9 +25,16 @@ WRONG = {
         ("can't be statically inferred", STEP, OWN),
         ("different parameters", STEP, OWN, *UNCHECKED),
         ("average it too", STEP, GRADIENTS_AVERAGED, *UNCHECKED),
-        ("does not use jax.shard_map", COMPILED, "jax.jit(lambda p, s, x, y: (p, s, loss(p, x, y)))"),
+        (
+            "does not use jax.shard_map",
+            COMPILED,
+            "jax.jit(lambda p, s, x, y: (p, s, loss(p, x, y)))",
+        ),
         ("return jax.jit", COMPILED, "loss"),
     ],
 }
 
-RIGHT = {"fixed_gradient": (GRADIENT, f'lax.pmean({CAST}, "data")'), "make_step": (STEP, CAST_STEP)}
+RIGHT = {
+    "fixed_gradient": (GRADIENT, f'lax.pmean({CAST}, "data")'),
+    "make_step": (STEP, CAST_STEP),
+}

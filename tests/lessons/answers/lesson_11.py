@@ -2,7 +2,10 @@ TYPED, GRAM = "jax.eval_shape(function, x)", "jnp.matmul(x.T, x, out_sharding=P(
 GATHERED = 'jnp.einsum("bi,bj->ij", *[jax.reshard(x, P())] * 2)'
 BY_SHARD_MAP = 'jax.shard_map(lambda x: REDUCED, in_specs=P("data"), out_specs=P(), check_vma=False)(x)'
 ASSERT = 'assert jax.typeof(x).sharding.spec[0] == "data", f"the batch is not split: {jax.typeof(x)}"'
-Z, GRADIENT = "(x - x.mean(0)) / x.std(0)", "0.1 * jax.grad(lambda w: jnp.square(z @ w - y).mean())(w)"
+Z, GRADIENT = (
+    "(x - x.mean(0)) / x.std(0)",
+    "0.1 * jax.grad(lambda w: jnp.square(z @ w - y).mean())(w)",
+)
 BY_HAND = '0.2 * jnp.einsum("bd,b->d", z, z @ w - y, out_sharding=P()) / len(y)'
 
 WRONG = {
@@ -10,18 +13,28 @@ WRONG = {
         ("trace it only", TYPED, "jax.typeof(function(x))"),
         ("the spec of x.T", TYPED, "x"),
         ("return a PartitionSpec", ".sharding.spec", ""),
-        ("the spec of x.sum(0)", f"{TYPED}.sharding.spec", f'P(*(None, "data")[2 - {TYPED}.ndim :])'),
+        (
+            "the spec of x.sum(0)",
+            f"{TYPED}.sharding.spec",
+            f'P(*(None, "data")[2 - {TYPED}.ndim :])',
+        ),
     ],
     "fixed_gram": [
         ("your code raised ShardingTypeError", ", out_sharding=P()", ""),
         ("x.T @ x has other values", GRAM, f"{GRAM} + 1"),
         ("every device gets the rows of all others", GRAM, GATHERED),
     ],
-    "normalized_step": [("a batch that is not split was accepted", ASSERT, ""), ("yours is", Z, "x")],
+    "normalized_step": [
+        ("a batch that is not split was accepted", ASSERT, ""),
+        ("yours is", Z, "x"),
+    ],
 }
 
 RIGHT = {
     "result_spec": (TYPED, "jax.jit(function).lower(x).out_info"),
-    "fixed_gram": (GRAM, BY_SHARD_MAP.replace("REDUCED", 'jax.lax.psum(x.T @ x, "data")')),
+    "fixed_gram": (
+        GRAM,
+        BY_SHARD_MAP.replace("REDUCED", 'jax.lax.psum(x.T @ x, "data")'),
+    ),
     "normalized_step": (GRADIENT, BY_HAND),
 }

@@ -11,8 +11,18 @@ PER_COUNT = f"{TOTAL} / jnp.maximum(weights.sum(), 1)"
 
 WRONG = {
     "global_gradient": [
-        ("loss was called with 6 of the 6 rows", SCAN, "total = K * jax.grad(loss)(w, x)"),
-        ("in every round", GRADIENT, f'lax.pmean({GRADIENT}, "data")', MEAN, "total / K"),
+        (
+            "loss was called with 6 of the 6 rows",
+            SCAN,
+            "total = K * jax.grad(loss)(w, x)",
+        ),
+        (
+            "in every round",
+            GRADIENT,
+            f'lax.pmean({GRADIENT}, "data")',
+            MEAN,
+            "total / K",
+        ),
         ("different gradients", MEAN, "total / K"),
         ("average over the devices", "pmean", "psum"),
         ("divide by the number of micro-batches", "total / K", "total"),
@@ -24,11 +34,21 @@ WRONG = {
         ("in one piece", JOINED, "logits.reshape(logits.shape[2], -1).T"),
         ("leave their device", JOINED, BY_NUMBER),
     ],
-    "fixed_gradient": [("in the last micro-batch", TOTAL, PER_COUNT, "/ jnp.sum(weights)", "/ len(x)")],
+    "fixed_gradient": [
+        ("in the last micro-batch", TOTAL, PER_COUNT, "/ jnp.sum(weights)", "/ len(x)")
+    ],
 }
 
 RIGHT = {
     "global_gradient": (SCAN, FORI_LOOP),
-    "join_rows": (JOINED, "jnp.stack(list(logits), axis=1).reshape(-1, logits.shape[-1])"),
-    "fixed_gradient": (TOTAL, PER_COUNT, SUMS, SUMS.replace("jax.grad", "rows[2].sum() * jax.grad")),
+    "join_rows": (
+        JOINED,
+        "jnp.stack(list(logits), axis=1).reshape(-1, logits.shape[-1])",
+    ),
+    "fixed_gradient": (
+        TOTAL,
+        PER_COUNT,
+        SUMS,
+        SUMS.replace("jax.grad", "rows[2].sum() * jax.grad"),
+    ),
 }

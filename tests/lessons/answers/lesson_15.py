@@ -13,11 +13,19 @@ WRONG = {
         ("return two PartitionSpecs", PAIR, 'P("model")'),
     ],
     "two_layers": [
-        ("the partial sum over its own hidden units", f'lax.psum({PARTIAL}, "model")', PARTIAL),
+        (
+            "the partial sum over its own hidden units",
+            f'lax.psum({PARTIAL}, "model")',
+            PARTIAL,
+        ),
         ("this is a quarter of it", "psum", "pmean"),
         ("the result is not relu", PARTIAL, "x @ W1 @ W2"),
         ("one all-reduce is enough", f'return lax.psum({PARTIAL}, "model")', GATHERED),
-        ("not relu", f'lax.psum({PARTIAL}, "model")', 'jax.nn.relu(lax.psum(x @ W1 @ W2, "model"))'),
+        (
+            "not relu",
+            f'lax.psum({PARTIAL}, "model")',
+            'jax.nn.relu(lax.psum(x @ W1 @ W2, "model"))',
+        ),
     ],
     "fixed_layer": [
         ("the bias 4 times", LAYER, 'lax.psum(h @ W2 + bias, "model")'),
@@ -30,6 +38,9 @@ WRONG = {
 
 RIGHT = {
     "split_in_pairs": (PAIR, 'P(None, ("model",)), P("model")'),
-    "two_layers": (f'lax.psum({PARTIAL}, "model")', f'lax.pmean({PARTIAL}, "model") * lax.axis_size("model")'),
+    "two_layers": (
+        f'lax.psum({PARTIAL}, "model")',
+        f'lax.pmean({PARTIAL}, "model") * lax.axis_size("model")',
+    ),
     "fixed_layer": (LAYER, 'lax.psum(h @ W2 + bias / lax.axis_size("model"), "model")'),
 }

@@ -27,7 +27,13 @@ WRONG = {
 }
 
 RIGHT = {
-    "build_sharded": (BORN, "jax.jit(lambda: lax.with_sharding_constraint(build(), sharding))()"),
+    "build_sharded": (
+        BORN,
+        "jax.jit(lambda: lax.with_sharding_constraint(build(), sharding))()",
+    ),
     "zero_step": (SHARD, 'lax.psum_scatter(g / 4, "data", tiled=True)'),
-    "fixed_clip": (LENGTH, 'jnp.sqrt(lax.all_gather(jnp.square(g).sum(), "data").sum())'),
+    "fixed_clip": (
+        LENGTH,
+        'jnp.sqrt(lax.all_gather(jnp.square(g).sum(), "data").sum())',
+    ),
 }

@@ -1,4 +1,7 @@
-WARM_UP, START = "jax.block_until_ready(function(x))\n    start = clock()", "start = clock()"
+WARM_UP, START = (
+    "jax.block_until_ready(function(x))\n    start = clock()",
+    "start = clock()",
+)
 CALL = "    jax.block_until_ready(function(x))\n    return"
 GROUP = """    for _ in range(3):
         function(x).block_until_ready()
@@ -10,7 +13,11 @@ ROUND_UP = "math.ceil(ring / (2 / 3 * seconds))"
 WRONG = {
     "fixed_timer": [
         ("also compiles", WARM_UP, START),
-        ("compiling took 5 s", WARM_UP, f"{START}\n    jax.block_until_ready(function(x))"),
+        (
+            "compiling took 5 s",
+            WARM_UP,
+            f"{START}\n    jax.block_until_ready(function(x))",
+        ),
         ("time to dispatch", CALL, "    function(x)\n    return"),
         ("still running", WARM_UP, f"function(x)\n    {START}"),
         ("read `clock()`", "clock()", "0"),
@@ -31,7 +38,10 @@ WRONG = {
 }
 
 RIGHT = {
-    "fixed_timer": ("    jax.block_until_ready(function(x))\n    return clock() - start", GROUP),
+    "fixed_timer": (
+        "    jax.block_until_ready(function(x))\n    return clock() - start",
+        GROUP,
+    ),
     "scan_flops": (COUNT, ONE_LAYER),
     "least_examples": (ROUND_UP, "max(1, -int(-ring * 3 // (2 * seconds)))"),
 }
