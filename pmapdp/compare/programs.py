@@ -132,7 +132,7 @@ def split_program(path: str, name: str) -> dict[str, list[str]]:
     """Collect the functions and the values that a program uses, in the order in which they stand."""
     files, _ = read_program(path)
     file = files[str(Path(path))]
-    used, waiting = list[Any](), [file.resolve_name(name)]
+    used, waiting = list[Any](), [file.lookup(name)]
     while waiting:
         node = waiting.pop()
         statement = node

@@ -1,1 +1,1 @@
-"""Read a pmap program, and say what each line becomes under shard_map and jit: `python -m pmapdp.port PATH`."""
+"""Read a pmap program, and say what it needs today: `python -m pmapdp.port FILE`."""

@@ -1,8 +1,8 @@
-"""Read a program without running it, and follow its names from file to file.
+"""Read a program without running it, and follow its names as Python would.
 
-Each node of a syntax tree gets two attributes, `parent` and `file`. `resolve(node)`
-says what an expression stands for: a dotted path in a library (`jnp.sum` is
-"jax.numpy.sum"), a `File`, or a node of the program.
+Each node of a syntax tree gets three attributes: `parent`, `file` and `scope`.
+`resolve(node)` says what an expression stands for: a dotted path in a library
+(`jnp.sum` is "jax.numpy.sum"), a `Module`, or a node of the program.
 """
 
 import ast
@@ -21,62 +21,154 @@ SKIPPED_FOLDERS = {
     "env",
     "build",
 }
+PROJECT_FILES = (".git", "pyproject.toml", "setup.py")  # the root of a project has one
 FUNCTION = (ast.FunctionDef, ast.Lambda)
+COMPREHENSION = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+SCOPE = (ast.Module, ast.ClassDef, ast.AsyncFunctionDef, *FUNCTION, *COMPREHENSION)
 
 
-class File:
-    """A module: its syntax tree, and for each name the lines that bind it, with their values."""
+class Module:
+    """A Python file. In its syntax tree, each scope has its names.
 
-    def __init__(self, path: str, tree: ast.Module, modules: dict[str, "File"]):
-        self.path, self.tree, self.modules = (
-            path,
-            tree,
-            modules,
-        )  # the program's modules, by name
+    `scope.names` holds, for each name, where it's bound and to what.
+    """
+
+    def __init__(self, path: str, tree: ast.Module, modules: dict[str, "Module"]):
+        self.path = path
+        self.tree: Any = tree
+        self.modules = modules  # the program's modules, by name
         self.nodes: list[Any] = list(ast.walk(tree))  # parents before their children
-        self.values: dict[str, list[tuple[int, Any]]] = {}
+        self.mark(tree, None, None)
         for node in self.nodes:
-            node.file = self
-            for child in ast.iter_child_nodes(node):
-                child.parent = node
-            for name, value in bindings(node):
-                self.values.setdefault(name, []).append((node.lineno, value))
+            bind_names(node)
 
-    def resolve_name(self, name: str, line: float = float("inf")) -> Any:
-        """Resolve a name to its last value before a line, or to the first one after it."""
-        values = sorted(self.values.get(name, ()), key=lambda value: value[0])
-        before = [value for number, value in values if number < line]
-        return resolve(before[-1] if before else values[0][1] if values else None)
+    def mark(self, node: Any, parent: Any, scope: Any) -> None:
+        """Give a node and its children their attributes.
+
+        A decorator is in the scope around its function.
+        """
+        node.file = self
+        node.parent = parent
+        node.scope = scope
+        inner = scope
+        if isinstance(node, SCOPE):
+            node.names = {}
+            inner = node
+        decorators = getattr(node, "decorator_list", [])
+        for child in ast.iter_child_nodes(node):
+            self.mark(child, node, scope if child in decorators else inner)
+
+    def lookup(self, name: str) -> Any:
+        """Resolve a name of the module to the last value that it gets."""
+        bindings = self.tree.names.get(name)
+        return resolve(bindings[-1][1]) if bindings else None
 
 
-def bindings(node: Any) -> Iterator[tuple[str, Any]]:
-    """List the names that a node binds, with their values."""
-    match node:
-        case ast.alias(name=name):
-            yield node.asname or name.partition(".")[0], node
-        case ast.FunctionDef(name=name):
-            yield (
-                f"self.{name}" if isinstance(node.parent, ast.ClassDef) else name,
-                node,
-            )
-        case ast.arg(arg=name):
-            yield name, node
-        case ast.Assign(targets=[ast.Tuple(elts=targets), *_], value=value):
-            parts: list[Any] = [
-                ast.Subscript(value, ast.Constant(n), ast.Load())
-                for n, _ in enumerate(targets)
-            ]
-            for target, part in zip(
-                targets, getattr(value, "elts", parts), strict=False
-            ):
-                part.parent, part.file, part.lineno = node, node.file, node.lineno
-                yield ast.unparse(target), part
-        case ast.Assign(targets=[target, *_], value=value):
-            yield ast.unparse(target), value
+def bind_names(node: Any) -> None:
+    """Note the names that a node binds."""
+    if isinstance(node, ast.alias):
+        bind(node.asname or node.name.partition(".")[0], node, node.parent)
+    elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+        bind(node.name, node, node)
+    elif isinstance(node, ast.arg):
+        bind(node.arg, node, node)
+    elif isinstance(node, ast.Assign):
+        for target in node.targets:
+            bind_target(target, node.value, node)
+    elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
+        bind_target(node.target, node.value or node, node)
+    elif isinstance(node, ast.For | ast.comprehension):
+        bind_target(node.target, node, node.target)
+    elif isinstance(node, ast.withitem) and node.optional_vars:
+        bind_target(node.optional_vars, node, node.optional_vars)
+
+
+def bind_target(target: Any, value: Any, statement: Any) -> None:
+    """Bind the names of an assignment's target, with their parts of the value."""
+    if isinstance(target, ast.Name):
+        bind(target.id, value, statement)
+    elif is_of_self(target):
+        bind(ast.unparse(target), value, statement)
+    elif isinstance(target, ast.Tuple):
+        for number, part in enumerate(target.elts):
+            if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
+                bind_target(part, value.elts[number], statement)
+            else:  # `a, b = f(x)`: a is f(x)[0]
+                element: Any = ast.Subscript(value, ast.Constant(number), ast.Load())
+                element.scope = target.scope
+                bind_target(part, element, statement)
+
+
+def bind(name: str, value: Any, statement: Any) -> None:
+    """Bind a name in the scope of a statement, or in its class if the name is `self.x`.
+
+    An assignment takes effect at its end, so its right side sees the value before.
+    """
+    scope = class_of(statement) if name.startswith("self.") else statement.scope
+    if scope is not None:
+        place = (statement.end_lineno, statement.end_col_offset)
+        if isinstance(statement, FUNCTION):
+            place = (statement.lineno, 0)
+        scope.names.setdefault(name, []).append((place, value))
+
+
+def is_of_self(node: Any) -> bool:
+    """Return True for `self.x`."""
+    return isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+
+
+def class_of(node: Any) -> Any:
+    """Return the class around a node, or None."""
+    while node is not None and not isinstance(node, ast.ClassDef):
+        node = node.scope
+    return node
+
+
+def last_before(use: Any, bindings: list[Any]) -> Any:
+    """Return the value of the last binding that stands before a use, or None."""
+    before = [
+        value for place, value in bindings if place <= (use.lineno, use.col_offset)
+    ]
+    return before[-1] if before else None
+
+
+def lookup_name(use: Any) -> Any:
+    """Find the value of a name where it's used, from its scope out to the module.
+
+    A function that uses a name of a scope around it is called later, so it sees the last
+    value there. It doesn't see the names of its class.
+    """
+    value = None
+    scope = use.scope
+    while scope is not None and value is None:
+        bindings = scope.names.get(use.id, [])
+        if scope is use.scope:
+            value = last_before(use, bindings)
+        elif bindings and not isinstance(scope, ast.ClassDef):
+            value = bindings[-1][1]
+        scope = scope.scope
+    return value
+
+
+def lookup_attribute(use: Any) -> Any:
+    """Find the value of `self.x`.
+
+    That's the assignment before it in the class, or the method, or any assignment.
+    """
+    names = getattr(class_of(use), "names", {})
+    assigned = names.get(ast.unparse(use), [])
+    value = last_before(use, assigned)
+    if value is None:
+        bindings = names.get(use.attr) or assigned
+        value = bindings[-1][1] if bindings else None
+    return value
 
 
 def remember(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Cache a function's results. A result is None until it's known, so a name defined by itself stands for nothing."""
+    """Cache a function's results by node.
+
+    While a node is looked at, its result is None, which ends a circle.
+    """
     results: dict[Any, Any] = {}
 
     def recall(node: Any) -> Any:
@@ -90,84 +182,114 @@ def remember(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @remember
 def resolve(node: Any) -> Any:
-    """Follow names and imports to a dotted path of a library, a `File` or a node of the program."""
-    match node:
-        case ast.Name() | ast.Attribute(value=ast.Name(id="self")):
-            return node.file.resolve_name(ast.unparse(node), node.lineno)
-        case ast.Attribute(value=value, attr=name):
-            base = resolve(value)
-            if isinstance(base, File):
-                return base.resolve_name(name)
-            return f"{base}.{name}" if isinstance(base, str) else node
-        case ast.alias(name=name, parent=ast.ImportFrom(module=module)):
-            path, file = (
-                f"{module or ''}.{name}".strip("."),
-                node.file.modules.get(module),
-            )
-            return node.file.modules.get(path) or (
-                file.resolve_name(name) if file else path
-            )
-        case ast.alias(name=name, asname=asname):
-            path = name if asname else name.partition(".")[0]
-            return node.file.modules.get(path, path)
+    """Follow names and imports to a library's path, a `Module` or a node."""
+    if isinstance(node, ast.Name):
+        return resolve(lookup_name(node))
+    if is_of_self(node):
+        return resolve(lookup_attribute(node))
+    if isinstance(node, ast.Attribute):
+        base = resolve(node.value)
+        if isinstance(base, Module):
+            return base.lookup(node.attr)
+        return f"{base}.{node.attr}" if isinstance(base, str) else node
+    if isinstance(node, ast.alias):
+        return resolve_import(node)
     return node
 
 
+def resolve_import(node: Any) -> Any:
+    """Resolve an import to a `Module`, to a value in its module, or to a path."""
+    modules = node.file.modules
+    if isinstance(node.parent, ast.Import):
+        path = node.name if node.asname else node.name.partition(".")[0]
+        return modules.get(path, path)
+    source = node.parent.module or ""
+    path = f"{source}.{node.name}".strip(".")
+    if path in modules:
+        return modules[path]
+    return modules[source].lookup(node.name) if source in modules else path
+
+
 def path_of(node: Any) -> str:
-    """Give the dotted path of a library's name; otherwise an empty text."""
-    return found if isinstance(found := resolve(node), str) else ""
+    """Return the dotted path of a library's name, otherwise an empty text."""
+    found = resolve(node)
+    return found if isinstance(found, str) else ""
 
 
-def read_program(given: str) -> tuple[dict[str, File], list[str]]:
-    """Read a folder, or a file with the files that it imports. Returns files by path, and a line for each unread one.
+def read_program(given: str) -> tuple[dict[str, Module], list[str]]:
+    """Read a folder, or a file with the files that it imports.
+
+    Returns:
+        The modules by path, and a line for each file that can't be read.
 
     Raises:
         UserError: there is nothing to read, or the one file that was named can't be
             read.
     """
-    path, files, modules, unread = (
-        Path(given),
-        dict[str, File](),
-        dict[str, File](),
-        list[str](),
-    )
+    path = Path(given)
     if not path.is_dir() and not (path.is_file() and path.suffix == ".py"):
         raise UserError(
-            f"{given!r} is no Python file or folder: try train.py (jupyter nbconvert --to script makes one)"
+            f"{given!r} is no Python file or folder: try train.py "
+            "(jupyter nbconvert --to script makes one)"
         )
-    paths = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    for each in paths:  # grows by what a single file imports
-        folders = each.parts[len(path.parts) :]
-        if str(each) in files or any(
-            folder in SKIPPED_FOLDERS or folder[:1] == "." for folder in folders
-        ):
+    files: dict[str, Module] = {}
+    modules: dict[str, Module] = {}
+    unread = []
+    waiting = sorted(source_files(path)) if path.is_dir() else [path]
+    for file in waiting:  # grows by what a single file imports
+        if str(file) in files:
             continue
         try:
             with warnings.catch_warnings(
                 action="ignore"
-            ):  # they're about the program's strings
-                file = files[str(each)] = File(
-                    str(each), ast.parse(each.read_bytes()), modules
-                )
+            ):  # about the program's strings
+                tree = ast.parse(file.read_bytes())
+                module = Module(str(file), tree, modules)
         except (SyntaxError, OSError, ValueError, RecursionError) as error:
-            unread.append(f"{each} can't be read ({reason(error)}): is it Python 3?")
+            unread.append(f"{file} can't be read ({reason(error)}): is it Python 3?")
             continue
-        parts = str(each).removesuffix(".py").removesuffix("/__init__").split("/")
-        modules.update({".".join(parts[number:]): file for number in range(len(parts))})
-        for node in file.nodes if path.is_file() else ():
-            if isinstance(node, ast.alias):
-                module = getattr(node.parent, "module", None) or ""
-                names = (module, f"{module}.{node.name}".strip("."))
-                found = [
-                    folder / f"{name.replace('.', '/')}.py"
-                    for name in names
-                    for folder in each.parents
-                ]
-                paths += filter(Path.is_file, found)
+        files[str(file)] = module
+        parts = str(file).removesuffix(".py").removesuffix("/__init__").split("/")
+        for number in range(len(parts)):  # it may be imported from any folder above
+            modules[".".join(parts[number:])] = module
+        if path.is_file():
+            waiting += imported_files(module)
     if not files:
-        raise UserError(
-            unread[0]
-            if unread
-            else f"the folder {given!r} holds no Python: name one with .py files"
-        )
+        nothing = f"the folder {given!r} holds no Python: name one with .py files"
+        raise UserError(unread[0] if unread else nothing)
     return files, unread
+
+
+def source_files(folder: Path) -> Iterator[Path]:
+    """List the Python files of a folder, but not of environments and builds."""
+    for file in folder.rglob("*.py"):
+        names = file.relative_to(folder).parts[:-1]
+        hidden = [name for name in names if name.startswith(".")]
+        if not hidden and not SKIPPED_FOLDERS.intersection(names):
+            yield file
+
+
+def imported_files(module: Module) -> Iterator[Path]:
+    """List the files that a module imports.
+
+    They're looked for from its own folder up to the root of its project.
+    """
+    here = Path.cwd()
+    folders = []
+    for folder in Path(module.path).absolute().parents:
+        folders.append(folder)
+        if any((folder / name).exists() for name in PROJECT_FILES):
+            break
+    else:
+        folders = folders[:1]  # no project: only its neighbours
+    for node in module.nodes:
+        if isinstance(node, ast.alias):
+            source = getattr(node.parent, "module", None) or ""
+            for name in (source, f"{source}.{node.name}".strip(".")):
+                for folder in folders:
+                    file = folder / f"{name.replace('.', '/')}.py"
+                    if name and file.is_file():
+                        is_short = not Path(module.path).is_absolute()
+                        if is_short and file.is_relative_to(here):
+                            file = file.relative_to(here)
+                        yield file

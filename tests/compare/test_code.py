@@ -3,6 +3,7 @@
 import ast
 from xml.etree import ElementTree
 
+import port_example
 import pytest
 
 from pmapdp.compare.code import align, as_html, kind_of, plain_lines
@@ -65,6 +66,17 @@ def test_a_line_has_the_colour_of_what_it_does_and_is_escaped():
     assert 'class="line reduce"' in as_html(["lax.psum(x, 'i')"], plain=True)
     assert 'class="line "' in as_html(["jax.jit(f)"], plain=True)
     assert "&lt;b&gt;" in as_html(["x = '<b>'"])
+
+
+def test_two_programs_in_one_file_have_their_own_steps():
+    """A local name of one function is not that of another: `step` and `params` are in several."""
+    old, new = (split_program(port_example.__file__, name) for name in ("old", "new"))
+    step = "The step"
+    assert "pmean" in "".join(old[step])
+    assert "pmean" not in "".join(new[step])
+    assert "def old_step(state, batch):" in old[step]
+    assert "def old_step(state, batch):" not in new[step]
+    assert "def new():" not in old["Around the step"]
 
 
 def test_the_parts_of_each_strategy_are_found_by_names_and_words():

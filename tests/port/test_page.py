@@ -1,6 +1,10 @@
-"""docs/porting.md: its table and report are the command's, its code gives the old numbers, and its rows are run."""
+"""docs/porting.md and docs/constructs.md: the report and the table are the command's, the
+code gives the old numbers, and the rows are run."""
 
 import re
+import socket
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -15,13 +19,13 @@ from flax.training import checkpoints
 from flax.training.dynamic_scale import DynamicScale
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
+from launch import environment
 from pmap_programs import load
 
 from pmapdp.compare.collectives import collectives
 from pmapdp.devices import simulate
 from pmapdp.port.__main__ import as_text, report_program
-from pmapdp.port.find import BROKEN, STATUS
-from pmapdp.port.find import PAGE as TABLE
+from pmapdp.port.find import BROKEN, STATUS, TABLE
 
 simulate(8)  # before the constants below use JAX
 N, SPLIT = 8, P("batch")
@@ -33,15 +37,31 @@ W, X, ROWS = (
 BATCH = {"x": X, "y": RANDOM.normal(size=16).astype(np.float32)}
 STACKED = jax.tree.map(lambda x: x.reshape(8, 2, *x.shape[1:]), BATCH)
 KEYS = np.asarray(jax.random.split(jax.random.PRNGKey(3), 8))
-PAGE = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "porting.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_table_and_the_report_are_those_of_the_command():
-    head = "| pmap | today | shard_map | jit |\n"
-    assert PAGE.partition(head)[2].strip() == TABLE.partition(head)[2].strip()
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_the_report_and_the_program_are_those_of_the_command():
     text = as_text(report_program("lessons/program/12_old_pmap.py"), everything=False)
-    assert text.partition("\n\nTo verify")[0] in PAGE
+    report, _, program = text.partition(
+        "\n\nTo verify train_step, save this as verify_step.py:\n\n"
+    )
+    assert f"```\n{report}\n```" in PAGE
+    assert f"```\n{program}\n```" in PAGE
+
+
+def test_the_page_of_constructs_is_made_from_the_table():
+    command = [sys.executable, "docs/constructs.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    page = (ROOT / "docs" / "constructs.md").read_text()
+    assert page == done.stdout, "run `python docs/constructs.py > docs/constructs.md`"
+    assert all(f'<a id="{name}"></a>' in page for name in TABLE)
 
 
 def loss(w, batch, keep=1.0):
@@ -137,6 +157,51 @@ def test_my_pmap_gives_the_numbers_of_pmap(page, name):
         np.testing.assert_allclose(
             np.asarray(x, float), np.asarray(y, float), rtol=1e-5, atol=1e-5
         )
+
+
+TWO_PROCESSES = """
+import sys
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+import numpy as np
+from jax import lax
+
+BLOCK
+
+def step(weight, x):
+    total = lax.psum(x, "batch")
+    return weight * total, total
+
+first = 1 + jax.process_index()
+x = np.full(2, first, np.float32)  # 1, 1 in process 0, and 2, 2 in process 1
+for pmap in (jax.pmap, my_pmap):
+    mapped = pmap(step, axis_name="batch", in_axes=(None, 0), out_axes=(None, 0))
+    weighted, total = mapped(np.float32(0.5), x)
+    print(np.asarray(weighted).tolist(), np.asarray(total).tolist())
+"""
+
+
+@pytest.mark.slow
+def test_my_pmap_adds_up_over_two_processes(tmp_path):
+    """A psum of 1, 1, 2, 2 is 6 in both processes, as with jax.pmap."""
+    block = next(block for block in BLOCKS if "def my_pmap" in block)
+    script = tmp_path / "program.py"
+    script.write_text(TWO_PROCESSES.replace("BLOCK", block))
+    address = f"127.0.0.1:{free_port()}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, address, number],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment({"XLA_FLAGS": None, "NPROC": "8"}),
+        )
+        for number in "01"
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    for output in outputs:
+        assert output.splitlines()[-2:] == 2 * ["3.0 [6.0, 6.0]"]
 
 
 # The rows of the table
@@ -363,6 +428,13 @@ RAISES = {
             Exception,
             "axis name|pbroadcast",
             lambda: pmap(lambda x: lax.pbroadcast(x, "batch", 0), W),
+        )
+    ],
+    "axis-resources": [
+        (
+            TypeError,
+            "in_axis_resources",
+            lambda: jax.experimental.pjit.pjit(jnp.sin, in_axis_resources=None),
         )
     ],
     "check-rep": [

@@ -1,18 +1,16 @@
 """`python -m pmapdp.port` finds each construct of pmap in its line, under any name, and says how to verify the step."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import entry
-import jax
-import numpy as np
 import pytest
+from launch import python
 from pmap_programs import FOLDER, NAMES
 
 from pmapdp.port.__main__ import report_program
-from pmapdp.port.find import BY_NAME, STATUS, is_missing
+from pmapdp.port.find import ROW_OF_NAME, STATUS, is_missing
 
 LESSON_12 = FOLDER.parents[1] / "lessons" / "program" / "12_old_pmap.py"
 
@@ -43,6 +41,14 @@ class Experiment:
     def step(self):
         self._state, scalars = self._update(self._state, inputs)
         return scalars["loss"][0]"""
+METHOD = """import jax
+class Experiment:
+    def __init__(self):
+        self._update = jax.pmap(self._update, axis_name="i")
+    def _update(self, state):
+        return state
+    def step(self):
+        return self._update(self._state)[1][0]"""
 PMAPS = [
     ("import jax as j\nj.pmap(f, axis_name='i')", "2 pmap"),
     ("import jax\nfrom jax import pmap as p\npmap = jax.pmap\np(f, 'i')\npmap(f, 'i')", "3 pmap, 4 pmap, 5 pmap"),
@@ -62,6 +68,20 @@ PMAPS = [
     (AVERAGE + "jax.shard_map(f, mesh=m)", "4 check-vma"),
     (AVERAGE + "jax.shard_map(f, check_vma=False)", ""),
     (AVERAGE.replace("grad", "vmap") + "jax.shard_map(f, mesh=m)", ""),
+    # A formatter puts the call on several lines: the name on its right side is the function.
+    ("import jax\ndef f(x): return x\nf = jax.pmap(\n    f, axis_name='i'\n)\ny = f(x)[1][0]", "3 pmap, 6 first-copy"),
+    (METHOD, "4 pmap, 8 first-copy"),
+    # Names of one function are not those of another.
+    ("import jax\ndef f():\n  p = jax.pmap(g, 'i')\ndef h(p):\n  return p(x)[1][0]", "3 pmap"),
+    ("import jax\ndef f():\n  return p(x)[1][0]\np = jax.pmap(g, 'i')", "3 first-copy, 4 pmap"),
+    # Only a `try` that expects a missing name exempts it.
+    ("import jax\ntry:\n    jax.tree_map(f, x)\nexcept Exception as e: q.put(e)", "3 tree-map"),
+    ("import jax\ntry: f = jax.tree_map\nexcept AttributeError: f = jax.tree.map", ""),
+    ("from flax.metrics import tensorboard", ""),
+    ("import jax\nfrom jax.sharding import Mesh\nm = Mesh(d, 'i')\nwith m:\n    pass", "4 with-mesh"),
+    ("from jax.experimental.pjit import pjit\npjit(f, in_axis_resources=None)", "2 axis-resources, 2 pjit"),
+    ("from jax.experimental import PartitionSpec", "1 partition-spec"),
+    ("import jax\njax.sharding.PmapSharding", "2 pmap-sharding"),
 ]  # fmt: skip
 LINES = [
     ("y = jax.lax.psum(x, axis_name='i')", ["psum"]),
@@ -85,6 +105,11 @@ LINES = [
     ("y = jax.tree_util.tree_map(lambda x: x[0], p(x))", ["first-copy"]),
     ("y = jax.tree.map(lambda x: x[0], batch)", []),
     ("def save(state): return jax.tree_map(lambda x: x[0], state)", ["first-copy", "tree-map"]),
+    ("def get_first(xs): return jax.tree.map(lambda x: x[0], xs)", ["first-copy"]),
+    ("m = jax.tree.map(lambda m: float(m[0]), metrics)", ["first-copy"]),
+    ("loss = total_loss / jax.device_count()", ["divided-loss"]),
+    ("m = jax.make_mesh((8,), ('i',))", ["make-mesh"]),
+    ("m = jax.make_mesh(axis_shapes=(8,), axis_names='i', axis_types=t)", ["axis-shapes"]),
     ("q = jax.pmap(lambda x: (x, x), 'i'); y, z = q(x); y[0]", ["pmap", "first-copy"]),
     ("y = p(x); z = y.params['w'][0]; u = y.mean(1)[0]", ["first-copy"]),
     ("y = x.device_buffers", ["device-buffers"]),
@@ -109,13 +134,15 @@ def test_a_construct_is_found_in_its_line(tmp_path, source, wanted):
 
 
 def test_every_name_of_the_table_is_found_and_what_is_gone_is_gone(tmp_path):
-    names = [name for name in BY_NAME if not name.startswith("?")]
+    names = [name for name in ROW_OF_NAME if not name.startswith("?")]
     source = "import chex, equinox, flax, jax\n" + "\n".join(
         f"{name}(x)" for name in names
     )
     lines = found(tmp_path, main=source)
     assert [
-        name for n, name in enumerate(names, 2) if f"{n} {BY_NAME[name]}" not in lines
+        name
+        for n, name in enumerate(names, 2)
+        if f"{n} {ROW_OF_NAME[name]}" not in lines
     ] == []
     ours = [
         name
@@ -123,7 +150,9 @@ def test_every_name_of_the_table_is_found_and_what_is_gone_is_gone(tmp_path):
         if name.split(".")[0] in ("jax", "flax") and name != "jax.config.config"
     ]
     assert [
-        name for name in ours if is_missing(name) != (STATUS[BY_NAME[name]] == "gone")
+        name
+        for name in ours
+        if is_missing(name) != (STATUS[ROW_OF_NAME[name]] == "gone")
     ] == []
 
 
@@ -162,21 +191,13 @@ DECORATED = {
     "p_step(": "train_step(",
 }
 QUESTIONS = {
-    "Where can train_step be imported from?": {
-        "def train_step": "def make():\n  def train_step"
-    },
     "Which axis_name is it?": {'axis_name="i"': "axis_name=find_axis()"},
-    "pmap maps a partial, a loop or a vmap around": {
+    "pmap maps functools.partial around train_step": {
         "p(train_step": "p(functools.partial(train_step, lr=1)"
     },
-    "arguments of train_step are the state": {
-        "p_step(w, batch, key)": "p_step(w, images, labels)"
-    },
-    "Put a function of (state, batch, key) around it": {
-        "w, loss = ": "w, moments, loss = "
-    },
-    "the batch and the key?": {
-        "p_step(w, batch, key)": "p_step(w, batch=batch, key=key)"
+    "takes (w, batch, labels): which are": {"train_step(w, batch, key):": "train_step(w, batch, labels):"},
+    "Which function makes one update? It's made": {
+        "p(train_step": "p(make_train_step()"
     },
 }
 
@@ -191,54 +212,88 @@ def describe_step(folder: Path, name: str, changes: dict[str, str]) -> dict[str,
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_harness_that_cannot_be_written_whole_is_a_question(tmp_path, question):
+def test_what_the_program_does_not_show_is_a_question_in_the_file(tmp_path, question):
     verify = describe_step(tmp_path, "main", QUESTIONS[question])
-    assert (
-        verify["harness"],
-        len(verify["questions"]),
-        question in verify["questions"][0],
-    ) == ("", 1, True)
+    assert question in verify["questions"][0]
+    assert f"    # {verify['questions'][0]}\n" in verify["program"]
+    compile(verify["program"], "verify_step.py", "exec")
+    assert 'raise SystemExit("verify_step.py: fill in step")' in verify["program"]
 
 
+NESTED = """import jax
+class Trainer:
+    def __init__(self):
+        def train_step(state, batch):
+            return jax.lax.pmean(state, "i"), {}
+        self.nested = jax.pmap(train_step, axis_name="i")
+"""
+METHOD_STEP = """import jax
+class Trainer:
+    def __init__(self):
+        self.mapped = jax.pmap(self.update, axis_name="i")
+    def update(self, state, batch):
+        return jax.lax.pmean(state, "i"), {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("train_step", NESTED), ("update", METHOD_STEP)]
+)
+def test_nested_functions_and_methods_get_a_file_with_questions(tmp_path, name, source):
+    (tmp_path / "main.py").write_text(source)
+    verify = report_program(str(tmp_path))["verify"]
+    assert verify["step"] == name
+    assert verify["questions"][0].startswith(f"How can {name} be reached?")
+    compile(verify["program"], "verify_step.py", "exec")
+
+
+ARGUMENTS = """    import numpy as np
+    rows = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    return np.ones(3, np.float32), rows, jax.random.split(jax.random.key(0), 8)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_right", [False, True])
+@pytest.mark.parametrize("name", ["program", "12_program"])
 @pytest.mark.parametrize("changes", [{}, DECORATED], ids=["called", "decorated"])
-def test_the_harness_runs_and_finds_a_sum_in_place_of_a_mean(
-    tmp_path, monkeypatch, capsys, changes
+def test_the_file_is_a_program_whose_status_tells_a_sum_from_a_mean(
+    tmp_path, changes, name, is_right
 ):
-    monkeypatch.syspath_prepend(tmp_path)
-    names = dict[str, Any]()
-    exec(
-        describe_step(tmp_path, f"small_program_{len(changes)}", changes)["harness"],
-        names,
+    if is_right:
+        changes = changes | {"jax.lax.psum(grad": "jax.lax.pmean(grad"}
+    program = describe_step(tmp_path, name, changes)["program"]
+    blank = '    raise SystemExit("verify_step.py: fill in first_arguments")\n'
+    assert program.count(blank) == 1
+    file = tmp_path / "verify_step.py"
+    file.write_text(program.replace(blank, ARGUMENTS))
+    done = python(file, env={"XLA_FLAGS": None})
+    assert done.returncode == (0 if is_right else 1), done.stdout + done.stderr
+
+
+def test_the_file_says_what_to_fill_in(tmp_path):
+    file = tmp_path / "verify_step.py"
+    file.write_text(describe_step(tmp_path, "program", {})["program"])
+    done = python(file)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "verify_step.py: fill in first_arguments\n",
     )
-    w, batch = (
-        np.ones(3, np.float32),
-        np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32),
-    )
-    names["check"](w, batch, jax.random.split(jax.random.key(0), 8))
-    assert "8 times as large" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name", [*NAMES, "old_pmap"])
-def test_the_programs_of_tests_and_lesson_12(name, tmp_path):
-    path = FOLDER / f"{name}.py"
-    if name == "old_pmap":
-        path = shutil.copy(
-            LESSON_12, tmp_path / "old_pmap.py"
-        )  # whose step can be imported under this name
+def test_the_programs_of_tests_and_lesson_12(name):
+    path = LESSON_12 if name == "old_pmap" else FOLDER / f"{name}.py"
     report = report_program(str(path))
-    assert {each["status"] for each in report["lines"]} <= {
-        "fine",
-        "slow",
-        "check",
-    }  # they run
+    statuses = {line["status"] for line in report["lines"]}
+    assert statuses <= {"fine", "slow", "check"}  # they run
+    verify = report["verify"]
     rows = {"hugging_face_tokens": ["dropout_rng"], "old_pmap": ["key", "batch_stats"]}
     if name in rows:
-        assert f'"per_device": {json.dumps(rows[name])}' in report["verify"]["harness"]
-    else:  # they keep their state in several arguments
-        assert (report["verify"]["harness"], len(report["verify"]["questions"])) != (
-            "",
-            0,
-        )
+        assert verify["questions"] == []
+        assert f"PER_DEVICE = {rows[name]}" in verify["program"]
+    else:  # it keeps its state in several arguments
+        assert len(verify["questions"]) == 1
 
 
 def test_status_1_if_a_line_fails_and_fine_lines_only_with_all(tmp_path):
@@ -253,7 +308,7 @@ def test_status_1_if_a_line_fails_and_fine_lines_only_with_all(tmp_path):
         True,
     )
     assert "  gone   tree-map" in out
-    assert "docs/porting.md#tree-map" in out
+    assert "docs/constructs.md#tree-map" in out
     assert "fine   pmap" not in out
     assert "fine   pmap" in entry.run_command("port", path, "--all").out
     keys = {

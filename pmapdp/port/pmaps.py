@@ -1,0 +1,98 @@
+"""Read the uses of pmap in a program: their options, and the mapped function."""
+
+import ast
+from typing import Any, NamedTuple
+
+import jax
+
+from pmapdp.port.read import FUNCTION, path_of, remember, resolve
+
+PMAPS = {"jax.pmap", "equinox.filter_pmap", "flax.nnx.pmap"}
+
+
+class Use(NamedTuple):
+    """A use of pmap.
+
+    Attributes:
+        options: its keywords and their values, also those that a partial gives.
+        function: the function that is mapped in the end, or None if it can't be found.
+        inside: paths of the partials and transformations around the function.
+    """
+
+    options: dict[Any, Any]
+    function: Any
+    inside: list[str]
+
+
+def keywords_of(call: ast.Call) -> dict[Any, Any]:
+    """Return the keyword arguments of a call by name."""
+    return {keyword.arg: keyword.value for keyword in call.keywords}
+
+
+def pmap_options(node: Any) -> dict[Any, Any] | None:
+    """Return the keywords if an expression is pmap without its function, or None.
+
+    Partials around pmap give keywords too.
+    """
+    options: dict[Any, Any] = {}
+    call = resolve(node)
+    seen: list[Any] = []
+    while isinstance(call, ast.Call) and call not in seen:
+        seen.append(call)
+        options = keywords_of(call) | options
+        is_partial = path_of(call.func) == "functools.partial"
+        if call.args and not is_partial:
+            return None
+        node = call.args[0] if is_partial else call.func
+        call = resolve(node)
+    return options if path_of(node) in PMAPS else None
+
+
+def unwrap(node: Any) -> tuple[Any, list[str]]:
+    """Find the function behind partials and transformations, and their paths."""
+    inside: list[str] = []
+    call = resolve(node)
+    seen: list[Any] = []
+    while isinstance(call, ast.Call) and call not in seen:
+        seen.append(call)
+        inside.append(path_of(call.func))
+        functions = [argument for argument in call.args if not path_of(argument)]
+        call = resolve(functions[0]) if functions else None
+    return (call if isinstance(call, FUNCTION) else None), inside
+
+
+@remember
+def read_pmap(node: Any) -> Use | None:
+    """Read a call of pmap, or a function with pmap as its decorator."""
+    node = resolve(node)
+    if isinstance(node, ast.FunctionDef):
+        for decorator in node.decorator_list:
+            options = pmap_options(decorator)
+            if options is not None:
+                return Use(options, node, [])
+    if isinstance(node, ast.Call) and node.args:
+        options = pmap_options(node.func)
+        if options is not None:
+            if len(node.args) > 1:
+                options["axis_name"] = node.args[1]
+            return Use(options | keywords_of(node), *unwrap(node.args[0]))
+    return None
+
+
+@remember
+def find_stacked(node: Any) -> Any:
+    """Find the call of a pmapped function that returned a value `[N, ...]`, or None.
+
+    The value may be a part of the result.
+    """
+    node = resolve(node)
+    if isinstance(node, ast.Subscript):
+        return find_stacked(node.value)
+    if isinstance(node, ast.Attribute) and node.attr not in dir(jax.Array):
+        return find_stacked(node.value)
+    if isinstance(node, ast.Call):
+        use = read_pmap(node.func)
+        out_axes = use and resolve(use.options.get("out_axes"))
+        if use and getattr(out_axes, "value", 0) is not None:
+            return node
+    return None

@@ -1,0 +1,158 @@
+"""Write a program that verifies the training step of a pmap program."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from pmapdp.port.pmaps import Use
+from pmapdp.port.read import resolve
+
+TRAINS = re.compile("train|update|epoch|step|learn", re.IGNORECASE)
+DOES_NOT_TRAIN = re.compile("eval|test|predict|valid|init|metric", re.IGNORECASE)
+KEY = re.compile("rng|key|seed", re.IGNORECASE)
+# Leaves that differ from device to device, by their usual names in Flax programs.
+PER_DEVICE_LEAVES = ("dropout_rng", "batch_stats")
+
+PROGRAM = '''"""Does {name} on 8 devices give one device's result? `python verify_step.py`
+
+Fill in what ends with SystemExit. The exit status is 1 if the results differ, or if
+something wasn't compared.
+"""
+
+from pmapdp.devices import simulate
+
+simulate(8)  # before JAX starts; a machine with GPUs or TPUs uses those
+
+import jax
+
+from pmapdp.verify import old_program, one_device, verify
+
+{step}
+
+
+def first_arguments():
+    """Return {arguments} of the first update, as one device has them.
+
+    That's before they're replicated or split. Leaves in PER_DEVICE have a row for each
+    device, `[8, ...]`.
+    """
+    raise SystemExit("verify_step.py: fill in first_arguments")
+
+
+AXIS = {axis}
+PER_DEVICE = {per_device}
+{arguments} = first_arguments()
+given = dict({given}, per_device=PER_DEVICE)
+
+# The reference is your step on one device, where a psum and a pmean are the same. So this
+# finds a sum in place of a mean.
+report = verify(
+    step=jax.pmap(step, axis_name=AXIS), reference=one_device(step, AXIS), **given
+)
+print(report)
+report.require()
+
+# After the port, compare the new step with the old one. Both can still make one mistake,
+# and this comparison can't see it. That's why the other one comes first.
+# old = old_program(step, AXIS, groups=jax.device_count())
+# verify(step=new_step, layout="sharded", reference=old, **given).require()
+'''
+TOP_LEVEL_STEP = """{load}
+
+step = getattr({name}, "__wrapped__", {name})  # without a decorator @pmap"""
+OPEN_STEP = '''def step({arguments}):
+    """Return the new state and the metrics of one device's examples."""
+{questions}
+    raise SystemExit("verify_step.py: fill in step")'''
+
+
+def choose_step(uses: list[Use]) -> Use | None:
+    """Choose the pmapped function that seems to train, or None.
+
+    A pmap without an axis to average over doesn't train.
+    """
+    averaging = [use for use in uses if "axis_name" in use.options]
+    for use in averaging:
+        name = getattr(use.function, "name", "")
+        if TRAINS.search(name) and not DOES_NOT_TRAIN.search(name):
+            return use
+    unknown = [use for use in averaging if not hasattr(use.function, "name")]
+    return unknown[0] if unknown else None
+
+
+def write_verification(use: Use) -> dict[str, Any]:
+    """Write the program for a step, and the questions that are open in it.
+
+    Returns:
+        The name of the step, its file, the program, and the questions.
+    """
+    function = use.function
+    name = getattr(function, "name", "your step")
+    parameters: list[str] = []
+    if function is not None:
+        parameters = [argument.arg for argument in function.args.args]
+    axis = getattr(resolve(use.options["axis_name"]), "value", None)
+    questions = ask_questions(use, name, parameters)
+    if axis is None:
+        questions.append("Which axis_name is it? It's made when the program runs.")
+    has_key = any(map(KEY.search, parameters))
+    arguments = "state, batch, key" if has_key else "state, batch"
+    per_device = []
+    if has_key and "in_axes" not in use.options:  # pmap gives each device its row
+        per_device.append("key")
+    if function is not None:
+        source = ast.unparse(function.file.tree)
+        per_device += [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
+    if questions:
+        comments = [f"    # {question}" for question in questions]
+        step = OPEN_STEP.format(arguments=arguments, questions="\n".join(comments))
+    else:
+        load = load_step(name, function.file.path)
+        step = TOP_LEVEL_STEP.format(load=load, name=name)
+    given = ", ".join(f"{argument}={argument}" for argument in arguments.split(", "))
+    return {
+        "step": name,
+        "path": function.file.path if function else "",
+        "questions": questions,
+        "program": PROGRAM.format(
+            name=name,
+            step=step,
+            arguments=arguments,
+            axis=repr(axis) if axis else '"batch"',
+            per_device=per_device,
+            given=given,
+        ),
+    }
+
+
+def ask_questions(use: Use, name: str, parameters: list[str]) -> list[str]:
+    """Ask what the call of the step needs and the program doesn't show."""
+    function = use.function
+    if function is None:
+        return ["Which function makes one update? It's made when the program runs."]
+    questions = []
+    if function not in function.file.tree.body:
+        questions.append(f"How can {name} be reached? It isn't at the top of its file.")
+    if use.inside:
+        around = ", ".join(filter(None, use.inside)) or "another function"
+        questions.append(
+            f"Which function makes one update? pmap maps {around} around {name}."
+        )
+    is_plain = len(parameters) == 2
+    if len(parameters) == 3:
+        is_plain = KEY.search(parameters[2]) is not None
+    if not is_plain:
+        questions.append(
+            f"{name} takes ({', '.join(parameters)}): which are the state, the batch "
+            "and the key?"
+        )
+    return questions
+
+
+def load_step(name: str, path: str) -> str:
+    """Return the lines that load a step, also from a file named like `12_old.py`."""
+    module = Path(path).stem
+    if module.isidentifier():
+        return f"from {module} import {name}"
+    return f'import runpy\n\n{name} = runpy.run_path("{path}")["{name}"]'
