@@ -67,7 +67,8 @@ def rows_of_expression(node: Any) -> Iterator[str]:
         if path_of(node.func) not in PMAPS:  # the program's name for a partial
             yield "pmap"
         keywords = [ast.keyword(name, value) for name, value in options.items()]
-        node = ast.Call("jax.pmap", node.args if use else [], keywords)
+        pmap: Any = "jax.pmap"  # which `path_of` returns as it is
+        node = ast.Call(pmap, node.args if use else [], keywords)
     for row, pattern in PATTERNS:
         if matches(pattern, node):
             yield row
