@@ -62,7 +62,8 @@ def in_one_line(text: str) -> str:
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     """Make the error for a name that doesn't exist, of a `kind` such as "strategy". It suggests a name that does."""
     choices = list(choices)
-    near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
+    near = [choice for choice in choices if choice.startswith(value)]
+    near += difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UserError(
         f"unknown {kind} {value!r:.100}: {hint}choose from {', '.join(choices)}"

@@ -21,7 +21,8 @@ import numpy as np
 
 from pmapdp import cli
 from pmapdp.config import setting
-from pmapdp.custom.data import check_labels, make_part
+from pmapdp.custom.data import make_part
+from pmapdp.custom.examples import check_labels
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split, Texts
 from pmapdp.devices import describe

@@ -20,7 +20,9 @@ import numpy as np
 import optax
 from flax import nnx
 
-from pmapdp.custom.data import PARTS, check_labels, describe
+from pmapdp.custom.arrays import describe
+from pmapdp.custom.data import PARTS
+from pmapdp.custom.examples import check_labels
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError, explain_errors, reason, shown, unknown

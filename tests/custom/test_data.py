@@ -1,7 +1,6 @@
 """Data as people have them: each form gives the batches that arrays give, or is refused in a sentence."""
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from inspect import isfunction
@@ -92,10 +91,11 @@ FORMS = {
 
 
 def part(data, name="train"):
-    return getattr(
-        make_data_set(DataSet(**data) if isinstance(data, dict) else DataSet(data)),
-        name,
-    )
+    if not isinstance(data, dict):
+        data = {"train": data}
+    if "classes" in data:
+        data = DataSet(**data)
+    return getattr(make_data_set(data), name)
 
 
 def assert_same_batches(found, wanted, first_step=0):
@@ -118,6 +118,41 @@ def test_every_form_gives_the_batches_of_arrays(form, tmp_path):
     found = part(form(tmp_path))
     for first_step in (0, 2):
         assert_same_batches(found, Split(INPUTS, LABELS), first_step)
+
+
+@pytest.mark.parametrize("convert_dtypes", [False, True])
+def test_a_frame_with_truth_values_gives_the_batches_of_numbers(convert_dtypes):
+    """Also with whole numbers, and with the types of pandas that may lack values."""
+    columns = {"size": INPUTS[:, 0], "is_one": LABELS == 1, "class": LABELS}
+    frame = pandas().DataFrame(columns)
+    if convert_dtypes:
+        frame = frame.convert_dtypes()
+    numbers = np.stack(list(columns.values()), axis=1).astype(np.float32)
+    assert_same_batches(part((frame, LABELS)), Split(numbers, LABELS))
+
+
+def test_weights_of_classes():
+    """By number or by name, each example gets its class's weight."""
+    weights = np.array([1, 0.5, 4], np.float32)
+    wanted = Split(INPUTS, LABELS, weights[LABELS])
+    by_number = dict(enumerate(weights.tolist()))
+    assert_same_batches(part((INPUTS, LABELS, by_number)), wanted)
+    by_name = dict(zip(NAMES.tolist(), weights.tolist(), strict=True))
+    assert_same_batches(part((INPUTS, NAMES[LABELS], by_name)), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["<f8", ">f8", "<i8", "u1"])
+def test_a_large_array_stays_in_its_file(dtype, tmp_path, monkeypatch):
+    """Its batches have JAX's types, and no check converts more than a sample."""
+    monkeypatch.setattr("pmapdp.custom.arrays.LARGE", 1000)
+    monkeypatch.setattr("pmapdp.custom.arrays.SAMPLE", 100)
+    array = np.memmap(tmp_path / "x", dtype, "w+", shape=(N, 80))
+    array[:] = np.random.default_rng(0).integers(0, 100, array.shape)
+    found = part((array, LABELS))
+    assert np.shares_memory(found.inputs.array, array)
+    types = {"f": np.float32, "i": np.int32, "u": np.uint8}
+    in_memory = np.array(array).astype(types[np.dtype(dtype).kind])
+    assert_same_batches(found, Split(in_memory, LABELS))
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
@@ -223,11 +258,11 @@ def one_changed(inputs=INPUTS[9], label=LABELS[9]):
 REFUSED = {
     "random transform": (
         Changing(),
-        "example 0 of .* is another one each time .* give DataSet.*augment=",
+        "example 0 of .* changes every time .* give DataSet.*augment=",
     ),
     "rare random transform": (
         Changing(20),
-        "example 20 of the training data is another one each time it is read",
+        "example 20 of the training data changes every time it is read",
     ),
     "another shape": (
         one_changed(INPUTS[9, :5]),
@@ -256,8 +291,41 @@ REFUSED = {
     ),
     "loader": (iter(PAIRS), "of a loader give its data set"),
     "text in a table": (
-        lambda: (pandas().DataFrame({"a": ["x"] * N}), LABELS),
-        "give whole numbers, real numbers",
+        lambda: (pandas().DataFrame({"size": INPUTS[:, 0], "a": ["x"] * N}), LABELS),
+        "the training inputs 'a' are texts, .*: give numbers",
+    ),
+    "texts": (
+        (["good", "bad", "ugly"] * 7, LABELS),
+        r"the training inputs are texts, .*Texts\(texts, labels\) and a model with .*featu",
+    ),
+    "texts one by one": (
+        [{"text": "good film", "label": 1}] * N,
+        r"the training inputs are texts, .*Texts\(texts, labels\)",
+    ),
+    "texts and too few labels": (
+        Texts(["good", "bad", "ugly"], [0, 1]),
+        r"have shapes \[\[3\], \[2\]\]: give one row per example",
+    ),
+    "val": (
+        {"train": PAIRS, "val": PAIRS},
+        "unknown part of the data 'val': did you mean 'validation'. choose from train, t",
+    ),
+    "another part": (
+        {"train": PAIRS, "unsupervised": PAIRS},
+        "unknown part of the data 'unsupervised': choose from train, test, validation",
+    ),
+    "no training set": ({"test": PAIRS}, "has no training set: give"),
+    "a class without a weight": (
+        (INPUTS, LABELS, {0: 1.0, 1: 5.0}),
+        r"the training weights do not fit the labels \(no 2\): give .*{class: weight}",
+    ),
+    "weights by name": (
+        (INPUTS, LABELS, "balanced"),
+        "the training weights do not fit .*'balanced'.: give one number above 0 for each",
+    ),
+    "a weight of zero": (
+        (INPUTS, LABELS, {0: 1.0, 1: 5.0, 2: 0.0}),
+        "weights have shape .*, or are not all above 0: give one number above 0",
     ),
     "bfloat16": (
         Split(INPUTS.astype(ml_dtypes.bfloat16), LABELS),
@@ -265,11 +333,11 @@ REFUSED = {
     ),
     "masked": (
         Split(INPUTS, np.ma.array(LABELS, mask=LABELS > 1)),
-        "labels are masked in part: .* and all of them",
+        "labels are masked in part: give all of them",
     ),
     "ragged": (
         Split([[1], [1, 2]], LABELS[:2]),
-        "the training inputs are no array .*: give a NumPy array",
+        "the training inputs are no array .*: .*pad rows of different lengths",
     ),
     "too few weights": (
         Split(INPUTS, LABELS, WEIGHTS[:9]),
@@ -310,13 +378,8 @@ class Meeting(MapStyle):
 
 
 def test_one_thread_reads_at_a_time_unless_the_class_says_thread_safe():
-    """Also if two parts have one file."""
-    data = make_data_set(dict.fromkeys(("train", "test"), OneFile()))
-    with ThreadPoolExecutor(2) as pool:
-        for found in pool.map(
-            lambda each: each.take(np.arange(N)), data.parts.values()
-        ):
-            np.testing.assert_array_equal(found.inputs, INPUTS)
+    found = part(OneFile()).take(np.arange(N))
+    np.testing.assert_array_equal(found.inputs, INPUTS)
     examples = part(source := Meeting())
     source.threads = Barrier(2)
     np.testing.assert_array_equal(examples.take(np.arange(2)).inputs, INPUTS[:2])
@@ -355,7 +418,7 @@ def test_the_content_of_data_sets_is_told_apart(monkeypatch):
         DataSet(*(jax.tree.map(np.copy, arrays) for _ in range(2)))
     )
     for name in ("LARGE", "SAMPLE"):
-        monkeypatch.setattr(f"pmapdp.custom.data.{name}", INPUTS.nbytes // 2)
+        monkeypatch.setattr(f"pmapdp.custom.arrays.{name}", INPUTS.nbytes // 2)
     assert fingerprint(DataSet(arrays)).endswith(", from one in 2 examples")
     for row, told in ((0, True), (1, False)):
         changed = INPUTS.copy()

@@ -72,15 +72,18 @@ print("peak of", peak // 1024, "MiB")
 
 
 @pytest.mark.slow
-def test_a_hundred_gigabytes_train_within_one(tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "n"), [("uint8", 510_000), ("float64", 64_000), ("int64", 64_000)]
+)
+def test_a_hundred_gigabytes_train_within_one(dtype, n, tmp_path):
     """Three updates from a sparse file, in a workdir, for which the content of the data
     is sampled. The peak of the resident memory has the pages of the file in it."""
-    file, shape = tmp_path / "images.npy", (510_000, 256, 256, 3)
-    np.lib.format.open_memmap(file, "w+", np.uint8, shape)
+    file, shape = tmp_path / "images.npy", (n, 256, 256, 3)
+    np.lib.format.open_memmap(file, "w+", dtype, shape)
     assert file.stat().st_size > 100e9
     done = python("-c", MAPPED, file, tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    assert "510,000 to train, 40 to test, content" in done.stdout
+    assert f"{n:,} to train, 40 to test, content" in done.stdout
     assert "from one in" in done.stdout
     assert int(done.stdout.split("peak of ")[1].split()[0]) < 1024
 

@@ -1,0 +1,169 @@
+"""Your arrays, checked once and converted to the types that JAX has."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from pmapdp.data.dataset import Split
+from pmapdp.errors import UserError, explain_errors, shown
+
+LARGE = 2**30  # bytes: a larger array isn't read whole, so it may stay in its file
+SAMPLE = 2**26  # bytes: as much of a larger array is checked
+TEXTS_ADVICE = (
+    "give numbers, or pmapdp.data.dataset.Texts(texts, labels) and a model with an "
+    'attribute featurizer, "tokens" or "tfidf"'
+)
+
+
+class RowsOnDemand:
+    """A large array that is converted to another type as its rows are read.
+
+    If it is memory-mapped, it stays in its file.
+    """
+
+    def __init__(self, array: np.ndarray, dtype: np.dtype[Any]):
+        self.array = array
+        self.dtype = dtype
+        self.shape = array.shape
+        self.ndim = array.ndim
+        self.nbytes = array.nbytes
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        return self.array[rows].astype(self.dtype, copy=False)
+
+
+def convert_split(name: str, split: Split, classes: tuple[str, ...] = ()) -> Split:
+    """Check the arrays of a part, called `name` in messages, and convert them."""
+    inputs = convert(f"{name} inputs", split.inputs)
+    labels = convert(f"{name} labels", split.labels, classes)
+    weights = split.weights
+    if weights is not None:
+        weights = convert_weights(name, weights, labels, classes)
+    leaves = jax.tree.leaves((inputs, labels, weights))
+    shapes = [list(leaf.shape) for leaf in leaves]
+    lengths = {len(leaf) for leaf in leaves}
+    if len(lengths) != 1 or 0 in lengths:
+        raise UserError(
+            f"{name} inputs, labels and weights have shapes {shapes}: "
+            "give one row per example, at least one"
+        )
+    return Split(inputs, labels, weights)
+
+
+def convert_weights(
+    name: str, weights: Any, labels: Any, classes: tuple[str, ...]
+) -> np.ndarray:
+    """Return the weights of the examples, `[n]`, from an array or {class: weight}."""
+    advice = "give one number above 0 for each example, or {class: weight}"
+    real = jax.dtypes.canonicalize_dtype(np.float64)  # float32, unless x64 is on
+    with explain_errors(f"{name} weights do not fit the labels", advice):
+        if isinstance(weights, Mapping):
+            numbers = convert(f"{name} weights", list(weights), classes).tolist()
+            by_class = dict(zip(numbers, weights.values(), strict=True))
+            weights = [by_class[label] for label in labels.tolist()]
+        weights = np.asarray(weights, real)
+    if weights.ndim != 1 or not (np.isfinite(weights) & (weights > 0)).all():
+        raise UserError(
+            f"{name} weights have shape {list(weights.shape)}, or are not all above 0: "
+            f"{advice}, and leave out examples that should not count"
+        )
+    return weights
+
+
+def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> Any:
+    """Convert an array, or each in a dictionary, to the type that JAX has for it.
+
+    Args:
+        name: what messages call the array.
+        values: anything that NumPy makes an array of, or a dictionary.
+        classes: for labels. Whole numbers and names of classes become int32 numbers.
+
+    Raises:
+        UserError: it is no array of finite numbers, or JAX's type can't hold them.
+    """
+    if isinstance(values, Mapping) and values:
+        return {
+            key: convert(f"{name} {key!r}", value, classes)
+            for key, value in values.items()
+        }
+    array = make_array(name, values)
+    if classes is not None and holds_texts(array):
+        array = number_classes(name, array, classes)
+    if holds_texts(array):
+        raise UserError(f"{name} are texts, of type {array.dtype}: {TEXTS_ADVICE}")
+    if array.dtype.kind not in "biuf":
+        raise UserError(
+            f"{name} are of type {array.dtype}: give whole numbers, real numbers or "
+            "truth values, and all of them"
+        )
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
+    if classes is not None and dtype.kind != "f":
+        dtype = np.dtype(np.int32)
+    every = sample_every(array)
+    sample = array[::every]
+    with np.errstate(all="ignore"):  # what doesn't fit is looked for below
+        converted = sample.astype(dtype, copy=False)
+    is_right = np.isfinite(converted) if dtype.kind == "f" else converted == sample
+    if not is_right.all():
+        row = every * np.argwhere(~is_right)[0][0]
+        raise UserError(
+            f"{name} ({array.dtype}) are not all finite numbers in {dtype}, "
+            f"first in row {row}: replace or scale them"
+        )
+    return converted if every == 1 else RowsOnDemand(array, dtype)
+
+
+def make_array(name: str, values: Any) -> np.ndarray:
+    """Make an array with at least one axis. The columns of a frame may differ in type."""
+    if np.ma.is_masked(values):
+        raise UserError(f"{name} are masked in part: give all of them")
+    advice = "give a NumPy array; pad rows of different lengths to one length"
+    with explain_errors(f"{name} are no array", advice):
+        array = np.atleast_1d(np.asarray(values))
+    if array.dtype == object and hasattr(values, "columns"):
+        columns = [
+            convert(f"{name} {column!r}", values[column]) for column in values.columns
+        ]
+        array = np.stack(columns, axis=1)
+    return array
+
+
+def holds_texts(array: np.ndarray) -> bool:
+    """Return True if an array holds strings."""
+    return array.size > 0 and isinstance(array.flat[0], str)
+
+
+def number_classes(
+    name: str, labels: np.ndarray, classes: tuple[str, ...]
+) -> np.ndarray:
+    """Replace the names of classes by their numbers."""
+    numbers = {class_name: number for number, class_name in enumerate(classes)}
+    if unknown := {str(label) for label in labels.flat if label not in numbers}:
+        raise UserError(
+            f"{name} have {shown(min(unknown))}, which is none of the {len(classes)} "
+            "classes: leave such examples out, or name all classes in their order, "
+            "DataSet(..., classes=(...))"
+        )
+    return np.vectorize(numbers.get)(labels)
+
+
+def sample_every(array: Any) -> int:
+    """Return 1, or of a large array the k of the sample that is every k-th row."""
+    return math.ceil(array.nbytes / SAMPLE) if array.nbytes > LARGE else 1
+
+
+def describe(tree: Any) -> str:
+    """Describe type and shape of each array in a tree. Texts may differ in length."""
+    if isinstance(tree, Mapping):
+        return ", ".join(f"{key} {describe(value)}" for key, value in tree.items())
+    descriptions = []
+    for leaf in jax.tree.leaves(tree):
+        dtype = "text" if leaf.dtype.kind == "U" else leaf.dtype
+        descriptions.append(f"{dtype} {list(leaf.shape)}")
+    return ", ".join(descriptions)

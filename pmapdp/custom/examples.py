@@ -1,0 +1,156 @@
+"""Examples that are read one by one, while the devices compute.
+
+A map-style data set has `len(source)` and `source[i]`: torchvision's, PyTorch's, Hugging
+Face's and Grain's, or a list. Each batch is the same as from arrays, also after a run is
+resumed. docs/custom.md has the forms of examples.
+"""
+
+import os
+import sys
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from pmapdp.custom.arrays import convert_split, describe
+from pmapdp.data.dataset import Split
+from pmapdp.errors import UserError, explain_errors, shown
+
+# Before training the first examples are read a few times: most random transforms show.
+FIRST_EXAMPLES = 4
+TRIALS = 4
+# Decoders wait for disks, and most let other threads run.
+THREADS = min(16, 2 * (os.cpu_count() or 1))
+
+
+class Examples:
+    """The examples of a map-style data set, with the methods of a `Split`.
+
+    Attributes:
+        examples: their number.
+        weights: None if each counts 1.
+        logits: of the model, if labels are numbers of classes, which are then checked.
+    """
+
+    def __init__(self, source: Any, name: str, classes: tuple[str, ...]):
+        self.source = source
+        self.name = name  # in messages
+        self.classes = classes
+        self.logits: int | None = None
+        self.examples = len(source)
+        if self.examples == 0:
+            raise UserError(f"{name} data have no examples: give at least one")
+        if self.examples == sys.maxsize:  # Grain's
+            raise UserError(
+                f"{name} data repeat without an end: leave .repeat() out, because "
+                "--epochs repeats them"
+            )
+        # Two threads that read from one open file would get wrong examples.
+        is_thread_safe = getattr(type(source), "thread_safe", False) is True
+        self.threads = THREADS if is_thread_safe else 1
+        # Of each example that was read, 0 for the others.
+        self.checksums = np.zeros(self.examples, np.uint32)
+        self.shapes = describe(self.read(0))
+        for _ in range(TRIALS):
+            for index in range(min(FIRST_EXAMPLES, self.examples)):
+                self.read(index)
+        self.weights = self.take(np.arange(1)).weights
+
+    def read(self, index: int) -> Split:
+        """Read one example. Refuse one that changed since it was read before."""
+        failure = f"example {index} of {self.name} data cannot be read"
+        with explain_errors(failure, "correct or remove it"):
+            # Some of Pillow's images are read as they become arrays.
+            example = jax.tree.map(
+                to_array, split_example(self.source[index]), is_leaf=is_value
+            )
+        content = b"".join(leaf.tobytes() for leaf in jax.tree.leaves(example))
+        checksum = zlib.crc32(content) | 1
+        if self.checksums[index] not in (0, checksum):
+            raise UserError(
+                f"example {index} of {self.name} data changes every time it is read, "
+                "so a run could not be resumed: leave random transforms out, and give "
+                "DataSet(..., augment=...), a function of one example's inputs and a "
+                "random key"
+            )
+        self.checksums[index] = checksum
+        return example
+
+    def take(self, order: np.ndarray) -> Split:
+        """Read the examples of these indices, in this order, each once."""
+        indices, places = np.unique(order, return_inverse=True)
+        with ThreadPoolExecutor(self.threads) as pool:
+            examples = list(pool.map(self.read, indices.tolist()))
+        for index, example in zip(indices, examples, strict=True):
+            shapes = describe(example)
+            if shapes != self.shapes:
+                raise UserError(
+                    f"example {index} of {self.name} data has {shapes}, and example 0 "
+                    f"{self.shapes}: give all of them one shape and type"
+                )
+        rows = jax.tree.map(
+            lambda *leaves: np.stack(leaves), *(examples[place] for place in places)
+        )
+        try:
+            split = convert_split(self.name, rows, self.classes)
+        except UserError:
+            # Which example is it?
+            for index, example in zip(indices, examples, strict=True):
+                row = jax.tree.map(lambda leaf: leaf[None], example)
+                convert_split(f"example {index} of {self.name}", row, self.classes)
+            raise
+        if self.logits:
+            check_labels(self.name, split, self.logits)
+        return split
+
+
+def check_labels(name: str, part: Any, logits: int) -> None:
+    """Refuse labels that aren't classes of a model with so many logits.
+
+    Of `Examples`, each batch is checked as it is read.
+    """
+    if isinstance(part, Examples):
+        part.logits = logits
+        return
+    labels = part.labels[:]
+    lowest, highest = labels.min(), labels.max()
+    if lowest < 0 or highest >= logits:
+        raise UserError(
+            f"{name} labels are from {lowest} to {highest}, and the model has {logits} "
+            f"logits: use 0 to {logits - 1}, numpy.unique(labels, return_inverse=True)"
+            "[1], or a model of more logits"
+        )
+
+
+def split_example(example: Any) -> Split:
+    """Split an example, a tuple or a dictionary, into inputs, label and weight."""
+    if isinstance(example, Mapping):
+        inputs = dict(example)
+        weight = inputs.pop("weight", None)
+        label = inputs.pop("label" if "label" in inputs else "labels", None)
+        if label is not None and inputs:
+            if len(inputs) == 1:
+                (inputs,) = inputs.values()
+            return Split(inputs, label, weight)
+    elif isinstance(example, tuple | list) and len(example) in (2, 3):
+        return Split(*example)
+    raise UserError(
+        f"an example of the data is {shown(example)}: give a pair (inputs, label), or "
+        "a dictionary with a 'label'; without labels give the inputs twice"
+    )
+
+
+def is_value(node: Any) -> bool:
+    """Return False for what holds several arrays. A list of numbers is one array."""
+    return not isinstance(node, Split | dict | None)
+
+
+def to_array(value: Any) -> np.ndarray:
+    """Make an array of one value. A grey image of Pillow gets an axis of channels."""
+    array = np.asarray(value)
+    if hasattr(value, "getbands") and array.ndim == 2:
+        array = array[..., None]
+    return array
