@@ -131,17 +131,14 @@ def evaluate_file(
     here, or run its code.
     """
     exported = load_exported(path)
-    if (
-        dataset is None
-        and (dataset := exported.metadata.get("dataset")) not in DATA_SETS
-    ):
+    if dataset is None and (dataset := exported.metadata["dataset"]) not in DATA_SETS:
         raise UserError(
             f"{path} was trained on data of yours, {dataset}: name it, as in --dataset my_data.npz"
         )
     data = load_data(dataset, data_dir)
     facts = {
         "dataset": dataset,
-        "step": exported.metadata.get("step", 0),
+        "step": exported.metadata["step"],
         "strategy": "exported",
     }
     return evaluate_exported(exported, data.test), facts | {

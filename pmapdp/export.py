@@ -27,13 +27,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmapdp import __version__, cli
+from pmapdp.archive import (
+    ARRAYS,
+    FEATURIZER,
+    FORMAT,
+    LOSS,
+    METADATA,
+    PROGRAM,
+    read_archive,
+)
 from pmapdp.config import setting
 from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import not_exportable
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, explain_errors
-from pmapdp.files import MODEL, check_output, read_file, write_file
+from pmapdp.files import MODEL, check_output, write_file
 from pmapdp.loss import named_sums
 from pmapdp.registry import FEATURIZERS, featurize, load_data, require_python_values
 from pmapdp.run.checkpoints import load_state
@@ -41,17 +50,9 @@ from pmapdp.run.workdir import read_config
 from pmapdp.state import Task, TrainState
 from pmapdp.train import rebuild_task
 
-FORMAT = "pmapdp model 2"
-METADATA, PROGRAM, LOSS, ARRAYS, FEATURIZER = (
-    "metadata.json",
-    "model.jax",
-    "loss.jax",
-    "arrays/",
-    "view.json",
-)
 PLATFORMS = ("cpu", "cuda", "tpu")
 EXAMPLES_PER_CALL = 256
-ADVICE = "name a file made with python -m pmapdp.export, or export the model again"
+ADVICE = "name a file that python -m pmapdp.export wrote"
 
 
 @dataclass(frozen=True)
@@ -110,43 +111,46 @@ def describe_arrays(inputs: Any) -> Any:
     )
 
 
+def check_program(
+    program: jax.export.Exported,
+    metadata: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+) -> None:
+    """Check that a program takes the arrays and inputs that its file has and says."""
+    (wanted, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
+    if describe_arrays(inputs) != metadata["input"]:
+        raise ValueError("its program takes other inputs than its metadata says")
+    for name, array in wanted.items():
+        if (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):
+            raise ValueError(f"its program takes another array {name}")
+    classes = program.out_avals[0].shape[-1]
+    if metadata["classifies"] and classes != len(metadata["labels"]):
+        raise ValueError(f"its program has {classes} classes, its metadata others")
+
+
 def load_exported(path: str | Path) -> Exported:
     """Read an exported model. A `UserError` says that it is damaged, something else, or of another version.
 
     The checksums of the zip are looked at first, so that no damaged file reaches JAX.
     """
-    content = read_file(path, advice=ADVICE)
-    with explain_errors(f"{path} is damaged, or is no exported model", ADVICE):
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            members = archive.infolist()
-            # Only this much is read, so a few kilobytes cannot unpack to gigabytes.
-            if any(each.compress_type for each in members) or sum(
-                each.file_size for each in members
-            ) > len(content):
-                raise ValueError("it is compressed, or not as long as it says")
-            metadata = json.loads(archive.read(METADATA))
-            if metadata["format"] != FORMAT:
-                raise ValueError(
-                    f"its format is {metadata['format']!r}, not {FORMAT!r}"
-                )
-            programs = [bytearray(archive.read(name)) for name in (PROGRAM, LOSS)]
-            arrays = {
-                name: np.load(io.BytesIO(archive.read(f"{ARRAYS}{name}.npy")))
-                for name in metadata["arrays"]
-            }
-            fitted = (
-                json.loads(archive.read(FEATURIZER))
-                if FEATURIZER in archive.namelist()
-                else None
-            )
-        theirs, ours = metadata["jax"], jax.__version__
-    advice = f"use jax {theirs}, or export the model again with this one"
-    with explain_errors(
-        f"{path} was exported with jax {theirs}, which jax {ours} cannot read", advice
-    ):
-        model, loss = map(jax.export.deserialize, programs)
+    metadata, arrays, files = read_archive(path, advice=ADVICE)
+    failure = f"{path} is damaged"
+    advice = "export it again"
+    if metadata["jax"] != jax.__version__:
+        failure = (
+            f"{path} was exported with jax {metadata['jax']}, "
+            f"which jax {jax.__version__} cannot read"
+        )
+        advice = "use that version, or export the model again with this one"
+    with explain_errors(failure, advice):
+        model = jax.export.deserialize(bytearray(files[PROGRAM]))
+        loss = jax.export.deserialize(bytearray(files[LOSS]))
         model.mlir_module()  # so that a version too old or too new shows here
-    featurizer = None if fitted is None else FEATURIZERS[metadata["view"]](**fitted)
+        check_program(model, metadata, arrays)
+        featurizer = None
+        if FEATURIZER in files:
+            fitted = json.loads(files[FEATURIZER])
+            featurizer = FEATURIZERS[metadata["view"]](**fitted)
     return Exported(metadata, model, arrays, loss, featurizer)
 
 
@@ -281,6 +285,8 @@ def export_model(
         "view": getattr(task.model, "featurizer", "images"),
         "input": describe_arrays(examples.inputs),
         "classifies": task.classifies,
+        "step": 0,
+        "dataset": "arrays",
         "arrays": names,
         **metadata,
         "labels": [

@@ -22,13 +22,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from etils.epath.gpath import PosixGPath
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pmapdp.archive import read_archive
 from pmapdp.distributed import make_global
 from pmapdp.errors import ReplicasError, UserError, explain_errors
-from pmapdp.files import open_file
 from pmapdp.run.workdir import identity, read_config, require_same_run
 from pmapdp.state import Task, TrainState, initial_state, named_leaves, use_host
 
@@ -297,16 +296,11 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
                 named_leaves(state["params"], state.get("model_state", {}))
             )
     else:
-        with (
-            open_file(path, advice=advice) as opened,
-            np.lib.npyio.NpzFile(opened) as file,
-        ):  # its program isn't run
-            metadata = json.loads(bytes(file["metadata.json"]))
-            step = int(metadata["step"])
-            theirs = {
-                name.replace("/", "."): file[f"arrays/{name}"]
-                for name in metadata["arrays"]
-            }
+        exported = read_archive(path, advice=advice)  # its program isn't run
+        step = exported.metadata.get("step", 0)
+        theirs = {
+            name.replace("/", "."): array for name, array in exported.arrays.items()
+        }
     arrays = task.arrays_of(task.model)
     ours = named_leaves(*arrays)
     left = [

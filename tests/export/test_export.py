@@ -26,6 +26,7 @@ from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError
 from pmapdp.evaluate import evaluate_exported, evaluate_run
 from pmapdp.export import EXAMPLES_PER_CALL, export_model, export_run, load_exported
+from pmapdp.run.checkpoints import load_weights
 from pmapdp.state import Task, build, create_state
 from pmapdp.train import Custom, evaluate
 
@@ -181,14 +182,18 @@ def test_a_diverged_model_is_not_exported(trained, folder):
 # alters any byte
 
 
-def refused(content: bytes) -> str:
-    """The sentence about a file with this content, which takes little memory."""
+def refused(content: bytes, *, read) -> str:
+    """The message about a file with this content, which takes little memory."""
     Path("bad.zip").write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError) as caught:
-        load_exported("bad.zip").outputs(INPUTS[:1])
+        read("bad.zip")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
     return str(caught.value)
+
+
+def ask(path: str) -> None:
+    load_exported(path).outputs(INPUTS[:1])
 
 
 def claims(shape: str) -> bytes:
@@ -198,32 +203,71 @@ def claims(shape: str) -> bytes:
 
 
 KERNEL = "arrays/hidden/kernel.npy"
+NAN = npy(np.full((6, 8), np.nan, np.float32))
+# What `--init-from` refuses too, which doesn't look at the program.
 FORGED = {
-    "an array is missing": ({KERNEL: None}, "There is no item named"),
+    "an array is missing": ({KERNEL: None}, f"no '{KERNEL}'"),
     "an array is cut short": ({KERNEL: npy(np.zeros((6, 8), np.float32))[:-1]}, "EOF: reading"),
     "an array is pickled": ({KERNEL: npy(np.array([{}]))}, "Object arrays cannot be loaded"),
-    "an array claims 4 TB": ({KERNEL: claims(f"({10**12},)")}, "is damaged, or is no exported model"),
-    "a header is a program": ({KERNEL: claims("__import__('os').mkdir('hacked')")}, "is damaged"),
+    "an array of texts": ({KERNEL: npy(np.array(["a"]))}, "hidden/kernel holds <U1"),
+    "an array claims 4 TB": ({KERNEL: claims(f"({10**12},)")}, "bad.zip is damaged"),
+    "a header is a program": ({KERNEL: claims("__import__('os').mkdir('hacked')")}, "bad.zip is damaged"),
     "the metadata is no JSON": ({"metadata.json": b"[" * 10_000}, "maximum recursion depth"),
-    "the program is none": ({"model.jax": b"\x10" * 1000}, "cannot read"),
-    "the loss is missing": ({"loss.jax": None}, "There is no item named 'loss.jax'"),
+    "the metadata is a list": ({"metadata.json": b"[]"}, "bad.zip is damaged"),
+    "the metadata is missing": ({"metadata.json": None}, "no 'metadata.json'"),
     "an older format": ({"metadata.json": b'{"format": "pmapdp model 1"}'}, "'pmapdp model 1', not"),
-    "NaN in an array that the program uses": ({KERNEL: npy(np.full((6, 8), np.nan, np.float32))}, "answers with nan"),
+    "the step is a text": ({"step": "ten"}, "step is 'ten'"),
+    "the names of the arrays are a number": ({"arrays": 4}, "arrays is 4"),
+}  # fmt: skip
+FORGED_PROGRAMS = {
+    "the program is none": ({"model.jax": b"\x10" * 1000}, "bad.zip is damaged"),
+    "the loss is missing": ({"loss.jax": None}, "no 'loss.jax'"),
+    "an array of another shape": ({KERNEL: npy(np.zeros((5, 8), np.float32))}, "another array hidden/kernel"),
+    "an array that the program lacks": ({"arrays": []}, "no 'hidden/kernel'"),
+    "other inputs": ({"input": {"dtype": "uint8", "shape": ["batch", 6]}}, "other inputs"),
+    "one label of three": ({"labels": ["a"]}, "3 classes"),
+    "NaN in an array that the program uses": ({KERNEL: NAN}, "answers with nan"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FORGED)
+def forge(path: Path, changes: dict) -> bytes:
+    """An exported file with other contents for some names in the zip, or values for some names in its metadata."""
+    files = unpack(path)
+    for name, change in changes.items():
+        if name in files:
+            files[name] = change
+        else:
+            metadata = json.loads(files["metadata.json"])
+            files["metadata.json"] = json.dumps(metadata | {name: change}).encode()
+    return pack({name: bytes_ for name, bytes_ in files.items() if bytes_ is not None})
+
+
+@pytest.mark.parametrize("name", [*FORGED, *FORGED_PROGRAMS])
 def test_forged(trained, folder, name):
     """Checksums that fit, and content that does not."""
-    changes, sentence = FORGED[name]
-    files = unpack(trained[2]) | changes
-    assert sentence in refused(
-        pack({name: content for name, content in files.items() if content is not None})
-    )
+    job, _, path, _ = trained
+    changes, sentence = (FORGED | FORGED_PROGRAMS)[name]
+    content = forge(path, changes)
+    found = refused(content, read=ask)
+    assert sentence in found
+    if name in FORGED:
+        sentences = refused(content, read=lambda path: load_weights(job.task, path))
+        assert sentence in sentences
+        assert "export it again, or name" in sentences
     assert os.listdir() == ["bad.zip"]
 
 
-def test_a_few_bytes_that_unpack_to_gigabytes(folder):
+def test_another_version_of_jax(trained, folder):
+    """The version is named only if it's another one."""
+    broken = {"model.jax": b"\x10" * 1000}
+    assert "jax 9.9.9" not in refused(forge(trained[2], broken), read=ask)
+    content = forge(trained[2], broken | {"jax": "9.9.9"})
+    assert f"exported with jax 9.9.9, which jax {jax.__version__} cannot" in refused(
+        content, read=ask
+    )
+
+
+def test_a_few_bytes_that_unpack_to_gigabytes(trained, folder):
     """By compression, and by a table that names the same bytes 3,000 times."""
     packed = zipfile.ZipFile("packed.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1)
     with packed, packed.open("metadata.json", "w") as file:
@@ -233,6 +277,7 @@ def test_a_few_bytes_that_unpack_to_gigabytes(folder):
         archive.writestr("metadata.json", bytes(2**20))
         archive.filelist *= 3000
     for name in ("packed.zip", "often.zip"):
-        assert "(it is compressed, or not as long as it says)" in refused(
-            (folder / name).read_bytes()
-        )
+        for read in (ask, lambda path: load_weights(trained[0].task, path)):
+            assert "(it is compressed, or not as long as it says)" in refused(
+                (folder / name).read_bytes(), read=read
+            )

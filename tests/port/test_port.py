@@ -195,7 +195,9 @@ QUESTIONS = {
     "pmap maps functools.partial around train_step": {
         "p(train_step": "p(functools.partial(train_step, lr=1)"
     },
-    "takes (w, batch, labels): which are": {"train_step(w, batch, key):": "train_step(w, batch, labels):"},
+    "takes (w, batch, labels): which are": {
+        "train_step(w, batch, key):": "train_step(w, batch, labels):"
+    },
     "Which function makes one update? It's made": {
         "p(train_step": "p(make_train_step()"
     },

@@ -278,7 +278,7 @@ def test_a_file_without_weights_is_one_sentence(source):
     )
     cut.write_bytes(source["file"].read_bytes()[:-100])
     for path, sentence in (
-        (cut, r"cut cannot be read \("),
+        (cut, r"cut is damaged or is no exported model \("),
         (source["file"], "has no array of MLP, for example no hid"),
     ):
         with pytest.raises(UserError, match=sentence):

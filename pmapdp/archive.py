@@ -1,0 +1,78 @@
+"""Read the file of an exported model: a zip without compression, as docs/export.md lists it."""
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pmapdp.errors import explain_errors
+from pmapdp.files import read_file
+
+FORMAT = "pmapdp model 2"
+METADATA = "metadata.json"
+PROGRAM = "model.jax"
+LOSS = "loss.jax"
+FEATURIZER = "view.json"
+ARRAYS = "arrays/"
+METADATA_TYPES = {
+    "format": str,
+    "jax": str,
+    "dtype": str,
+    "view": str,
+    "step": int,
+    "dataset": str,
+    "labels": list,
+    "arrays": list,
+    "classifies": bool,
+}
+
+
+class Archive(NamedTuple):
+    """What an exported file holds. Nothing of it has been run.
+
+    Attributes:
+        metadata: What is in `metadata.json`.
+        arrays: Parameters and running statistics by name.
+        files: The bytes of the other files in the zip by name.
+    """
+
+    metadata: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    files: dict[str, bytes]
+
+
+def read_archive(path: str | Path, *, advice: str) -> Archive:
+    """Read an exported file. A `UserError` says that it's damaged or something else.
+
+    The checksums of the zip are looked at, so no damaged file reaches JAX.
+    """
+    content = read_file(path, advice=advice)
+    with (
+        explain_errors(
+            f"{path} is damaged or is no exported model",
+            f"export it again, or {advice}",
+        ),
+        zipfile.ZipFile(io.BytesIO(content)) as archive,
+    ):
+        members = archive.infolist()
+        is_compressed = any(member.compress_type for member in members)
+        unpacked_size = sum(member.file_size for member in members)
+        # Only this much is read, so a few kilobytes can't unpack to gigabytes.
+        if is_compressed or unpacked_size > len(content):
+            raise ValueError("it is compressed, or not as long as it says")
+        files = {member.filename: archive.read(member) for member in members}
+        metadata = json.loads(files.pop(METADATA))
+        if metadata["format"] != FORMAT:
+            raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT!r}")
+        for name, wanted in METADATA_TYPES.items():
+            if not isinstance(metadata[name], wanted):
+                raise TypeError(f"{name} is {metadata[name]!r:.100} in {METADATA}")
+        arrays = {}
+        for name in metadata["arrays"]:
+            arrays[name] = np.load(io.BytesIO(files.pop(f"{ARRAYS}{name}.npy")))
+            if arrays[name].dtype.kind not in "biuf":
+                raise TypeError(f"{name} holds {arrays[name].dtype}")
+    return Archive(metadata, arrays, files)
