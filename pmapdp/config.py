@@ -6,8 +6,10 @@ checks itself when it's made, even by `dataclasses.replace`.
 
 import dataclasses
 import functools
+import json
 import math
 import re
+import types
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -255,6 +257,39 @@ class Config:
     def __post_init__(self) -> None:
         check_values(self)
         check_together(self)
+
+
+def config_from_json(settings: dict[str, Any]) -> Config:
+    """Make a `Config` from settings that were written as JSON, and check their types."""
+    hints = typing.get_type_hints(Config)
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in hints:
+            raise unknown("setting", name, hints)
+        values[name] = tuple(value) if isinstance(value, list) else value
+        if not is_of_type(values[name], hints[name]):
+            right_type = str(getattr(hints[name], "__name__", hints[name]))
+            raise UserError(
+                f"{name} is {json.dumps(value):.100} there, which is no {right_type}"
+            )
+    return Config(**values)
+
+
+def is_of_type(value: Any, hint: Any) -> bool:
+    """Return if a value from JSON fits the type of a setting."""
+    parts = typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return True  # `check_values` looks if it's one of them
+    if origin is tuple:
+        return isinstance(value, tuple) and all(
+            is_of_type(item, parts[0]) for item in value
+        )
+    if origin is types.UnionType:
+        return any(is_of_type(value, part) for part in parts)
+    if hint is float:
+        return type(value) in (float, int)
+    return type(value) is hint
 
 
 def flag(field: str) -> str:

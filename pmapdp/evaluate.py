@@ -131,11 +131,14 @@ def evaluate_file(
     here, or run its code.
     """
     exported = load_exported(path)
-    if dataset is None and (dataset := exported.metadata["dataset"]) not in DATA_SETS:
-        raise UserError(
-            f"{path} was trained on data of yours, {dataset}: name it, as in --dataset my_data.npz"
-        )
-    data = load_data(dataset, data_dir)
+    if dataset is None:
+        dataset = exported.metadata["dataset"]
+        if dataset not in DATA_SETS:
+            raise UserError(
+                f"{path} was trained on data of yours, {dataset}: "
+                "name it, as in --dataset my_data.npz"
+            )
+    data = load_data(str(dataset), data_dir)
     facts = {
         "dataset": dataset,
         "step": exported.metadata["step"],

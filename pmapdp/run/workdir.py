@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pmapdp.config import Config
+from pmapdp.config import Config, config_from_json
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.errors import UserError, explain_errors
 from pmapdp.files import LINES, check_output, open_file, open_regular, write_file
@@ -228,15 +228,15 @@ def read_config(path: str | Path) -> Config:
         )
     with open_file(file, advice="name another folder") as opened:
         content = json.load(opened)
-    with contextlib.suppress(
-        UserError, TypeError, KeyError, AttributeError
-    ):  # any other JSON, and unknown settings
-        if content["format"] == FORMAT:
-            settings = content["config"].items()
-            values: dict[str, Any] = {
-                name: tuple(x) if isinstance(x, list) else x for name, x in settings
-            }
-            return Config(**values)
-    raise UserError(
-        f"{file} is not from this version: name another folder, or use pmapdp 0.2 if that wrote it"
-    )
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(
+            f"{file} is not from this version: "
+            "name another folder, or use pmapdp 0.2 if that wrote it"
+        )
+    advice = "correct it, or name another folder"
+    try:
+        return config_from_json(dict(content["config"]))
+    except UserError as error:
+        raise UserError(f"{file} cannot be used ({error}): {advice}") from None
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{file} holds no settings: {advice}") from None

@@ -108,6 +108,8 @@ RUN = '{"format": "pmapdp run %d", "config": {%s}}'
         RUN % (1, ""),
         RUN % (2, '"epochs": 0'),
         RUN % (2, '"x": 5'),
+        '{"format": "pmapdp run 2", "config": 3}',
+        '{"format": "pmapdp run 2"}',
     ],
 )
 def test_a_config_json_of_something_else_is_refused(tmp_path, text):
@@ -117,6 +119,29 @@ def test_a_config_json_of_something_else_is_refused(tmp_path, text):
         with pytest.raises(UserError, match=r"config\.json .*name another folder"):
             use()
     assert (tmp_path / "config.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ('"epochs": null', "epochs is null there, which is no int"),
+        ('"dataset": 5', "dataset is 5 there, which is no str"),
+        ('"progress": 1', "progress is 1 there, which is no bool"),
+        ('"devices": true', "devices is true there, which is no int | None"),
+        (
+            '"switch_epochs": [3, "7"]',
+            r"switch_epochs is \[3, .7.\] there, which is no",
+        ),
+        ('"strategy": {}', "unknown strategy '{}'"),
+        ('"epoch": 2', "unknown setting 'epoch': did you mean 'epochs'"),
+        ('"strategy": "pmapp"', "unknown strategy 'pmapp': did you mean 'pmap'"),
+        ('"global_batch_size": 0', "global-batch-size 0 must be at least 1"),
+    ],
+)
+def test_a_mistake_in_an_edited_config_json_is_named(tmp_path, setting, words):
+    (tmp_path / "config.json").write_text(RUN % (2, setting))
+    with pytest.raises(UserError, match=rf"config\.json .*{words}.*: correct it"):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("workdir", ["/proc/pmapdp", "file", "a\\b", "x" * 300])
