@@ -118,23 +118,25 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
 
 
 def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
-    """Turn texts into the arrays that the model takes. A `UserError` says that it takes images, and these are texts.
+    """Turn texts into the arrays that the model takes. A `UserError` says that it doesn't take them.
 
     Returns (data set, featurizer). The featurizer is fitted to the training texts, or
     None if the data are arrays.
     """
-    name, texts = getattr(model, "featurizer", "images"), isinstance(data.train, Texts)
+    name = getattr(model, "featurizer", "")
+    texts = isinstance(data.train, Texts)
     if texts != (name in FEATURIZERS):
         fitting = [
-            model
-            for model, each in MODELS.items()
-            if hasattr(each, "featurizer") == texts
+            f"--model {model}"
+            for model, network in MODELS.items()
+            if hasattr(network, "featurizer") == texts
         ]
-        takes, holds = ("images", "texts") if texts else ("texts", "images")
-        raise UserError(
-            f"the model takes {takes}, and the data set holds {holds}: use --model {' or --model '.join(fitting)}, or "
-            "another --dataset"
-        )
+        advice = f"use {' or '.join(fitting)}, or another --dataset"
+        wrong = "takes texts, and the data set holds arrays, such as images"
+        if texts:
+            wrong = "has no featurizer, and the data set holds texts"
+            advice += f"; in a model of yours, featurizer = {list(FEATURIZERS)[-1]!r}"
+        raise UserError(f"{type(model).__name__} {wrong}: {advice}")
     if not texts:
         return data, None
     featurizer = FEATURIZERS[name].fit(data.train.texts)

@@ -26,14 +26,8 @@ from flax import nnx
 from pmapdp import cli, devices
 from pmapdp.config import Config, flag
 from pmapdp.custom.data import fingerprint, make_data_set
-from pmapdp.custom.model import (
-    augment_task,
-    build_model,
-    check_optimizer,
-    check_schedule,
-    check_task,
-    trainable_filter,
-)
+from pmapdp.custom.model import augment_task, build_model, check_task
+from pmapdp.custom.optimizer import check_optimizer, check_schedule, trainable_filter
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.distributed import (

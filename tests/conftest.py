@@ -5,11 +5,10 @@ their own. Many tests compile the same programs: these are kept in pytest's cach
 `pytest --cache-clear` begins anew.
 """
 
-import functools
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from launch import CALLERS, COMPILED, IN_TESTS
@@ -24,7 +23,6 @@ import jax
 import numpy as np
 import pytest
 
-from pmapdp.custom import model as custom_model
 from pmapdp.data import imdb
 from pmapdp.devices import simulate
 from pmapdp.registry import default_data_dir
@@ -80,33 +78,6 @@ def pytest_configure(config):
         "markers",
         "imdb: needs the real reviews of IMDB (environment variable PMAPDP_DATA)",
     )
-
-
-def once(check: Callable) -> Callable:
-    """Try a network and a loss that have passed only once in a process, because that is a fifth of the tests' time."""
-    passed = set()
-
-    def parts(function):
-        if isinstance(function, functools.partial):
-            return (
-                parts(function.func),
-                *map(parts, function.args),
-                *sorted(function.keywords.items()),
-            )
-        return function
-
-    def check_loss(task, example):
-        leaves, structure = jax.tree.flatten(example)
-        data = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
-        key = task.constant[0], parts(task.loss), task.dtype, data
-        if key not in passed:
-            check(task, example)
-            passed.add(key)
-
-    return check_loss
-
-
-custom_model.check_loss = once(custom_model.check_loss)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -182,7 +182,7 @@ MISTAKES = [
     (["train", "--global-batch-size", "1438"], ["1438", "1437"]),
     (["train", "--per-device-batch-size", "180"], ["180", "1437", "179"]),
     (["train", "--accumulate", "65"], ["65", "64"]),
-    (["train", "--dataset", "reviews"], ["images", "texts", "--model transformer"]),
+    (["train", "--dataset", "reviews"], ["featurizer", "texts", "--model transformer"]),
     (["train", "--model", "text_mlp"], ["images", "texts", "--model convnet"]),
     (
         ["train", "dtensor-data", "--data-dir", "nowhere"],

@@ -367,6 +367,14 @@ ONE_ANSWER = type(
     "OneAnswer", (Signs,), {"predict": lambda self, x: x.reshape(len(x), -1)}
 )
 
+PAIRS = {"train": ({"a": DATA.train.inputs, "b": DATA.train.inputs}, DATA.train.labels)}
+
+
+def distance(model, batch):
+    """It calls the model twice."""
+    errors = jnp.square(model(batch.inputs["a"]) - model(batch.inputs["b"])).sum(1)
+    return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())
+
 
 @pytest.mark.parametrize(
     ("values", "said"),
@@ -380,12 +388,9 @@ ONE_ANSWER = type(
             "warning: the model cannot be exported for any number of inputs (",
         ),
         (
-            {
-                "optimizer": lambda rate: optax.contrib.schedule_free(
-                    optax.sgd(rate), rate, 0.9
-                )
-            },
-            "schedule_free_eval_par",
+            {"data": PAIRS, "loss": distance},
+            "because it fails for the inputs alone (float() argument must be a string or a "
+            "real number, not 'dict'): give it a method predict(inputs)\n",
         ),
         ({}, ""),
     ],

@@ -17,6 +17,7 @@ from points import DATA
 from pmapdp.custom.data import make_data_set
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import DataSet
+from pmapdp.layers import current_context
 from pmapdp.loss import MetricSums
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +79,7 @@ def test_the_code_of_the_page_runs(folder):
         "nnx": nnx,
         "MetricSums": MetricSums,
         "DataSet": DataSet,
+        "current_context": current_context,
     }
     exec(shortened(CODE[0]), names)
     first, *_, last = names["result"].epochs

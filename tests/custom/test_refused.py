@@ -3,6 +3,8 @@
 `test_8_your_parts.py` and `test_mistakes.py` have more.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +14,8 @@ import small_job
 from flax import linen, nnx
 from points import DATA, Net, run
 
-from pmapdp.data.dataset import DataSet, Split
-from pmapdp.errors import UserError
+from pmapdp.data.dataset import DataSet, Split, Texts
+from pmapdp.errors import DivergedError, UserError
 from pmapdp.layers import current_context
 from pmapdp.loss import MetricSums
 
@@ -23,6 +25,7 @@ SORTED = DataSet(
 REAL = DataSet(
     DATA.train._replace(labels=DATA.train.inputs @ np.arange(6, dtype=np.float32))
 )
+THREE_REAL = DataSet(DATA.train._replace(labels=DATA.train.inputs[:, :3]))
 
 
 class Line(nnx.Module):
@@ -83,6 +86,51 @@ def own_weights(model, batch):
     )
 
 
+def class_weights(model, batch, sums):
+    """One class counts 2.5, in the accuracy too."""
+    weights = batch.weights * jnp.where(batch.labels > 0, 2.5, 1)
+    right = model(batch.inputs) > 0
+    return {"count": weights.sum(), "correct": (weights * right).sum()}
+
+
+def nnx_linear(outputs):
+    return lambda rngs: nnx.Linear(6, outputs, rngs=rngs)
+
+
+def mean_squares(model, batch):
+    """It doesn't look at the shapes of outputs and labels."""
+    losses = squares(model, batch)
+    return MetricSums((batch.weights * losses).sum(), None, batch.weights.sum())
+
+
+def contrast(model, batch):
+    """Each example against all others of the devices."""
+    outputs, weights = model(batch.inputs), batch.weights
+    everything, counts, first = outputs, weights, 0
+    axis = current_context().axis_name
+    if axis is not None:
+        everything = jax.lax.all_gather(outputs, axis, tiled=True)
+        counts = jax.lax.all_gather(weights, axis, tiled=True)
+        first = jax.lax.axis_index(axis) * len(outputs)
+    scores = jnp.where(counts > 0, outputs @ everything.T, -1e9)
+    return optax.softmax_cross_entropy_with_integer_labels(
+        scores, first + jnp.arange(outputs.shape[0])
+    )
+
+
+def gathered(model, batch):
+    losses = contrast(model, batch)
+    return MetricSums((batch.weights * losses).sum(), None, batch.weights.sum())
+
+
+def gathered_in_training(model, batch):
+    """As docs/custom.md has it: exact on any number of devices."""
+    if current_context().train:
+        return gathered(model, batch)
+    losses = jnp.square(model(batch.inputs)).sum(1)
+    return MetricSums((batch.weights * losses).sum(), None, batch.weights.sum())
+
+
 MEAN = {
     "model": Line,
     "data": REAL,
@@ -92,7 +140,7 @@ NO_SUM = r"is not a sum over .* return \(batch.weights \* losses\).sum\(\)"
 LOSSES = [
     (
         loss(lambda m, b, sums: {"count": jnp.ones_like(b.labels).sum()}),
-        "count in the loss of Line counts padding",
+        "count in the loss of Line in training counts padding",
     ),
     (
         loss(lambda m, b, sums: {"loss": sums.loss + 3}, train=True),
@@ -113,11 +161,11 @@ LOSSES = [
     ),
     (
         loss(two_weights),
-        "returns correct 1 for an example that counts 3, but accuracy has the weights of the data al",
+        "training example 0 counts 3, and adds 1 to correct: return correct=None",
     ),
     (
         {"data": SORTED, "loss": own_weights},
-        "returns correct 3 for an example that counts 1, but accuracy has",
+        r"training example \d+ counts 1, and adds 3 to correct: return correct=None, and others",
     ),
     (
         loss(lambda m, b, sums: {"others": {"loss": sums.loss}}),
@@ -129,8 +177,22 @@ LOSSES = [
     ),
     (MEAN, r"the loss of Line returns float32 \[\]: return sums .* \* losses\).sum"),
     (
-        {"loss": lambda model, batch, context: 0},
-        "the loss has an argument context, which it no longer gets",
+        loss(class_weights),
+        r"training example \d+ counts 1, and example 0 2.5: return correct=None, and "
+        r"others={'accuracy': \(\(batch.weights \* right\).sum\(\), batch.weights.sum",
+    ),
+    (
+        {"model": nnx_linear(1), "data": REAL, "loss": mean_squares},
+        r"gives float32 \[16, 1\] and the labels are float32 \[16\], so give both one sh",
+    ),
+    (
+        {"model": nnx_linear(3), "data": THREE_REAL, "loss": mean_squares},
+        r"the loss of Linear fails .*\(16,\), \(16, 3\).*: the model gives float32 \[16, "
+        r"3\], the labels are float32 \[16, 3\] .*losses.mean\(1\)",
+    ),
+    (
+        {"loss": gathered},
+        "the loss of Net in evaluation is not a sum .*: in evaluation axis_name is None",
     ),
 ]
 
@@ -176,13 +238,17 @@ class Sows(Net):
         return super().__call__(x)
 
 
-def bridged(rngs):
-    net = linen.Sequential((linen.Dropout(0.5, deterministic=False), linen.Dense(3)))
-    return nnx.bridge.lazy_init(nnx.bridge.ToNNX(net, rngs=rngs), jnp.ones((1, 6)))
+def bridged(layer):
+    """A network with a layer of Linen."""
+
+    def make(rngs):
+        net = linen.Sequential((layer, linen.Dense(3)))
+        return nnx.bridge.lazy_init(nnx.bridge.ToNNX(net, rngs=rngs), jnp.ones((1, 6)))
+
+    return make
 
 
 PICTURES = DataSet(Split(np.zeros((40, 1, 12, 12), np.float32), np.zeros(40, np.int32)))
-WITH_CONTEXT = type("WithContext", (Net,), {"__call__": lambda self, x, context: x})
 MODELS = [
     (
         {"data": DataSet([(np.ones(6), 3 if i == 1 else i % 3) for i in range(40)])},
@@ -205,15 +271,19 @@ MODELS = [
         r"Changed gives float32 \[16, 3\], float32 \[16, 6\]",
     ),
     (
-        {"model": WITH_CONTEXT},
-        "WithContext.__call__ has an argument context, which it no longer gets: leave it out",
-    ),
-    (
         {"model": Sows},
         "Sows makes the variable seen.* as it is called: make it in __init__, or leave nnx.sow out",
     ),
+    (
+        {"data": {"train": Texts(["good film", "bad film"] * 20, [0, 1] * 20)}},
+        "Net has no featurizer, and the data set holds texts: .* featurizer = 'tokens'",
+    ),
     ({"model": lambda rngs: 5}, "<lambda> gives 5: give a class or function of rngs"),
-    ({"model": bridged}, "ToNNX draws random numbers from "),
+    ({"model": bridged(linen.Dropout(0.5, deterministic=False))}, "ToNNX draws rand"),
+    (
+        {"model": bridged(linen.BatchNorm(use_running_average=False))},
+        r"ToNNX does not take inputs .*: of Linen, nnx.bridge.ToNNX brings layers without",
+    ),
     (
         {"model": moments(weighted=True)},
         "Moments writes mean from the rows of one device, or padding with them",
@@ -254,7 +324,7 @@ VALUES = [
     ),
     (
         {"metrics": lambda logits, batch: 3},
-        "Net fails in evaluation .*: correct its __call__, its loss, metrics=",
+        "Net fails in training .*: correct its __call__, its loss, metrics=",
     ),
     (
         {"metrics": lambda logits, batch: {"x": (logits.argmax(1) == 0).mean()}},
@@ -298,3 +368,50 @@ def test_a_type_that_the_model_does_not_take_and_a_built_model_are_refused():
         UserError, match=r"--dtype bfloat16 has no effect on Line, which takes no dtype"
     ):
         run(Line, dtype="bfloat16")
+
+
+def test_a_loss_over_the_whole_batch_trains_alike_everywhere_but_not_accumulated():
+    """Gathered over the axis, also with padding in the last batch."""
+    own = {"loss": gathered_in_training}
+    settings = {"optimizer": "sgd", "global_batch_size": 18, "dtype": "float64"}
+    alone = run(own=own, strategy="single", devices=1, **settings)
+    for strategy in ("pmap", "shard_map", "jit"):
+        result = run(own=own, strategy=strategy, devices=4, **settings)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10),
+            result.state.params,
+            alone.state.params,
+        )
+    with pytest.raises(UserError, match="compares the examples of a batch, and with"):
+        run(own=own, accumulate=2, **settings)
+    with_batch_norm = {"model": small_job.Net, "loss": gathered_in_training}
+    with pytest.raises(UserError, match="compares the examples of a batch, and with"):
+        run(own=with_batch_norm, accumulate=2, **settings)
+    run(small_job.Net, accumulate=2, steps=1, **settings)
+
+
+class Words(nnx.Module):
+    """Ids to two logits. The table lacks the last id, for which Flax gives NaN."""
+
+    def __init__(self, *, rngs, layer):
+        self.embed = nnx.Embed(20, 16, rngs=rngs)
+        self.layer = layer(rngs)
+        self.out = nnx.Linear(16, 2, rngs=rngs)
+
+    def __call__(self, ids):
+        return self.out(self.layer(self.embed(ids)).mean(1))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda rngs: nnx.Dropout(0.1, rngs=rngs),
+        lambda rngs: nnx.RNN(nnx.GRUCell(16, 16, rngs=rngs), rngs=rngs),
+    ],
+)
+def test_a_first_loss_of_nan_names_the_example_and_not_the_random_numbers(layer):
+    ids = np.random.default_rng(0).integers(0, 20, (40, 8))
+    ids[17, 3] = 20
+    data = {"train": (ids, ids[:, 0] % 2)}
+    with pytest.raises(DivergedError, match="training example 17"):
+        run(partial(Words, layer=layer), {"data": data}, global_batch_size=40)

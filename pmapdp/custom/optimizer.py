@@ -1,0 +1,94 @@
+"""Your optimizer, schedule and choice of parameters, checked before training."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from pmapdp.errors import UserError, explain_errors, shown, unknown
+from pmapdp.state import Task, named_leaves
+
+EXAMPLE = (
+    "optimizer=optax.lion, or lambda schedule: "
+    "optax.chain(optax.clip(1.0), optax.adam(schedule))"
+)
+
+
+def check_schedule(schedule: Any) -> None:
+    """Refuse a schedule that gives no learning rate under `jax.jit`."""
+    name = f"schedule={shown(schedule)}"
+    advice = "give a function of JAX, for example lambda step: 0.1 * 0.99**step"
+    step = jax.ShapeDtypeStruct((), jnp.int32)
+    with explain_errors(f"{name} fails for a number of updates", advice):
+        rate = jax.eval_shape(lambda step: jnp.asarray(schedule(step)), step)
+    if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
+        raise UserError(
+            f"{name} gives {rate.dtype} {list(rate.shape)}, not one real number: "
+            f"{advice}"
+        )
+
+
+def check_optimizer(
+    optimizer: Callable[..., Any], schedule: optax.Schedule, task: Task
+) -> None:
+    """Refuse an optimizer that fails, or that ignores the schedule."""
+    name = f"optimizer={shown(optimizer)}"
+    advice = (
+        f"give a function of the schedule, such as {EXAMPLE}; rules that take more "
+        "than the gradient don't work"
+    )
+    steps = []
+
+    def record(step: Any) -> Any:
+        steps.append(step)
+        return schedule(step)
+
+    params, _ = jax.device_get(task.arrays_of(task.model))
+    with explain_errors(f"{name} fails", advice):
+        rule = optimizer(record)
+        state = jax.eval_shape(rule.init, params)
+        jax.eval_shape(rule.update, params, state, params)
+    if not steps:  # the run would show a learning rate that is not the optimizer's
+        raise UserError(
+            f"{name} does not use its schedule, so --learning-rate would have no "
+            f"effect: use {EXAMPLE}"
+        )
+
+
+def trainable_filter(model: nnx.Module, trainable: Any) -> Any:
+    """Return Flax's filter of the parameters to train.
+
+    Args:
+        model: has them.
+        trainable: a filter of Flax, or names of parts, such as ("head", "layers.0").
+            Without names, all parameters.
+    """
+    if isinstance(trainable, str):
+        trainable = (trainable,)
+    if trainable == ():
+        return nnx.Param
+    parameters = named_leaves(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    if isinstance(trainable, tuple):
+        for part in trainable:
+            if not any(f"{name}.".startswith(f"{part}.") for name in parameters):
+                first_names = [name.partition(".")[0] for name in parameters]
+                raise unknown(
+                    "trainable", part, dict.fromkeys([*first_names, *parameters])
+                )
+        return nnx.All(nnx.Param, nnx.Any(*map(starts_with, trainable)))
+    chosen = nnx.All(nnx.Param, trainable)
+    if not nnx.to_flat_state(nnx.state(model, chosen)):
+        names = ", ".join(list(parameters)[:4])
+        raise UserError(
+            f"trainable={shown(trainable)} chooses no parameter of {names}...: give "
+            "for example nnx.PathContains('head')"
+        )
+    return chosen
+
+
+def starts_with(part: str) -> Callable[..., bool]:
+    """Return Flax's filter of what is in a part of the model, such as "layers.0"."""
+    return lambda path, _: f"{'.'.join(map(str, path))}.".startswith(f"{part}.")

@@ -1,0 +1,282 @@
+"""Try your model and loss on a few examples, so that N devices give one device's result.
+
+`check_loss` lays the examples out over two simulated devices (`jax.vmap` over a named
+axis), in two ways:
+
+    whole     one device has all of them, the other one only padding
+    halves    each device has one half, and padding
+
+Your loss returns sums over examples. So whole and halves must add up to the same, and
+padding must add 0. What layers write, such as running statistics, must be the same too.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from pmapdp.custom.arrays import describe
+from pmapdp.data.batches import Batch
+from pmapdp.errors import UserError, explain_errors, shown
+from pmapdp.layers import Context, example_keys, use_context
+from pmapdp.loss import MetricSums, named_sums
+from pmapdp.metrics import ACCURACIES
+from pmapdp.state import Task, named_leaves
+from pmapdp.steps.shared import AXIS
+
+TRAINING = "training"
+EVALUATION = "evaluation"
+DEVICES = 2
+
+
+def check_loss(task: Task, examples: Batch) -> None:
+    """Try loss and layers on n examples, in training and in evaluation."""
+    everything = np.arange(len(examples.indices))
+    parts = np.array_split(everything, 2)
+    whole = lay_out(examples, everything)
+    halves = lay_out(examples, *parts)
+    for mode in (TRAINING, EVALUATION):
+        run = make_trial(task, mode, whole)
+        sums_of_whole, written_by_whole = run(whole)
+        sums_of_halves, written_by_halves = run(halves)
+        check_streams(task, partial(run, whole), sums_of_whole["loss"][0])
+        rounding = rounding_error(task.dtype, mode)
+        if mode == TRAINING:
+            check_written(task, written_by_whole, written_by_halves, rounding)
+        for name in ("loss", *sorted(sums_of_whole.keys() - {"loss"})):
+            # In bfloat16 rounding may change the class of an example.
+            if rounding < 0.1 or name in ("loss", "count"):
+                what = f"{name} in the loss of {task.name} in {mode}"
+                what = what.removeprefix("loss in ")
+                advice = partial(advise_on_sum, task, mode, examples)
+                check_sum(
+                    what, sums_of_whole[name], sums_of_halves[name], rounding, advice
+                )
+    if task.accumulate > 1:
+        check_micro_batches(task, examples, [everything, *parts])
+
+
+def lay_out(examples: Batch, *parts: np.ndarray) -> Batch:
+    """Give each device a part of n examples: a batch `[devices, n, ...]`, padded."""
+    everything = np.arange(len(examples.indices))
+    rows = np.tile(everything, (DEVICES, 1))  # padding repeats other examples
+    weights = np.zeros(rows.shape, np.float32)
+    for device, part in enumerate(parts):
+        rows[device, : len(part)] = part
+        weights[device, : len(part)] = 1
+    batch = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], examples)
+    return batch._replace(weights=weights)
+
+
+def make_trial(
+    task: Task, mode: str, batches: Batch, freeze_norm: bool = False
+) -> Callable[..., Any]:
+    """Compile the loss for batches `[devices, b, ...]`.
+
+    Returns:
+        A function of such batches, and perhaps other random streams, that returns the
+        loss's sums and what the model writes, by name, each `[devices, ...]`.
+    """
+    structure, streams = task.constant
+    params, model_state = task.arrays_of(task.model)
+
+    def compute_sums(params: Any, model_state: Any, streams: Any, batch: Batch) -> Any:
+        arrays = jax.tree.map(jnp.asarray, (params, streams, model_state))
+        model = nnx.merge(structure, *arrays, copy=True)
+        for _, layer in nnx.iter_modules(model):
+            if freeze_norm and isinstance(layer, nnx.BatchNorm):
+                layer.use_running_average = True
+        context = Context()
+        if mode == TRAINING:
+            step = jnp.int32(0)
+            keys = example_keys(task.seed, step, batch.indices)
+            context = Context(batch.weights, keys, step, train=True, axis_name=AXIS)
+        with use_context(context), jax.default_matmul_precision("highest"):  # no TF32
+            sums = task.loss(model, batch)
+        check_fields(task, sums)
+        before = named_leaves(model_state)
+        after = named_leaves(task.arrays_of(model)[1])
+        written = {
+            name: leaf for name, leaf in after.items() if leaf is not before.get(name)
+        }
+        return named_sums(sums), written
+
+    on_devices = jax.vmap(compute_sums, (None, None, None, 0), axis_name=AXIS)
+
+    def lower() -> Any:
+        traced_anew = jax.jit(lambda *arguments: on_devices(*arguments))
+        return traced_anew.lower(params, model_state, streams, batches)
+
+    advice = "correct its __call__, its loss, metrics= or augment="
+    with explain_errors(f"{task.name} fails in {mode}", advice):
+        program = lower()
+        # A random number of NumPy's is a constant of the program, and another one in
+        # the next program.
+        if mode == TRAINING and program.as_text() != lower().as_text():
+            raise UserError(
+                f"{task.name} draws random numbers of NumPy or Python as JAX traces "
+                "it, the same for every update: draw with current_context().next_keys()"
+            )
+        compute = program.compile()
+
+    def run(batches: Batch, streams: Any = streams) -> Any:
+        with jax.debug_nans(False):  # training finds where a NaN comes from
+            return jax.device_get(compute(params, model_state, streams, batches))
+
+    return run
+
+
+def check_fields(task: Task, sums: MetricSums) -> None:
+    """Check that sums are real scalars of JAX, and that their names are free."""
+    taken = {"loss", "count", "examples"}
+    if sums.correct is not None:
+        taken.update(ACCURACIES)
+    for name in sums.others.keys() & taken:
+        raise UserError(
+            f"the loss of {task.name} has a further sum called {name}, which there is: "
+            "use another name"
+        )
+    for name, value in named_sums(sums).items():
+        real = jnp.floating if name == "loss" else jnp.number
+        is_array = isinstance(value, jax.Array)
+        if not is_array or value.shape or not jnp.issubdtype(value.dtype, real):
+            result = describe(value) if is_array else shown(value)
+            raise UserError(
+                f"the loss of {task.name} returns {name} as {result}: return its sum "
+                f"over examples, (batch.weights * {name}).sum()"
+            )
+
+
+def rounding_error(dtype: str, mode: str) -> float:
+    """Return how far another order of additions moves a sum, relative to it."""
+    if dtype != "bfloat16":
+        return 1e-3
+    return 0.1 if mode == TRAINING else 0.02  # most with batch norm
+
+
+def check_streams(task: Task, run: Callable[..., Any], loss: np.ndarray) -> None:
+    """Refuse a layer whose own stream of random numbers changes the loss."""
+    streams = dict(nnx.to_flat_state(task.constant[1]))
+    for path, variable in streams.items():
+        if isinstance(variable, nnx.RngKey):
+            keys = jax.random.split(jax.random.key(task.seed + 1), variable.shape)
+            changed = streams | {path: variable.replace(keys)}
+            sums, _ = run(streams=nnx.from_flat_state(changed))
+            if not np.array_equal(sums["loss"][0], loss, equal_nan=True):
+                raise UserError(
+                    f"{task.name} draws random numbers from "
+                    f"{'.'.join(map(str, path[:-1]))}, which would be the same on every "
+                    "device and in every update: use nnx.Dropout, or "
+                    "current_context().next_keys()"
+                )
+
+
+def check_written(task: Task, by_whole: Any, by_halves: Any, rounding: float) -> None:
+    """Check that layers write variables that they have, and from all examples."""
+    variables = named_leaves(task.arrays_of(task.model)[1])
+    for name, values in by_whole.items():
+        if name not in variables:
+            raise UserError(
+                f"{task.name} makes the variable {name} as it is called: make it in "
+                "__init__, or leave nnx.sow out"
+            )
+        wanted = values[:1]
+        if not np.allclose(by_halves[name], wanted, rounding, 1e-4, equal_nan=True):
+            raise UserError(
+                f"{task.name} writes {name} from the rows of one device, or padding "
+                "with them: weight them by the weights of "
+                "pmapdp.layers.current_context(), and add sums and counts up with "
+                "jax.lax.psum over its axis_name, unless that is None"
+            )
+
+
+def check_sum(
+    what: str, whole: Any, halves: Any, rounding: float, advice: Callable[[], str]
+) -> None:
+    """Check that two halves `[2]` add up to the whole `[2]`, and that padding adds 0."""
+    total, padding = whole.tolist()
+    added = float(halves.sum())
+    is_near = partial(np.isclose, rtol=rounding, atol=1e-4 * max(1.0, abs(total)))
+    if not math.isfinite(total):
+        return  # training says which example it is
+    if is_near(padding, 0) and is_near(added, total):
+        return
+    if is_near(padding, total):
+        raise UserError(
+            f"{what} counts padding ({total:.4g} of weight 0): multiply by "
+            "batch.weights and sum; the count is batch.weights.sum()"
+        )
+    if is_near(padding, added - total):  # it's there once on one device, twice on two
+        raise UserError(
+            f"{what} has a penalty that is added once a batch ({padding:.4g}), and so "
+            "once a device: multiply it by batch.weights.sum()"
+        )
+    raise UserError(
+        f"{what} is not a sum over the examples ({total:.4g} for all of them, "
+        f"{added:.4g} for two halves): {advice()}"
+    )
+
+
+def advise_on_sum(task: Task, mode: str, examples: Batch) -> str:
+    """Say how a loss becomes a sum over the examples."""
+    if mode == EVALUATION:  # in training it is one
+        return (
+            "in evaluation axis_name is None, so use a loss of single examples there, "
+            "unless current_context().train"
+        )
+    labels = examples.labels
+    try:
+        outputs = returned_shapes(task, call_model, examples)
+        is_column = outputs.size == labels.size and outputs.shape != labels.shape
+    except Exception:  # the loss calls the model in another way
+        is_column = False
+    if is_column:
+        return (
+            f"the model gives {describe(outputs)} and the labels are {describe(labels)}"
+            ", so give both one shape, for example by model(batch.inputs)[:, 0]"
+        )
+    return (
+        "let none depend on others, and return (batch.weights * losses).sum() and "
+        "batch.weights.sum()"
+    )
+
+
+def check_micro_batches(task: Task, examples: Batch, parts: list[np.ndarray]) -> None:
+    """Check that the micro-batches' losses add up to the loss of the whole batch.
+
+    Batch norm is exempt: docs/custom.md says that it has a micro-batch's moments.
+
+    Args:
+        task: with more than one micro-batch an update.
+        examples: n of them.
+        parts: indices of all examples, then of each micro-batch.
+    """
+    batches = [lay_out(examples, part) for part in parts]
+    run = make_trial(task, TRAINING, batches[0], freeze_norm=True)
+    whole, *losses = (run(batch)[0]["loss"][0] for batch in batches)
+    rounding = rounding_error(task.dtype, TRAINING)
+    if math.isfinite(whole) and not np.isclose(sum(losses), whole, rounding):
+        raise UserError(
+            f"the loss of {task.name} compares the examples of a batch, and with "
+            f"--accumulate {task.accumulate} only those of one micro-batch: leave "
+            "accumulate out"
+        )
+
+
+def call_model(model: Any, batch: Batch) -> Any:
+    """Call a model as a classifier is called."""
+    return model(batch.inputs)
+
+
+def returned_shapes(task: Task, function: Callable[[Any, Any], Any], batch: Any) -> Any:
+    """Return types and shapes of what a function of model and batch returns."""
+
+    def call(params: Any, model_state: Any, batch: Any) -> Any:
+        return function(task.model_with(params, model_state), batch)
+
+    return jax.eval_shape(call, *task.arrays_of(task.model), batch)
