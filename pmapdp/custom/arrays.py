@@ -28,7 +28,6 @@ class RowsOnDemand:
         self.array = array
         self.dtype = dtype
         self.shape = array.shape
-        self.ndim = array.ndim
         self.nbytes = array.nbytes
 
     def __len__(self) -> int:
@@ -60,19 +59,20 @@ def convert_weights(
     name: str, weights: Any, labels: Any, classes: tuple[str, ...]
 ) -> np.ndarray:
     """Return the weights of the examples, `[n]`, from an array or {class: weight}."""
-    advice = "give one number above 0 for each example, or {class: weight}"
+    advice = (
+        "give one number above 0 for each example, or {class: weight}, and leave out "
+        "examples that should not count"
+    )
     real = jax.dtypes.canonicalize_dtype(np.float64)  # float32, unless x64 is on
-    with explain_errors(f"{name} weights do not fit the labels", advice):
+    with explain_errors(f"{name} weights cannot be used", advice):
         if isinstance(weights, Mapping):
             numbers = convert(f"{name} weights", list(weights), classes).tolist()
             by_class = dict(zip(numbers, weights.values(), strict=True))
             weights = [by_class[label] for label in labels.tolist()]
         weights = np.asarray(weights, real)
-    if weights.ndim != 1 or not (np.isfinite(weights) & (weights > 0)).all():
-        raise UserError(
-            f"{name} weights have shape {list(weights.shape)}, or are not all above 0: "
-            f"{advice}, and leave out examples that should not count"
-        )
+        if weights.ndim != 1 or not (np.isfinite(weights) & (weights > 0)).all():
+            shape = list(weights.shape)
+            raise ValueError(f"their shape is {shape}, or some are not above 0")
     return weights
 
 
@@ -160,8 +160,6 @@ def sample_every(array: Any) -> int:
 
 def describe(tree: Any) -> str:
     """Describe type and shape of each array in a tree. Texts may differ in length."""
-    if isinstance(tree, Mapping):
-        return ", ".join(f"{key} {describe(value)}" for key, value in tree.items())
     descriptions = []
     for leaf in jax.tree.leaves(tree):
         dtype = "text" if leaf.dtype.kind == "U" else leaf.dtype

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmapdp.custom.arrays import convert_split, sample_every
+from pmapdp.custom.arrays import convert_split, holds_texts, sample_every
 from pmapdp.custom.examples import Examples
 from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.errors import UserError, shown, unknown
@@ -47,11 +47,6 @@ def make_data_set(data: Any) -> DataSet:
             "{'train': (inputs, labels), 'test': (inputs, labels)}"
         )
     classes = tuple(map(str, data.classes)) or find_classes(data.train)
-    for name in classes:
-        if classes.count(name) > 1:
-            raise UserError(
-                f"two classes have the name {shown(name)}: give each its own"
-            )
     parts: dict[str, Any] = {}
     for name, part in data.parts.items():
         parts[name] = make_part(PARTS[name], part, classes)
@@ -66,10 +61,9 @@ def find_classes(train: Any) -> tuple[str, ...]:
     """
     names = getattr(train, "classes", ())  # as torchvision's data sets have them
     if not names and isinstance(train, tuple) and len(train) > 1:
-        labels = train[1]
-        is_list = hasattr(labels, "__len__") and not isinstance(labels, Mapping)
-        if is_list and isinstance(next(iter(labels), None), str):
-            names = sorted({label for label in labels if isinstance(label, str)})
+        labels = np.asarray(train[1])
+        if holds_texts(labels):
+            names = sorted({label for label in labels.flat if isinstance(label, str)})
     return tuple(map(str, names))
 
 
@@ -95,18 +89,18 @@ def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
 
 def check_shapes(parts: dict[str, Any]) -> None:
     """Check that an example has the same shapes in all parts."""
-    shapes = {}
+    expected = None
     for name, part in parts.items():
         if not isinstance(part, Texts):
-            first = part.take(np.arange(1))
-            shapes[name] = jax.tree.map(lambda rows: list(rows.shape[1:]), first[:2])
-    for name, shape in shapes.items():
-        if shape != shapes["train"]:
-            raise UserError(
-                "an example of the training data has inputs and label of shapes "
-                f"{shapes['train']}, and one of {PARTS[name]} data {shape}: only n may "
-                "differ"
-            )
+            example = part.take(np.arange(1))[:2]
+            shapes = jax.tree.map(lambda rows: list(rows.shape[1:]), example)
+            expected = expected or shapes
+            if shapes != expected:
+                raise UserError(
+                    "an example of the training data has inputs and label of shapes "
+                    f"{expected}, and one of {PARTS[name]} data {shapes}: only n may "
+                    "differ"
+                )
 
 
 def load_npz(path: Path) -> DataSet:

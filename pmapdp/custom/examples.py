@@ -41,8 +41,6 @@ class Examples:
         self.classes = classes
         self.logits: int | None = None
         self.examples = len(source)
-        if self.examples == 0:
-            raise UserError(f"{name} data have no examples: give at least one")
         if self.examples == sys.maxsize:  # Grain's
             raise UserError(
                 f"{name} data repeat without an end: leave .repeat() out, because "
@@ -116,7 +114,8 @@ def check_labels(name: str, part: Any, logits: int) -> None:
         part.logits = logits
         return
     labels = part.labels[:]
-    lowest, highest = labels.min(), labels.max()
+    lowest = labels.min()
+    highest = labels.max()
     if lowest < 0 or highest >= logits:
         raise UserError(
             f"{name} labels are from {lowest} to {highest}, and the model has {logits} "

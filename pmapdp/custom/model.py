@@ -71,7 +71,7 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
         best: the setting `--best`, which must name a metric.
     """
     examples = read_examples(data, ROWS)
-    returned = check_shapes(task, examples)
+    returned = check_call(task, examples)
     if task.classifies:
         check_classes(task.name, returned, examples.labels, data)
     elif not isinstance(returned, MetricSums):
@@ -97,7 +97,7 @@ def read_examples(data: DataSet, most: int) -> Batch:
     return Batches(data.train, n).take(indices)
 
 
-def check_shapes(task: Task, examples: Batch) -> Any:
+def check_call(task: Task, examples: Batch) -> Any:
     """Check that the model takes the inputs, and the loss its outputs.
 
     Returns:
@@ -204,11 +204,11 @@ def warn_if_not_exportable(task: Task, examples: Batch) -> None:
     try:
         returned_shapes(task, predict, examples)
     except Exception as error:
-        warning = (
-            f"the model cannot be exported, because it fails for the inputs alone "
-            f"({reason(error)}): give it a method predict(inputs)"
+        print(
+            "warning: the model cannot be exported, because it fails for the inputs "
+            f"alone ({reason(error)}): give it a method predict(inputs)",
+            file=sys.stderr,
         )
-        print(f"warning: {warning}", file=sys.stderr)
         return
     try:
         any_size = jax.export.symbolic_args_specs(examples, "batch, ...")

@@ -70,21 +70,19 @@ def trainable_filter(model: nnx.Module, trainable: Any) -> Any:
         trainable = (trainable,)
     if trainable == ():
         return nnx.Param
-    parameters = named_leaves(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    parameters = list(named_leaves(nnx.to_pure_dict(nnx.state(model, nnx.Param))))
     if isinstance(trainable, tuple):
         for part in trainable:
             if not any(f"{name}.".startswith(f"{part}.") for name in parameters):
-                first_names = [name.partition(".")[0] for name in parameters]
-                raise unknown(
-                    "trainable", part, dict.fromkeys([*first_names, *parameters])
-                )
-        return nnx.All(nnx.Param, nnx.Any(*map(starts_with, trainable)))
+                layers = dict.fromkeys(name.split(".")[0] for name in parameters)
+                raise unknown("trainable", part, layers)
+        trainable = nnx.Any(*map(starts_with, trainable))
     chosen = nnx.All(nnx.Param, trainable)
-    if not nnx.to_flat_state(nnx.state(model, chosen)):
-        names = ", ".join(list(parameters)[:4])
+    if not nnx.state(model, chosen):
         raise UserError(
-            f"trainable={shown(trainable)} chooses no parameter of {names}...: give "
-            "for example nnx.PathContains('head')"
+            f"trainable={shown(trainable)} chooses no parameter of "
+            f"{', '.join(parameters[:4])}...: give for example "
+            "nnx.PathContains('head')"
         )
     return chosen
 
