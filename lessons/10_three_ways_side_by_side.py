@@ -326,11 +326,11 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 # ## The three, side by side
 #
 # `python -m pmapdp.compare --dtype float64 --html page.html` trains on one device and in all three ways, and writes a
-# page with the code, the arrays, the communication, and seven mistakes that raise no error. This is how it begins. (It
-# trains a small CNN on images of digits, so its losses aren't the ones above.)
+# page with the code, the arrays, the proof, and nine mistakes that raise no error. This is how it begins. It trains a
+# small CNN on images of digits, so its losses aren't the ones above.
 #
-# ![The first screen of the page: a column each for single, pmap, shard_map and jit, from what you pass to the
-# loss](../docs/pictures/compare.png)
+# ![The first screen of the page: a column each for single, pmap, shard_map and jit, with a yellow bar where the
+# gradients are added up](../docs/pictures/compare.png)
 #
 # All three give the same numbers. So choose by what you want to write:
 #

@@ -1,4 +1,7 @@
-"""Make the picture of README.md from real output: `python docs/pictures/make.py` in the root. Needs Chromium."""
+"""Make the page of the four strategies, and its picture for README.md.
+
+python docs/pictures/make.py        # in the root; it needs Chromium
+"""
 
 import shutil
 import subprocess
@@ -17,20 +20,12 @@ OPTIONS = [
 
 
 def page() -> None:
-    """Write the first screen of the page of `python -m pmapdp.compare --dtype float64 --html` as a PNG."""
-    with tempfile.TemporaryDirectory() as folder:
-        html = Path(folder, "page.html")
-        command = [
-            sys.executable,
-            "-m",
-            "pmapdp.compare",
-            "--dtype",
-            "float64",
-            "--html",
-            html,
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        screenshot(html, FOLDER / "compare.png")
+    """Write what `python -m pmapdp.compare --dtype float64 --html` shows, as HTML and PNG."""
+    html = FOLDER / "four_ways.html"
+    options = ["--dtype", "float64", "--html", html]
+    command = [sys.executable, "-m", "pmapdp.compare", *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    screenshot(html, FOLDER / "compare.png")
 
 
 def screenshot(html: Path, path: Path) -> None:

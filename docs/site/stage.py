@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\(\s*([^)\s]+)\)")
-PICTURES = (".png", ".svg")
+PICTURES = (".png", ".svg", ".html")
 LEXERS = {
     ".py": "python",
     ".sh": "bash",
@@ -31,11 +31,16 @@ WIDEST = 120  # characters of a line of a block without a language, or it is wra
 START = f"""{FENCE}{{admonition}} Start here
 :class: tip
 
-- New to data parallelism? [The lessons](lessons/README.md) go from one device to eight in two hours.
+- What does data parallelism look like? [Four ways, side by side](docs/compare.md).
+- New to it? [The lessons](lessons/README.md) go from one device to eight in two hours.
 - You have a training step? [Verify it](docs/verify.md).
 - You have a pmap program? [Port it](docs/porting.md).
 - You have a model? [Train it](docs/custom.md).
 {FENCE}
+"""
+FOUR_WAYS = """
+<iframe src="../four_ways.html" title="One training step, four ways" loading="lazy"
+ style="width: 100%; height: 90vh; border: 1px solid #8888; border-radius: 8px"></iframe>
 """
 HIDDEN = "---\norphan: true\nnosearch: true\nhtml_theme.sidebar_secondary.remove: true\n---\n"
 
@@ -164,7 +169,7 @@ class Stage:
         if path == PurePosixPath("docs/api.md"):
             text = self.modules(text)
         elif path == PurePosixPath("README.md"):
-            text = text.replace("\n![", f"\n{START}\n![", 1)
+            text = text.replace("\n[![", f"\n{START}\n[![", 1)
         text = self.relink(text, path, self.pages[path])
         if path == PurePosixPath("README.md"):
             text += "".join(toctree(entries, kind) for kind, entries in kinds().items())
@@ -172,6 +177,8 @@ class Stage:
             text += toctree(
                 [each.stem for each in self.pages if each.suffix == ".ipynb"]
             )
+        elif path == PurePosixPath("docs/compare.md"):
+            text += FOUR_WAYS
         elif path == PurePosixPath("docs/README.md"):
             text = "---\norphan: true\n---\n" + text
         self.write(self.pages[path], text)

@@ -1,1 +1,1 @@
-"""Compare the four strategies side by side, or steps of yours: `python -m pmapdp.compare`."""
+"""Compare the strategies, or your own steps: `python -m pmapdp.compare`."""

@@ -1,15 +1,16 @@
-"""Train with the four strategies side by side, or run steps of your own, and show what's equal and what differs.
+"""Train with the four strategies, or run your own steps, and compare the results.
 
     python -m pmapdp.compare                        # digits, on 8 devices and 1
     python -m pmapdp.compare --html page.html --dtype float64
     python -m pmapdp.compare old.py:program new.py:program --html page.html
 
-A program of yours is a function that returns the arguments of `pmapdp.verify.verify` in
-a dictionary. The first run that fails ends the comparison with its error.
+A program of yours is a function without arguments that returns the arguments of
+`pmapdp.verify.verify` in a dictionary. The first run that fails ends the comparison.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -21,18 +22,18 @@ from rich.table import Table
 
 from pmapdp import cli
 from pmapdp.compare import words
+from pmapdp.compare.mistakes import run_mistakes
 from pmapdp.compare.page import make_page
-from pmapdp.compare.pitfalls import run_pitfalls
 from pmapdp.compare.programs import compare_programs, program_sections
 from pmapdp.compare.sources import read_sections
-from pmapdp.compare.stacked import STACKED
-from pmapdp.compare.strategies import MAKERS, compare_strategies, in_new_process
+from pmapdp.compare.strategies import compare_strategies, in_new_process
+from pmapdp.compare.wrong import WRONG
 from pmapdp.config import Config, setting
 from pmapdp.errors import UserError, unknown
 from pmapdp.files import HTML, JSON, check_output, write_file
 from pmapdp.steps import STRATEGIES
 
-WIDTH = 100  # columns
+WIDTH = 100  # columns, of a file or a wider terminal
 OTHERS = tuple(name for name in STRATEGIES if name != "single")
 
 
@@ -44,13 +45,16 @@ class Outputs:
     html: str | None = setting(
         "output",
         None,
-        "Write a page with the answer, the code and the figures; it opens without a network.",
+        "Write a page with pictures, code and figures. It opens without a network.",
     )
 
 
 @dataclass(frozen=True)
 class CompareOptions(Outputs):
-    """Settings of a comparison of the strategies. A single device always takes part: the others must equal it."""
+    """Settings of a comparison of the strategies.
+
+    A single device always takes part, because the others must equal it.
+    """
 
     strategies: tuple[str, ...] = setting(
         "comparison", OTHERS, "Strategies to compare with a single device."
@@ -64,13 +68,13 @@ class CompareOptions(Outputs):
     global_batch_size: int | None = setting(
         "comparison",
         None,
-        "Examples per update over all devices; default: the recipe's, on the most devices.",
+        "Examples per update over all devices; default: the recipe's.",
     )
 
 
 @dataclass(frozen=True)
 class ProgramsOptions(Outputs):
-    """Settings of a comparison of steps of your own."""
+    """Settings of a comparison of your own steps."""
 
     programs: tuple[str, ...] = setting(
         "arguments",
@@ -81,28 +85,21 @@ class ProgramsOptions(Outputs):
     devices: int | None = setting(
         "comparison",
         None,
-        "Of steps of your own: one number of devices; default: the same.",
+        "Of your own steps: one number of devices; default: the same.",
     )
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    given = [
-        each
-        for before, each in pairwise(["", *arguments])
-        if before[:2] != "--" and each[:2] != "--"
-    ]
     options: Any
-    if any(
-        ".py" in each for each in given
-    ):  # and not after a flag, as in --model my_file.py:Net
+    if names_programs(arguments):
         options = cli.parse(ProgramsOptions, arguments, __doc__)
-        make_report = partial(
-            report_programs, list(dict.fromkeys(options.programs)), options.devices
-        )
+        programs = list(dict.fromkeys(options.programs))
+        make_report = partial(report_programs, programs, options.devices)
     else:
+        sections = ("data", "model", "optimization")
         config, options = cli.parse_with_recipe(
-            CompareOptions, arguments, __doc__, ("data", "model", "optimization")
+            CompareOptions, arguments, __doc__, sections
         )
         make_report = partial(report_strategies, config, options)
     json_file = check_output("--json", options.json, JSON)
@@ -115,12 +112,19 @@ def main(arguments: list[str]) -> None:
     if html_file:
         write_file(html_file, make_page(report))
     print_report(report)
-    where = (
-        f"Open {html_file.resolve()} in a browser"
-        if html_file
-        else "Add --html page.html for a page"
-    )
-    print(f"{where}: who adds up, and the code line by line.")
+    if html_file:
+        print(f"Open {html_file.resolve()} in a browser.")
+    else:
+        print("Add --html page.html for a page with the code and pictures.")
+
+
+def names_programs(arguments: Sequence[str]) -> bool:
+    """Return True if an argument is a program, and not the value of a flag."""
+    for before, argument in pairwise(["", *arguments]):
+        is_value = before.startswith("--") or argument.startswith("--")
+        if not is_value and ".py" in argument:
+            return True
+    return False
 
 
 def report_strategies(config: Config, options: CompareOptions) -> dict[str, Any]:
@@ -129,100 +133,64 @@ def report_strategies(config: Config, options: CompareOptions) -> dict[str, Any]
         if name not in OTHERS:
             raise unknown("strategy", name, OTHERS)
     config = replace(config, steps=options.steps, mesh=None, layout="data")
-    if options.global_batch_size is not None:
-        config = replace(
-            config,
-            global_batch_size=options.global_batch_size,
-            per_device_batch_size=None,
-        )
-    names = list(options.strategies)
-    if "pmap" in names:  # also as old programs use it
-        names.insert(names.index("pmap") + 1, STACKED)
+    size = options.global_batch_size
+    if size is not None:
+        config = replace(config, global_batch_size=size, per_device_batch_size=None)
+    counts: list[int | None] = [*sorted(set(options.devices), reverse=True)] or [None]
+    runs = compare_strategies(config, [*options.strategies, *WRONG], counts)
+    most = max(run["devices"] for run in runs)
+    columns = ["single", *options.strategies]
     return {
         "config": asdict(config),
-        "columns": ["single", *options.strategies],
-        "runs": compare_strategies(
-            config, names, sorted(set(options.devices), reverse=True) or [None]
-        ),
-        **read_sections({name: MAKERS[name] for name in ("single", *names)}),
-        "pitfalls": in_new_process(run_pitfalls),
+        "columns": columns,
+        "runs": [run for run in runs if run["strategy"] not in WRONG],
+        "wrong": [run for run in runs if run["strategy"] in WRONG],
+        "mistakes": in_new_process(run_mistakes, most),
+        **read_sections({name: STRATEGIES[name] for name in columns}),
     }
 
 
 def report_programs(programs: list[str], devices: int | None) -> dict[str, Any]:
-    """Compare programs of yours."""
+    """Compare your own programs."""
     if len(programs) < 2:
-        alone = f"{' '.join(programs)} alone has nothing to be compared with"
         raise UserError(
-            f"{alone}: try python -m pmapdp.compare old.py:program new.py:program"
+            f"{' '.join(programs)} alone has nothing to be compared with: try "
+            "python -m pmapdp.compare old.py:program new.py:program"
         )
-    runs, code = compare_programs(programs, devices), program_sections(programs)
     return {
         "config": None,
         "columns": programs,
-        "runs": runs,
-        "code": code,
-        "shared": [],
-        "pitfalls": [],
+        "runs": compare_programs(programs, devices),
+        "wrong": [],
+        "mistakes": [],
+        **program_sections(programs),
     }
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print the runs, as README shows them, the mistakes, and the conclusion."""
-    console = Console(
-        highlight=False,
-        width=min(WIDTH, Console().width) if sys.stdout.isatty() else WIDTH,
-    )
+    """Print a table of the runs, and the conclusion."""
+    width = min(WIDTH, Console().width) if sys.stdout.isatty() else WIDTH
+    console = Console(highlight=False, width=width)
     console.print(words.summary(report), markup=False)
-    facts = ("result", "difference", "time", "rate", "who")
-    heads = (
-        "run",
-        "loss" if report["config"] else "verify",
-        "difference",
-        "update",
-        "examples/s",
-        "who adds up",
-    )
-    described = [(run["name"], words.describe(run)) for run in report["runs"]]
-    print_table(
-        console,
-        heads,
-        [[name, *(found[fact] for fact in facts)] for name, found in described],
-    )
-    if report["pitfalls"]:
-        mapped, rows = ("pmap", "shard_map"), []
-        for case in report["pitfalls"]:
-            wrong = case["results"]["wrong"]
-            rows.append(
-                [
-                    case["name"],
-                    *(
-                        words.verdict(wrong[name]) if name in wrong else ""
-                        for name in mapped
-                    ),
-                ]
-            )
-        print_table(console, ("a mistake that raises no error", *mapped), rows)
+    result = "loss" if report["config"] else "verify"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    heads = ("run", result, "difference", "update", "examples/s", "who adds up")
+    for head in heads:
+        table.add_column(head, overflow="fold")
     for run in report["runs"]:
-        for finding in run.get("findings", ()):
-            console.print(f"{run['name']}, {finding}", markup=False)
+        found = words.describe(run)
+        facts = ("result", "difference", "time", "rate", "who")
+        table.add_row(run["name"], *[found[fact] for fact in facts])
+    console.print(table, markup=False)
+    for run in report["runs"]:
+        if run.get("verdict", "equal") != "equal":
+            console.print(f"{run['name']}:\n{run['report']}", markup=False)
     console.print(words.conclude(report), markup=False)
     if any(run["simulated"] for run in report["runs"]):
-        console.print(
-            "Simulated devices share the cores: they show equal results, not a speed-up."
+        note = (
+            "Simulated devices share the cores: they show equal results, no speed-up."
         )
-
-
-def print_table(
-    console: Console, heads: tuple[str, ...], rows: list[list[str]]
-) -> None:
-    """Print a table."""
-    table = Table(
-        *heads, box=box.SIMPLE_HEAD, width=console.width, pad_edge=False, padding=(0, 1)
-    )
-    for row in rows:
-        table.add_row(*row)
-    console.print(table, markup=False)
+        console.print(note)
 
 
 if __name__ == "__main__":

@@ -1,117 +1,150 @@
-"""Set sources side by side. A line that all have stands once. If they differ, each column has its own."""
+"""Set sources side by side, and show what changes from one to the other."""
 
-import ast
 import difflib
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-# A line is of the first kind of which it has a word. The all-reduce has a colour of its
-# own everywhere on the page.
+COLLECTIVE = r"\b(pmean|psum|psum_scatter|all_gather|all_to_all|ppermute|pmax|pmin)\b"
+# A line is of the first kind whose words it has. The all-reduce of the gradients has a
+# colour that nothing else on the page has.
+WRAPPER = (
+    r"\b(pmap|shard_map|jit|filter_pmap|in_axes|out_axes|in_specs|out_specs"
+    r"|in_shardings|out_shardings)\b"
+)
+PLACING = (
+    r"\b(device_put|NamedSharding|SingleDeviceSharding|Mesh|make_mesh|place|replicate"
+    r"|shard|reshape|stack)\b"
+)
 KINDS = {
-    "reduce": r"\b(pmean|psum|psum_scatter|all_gather|all_to_all|ppermute|pmax|pmin)\b",
-    "wrap": r"\b(pmap|shard_map|jit|filter_pmap|in_axes|out_axes|in_specs|out_specs|in_shardings|out_shardings)\b",
-    "place": r"\b(device_put|NamedSharding|SingleDeviceSharding|Mesh|make_mesh|place|replicate|shard|reshape|stack)\b",
+    "reduce": rf"(?=.*{COLLECTIVE})(?=.*grad)",
+    "wrap": WRAPPER,
+    "place": PLACING,
 }
 
 
-class Plain(ast.NodeTransformer):
-    """Take docstrings and types away."""
+class Change(NamedTuple):
+    """A line of a difference.
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """Take them from a function, and from the functions inside it."""
-        node.returns = None
-        for argument in [
-            *node.args.posonlyargs,
-            *node.args.args,
-            *node.args.kwonlyargs,
-        ]:
-            argument.annotation = None
-        if ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-        return self.generic_visit(node)
+    Attributes:
+        sign: " ", "-" or "+".
+        before, after: its number in each source.
+        line: its text.
+    """
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        """Make `x: int = 1` a plain assignment."""
-        return (
-            ast.Assign([node.target], node.value, lineno=node.lineno)
-            if node.value
-            else node
-        )
-
-
-def plain_lines(*nodes: ast.AST) -> list[str]:
-    """Write nodes as Python without comments, docstrings and types."""
-    return [
-        line for node in nodes for line in ast.unparse(Plain().visit(node)).splitlines()
-    ]
+    sign: str
+    before: int | str
+    after: int | str
+    line: str
 
 
 def align(
     columns: Mapping[str, Sequence[str]],
 ) -> list[tuple[bool, dict[str, list[str]]]]:
-    """Align the columns with the first: rows of (is it the same in all columns?, the lines of each column).
+    """Align the columns with the first.
 
     Equal lines stand at one height, and others in the place of what they replace.
+
+    Returns:
+        Rows of (is it the same in all columns?, the lines of each column).
     """
     first, *others = columns
     base = columns[first]
-    cells: list[dict[str, list[str]]] = [
-        {first: []}
-    ]  # a gap, a line, a gap, a line, ..., a gap
+    # A gap, a line, a gap, a line, ..., a gap. New lines of other columns go to the gaps.
+    cells: list[dict[str, list[str]]] = [{first: []}]
     for line in base:
         cells += [{first: [line]}, {first: []}]
     for other in others:
         for row in cells:
             row[other] = []
-        for _, start, stop, begin, end in difflib.SequenceMatcher(
-            None, base, columns[other], False
-        ).get_opcodes():
-            rows = range(2 * start + 1, 2 * stop, 2) or [
-                2 * start
-            ]  # new lines stand in the gap
+        matcher = difflib.SequenceMatcher(None, base, columns[other], False)
+        for _, start, stop, begin, end in matcher.get_opcodes():
+            rows = range(2 * start + 1, 2 * stop, 2) or [2 * start]
             for number, line in enumerate(columns[other][begin:end]):
                 cells[rows[min(number, len(rows) - 1)]][other].append(line)
-    rows_of_lines = [row for row in cells if any(row.values())]
-    found = []
-    for same, group in groupby(
-        rows_of_lines, lambda row: all(lines == row[first] for lines in row.values())
-    ):
-        joined = list(group)
-        found.append(
-            (
-                same,
-                {
-                    name: [line for row in joined for line in row[name]]
-                    for name in columns
-                },
-            )
-        )
-    return found
+
+    def is_same(row: dict[str, list[str]]) -> bool:
+        return all(lines == row[first] for lines in row.values())
+
+    aligned = []
+    filled = [row for row in cells if any(row.values())]
+    for same, group in groupby(filled, is_same):
+        joined: dict[str, list[str]] = {name: [] for name in columns}
+        for row in group:
+            for name in columns:
+                joined[name] += row[name]
+        aligned.append((same, joined))
+    return aligned
+
+
+def find_changes(one: dict[str, Any], other: dict[str, Any]) -> list[Change]:
+    """List what comes out of one source and into another, with two lines around it.
+
+    A source has `lines`, and `first`, the number of its first line in its file.
+    """
+    before = one["lines"]
+    after = other["lines"]
+    old_first = one["first"]
+    new_first = other["first"]
+    matcher = difflib.SequenceMatcher(None, before, after, False)
+    changes: list[Change] = []
+    for group in matcher.get_grouped_opcodes(2):
+        if changes:
+            changes.append(Change("…", "", "", ""))
+        for kind, start, stop, begin, end in group:
+            if kind == "equal":
+                for old, new in zip(range(start, stop), range(begin, end), strict=True):
+                    numbers = (old + old_first, new + new_first)
+                    changes.append(Change(" ", *numbers, before[old]))
+                continue
+            changes += [
+                Change("-", old + old_first, "", before[old])
+                for old in range(start, stop)
+            ]
+            changes += [
+                Change("+", "", new + new_first, after[new])
+                for new in range(begin, end)
+            ]
+    return changes
 
 
 def kind_of(line: str) -> str:
     """Return the kind of a line: reduce, wrap, place, or the empty string."""
-    return next((kind for kind, words in KINDS.items() if re.search(words, line)), "")
+    if line.lstrip().startswith(("#", '"""')):
+        return "comment"
+    for kind, words in KINDS.items():
+        if re.search(words, line):
+            return kind
+    return ""
 
 
 def as_html(lines: Sequence[str], plain: bool = False) -> Markup:
-    """Colour lines of Python. Each wraps at spaces, below its own beginning. `plain` marks only the all-reduce."""
+    """Colour lines of Python. Each wraps at spaces, below its own beginning.
+
+    `plain` marks only the all-reduce.
+    """
     html = Markup("")
     for line in lines:
-        body = line.lstrip()
-        kind = "" if plain and kind_of(line) != "reduce" else kind_of(line)
-        coloured = Markup(
-            highlight(body, PythonLexer(), HtmlFormatter(nowrap=True)).rstrip("\n")
-            if body
-            else ""
-        )
+        kind = kind_of(line)
+        if plain and kind in ("wrap", "place"):
+            kind = ""
+        indent = len(line) - len(line.lstrip())
         html += Markup('<div class="line {}" style="--i:{}">{}</div>').format(
-            kind, len(line) - len(body), coloured
+            kind, indent, colour(line.strip())
         )
     return Markup("<code>{}</code>").format(html)
+
+
+def colour(line: str) -> Markup:
+    """Colour the words of a line of Python."""
+    if not line:
+        return Markup("&nbsp;")
+    return Markup(
+        highlight(line, PythonLexer(), HtmlFormatter(nowrap=True)).rstrip("\n")
+    )

@@ -1,15 +1,20 @@
-"""Write a comparison as one HTML file that needs no network and no script. `page.html` is its template."""
+"""Write a comparison as one HTML file that needs no network and no script.
 
+`page.html` is its template.
+"""
+
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from rich.filesize import decimal
 
-from pmapdp.compare import words
-from pmapdp.compare.code import align, as_html
-from pmapdp.compare.pictures import holdings, timeline
-from pmapdp.compare.stacked import STACKED
+from pmapdp.compare import pictures, words
+from pmapdp.compare.code import align, as_html, colour, find_changes, kind_of
+
+# The differences of code that the page shows: what a reader ports from and to.
+PAIRS = (("single", "pmap"), ("pmap", "shard_map"), ("pmap", "jit"), ("single", "jit"))
 
 
 def make_page(report: dict[str, Any]) -> str:
@@ -19,37 +24,39 @@ def make_page(report: dict[str, Any]) -> str:
         run["words"] = words.describe(run)
         runs.setdefault(run["strategy"], run)  # runs on the most devices come first
     columns = report["columns"]
-    forms = {"": columns}
-    if STACKED in runs:  # stands in the place of the other form of pmap, by a switch
-        forms = {
-            "replicated": columns,
-            "stacked": [STACKED if name == "pmap" else name for name in columns],
-        }
     for section in report["code"]:
-        lines = section["lines"]
-        section["rows"] = {
-            kind: align({name: lines[name] for name in names})
-            for kind, names in forms.items()
-        }
+        section["rows"] = align(section["lines"])
     environment = Environment(
         undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals |= {
-        each.__name__: each for each in (as_html, decimal, holdings, timeline)
-    }
-    template = (
-        resources.files("pmapdp.compare")
-        .joinpath("page.html")
-        .read_text(encoding="utf-8")
+    page = resources.files("pmapdp.compare").joinpath("page.html")
+    template = environment.from_string(page.read_text(encoding="utf-8"))
+    return template.render(
+        report=report,
+        runs=runs,
+        changes=list_changes(report["sources"], columns),
+        proof=[*runs.values(), *report["wrong"]],
+        longest={
+            "time": max(run["step_ms"]["high"] for run in report["runs"]),
+            "memory": max(sum(run["memory"].values()) for run in report["runs"]),
+        },
+        words=words,
+        pictures=pictures,
+        as_html=as_html,
+        colour=colour,
+        kind_of=kind_of,
+        decimal=decimal,
     )
-    longest = {
-        "timeline": max(
-            (end for run in runs.values() for *_, end in run.get("timeline", ())),
-            default=1.0,
-        ),
-        "time": max(run["step_ms"]["high"] for run in report["runs"]),
-        "memory": max(sum(run["memory"].values()) for run in report["runs"]),
-    }
-    return environment.from_string(template).render(
-        report=report, runs=runs, forms=forms, longest=longest, words=words
-    )
+
+
+def list_changes(
+    sources: dict[str, Any], columns: Sequence[str]
+) -> list[dict[str, Any]]:
+    """List the changes from one column's source to another's."""
+    pairs = [pair for pair in PAIRS if set(pair) <= set(columns)]
+    if not pairs:  # your programs: each against the first
+        pairs = [(columns[0], name) for name in columns[1:]]
+    return [
+        {"before": one, "after": two, "lines": find_changes(sources[one], sources[two])}
+        for one, two in pairs
+    ]

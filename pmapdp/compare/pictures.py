@@ -1,8 +1,17 @@
-"""Draw what devices hold and do. A device has a colour, and nothing else has one of these colours."""
+"""Draw what devices hold and do, as SVG.
 
+A device has a colour, and nothing else has one of these colours. The all-reduce is
+yellow.
+"""
+
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from markupsafe import Markup
+from rich.filesize import decimal
+
+from pmapdp.compare.wrong import WRONG
 
 # The Okabe-Ito palette, which colour-blind readers can tell apart (Okabe and Ito,
 # "Color universal design", 2008), and a grey. More devices than colours start again
@@ -19,7 +28,11 @@ DEVICE_COLOURS = (
 )
 INK = "#767676"  # has a contrast of at least 4.5 : 1 to white and to black
 MOST_DRAWN = 16  # devices
-LANE = 12  # pixels
+FLOW_WIDTH = 240  # pixels
+CURVE_WIDTH = 620
+CURVE_HEIGHT = 170
+CURVE_TOP = 8
+DASHES = ("", "7 4", "2 3", "9 3 2 3")  # of the curves of correct runs
 
 
 def colour_of(device: int) -> str:
@@ -27,45 +40,157 @@ def colour_of(device: int) -> str:
     return DEVICE_COLOURS[device % len(DEVICE_COLOURS)]
 
 
+def picture(width: float, height: float, note: str, *parts: str) -> Markup:
+    """Put parts into a picture that's as wide as its place."""
+    return Markup(
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{note}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def box(x: float, y: float, width: float, height: float, attribute: str) -> str:
+    """Draw a rectangle with a class or a colour, given as an attribute."""
+    return (
+        f'<rect x="{x:.1f}" y="{y:g}" width="{width:.1f}" height="{height:g}" rx="2" '
+        f"{attribute}/>"
+    )
+
+
+def label(x: float, y: float, text: str, anchor: str = "start") -> str:
+    """Write a text."""
+    return f'<text x="{x:.1f}" y="{y:g}" text-anchor="{anchor}">{text}</text>'
+
+
+def flow(run: dict[str, Any]) -> Markup:
+    """Draw an update from the batch to the new weights.
+
+    The strategies differ only in the place of the yellow bar: in your function, or
+    outside of it.
+    """
+    N = min(run["devices"], MOST_DRAWN)
+    tile = FLOW_WIDTH / N
+    sees_all = run["sees"][0] == run["global_batch_size"]
+    collectives = run["collectives"]
+    is_yours = bool(collectives) and collectives[0]["written"]
+    bottom = 112 if is_yours else 82  # of your function
+    parts = [label(0, 10, "batch")]
+    for device in range(N):
+        x = device * tile + 2
+        fill = f'fill="{colour_of(device)}"'
+        parts.append(box(x, 15, tile - 4, 12, fill))
+        parts.append(box(x + tile * 0.2, 63, tile * 0.6 - 4, 12, fill))
+        parts.append(box(x, 146, tile - 4, 12, 'class="weights"'))
+        if not sees_all:
+            parts.append(box(x - 1, 54, tile - 2, bottom - 54, 'class="function"'))
+    if sees_all:
+        parts.append(box(1, 54, FLOW_WIDTH - 2, bottom - 54, 'class="function"'))
+    times = "" if sees_all else f", {run['devices']} times"
+    parts.append(label(0, 48, f"your function{times}: gradient sums"))
+    if collectives:
+        kind = "all-reduce" if is_yours else "all-reduce dashed"
+        who = "you average" if is_yours else "the compiler adds up"
+        parts.append(box(4, 88, FLOW_WIDTH - 8, 18, f'class="{kind}"'))
+        parts.append(label(FLOW_WIDTH / 2, 101, who, "middle"))
+    parts.append(label(0, 140, "new weights" + (", all equal" if N > 1 else "")))
+    note = f"Batch, gradient sums, {'all-reduce, ' if collectives else ''}new weights"
+    return picture(FLOW_WIDTH, 162, note, *parts)
+
+
 def holdings(run: dict[str, Any]) -> list[tuple[list[str], str]]:
-    """Return what devices hold as colours of boxes and a note: the batch in their colours, the weights in one."""
-    N, batch, state = run["devices"], run["holds"].get("batch"), run["holds"]["state"]
-    devices, found = range(min(N, MOST_DRAWN)), []
+    """Return what devices hold, as colours of boxes and a note.
+
+    The batch is in the devices' colours, and equal weights are in one.
+    """
+    N = run["devices"]
+    devices = range(min(N, MOST_DRAWN))
+    rows = []
+    batch = run["holds"].get("batch")
     if batch:
-        is_one = N > 1 and not batch["split"]
-        part = f"1/{N} of the batch" if batch["split"] else "the whole batch"
-        found.append(
-            (
-                [INK if is_one else colour_of(device) for device in devices],
-                f"{part}, {batch['on_device']}",
-            )
-        )
-    weights = "the weights" if N == 1 else f"the same weights, {N} times"
-    if state["split"]:
-        weights = (
-            f"{weights}, as the rows of"
-            if state["shape"][0] == N
-            else f"1/{N} of the weights,"
-        )
-    return [*found, (["var(--weights)"] * len(devices), f"{weights} {state['shape']}")]
+        colours = [colour_of(device) for device in devices]
+        note = f"1/{N} of the batch, {batch['on_device']}"
+        if not batch["split"]:
+            note = f"the whole batch, {batch['on_device']}"
+            colours = [INK if N > 1 else colour_of(0) for _ in devices]
+        rows.append((colours, note))
+    for name, text in (
+        ("state", "state"),
+        ("weights", "model"),
+        ("optimizer", "optimizer state"),
+    ):
+        arrays = run["holds"].get(name)
+        if arrays and arrays["bytes"]:
+            is_stack = arrays["split"] and arrays["shape"][0] == N
+            part = f"1/{N} of the" if arrays["split"] and not is_stack else "the whole"
+            note = f"{part} {text}, {decimal(arrays['bytes'])}"
+            if is_stack:
+                note += ", as a row of [N, ...]"
+            rows.append((["var(--weights)"] * len(devices), note))
+    return rows
 
 
-def timeline(run: dict[str, Any], longest: float) -> Markup:
-    """Draw a lane for each device. The picture is `longest` ms wide."""
-    by_compiler = any(not each["written"] for each in run["collectives"])
-    box = '<rect {}="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>'
-    lanes = range(min(run["devices"], MOST_DRAWN))
-    drawn = [
-        box.format("fill", colour_of(lane), 0, LANE * lane + 1, 8, LANE - 2)
-        for lane in lanes
-    ]
-    for device, phase, start, end in run["timeline"]:
-        if device not in lanes:
-            continue
-        kind = f"{phase} dashed" if by_compiler and phase == "all-reduce" else phase
-        width, x = max(0.8, 940 * (end - start) / longest), 14 + 940 * start / longest
-        drawn.append(box.format("class", kind, x, LANE * device + 1, width, LANE - 2))
-    last, height = max(end for *_, end in run["timeline"]), LANE * len(lanes)
-    note = f"One update on {run['devices']} devices, {last:.1f} ms: forward, backward, all-reduce, update"
-    size = f'height="{height}" viewBox="0 0 960 {height}" preserveAspectRatio="none"'  # lanes keep their height
-    return Markup(f'<svg {size} role="img" aria-label="{note}">{"".join(drawn)}</svg>')
+def losses(runs: Sequence[dict[str, Any]]) -> Markup:
+    """Draw the losses of runs by update, from 0 to the largest one."""
+    values = [loss for run in runs for loss in run["losses"] if math.isfinite(loss)]
+    top = max(values)
+    axis = {f"{top * part:.2g}": part for part in (0, 0.5, 1)}
+
+    def heights(run: dict[str, Any]) -> list[float]:
+        return [loss / top for loss in run["losses"]]
+
+    return curves(runs, heights, "loss", axis)
+
+
+def differences(runs: Sequence[dict[str, Any]]) -> Markup:
+    """Draw how far the losses are from a single device's, by update, on a log scale.
+
+    The axis goes from 1e-17 to 10. A difference of 0 lies at its lower end.
+    """
+    single = runs[0]["losses"]
+
+    def heights(run: dict[str, Any]) -> list[float]:
+        found = []
+        for loss, reference in zip(run["losses"], single, strict=True):
+            difference = abs(loss - reference) / abs(reference)
+            found.append((math.log10(max(difference, 1e-17)) + 17) / 18)
+        return found
+
+    axis = {f"1e{power}": (power + 17) / 18 for power in range(-16, 1, 4)}
+    return curves(runs[1:], heights, "difference", axis)
+
+
+def curves(
+    runs: Sequence[dict[str, Any]],
+    heights: Callable[[dict[str, Any]], list[float]],
+    name: str,
+    axis: dict[str, float],
+) -> Markup:
+    """Draw one line for each run.
+
+    Args:
+        heights: returns the heights of a run's points, between 0 and 1.
+        name: of what is drawn.
+        axis: the labels of the axis with their heights.
+    """
+    parts = []
+    for text, height in axis.items():
+        y = CURVE_TOP + CURVE_HEIGHT * (1 - height)
+        parts.append(f'<path class="grid-line" d="M44 {y:.1f}H{CURVE_WIDTH}"/>')
+        parts.append(label(40, y + 4, text, "end"))
+    for number, run in enumerate(runs):
+        points = []
+        for update, height in enumerate(heights(run)):
+            x = 48 + (CURVE_WIDTH - 52) * update / max(len(run["losses"]) - 1, 1)
+            y = CURVE_TOP + CURVE_HEIGHT * (1 - min(height, 1.0))
+            points.append(f"{x:.1f} {y:.1f}")
+        kind = "curve"
+        dashes = DASHES[number % len(DASHES)]
+        if run["strategy"] in WRONG:
+            kind = "curve off-curve"
+            dashes = ""
+        line = f'd="M{"L".join(points)}" stroke-dasharray="{dashes}"'
+        parts.append(f'<path class="{kind}" {line}/>')
+    bottom = CURVE_TOP + CURVE_HEIGHT
+    parts.append(label(CURVE_WIDTH / 2, bottom + 15, "update", "middle"))
+    names = ", ".join(run["name"] for run in runs)
+    note = f"The {name} by update: {names}"
+    return picture(CURVE_WIDTH, bottom + 20, note, *parts)

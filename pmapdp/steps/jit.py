@@ -22,12 +22,14 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         NamedSharding(mesh, PartitionSpec(AXIS)),
     )
 
+    # Placing
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, replicated)
 
     def place_batch(batch: Batch) -> Batch:
         return place(batch, split)
 
+    # The step
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         if task.accumulate == 1:
             gradients, sums, model_state = gradient_sums(task, state, batch)
@@ -37,10 +39,11 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
             )
         return update(task, state, gradients, sums.count, model_state), sums
 
+    # Evaluation
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return evaluation_sums(task, state, batch)
 
-    # the wrapper. The all-reduce is only in the compiled program. It comes from the sum
+    # The wrapper. The all-reduce is only in the compiled program. It comes from the sum
     # over the split axis: out_shardings just says where the result lies.
     train_step = jax.jit(train_step, out_shardings=replicated, donate_argnums=0)
     eval_step = jax.jit(eval_step, out_shardings=replicated)

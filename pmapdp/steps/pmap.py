@@ -23,6 +23,7 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         NamedSharding(mesh, PartitionSpec(AXIS)),
     )
 
+    # Placing
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, replicated)
 
@@ -34,6 +35,7 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
             split,
         )
 
+    # The step
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
         # the all-reduce: devices may hold different numbers of examples, so a mean of
@@ -42,10 +44,11 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
         return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 
+    # Evaluation
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return lax.psum(evaluation_sums(task, state, batch), AXIS)
 
-    # the wrapper: the state goes in and out replicated (axis None), so it has no device
+    # The wrapper: the state goes in and out replicated (axis None), so it has no device
     # axis. pmap doesn't check that all devices return the same: that is up to the step.
     axes: dict[str, Any] = {
         "axis_name": AXIS,

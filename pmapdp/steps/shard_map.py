@@ -23,12 +23,14 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         NamedSharding(mesh, PartitionSpec(AXIS)),
     )
 
+    # Placing
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, replicated)
 
     def place_batch(batch: Batch) -> Batch:
         return place(batch, split)
 
+    # The step
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
         # the all-reduce: devices may hold different numbers of examples, so a mean of
@@ -37,10 +39,11 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
         return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 
+    # Evaluation
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return lax.psum(evaluation_sums(task, state, batch), AXIS)
 
-    # the wrapper: with check_vma=True (the default) JAX itself sums the gradient of a
+    # The wrapper: with check_vma=True (the default) JAX itself sums the gradient of a
     # replicated parameter over the devices, and the pmean above would leave a gradient
     # N times too large. `lax.pcast(params, AXIS, to="varying")` would avoid it, but
     # then JAX refuses nnx.RNN and every other scan whose carry starts as a constant.

@@ -15,20 +15,23 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     """Make the strategy of a single device, the first of `devices`. It holds the state and the batch `[B, ...]`."""
     sharding = SingleDeviceSharding(devices[0])
 
+    # Placing
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, sharding)
 
     def place_batch(batch: Batch) -> Batch:
         return jax.device_put(batch, sharding)
 
+    # The step
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch)
         return update(task, state, gradients, sums.count, model_state), sums
 
+    # Evaluation
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return evaluation_sums(task, state, batch)
 
-    # the wrapper
+    # The wrapper
     train_step = jax.jit(train_step, donate_argnums=0)
     eval_step = jax.jit(eval_step)
     return Strategy(

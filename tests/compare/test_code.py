@@ -1,37 +1,20 @@
-"""Sources side by side, collectives of compiled programs, what devices hold and do as pictures, and the pitfalls."""
+"""Sources side by side, collectives of compiled programs, pictures, and the mistakes."""
 
-import ast
+from pathlib import Path
 from xml.etree import ElementTree
 
 import port_example
 import pytest
 
-from pmapdp.compare.code import align, as_html, kind_of, plain_lines
+from pmapdp.compare.code import align, as_html, find_changes, kind_of
 from pmapdp.compare.collectives import Collective, collectives
-from pmapdp.compare.pictures import DEVICE_COLOURS, holdings, timeline
-from pmapdp.compare.pitfalls import load_pitfalls
+from pmapdp.compare.mistakes import load_mistakes
+from pmapdp.compare.pictures import DEVICE_COLOURS, differences, flow, holdings
 from pmapdp.compare.programs import split_program
 from pmapdp.compare.sources import read_sections
-from pmapdp.compare.strategies import MAKERS, phase_of
+from pmapdp.steps import STRATEGIES
 
-SOURCE = '''
-def f(x: int, *, name: "a, b" = "#1") -> dict[str, int]:
-    """Says what.
-
-    At length.
-    """
-    y: int = x + 1  # the next
-    # a whole line
-    return {name: y}
-'''
-
-
-def test_comments_docstrings_and_types_are_left_out():
-    assert plain_lines(*ast.parse(SOURCE).body) == [
-        "def f(x, *, name='#1'):",
-        "    y = x + 1",
-        "    return {name: y}",
-    ]
+STEPS = Path(__file__).parents[2] / "pmapdp" / "steps"
 
 
 @pytest.mark.parametrize(
@@ -57,13 +40,15 @@ def test_columns_are_aligned_with_the_first(columns, wanted):
 
 def test_a_line_has_the_colour_of_what_it_does_and_is_escaped():
     lines = {
-        "x = lax.pmean(jax.jit(f)(x), 'i')": "reduce",
+        "gradients = lax.pmean(jax.jit(f)(gradients), 'i')": "reduce",
+        "loss = lax.pmean(loss, 'i')": "",
+        "# lax.pmean(gradients, 'i')": "comment",
         "f = jax.pmap(f)": "wrap",
         "x = place(x, split)": "place",
     }
     lines |= {"x = 1": ""}
     assert {line: kind_of(line) for line in lines} == lines
-    assert 'class="line reduce"' in as_html(["lax.psum(x, 'i')"], plain=True)
+    assert 'class="line reduce"' in as_html(["lax.psum(grads, 'i')"], plain=True)
     assert 'class="line "' in as_html(["jax.jit(f)"], plain=True)
     assert "&lt;b&gt;" in as_html(["x = '<b>'"])
 
@@ -74,15 +59,14 @@ def test_two_programs_in_one_file_have_their_own_steps():
     step = "The step"
     assert "pmean" in "".join(old[step])
     assert "pmean" not in "".join(new[step])
-    assert "def old_step(state, batch):" in old[step]
-    assert "def old_step(state, batch):" not in new[step]
-    assert "def new():" not in old["Around the step"]
+    assert "def old_step(" in "".join(old[step])
+    assert "def old_step(" not in "".join(new[step])
+    assert "def new(" not in "".join(old["Around the step"])
 
 
-def test_the_parts_of_each_strategy_are_found_by_names_and_words():
-    found = read_sections(MAKERS)
+def test_the_regions_of_each_strategy_are_its_lines_as_they_are():
+    found = read_sections(STRATEGIES)
     step, wrapper, placing, saving = (section["lines"] for section in found["code"])
-    assert step["single"] == step["jit"]
     for name, words in {
         "pmap": "jax.pmap(",
         "shard_map": "jax.shard_map(",
@@ -90,17 +74,34 @@ def test_the_parts_of_each_strategy_are_found_by_names_and_words():
     }.items():
         assert words in "\n".join(wrapper[name])
         assert ("pmean" in "\n".join(step[name])) == (name != "jit")
-        assert "def place_batch(batch):" in placing[name]
-        assert "def eval_step(state, batch):" in saving[name]
-    assert "np.stack" in "\n".join(placing["pmap, stacked"])
-    for lines in [
-        *step.values(),
-        *wrapper.values(),
-        *placing.values(),
-        *(each["lines"] for each in found["shared"]),
-    ]:
-        assert lines
-        assert not any("#" in line or '"""' in line or "->" in line for line in lines)
+        assert "def place_batch(batch: Batch)" in "\n".join(placing[name])
+        assert "def eval_step(state: TrainState" in "\n".join(saving[name])
+        source = (STEPS / f"{name}.py").read_text()
+        for lines in (step[name], wrapper[name], placing[name], saving[name]):
+            assert lines
+            assert all(f"    {line}".rstrip() in source for line in lines)
+        file = source.splitlines()
+        lines = found["sources"][name]["lines"]
+        first = found["sources"][name]["first"]
+        assert file[first - 1 : first - 1 + len(lines)] == lines
+    assert all(part["lines"] for part in found["shared"])
+
+
+def test_changes_are_those_that_diff_finds_with_the_numbers_of_the_files():
+    """Put the `+` and unchanged lines together again, and they're the other source."""
+    sources = read_sections(STRATEGIES)["sources"]
+    one, other = sources["pmap"], sources["jit"]
+    changes = find_changes(one, other)
+    assert any(change.sign == "-" and "lax.pmean(" in change.line for change in changes)
+    for change in changes:
+        if change.sign in "- ":
+            assert one["lines"][change.before - one["first"]] == change.line
+        if change.sign in "+ ":
+            assert other["lines"][change.after - other["first"]] == change.line
+    removed = sum(change.sign == "-" for change in changes)
+    added = sum(change.sign == "+" for change in changes)
+    assert len(one["lines"]) - removed + added == len(other["lines"])
+    assert find_changes(one, one) == []
 
 
 def test_a_program_is_followed_into_the_files_that_it_imports(tmp_path):
@@ -111,50 +112,58 @@ def test_a_program_is_followed_into_the_files_that_it_imports(tmp_path):
     found = split_program(str(tmp_path / "new.py"), "program")
     assert found["The step"] == [
         "def step(w, x):",
-        "    return w - RATE * jax.grad(loss)(w, x)",
+        "  return w - RATE * jax.grad(loss)(w, x)",
     ]
     assert found["Around the step"] == [
         "def program():",
-        "    return {'step': step}",
+        "  return {'step': step}",
         "RATE = 0.1",
     ]
 
 
 def test_devices_have_colours_and_copies_have_one():
-    split = {"shape": [16, 3], "on_device": [2, 3], "split": True}
-    copies = {"shape": [3, 4], "on_device": [3, 4], "split": False}
-    batch, weights = holdings(
-        {"devices": 8, "holds": {"state": copies, "batch": split}}
-    )
+    split = {"bytes": 24, "shape": [16, 3], "on_device": [2, 3], "split": True}
+    copies = {"bytes": 2000, "shape": [3, 4], "on_device": [3, 4], "split": False}
+    run = {"devices": 8, "holds": {"weights": copies, "batch": split}}
+    batch, weights = holdings(run)
     assert batch == (list(DEVICE_COLOURS), "1/8 of the batch, [2, 3]")
-    assert weights == (["var(--weights)"] * 8, "the same weights, 8 times [3, 4]")
-    stacked = {
-        "devices": 8,
-        "holds": {"state": {"shape": [8, 4], "on_device": [1, 4], "split": True}},
-    }
-    assert holdings(stacked)[0][1] == "the same weights, 8 times, as the rows of [8, 4]"
+    assert weights == (["var(--weights)"] * 8, "the whole model, 2.0 kB")
+    rows = {"bytes": 16, "shape": [8, 4], "on_device": [1, 4], "split": True}
+    (state,) = holdings({"devices": 8, "holds": {"state": rows}})
+    assert state[1] == "the whole state, 16 bytes, as a row of [N, ...]"
 
 
-def test_an_update_is_drawn_with_a_lane_for_each_device():
-    events = [[0, "forward", 0, 2], [0, "all-reduce", 2, 4], [1, "update", 1, 3]]
-    run = {"timeline": events, "devices": 2, "collectives": [{"written": False}]}
-    picture = ElementTree.fromstring(timeline(run, 4))
-    assert picture.get("aria-label").startswith("One update on 2 devices, 4.0 ms")
-    assert [each.get("class") for each in picture if each.get("class")] == [
-        "forward",
-        "all-reduce dashed",
-        "update",
-    ]
+def test_the_yellow_bar_is_in_your_function_or_outside_of_it():
+    """Its place is the one difference between pmap's picture and jit's."""
+
+    def bar_and_function(written, sees):
+        run = {"devices": 8, "global_batch_size": 64, "sees": [sees]}
+        run["collectives"] = [{"written": written}]
+        boxes = [
+            box for box in ElementTree.fromstring(flow(run)) if box.tag.endswith("rect")
+        ]
+        (bar,) = [box for box in boxes if "all-reduce" in box.get("class", "")]
+        functions = [box for box in boxes if box.get("class") == "function"]
+        ends = {float(box.get("y")) + float(box.get("height")) for box in functions}
+        return bar, len(functions), max(ends)
+
+    bar, functions, end = bar_and_function(written=True, sees=8)
+    assert functions == 8
+    assert float(bar.get("y")) + float(bar.get("height")) < end
+    bar, functions, end = bar_and_function(written=False, sees=64)
+    assert functions == 1
+    assert float(bar.get("y")) > end
+    assert bar.get("class") == "all-reduce dashed"
 
 
-def test_phases_are_told_from_the_names_of_operations():
-    names = {
-        "jit(f)/jvp()/dot": "forward",
-        "jit(f)/transpose(jvp())/dot": "backward",
-        "jit(f)/add": "update",
-    }
-    assert {name: phase_of("fusion.1", name) for name in names} == names
-    assert phase_of("all-reduce.3", "jit(f)/transpose(jvp())/dot") == "all-reduce"
+def test_a_difference_is_drawn_on_a_log_scale():
+    single = {"name": "single", "strategy": "single", "losses": [1.0, 1.0]}
+    run = {"name": "pmap", "strategy": "pmap", "losses": [1.1, 1.0 + 1e-8]}
+    curve = ElementTree.fromstring(differences([single, run]))[-2]
+    points = curve.get("d").removeprefix("M").split("L")
+    first, second = (float(point.split()[1]) for point in points)
+    # 1e-1 and 1e-8 are seven powers of ten apart, and the axis has eighteen in 170 pixels.
+    assert second - first == pytest.approx(7 * 170 / 18, abs=0.2)
 
 
 @pytest.mark.parametrize(
@@ -189,17 +198,13 @@ def test_a_line_of_a_program(line, expected):
     )
 
 
-def test_the_catalogue_of_pitfalls_is_whole():
-    cases = load_pitfalls()
-    assert len({case["name"] for case in cases}) == 7
-    for case in cases:
-        assert set(case) - {"check_vma"} == {
-            "name",
-            "cause",
-            "one_device",
-            "wrong",
-            "why_wrong",
-            "right",
-            "why_right",
-        }
-        assert case["wrong"] != case["right"] or case["check_vma"]
+def test_the_catalogue_of_mistakes_is_whole():
+    mistakes = load_mistakes()
+    names = [mistake["name"] for mistake in mistakes]
+    assert names[:2] == ["A forgotten average", "A sum in place of the mean"]
+    assert len(set(names)) == 9
+    assert sum("ddp" in mistake for mistake in mistakes) == 3
+    keys = {"name", "one_device", "wrong", "why_wrong", "right", "why_right"}
+    for mistake in mistakes:
+        assert set(mistake) - {"check_vma", "ddp"} == keys
+        assert mistake["wrong"] != mistake["right"] or mistake["check_vma"]

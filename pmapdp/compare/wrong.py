@@ -1,0 +1,58 @@
+"""Two wrong strategies, the most usual mistakes, for the proof on compare's page."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from pmapdp.data.batches import Batch
+from pmapdp.loss import MetricSums
+from pmapdp.state import Task, TrainState
+from pmapdp.steps import pmap
+from pmapdp.steps.shared import AXIS, Strategy, gradient_sums, update
+
+
+def make_without_average(task: Task, devices: Sequence[jax.Device]) -> Strategy:
+    """Forget the all-reduce.
+
+    Each device updates the weights by its own examples, and `out_axes=None` keeps the
+    first device's.
+    """
+    return make_wrong_strategy(task, devices, lambda gradients: gradients)
+
+
+def make_with_sum(task: Task, devices: Sequence[jax.Device]) -> Strategy:
+    """Add the mean gradients up instead of averaging them: they're N times too long."""
+
+    def scale(gradients: Any) -> Any:
+        return jax.tree.map(lambda g: lax.psum(g, AXIS), gradients)
+
+    return make_wrong_strategy(task, devices, scale)
+
+
+def make_wrong_strategy(
+    task: Task, devices: Sequence[jax.Device], reduce: Callable[[Any], Any]
+) -> Strategy:
+    """Make pmap's strategy with another reduction of the gradients."""
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
+        gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
+        state = update(task, state, reduce(gradients), sums.count, model_state)
+        return state, lax.psum(sums, AXIS)
+
+    step = jax.pmap(
+        train_step,
+        AXIS,
+        in_axes=(None, 0),
+        out_axes=None,
+        devices=devices,
+        donate_argnums=0,
+    )
+    return pmap.make_strategy(task, devices)._replace(train_step=step)
+
+
+WRONG = {
+    "a forgotten average": make_without_average,
+    "a sum in place of the mean": make_with_sum,
+}
