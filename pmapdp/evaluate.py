@@ -89,6 +89,9 @@ def evaluate_run(
     changes: dict[str, Any] = {
         "data_dir": data_dir or config.data_dir,
         "strategy": strategy or config.strategy,
+        # An evaluation needs no learning rate, so your schedule needn't be found.
+        "schedule": "constant",
+        "switch_epochs": (),
     }
     if strategy or devices:
         # A mesh is for one number of devices, and the other settings don't go with

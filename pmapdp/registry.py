@@ -17,7 +17,7 @@ from pmapdp.data import digits, imdb, mnist, random_numbers, reviews
 from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.data.tfidf import Tfidf
 from pmapdp.data.tokens import Tokens
-from pmapdp.errors import UserError, unknown
+from pmapdp.errors import UserError, YourCodeError, explain_errors, unknown
 from pmapdp.files import load_from_file
 from pmapdp.models.cnn import CNN
 from pmapdp.models.convnet import ConvNet
@@ -60,9 +60,9 @@ def find_code(kind: str, name: str) -> Any:
         "schedule": dict.fromkeys(SCHEDULES),
     }[kind]
     if name not in ours:
-        raise unknown(
-            kind, name, [*ours, f"my_file.py:Net (yours; from Python {kind}=...)"]
-        )
+        example = {"model": "Net", "optimizer": "make", "schedule": "rate"}[kind]
+        yours = f"my_file.py:{example} (yours; from Python {kind}=...)"
+        raise unknown(kind, name, [*ours, yours])
     return ours[name]
 
 
@@ -76,6 +76,8 @@ def require_python_values(
     """
     needed = {
         "model": config.model not in MODELS and ".py:" not in config.model,
+        "optimizer": config.optimizer not in OPTIMIZERS
+        and ".py:" not in config.optimizer,
         "data": config.dataset == "arrays",
     }
     if missing := [
@@ -84,8 +86,8 @@ def require_python_values(
         module, _, function = reader.rpartition(".")
         call = f"{function}({', '.join([*map(repr, arguments), *(f'{name}=...' for name in missing)])})"
         raise UserError(
-            f"this run was given its {' and '.join(missing)} in Python, where no command finds them: from {module} "
-            f"import {function}; {call}"
+            f"this run was given its {' and '.join(missing)} from Python, "
+            f"so give it again there: from {module} import {function}; {call}"
         )
 
 
@@ -110,7 +112,11 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     if name.endswith(".npz"):
         return load_npz(Path(name))
     if ".py:" in name:
-        return make_data_set(load_from_file(name)())
+        make = load_from_file(name)
+        advice = "correct it where the traceback ends"
+        with explain_errors(f"{name} fails", advice, YourCodeError):
+            data = make()
+        return make_data_set(data)
     if name.endswith("/") or os.path.isdir(name):
         return load_folder(Path(name))
     yours = "my_data.npz, folder/ or my_data.py:make (yours; from Python data=...)"

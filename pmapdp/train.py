@@ -42,7 +42,13 @@ from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
 from pmapdp.recipes import compare_with_reported, require_recipe
-from pmapdp.registry import MODELS, featurize, find_code, load_data
+from pmapdp.registry import (
+    MODELS,
+    featurize,
+    find_code,
+    load_data,
+    require_python_values,
+)
 from pmapdp.run.checkpoints import load_state
 from pmapdp.run.open_run import AfterEpoch, keep_compiled_programs, open_run
 from pmapdp.run.workdir import read_config, with_full_paths
@@ -422,6 +428,8 @@ def load_run(
     Python values.
     """
     config = read_config(path)
+    parts = {"data": "not needed"} | yours
+    require_python_values(config, parts, "pmapdp.train.load_run", str(path))
     with jax.enable_x64(config.dtype == "float64"):
         state, progress = load_state(path, rebuild_task(config, **yours))
     return config, state, progress["last"]

@@ -5,12 +5,15 @@ import os
 
 import entry
 import numpy as np
+import optax
 import points
 import pytest
 
 from pmapdp.config import Config
+from pmapdp.errors import UserError
+from pmapdp.evaluate import evaluate_run
 from pmapdp.export import export_run
-from pmapdp.train import train
+from pmapdp.train import load_run, train
 
 DATA = """
 import numpy as np
@@ -70,6 +73,31 @@ def test_same_figures_however_spread(run, flags, strategy, devices):
     )
     assert result["test"]["loss"] == pytest.approx(expected["loss"], abs=1e-6)
     assert sorted(os.walk(workdir)) == before
+
+
+def test_a_run_with_an_optimizer_and_a_schedule_from_python(folder):
+    """The optimizer is asked for by its argument. The schedule isn't needed."""
+    own = {
+        "optimizer": lambda schedule: optax.sgd(schedule, momentum=0.5),
+        "schedule": lambda step: 0.1 * 0.9**step,
+    }
+    expected = points.run(own=own, workdir="run").epochs[-1]["test"]
+    parts = {"model": points.Net, "data": points.DATA}
+    readers = {
+        "evaluate_run": lambda **more: evaluate_run("run", **parts, **more)[0],
+        "export_run": lambda **more: export_run("run", "x.zip", **parts, **more),
+        "load_run": lambda **more: load_run("run", model=points.Net, **more),
+    }
+    for name, read in readers.items():
+        with pytest.raises(
+            UserError, match=r"given its optimizer from Python"
+        ) as error:
+            read()
+        assert f"import {name}; {name}('run'" in str(error.value)
+        assert "did you mean" not in str(error.value)
+        result = read(optimizer=own["optimizer"])
+        if name == "evaluate_run":
+            assert result["loss"] == pytest.approx(expected["loss"], abs=1e-6)
 
 
 def test_for_people(run):
