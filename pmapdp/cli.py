@@ -56,39 +56,28 @@ def run(main: Callable[[list[str]], None], arguments: list[str] | None = None) -
 
 
 def report(error: BaseException) -> int:
-    """Print an error as its one sentence, or with its traceback if nobody expected it, and return the exit status."""
-    cause = error.__cause__ if isinstance(error, UserError | StoppedError) else error
-    frames = cause and cause.__traceback__
-    while frames and "IS_YOURS" not in frames.tb_frame.f_globals:
-        frames = frames.tb_next
-    if cause and frames:  # from the first one in a file of yours
-        traceback.print_exception(type(cause), cause, frames)
-        if cause is error:
-            line = (
-                f"{frames.tb_frame.f_code.co_filename} fails at line {frames.tb_lineno}"
-            )
-            error = UserError(
-                f"{line} ({type(error).__name__}: {reason(error)}): correct it where the traceback ends"
-            )
-    elif isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+    """Print an error and return the exit status: a message for what you can correct, otherwise a traceback."""
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         error = UserError(
             f"no memory is left ({reason(error)}): use a smaller batch or model"
         )
-    match error:
-        case UserError() | StoppedError():
-            print(
-                "error: " * isinstance(error, UserError) + str(error), file=sys.stderr
-            )
-            return error.status
-        case (
-            BrokenPipeError() | SystemExit(__context__=BrokenPipeError())
-        ):  # rich raises SystemExit
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # Python flushes it at its end
-            return 128 + signal.SIGPIPE
-        case SystemExit():
-            return int(error.code or 0)
+    if isinstance(error, UserError):
+        if error.shows_cause and error.__cause__:
+            traceback.print_exception(error.__cause__)
+        print(f"error: {error.message}", file=sys.stderr)
+        return error.status
+    if isinstance(error, StoppedError):
+        print(error, file=sys.stderr)
+        return error.status
+    # The reader of the output has gone, as `head` does. rich raises SystemExit then.
+    if isinstance(error, BrokenPipeError) or isinstance(
+        error.__context__, BrokenPipeError
+    ):
+        # Python flushes standard output at its end, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    if isinstance(error, SystemExit):
+        return int(error.code or 0)
     traceback.print_exception(error)
     return 1
 

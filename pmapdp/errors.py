@@ -1,24 +1,46 @@
-"""Errors that you can correct. Each message is one sentence: the bad value, the reason, and a value that works.
+"""Errors that you can correct. Each has a message of one line: the bad value, the reason, and a value that works.
 
-`cli.py` prints them. From Python they are ordinary exceptions.
+`cli.py` prints the messages. From Python they are ordinary exceptions.
 """
 
 import contextlib
 import difflib
+import re
 import reprlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-DIVERGED_ADVICE = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"  # advice, if training diverges
+# A flag in a message, and the space before a value that no reader takes for a word.
+FLAG = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)( (?=-?\d|'))?")
+LONGEST_MESSAGE = 10_000  # characters
+# What to try if training diverges.
+DIVERGED_ADVICE = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"
 
 
 class UserError(Exception):
-    """A mistake in what was asked for. Commands print its one sentence, and exit with its status."""
+    """A mistake in what was asked for.
+
+    Messages name settings by their flags. Commands print them so, and end with
+    `status`. As a string, which Python shows, a message has the settings' names in
+    Python instead.
+    """
 
     status = 2
+    shows_cause = False  # commands print the traceback of `__cause__` first
+
+    @property
+    def message(self) -> str:
+        """The message with flags, in one line."""
+        return in_one_line(super().__str__())
 
     def __str__(self) -> str:
-        return in_one_line(super().__str__())
+        return FLAG.sub(name_in_python, self.message)
+
+
+class YourCodeError(UserError):
+    """Your model, loss or file raised an error, which is the cause of this one."""
+
+    shows_cause = True
 
 
 class FailedError(UserError):
@@ -43,55 +65,73 @@ class ReplicasError(UserError):
     status = 5
 
 
-class StoppedError(
-    KeyboardInterrupt
-):  # so that `except Exception` doesn't go on after Ctrl-C
+# A KeyboardInterrupt, so that `except Exception` doesn't go on after Ctrl-C.
+class StoppedError(KeyboardInterrupt):
     """A signal ended the run in good order. `status` is 128 + its number, `state` the state if no checkpoint has it."""
 
     def __init__(self, message: str, status: int, state: Any = None):
         super().__init__(message)
-        self.status, self.state = status, state
+        self.status = status
+        self.state = state
+
+
+def name_in_python(match: re.Match[str]) -> str:
+    """Return the name of a setting in Python in place of its flag: `learning_rate=` for `--learning-rate `."""
+    name = match[1].replace("-", "_")
+    return f"{name}=" if match[2] else name
 
 
 def in_one_line(text: str) -> str:
     """Return a text as one line. Line breaks and characters that steer a terminal are shown, not obeyed."""
-    line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-    return line if len(line) <= 10_000 else f"{line[:5_000]}...{line[-5_000:]}"
+    characters = []
+    for character in text:
+        is_safe = character.isprintable()
+        characters.append(character if is_safe else ascii(character)[1:-1])
+    line = "".join(characters)
+    if len(line) > LONGEST_MESSAGE:
+        half = LONGEST_MESSAGE // 2
+        line = f"{line[:half]}...{line[-half:]}"
+    return line
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     """Make the error for a name that doesn't exist, of a `kind` such as "strategy". It suggests a name that does."""
-    choices = list(choices)
-    near = [choice for choice in choices if choice.startswith(value)]
-    near += difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    names = list(choices)
+    similar = [name for name in names if name.startswith(value)]
+    similar += difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+    hint = f"did you mean {similar[0]!r}? " if similar else ""
     return UserError(
-        f"unknown {kind} {value!r:.100}: {hint}choose from {', '.join(choices)}"
+        f"unknown {kind} {value!r:.100}: {hint}choose from {', '.join(names)}"
     )
 
 
 def reason(error: BaseException) -> str:
-    """Say what happened: the first line of the error's message, or its kind if it has none."""
-    message = getattr(error, "strerror", None) or (
-        f"no {error}" if isinstance(error, KeyError) else str(error)
-    )
-    return next(
-        (line.strip()[:1000] for line in message.splitlines() if line.strip()),
-        type(error).__name__,
-    )
+    """Say what happened: the first line of the error's message, or its class if it has none."""
+    message = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, KeyError):
+        message = f"no {error}"
+    for line in message.splitlines():
+        if line.strip():
+            return line.strip()[:1000]
+    return type(error).__name__
 
 
 @contextlib.contextmanager
-def explain_errors(failure: str, advice: str) -> Iterator[None]:
-    """Turn an error of a file or of your code into one sentence: the `failure`, its reason, and the `advice`."""
+def explain_errors(
+    failure: str, advice: str, error_class: type[UserError] = UserError
+) -> Iterator[None]:
+    """Turn an error into a message of one line: the `failure`, its reason, and the `advice`.
+
+    For an error of your code the `error_class` is `YourCodeError`, so that its
+    traceback is shown too.
+    """
     try:
         yield
     except UserError:
         raise
-    except (
-        Exception
-    ) as error:  # NumPy, zipfile, gzip and Pillow alone have many for damaged bytes
-        raise UserError(f"{failure} ({reason(error)}): {advice}") from error
+    # NumPy, zipfile, gzip and Pillow alone have many classes for damaged bytes.
+    except Exception as error:
+        raise error_class(f"{failure} ({reason(error)}): {advice}") from error
 
 
 def shown(value: Any) -> str:

@@ -1,17 +1,23 @@
 """Read and write regular files that you name. A file is written whole or not at all, and an error is one sentence."""
 
 import contextlib
+import importlib.util
 import os
 import re
 import stat
 import sys
 import tempfile
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pmapdp.errors import UserError, explain_errors, unknown
+from pmapdp.errors import (
+    UserError,
+    YourCodeError,
+    explain_errors,
+    reason,
+    unknown,
+)
 
 ADVICE = "name a file in a folder that exists, is yours and has free space"
 
@@ -98,28 +104,36 @@ def check_output(name: str, path: str | None, kind: bytes) -> Path | None:
 def load_from_file(name: str) -> Callable[..., Any]:
     """Run a Python file, and return the function or class in it that `name`, FILE.py:NAME, stands for.
 
-    A `UserError` says that there is no such file or name in it, or that it's no Python.
-    Other errors come as they are.
+    A `UserError` says that there is no such file or name in it, or that the file fails.
     """
-    path, _, attribute = name.rpartition(":")
-    with open_file(
-        path,
-        advice=f"correct it, or name another, as in my_file.py:{attribute or 'Net'}",
-    ) as file:
+    path, colon, attribute = name.rpartition(":")
+    if not colon:
+        raise UserError(f"{name} is a file: name a function of it, as in {name}:step")
+    advice = f"correct it, or name another, as in my_file.py:{attribute}"
+    with open_file(path, advice=advice) as file:
         path = os.path.abspath(path)
         code = compile(file.read(), path, "exec")
-    module = types.ModuleType(Path(path).stem)
-    vars(module).update(__file__=path, IS_YOURS=True)  # for the frames of a traceback
-    sys.modules.setdefault(
-        module.__name__, module
-    )  # dataclasses of the file look for their module here
+    module_name = Path(path).stem
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses of the file look for their module there.
+    sys.modules.setdefault(module_name, module)
     sys.path.insert(0, os.path.dirname(path))  # as `python FILE.py` does
-    exec(code, vars(module))
-    if not callable(found := getattr(module, attribute, None)):
-        names = [
-            each
-            for each, x in vars(module).items()
-            if getattr(x, "__module__", "") == module.__name__
-        ]
+    try:
+        # Not the spec's loader, which would write what it compiled beside the file.
+        exec(code, vars(module))
+    # A script that ends itself would look like a command that is done.
+    except (Exception, SystemExit) as error:
+        raise YourCodeError(
+            f"{path} fails ({type(error).__name__}: {reason(error)}): "
+            "correct it where the traceback ends"
+        ) from error
+    value = getattr(module, attribute, None)
+    if not callable(value):
+        names = []
+        for other_name, other in vars(module).items():
+            if getattr(other, "__module__", "") == module_name:
+                names.append(other_name)
         raise unknown(f"name in {path}", attribute, names)
-    return found
+    return value

@@ -17,7 +17,7 @@ import numpy as np
 
 from pmapdp.custom.arrays import convert_split, describe
 from pmapdp.data.dataset import Split
-from pmapdp.errors import UserError, explain_errors, shown
+from pmapdp.errors import UserError, YourCodeError, explain_errors, shown
 
 # Before training the first examples are read a few times: most random transforms show.
 FIRST_EXAMPLES = 4
@@ -60,7 +60,7 @@ class Examples:
     def read(self, index: int) -> Split:
         """Read one example. Refuse one that changed since it was read before."""
         failure = f"example {index} of {self.name} data cannot be read"
-        with explain_errors(failure, "correct or remove it"):
+        with explain_errors(failure, "correct or remove it", YourCodeError):
             # Some of Pillow's images are read as they become arrays.
             example = jax.tree.map(
                 to_array, split_example(self.source[index]), is_leaf=is_value

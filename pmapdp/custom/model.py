@@ -29,7 +29,14 @@ from pmapdp.custom.trial import (
 )
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
-from pmapdp.errors import UserError, explain_errors, reason, shown, unknown
+from pmapdp.errors import (
+    UserError,
+    YourCodeError,
+    explain_errors,
+    reason,
+    shown,
+    unknown,
+)
 from pmapdp.layers import current_context
 from pmapdp.loss import DIVISOR, MetricSums, named_sums
 from pmapdp.metrics import ACCURACIES
@@ -49,7 +56,7 @@ def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.
         "give a class or function of rngs that makes a flax.nnx.Module; one of Linen "
         "needs flax.nnx.bridge.ToNNX"
     )
-    with explain_errors(f"{shown(model)} cannot be built", advice):
+    with explain_errors(f"{shown(model)} cannot be built", advice, YourCodeError):
         built = build(model, seed, dtype)
     if not isinstance(built, nnx.Module):
         raise UserError(f"{shown(model)} gives {shown(built)}: {advice}")
@@ -106,7 +113,9 @@ def check_call(task: Task, examples: Batch) -> Any:
     takes_no_inputs = f"does not take inputs {describe(examples.inputs)}"
     if task.classifies:
         with explain_errors(
-            f"{task.name} {takes_no_inputs}", advise_on_inputs(task, examples)
+            f"{task.name} {takes_no_inputs}",
+            advise_on_inputs(task, examples),
+            YourCodeError,
         ):
             return returned_shapes(task, call_model, examples)
     try:
@@ -126,7 +135,7 @@ def check_call(task: Task, examples: Batch) -> Any:
                 f"{describe(examples.weights)}; give each example one loss, for "
                 "example by losses.mean(1)"
             )
-        raise UserError(f"{failure} ({reason(error)}): {advice}") from error
+        raise YourCodeError(f"{failure} ({reason(error)}): {advice}") from error
 
 
 def advise_on_inputs(task: Task, examples: Batch) -> str:

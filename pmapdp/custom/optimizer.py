@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from pmapdp.errors import UserError, explain_errors, shown, unknown
+from pmapdp.errors import UserError, YourCodeError, explain_errors, shown, unknown
 from pmapdp.state import Task, named_leaves
 
 EXAMPLE = (
@@ -22,7 +22,7 @@ def check_schedule(schedule: Any) -> None:
     name = f"schedule={shown(schedule)}"
     advice = "give a function of JAX, for example lambda step: 0.1 * 0.99**step"
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    with explain_errors(f"{name} fails for a number of updates", advice):
+    with explain_errors(f"{name} fails for a number of updates", advice, YourCodeError):
         rate = jax.eval_shape(lambda step: jnp.asarray(schedule(step)), step)
     if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
         raise UserError(
@@ -47,7 +47,7 @@ def check_optimizer(
         return schedule(step)
 
     params, _ = jax.device_get(task.arrays_of(task.model))
-    with explain_errors(f"{name} fails", advice):
+    with explain_errors(f"{name} fails", advice, YourCodeError):
         rule = optimizer(record)
         state = jax.eval_shape(rule.init, params)
         jax.eval_shape(rule.update, params, state, params)

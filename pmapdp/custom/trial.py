@@ -23,7 +23,7 @@ from flax import nnx
 
 from pmapdp.custom.arrays import describe
 from pmapdp.data.batches import Batch
-from pmapdp.errors import UserError, explain_errors, shown
+from pmapdp.errors import UserError, YourCodeError, explain_errors, shown
 from pmapdp.layers import Context, example_keys, use_context
 from pmapdp.loss import MetricSums, named_sums
 from pmapdp.metrics import ACCURACIES
@@ -118,7 +118,7 @@ def make_trial(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
         return jax.jit(on_devices).lower(params, model_state, streams, batches)
 
     advice = "correct its __call__, its loss, metrics= or augment="
-    with explain_errors(f"{task.name} fails in {mode}", advice):
+    with explain_errors(f"{task.name} fails in {mode}", advice, YourCodeError):
         program = lower()
         # A random number of NumPy's is a constant of the program, and another one in
         # the next program.

@@ -240,7 +240,7 @@ def open_run(
             yield Run(job, started, after_epoch, stack)
         except DivergedError as error:
             found = f": {find_first_not_finite(job, error.step)}" if error.step else ""
-            raise DivergedError(f"{error}{found}") from None
+            raise DivergedError(f"{error.message}{found}") from None
 
 
 def find_first_not_finite(job: "Job", step: int) -> str:

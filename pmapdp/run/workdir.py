@@ -237,6 +237,6 @@ def read_config(path: str | Path) -> Config:
     try:
         return config_from_json(dict(content["config"]))
     except UserError as error:
-        raise UserError(f"{file} cannot be used ({error}): {advice}") from None
+        raise UserError(f"{file} cannot be used ({error.message}): {advice}") from None
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{file} holds no settings: {advice}") from None

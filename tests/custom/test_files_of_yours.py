@@ -108,4 +108,5 @@ def test_an_error_in_a_library_names_your_line(tmp_path):
     )
     done = entry.run_command("train", "--dataset", f"{tmp_path}/yours.py:make")
     assert done.status == 2
-    assert "yours.py fails at line 4 (JSONDecodeError: " in done.err.splitlines()[-1]
+    assert "yours.py:make fails (Expecting value" in done.err.splitlines()[-1]
+    assert 'yours.py", line 4, in make' in done.err

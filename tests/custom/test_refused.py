@@ -305,7 +305,7 @@ VALUES = [
     ),
     (
         {"optimizer": lambda schedule: optax.adam(0.1)},
-        "does not use its schedule, so --learning-rate would have",
+        "does not use its schedule, so learning_rate would have",
     ),
     (
         {
@@ -366,7 +366,7 @@ def test_a_type_that_the_model_does_not_take_and_a_built_model_are_refused():
     ):
         run(Net(rngs=nnx.Rngs(0)))
     with pytest.raises(
-        UserError, match=r"--dtype bfloat16 has no effect on Line, which takes no dtype"
+        UserError, match=r"dtype bfloat16 has no effect on Line, which takes no dtype"
     ):
         run(Line, dtype="bfloat16")
 

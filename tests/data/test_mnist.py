@@ -44,7 +44,7 @@ NO_ROUTE = RuntimeError(
         (
             "mnist",
             None,
-            ["MNIST/raw: run pip install torchvision", "or use --dataset digits"],
+            ["MNIST/raw: run pip install torchvision", "or use dataset digits"],
         ),
         ("fashion-mnist", None, ["FashionMNIST/raw: run pip"]),
         (
@@ -53,7 +53,7 @@ NO_ROUTE = RuntimeError(
             [
                 "MNIST/raw and could not be downloaded",
                 "no route to host",
-                "--dataset digits",
+                "dataset digits",
             ],
         ),
         (

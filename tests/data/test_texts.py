@@ -56,7 +56,7 @@ def test_tfidf_without_scikit_learn(corpus, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
     with pytest.raises(
         UserError,
-        match="need scikit-learn: run pip install scikit-learn, or use --model",
+        match="need scikit-learn: run pip install scikit-learn, or use model",
     ):
         featurize(corpus, MODELS["text_mlp"])
 

@@ -128,7 +128,7 @@ def test_a_file_of_another_kind_is_not_overwritten(folder, kind):
         else:
             with pytest.raises(
                 UserError,
-                match="--json file is a file of another kind, which would be lost: name",
+                match="json file is a file of another kind, which would be lost: name",
             ):
                 check_output("--json", "file", kind)
         assert Path("file").read_bytes() == content

@@ -211,7 +211,7 @@ def test_a_launcher_without_the_flag_is_named(monkeypatch, capsys, launcher):
     with (
         pytest.raises(
             UserError,
-            match="add --distributed, or leave --workdir out, which they would share",
+            match="add distributed, or leave workdir out, which they would share",
         ),
         connect_processes(ProcessesOptions(), Config(workdir="runs/first")),
     ):
@@ -333,7 +333,7 @@ def test_flags_that_cannot_be(options, sentence, monkeypatch):
 )
 def test_a_run_that_processes_cannot_share(settings):
     with pytest.raises(
-        UserError, match="runs in one process only: use --strategy shard_map"
+        UserError, match="runs in one process only: use strategy shard_map"
     ):
         agree(Config(**settings), None, "by hand")
 

@@ -95,7 +95,7 @@ def test_the_best_checkpoint_is_kept_and_evaluated(stopped, tmp_path):
         folder, tmp_path / "run", ignore=shutil.ignore_patterns(str(kept[0]))
     )
     with pytest.raises(
-        UserError, match="holds no checkpoint of its best epoch: leave --best out"
+        UserError, match="holds no checkpoint of its best epoch: leave best out"
     ):
         evaluate_run(str(without), best=True, model=Net, data=DATA, **YOURS)
 

@@ -179,7 +179,7 @@ def test_a_checkpoint_without_its_checksum_is_refused(finished, folder):
         run(workdir=str(folder), epochs=2)
     with pytest.raises(
         UserError,
-        match=r"its numbers are not those that were written\): name the --workdir of a run",
+        match=r"its numbers are not those that were written\): name the workdir of a run",
     ):
         run(init_from=str(folder))
     shutil.rmtree(folder / "checkpoints" / "10")

@@ -148,7 +148,7 @@ class Root(Net):
         (
             Net,
             {"learning_rate": 1e38, "optimizer": "sgd"},
-            r"step \d: try a lower --learning-rate",
+            r"step \d: try a lower learning_rate",
         ),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_config_json_of_something_else_is_refused(tmp_path, text):
         ('"strategy": {}', "unknown strategy '{}'"),
         ('"epoch": 2', "unknown setting 'epoch': did you mean 'epochs'"),
         ('"strategy": "pmapp"', "unknown strategy 'pmapp': did you mean 'pmap'"),
-        ('"global_batch_size": 0', "global-batch-size 0 must be at least 1"),
+        ('"global_batch_size": 0', "global_batch_size=0 must be at least 1"),
     ],
 )
 def test_a_mistake_in_an_edited_config_json_is_named(tmp_path, setting, words):
@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch, workdir)
     Path("file").write_text("")
     with (
         pytest.raises(
-            UserError, match=r"--workdir .* cannot be written \(.*\): name .*runs/first"
+            UserError, match=r"workdir .* cannot be written \(.*\): name .*runs/first"
         ),
         lock_workdir(workdir),
     ):

@@ -144,8 +144,9 @@ def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made():
     ],
 )
 def test_flags_that_cannot_be(mesh, layout, shard_state, strategy, message):
-    with pytest.raises(UserError, match=re.escape(message)):
+    with pytest.raises(UserError) as error:
         check_sharding(mesh, layout, shard_state, strategy)
+    assert message in error.value.message
 
 
 @pytest.mark.parametrize(
@@ -179,11 +180,10 @@ def test_what_cannot_be_raises_an_error_of_one_sentence(options, message, works)
         Task(entry.built("mlp"), optax.adam(1e-3)),
         [jax.devices()[0]] * devices,
     )
-    with pytest.raises(
-        UserError, match=re.escape(message)
-    ) as error:  # before the devices matter
+    with pytest.raises(UserError) as error:  # before the devices matter
         fit_layout(group, task, (28, 28, 1), **{"layout": "model"} | options)
-    assert "\n" not in str(error.value)
+    assert message in error.value.message
+    assert "\n" not in error.value.message
     if works and devices <= 8:
         fit_layout(
             jax.devices()[:devices], task, (28, 28, 1), **{"layout": "model"} | works
