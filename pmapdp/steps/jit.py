@@ -1,4 +1,7 @@
-"""`jax.jit` with shardings: a single device's program, which the compiler splits. Lesson 09 teaches this file."""
+"""`jax.jit` with shardings: a single device's program, which the compiler splits.
+
+Lesson 09 teaches this file.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +18,13 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """Make the strategy of N devices. Its step sees the whole state and a global batch `[B, ...]`, which is split."""
+    """Make the strategy of N devices, which run the step of a single device.
+
+    The step sees the whole state and a global batch `[B, ...]`, whose rows are split.
+    """
     mesh = Mesh(np.array(devices), (AXIS,))
-    replicated, split = (
-        NamedSharding(mesh, PartitionSpec()),
-        NamedSharding(mesh, PartitionSpec(AXIS)),
-    )
+    replicated = NamedSharding(mesh, PartitionSpec())
+    split = NamedSharding(mesh, PartitionSpec(AXIS))
 
     # Placing
     def place_state(state: TrainState) -> TrainState:
@@ -60,7 +64,7 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
 def accumulated_sums(
     task: Task, state: TrainState, batch: Batch, mesh: Mesh, axes: tuple[str, ...]
 ) -> tuple[Any, MetricSums, Any]:
-    """Return what `gradient_sums` returns of the global batch, with one all-reduce for all micro-batches.
+    """Compute `gradient_sums` of the global batch, with one all-reduce in all.
 
     Left alone, the compiler would all-reduce after each micro-batch. Inside `shard_map`
     every device adds up its own micro-batches and returns the sums as one row of `[N,
@@ -72,12 +76,14 @@ def accumulated_sums(
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=axes)
         return jax.tree.map(lambda x: x[None], (gradients, sums)), model_state
 
-    specs: dict[str, Any] = {
-        "in_specs": (PartitionSpec(), PartitionSpec(axes)),
-        "out_specs": (PartitionSpec(axes), PartitionSpec()),
-        "axis_names": set(axes),
-    }
-    rows, model_state = jax.shard_map(device_sums, mesh=mesh, **specs, check_vma=False)(
-        state, batch
+    on_devices = jax.shard_map(
+        device_sums,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(axes)),
+        out_specs=(PartitionSpec(axes), PartitionSpec()),
+        axis_names=set(axes),
+        check_vma=False,
     )
-    return *jax.tree.map(lambda x: x.sum(0), rows), model_state
+    rows, model_state = on_devices(state, batch)
+    gradients, sums = jax.tree.map(lambda x: x.sum(0), rows)
+    return gradients, sums, model_state

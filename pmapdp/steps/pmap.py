@@ -1,7 +1,9 @@
-"""`jax.pmap`: one program per device, one mapped axis, an all-reduce by name. Lessons 04 and 05 teach this file."""
+"""`jax.pmap`: one program per device, and an all-reduce by the name of the axis.
+
+Lessons 04 and 05 teach this file.
+"""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,29 +18,28 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """Make the strategy of N devices. The step of each sees the whole state and `[b, ...]` of a batch `[N, b, ...]`."""
+    """Make the strategy of N devices, each of which runs the step on its own examples.
+
+    The step sees the whole state and `[b, ...]` of a batch `[N, b, ...]`.
+    """
     mesh = Mesh(np.array(devices), (AXIS,))
-    replicated, split = (
-        NamedSharding(mesh, PartitionSpec()),
-        NamedSharding(mesh, PartitionSpec(AXIS)),
-    )
+    replicated = NamedSharding(mesh, PartitionSpec())
+    split = NamedSharding(mesh, PartitionSpec(AXIS))
 
     # Placing
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, replicated)
 
     def place_batch(batch: Batch) -> Batch:
+        N = mesh.local_mesh.size
         return place(
-            jax.tree.map(
-                lambda x: x.reshape(mesh.local_mesh.size, -1, *x.shape[1:]), batch
-            ),
-            split,
+            jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch), split
         )
 
     # The step
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
-        # the all-reduce: devices may hold different numbers of examples, so a mean of
+        # The all-reduce: devices may hold different numbers of examples, so a mean of
         # their mean gradients would be wrong. `update` divides the mean sum by the mean
         # count: N cancels, so psum of both would give the same.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
@@ -50,14 +51,17 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
 
     # The wrapper: the state goes in and out replicated (axis None), so it has no device
     # axis. pmap doesn't check that all devices return the same: that is up to the step.
-    axes: dict[str, Any] = {
-        "axis_name": AXIS,
-        "in_axes": (None, 0),
-        "out_axes": None,
-        "devices": devices,
-    }
-    train_step = jax.pmap(train_step, **axes, donate_argnums=0)
-    eval_step = jax.pmap(eval_step, **axes)
+    train_step = jax.pmap(
+        train_step,
+        AXIS,
+        in_axes=(None, 0),
+        out_axes=None,
+        devices=devices,
+        donate_argnums=0,
+    )
+    eval_step = jax.pmap(
+        eval_step, AXIS, in_axes=(None, 0), out_axes=None, devices=devices
+    )
     return Strategy(
         place_state=place_state,
         place_batch=place_batch,

@@ -1,4 +1,7 @@
-"""`jax.shard_map`: pmap's program per device on jit's sharded arrays. Lesson 10 teaches this file."""
+"""`jax.shard_map`: pmap's program per device, on jit's sharded arrays.
+
+Lesson 10 teaches this file.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +19,13 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """Make the strategy of N devices. The step of each sees the whole state and `[b, ...]` of a batch `[B, ...]`."""
+    """Make the strategy of N devices, each of which runs the step on its own examples.
+
+    The step sees the whole state and `[b, ...]` of a batch `[B, ...]`.
+    """
     mesh = Mesh(np.array(devices), (AXIS,))
-    replicated, split = (
-        NamedSharding(mesh, PartitionSpec()),
-        NamedSharding(mesh, PartitionSpec(AXIS)),
-    )
+    replicated = NamedSharding(mesh, PartitionSpec())
+    split = NamedSharding(mesh, PartitionSpec(AXIS))
 
     # Placing
     def place_state(state: TrainState) -> TrainState:
@@ -33,7 +37,7 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     # The step
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
-        # the all-reduce: devices may hold different numbers of examples, so a mean of
+        # The all-reduce: devices may hold different numbers of examples, so a mean of
         # their mean gradients would be wrong. `update` divides the mean sum by the mean
         # count: N cancels, so psum of both would give the same.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
@@ -47,15 +51,17 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     # replicated parameter over the devices, and the pmean above would leave a gradient
     # N times too large. `lax.pcast(params, AXIS, to="varying")` would avoid it, but
     # then JAX refuses nnx.RNN and every other scan whose carry starts as a constant.
-    specs: dict[str, Any] = {
-        "mesh": mesh,
-        "in_specs": (PartitionSpec(), PartitionSpec(AXIS)),
-        "out_specs": PartitionSpec(),
-    }
-    train_step = jax.jit(
-        jax.shard_map(train_step, **specs, check_vma=False), donate_argnums=0
-    )
-    eval_step = jax.jit(jax.shard_map(eval_step, **specs, check_vma=False))
+    def map_over_devices(step: Any) -> Any:
+        return jax.shard_map(
+            step,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), PartitionSpec(AXIS)),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )
+
+    train_step = jax.jit(map_over_devices(train_step), donate_argnums=0)
+    eval_step = jax.jit(map_over_devices(eval_step))
     return Strategy(
         place_state=place_state,
         place_batch=place_batch,

@@ -1,4 +1,7 @@
-"""One device, no splitting and no averaging: the other three must equal it. Lesson 03 teaches this file."""
+"""One device, no splitting and no averaging: the other three must equal it.
+
+Lesson 03 teaches this file.
+"""
 
 from collections.abc import Sequence
 
@@ -12,7 +15,10 @@ from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
-    """Make the strategy of a single device, the first of `devices`. It holds the state and the batch `[B, ...]`."""
+    """Make the strategy of a single device, the first of `devices`.
+
+    It holds the state and the batch `[B, ...]`.
+    """
     sharding = SingleDeviceSharding(devices[0])
 
     # Placing
