@@ -70,6 +70,11 @@ class Run(NamedTuple):
         )
 
 
+MOST_SPREAD = (
+    1.0  # of a command's runs: a row whose runs lie further apart says nothing
+)
+
+
 def comparisons(peers: bool) -> list[tuple[str, Run, Run, float]]:
     """List (work, our run, the other, the least ratio), and if `peers` also with other frameworks."""
     found = []
@@ -90,17 +95,27 @@ def comparisons(peers: bool) -> list[tuple[str, Run, Run, float]]:
     return found
 
 
+def spread_of(speeds: list[float]) -> float:
+    """Return how far runs of one command lie apart, as a part of their median."""
+    return (max(speeds) - min(speeds)) / median(speeds)
+
+
 def table(results: dict[str, Any]) -> str:
     """Return the tables of `benchmarks.run` in Markdown."""
     speeds, machine = results["examples_per_second"], results["machine"]
     rows: dict[tuple[Any, ...], dict[str, str]] = {}
+    spreads = [0.0]
     for work, run, against, target in comparisons(peers=True):
-        if run.name in speeds and against.name in speeds:
-            ours, other = median(speeds[run.name]), median(speeds[against.name])
-            cells = rows.setdefault(
-                (work, run.devices, OTHERS[against.who], target), {}
-            )
-            cells[run.strategy] = f"{ours:,.0f} ({ours / other:.2f})"
+        if run.name not in speeds or against.name not in speeds:
+            continue
+        spread = max(spread_of(speeds[run.name]), spread_of(speeds[against.name]))
+        if spread > MOST_SPREAD:
+            continue
+        spreads.append(spread)
+        ours = median(speeds[run.name])
+        other = median(speeds[against.name])
+        cells = rows.setdefault((work, run.devices, OTHERS[against.who], target), {})
+        cells[run.strategy] = f"{ours:,.0f} ({ours / other:.2f})"
     strategies = ("single", *STRATEGIES)
     lines = [
         "Examples/s of pmapdp, and in brackets the ratio to the other program.",
@@ -111,15 +126,12 @@ def table(results: dict[str, Any]) -> str:
     for (work, devices, against, target), cells in rows.items():
         values = " | ".join(cells.get(strategy, "") for strategy in strategies)
         lines.append(f"| {work} | {devices} | {against} | {values} | {target:.2f} |")
-    spread = max(
-        (max(values) - min(values)) / median(values) for values in speeds.values()
-    )
     peers = ", ".join(
         f"{name} {version}" for name, version in machine.get("peers", {}).items()
     )
     lines += [
         "",
-        f"Medians of {len(next(iter(speeds.values())))} runs each, in turn; a command's runs lay up to {spread:.0%} of "
+        f"Medians of {len(next(iter(speeds.values())))} runs each, in turn; a command's runs lay up to {max(spreads):.0%} of "
         f"their median apart. {machine['cores']} cores ({machine['processor']}), devices simulated on the CPU, "
         f"Python {machine['python']}, jax {machine['jax']}{f'; peers: {peers}' if peers else ''}.",
         "",

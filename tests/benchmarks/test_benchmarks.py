@@ -34,6 +34,8 @@ def test_the_page_has_the_results_and_ratios_are_of_medians():
     }
     assert "| 21 (2.10) |  |  |  | 0.95 |" in summary.table(results)
     assert "up to 95% of their median" in summary.table(results)
+    results["examples_per_second"][other.name] = [10.0, 30.0, 7.0]  # 230% apart
+    assert "| 21 " not in summary.table(results)
 
 
 @pytest.mark.slow
