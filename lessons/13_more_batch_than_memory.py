@@ -416,10 +416,11 @@ assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep e
 #
 # Solutions, with reasons: [solutions/13_more_batch_than_memory.py](solutions/13_more_batch_than_memory.py).
 #
-# 1. `global_gradient` (10 minutes): the gradient under `shard_map`, with one all-reduce. `loss(w, x)` is a mean over the rows of
-#    x. You get this device's rows `x` `[b, D]`. Return the gradient for `w` of the mean over *all* devices' rows. Call
-#    `loss` with b / K rows at a time, and communicate once. The mapped axis is `"data"`. <details><summary>Hint</summary>A
-#    scan, or a Python loop, over <code>x.reshape(K, -1, D)</code>. Then one pmean.</details>
+# 1. `global_gradient` (10 minutes): the gradient under `shard_map`, with one all-reduce. It runs with the check on, as in
+#    lesson 10, and the mapped axis is `"data"`. `loss(w, x)` is a mean over the rows of x. You get this device's rows `x`
+#    `[b, D]`, and `w`, which is the same on all devices. Return the gradient for `w` of the mean over *all* devices' rows.
+#    Call `loss` with b / K rows at a time, and communicate once. <details><summary>Hint</summary>Cast w first. Then a scan,
+#    or a Python loop, over <code>x.reshape(K, -1, D)</code>, and one pmean at the end.</details>
 # 2. `join_rows` (5 minutes): you've cut a batch with `every_fourth`, and your network has turned the micro-batches into
 #    logits `[K, B / K, C]`. Return them as `[B, C]` in the order of the batch. No row may leave its device.
 #    <details><summary>Hint</summary>Undo the cut, step by step: first the swap, then the reshape.</details>
@@ -442,7 +443,7 @@ def broken_gradient(w, x, y, weights):
 
 def global_gradient(loss, w, x, K):
     """The gradient for w, the same on every device."""
-    ...  # your code: 4 to 7 lines
+    ...  # your code: 5 to 8 lines
 
 
 def join_rows(logits):

@@ -312,12 +312,12 @@ assert answer == [f"{classes} Flax is imported: False"]
 #    wasn't killed. Each epoch has its own order, and its last batch may be shorter. <details><summary>Hint</summary>The
 #    order may depend on the seed and the epoch only. An epoch has <code>-(-examples // batch_size)</code> updates, which
 #    is rounded up. <code>divmod</code> gives you the epoch and the place in it.</details>
-# 2. `train_or_resume` (10 minutes): the whole lesson, with a save after every update. Start from the
-#    newest checkpoint in `folder`, if there is one, and return the state after update `last`. The
-#    state is a dictionary with an entry `"updates"`. `create()` makes it, and `step(state, number)`
-#    returns the next one. <details><summary>Hint</summary>As in your program:
-#    <code>latest_step</code>, <code>restore</code>, <code>save</code>, and
-#    <code>close</code>.</details>
+# 2. `train_or_resume` (10 minutes): the whole lesson, with a save after every update. Start from the newest checkpoint in
+#    `folder`, if there is one, and return the state after `count` updates in all, with the numbers 0 to `count - 1`. The
+#    state is a dictionary, and its entry `"updates"` says how many have been made. `create()` makes the first state, and
+#    `step(state, number)` returns the next one. The check kills your function in the middle of an update.
+#    <details><summary>Hint</summary>As in your program: <code>latest_step</code>, <code>restore</code>,
+#    <code>save</code>, and <code>close</code>.</details>
 # 3. `export_bytes` (5 minutes): the bytes of `jax.export` for `function`, which takes `[n, 4]` float32 for any n.
 #    <details><summary>Hint</summary><code>symbolic_shape</code>, <code>ShapeDtypeStruct</code>,
 #    <code>serialize</code>.</details>
@@ -340,8 +340,8 @@ def fixed_batches(seed, first, batch_size, examples):
     ...  # your code: 4 to 6 lines
 
 
-def train_or_resume(folder, last, create, step):
-    """The state after update `last`."""
+def train_or_resume(folder, count, create, step):
+    """The state after `count` updates."""
     ...  # your code: 8 to 10 lines
 
 

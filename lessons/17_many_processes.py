@@ -389,10 +389,11 @@ assert difference < 1e-10
 # They run in this process. Its eight devices stand for the devices of several processes. Solutions, with reasons:
 # [solutions/17_many_processes.py](solutions/17_many_processes.py).
 #
-# 1. `assemble` (10 minutes): do by hand what `make_array_from_process_local_data` does, for an array that is split along
-#    its first axis. `rows` are this process's NumPy rows, in the order of its `local_devices`. Return the array
-#    of shape `shape` with the sharding `sharding`. <details><summary>Hint</summary><code>np.split</code>,
-#    <code>jax.device_put(part, device)</code>, and
+# 1. `assemble` (10 minutes): make a global array from the shards of this process, for an array of shape `shape` that is
+#    split along its first axis. `rows` are this process's NumPy rows: the first ones belong on the first of its
+#    `local_devices`, the next ones on the second, and so on. The mesh may list the devices in another order, and other
+#    processes have the rest of the rows. Return the array with the sharding `sharding`.
+#    <details><summary>Hint</summary><code>np.split</code>, <code>jax.device_put(part, device)</code>, and
 #    <code>jax.make_array_from_single_device_arrays(shape, sharding, parts)</code>.</details>
 # 2. `group_by_machine` (5 minutes): `gpus` is in any order, and each GPU has a `.process_index` and an `.id`. There's one
 #    process for each GPU, with `per_machine` GPUs to a machine, and the processes are numbered machine by machine. Return

@@ -18,9 +18,10 @@ def make_step(loss, optimizer, mesh):
 
     def step(params, optimizer_state, x, y):
         # The check stays on, so JAX would refuse a step whose results differ from device to device.
-        value, gradients = jax.value_and_grad(lambda params: lax.pmean(loss(params, x, y), "data"))(
-            params
-        )
+        def mean_loss(params):
+            return lax.pmean(loss(params, x, y), "data")
+
+        value, gradients = jax.value_and_grad(mean_loss)(params)
         updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
         return optax.apply_updates(params, updates), optimizer_state, value
 

@@ -18,13 +18,13 @@ def fixed_batches(seed, first, batch_size, examples):
         yield order[position * batch_size : (position + 1) * batch_size]
 
 
-def train_or_resume(folder, last, create, step):
+def train_or_resume(folder, count, create, step):
     """The number of updates is part of the state, so it says where to resume."""
     with ocp.CheckpointManager(folder) as checkpoints:
         state, newest = create(), checkpoints.latest_step()
         if newest is not None:
             state = checkpoints.restore(newest, args=ocp.args.StandardRestore(state))
-        for number in range(int(state["updates"]), last):
+        for number in range(int(state["updates"]), count):
             state = step(state, number)
             checkpoints.save(number + 1, args=ocp.args.StandardSave(state))
         checkpoints.wait_until_finished()

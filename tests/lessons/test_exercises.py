@@ -3,7 +3,7 @@
 The answers are data, one file a lesson, `answers/lesson_NN.py`:
 
     WRONG = {EXERCISE: [(WORDS, OLD, NEW, ...), ...]}    the message about the answer holds WORDS
-    RIGHT = {EXERCISE: (OLD, NEW, ...)}                  an unusual one; the solution is tried without being named here
+    RIGHT = {EXERCISE: [(OLD, NEW, ...), ...]}           unusual ones; the solution is tried without being named here
 
 An answer is the solution with OLD replaced by NEW, or a function. To try the answers to
 an exercise: `pytest tests/lessons/test_exercises.py -n 0 -m "" -k "lesson_04 and
@@ -11,9 +11,11 @@ dot_product"`.
 """
 
 import ast
+import inspect
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,6 +46,9 @@ QUICK = ("05", "09")  # plain `pytest` tries their solutions
 FIRST_SLOW = (
     "06"  # plain `pytest` tries the other answers of the lessons before this one
 )
+FIRST_FIXED = "09"  # from this lesson on, checks have fixed cases and many answers
+FEWEST_WRONG = 5  # answers to an exercise
+FEWEST_RIGHT = 2  # beside the solution
 
 
 def edited(lesson: str, exercise: str, replacements: Sequence[str]):
@@ -67,8 +72,10 @@ def cases(kind: str) -> list:
     found = []
     for lesson, tables in ANSWERS.items():
         marks = [pytest.mark.slow] if lesson[:2] >= FIRST_SLOW else []
-        for exercise, given in tables[kind].items():
-            for number, answer in enumerate(given if kind == "WRONG" else [given]):
+        for exercise, answers in tables[kind].items():
+            if not isinstance(answers, list):  # a single right one
+                answers = [answers]
+            for number, answer in enumerate(answers):
                 name = f"lesson_{lesson[:2]}-{exercise}-{number}"
                 found.append(
                     pytest.param(lesson, exercise, answer, id=name, marks=marks)
@@ -115,6 +122,24 @@ def test_every_lesson_has_two_to_four_and_the_tables_name_no_other(lesson):
     assert len(SOLUTIONS[lesson]) in (2, 3, 4)
     assert ANSWERS[lesson]["WRONG"].keys() == SOLUTIONS[lesson].keys()
     assert ANSWERS[lesson]["RIGHT"].keys() <= SOLUTIONS[lesson].keys()
+
+
+@pytest.mark.parametrize(
+    ("lesson", "exercise"),
+    [(lesson, exercise) for lesson, exercise in EXERCISES if lesson >= FIRST_FIXED],
+)
+def test_every_check_has_met_many_answers(lesson, exercise):
+    assert len(ANSWERS[lesson]["WRONG"][exercise]) >= FEWEST_WRONG
+    assert len(ANSWERS[lesson]["RIGHT"][exercise]) >= FEWEST_RIGHT
+
+
+@pytest.mark.parametrize(
+    "lesson", [lesson for lesson in SOLUTIONS if lesson >= FIRST_FIXED]
+)
+def test_a_check_throws_no_dice(lesson):
+    """The answers of this file are tried once, so every learner's must meet the same cases."""
+    checks = import_module(f"pmapdp.lessons.lesson_checks.lesson_{lesson[:2]}")
+    assert "default_rng()" not in inspect.getsource(checks)
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), EXERCISES)

@@ -7,30 +7,56 @@ import numpy as np
 from pmapdp.lessons.checks import close, mesh_of, require
 
 N = 4
+LEARNING_RATE = 0.1
+MOST_WORK = 0.5  # of one device's; a quarter each, and some work that isn't split
 
 
-def require_split(step, arguments, alone):
-    """`step` splits the work of `alone`, its version for one device, and replicates its results; returns them."""
-    jitted = "return the jitted function itself, whose program can be read: end with return jax.jit(...)"
-    require(hasattr(step, "lower"), jitted)
-    program = step.lower(*arguments).compile()
-    found = step(*arguments)
-    for array in jax.tree.leaves(found):
-        on_all = isinstance(array, jax.Array) and len(array.sharding.device_set) == N
-        place = "the results must be on every device of the mesh: out_shardings=NamedSharding(mesh, PartitionSpec())"
-        require(on_all and array.sharding.is_fully_replicated, place)
-    share = (
-        program.cost_analysis()["flops"]
-        / jax.jit(alone).lower(*arguments).compile().cost_analysis()["flops"]
+def require_split(step, arguments, one_device_step):
+    """Reject a jitted `step` whose devices repeat each other's work.
+
+    Args:
+        step: the answer's function.
+        arguments: host arrays by their names, in order.
+        one_device_step: the same step, not jitted.
+
+    Returns:
+        the results of `step`, which are replicated.
+    """
+    require(
+        hasattr(step, "lower"),
+        "return the jitted function itself, whose program can be read: "
+        "end with return jax.jit(...)",
     )
-    work = f"each of the {N} devices does {share:.2f} of the work of one device alone, so it computes every example"
-    require(share < 0.5, f"{work}: in_shardings can split host arrays")
-    return found
+    try:
+        program = step.lower(*arguments.values()).compile()
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        require(
+            False,
+            f"JAX refuses the arguments ({', '.join(arguments)}): {reason} "
+            "Each argument has its own entry in in_shardings",
+        )
+    results = step(*arguments.values())
+    for array in jax.tree.leaves(results):
+        is_on_mesh = isinstance(array, jax.Array) and len(array.devices()) == N
+        require(
+            is_on_mesh and array.sharding.is_fully_replicated,
+            "the results must be on every device of the mesh: "
+            "out_shardings=NamedSharding(mesh, PartitionSpec())",
+        )
+    one_device = jax.jit(one_device_step).lower(*arguments.values()).compile()
+    share = program.cost_analysis()["flops"] / one_device.cost_analysis()["flops"]
+    require(
+        share < MOST_WORK,
+        f"each of the {N} devices does {share:.2f} of the work of one device alone, "
+        "so it computes every example: in_shardings can split host arrays",
+    )
+    return results
 
 
 def make_trainer(answer):
-    """A right update from host arrays, split over the devices."""
-    mesh, random = mesh_of(N), np.random.default_rng()
+    """Accept a step that makes one device's update from host arrays, split."""
+    random = np.random.default_rng(0)
     params = {
         "w": random.normal(size=3).astype(np.float32),
         "offset": np.float32(random.normal()),
@@ -41,49 +67,51 @@ def make_trainer(answer):
     }
 
     def loss(params, batch):
-        return jnp.square(
-            batch["x"] @ params["w"] + params["offset"] - batch["y"]
-        ).mean()
+        predictions = batch["x"] @ params["w"] + params["offset"]
+        return jnp.square(predictions - batch["y"]).mean()
 
-    found = require_split(answer(loss, mesh), (params, batch), jax.value_and_grad(loss))
+    arguments = {"params": params, "batch": batch}
+    step = answer(loss, mesh_of(N))
+    results = require_split(step, arguments, jax.value_and_grad(loss))
+    is_pair = isinstance(results, tuple | list) and len(results) == 2
+    require(is_pair, "the step returns (params, loss)")
+    new_params, new_loss = results
     require(
-        isinstance(found, tuple | list) and len(found) == 2,
-        "the step returns (params, loss)",
-    )
-    value, gradients = jax.value_and_grad(loss)(params, batch)
-    wanted = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
-    require(
-        jax.tree.structure(found[0]) == jax.tree.structure(params),
+        jax.tree.structure(new_params) == jax.tree.structure(params),
         "new params must be a tree like the old ones",
     )
+    value, gradients = jax.value_and_grad(loss)(params, batch)
     require(
-        close(found[1], value, atol=1e-5),
-        f"the loss is {found[1]:.4f}, on one device it is {value:.4f}",
+        close(new_loss, value, atol=1e-5),
+        f"the loss is {np.ravel(new_loss)[0]:.4f}, on one device it is {value:.4f}",
     )
-    for name in params:
-        moved, expected = found[0][name] - params[name], wanted[name] - params[name]
-        ratio = np.vdot(moved, expected) / np.vdot(expected, expected)
-        times = f"the update of {name} is {ratio:.2f} times as long as on one device, p - 0.1 * gradient"
-        require(close(moved, expected, atol=1e-5), times)
+    for name, gradient in gradients.items():
+        update = new_params[name] - params[name]
+        expected = -LEARNING_RATE * gradient
+        ratio = np.vdot(update, expected) / np.vdot(expected, expected)
+        require(
+            close(update, expected, atol=1e-5),
+            f"the update of {name} is {ratio:.2f} times as long as on one device, "
+            f"p - {LEARNING_RATE} * gradient",
+        )
 
 
 def fixed_evaluation(answer):
-    """The accuracy, with the examples split."""
-    mesh, random = mesh_of(N), np.random.default_rng()
-    W, images = (
-        random.normal(size=shape).astype(np.float32) for shape in ((5, 3), (240, 5))
-    )
+    """Accept a function that finds the accuracy, with the examples split."""
+    random = np.random.default_rng(0)
+    W = random.normal(size=(5, 3)).astype(np.float32)
+    images = random.normal(size=(240, 5)).astype(np.float32)
+    classes = (images @ W).argmax(1)
     labels = random.integers(0, 3, 240).astype(np.int32)
-    labels[:60] = (images[:60] @ W).argmax(
-        1
-    )  # so that the first device's accuracy differs
-    found = require_split(
-        answer(mesh),
-        (W, images, labels),
-        lambda W, images, labels: ((images @ W).argmax(1) == labels).mean(),
-    )
-    wanted = ((images @ W).argmax(1) == labels).mean()
+    labels[:60] = classes[:60]  # so that the first device's accuracy differs
+
+    def accuracy(W, images, labels):
+        return ((images @ W).argmax(1) == labels).mean()
+
+    arguments = {"W": W, "images": images, "labels": labels}
+    found = require_split(answer(mesh_of(N)), arguments, accuracy)
+    wanted = (classes == labels).mean()
     require(
         close(found, wanted, atol=1e-6),
-        f"the accuracy is {wanted:.4f}, yours is {found:.4f}",
+        f"the accuracy is {wanted:.4f}, yours is {np.ravel(found)[0]:.4f}",
     )

@@ -4,110 +4,134 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax import P
+from jax.sharding import NamedSharding
 
 from pmapdp.lessons.checks import close, mesh_of, refuse, require
 
-N, b = 5, 3  # devices that no answer counts on
+N, b = 5, 3  # devices that no answer counts on, and their examples
 
 
-def fixed_gradient(answer):
-    """The gradient of the global mean, the same on every device, under check_vma=True."""
-    random, mesh = np.random.default_rng(), mesh_of(N)
-    x = random.normal(size=(N * b, 3)).astype(np.float32) + 2
-    w = {
-        "slope": random.normal(size=3).astype(np.float32),
-        "offset": np.float32(random.normal()),
-    }
+def make_problem():
+    """Make a linear model, its loss, and a batch.
 
-    def loss(w, x):
-        return jnp.square(x @ w["slope"] + w["offset"]).mean()
-
-    def rows(w, x):
-        found = answer(loss, w, x)
-        like_w = "the gradient must be a tree like w, with an array of the same shape for each of its arrays"
-        require(jax.tree.structure(found) == jax.tree.structure(w), like_w)
-        return jax.tree.map(
-            lambda g: g[None], found
-        )  # a row per device, so that differences show
-
-    specs = {
-        "in_specs": (PartitionSpec(), PartitionSpec("data")),
-        "out_specs": PartitionSpec("data"),
-    }
-    per_device = jax.jit(jax.shard_map(rows, mesh=mesh, **specs))(w, x)
-    per_device = np.concatenate(
-        [np.asarray(g).reshape(N, -1) for g in jax.tree.leaves(per_device)], axis=1
-    )
-    expected = np.concatenate(
-        [np.asarray(g).ravel() for g in jax.tree.leaves(jax.grad(loss)(w, x))]
-    )
-
-    own = "each one follows its own examples, and no mean was taken over 'data'"
-    require(
-        close(per_device, per_device[0]), f"the devices hold different gradients: {own}"
-    )
-    trap = "this is the trap. With check_vma=True jax.grad itself sums the gradient over the devices, and a pmean "
-    twice = "jax.grad already summed over the devices, and a psum did so again"
-    cure = "take the mean of the loss inside jax.grad, or cast w first"
-    mistakes = {
-        f"{N} times too large on {N} devices: {trap}after that changes nothing: {cure}": N
-        * expected,
-        f"{N * N} times too large on {N} devices: {twice}: {cure}": N * N * expected,
-    }
-    refuse(per_device[0], mistakes)
-    wanted = f"one device with the whole batch finds {expected.round(3)}, yours is {per_device[0].round(3)}"
-    require(close(per_device[0], expected, atol=1e-3), wanted)
-
-
-def make_step(answer):
-    """Two updates with momentum, equal to one device, with one all-reduce of the gradients."""
-    random, mesh = np.random.default_rng(), mesh_of(N)
-    x, y = (
-        random.normal(size=(N * b, 3)).astype(np.float32),
-        random.normal(size=N * b).astype(np.float32),
-    )
+    Returns:
+        params, loss(params, x, y), x `[N * b, 3]` and y `[N * b]`.
+    """
+    random = np.random.default_rng(0)
     params = {
         "slope": random.normal(size=3).astype(np.float32),
         "offset": np.float32(random.normal()),
     }
-    optimizer = optax.sgd(0.05, momentum=0.9)
+    x = random.normal(size=(N * b, 3)).astype(np.float32) + 2
+    y = random.normal(size=N * b).astype(np.float32)
 
     def loss(params, x, y):
-        return jnp.square(x @ params["slope"] + params["offset"] - y).mean()
+        predictions = x @ params["slope"] + params["offset"]
+        return jnp.square(predictions - y).mean()
 
-    compiled = answer(loss, optimizer, mesh)
+    return params, loss, x, y
+
+
+def flatten(gradients):
+    """Join the arrays of a tree, each `[N, ...]`, to `[N, numbers]`."""
+    rows = [np.asarray(g).reshape(N, -1) for g in jax.tree.leaves(gradients)]
+    return np.concatenate(rows, axis=1)
+
+
+def fixed_gradient(answer):
+    """Accept the gradient of the global mean on every device, with the check on."""
+    w, loss_of_targets, x, _ = make_problem()
+
+    def loss(w, x):
+        return loss_of_targets(w, x, 0)
+
+    def gradient_of_device(w, x):
+        gradient = answer(loss, w, x)
+        require(
+            jax.tree.structure(gradient) == jax.tree.structure(w),
+            "the gradient must be a tree like w, "
+            "with an array of the same shape for each of its arrays",
+        )
+        return jax.tree.map(lambda g: g[None], gradient)  # a row per device
+
+    mapped = jax.shard_map(
+        gradient_of_device,
+        mesh=mesh_of(N),
+        in_specs=(P(), P("data")),
+        out_specs=P("data"),
+    )
+    found = flatten(jax.jit(mapped)(w, x))
+    expected_tree = jax.grad(loss)(w, x)
+    expected = np.concatenate([np.ravel(g) for g in jax.tree.leaves(expected_tree)])
     require(
-        hasattr(compiled, "lower"),
+        close(found, found[0]),
+        "the devices hold different gradients: each one follows its own examples, "
+        "and no mean was taken over 'data'",
+    )
+    cure = "take the mean of the loss inside jax.grad, or cast w first"
+    mistakes = {
+        f"{N} times too large on {N} devices: this is the trap. With check_vma=True "
+        "jax.grad itself sums the gradient over the devices, and a pmean after that "
+        f"changes nothing: {cure}": N * expected,
+        f"{N * N} times too large on {N} devices: jax.grad already summed over the "
+        f"devices, and a psum did so again: {cure}": N * N * expected,
+    }
+    refuse(found[0], mistakes)
+    require(
+        close(found[0], expected, atol=1e-3),
+        f"one device with the whole batch finds {expected.round(3)}, "
+        f"yours is {found[0].round(3)}",
+    )
+
+
+def make_step(answer):
+    """Accept a step that makes one device's first two updates, with momentum."""
+    params, loss, x, y = make_problem()
+    mesh = mesh_of(N)
+    optimizer = optax.sgd(0.01, momentum=0.9)
+    step = answer(loss, optimizer, mesh)
+    require(
+        hasattr(step, "lower"),
         "return a compiled function: end with return jax.jit(...)",
     )
-    batch = jax.device_put((x, y), NamedSharding(mesh, PartitionSpec("data")))
-    jaxpr = str(jax.make_jaxpr(compiled)(params, optimizer.init(params), *batch))
+    batch = jax.device_put((x, y), NamedSharding(mesh, P("data")))
+    optimizer_state = optimizer.init(params)
+    jaxpr = str(jax.make_jaxpr(step)(params, optimizer_state, *batch))
     require("shard_map" in jaxpr, "the step does not use jax.shard_map")
-    found, wanted = (params, optimizer.init(params)), (params, optimizer.init(params))
+    found = (params, optimizer_state)
+    wanted = (params, optimizer_state)
     for update in (1, 2):
-        result = compiled(*found, *batch)
-        three = isinstance(result, tuple) and len(result) == 3
-        require(three, "the step returns three things: params, optimizer_state, loss")
-        *found, value = result
-        expected_value, gradients = jax.value_and_grad(loss)(wanted[0], x, y)
-        updates, momentum = optimizer.update(gradients, wanted[1], wanted[0])
-        before, wanted = wanted, (optax.apply_updates(wanted[0], updates), momentum)
-        held = {
-            float(shard.data.ravel()[0])
-            for shard in found[0]["offset"].addressable_shards
-        }
+        result = step(*found, *batch)
         require(
-            len(held) == 1,
-            "the devices have different parameters: each followed the gradient of its own examples",
+            isinstance(result, tuple) and len(result) == 3,
+            "the step returns three things: params, optimizer_state, loss",
         )
-        moved, expected = (
-            jax.tree.map(jnp.subtract, new[0], before[0]) for new in (found, wanted)
+        old_params, wanted_state = wanted
+        wanted_loss, gradients = jax.value_and_grad(loss)(old_params, x, y)
+        updates, wanted_state = optimizer.update(gradients, wanted_state, old_params)
+        wanted = (optax.apply_updates(old_params, updates), wanted_state)
+        found_before = found[0]
+        found = result[:2]
+        shards = found[0]["offset"].addressable_shards
+        require(
+            len({float(np.ravel(shard.data)[0]) for shard in shards}) == 1,
+            "the devices have different parameters: "
+            "each followed the gradient of its own examples",
         )
-        ratio = float(optax.tree.norm(moved) / optax.tree.norm(expected))
-        trap = f"update {update} is {N} times too long on {N} devices: this is the trap; see check_vma"
-        require(not np.isclose(ratio, N, rtol=1e-2), trap)
-        right = all(close(found[0][name], wanted[0][name]) for name in params)
-        require(right, f"update {update} is {ratio:.3f} times as long as on one device")
-        average = f"the loss is {expected_value:.4f} on one device, yours is {np.ravel(value)[0]:.4f}: average it too"
-        require(close(value, expected_value), average)
+        found_update = jax.tree.map(jnp.subtract, found[0], found_before)
+        ratio = float(optax.tree.norm(found_update) / optax.tree.norm(updates))
+        require(
+            not np.isclose(ratio, N, rtol=1e-2),
+            f"update {update} is {N} times too long on {N} devices: "
+            "this is the trap; see check_vma",
+        )
+        require(
+            close(found[0], wanted[0]),
+            f"update {update} is {ratio:.3f} times as long as on one device",
+        )
+        require(
+            close(result[2], wanted_loss),
+            f"the loss is {wanted_loss:.4f} on one device, "
+            f"yours is {np.ravel(result[2])[0]:.4f}: average it too",
+        )

@@ -13,87 +13,100 @@ N = 4
 
 
 def explicit_mesh():
-    """Four devices along the Explicit axis "data", as a context."""
+    """Set four devices along the Explicit axis "data" as the mesh of a `with`."""
     return jax.set_mesh(jax.make_mesh((N,), ("data",), devices=jax.devices()[:N]))
 
 
 def result_spec(answer):
-    """The specs of three results, and nothing computed."""
+    """Accept the specs of three results, if nothing was computed."""
+    functions = {
+        "x.T": lambda x: x.T,
+        "x.sum(0)": lambda x: x.sum(0),
+        "x.sum(1)": lambda x: x.sum(1),
+    }
+    was_traced = []
+
+    def watch(function):
+        def watched(x):
+            was_traced.append(isinstance(x, jax.core.Tracer))
+            return function(x)
+
+        return watched
+
     with explicit_mesh():
         x = jax.device_put(np.ones((8, 6), np.float32), P("data"))
-        traced = []
-        for name, function, wanted in (
-            ("x.T", lambda x: x.T, P(None, "data")),
-            ("x.sum(0)", lambda x: x.sum(0), P(None)),
-            ("x.sum(1)", lambda x: x.sum(1), P("data")),
-        ):
-            found = answer(
-                lambda x, f=function: (
-                    traced.append(isinstance(x, jax.core.Tracer)) or f(x)
-                ),
-                x,
-            )
-            require(isinstance(found, P), f"return a PartitionSpec, yours is {found}")
-            axes, mesh = jax.eval_shape(function, x).ndim, jax.typeof(x).sharding.mesh
-            mine, right = (NamedSharding(mesh, spec) for spec in (found, wanted))
-            same = len(found) <= axes and mine.is_equivalent_to(right, axes)
-            require(same, f"the spec of {name} is {wanted}, yours is {found}")
-    require(all(traced), "the function was computed: trace it only")
+        mesh = jax.typeof(x).sharding.mesh
+        for name, function in functions.items():
+            spec = answer(watch(function), x)
+            require(isinstance(spec, P), f"return a PartitionSpec, yours is {spec}")
+            result = jax.eval_shape(function, x)
+            wanted = result.sharding
+            is_equal = len(spec) <= result.ndim and NamedSharding(
+                mesh, spec
+            ).is_equivalent_to(wanted, result.ndim)
+            require(is_equal, f"the spec of {name} is {wanted.spec}, yours is {spec}")
+    require(all(was_traced), "the function was computed: trace it only")
 
 
 def fixed_gram(answer):
-    """x.T @ x, replicated."""
+    """Accept x.T @ x, replicated, if no device gets the other devices' rows."""
+    D = N  # so that each sharding of the result is possible
+    numbers = np.random.default_rng(0).normal(size=(256, D)).astype(np.float32)
     with explicit_mesh():
-        numbers = np.random.default_rng().normal(size=(256, 3)).astype(np.float32)
         x = jax.device_put(numbers, P("data"))
-        found = answer(x)
+        gram = answer(x)
         require(
-            isinstance(found, jax.Array) and found.shape == (3, 3),
-            "return a jax.Array [D, D]",
+            isinstance(gram, jax.Array) and gram.shape == (D, D),
+            f"return a jax.Array [D, D], yours has the shape {np.shape(gram)}",
         )
         require(
-            np.allclose(found, numbers.T @ numbers, rtol=1e-4, atol=1e-3),
+            np.allclose(gram, numbers.T @ numbers, rtol=1e-4, atol=1e-3),
             "x.T @ x has other values",
         )
-        everywhere = len(found.devices()) == N and found.sharding.is_fully_replicated
         require(
-            everywhere,
-            f"the result has the type {jax.typeof(found)}: it must be replicated on the {N} devices",
+            len(gram.devices()) == N and gram.sharding.is_fully_replicated,
+            f"the result has the type {jax.typeof(gram)}: "
+            f"it must be replicated on the {N} devices",
         )
-        received = collectives(jax.jit(answer).lower(x).compile().as_text())
-        kinds, total = (
-            ", ".join(each.kind for each in received),
-            sum(each.bytes for each in received),
-        )
-        rows = "every device gets the rows of all others, when it needs only their [D, D] sums"
+        program = jax.jit(answer).lower(x).compile().as_text()
+        communication = collectives(program)
+        kinds = ", ".join(collective.kind for collective in communication)
+        received = sum(collective.bytes for collective in communication)
         require(
-            total < numbers.nbytes / N,
-            f"right, but by {kinds} of {total} bytes: {rows}",
+            received < numbers.nbytes / N,
+            f"right, but by {kinds} of {received} bytes: every device gets the rows "
+            "of all others, when it needs only their [D, D] sums",
         )
 
 
 def normalized_step(answer):
-    """One step with the moments of the global batch; an unsplit batch is refused."""
-    random = np.random.default_rng()
-    x = (random.normal(size=(16, 3)) + np.arange(16)[:, None]).astype(np.float32)
-    y, w = (
-        random.normal(size=16).astype(np.float32),
-        random.normal(size=3).astype(np.float32),
-    )
+    """Accept a step with the global batch's moments that refuses an unsplit batch."""
+    random = np.random.default_rng(0)
+    offsets = np.arange(16)[:, None]  # so that the devices' means differ
+    x = (random.normal(size=(16, 3)) + offsets).astype(np.float32)
+    y = random.normal(size=16).astype(np.float32)
+    w = random.normal(size=3).astype(np.float32)
     with explicit_mesh():
-        found = jax.jit(answer)(jnp.asarray(w), *jax.device_put((x, y), P("data")))
-        require(found.shape == (3,), f"w has the shape (3,), yours has {found.shape}")
+        step = jax.jit(answer)
+        new_w = step(jnp.asarray(w), *jax.device_put((x, y), P("data")))
+        require(new_w.shape == (3,), f"w has the shape (3,), yours has {new_w.shape}")
         z = (x - x.mean(0)) / x.std(0)
         wanted = w - 0.1 * 2 * z.T @ (z @ w - y) / 16
         require(
-            np.allclose(found, wanted, rtol=1e-3, atol=1e-3),
-            f"w is {wanted.round(3)}, yours is {found}",
+            np.allclose(new_w, wanted, rtol=1e-3, atol=1e-3),
+            f"w is {wanted.round(3)}, yours is {new_w}",
         )
-        try:
-            jax.jit(answer)(jnp.asarray(w), x, y)
-        except AssertionError:
-            return
-        require(
-            False,
-            "a batch that is not split was accepted: assert jax.typeof(x).sharding.spec[0] == 'data'",
-        )
+        unsplit_batches = {
+            "of NumPy arrays": (x, y),
+            "that every device holds whole": jax.device_put((x, y), P()),
+        }
+        for name, batch in unsplit_batches.items():
+            try:
+                step(jnp.asarray(w), *batch)
+            except AssertionError:
+                continue
+            require(
+                False,
+                f"a batch {name} was accepted, although it is not split: "
+                "assert jax.typeof(x).sharding.spec[0] == 'data'",
+            )

@@ -2,134 +2,170 @@
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax import P
 
 from pmapdp.compare.collectives import collectives
 from pmapdp.lessons.checks import close, mesh_of, refuse, require
 
 N = 4
+MOST_WORK = 0.5  # of one device's; a quarter each, and some work that isn't split
 
 
-class Stack(np.ma.MaskedArray):
-    """Copies on the host. An index gives a plain array, but JAX refuses to put all of them on devices."""
+class HostStack(np.ma.MaskedArray):
+    """Copies on the host. An index gives a plain array, and JAX refuses all of them."""
 
     def __getitem__(self, index):
         return np.asarray(super().__getitem__(index))
 
 
 def drop_device_axis(answer):
-    """Copy 0 of every array, on every device, indexed on the host."""
-    random, mesh = np.random.default_rng(), mesh_of(N, "batch")
-    tree = {
-        "kernel": random.normal(size=(5, 3)).astype(np.float32),
-        "step": np.int32(random.integers(1, 9)),
+    """Accept copy 0 of every array, on every device, indexed on the host."""
+    mesh = mesh_of(N, "batch")
+    kernel = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    tree = {"kernel": kernel, "step": np.int32(7)}
+    # Copy d has d added, so that a mean and the last copy are seen.
+    stacks = {
+        "kernel": np.stack([kernel + d for d in range(N)]),
+        "step": np.arange(7, 7 + N, dtype=np.int32),
     }
-    stacks = jax.tree.map(lambda x: np.stack([x] * N), tree)
-    found = answer(stacks, mesh)
+    dropped = answer(stacks, mesh)
     require(
-        jax.tree.structure(found) == jax.tree.structure(tree),
+        jax.tree.structure(dropped) == jax.tree.structure(tree),
         "return a tree like the given one",
     )
     for name, wanted in tree.items():
-        got, shape = found[name], np.shape(wanted)
+        array = dropped[name]
         require(
-            np.shape(got) == shape,
-            f"{name} still has the shape {np.shape(got)}; one copy has {shape}",
+            np.shape(array) == np.shape(wanted),
+            f"{name} has the shape {np.shape(array)}; one copy has {np.shape(wanted)}",
         )
-        on_all = (
-            isinstance(got, jax.Array)
-            and len(got.devices()) == N
-            and got.sharding.is_fully_replicated
-        )
+        is_on_mesh = isinstance(array, jax.Array) and len(array.devices()) == N
         require(
-            on_all,
-            f"{name} must have a copy on each of the {N} devices: NamedSharding(mesh, PartitionSpec())",
+            is_on_mesh and array.sharding.is_fully_replicated,
+            f"{name} must have a copy on each of the {N} devices: "
+            "NamedSharding(mesh, PartitionSpec())",
         )
-        require(np.array_equal(got, wanted), f"the values of {name} have changed")
+        asked = "and copy 0 is asked for"
+        stack = stacks[name]
+        mistakes = {
+            f"{name} is the mean of the {N} copies, {asked}": stack.mean(0),
+            f"{name} is the sum of the {N} copies, {asked}": stack.sum(0),
+            f"{name} is the last of the {N} copies, {asked}": stack[-1],
+        }
+        refuse(array, mistakes)
+        require(np.array_equal(array, wanted), f"the values of {name} have changed")
+        require(
+            array.dtype == wanted.dtype,
+            f"{name} was {wanted.dtype} and is {array.dtype} now",
+        )
+    host_stacks = jax.tree.map(lambda stack: stack.view(HostStack), stacks)
     try:
-        answer(jax.tree.map(lambda x: x.view(Stack), stacks), mesh)
+        answer(host_stacks, mesh)
     except ValueError:
         require(
             False,
-            f"right, but all {N} copies went onto the devices before you took one: index on the host",
+            f"right, but all {N} copies went onto the devices before you took one: "
+            "index on the host",
         )
 
 
 def old_step(w, x, y):
-    """The result of the exercise's step, by hand."""
+    """Compute the result of the exercise's step by hand: (w, loss)."""
     error = x @ w - y
-    return w - 0.2 * x.T @ error / len(y), np.square(error).mean()
+    return w - 0.2 * x.T @ error / len(y), (error**2).mean()
 
 
 def make_step(answer):
-    """Equal to the old step over three updates, with an all-reduce, and a share of the work on each device."""
-    random, mesh = np.random.default_rng(), mesh_of(N, "batch")
-    w, x = (
-        random.normal(size=3).astype(np.float32),
-        random.normal(size=(256, 3)).astype(np.float32),
-    )
+    """Accept a step that makes the old step's three updates, from host arrays, split."""
+    random = np.random.default_rng(0)
+    w = random.normal(size=3).astype(np.float32)
+    x = random.normal(size=(256, 3)).astype(np.float32)
     y = random.normal(size=256).astype(np.float32)
-    step = answer(mesh)
+    step = answer(mesh_of(N, "batch"))
     require(
         hasattr(step, "lower"),
         "return a compiled function: end with return jax.jit(...)",
     )
-    split, replicated = (
-        NamedSharding(mesh, PartitionSpec("batch")),
-        NamedSharding(mesh, PartitionSpec()),
-    )
-    placed = jax.device_put(w, replicated), *jax.device_put((x, y), split)
-    program = step.lower(*placed).compile()
-    new, old = placed[0], w
+    try:
+        program = step.lower(w, x, y).compile()
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        require(False, f"JAX refuses the arguments w [3], x [256, 3], y: {reason}")
+    found = w
+    wanted = w
     for update in (1, 2, 3):
-        result = step(new, *placed[1:])
+        result = step(found, x, y)
         require(
             isinstance(result, tuple | list) and len(result) == 2,
             "the step returns (w, loss)",
         )
-        before = np.asarray(new)
-        (new, value), (wanted, wanted_value) = result, old_step(old, x, y)
+        before = np.asarray(found)
+        found, loss = result
+        wanted_before = wanted
+        wanted, wanted_loss = old_step(wanted, x, y)
         require(
-            np.shape(new) == (3,),
-            f"w has the shape (3,) again, without a device axis; yours has {np.shape(new)}",
+            np.shape(found) == (3,),
+            "w has the shape (3,) again, without a device axis; "
+            f"yours has {np.shape(found)}",
         )
-        copies = [np.asarray(shard.data) for shard in new.addressable_shards]
-        same = all(close(copy, copies[0], atol=1e-6) for copy in copies)
+        copies = [np.asarray(shard.data) for shard in found.addressable_shards]
         require(
-            same,
+            all(close(copy, copies[0], atol=1e-6) for copy in copies),
             "the devices have different w: each followed the gradient of its own rows",
         )
-        ratio = np.linalg.norm(np.asarray(new) - before) / np.linalg.norm(
-            np.asarray(wanted) - np.asarray(old)
-        )
+        length = np.linalg.norm(np.asarray(found) - before)
+        ratio = length / np.linalg.norm(wanted - wanted_before)
         require(
-            close(new, wanted),
+            close(found, wanted),
             f"update {update} is {ratio:.3f} times as long as with the old step",
         )
-        losses = f"the loss is {float(wanted_value):.4f}, yours is {float(np.ravel(value)[0]):.4f}"
-        require(close(value, wanted_value), losses)
-        old = wanted
-    kinds = [each.kind for each in collectives(program.as_text())]
+        require(
+            close(loss, wanted_loss),
+            f"the loss is {float(wanted_loss):.4f}, "
+            f"yours is {float(np.ravel(loss)[0]):.4f}",
+        )
+    one_device = jax.jit(old_step).lower(w, x, y).compile()
+    require_shared_work(program, one_device, found, loss)
+
+
+def require_shared_work(program, one_device, w, loss):
+    """Reject a right step whose devices repeat each other's work.
+
+    Args:
+        program: the answer's compiled step.
+        one_device: the step compiled for one device.
+        w, loss: the step's results, which must be replicated.
+    """
+    for name, array in {"w": w, "the loss": loss}.items():
+        require(
+            len(array.devices()) == N and array.sharding.is_fully_replicated,
+            f"the numbers are right, but {name} isn't replicated over the {N} devices",
+        )
+    share = program.cost_analysis()["flops"] / one_device.cost_analysis()["flops"]
+    require(
+        share < MOST_WORK,
+        f"right, but each of the {N} devices does {share:.2f} of the work of one "
+        "device alone, from host arrays: split x and y",
+    )
+    kinds = [collective.kind for collective in collectives(program.as_text())]
     require(
         "all-reduce" in kinds,
         f"right, but nobody adds up over the devices: the collectives are {kinds}",
     )
-    require(
-        "all-gather" not in kinds,
-        "right, but every device gathers the whole batch: split x and y",
-    )
 
 
 def corrected_variance(answer):
-    """The variance of all rows, on devices with different means."""
-    x = np.random.default_rng().normal(size=(N, 6, 3)) + 3 * np.arange(N)[:, None, None]
-    x = x.astype(np.float32).reshape(-1, 3)
-    specs = {
-        "in_specs": PartitionSpec("batch"),
-        "out_specs": PartitionSpec("batch"),
-        "check_vma": False,
-    }
-    mapped = jax.shard_map(lambda x: answer(x)[None], mesh=mesh_of(N, "batch"), **specs)
+    """Accept the variance of all rows, on devices with different means."""
+    offsets = 3 * np.arange(N)[:, None, None]
+    parts = np.random.default_rng(0).normal(size=(N, 6, 3)) + offsets
+    x = parts.astype(np.float32).reshape(-1, 3)
+    mapped = jax.shard_map(
+        lambda x: answer(x)[None],
+        mesh=mesh_of(N, "batch"),
+        in_specs=P("batch"),
+        out_specs=P("batch"),
+        check_vma=False,
+    )
     found = np.asarray(jax.jit(mapped)(x))
     require(
         found.shape == (N, 3),
@@ -139,8 +175,14 @@ def corrected_variance(answer):
         close(found, found[0], atol=1e-3),
         "the devices have different variances: average over 'batch'",
     )
-    planted = "this is the planted mistake: the mean of the devices' variances ignores that their means differ"
-    refuse(found[0], {planted: x.reshape(N, 6, 3).var(1).mean(0)})
+    mistakes = {
+        "this is the planted mistake: the mean of the devices' variances ignores that "
+        "their means differ": parts.var(1).mean(0),
+        f"this is the variance {N} times: psum adds, pmean averages": N * x.var(0),
+        "this divides by the number of rows less one": x.var(0, ddof=1),
+    }
+    refuse(found[0], mistakes)
     require(
-        close(found[0], x.var(0)), f"the variance is {x.var(0)}, yours is {found[0]}"
+        close(found[0], x.var(0)),
+        f"the variance is {x.var(0)}, yours is {found[0]}",
     )

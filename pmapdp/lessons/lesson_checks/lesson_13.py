@@ -9,111 +9,139 @@ from jax.sharding import NamedSharding
 from pmapdp.compare.collectives import collectives
 from pmapdp.lessons.checks import close, mesh_of, refuse, require
 
-N, K, D = 4, 3, 5
+N, K, D = 4, 3, 5  # devices, micro-batches, features
 
 
 def global_gradient(answer):
-    """The gradient of the global batch from micro-batches, with the bytes of one gradient."""
-    random = np.random.default_rng()
-    rows, sizes = 2 * K, []
-    x, w = (
-        random.normal(size=(N * rows, D)).astype(np.float32),
-        random.normal(size=D).astype(np.float32),
-    )
+    """Accept the global batch's gradient from micro-batches, by a single all-reduce.
+
+    The answer runs in a `shard_map` with the check on, as in lesson 10.
+    """
+    random = np.random.default_rng(0)
+    rows = 2 * K  # of a device
+    x = random.normal(size=(N * rows, D)).astype(np.float32)
+    w = random.normal(size=D).astype(np.float32)
+    row_counts = []
 
     def loss(w, x):
-        sizes.append(x.shape)
+        row_counts.append(len(x))
         return jnp.square(jnp.tanh(x @ w) - 1).mean()
 
-    specs = {"in_specs": (P(), P("data")), "out_specs": P("data"), "check_vma": False}
     mapped = jax.shard_map(
-        lambda w, x: answer(loss, w, x, K)[None], mesh=mesh_of(N), **specs
+        lambda w, x: answer(loss, w, x, K)[None],
+        mesh=mesh_of(N),
+        in_specs=(P(), P("data")),
+        out_specs=P("data"),
     )
     found = np.asarray(jax.jit(mapped)(w, x))
+    most_rows = max(row_counts)
     require(
         found.shape == (N, D),
         f"the gradient has the shape ({D},), yours has {found.shape[1:]}",
     )
-    wanted = np.asarray(jax.grad(lambda w: jnp.square(jnp.tanh(x @ w) - 1).mean())(w))
-    too_long = {
+    wanted = np.asarray(jax.grad(loss)(w, x))
+    mistakes = {
         f"this is {K} times too long: divide by the number of micro-batches": K
         * wanted,
-        f"this is {N} times too long: average over the devices, not add": N * wanted,
+        f"this is {N} times too long, on {N} devices. Either psum took the place of "
+        "pmean, or this is lesson 10's trap: jax.grad has already added up over the "
+        "devices, because w doesn't vary": N * wanted,
+        f"this is {N * K} times too long: divide by the {K} micro-batches, and take "
+        f"the mean over the {N} devices": N * K * wanted,
+        f"this is {N * N} times too long, on {N} devices: jax.grad has already added "
+        "up over the devices (lesson 10), and psum does so again": N * N * wanted,
     }
-    refuse(found, too_long, atol=1e-6)
-    different = "the devices have different gradients: each knows only its own rows until they communicate"
-    require(close(found, found[0], atol=1e-5), different)
+    refuse(found, mistakes, atol=1e-6)
+    require(
+        close(found, found[0], atol=1e-5),
+        "the devices have different gradients: each knows only its own rows until "
+        "they communicate",
+    )
     require(
         close(found, wanted, atol=1e-5),
         "this is not the gradient of the mean over all rows of all devices",
     )
-    most = max(shape[0] for shape in sizes)
     require(
-        most == rows // K,
-        f"right, but loss was called with {most} of the {rows} rows: {rows // K} at a time",
+        most_rows == rows // K,
+        f"right, but loss was called with {most_rows} of the {rows} rows: "
+        f"{rows // K} at a time",
     )
     program = jax.jit(mapped).lower(w, x).compile().as_text()
-    numbers = sum(each.bytes // 4 for each in collectives(program))
-    in_loop = bool(
-        collectives(program.partition("ENTRY")[0])
-    )  # a loop's body comes first
-    often = f"right, but the devices exchange {numbers} numbers{' in every round of your loop' * in_loop}"
+    loops = program.partition("ENTRY")[0]  # the body of a loop comes first
     require(
-        numbers <= D + 2 and not in_loop,
-        f"{often}: exchange {D} of them once, after the loop",
+        not collectives(loops),
+        "right, but the devices communicate in every round of your loop: in the loop "
+        "add up this device's gradients (cast w first, as in lesson 10), and "
+        "average after it",
     )
+    calls = sum(collective.count for collective in collectives(program))
+    require(calls == 1, f"right, but with {calls} collectives in place of one")
 
 
 def join_rows(answer):
-    """The rows in the order of the batch, where they are."""
-    rows, C = 2 * N * K, D
-    wanted = (
-        np.random.default_rng()
-        .permutation(rows * C)
-        .reshape(rows, C)
-        .astype(np.float32)
-    )
+    """Accept the rows in the order of the batch, if none leaves its device."""
+    rows = 2 * N * K
+    C = D
+    wanted = np.random.default_rng(0).permutation(rows * C).reshape(rows, C)
+    wanted = wanted.astype(np.float32)
     logits = wanted.reshape(-1, K, C).swapaxes(0, 1)
-    place = NamedSharding(mesh_of(N), P(None, "data"))
-    compiled = jax.jit(answer, in_shardings=place).lower(logits).compile()
-    found = compiled(jax.device_put(logits, place))
-    require(found.shape == (rows, C), f"[B, C] is {(rows, C)}, yours is {found.shape}")
-    one_by_one = "these are the micro-batches one after the other, and rows 0 and 1 of the batch are in two of them"
-    require(not close(found, logits.reshape(rows, C)), one_by_one)
+    split = NamedSharding(mesh_of(N), P(None, "data"))
+    program = jax.jit(answer, in_shardings=split).lower(logits).compile()
+    joined = program(jax.device_put(logits, split))
     require(
-        close(found, wanted),
+        joined.shape == (rows, C), f"[B, C] is {(rows, C)}, yours is {joined.shape}"
+    )
+    require(
+        not close(joined, logits.reshape(rows, C)),
+        "these are the micro-batches one after the other, and rows 0 and 1 of the "
+        "batch are in two of them",
+    )
+    require(
+        close(joined, wanted),
         "row k of the batch is in micro-batch k % K, and should come out in one piece",
     )
-    kinds = [each.kind for each in collectives(compiled.as_text())]
+    kinds = [collective.kind for collective in collectives(program.as_text())]
     require(
         not kinds,
-        f"right, but rows leave their device, by {kinds}: a swap and a reshape are enough",
+        f"right, but rows leave their device, by {kinds}: "
+        "a swap and a reshape are enough",
     )
 
 
 def fixed_gradient(answer):
-    """Sums over sums, whatever the padding of each micro-batch."""
-    random = np.random.default_rng()
-    x, y = (
-        random.normal(size=(K, 4, D)).astype(np.float32),
-        random.normal(size=(K, 4)).astype(np.float32),
-    )
+    """Accept sums over sums, whatever the padding of each micro-batch."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(K, 4, D)).astype(np.float32)
+    y = random.normal(size=(K, 4)).astype(np.float32)
     w = random.normal(size=D).astype(np.float32)
-
-    def wanted_for(weights):
-        flat, targets, mask = x.reshape(-1, D), y.reshape(-1), weights.reshape(-1)
-        return 2 * (mask * (flat @ w - targets)) @ flat / mask.sum()
-
     for last in ([1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]):
         weights = np.ones((K, 4), np.float32)
         weights[-1] = last
-        found = np.asarray(answer(*map(jnp.asarray, (w, x, y, weights))))
+        gradient = np.asarray(answer(*map(jnp.asarray, (w, x, y, weights))))
         require(
-            found.shape == (D,),
-            f"the gradient has the shape ({D},), yours has {found.shape}",
+            gradient.shape == (D,),
+            f"the gradient has the shape ({D},), yours has {gradient.shape}",
         )
-        only_padding = "a micro-batch of padding alone has no examples: 0 / 0. Divide once, at the end"
-        require(not np.isnan(found).any(), only_padding)
-        right = wanted_for(weights)
-        wanted = f"with {sum(last)} examples in the last micro-batch the gradient is {right.round(3)}"
-        require(close(found, right), f"{wanted}, yours is {found.round(3)}")
+        require(
+            not np.isnan(gradient).any(),
+            "a micro-batch of padding alone has no examples: 0 / 0. "
+            "Divide once, at the end",
+        )
+        errors = weights * (x @ w - y)
+        total = 2 * np.einsum("kr,krd->d", errors, x)
+        unweighted = 2 * np.einsum("kr,krd->d", x @ w - y, x)
+        wanted = total / weights.sum()
+        mistakes = {
+            "padding was counted in the divisor: divide by the sum of the weights, "
+            "not by the number of rows": total / weights.size,
+            "this is the sum over the examples: divide it by the sum of the "
+            "weights": total,
+            "padding has added its gradient: multiply by the weights": unweighted
+            / weights.sum(),
+        }
+        refuse(gradient, mistakes)
+        require(
+            close(gradient, wanted),
+            f"with {sum(last)} examples in the last micro-batch the gradient is "
+            f"{wanted.round(3)}, yours is {gradient.round(3)}",
+        )

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import tempfile
+import time
 from pathlib import Path
 
 import jax
@@ -12,50 +13,69 @@ import numpy as np
 
 from pmapdp.lessons.checks import require
 
+BATCH_SIZE = 8
+EPOCHS = 3
+
 
 def fixed_batches(answer):
-    """An epoch visits each example once in an order of its own, and a later start continues the same batches."""
-    random = np.random.default_rng()
-    batch_size, seed = int(random.integers(7, 11)), int(random.integers(100))
-    left = int(random.integers(1, batch_size))
-    examples, per_epoch = 4 * batch_size + left, 5
+    """Accept batches that a later start continues, in each epoch's own order."""
+    for examples in (35, 32):  # with a shorter last batch, and without one
+        check_batches(answer, examples)
 
-    def batches(seed, first, count):
-        found = [
-            np.asarray(rows)
-            for rows in itertools.islice(
-                answer(seed, first, batch_size, examples), count
-            )
-        ]
+
+def check_batches(answer, examples):
+    """Check the batches of EPOCHS epochs, and those of later starts."""
+    per_epoch = -(-examples // BATCH_SIZE)
+
+    def read_batches(seed, first, count):
+        generator = answer(seed, first, BATCH_SIZE, examples)
+        batches = [np.asarray(rows) for rows in itertools.islice(generator, count)]
         require(
-            len(found) == count,
-            f"it ends after {len(found)} batches: go on with the next epoch, without an end",
+            len(batches) == count,
+            f"it ends after {len(batches)} batches: "
+            "go on with the next epoch, without an end",
         )
-        return found
+        return batches
 
-    all_of_them = batches(seed, 0, 3 * per_epoch)
-    orders = [
-        np.concatenate(all_of_them[start : start + per_epoch])
-        for start in range(0, 3 * per_epoch, per_epoch)
-    ]
-    for epoch, order in enumerate(orders):
-        once = f"the {per_epoch} batches of epoch {epoch} do not hold each of the {examples} examples once"
-        last = f"the last of them holds the {left} that are left"
-        require(np.array_equal(np.sort(order), np.arange(examples)), f"{once}; {last}")
-    repeats = "epoch 1 repeats the order of epoch 0: the epoch belongs in the seed"
-    require(not np.array_equal(orders[0], orders[1]), repeats)
-    for first in (1, 4, per_epoch, 7):
-        for number, rows in enumerate(batches(seed, first, 3), first):
-            resumed = f"a run that resumes at update {first} gets another batch for update {number}"
+    batches = read_batches(0, 0, EPOCHS * per_epoch)
+    orders = []
+    for epoch in range(EPOCHS):
+        of_epoch = batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+        order = np.concatenate(of_epoch)
+        sizes = [len(rows) for rows in of_epoch]
+        require(
+            np.array_equal(np.sort(order), np.arange(examples)),
+            f"the {per_epoch} batches of epoch {epoch}, with {sizes} rows, do not hold "
+            f"each of the {examples} examples once, {BATCH_SIZE} in each batch and "
+            "what is left in the last",
+        )
+        orders.append(order)
+    require(
+        not np.array_equal(orders[0], orders[1]),
+        "epoch 1 repeats the order of epoch 0: the epoch belongs in the seed",
+    )
+    of_other_seed = np.concatenate(read_batches(1, 0, per_epoch))
+    require(
+        not np.array_equal(orders[0], of_other_seed),
+        "the seeds 0 and 1 give the same order: use `seed`",
+    )
+    for first in (1, per_epoch - 1, per_epoch, per_epoch + 2):
+        for number, rows in enumerate(read_batches(0, first, 3), first):
             require(
-                np.array_equal(rows, all_of_them[number]),
-                f"{resumed} than one that was not stopped",
+                np.array_equal(rows, batches[number]),
+                f"a run that resumes at update {first} gets another batch for update "
+                f"{number} than one that was not stopped",
             )
+
+
+class KilledError(BaseException):
+    """Ends an answer in the middle, and isn't an Exception that it could catch."""
 
 
 def train_or_resume(answer):
-    """Two starts make every update once, from what the first one saved."""
+    """Accept starts that make every update once, also after a kill."""
     made = []
+    killed = None  # the number of the update that doesn't come back
 
     def create():
         return {
@@ -65,7 +85,9 @@ def train_or_resume(answer):
         }
 
     def step(state, number):
-        made.append(number)
+        if number == killed:
+            raise KilledError
+        made.append(int(number))
         require(
             int(state["updates"]) == number,
             f"update {number} was asked of a state after {int(state['updates'])}",
@@ -81,45 +103,96 @@ def train_or_resume(answer):
     made.clear()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoints"
-        answer(path, 3, create, step)
+        answer(path, 2, create, step)
         require(
-            made == [0, 1, 2],
-            f"the first start makes the updates 0, 1 and 2; yours made {made}",
+            made == [0, 1],
+            f"the first start makes the updates 0 and 1; yours made {made}",
         )
-        saved = path.exists() and any(path.iterdir())
+        is_saved = path.exists() and any(path.iterdir())
         require(
-            saved, "the first start left no checkpoint: save, and wait until it is done"
+            is_saved,
+            "the first start left no checkpoint: save, and wait until it is done",
         )
-        found = answer(path, 5, create, step)
+        for killed in (3, 4):
+            made.clear()
+            try:
+                answer(path, 5, create, step)
+            except KilledError:
+                wait_for_files(path)
+            require(
+                made == [killed - 1],
+                f"a start after {killed - 1} updates that is killed in update {killed} "
+                f"makes update {killed - 1}; yours made {made}: save after every "
+                "update, and go on from the newest checkpoint, latest_step()",
+            )
+        killed = None
+        made.clear()
+        state = answer(path, 5, create, step)
         require(
-            made[3:] == [3, 4],
-            f"the second start makes the updates 3 and 4; yours made {made[3:]}: latest_step()",
+            made == [4],
+            f"the start after a kill in update 4 makes update 4; yours made {made}: "
+            "save after every update, and go on from the newest checkpoint",
         )
     require(
-        isinstance(found, dict) and found.keys() == wanted.keys(),
+        isinstance(state, dict) and state.keys() == wanted.keys(),
         "return the whole state",
     )
     for name, value in wanted.items():
         require(
-            np.allclose(found[name], value, rtol=1e-5),
-            f"{name} is {found[name]}, without a stop it is {value}",
+            np.allclose(state[name], value, rtol=1e-5),
+            f"{name} is {state[name]}, without a stop it is {value}",
         )
 
 
+def wait_for_files(folder):
+    """Wait until no thread writes into `folder` any more, for 10 s at most.
+
+    A real kill would end the thread. Here it goes on, and what it saves is complete.
+    """
+    names = None
+    for _ in range(50):
+        time.sleep(0.2)
+        names_before = names
+        names = sorted(str(path) for path in folder.rglob("*"))
+        if names == names_before and not any("tmp" in Path(n).name for n in names):
+            return
+
+
 def export_bytes(answer):
-    """Bytes of the function, for any number of rows."""
-    offset = np.random.default_rng().normal(size=4).astype(np.float32)
+    """Accept bytes of the function, for any number of rows."""
+    random = np.random.default_rng(0)
+    offset = random.normal(size=4).astype(np.float32)
     content = answer(lambda x: (x + offset).sum(1))
     require(
         isinstance(content, bytes | bytearray), "return bytes: end with .serialize()"
     )
-    loaded = jax.export.deserialize(bytearray(content))
-    (shape,) = (each.shape for each in loaded.in_avals)
-    symbolic = f"the program takes only {shape[0]} rows: make the first size symbolic, export.symbolic_shape('n')"
-    require(not isinstance(shape[0], int), symbolic)
-    for rows in (1, 5):
-        x = np.random.default_rng().normal(size=(rows, 4)).astype(np.float32)
+    try:
+        loaded = jax.export.deserialize(bytearray(content))
+    except Exception:  # what it raises depends on the bytes
         require(
-            np.allclose(loaded.call(x), (x + offset).sum(1), atol=1e-5),
+            False,
+            "jax.export can't read these bytes: end with export.export(...).serialize()",
+        )
+    shapes = [array.shape for array in loaded.in_avals]
+    require(
+        len(shapes) == 1 and len(shapes[0]) == 2,
+        f"the program takes one array [n, 4], yours takes {shapes}",
+    )
+    rows, columns = shapes[0]
+    require(
+        not isinstance(rows, int),
+        f"the program takes only {rows} rows: make the first size symbolic, "
+        "export.symbolic_shape('n')",
+    )
+    require(columns == 4, f"[n, 4] has 4 columns, yours has {columns}")
+    for rows in (1, 5):
+        x = random.normal(size=(rows, 4)).astype(np.float32)
+        try:
+            y = loaded.call(x)
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            require(False, f"the program refuses [{rows}, 4] in float32: {reason}")
+        require(
+            np.allclose(y, (x + offset).sum(1), atol=1e-5),
             "the program returns something else",
         )

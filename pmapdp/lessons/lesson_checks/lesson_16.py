@@ -12,86 +12,106 @@ N = 4
 
 
 def build_sharded(answer):
-    """Right numbers and places, and `build` was traced, not computed."""
-    traced = []
-    seed = int(np.random.default_rng().integers(1000))
+    """Accept the right numbers in shards, if `build` made nothing but shards."""
+    shape = (8, 6)
+    was_traced = []
+    shardings = []  # of what `build` makes, as the compiler has chosen it
+
+    def make_numbers():
+        return jax.random.normal(jax.random.key(0), shape)
 
     def build():
-        x = jax.random.normal(jax.random.key(seed), (8, 6))
-        traced.append(isinstance(x, jax.core.Tracer))
+        x = make_numbers()
+        was_traced.append(isinstance(x, jax.core.Tracer))
+        jax.debug.inspect_array_sharding(x, callback=shardings.append)
         return x
 
-    place = NamedSharding(mesh_of(N), P("data"))
-    found = answer(build, place)
+    split = NamedSharding(mesh_of(N), P("data"))
+    x = answer(build, split)
     require(
-        isinstance(found, jax.Array) and found.shape == (8, 6),
+        isinstance(x, jax.Array) and x.shape == shape,
         "return the array that build() makes, [8, 6]",
     )
-    asked = f"its sharding is {found.sharding}, not the one that was asked for"
-    require(found.sharding.is_equivalent_to(place, 2), asked)
     require(
-        all(traced),
-        "build() ran outside of jit: one device held all of its result before it was split",
+        x.sharding.is_equivalent_to(split, x.ndim),
+        f"its sharding is {x.sharding}, not the one that was asked for",
     )
-    require(np.array_equal(found, build()), "build() makes other numbers")
+    require(
+        was_traced and all(was_traced),
+        "build() ran outside of jit: one device held all of its result before it was "
+        "split",
+    )
+    parts = {sharding.shard_shape(shape) for sharding in shardings}
+    require(
+        parts == {split.shard_shape(shape)},
+        "the shards are right, but build() made the whole array on a device, and it was "
+        "split afterwards: tell the jit that calls build() how to shard its result",
+    )
+    require(np.array_equal(x, make_numbers()), "build() makes other numbers")
 
 
 def zero_step(answer):
-    """Two updates of weights and momentum, equal to one device, by a reduce-scatter and an all-gather."""
-    random = np.random.default_rng()
-    w, m = (
-        random.normal(size=8).astype(np.float32),
-        random.normal(size=8).astype(np.float32),
-    )
-    specs = {
-        "in_specs": (P(), P("data"), P("data")),
-        "out_specs": (P("data"), P("data")),
-        "check_vma": False,
-    }
+    """Accept two updates by a reduce-scatter and an all-gather, as on one device."""
+    random = np.random.default_rng(0)
+    w = random.normal(size=8).astype(np.float32)
+    m = random.normal(size=8).astype(np.float32)
 
-    def rows(w, g, m):
-        found = answer(w, g, m)
+    def update_device(w, g, m):
+        result = answer(w, g, m)
         require(
-            isinstance(found, tuple | list) and len(found) == 2,
+            isinstance(result, tuple | list) and len(result) == 2,
             "return two arrays: (w, m)",
         )
+        new_w, new_m = result
         require(
-            found[0].shape == (8,),
-            f"w is [D] = [8] again on every device, yours has the shape {found[0].shape}",
+            new_w.shape == (8,),
+            f"w is [D] = [8] again on every device, yours has the shape {new_w.shape}",
         )
         require(
-            found[1].shape == (2,),
-            f"m stays this device's shard, [D / N] = [2], yours is {found[1].shape}",
+            new_m.shape == (2,),
+            f"m stays this device's shard, [D / N] = [2], yours is {new_m.shape}",
         )
-        return found
+        return result
 
-    mapped = jax.jit(jax.shard_map(rows, mesh=mesh_of(N), **specs))
+    mapped = jax.jit(
+        jax.shard_map(
+            update_device,
+            mesh=mesh_of(N),
+            in_specs=(P(), P("data"), P("data")),
+            out_specs=(P("data"), P("data")),
+            check_vma=False,
+        )
+    )
     for _ in range(2):
-        g = random.normal(size=(N, 8)).astype(np.float32)
-        got_w, got_m = map(np.asarray, mapped(w, g.reshape(-1), m))
-        own = np.concatenate([g[d].reshape(N, 2)[d] for d in range(N)])
-        known = {
+        g = random.normal(size=(N, 8)).astype(np.float32)  # a row for each device
+        result = mapped(w, g.reshape(-1), m)
+        new_m = np.asarray(result[1])
+        new_w = np.asarray(result[0]).reshape(N, 8)
+        unreduced = np.concatenate([g[d].reshape(N, 2)[d] for d in range(N)])
+        mistakes = {
             "the gradient is the mean over devices: divide by N": 0.9 * m + g.sum(0),
-            "only this device's gradient went in: psum_scatter": 0.9 * m + own,
+            "only this device's gradient went in: psum_scatter": 0.9 * m + unreduced,
+            "the old momentum is missing": g.mean(0),
         }
-        refuse(got_m, known)
+        refuse(new_m, mistakes)
         wanted_m = 0.9 * m + g.mean(0)
-        require(close(got_m, wanted_m), "m is not 0.9 * m + the mean of the gradients")
-        got_w = got_w.reshape(N, 8)
+        require(close(new_m, wanted_m), "m is not 0.9 * m + the mean of the gradients")
         require(
-            close(got_w, got_w[0], atol=1e-6),
+            close(new_w, new_w[0], atol=1e-6),
             "the devices have different weights: all_gather the shards",
         )
-        first = (w[:2] - 0.1 * wanted_m.reshape(N, 2)).reshape(-1)
-        refuse(
-            got_w[0], {"every device took the first shard of w: use axis_index": first}
-        )
-        w, m = w - 0.1 * wanted_m, wanted_m
-        require(close(got_w[0], w), "w is not w - 0.1 * m")
-    kinds = [
-        each.kind
-        for each in collectives(mapped.lower(w, g.reshape(-1), m).compile().as_text())
-    ]
+        from_first_shard = (w[:2] - 0.1 * wanted_m.reshape(N, 2)).reshape(-1)
+        mistakes = {
+            "every device took the first shard of w: use axis_index": from_first_shard,
+            "the sign is wrong: w - 0.1 * m": w + 0.1 * wanted_m,
+            "w was updated by the gradient, without the momentum": w - 0.1 * g.mean(0),
+        }
+        refuse(new_w[0], mistakes)
+        w = w - 0.1 * wanted_m
+        m = wanted_m
+        require(close(new_w[0], w), "w is not w - 0.1 * m")
+    program = mapped.lower(w, g.reshape(-1), m).compile().as_text()
+    kinds = [collective.kind for collective in collectives(program)]
     require(
         "all-reduce" not in kinds,
         f"right, but with {kinds}: a reduce-scatter is half of an all-reduce",
@@ -99,18 +119,33 @@ def zero_step(answer):
 
 
 def fixed_clip(answer):
-    """The full gradient clipped, in its shards; a short one is left alone."""
-    specs = {"in_specs": P("data"), "out_specs": P("data"), "check_vma": False}
-    mapped = jax.jit(jax.shard_map(answer, mesh=mesh_of(N), **specs))
-    for length in (5.0, 0.5):
-        g = np.random.default_rng().uniform(1, 2, size=16)
-        g = (g * length / np.linalg.norm(g)).astype(np.float32)
-        found = np.asarray(mapped(g))
-        require(found.shape == (16,), "return a shard of the same shape as g")
-        wanted, got = min(1.0, length), float(np.linalg.norm(found))
-        must = f"a gradient of length {length} must get the length {wanted:.3f}, yours has {got:.3f}"
-        squares = (
-            "a device's norm covers only its shard, so add the squares of all devices"
+    """Accept the full gradient clipped, in its shards, and a short one left alone."""
+    mapped = jax.jit(
+        jax.shard_map(
+            answer,
+            mesh=mesh_of(N),
+            in_specs=P("data"),
+            out_specs=P("data"),
+            check_vma=False,
         )
-        require(close(got, wanted), f"{must}: {squares}")
-        require(close(found / got, g / length), "the direction has changed")
+    )
+    direction = np.random.default_rng(0).uniform(1, 2, size=16)
+    direction[:4] *= 5  # the first device's shard is the longest
+    direction /= np.linalg.norm(direction)
+    for length in (5.0, 0.5):
+        g = (length * direction).astype(np.float32)
+        clipped = np.asarray(mapped(g))
+        require(clipped.shape == (16,), "return a shard of the same shape as g")
+        wanted = min(1.0, length)
+        found = float(np.linalg.norm(clipped))
+        require(
+            np.isclose(found, wanted, rtol=1e-3),
+            f"a gradient of length {length} must get the length {wanted:.3f}, yours "
+            f"has {found:.3f}: a device's norm covers only its shard, so add the "
+            "squares of all devices",
+        )
+        require(
+            close(clipped, wanted * direction),
+            "the length is right, but the direction has changed: divide every shard by "
+            "the same number",
+        )

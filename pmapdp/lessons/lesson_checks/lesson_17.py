@@ -1,6 +1,7 @@
 """Checks of lesson 17's exercises: eight devices of one process stand for several processes."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import numpy as np
@@ -10,78 +11,132 @@ from pmapdp.lessons.checks import require
 
 
 def assemble(answer):
-    """An array with the right rows on the right devices, whatever their order in the mesh."""
-    random = np.random.default_rng()
-    N = int(random.choice([2, 4, 8]))
-    mine = [jax.devices()[number] for number in random.permutation(8)[:N]]
-    sharding = NamedSharding(Mesh(np.array(mine), ("data",)), PartitionSpec("data"))
-    rows = random.normal(size=(N * int(random.integers(2, 5)), 3)).astype(np.float32)
-    found = answer(sharding, rows.shape, rows, mine)
-    require(isinstance(found, jax.Array), "return a jax.Array")
+    """Accept an array whose rows are on the devices that they were given for."""
+    devices = jax.devices()
+    # The mesh has them in another order than the process, as on TPUs.
+    check_own_rows(answer, mesh_order=[devices[n] for n in (3, 0, 2, 1)])
+    check_half_of_the_rows(answer)
+
+
+def check_own_rows(answer, mesh_order):
+    """Check an array of which this process has all rows, in an order of its own."""
+    local_devices = sorted(mesh_order, key=lambda device: device.id)
+    mesh = Mesh(np.array(mesh_order), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    rows = np.arange(36, dtype=np.float32).reshape(12, 3)
+    rows_by_device = dict(zip(local_devices, np.split(rows, 4), strict=True))
+    array = answer(sharding, rows.shape, rows, local_devices)
+    require(isinstance(array, jax.Array), "return a jax.Array")
     require(
-        found.shape == rows.shape,
-        f"the global shape is {rows.shape}, yours is {found.shape}",
+        array.shape == rows.shape,
+        f"the global shape is {rows.shape}, yours is {array.shape}",
     )
     require(
-        found.sharding.is_equivalent_to(sharding, 2),
-        f"its sharding is {found.sharding}, asked for was {sharding}",
+        array.sharding.is_equivalent_to(sharding, 2),
+        f"its sharding is {array.sharding}, asked for was {sharding}",
     )
-    for shard in found.addressable_shards:
+    for shard in array.addressable_shards:
+        wanted = rows_by_device[shard.device]
         require(
-            np.array_equal(shard.data, rows[shard.index]),
-            f"the rows on {shard.device} belong elsewhere",
+            np.array_equal(shard.data, wanted),
+            f"{shard.device} has the rows {np.asarray(shard.data)[:, 0]} (their first "
+            f"column), and yours gave it {wanted[:, 0]}: rows come in the order of "
+            "local_devices, not in the order of the global array",
         )
 
 
+def check_half_of_the_rows(answer):
+    """Check what an answer does as process 1 of two, which has half of the rows.
+
+    JAX can't make such an array in one process, so its last call is only recorded.
+    """
+    devices = jax.devices()[:8]
+    local_devices = devices[4:]
+    mesh = Mesh(np.array(devices), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    shape = (16, 3)
+    rows = np.arange(24, dtype=np.float32).reshape(8, 3)
+    calls = []
+
+    def record(shape, sharding, arrays, **options):
+        calls.append((tuple(shape), arrays))
+        return calls
+
+    name = "make_array_from_single_device_arrays"
+    with mock.patch.object(jax, name, record):
+        array = answer(sharding, shape, rows, local_devices)
+    require(
+        array is calls and len(calls) == 1,
+        "with two processes, this one has only half of the rows: "
+        f"return jax.{name}(...) of this process's shards",
+    )
+    ((found_shape, shards),) = calls
+    require(
+        found_shape == shape,
+        f"with two processes the global shape is {shape}, and this process has "
+        f"{rows.shape} of it: pass `shape`, yours is {found_shape}",
+    )
+    require(
+        [shard.devices() for shard in shards] == [{device} for device in local_devices],
+        f"with two processes this one must place {len(local_devices)} shards, one on "
+        "each of its local_devices",
+    )
+
+
 def group_by_machine(answer):
-    """Each row holds the GPUs of one machine, and each GPU is there once."""
-    random = np.random.default_rng()
-    machines, per_machine = int(random.integers(2, 5)), int(random.integers(2, 5))
+    """Accept rows that hold the GPUs of one machine, with each GPU once."""
+    for machines, per_machine in ((2, 4), (4, 2), (3, 2)):
+        check_groups(answer, machines, per_machine)
+
+
+def check_groups(answer, machines, per_machine):
+    """Check the groups of one cluster."""
     # Neighbours in the list and in the numbers are of different machines, as on some
     # clusters.
-    by_turns = (
-        np.arange(machines * per_machine).reshape(machines, per_machine).T.ravel()
-    )
+    numbers = np.arange(machines * per_machine)
+    processes = numbers.reshape(machines, per_machine).T.ravel()
     gpus = [
         SimpleNamespace(process_index=int(process), id=number)
-        for number, process in enumerate(by_turns)
+        for number, process in enumerate(processes)
     ]
-    gpus = gpus[(start := int(random.integers(machines))) :] + gpus[:start]
-    found = np.asarray(answer(list(gpus), per_machine), dtype=object)
-    shape = machines, per_machine
+    gpus = gpus[1:] + gpus[:1]  # in no order at all
+    groups = np.asarray(answer(list(gpus), per_machine), dtype=object)
+    shape = (machines, per_machine)
     require(
-        found.shape == shape,
-        f"the shape is [machines, per_machine], here {shape}; yours is {found.shape}",
+        groups.shape == shape,
+        f"the shape is [machines, per_machine], here {shape}; yours is {groups.shape}",
     )
     require(
-        {id(gpu) for gpu in found.flat} == {id(gpu) for gpu in gpus},
+        {id(gpu) for gpu in groups.flat} == {id(gpu) for gpu in gpus},
         "each GPU comes once",
     )
-    for row in found:
-        on = sorted({gpu.process_index // per_machine for gpu in row})
+    for row in groups:
+        machines_of_row = {gpu.process_index // per_machine for gpu in row}
         require(
-            len(on) == 1,
-            f"a row has GPUs of the machines {on}: the second axis must stay inside a machine",
+            len(machines_of_row) == 1,
+            f"a row has GPUs of the machines {sorted(machines_of_row)}: the second axis "
+            "must stay inside a machine",
         )
 
 
 def fixed_log(answer):
-    """Every process computes, one says."""
+    """Accept a log in which every process computes, and one says."""
     for process in (0, 1, 2):
-        computed, said = [], []
+        computed = []
+        said = []
 
         def mean_loss(computed=computed):
             computed.append(True)
             return 0.25
 
-        found = answer(process, mean_loss, said.append)
-        times = f"process {process} computed the loss {len(computed)} times"
+        returned = answer(process, mean_loss, said.append)
         require(
             len(computed) == 1,
-            f"{times}: all must do so once, or some wait for the others in vain",
+            f"process {process} computed the loss {len(computed)} times: all must do "
+            "so once, or some wait for the others in vain",
         )
         require(
             said == [0.25] * (process == 0),
             f"process {process} said {said}: process 0 alone says the loss",
         )
-        require(found == 0.25, "return the loss on every process")
+        require(returned == 0.25, "return the loss on every process")

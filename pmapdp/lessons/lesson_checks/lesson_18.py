@@ -1,128 +1,179 @@
-"""Checks of lesson 18's exercises. Time is pretended, so that a busy machine changes no verdict."""
+"""Checks of lesson 18's exercises. Time is pretended, so a busy machine changes no verdict."""
 
 import math
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 
 from pmapdp.lessons.checks import require
 
+COMPILE_SECONDS = 5.0
+BACKWARD_SHARE = 2 / 3  # of an example's forward and backward pass
+
 
 class PretendedDevice:
-    """A jitted function that compiles for 5 s and then works through a queue, with its own time `now` in seconds."""
+    """A jitted function that compiles and then works through a queue, in its own time.
+
+    Attributes:
+        now: its time in seconds.
+        calls: how often it was called.
+        readings: how often its clock was read.
+    """
 
     def __init__(self, dispatch: float, step: float):
-        self.dispatch, self.step = dispatch, step
-        self.now, self.idle_from, self.calls, self.readings = 100.0, 0.0, 0, 0
+        """Set the seconds of a dispatch, and of the work that follows."""
+        self.dispatch = dispatch
+        self.step = step
+        self.now = 100.0
+        self.idle_from = 0.0
+        self.calls = 0
+        self.readings = 0
+        self.is_compiled = False
 
     def __call__(self, x):
         """Put the work into the queue, and return what can be waited for."""
-        self.now += self.dispatch + (5 if self.calls == 0 else 0)
+        self.compile()
+        self.now += self.dispatch
         self.calls += 1
-        self.idle_from = ready = max(self.idle_from, self.now) + self.step
-        return SimpleNamespace(
-            block_until_ready=lambda: setattr(self, "now", max(self.now, ready))
-        )
+        ready = max(self.idle_from, self.now) + self.step
+        self.idle_from = ready
+
+        def block_until_ready():
+            self.now = max(self.now, ready)
+
+        return SimpleNamespace(block_until_ready=block_until_ready)
+
+    def lower(self, x):
+        """Return what can be compiled ahead, as of a jitted function."""
+        return self
+
+    def compile(self):
+        """Compile once, and return the function."""
+        if not self.is_compiled:
+            self.now += COMPILE_SECONDS
+            self.is_compiled = True
+        return self
 
     def clock(self) -> float:
-        """The time."""
+        """Return the time."""
         self.readings += 1
         return self.now
 
 
 def fixed_timer(answer):
-    """Dispatch and work of a warm call, and nothing else."""
-    random = np.random.default_rng()
-    step, dispatch = (
-        float(random.uniform(0.1, 0.2)),
-        float(random.uniform(0.001, 0.002)),
-    )
+    """Accept dispatch and work of a warm call, and nothing else."""
+    step = 0.15
+    dispatch = 0.0015
     device = PretendedDevice(dispatch, step)
-    found = answer(device, 0, device.clock)
+    seconds = answer(device, 0, device.clock)
     require(device.readings >= 2, "read `clock()` before the call and after it")
+    require(device.calls >= 1, "function(x) was never called")
     require(
-        device.calls >= 2,
-        "the only call was the first, which also compiles: call once before the clock starts",
-    )
-    require(
-        found > 0, f"the result is {found}: it is the later time less the earlier one"
+        seconds > 0, f"the result is {seconds}: it is the later time less the earlier"
     )
     require(
-        found < 4,
-        f"{found:.3f} s: compiling took 5 s and is in it: call once before the clock starts",
-    )
-    dispatched = (
-        f"{found:.4f} s is the time to dispatch the work; it takes {step:.3f} s"
+        seconds < COMPILE_SECONDS,
+        f"{seconds:.3f} s: compiling took {COMPILE_SECONDS:.0f} s and is in it: call "
+        "once before the clock starts",
     )
     require(
-        found > step / 2,
-        f"{dispatched}: wait with jax.block_until_ready before you read the clock again",
+        seconds > step / 2,
+        f"{seconds:.4f} s is the time to dispatch the work; it takes {step:.3f} s: "
+        "wait with jax.block_until_ready before you read the clock again",
     )
-    running = "the first call was still running when the clock started: wait for it too"
     warm = step + dispatch
     require(
-        found < 1.5 * step, f"{found:.3f} s, but a call takes {warm:.3f} s: {running}"
+        seconds < 1.5 * step,
+        f"{seconds:.3f} s, but a call takes {warm:.3f} s: the first call was still "
+        "running when the clock started: wait for it too",
     )
-    wanted = f"a warm call takes {warm:.4f} s until its result is there, yours is {found:.4f} s"
-    require(math.isclose(found, warm, rel_tol=1e-6), wanted)
+    require(
+        math.isclose(seconds, warm, rel_tol=1e-6),
+        f"a warm call takes {warm:.4f} s until its result is there, "
+        f"yours is {seconds:.4f} s",
+    )
 
 
 def scan_flops(answer):
-    """All rounds of a loop."""
-    random = np.random.default_rng()
-    for rounds in (3, int(random.integers(8, 20))):
-        rows, width = int(random.integers(20, 40)), 64
-        weights, x = (
-            np.ones((rounds, width, width), np.float32),
-            np.ones((rows, width), np.float32),
-        )
-        found = answer(lambda x, w: (x @ w, None), x, weights)
-        require(np.shape(found) == (), "return one number")
-        of_one = 2 * rows * width**2
-        once = f"{found:.0f} are the operations of one round: the body of a scan is counted once, and it runs {rounds} times"
-        require(not np.isclose(found, of_one, rtol=0.02), once)
-        half = "a product takes a multiplication and an addition for each term"
-        require(not np.isclose(found, rounds * of_one / 2, rtol=0.02), half)
-        products = f"{rounds} products of [{rows}, {width}] and [{width}, {width}] take {rounds * of_one} operations"
+    """Accept the operations of all rounds, for layers of one product and of two."""
+
+    def one_product(x, w):
+        return x @ w, None
+
+    def two_products(x, w):
+        return (x @ w) @ w, None
+
+    width = 64
+    for layer, products, rounds, rows in (
+        (one_product, 1, 3, 32),
+        (one_product, 1, 11, 24),
+        (two_products, 2, 5, 40),
+    ):
+        weights = np.ones((rounds, width, width), np.float32)
+        x = np.ones((rows, width), np.float32)
+        flops = answer(layer, jnp.asarray(x), jnp.asarray(weights))
+        require(np.shape(flops) == (), "return one number")
+        of_round = products * 2 * rows * width**2
         require(
-            np.isclose(found, rounds * of_one, rtol=0.01),
-            f"{products}, yours is {found:.0f}",
+            not np.isclose(flops, of_round, rtol=0.02),
+            f"{flops:.0f} are the operations of one round: the body of a scan is "
+            f"counted once, and it runs {rounds} times",
+        )
+        require(
+            not np.isclose(flops, rounds * of_round / 2, rtol=0.02),
+            f"{flops:.0f} is half of it: each term of a product takes a "
+            "multiplication and an addition, and a layer may have several products",
+        )
+        require(
+            np.isclose(flops, rounds * of_round, rtol=0.01),
+            f"{rounds} rounds of {products} product(s) of [{rows}, {width}] and "
+            f"[{width}, {width}] take {rounds * of_round} operations, "
+            f"yours is {flops:.0f}",
         )
 
 
 def least_examples(answer):
-    """The least b whose backward pass is as long as the ring."""
-    random = np.random.default_rng()
-    latency, bandwidth = 1e-6, 1e9
-    for N in (2, 8, 64):
-        n = N * int(random.integers(1e5, 1e6))
+    """Accept the least b whose backward pass is as long as the ring."""
+    # n bytes, N devices, latency in s, bytes/s, and the exact number of examples. In
+    # these cases each mistake that we know gives another whole number.
+    cases = (
+        (4e6, 8, 1e-4, 1e9, 19.3),
+        (4e6, 8, 1e-4, 1e9, 19.7),
+        (6.4e7, 64, 1e-3, 1e10, 100.3),
+        (1e6, 2, 1e-3, 1e9, 40.3),
+    )
+    for n, N, latency, bandwidth, exact in cases:
         ring = 2 * (N - 1) * (latency + n / N / bandwidth)
-        least = int(random.integers(20, 200))
-        # The exact solution lies well between two whole numbers, so that rounding
-        # errors decide nothing.
-        seconds = ring / (2 / 3) / (least - 0.5)
+        seconds = ring / BACKWARD_SHARE / exact
+        least = math.ceil(exact)
         found = answer(n, N, latency, bandwidth, seconds)
         require(
             np.shape(found) == () and float(found) == int(found),
             f"examples are whole: yours is {found}",
         )
-        whole_example, half_ring = (
-            math.ceil(ring / seconds),
-            math.ceil(ring / 2 / (2 / 3) / seconds),
-        )
-        for words, wrong in {
+        one_latency = latency + 2 * (N - 1) * n / N / bandwidth
+        mistakes = {
             "one example more is needed: round up": least - 1,
-            "the forward pass comes before the gradients: only the backward pass hides anything": whole_example,
-            "this hides a reduce-scatter alone: a ring all-reduce has 2 (N - 1) messages": half_ring,
-        }.items():
-            require(found != wrong, f"{found} is not it: {words}")
-        case = f"n = {n}, N = {N}, L = {latency}, W = {bandwidth:.0e}, {seconds:.2e} s an example"
+            "the forward pass comes before the gradients: only the backward pass hides "
+            "anything": math.ceil(BACKWARD_SHARE * exact),
+            "this hides a reduce-scatter alone: a ring all-reduce has 2 (N - 1) "
+            "messages": math.ceil(exact / 2),
+            "each of the 2 (N - 1) messages has a latency": math.ceil(
+                exact * one_latency / ring
+            ),
+        }
+        for message, wrong in mistakes.items():
+            require(found != wrong, f"{found} is not it: {message}")
         require(
             found == least,
-            f"{case}: {least} are enough and {least - 1} are not, yours is {found}",
+            f"n = {n:.0f}, N = {N}, L = {latency}, W = {bandwidth:.0e}, "
+            f"{seconds:.2e} s an example: {least} are enough and {least - 1} are not, "
+            f"yours is {found}",
         )
     found = answer(8, 2, 1e-9, 1e12, 1.0)
     require(
         found == 1,
-        f"an all-reduce shorter than one backward pass is hidden from 1 example on, yours is {found}",
+        "an all-reduce shorter than one backward pass is hidden from 1 example on, "
+        f"yours is {found}",
     )

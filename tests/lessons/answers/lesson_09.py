@@ -9,6 +9,9 @@ BY_SHARD_MAP = """jax.jit(
         )
     )"""
 GRADIENTS = "jax.value_and_grad(loss)(params, batch)"
+CONSTRAINED = """value, gradients = jax.value_and_grad(loss)(
+            params, jax.lax.with_sharding_constraint(batch, split)
+        )"""
 EVALUATION = "jax.jit(accuracy, in_shardings=(replicated, split, split), out_shardings=replicated)"
 MAPPED_EVALUATION = """jax.jit(
         jax.shard_map(
@@ -19,6 +22,7 @@ MAPPED_EVALUATION = """jax.jit(
             check_vma=False,
         )
     )"""
+MEAN = "((images @ W).argmax(1) == labels).mean()"
 
 WRONG = {
     "make_trainer": [
@@ -39,22 +43,46 @@ WRONG = {
         ),
         ("return jax.jit", JIT, "step"),
         ("must be on every device", JIT, "jax.jit(step)"),
+        ("0.10 times as long", "0.1 * g", "0.01 * g"),
+        ("-1.00 times as long", "p - 0.1", "p + 0.1"),
+        ("the step returns (params, loss)", ", gradients), value", ", gradients)"),
+        ("JAX refuses the arguments (params, batch)", "(replicated, split)", "split"),
     ],
     "fixed_evaluation": [
         ("so it computes every example", "(replicated, split, split)", "replicated"),
         ("the accuracy is", EVALUATION, MAPPED_EVALUATION),
+        (
+            "JAX refuses the arguments (W, images, labels)",
+            "(replicated, split, split)",
+            "split",
+        ),
+        ("must be on every device", EVALUATION, "jax.jit(accuracy)"),
+        ("return jax.jit", EVALUATION, "accuracy"),
+        ("the accuracy is", ".mean()", ".sum()"),
     ],
 }
 
 RIGHT = {
-    "make_trainer": (
-        JIT,
-        BY_SHARD_MAP,
-        GRADIENTS,
-        f'jax.lax.pmean({GRADIENTS}, "data")',
-    ),
-    "fixed_evaluation": (
-        "(replicated, split, split)",
-        "(replicated, split, replicated)",
-    ),
+    "make_trainer": [
+        (
+            JIT,
+            BY_SHARD_MAP,
+            GRADIENTS,
+            f'jax.lax.pmean({GRADIENTS}, "data")',
+        ),
+        (JIT, "jax.jit(step, in_shardings=(replicated, split))"),
+        (
+            f"value, gradients = {GRADIENTS}",
+            CONSTRAINED,
+            JIT,
+            "jax.jit(step, out_shardings=replicated)",
+        ),
+    ],
+    "fixed_evaluation": [
+        (
+            "(replicated, split, split)",
+            "(replicated, split, replicated)",
+        ),
+        (EVALUATION, MAPPED_EVALUATION, MEAN, f'jax.lax.pmean({MEAN}, "data")'),
+    ],
 }

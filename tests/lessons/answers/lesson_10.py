@@ -1,8 +1,6 @@
 GRADIENT = 'jax.grad(lambda w: lax.pmean(loss(w, x), "data"))(w)'
 CAST = 'jax.grad(loss)(lax.pcast(w, "data", to="varying"), x)'
-STEP = (
-    'jax.value_and_grad(lambda params: lax.pmean(loss(params, x, y), "data"))(params)'
-)
+STEP = "jax.value_and_grad(mean_loss)(params)"
 OWN, AVERAGED = (
     "jax.value_and_grad(loss)(params, x, y)",
     "lax.pmean(jax.value_and_grad(loss)(params, x, y), 'data')",
@@ -34,7 +32,15 @@ WRONG = {
     ],
 }
 
+DIVIDED = 'jax.tree.map(lambda g: g / lax.axis_size("data"), jax.grad(loss)(w, x))'
+
 RIGHT = {
-    "fixed_gradient": (GRADIENT, f'lax.pmean({CAST}, "data")'),
-    "make_step": (STEP, CAST_STEP),
+    "fixed_gradient": [
+        (GRADIENT, f'lax.pmean({CAST}, "data")'),
+        (GRADIENT, DIVIDED),
+    ],
+    "make_step": [
+        (STEP, CAST_STEP),
+        (STEP, AVERAGED, *UNCHECKED),
+    ],
 }

@@ -8,11 +8,15 @@ Z, GRADIENT = (
 )
 BY_HAND = '0.2 * jnp.einsum("bd,b->d", z, z @ w - y, out_sharding=P()) / len(y)'
 
+OUT = "out_sharding=P()"
+
 WRONG = {
     "result_spec": [
         ("trace it only", TYPED, "jax.typeof(function(x))"),
         ("the spec of x.T", TYPED, "x"),
+        ("the spec of x.T", f"{TYPED}.sharding.spec", 'P("data")'),
         ("return a PartitionSpec", ".sharding.spec", ""),
+        ("return a PartitionSpec", ".sharding.spec", ".sharding"),
         (
             "the spec of x.sum(0)",
             f"{TYPED}.sharding.spec",
@@ -20,21 +24,38 @@ WRONG = {
         ),
     ],
     "fixed_gram": [
-        ("your code raised ShardingTypeError", ", out_sharding=P()", ""),
+        ("your code raised ShardingTypeError", f", {OUT}", ""),
         ("x.T @ x has other values", GRAM, f"{GRAM} + 1"),
         ("every device gets the rows of all others", GRAM, GATHERED),
+        ("it must be replicated", OUT, 'out_sharding=P("data")'),
+        ("it must be replicated", OUT, 'out_sharding=P(None, "data")'),
+        ("return a jax.Array [D, D]", "x.T, x", "x, x.T"),
     ],
     "normalized_step": [
-        ("a batch that is not split was accepted", ASSERT, ""),
+        ("of NumPy arrays was accepted", ASSERT, ""),
         ("yours is", Z, "x"),
+        ("yours is", "x.std(0)", "x.std(0, ddof=1)"),
+        ("yours is", "0.1 *", "0.01 *"),
+        ("yours is", ".mean())(w)", ".sum())(w)"),
+        (
+            "that every device holds whole was accepted",
+            ASSERT,
+            "assert not jax.typeof(x).sharding.mesh.empty",
+        ),
     ],
 }
 
 RIGHT = {
-    "result_spec": (TYPED, "jax.jit(function).lower(x).out_info"),
-    "fixed_gram": (
-        GRAM,
-        BY_SHARD_MAP.replace("REDUCED", 'jax.lax.psum(x.T @ x, "data")'),
-    ),
-    "normalized_step": (GRADIENT, BY_HAND),
+    "result_spec": [
+        (TYPED, "jax.jit(function).lower(x).out_info"),
+        (TYPED, "jax.make_jaxpr(function)(x).out_avals[0]"),
+    ],
+    "fixed_gram": [
+        (GRAM, BY_SHARD_MAP.replace("REDUCED", 'jax.lax.psum(x.T @ x, "data")')),
+        (GRAM, f'jnp.einsum("bi,bj->ij", x, x, {OUT})'),
+    ],
+    "normalized_step": [
+        (GRADIENT, BY_HAND),
+        (ASSERT, 'assert "data" in jax.typeof(x).sharding.spec'),
+    ],
 }

@@ -12,12 +12,23 @@ AVERAGED = 'w - 0.1 * lax.pmean(gradient, "batch"), lax.pmean(value, "batch")'
 GATHERED = "x, y = lax.with_sharding_constraint((x, y), replicated)"
 VARIANCE = 'lax.pmean(jnp.square(x - mean).mean(0), "batch")'
 
+GRADIENT = "jax.value_and_grad(lambda w: jnp.square(x @ w - y).mean())(w)"
+CAST = '(lax.pcast(w, "batch", to="varying"))'
+# The squares' mean over all devices, less the square of this device's mean.
+ADDED = (VARIANCE, 'lax.pmean(jnp.square(x).mean(0), "batch") - jnp.square(mean)')
+OF_ALL = "jnp.square(x - mean).mean(0)"
+
 WRONG = {
     "drop_device_axis": [
-        ("still has the shape", "x[0]", "x"),
+        ("kernel has the shape (4, 8, 3)", "x[0]", "x"),
         ("must have a copy on each", PLACED, "jax.tree.map(lambda x: x[0], tree)"),
-        ("still has the shape ()", "x[0]", "x.sum()"),
+        ("kernel has the shape ()", "x[0]", "x.sum()"),
+        ("the mean of the 4 copies", "x[0]", "x.mean(0)"),
+        ("the last of the 4 copies", "x[0]", "x[-1]"),
+        ("the sum of the 4 copies", "x[0]", "x.sum(0)"),
+        ("step was int32", "x[0]", "x[0].astype(np.float32)"),
         ("all 4 copies went onto the devices", PLACED, ON_DEVICES),
+        ("must have a copy on each", "NamedSharding(mesh, PartitionSpec())", "None"),
     ],
     "make_step": [
         ("is 4.000 times as long", RETURN, AVERAGED, JIT, CHECKED),
@@ -29,24 +40,48 @@ WRONG = {
             UNCHECKED,
         ),
         (
-            "nobody adds up",
+            "of the work of one device alone",
             "value, gradient =",
             f"{GATHERED}\n        value, gradient =",
         ),
         ("return jax.jit", JIT, "step"),
+        ("w isn't replicated", JIT, "jax.jit(step)"),
+        (
+            "of the work of one device alone",
+            JIT,
+            "jax.jit(step, out_shardings=replicated)",
+        ),
+        ("of the work of one device alone", "(replicated, split, split)", "replicated"),
+        ("JAX refuses the arguments w [3]", "(replicated, split, split)", "split"),
+        ("0.500 times as long", "0.1 *", "0.05 *"),
+        ("the loss is", "gradient, value", "gradient, 4 * value"),
     ],
     "corrected_variance": [
         ("the planted mistake", VARIANCE, 'lax.pmean(x.var(0), "batch")'),
         ("different variances", VARIANCE, "x.var(0)"),
-        ("yours is", VARIANCE, 'lax.psum(jnp.square(x - mean).mean(0), "batch")'),
+        ("different variances", VARIANCE, OF_ALL),
+        ("the variance 4 times", VARIANCE, f'lax.psum({OF_ALL}, "batch")'),
+        ("different variances", 'lax.pmean(x.mean(0), "batch")', "x.mean(0)", *ADDED),
+        ("rows less one", VARIANCE, f"{VARIANCE} * 24 / 23"),
+        ("yours is", VARIANCE, f"jnp.sqrt({VARIANCE})"),
     ],
 }
 
 RIGHT = {
-    "drop_device_axis": (PLACED, BY_JIT),
-    "make_step": (RETURN, AVERAGED, JIT, UNCHECKED),
-    "corrected_variance": (
-        VARIANCE,
-        'lax.pmean(jnp.square(x).mean(0), "batch") - jnp.square(mean)',
-    ),
+    "drop_device_axis": [
+        (PLACED, BY_JIT),
+        ("x[0]", "np.take(x, 0, axis=0)"),
+    ],
+    "make_step": [
+        (RETURN, AVERAGED, JIT, UNCHECKED),
+        (GRADIENT, f"{GRADIENT.replace('(w)', CAST)}", RETURN, AVERAGED, JIT, CHECKED),
+    ],
+    "corrected_variance": [
+        (
+            VARIANCE,
+            'lax.pmean(jnp.square(x).mean(0), "batch") - jnp.square(mean)',
+        ),
+        (VARIANCE, 'lax.all_gather(x, "batch", tiled=True).var(0)'),
+        (VARIANCE, 'lax.pmean(x.var(0) + jnp.square(x.mean(0) - mean), "batch")'),
+    ],
 }

@@ -8,6 +8,12 @@ BY_NUMBER = """logits.reshape(-1, logits.shape[2])[
 TOTAL = "jnp.sum(weights * (x @ w - y) ** 2)"
 SUMS = "sum(jax.grad(total)(w, *rows) for rows in zip(x, y, weights, strict=True))"
 PER_COUNT = f"{TOTAL} / jnp.maximum(weights.sum(), 1)"
+CAST = 'w = lax.pcast(w, "data", to="varying")'
+PYTHON_LOOP = (
+    "total = sum(jax.grad(loss)(w, rows) for rows in x.reshape(K, -1, x.shape[1]))"
+)
+OF_MEAN_LOSS = (GRADIENT, 'jax.grad(lambda w: lax.pmean(loss(w, rows), "data"))(w)')
+IN_PYTHON = (SCAN, PYTHON_LOOP.replace("jax.grad(loss)(w, rows)", OF_MEAN_LOSS[1]))
 
 WRONG = {
     "global_gradient": [
@@ -19,36 +25,59 @@ WRONG = {
         (
             "in every round",
             GRADIENT,
-            f'lax.pmean({GRADIENT}, "data")',
-            MEAN,
-            "total / K",
+            f'lax.pcast(lax.pmean({GRADIENT}, "data"), "data", to="varying")',
         ),
+        ("in every round", CAST, "", *OF_MEAN_LOSS, MEAN, "total / K"),
+        ("4 times too long", CAST, ""),  # lesson 10's trap
         ("different gradients", MEAN, "total / K"),
-        ("average over the devices", "pmean", "psum"),
-        ("divide by the number of micro-batches", "total / K", "total"),
+        ("4 times too long", "pmean", "psum"),
+        ("16 times too long", CAST, "", "pmean", "psum"),
+        ("3 times too long", "total / K", "total"),
+        ("12 times too long", "total / K", "total", "pmean", "psum"),
         ("not the gradient", SCAN, "total = K * jax.grad(loss)(w, x[: len(x) // K])"),
+        ("has the shape (5,)", MEAN, f"{MEAN}.sum()"),
     ],
     "join_rows": [
         ("micro-batches one after the other", ".swapaxes(0, 1)", ""),
+        ("micro-batches one after the other", JOINED, "jnp.concatenate(logits)"),
         ("[B, C] is", ".reshape(-1, logits.shape[2])", ""),
         ("in one piece", JOINED, "logits.reshape(logits.shape[2], -1).T"),
+        ("in one piece", ".swapaxes(0, 1)", "[::-1].swapaxes(0, 1)"),
         ("leave their device", JOINED, BY_NUMBER),
     ],
     "fixed_gradient": [
-        ("in the last micro-batch", TOTAL, PER_COUNT, "/ jnp.sum(weights)", "/ len(x)")
+        ("in the last micro-batch", TOTAL, PER_COUNT, "/ jnp.sum(weights)", "/ len(x)"),
+        (
+            "0 / 0",
+            TOTAL,
+            f"{TOTAL} / weights.sum()",
+            SUMS,
+            SUMS.replace("jax.grad", "rows[2].sum() * jax.grad"),
+        ),
+        ("not by the number of rows", "/ jnp.sum(weights)", "/ weights.size"),
+        ("divide it by the sum", " / jnp.sum(weights)", ""),
+        ("multiply by the weights", "jnp.sum(weights * (", "jnp.sum(1 * ("),
+        ("has the shape (5,)", "/ jnp.sum(weights)", "/ jnp.sum(weights, 1)[:, None]"),
     ],
 }
 
 RIGHT = {
-    "global_gradient": (SCAN, FORI_LOOP),
-    "join_rows": (
-        JOINED,
-        "jnp.stack(list(logits), axis=1).reshape(-1, logits.shape[-1])",
-    ),
-    "fixed_gradient": (
-        TOTAL,
-        PER_COUNT,
-        SUMS,
-        SUMS.replace("jax.grad", "rows[2].sum() * jax.grad"),
-    ),
+    "global_gradient": [
+        (SCAN, FORI_LOOP),
+        (SCAN, PYTHON_LOOP),
+        # Lesson 10's other way: the gradient of the averaged loss.
+        (CAST, "", *IN_PYTHON, MEAN, "total / K"),
+        (CAST, "", SCAN, PYTHON_LOOP, MEAN, 'total / K / lax.axis_size("data")'),
+    ],
+    "join_rows": [
+        (JOINED, "jnp.stack(list(logits), axis=1).reshape(-1, logits.shape[-1])"),
+        (JOINED, 'jnp.einsum("kbc->bkc", logits).reshape(-1, logits.shape[2])'),
+    ],
+    "fixed_gradient": [
+        (TOTAL, PER_COUNT, SUMS, SUMS.replace("jax.grad", "rows[2].sum() * jax.grad")),
+        (
+            SUMS,
+            "jax.grad(total)(w, *(a.reshape(-1, *a.shape[2:]) for a in (x, y, weights)))",
+        ),
+    ],
 }

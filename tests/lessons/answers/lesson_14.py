@@ -1,7 +1,9 @@
 COUNT = "itertools.count(first)"
 SAVE = "checkpoints.save(number + 1, args=ocp.args.StandardSave(state))"
-RESTORED, UPDATES = "StandardRestore(state))", 'range(int(state["updates"]), last)'
-
+RESTORED, UPDATES = "StandardRestore(state))", 'range(int(state["updates"]), count)'
+TWO = "ocp.CheckpointManagerOptions(max_to_keep=2)"
+WITH = "with ocp.CheckpointManager(folder) as checkpoints:"
+UNCLOSED = "checkpoints = ocp.CheckpointManager(folder)\n    if True:"
 
 WRONG = {
     "fixed_batches": [
@@ -11,17 +13,23 @@ WRONG = {
             "-(-examples // batch_size)",
             "examples // batch_size",
         ),
+        (
+            "do not hold each of the 32 examples once",
+            "-(-examples // batch_size)",
+            "(examples // batch_size + 1)",
+        ),
         ("epoch 1 repeats the order", "[seed, epoch]", "seed"),
+        ("use `seed`", "[seed, epoch]", "epoch"),
         ("ends after 3 batches", COUNT, "range(first, first + 3)"),
+        ("do not hold each of the", "[seed, epoch]", "[seed, number]"),
+        (
+            "do not hold each of the",
+            "position * batch_size : (position + 1) *",
+            ": 1 *",
+        ),
     ],
     "train_or_resume": [
-        (
-            "makes the updates 3 and 4",
-            "newest is not None",
-            "False",
-            SAVE,
-            f"newest is None and {SAVE}",
-        ),
+        ("update 2; yours made [0, 1, 2]", "newest is not None", "False"),
         ("left no checkpoint", SAVE, "pass"),
         (
             "without a stop it is",
@@ -29,26 +37,58 @@ WRONG = {
             RESTORED + ' | {"momentum": create()["momentum"]}',
         ),
         (
-            "update 2 was asked of a state after 3",
+            "update 1 was asked of a state after 2",
             UPDATES,
-            "range(max(0, (newest or 0) - 1), last)",
+            "range(max(0, (newest or 0) - 1), count)",
         ),
+        (  # saves only at the end
+            "save after every update",
+            f"            {SAVE}\n",
+            "",
+            "        checkpoints.wait",
+            f"        {SAVE.replace('number + 1', 'count')}\n        checkpoints.wait",
+        ),
+        ("the first start makes the updates 0 and 1", ", count)", ", count + 1)"),
+        ("update 2; yours made []", ", count)", ", 2)"),
+        ("save after every update", SAVE, f"(number % 2 == 0 or {SAVE})"),
     ],
     "export_bytes": [
         ("takes only 5 rows", "(n, 4)", "(5, 4)"),
+        ("your code raised ValueError", "(n, 4)", "(4, n)"),
         ("return bytes", ".serialize()", ""),
         (
             "the program returns something else",
             "jax.jit(function)",
             "jax.jit(lambda x: x.sum(1))",
         ),
+        ("can't read these bytes", ".serialize()", ".mlir_module().encode()"),
+        ("refuses [1, 4] in float32", "jnp.float32", "jnp.int32"),
+        (
+            "refuses [1, 4] in float32",
+            "jax.jit(function)",
+            'jax.jit(function), platforms=["tpu"]',
+        ),
     ],
 }
 
 RIGHT = {
-    "fixed_batches": (COUNT, "itertools.islice(itertools.count(), first, None)"),
-    "export_bytes": (
-        "jax.jit(function)",
-        'jax.jit(function), platforms=["cpu", "tpu"]',
-    ),
+    "fixed_batches": [
+        (COUNT, "itertools.islice(itertools.count(), first, None)"),
+        ("[seed, epoch]", "(epoch, seed)"),
+    ],
+    "train_or_resume": [
+        ('range(int(state["updates"]), count)', "range(newest or 0, count)"),
+        (
+            "ocp.CheckpointManager(folder)",
+            f"ocp.CheckpointManager(folder, options={TWO})",
+        ),
+        (WITH, UNCLOSED),
+    ],
+    "export_bytes": [
+        ("jax.jit(function)", 'jax.jit(function), platforms=["cpu", "tpu"]'),
+        (
+            '(n,) = export.symbolic_shape("n")',
+            'n = export.symbolic_shape("rows, columns")[0]',
+        ),
+    ],
 }

@@ -8,9 +8,12 @@ LAYER = 'lax.psum(h @ W2, "model") + bias'
 WRONG = {
     "split_in_pairs": [
         ("W1's columns and W2's rows", PAIR, 'P(None, "model"), P(None, "model")'),
+        ("W1's columns and W2's rows", PAIR, 'P("model", None), P("model", None)'),
+        ("W1's columns and W2's rows", PAIR, 'P("model", None), P(None, "model")'),
         ("a half is wanted", 'P(None, "model"), ', "P(), "),
         ("the mesh axis is called 'model'", '"model"', '"modle"'),
         ("return two PartitionSpecs", PAIR, 'P("model")'),
+        ("return two PartitionSpecs", PAIR, '"columns", "rows"'),
     ],
     "two_layers": [
         (
@@ -19,28 +22,40 @@ WRONG = {
             PARTIAL,
         ),
         ("this is a quarter of it", "psum", "pmean"),
-        ("the result is not relu", PARTIAL, "x @ W1 @ W2"),
+        ("without the relu", PARTIAL, "x @ W1 @ W2"),
         ("one all-reduce is enough", f'return lax.psum({PARTIAL}, "model")', GATHERED),
         (
-            "not relu",
+            "the relu came last",
             f'lax.psum({PARTIAL}, "model")',
             'jax.nn.relu(lax.psum(x @ W1 @ W2, "model"))',
         ),
+        ("not relu", PARTIAL, "jax.nn.tanh(x @ W1) @ W2"),
+        ("has the shape (3, 5)", PARTIAL, "jax.nn.relu(x @ W1) @ W2 @ W2.T"),
     ],
     "fixed_layer": [
         ("the bias 4 times", LAYER, 'lax.psum(h @ W2 + bias, "model")'),
         ("the bias is missing", " + bias", ""),
         ("different results", LAYER, "h @ W2 + bias"),
-        ("is not h @ W2 + bias", LAYER, 'lax.pmean(h @ W2 + bias, "model")'),
+        ("added, not averaged", LAYER, 'lax.pmean(h @ W2 + bias, "model")'),
         ("on 2 devices", LAYER, 'lax.psum(h @ W2 + bias / 4, "model")'),
+        ("has the shape (3, 5)", LAYER, 'lax.psum(h @ W2, "model").sum(0) + bias'),
     ],
 }
 
 RIGHT = {
-    "split_in_pairs": (PAIR, 'P(None, ("model",)), P("model")'),
-    "two_layers": (
-        f'lax.psum({PARTIAL}, "model")',
-        f'lax.pmean({PARTIAL}, "model") * lax.axis_size("model")',
-    ),
-    "fixed_layer": (LAYER, 'lax.psum(h @ W2 + bias / lax.axis_size("model"), "model")'),
+    "split_in_pairs": [
+        (PAIR, 'P(None, ("model",)), P("model")'),
+        (PAIR, '[P(None, "model"), P("model")]'),
+    ],
+    "two_layers": [
+        (
+            f'lax.psum({PARTIAL}, "model")',
+            f'lax.pmean({PARTIAL}, "model") * lax.axis_size("model")',
+        ),
+        (f'lax.psum({PARTIAL}, "model")', f'lax.all_gather({PARTIAL}, "model").sum(0)'),
+    ],
+    "fixed_layer": [
+        (LAYER, 'lax.psum(h @ W2 + bias / lax.axis_size("model"), "model")'),
+        (LAYER, 'lax.psum(h @ W2 + bias * (lax.axis_index("model") == 0), "model")'),
+    ],
 }

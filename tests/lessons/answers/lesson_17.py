@@ -3,21 +3,56 @@ SORTED = "sorted(gpus, key=lambda gpu: gpu.process_index)"
 ANSWER = f"np.array({SORTED}).reshape(-1, per_machine)"
 IN_LISTS = "[[g for g in gpus if g.process_index // per_machine == n] for n in range(len(gpus) // per_machine)]"
 FIRST_SAYS = "if process == 0:\n        say(value)"
+PARTS = "np.split(rows, len(local_devices))"
+MESH_ORDER = """jax.make_array_from_single_device_arrays(
+        shape,
+        sharding,
+        [
+            jax.device_put(part, device)
+            for part, device in zip(parts, sharding.mesh.devices.flat, strict=True)
+        ],
+    )"""
+BY_MACHINE = f"np.array({SORTED}).reshape(per_machine, -1)"
 
 WRONG = {
     "assemble": [
         ("return a jax.Array", ASSEMBLED, "rows"),
         ("its sharding is", ASSEMBLED, "jax.device_put(rows, local_devices[0])"),
-        ("belong elsewhere", ASSEMBLED, "jax.device_put(rows[::-1], sharding)"),
+        ("in the order of local_devices", ASSEMBLED, "jax.device_put(rows, sharding)"),
+        (
+            "in the order of local_devices",
+            ASSEMBLED,
+            "jax.make_array_from_callback(shape, sharding, lambda index: rows[index])",
+        ),
+        (
+            "in the order of local_devices",
+            ASSEMBLED,
+            "jax.make_array_from_process_local_data(sharding, rows, shape)",
+        ),
+        ("in the order of local_devices", PARTS, f"{PARTS}[::-1]"),
+        (
+            "with two processes the global shape is (16, 3)",
+            "shape, sharding",
+            "rows.shape, sharding",
+        ),
+        ("in the order of local_devices", ASSEMBLED, MESH_ORDER),
         (
             "the global shape",
             ASSEMBLED,
             "jax.device_put(rows[: len(local_devices)], sharding)",
         ),
+        (
+            "only half of the rows",
+            ASSEMBLED,
+            f"{ASSEMBLED} if rows.shape == shape else rows",
+        ),
     ],
     "group_by_machine": [
         ("the shape is [machines, per_machine]", ANSWER, "np.array(gpus)"),
         ("must stay inside a machine", "process_index", "id"),
+        ("must stay inside a machine", ANSWER, f"{BY_MACHINE}.T"),
+        ("the shape is [machines, per_machine]", ANSWER, BY_MACHINE),
+        ("must stay inside a machine", SORTED, "gpus"),
         (
             "each GPU comes once",
             ANSWER,
@@ -40,14 +75,24 @@ WRONG = {
             "return value",
             "return value if process == 0 else float('nan')",
         ),
+        ("process 0 alone", "process == 0", "process == 1"),
     ],
 }
 
 RIGHT = {
-    "assemble": (
-        ASSEMBLED,
-        "jax.make_array_from_callback(shape, sharding, lambda index: rows[index])",
-    ),
-    "group_by_machine": (ANSWER, IN_LISTS),
-    "fixed_log": (FIRST_SAYS, "{0: say}.get(process, lambda _: None)(value)"),
+    "assemble": [
+        (PARTS, "rows.reshape(len(local_devices), -1, *rows.shape[1:])"),
+        (
+            ASSEMBLED,
+            "jax.make_array_from_single_device_arrays(sharding=sharding, shape=shape, arrays=shards)",
+        ),
+    ],
+    "group_by_machine": [
+        (ANSWER, IN_LISTS),
+        ("gpu.process_index)", "(gpu.process_index // per_machine, gpu.id))"),
+    ],
+    "fixed_log": [
+        (FIRST_SAYS, "{0: say}.get(process, lambda _: None)(value)"),
+        (FIRST_SAYS, "if not process:\n        say(value)"),
+    ],
 }
