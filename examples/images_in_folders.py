@@ -5,6 +5,7 @@ by threads while the devices compute. More than 97 % of the test images are clas
 right after 3 epochs, on any strategy.
 """
 
+import functools
 import sys
 from pathlib import Path
 
@@ -22,33 +23,25 @@ from pmapdp.train import train
 
 class Block(nnx.Module):
     def __init__(self, inputs, outputs, stride, *, rngs):
-        self.conv1 = nnx.Conv(
-            inputs, outputs, (3, 3), strides=stride, use_bias=False, rngs=rngs
-        )
-        self.conv2 = nnx.Conv(outputs, outputs, (3, 3), use_bias=False, rngs=rngs)
-        self.norm1, self.norm2 = (
-            nnx.BatchNorm(outputs, momentum=0.9, rngs=rngs) for _ in range(2)
-        )
-        self.shortcut = nnx.Conv(
-            inputs, outputs, (1, 1), strides=stride, use_bias=False, rngs=rngs
-        )
+        conv = functools.partial(nnx.Conv, use_bias=False, rngs=rngs)
+        norm = functools.partial(nnx.BatchNorm, momentum=0.9, rngs=rngs)
+        self.conv1 = conv(inputs, outputs, (3, 3), strides=stride)
+        self.norm1 = norm(outputs)
+        self.conv2 = conv(outputs, outputs, (3, 3))
+        self.norm2 = norm(outputs)
+        self.shortcut = conv(inputs, outputs, (1, 1), strides=stride)
 
     def __call__(self, x):
-        return nnx.relu(
-            self.norm2(self.conv2(nnx.relu(self.norm1(self.conv1(x)))))
-            + self.shortcut(x)
-        )
+        hidden = nnx.relu(self.norm1(self.conv1(x)))
+        return nnx.relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
 
 
 class ResNet(nnx.Module):
     def __init__(self, *, rngs):
-        self.blocks = nnx.List(
-            [
-                Block(3, 16, 1, rngs=rngs),
-                Block(16, 32, 2, rngs=rngs),
-                Block(32, 64, 2, rngs=rngs),
-            ]
-        )
+        first = Block(3, 16, 1, rngs=rngs)
+        second = Block(16, 32, 2, rngs=rngs)
+        third = Block(32, 64, 2, rngs=rngs)
+        self.blocks = nnx.List([first, second, third])
         self.logits = nnx.Linear(64, 10, rngs=rngs)
 
     def __call__(self, images):
@@ -60,27 +53,21 @@ class ResNet(nnx.Module):
 
 def shift(image, key):  # up to two pixels to any side
     padded = jnp.pad(image, ((2, 2), (2, 2), (0, 0)))
-    return jax.lax.dynamic_slice(
-        padded, (*jax.random.randint(key, (2,), 0, 5), 0), image.shape
-    )
+    row, column = jax.random.randint(key, (2,), 0, 5)
+    return jax.lax.dynamic_slice(padded, (row, column, 0), image.shape)
 
 
 def main(folder=Path("digits_as_png"), strategy="pmap", **settings):
     for part, digits in load_data("digits").parts.items():
-        for number, (image, label) in enumerate(
-            zip(digits.inputs, digits.labels, strict=True)
-        ):
-            (folder / part / str(label)).mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image[..., 0]).save(
-                folder / part / str(label) / f"{number}.png"
-            )
-    data = DataSet(
-        *(ImageFolder(folder / part, size=(16, 16)) for part in ("train", "test")),
-        augment=shift,
-    )
-    return train(
-        Config(strategy=strategy, epochs=3, **settings), model=ResNet, data=data
-    )
+        for number, image in enumerate(digits.inputs):
+            of_class = folder / part / str(digits.labels[number])
+            of_class.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[..., 0]).save(of_class / f"{number}.png")
+    train_images = ImageFolder(folder / "train", size=(16, 16))
+    test_images = ImageFolder(folder / "test", size=(16, 16))
+    data = DataSet(train_images, test_images, augment=shift)
+    config = Config(strategy=strategy, epochs=3, **settings)
+    return train(config, model=ResNet, data=data)
 
 
 if __name__ == "__main__":

@@ -18,19 +18,19 @@ from pmapdp.data.dataset import DataSet, Split
 from pmapdp.loss import MetricSums
 from pmapdp.train import train
 
-LENGTH, WIDTH = 32, 64  # tokens an example, features a token
+LENGTH = 32  # tokens an example
+WIDTH = 64  # features a token
 
 
 class Block(nnx.Module):
     def __init__(self, *, rngs):
-        self.norm1, self.norm2 = (nnx.LayerNorm(WIDTH, rngs=rngs) for _ in range(2))
+        self.norm1 = nnx.LayerNorm(WIDTH, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(WIDTH, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(
             4, WIDTH, dropout_rate=0.1, decode=False, rngs=rngs
         )
-        self.hidden, self.out = (
-            nnx.Linear(WIDTH, 256, rngs=rngs),
-            nnx.Linear(256, WIDTH, rngs=rngs),
-        )
+        self.hidden = nnx.Linear(WIDTH, 256, rngs=rngs)
+        self.out = nnx.Linear(256, WIDTH, rngs=rngs)
 
     def __call__(self, x):
         x = x + self.attention(self.norm1(x), mask=nnx.make_causal_mask(x[..., 0]))
@@ -39,10 +39,8 @@ class Block(nnx.Module):
 
 class Transformer(nnx.Module):
     def __init__(self, *, rngs):
-        self.tokens, self.places = (
-            nnx.Embed(256, WIDTH, rngs=rngs),
-            nnx.Embed(LENGTH, WIDTH, rngs=rngs),
-        )
+        self.tokens = nnx.Embed(256, WIDTH, rngs=rngs)
+        self.places = nnx.Embed(LENGTH, WIDTH, rngs=rngs)
         self.blocks = nnx.List([Block(rngs=rngs) for _ in range(2)])
         self.logits = nnx.Linear(WIDTH, 256, rngs=rngs)
 
@@ -53,31 +51,22 @@ class Transformer(nnx.Module):
         return self.logits(x)
 
     def loss(self, batch):
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            self(batch.inputs), batch.labels
-        )  # [b, LENGTH]
-        weights = jnp.broadcast_to(
-            batch.weights[:, None], losses.shape
-        )  # each token counts
+        logits = self(batch.inputs)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+        # Each token counts: [b, LENGTH]
+        weights = jnp.broadcast_to(batch.weights[:, None], losses.shape)
         return MetricSums((weights * losses).sum(), None, weights.sum())
 
 
 def main(path="LICENSE", strategy="pmap", **settings):
     text = np.frombuffer(Path(path).read_bytes(), np.uint8).astype(np.int32)
-    windows = np.stack(
-        [text[start : start + LENGTH + 1] for start in range(0, len(text) - LENGTH, 8)]
-    )
-    data = DataSet(
-        *(
-            Split(part[:, :-1], part[:, 1:])
-            for part in np.split(windows, [len(windows) * 9 // 10])
-        )
-    )
-    return train(
-        Config(strategy=strategy, epochs=4, learning_rate=3e-3, **settings),
-        model=Transformer,
-        data=data,
-    )
+    windows = np.lib.stride_tricks.sliding_window_view(text, LENGTH + 1)[::8]
+    inputs = windows[:, :-1]
+    labels = windows[:, 1:]
+    n = len(windows) * 9 // 10
+    data = DataSet(Split(inputs[:n], labels[:n]), Split(inputs[n:], labels[n:]))
+    config = Config(strategy=strategy, epochs=4, learning_rate=3e-3, **settings)
+    return train(config, model=Transformer, data=data)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,8 @@ COLUMNS = "width,height,depth,value,error"
 
 class Net(nnx.Module):
     def __init__(self, *, rngs):
-        self.hidden, self.out = (
-            nnx.Linear(3, 64, rngs=rngs),
-            nnx.Linear(64, 1, rngs=rngs),
-        )
+        self.hidden = nnx.Linear(3, 64, rngs=rngs)
+        self.out = nnx.Linear(64, 1, rngs=rngs)
 
     def __call__(self, x):
         return self.out(nnx.tanh(self.hidden(x)))[:, 0]
@@ -40,36 +38,24 @@ def squared_error(model, batch):
 
 def write_table(path, rows, largest_error, seed):
     random = np.random.default_rng(seed)
-    x, error = (
-        random.uniform(-1, 1, (rows, 3)),
-        random.uniform(0.2, largest_error, rows),
-    )
-    value = (
-        np.sin(3 * x[:, 0])
-        + x[:, 1] * x[:, 2]
-        + (largest_error > 0.2) * error * random.normal(size=rows)
-    )
-    np.savetxt(
-        path,
-        np.column_stack([x, value, error]),
-        delimiter=",",
-        header=COLUMNS,
-        comments="",
-        fmt="%.5f",
-    )
+    x = random.uniform(-1, 1, (rows, 3))
+    error = random.uniform(0.2, largest_error, rows)
+    value = np.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2]
+    if largest_error > 0.2:
+        value += error * random.normal(size=rows)
+    table = np.column_stack([x, value, error])
+    np.savetxt(path, table, delimiter=",", header=COLUMNS, comments="", fmt="%.5f")
 
 
 def main(folder=Path(), strategy="pmap", weighted=True, **settings):
     write_table(folder / "measured.csv", 2000, largest_error=3.0, seed=0)
     write_table(folder / "exact.csv", 500, largest_error=0.2, seed=1)
-    rows, exact = (
-        np.loadtxt(folder / name, delimiter=",", skiprows=1)
-        for name in ("measured.csv", "exact.csv")
-    )
-    x, y, weights = rows[:, :3], rows[:, 3], rows[:, 4] ** -2
-    data = DataSet(
-        Split(x, y, weights if weighted else None), Split(exact[:, :3], exact[:, 3])
-    )
+    measured = np.loadtxt(folder / "measured.csv", delimiter=",", skiprows=1)
+    exact = np.loadtxt(folder / "exact.csv", delimiter=",", skiprows=1)
+    train_set = Split(measured[:, :3], measured[:, 3])
+    if weighted:
+        train_set = train_set._replace(weights=measured[:, 4] ** -2)
+    data = DataSet(train_set, Split(exact[:, :3], exact[:, 3]))
     return train(
         Config(strategy=strategy, learning_rate=0.02, **settings),
         model=Net,

@@ -236,8 +236,8 @@ def advise_on_sum(task: Task, mode: str, examples: Batch) -> str:
         )
     if mode == MICRO_BATCHES:
         return (
-            f"with accumulate {task.accumulate} it compares only the examples of one "
-            "micro-batch, so leave accumulate out"
+            f"with --accumulate {task.accumulate} it compares only the examples of one "
+            "micro-batch, so leave --accumulate out"
         )
     labels = examples.labels
     try:

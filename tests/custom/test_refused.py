@@ -137,7 +137,7 @@ MEAN = {
     "loss": lambda model, batch: squares(model, batch).mean(),
 }
 NO_SUM = r"is not a sum over .* return \(batch.weights \* losses\).sum\(\)"
-NO_MICRO_BATCHES = r"in micro-batches is not a sum .* accumulate 2 it compares only"
+NO_MICRO_BATCHES = r"in micro-batches is not a sum .* accumulate=2 it compares only"
 LOSSES = [
     (
         loss(lambda m, b, sums: {"count": jnp.ones_like(b.labels).sum()}),
