@@ -1,4 +1,7 @@
-"""Parse a command line into a dataclass, and end a command with an exit status (docs/statuses.md explains them)."""
+"""Parse a command line into a dataclass, and end a command with an exit status.
+
+docs/statuses.md explains the statuses.
+"""
 
 import argparse
 import contextlib
@@ -6,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import re
 import runpy
 import signal
 import sys
@@ -16,28 +18,63 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.metadata import version
 from types import FrameType
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from pmapdp import __version__
 from pmapdp.config import Config, flag
 from pmapdp.errors import StoppedError, UserError, reason, unknown
 from pmapdp.recipes import RECIPES
 
-COMMANDS = (
-    "train",
-    "evaluate",
-    "export",
-    "predict",
-    "compare",
-    "verify",
-    "port",
-    "scaling",
-)
+COMMANDS = {
+    "train": "train a model; the same command again resumes it",
+    "evaluate": "print the exact loss and metrics on the test set",
+    "export": "write a trained model to one file",
+    "predict": "print the class of one image or text",
+    "compare": "one device, pmap, shard_map and jit side by side",
+    "verify": "check your own training step against one device",
+    "port": "list what a pmap program needs to run today",
+    "scaling": "predict the efficiency on up to 4,096 devices",
+}
 WIDTH = 80  # columns of --help
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
+# What other programs call our flags.
+SYNONYMS = {
+    "--lr": "--learning-rate",
+    "--wd": "--weight-decay",
+    "--bs": "--global-batch-size",
+    "--batch-size": "--global-batch-size",
+    "--num-epochs": "--epochs",
+    "--max-steps": "--steps",
+    "--gpus": "--devices",
+    "--num-gpus": "--devices",
+    "--precision": "--dtype",
+    "--grad-clip": "--clip-norm",
+    "--gradient-accumulation-steps": "--accumulate",
+    "--output-dir": "--workdir",
+    "--resume": "--workdir",
+}
+# Flags of 0.3, and what to do instead.
+REMOVED_FLAGS = {
+    "--lines": "call pmapdp.predict once for each text, or see docs/export.md",
+    "--json": "docs/export.md has ten lines that give you all the numbers",
+}
 
 Options = TypeVar("Options")
+
+
+class Command(NamedTuple):
+    """What a command says of itself.
+
+    Attributes:
+        usage: The first line of `--help`.
+        example: A command line that works, which a mistake ends with.
+        description: The text of `--help`, with paragraphs and indented examples.
+    """
+
+    usage: str
+    example: str
+    description: str | None
 
 
 def run(main: Callable[[list[str]], None], arguments: list[str] | None = None) -> int:
@@ -93,108 +130,130 @@ def catch_signals(
 ) -> Iterator[None]:
     """Let `handler` take these signals. Under nohup SIGHUP is ignored, and stays so."""
     with contextlib.ExitStack() as stack:
-        for each in numbers:
-            if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:
-                stack.callback(signal.signal, each, signal.signal(each, handler))
+        for number in numbers:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                stack.callback(signal.signal, number, signal.signal(number, handler))
         yield
 
 
 def main() -> None:
     """Run the console script: `pmapdp train` is `python -m pmapdp.train`."""
     name = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
-    if name not in COMMANDS:
+    if name in COMMANDS:
+        runpy.run_module(f"pmapdp.{name}", run_name="__main__", alter_sys=True)
+    elif name in ("--help", "-h"):
+        print("usage: pmapdp COMMAND ... (pmapdp train is python -m pmapdp.train)\n")
+        for command, summary in COMMANDS.items():
+            print(f"    {command:10}{summary}")
+        print("\npmapdp COMMAND --help shows arguments and flags")
+    elif name == "--version":
+        print(describe_installation())
+    else:
         sys.exit(report(unknown("command", name, COMMANDS)))
-    runpy.run_module(f"pmapdp.{name}", run_name="__main__", alter_sys=True)
 
 
 def describe_installation() -> str:
-    """List versions, devices and JAX's variables, one fact per line, for the report of a bug."""
+    """List versions, devices and JAX's variables, a line for each, for the report of a bug."""
     import jax  # it takes a second, which --help doesn't need
 
-    ours = {
-        "pmapdp": __version__,
-        **{name: version(name) for name in ("flax", "optax", "orbax-checkpoint")},
-    }
-    ours |= {"cores": str(os.cpu_count()), "NPROC": os.environ.get("NPROC", "not set")}
-    return "\n".join(
-        [
-            *map(": ".join, ours.items()),
-            str(jax.print_environment_info(return_string=True)),
-        ]
-    )
+    packages = ("flax", "optax", "orbax-checkpoint")
+    lines = [
+        f"pmapdp: {__version__}",
+        *(f"{package}: {version(package)}" for package in packages),
+        f"cores: {os.cpu_count()}",
+        f"NPROC: {os.environ.get('NPROC', 'not set')}",
+        str(jax.print_environment_info(return_string=True)),
+    ]
+    return "\n".join(lines)
 
 
-def parse(options: type[Options], arguments: list[str], doc: str | None) -> Options:
+def parse(command: Command, options: type[Options], arguments: list[str]) -> Options:
     """Parse a command line into `options`, a dataclass whose fields `config.setting` made.
 
     A field `data_dir` is the flag `--data-dir`. A field with a `place` is an argument
-    without a flag. `doc` is the docstring of the command's module: `--help` begins with
-    it, and a mistake ends with its first example.
+    without a flag.
     """
-    return options(**read_flags(dataclasses.fields(options), arguments, doc))  # type: ignore[arg-type]
+    fields = dataclasses.fields(options)  # type: ignore[arg-type]
+    return options(**read_flags(command, fields, arguments, {}))
 
 
 def parse_with_recipe(
+    command: Command,
     options: type[Options],
     arguments: list[str],
-    doc: str | None,
     sections: Collection[str] = (),
 ) -> tuple[Config, Options]:
     """Parse a command line with a recipe into its configuration and `options`, whose fields all have defaults.
 
     Settings outside of `sections` (default: all) keep the recipe's values.
     """
-    ours, own = dataclasses.fields(Config), dataclasses.fields(options)  # type: ignore[arg-type]
-    ours = tuple(
-        each
-        for each in ours
-        if not sections or each.metadata["section"] in ("arguments", *sections)
-    )
-    named = RECIPES[
-        next((each for each in arguments if each in RECIPES), "digits")
-    ].config
-    recipes = "\n".join(f"    {name}: {each.summary}" for name, each in RECIPES.items())
-    defaults = {each.name: getattr(named, each.name) for each in ours}  # for --help
+    config_fields = [
+        field
+        for field in dataclasses.fields(Config)
+        if not sections or field.metadata["section"] in ("arguments", *sections)
+    ]
+    option_fields = dataclasses.fields(options)  # type: ignore[arg-type]
+    # --help shows the defaults of the recipe that is named.
+    named = [text for text in arguments if text in RECIPES] or ["digits"]
+    defaults = dataclasses.asdict(RECIPES[named[0]].config)
+    recipes = [f"    {name}: {recipe.summary}" for name, recipe in RECIPES.items()]
+    paragraphs = [
+        (command.description or "").strip(),
+        "The recipes:",
+        "\n".join(recipes),
+    ]
+    text = "\n\n".join(paragraphs)
     values = read_flags(
-        [*ours, *own], arguments, f"{doc}\nThe recipes:\n\n{recipes}", defaults
+        command._replace(description=text),
+        [*config_fields, *option_fields],
+        arguments,
+        defaults,
     )
-    if (recipe := values.pop("recipe", "digits")) not in RECIPES:
-        raise unknown("recipe", recipe, RECIPES)
-    chosen = options(
-        **{each.name: values.pop(each.name) for each in own if each.name in values}
-    )
+    name = values.pop("recipe", "digits")
+    if name not in RECIPES:
+        strategies = typing.get_args(typing.get_type_hints(Config)["strategy"])
+        if name in strategies:
+            raise UserError(f"{name} is no recipe: did you mean --strategy {name}?")
+        raise unknown("recipe", name, RECIPES)
+    option_values = {}
+    for field in option_fields:
+        if field.name in values:
+            option_values[field.name] = values.pop(field.name)
     # A batch size on the command line replaces the recipe's, even if the recipe has the
     # other kind.
     sizes = {"global_batch_size", "per_device_batch_size"}
     if len(sizes & values.keys()) == 1:
         values |= dict.fromkeys(sizes - values.keys())
-    return dataclasses.replace(RECIPES[recipe].config, **values), chosen
+    config = dataclasses.replace(RECIPES[name].config, **values)
+    return config, options(**option_values)
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are a `UserError` that ends with `prog`, a command line that works."""
+    """An argument parser whose errors are a `UserError` that ends with `example`."""
+
+    example = ""
 
     def error(self, message: str) -> NoReturn:
         """Raise the error."""
-        raise UserError(f"{message.removeprefix('argument ')}: try {self.prog}")
+        raise UserError(f"{message.removeprefix('argument ')}: try {self.example}")
 
 
 def read_flags(
-    fields: Sequence[Any], arguments: list[str], doc: str | None, defaults: Any = None
+    command: Command,
+    fields: Sequence[dataclasses.Field[Any]],
+    arguments: list[str],
+    defaults: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the values that a command line gives, by name. `--help` shows `defaults`, or else the fields' own."""
-    paragraphs = [
-        x if x.startswith("    ") else textwrap.fill(x, WIDTH)
-        for x in (doc or "").strip().split("\n\n")
-    ]
-    example = re.search(
-        r"^ *((python -m [\w.]+).*?)(?=  |$)", doc or "", re.MULTILINE
-    ) or ("", "", "")
-    places = [each.metadata["place"] for each in fields if each.metadata["place"]]
-    flags = [flag(each.name) for each in fields if not each.metadata["place"]]
+    """Return the values that a command line gives, by name.
+
+    `--help` shows `defaults`, or otherwise the fields' own.
+    """
+    paragraphs = []
+    for paragraph in (command.description or "").strip().split("\n\n"):
+        is_example = paragraph.startswith("    ")
+        paragraphs.append(paragraph if is_example else textwrap.fill(paragraph, WIDTH))
     parser = Parser(
-        prog=example[1],
-        usage=" ".join([example[2], *places, "[flags]"]),
+        usage=command.usage,
         description="\n\n".join(paragraphs),
         formatter_class=functools.partial(
             argparse.RawDescriptionHelpFormatter, max_help_position=30, width=WIDTH
@@ -202,74 +261,85 @@ def read_flags(
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
+    parser.example = command.example
     parser.add_argument(
         "--version",
         action="store_true",
         help="show versions, devices and variables and exit",
     )
-    for section, group in itertools.groupby(
-        fields, lambda each: each.metadata["section"]
+    for section, members in itertools.groupby(
+        fields, lambda field: field.metadata["section"]
     ):
-        heading = parser if section == "options" else parser.add_argument_group(section)
-        for field in group:
-            add_flag(heading, field, (defaults or {}).get(field.name, field.default))
-    found, left = parser.parse_known_intermixed_args(arguments)
-    if left:
-        wrong = min(
-            left, key=lambda text: text[:1] != "-"
-        )  # the value of an unknown flag is left, too
-        raise unknown("argument", wrong.partition("=")[0], flags)
-    values = {name: value for name, value in vars(found).items() if name != "version"}
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in values.items()
-    }
+        group = parser if section == "options" else parser.add_argument_group(section)
+        for field in members:
+            add_flag(group, field, defaults.get(field.name, field.default))
+    namespace, unread = parser.parse_known_intermixed_args(arguments)
+    if unread:
+        # The value of an unknown flag is unread, too.
+        flags_first = sorted(unread, key=lambda text: not text.startswith("-"))
+        names = [flag(field.name) for field in fields if not field.metadata["place"]]
+        raise unknown_flag(flags_first[0].partition("=")[0], names)
+    values: dict[str, Any] = {}
+    for name, value in vars(namespace).items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    values.pop("version", None)  # `run` answers it
+    return values
 
 
-def add_flag(heading: Any, field: dataclasses.Field[Any], default: Any) -> None:
+def unknown_flag(name: str, flags: list[str]) -> UserError:
+    """Make the error for a flag that a command doesn't have."""
+    if name in REMOVED_FLAGS:
+        return UserError(f"{name} is gone: {REMOVED_FLAGS[name]}")
+    if SYNONYMS.get(name) in flags:
+        return UserError(f"unknown argument {name!r}: did you mean {SYNONYMS[name]!r}?")
+    return unknown("argument", name, flags)
+
+
+def add_flag(group: Any, field: dataclasses.Field[Any], default: Any) -> None:
     """Add the flag, or the argument, of a field below a heading of the help."""
     hint: Any = field.type
-    kind = (
-        typing.get_args(hint)[0]
-        if typing.get_origin(hint) not in (None, Literal)
-        else hint
-    )
-    name, place, choices = (
-        flag(field.name),
-        field.metadata["place"],
-        typing.get_args(kind),
-    )
-
-    def convert(text: str) -> Any:
-        if choices and text not in choices:
-            raise unknown(field.name.replace("_", " "), text, choices)
-        try:
-            return text if choices else kind(text)
-        except ValueError:
-            example, words = (
-                (field.metadata["limits"] or "8")[-1],
-                "a whole number" if kind is int else "a number",
-            )
-            raise UserError(
-                f"{name} {text!r:.100} is not {words}: try {name} {example}"
-            ) from None
-
-    several, about = (
-        typing.get_origin(hint) is tuple,
-        field.metadata["about"].replace("%", "%%"),
-    )
-    if default not in (None, (), False) and not place:
-        about += f" (default: {name if default is True else ' '.join(map(str, default)) if several else default})"
+    is_several = typing.get_origin(hint) is tuple
+    # The type of one value: `int | None` and `tuple[int, ...]` take an int.
+    value_type = hint
+    if typing.get_origin(hint) not in (None, Literal):
+        value_type = typing.get_args(hint)[0]
+    choices = typing.get_args(value_type)
+    name = flag(field.name)
+    help_text = field.metadata["help"].replace("%", "%%")
+    place = field.metadata["place"]
     if place:
-        number = None if default is dataclasses.MISSING else "*" if several else "?"
-        heading.add_argument(field.name, nargs=number, metavar=place, help=about)
-    elif hint is bool:
-        heading.add_argument(
-            name,
-            action=argparse.BooleanOptionalAction if default else "store_true",
-            help=about,
-        )
-    else:
-        how: dict[str, Any] = {"action": "extend", "nargs": "+"} if several else {}
-        metavar = f"{{{','.join(choices)}}}" if choices else METAVARS[kind]
-        heading.add_argument(name, type=convert, metavar=metavar, help=about, **how)
+        nargs = {"nargs": "*" if is_several else "?"}
+        if default is dataclasses.MISSING:
+            nargs = {}
+        group.add_argument(field.name, metavar=place, help=help_text, **nargs)
+        return
+    if default not in (None, (), False):
+        default_text = " ".join(map(str, default)) if is_several else default
+        help_text += f" (default: {'yes' if default is True else default_text})"
+    if hint is bool:
+        action: Any = argparse.BooleanOptionalAction if default else "store_true"
+        group.add_argument(name, action=action, help=help_text)
+        return
+    metavar = field.metadata["takes"] or METAVARS.get(value_type)
+    if choices:
+        metavar = f"{{{','.join(choices)}}}"
+    convert = functools.partial(convert_number, field, value_type)
+    # `Config` looks if a text is one of several choices.
+    converter = convert if value_type in (int, float) else str
+    several = {"action": "extend", "nargs": "+"} if is_several else {}
+    group.add_argument(name, type=converter, metavar=metavar, help=help_text, **several)
+
+
+def convert_number(
+    field: dataclasses.Field[Any], number_type: type[float], text: str
+) -> float:
+    """Return the number in a text. A `UserError` names one that works."""
+    try:
+        return number_type(text)
+    except ValueError:
+        name = flag(field.name)
+        number = "a whole number" if number_type is int else "a number"
+        limits = field.metadata["limits"] or ["8"]
+        raise UserError(
+            f"{name} {text!r:.100} is not {number}: try {name} {limits[-1]}"
+        ) from None

@@ -1,15 +1,13 @@
-"""The settings of a run, in one frozen dataclass, each with its type, default, limits and help.
+"""The settings of a run, each with its type, default, limits and help.
 
 `cli.py` makes the command line from it, and `Config()` is the recipe digits. A `Config`
 checks itself when it's made, even by `dataclasses.replace`.
 """
 
 import dataclasses
-import functools
 import json
 import math
 import re
-import types
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,27 +19,36 @@ MAX_FLOAT = 3.4e38
 
 
 def setting(
-    section: str,  # of --help
-    default: Any,  # `dataclasses.MISSING`: it must be given
-    about: str,  # its help
-    limits: tuple[float, float, str]
-    | None = None,  # the least and the most, and a value that works
+    section: str,
+    default: Any,
+    help: str,
+    limits: tuple[float, float, str] | None = None,
     *,
-    fixed: bool = False,  # the results of a run depend on it, so a resumed run can't change it
-    place: str | None = None,  # how --help shows an argument that has no flag
+    fixed_on_resume: bool = False,
+    takes: str | None = None,
+    place: str | None = None,
 ) -> Any:
-    """Declare a field of a dataclass that the command line sets."""
+    """Declare a field of a dataclass that the command line sets.
+
+    Args:
+        section: The heading in `--help`.
+        default: Its value if it isn't given. `dataclasses.MISSING`: it must be given.
+        help: What `--help` says about it.
+        limits: The least and the greatest value, and one that works.
+        fixed_on_resume: The results of a run depend on it, so a resumed run can't
+            change it.
+        takes: How `--help` shows its value, as FILE. The default follows from the type.
+        place: How `--help` shows it, if it's an argument without a flag.
+    """
     metadata = {
         "section": section,
-        "about": about,
+        "help": help,
         "limits": limits,
-        "fixed": fixed,
+        "fixed_on_resume": fixed_on_resume,
+        "takes": takes,
         "place": place,
     }
     return dataclasses.field(default=default, metadata=metadata)
-
-
-fixed = functools.partial(setting, fixed=True)
 
 
 @dataclass(frozen=True)
@@ -52,29 +59,40 @@ class Config:
         "arguments", "digits", "One of the recipes (default: digits).", place="[RECIPE]"
     )
 
-    dataset: str = fixed(
+    dataset: str = setting(
         "data",
         "digits",
-        "digits (1,797 scans, built in), mnist, fashion-mnist (70,000), imdb (50,000 texts), reviews (made-up texts); "
-        "or yours: my_data.npz, a folder of images with a subfolder for each class, or my_data.py:make.",
+        "digits (1,797 scans, built in), mnist, fashion-mnist (70,000), "
+        "imdb (50,000 texts), reviews (made-up texts); or yours: my_data.npz, "
+        "a folder of images with a subfolder for each class, or my_data.py:make.",
+        fixed_on_resume=True,
     )
     data_dir: str | None = setting(
-        "data", None, "Folder of downloaded data; default: $PMAPDP_DATA, else at home."
+        "data",
+        None,
+        "Folder of downloaded data; default: $PMAPDP_DATA, else at home.",
+        takes="FOLDER",
     )
 
-    model: str = fixed(
+    model: str = setting(
         "model",
         "cnn",
-        "For images: mlp (670k parameters), cnn (347k), convnet (49k, batch norm); for texts: text_mlp, transformer; "
-        "or yours: my_file.py:Net.",
+        "For images: mlp (670k parameters), cnn (347k), convnet (49k, batch norm); "
+        "for texts: text_mlp, transformer; or yours: my_file.py:Net.",
+        fixed_on_resume=True,
     )
-    dtype: Literal["float32", "bfloat16", "float64"] = fixed(
+    dtype: Literal["float32", "bfloat16", "float64"] = setting(
         "model",
         "float32",
         "Type of the computation; with bfloat16 the parameters stay in float32.",
+        fixed_on_resume=True,
     )
-    init_from: str | None = fixed(
-        "model", None, "Start from the weights of this run's folder, or exported file."
+    init_from: str | None = setting(
+        "model",
+        None,
+        "Start from the weights of this exported file, or of this run's folder.",
+        fixed_on_resume=True,
+        takes="FILE",
     )
 
     # The keys of steps.STRATEGIES, written out so that a type checker knows them and a
@@ -90,11 +108,12 @@ class Config:
         "Number of devices; default: all accelerators, or 8 simulated CPU devices.",
         (1, MAX_INT, "8"),
     )
-    global_batch_size: int | None = fixed(
+    global_batch_size: int | None = setting(
         "parallel",
         None,
         "Examples per update over all devices; default: 64, or all if fewer.",
         (1, MAX_INT, "64"),
+        fixed_on_resume=True,
     )
     per_device_batch_size: int | None = setting(
         "parallel",
@@ -102,11 +121,12 @@ class Config:
         "Examples per update on one device; give this or the global size.",
         (1, MAX_INT, "8"),
     )
-    accumulate: int = fixed(
+    accumulate: int = setting(
         "parallel",
         1,
         "Micro-batches per update; batch norm takes moments over each alone.",
         (1, MAX_INT, "2"),
+        fixed_on_resume=True,
     )
     mesh: str | None = setting(
         "parallel",
@@ -116,104 +136,133 @@ class Config:
     layout: str = setting(
         "parallel",
         "data",
-        "data, model (splits hidden and heads too), spatial (features too), or rules: hidden=model,...",
+        "data, model (splits hidden and heads too), spatial (features too), "
+        "or rules: hidden=model,...",
     )
     shard_state: Literal["none", "optimizer", "parameters"] = setting(
         "parallel",
         "none",
-        "Split over the data axis: the optimizer state (ZeRO-1), or parameters too (fully sharded; jit).",
+        "Split over the data axis: the optimizer state (ZeRO-1), or parameters too "
+        "(fully sharded; jit).",
     )
 
-    optimizer: str = fixed(
+    optimizer: str = setting(
         "optimization",
         "adam",
         "sgd, momentum (0.9), adam, adamw, or yours: my_file.py:make.",
+        fixed_on_resume=True,
     )
-    learning_rate: float = fixed(
+    learning_rate: float = setting(
         "optimization",
         5e-3,
         "Peak learning rate, reached at the end of any warm-up.",
         (0, MAX_FLOAT, "0.001"),
+        fixed_on_resume=True,
     )
-    schedule: str = fixed(
+    schedule: str = setting(
         "optimization",
         "cosine",
         "constant, piecewise, cosine (to 0), or yours: my_file.py:rate.",
+        fixed_on_resume=True,
     )
-    switch_epochs: tuple[int, ...] = fixed(
+    switch_epochs: tuple[int, ...] = setting(
         "optimization",
         (),
         "Piecewise schedule: the rate changes at the start of these epochs (from 0).",
+        fixed_on_resume=True,
     )
-    switch_factor: float = fixed(
+    switch_factor: float = setting(
         "optimization",
         0.1,
         "Piecewise schedule: factor of the rate at each switch.",
         (1e-30, MAX_FLOAT, "0.1"),
+        fixed_on_resume=True,
     )
-    warmup_steps: int = fixed(
+    warmup_steps: int = setting(
         "optimization",
         0,
         "Updates over which the rate first rises from 0.",
         (0, MAX_INT, "0"),
+        fixed_on_resume=True,
     )
-    scale_learning_rate: Literal["none", "linear", "sqrt"] = fixed(
+    scale_learning_rate: Literal["none", "linear", "sqrt"] = setting(
         "optimization",
         "none",
-        "Multiply the rate by k = global / base batch size (linear), or its root (sqrt).",
+        "Multiply the rate by k = global / base batch size (linear) or its root (sqrt).",
+        fixed_on_resume=True,
     )
-    base_batch_size: int = fixed(
+    base_batch_size: int = setting(
         "optimization",
         64,
         "Global batch size for which you chose the rate; scaling starts there.",
         (1, MAX_INT, "64"),
+        fixed_on_resume=True,
     )
-    weight_decay: float = fixed(
+    weight_decay: float = setting(
         "optimization",
         0.0,
         "Decoupled weight decay (adamw only).",
         (0, MAX_FLOAT, "0.01"),
+        fixed_on_resume=True,
     )
-    clip_norm: float | None = fixed(
+    clip_norm: float | None = setting(
         "optimization",
         None,
         "Scale the gradient down to this global norm if it is longer.",
         (1e-30, MAX_FLOAT, "1.0"),
+        fixed_on_resume=True,
     )
-    label_smoothing: float = fixed(
+    label_smoothing: float = setting(
         "optimization",
         0.1,
         "Share of the target spread over all classes, in the train loss alone.",
         (0, 0.999, "0.1"),
+        fixed_on_resume=True,
     )
-    trainable: tuple[str, ...] = fixed(
-        "optimization", (), "Parts of the model to train, as head; default: all."
+    trainable: tuple[str, ...] = setting(
+        "optimization",
+        (),
+        "Parts of the model to train, as head; default: all.",
+        fixed_on_resume=True,
     )
 
-    epochs: int = fixed("run", 20, "Passes over the training set.", (1, MAX_INT, "10"))
+    epochs: int = setting(
+        "run",
+        20,
+        "Passes over the training set.",
+        (1, MAX_INT, "10"),
+        fixed_on_resume=True,
+    )
     steps: int | None = setting(
         "run", None, "Stop after this many updates.", (1, MAX_INT, "100")
     )
-    best: str | None = fixed(
+    best: str | None = setting(
         "run",
         None,
-        "Metric whose best epoch is kept, as lowest:loss; default: highest accuracy or weighted_accuracy.",
+        "Metric whose best epoch is kept, as lowest:loss; "
+        "default: highest accuracy or weighted_accuracy.",
+        fixed_on_resume=True,
     )
-    patience: int | None = fixed(
+    patience: int | None = setting(
         "run",
         None,
         "Stop after this many epochs without a better one.",
         (1, MAX_INT, "3"),
+        fixed_on_resume=True,
     )
-    seed: int = fixed(
+    seed: int = setting(
         "run",
         0,
         "Determines initial parameters, order of examples and dropout.",
         (0, 2**63 - 1, "0"),
+        fixed_on_resume=True,
     )
 
     metrics_file: str | None = setting(
-        "output", None, "Append results to this file, one JSON object a line."
+        "output",
+        None,
+        "Append results to this file, one JSON object a line.",
+        takes="FILE",
     )
     progress: bool = setting(
         "output",
@@ -228,6 +277,7 @@ class Config:
         "workdir",
         None,
         "Folder of checkpoints and log. The same command again resumes.",
+        takes="FOLDER",
     )
     checkpoint_every: int | None = setting(
         "workdir",
@@ -260,14 +310,14 @@ class Config:
 
 
 def config_from_json(settings: dict[str, Any]) -> Config:
-    """Make a `Config` from settings that were written as JSON, and check their types."""
+    """Make a `Config` from settings in JSON, and check their types."""
     hints = typing.get_type_hints(Config)
     values: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in hints:
             raise unknown("setting", name, hints)
         values[name] = tuple(value) if isinstance(value, list) else value
-        if not is_of_type(values[name], hints[name]):
+        if not has_type(values[name], hints[name]):
             right_type = str(getattr(hints[name], "__name__", hints[name]))
             raise UserError(
                 f"{name} is {json.dumps(value):.100} there, which is no {right_type}"
@@ -275,21 +325,16 @@ def config_from_json(settings: dict[str, Any]) -> Config:
     return Config(**values)
 
 
-def is_of_type(value: Any, hint: Any) -> bool:
+def has_type(value: Any, hint: Any) -> bool:
     """Return if a value from JSON fits the type of a setting."""
-    parts = typing.get_args(hint)
     origin = typing.get_origin(hint)
     if origin is Literal:
         return True  # `check_values` looks if it's one of them
     if origin is tuple:
-        return isinstance(value, tuple) and all(
-            is_of_type(item, parts[0]) for item in value
-        )
-    if origin is types.UnionType:
-        return any(is_of_type(value, part) for part in parts)
-    if hint is float:
-        return type(value) in (float, int)
-    return type(value) is hint
+        return isinstance(value, tuple)
+    if isinstance(value, int) and isinstance(0.0, hint):
+        return True  # a whole number is a real number, too
+    return isinstance(value, hint)
 
 
 def flag(field: str) -> str:
@@ -297,36 +342,34 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def check_values(config: Any) -> None:
+def check_values(settings: Any) -> None:
     """Refuse a value beyond its limits. The `UserError` names one that works."""
-    hints = typing.get_type_hints(type(config))
-    for field in dataclasses.fields(config):
-        name, value, limits = (
-            field.name,
-            getattr(config, field.name),
-            field.metadata["limits"],
-        )
-        if typing.get_origin(hints[name]) is Literal and value not in typing.get_args(
-            hints[name]
-        ):
-            raise unknown(
-                name.replace("_", " "), str(value), typing.get_args(hints[name])
-            )
+    hints = typing.get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if typing.get_origin(hints[field.name]) is Literal:
+            choices = typing.get_args(hints[field.name])
+            if value not in choices:
+                raise unknown(field.name.replace("_", " "), str(value), choices)
         if value == "":
-            raise UserError(f"{flag(name)} '' is empty: leave it out")
+            raise UserError(f"{flag(field.name)} '' is empty: leave it out")
+        limits = field.metadata["limits"]
         if limits and value is not None:
-            least, most, example = limits
-            if not least <= value <= most:  # also true of a NaN
-                why = (
-                    f"must be at least {least}"
-                    if value < least
-                    else f"must be at most {most}"
-                )
-                if isinstance(value, float) and not math.isfinite(value):
-                    why = "is not a finite number"
-                raise UserError(
-                    f"{flag(name)} {value} {why}: try {flag(name)} {example}"
-                )
+            check_limits(flag(field.name), value, limits)
+
+
+def check_limits(flag: str, value: float, limits: tuple[float, float, str]) -> None:
+    """Refuse a number that isn't within its limits."""
+    least, most, example = limits
+    if isinstance(value, float) and not math.isfinite(value):
+        reason = "is not a finite number"
+    elif value < least:
+        reason = f"must be at least {least}"
+    elif value > most:
+        reason = f"must be at most {most}"
+    else:
+        return
+    raise UserError(f"{flag} {value} {reason}: try {flag} {example}")
 
 
 def check_together(config: Config) -> None:
@@ -338,22 +381,38 @@ def check_together(config: Config) -> None:
             )
     if config.global_batch_size and config.per_device_batch_size:
         raise UserError(
-            f"--global-batch-size {config.global_batch_size} and --per-device-batch-size "
-            f"{config.per_device_batch_size} exclude each other: give one of them, and None for the other"
+            f"--global-batch-size {config.global_batch_size} and "
+            f"--per-device-batch-size {config.per_device_batch_size} exclude each "
+            "other: give one of them, and None for the other"
         )
     if config.strategy == "single" and (config.devices or 1) > 1:
         raise UserError(
-            f"--strategy single runs on one device, not {config.devices}: use --devices 1 or --strategy pmap"
+            f"--strategy single runs on one device, not {config.devices}: "
+            "use --devices 1 or --strategy pmap"
         )
     if config.weight_decay and config.optimizer != "adamw":
         raise UserError(
-            f"--weight-decay {config.weight_decay} has an effect only with adamw: use --optimizer adamw"
+            f"--weight-decay {config.weight_decay} has an effect only with adamw: "
+            "use --optimizer adamw"
         )
     if config.best is not None and not re.fullmatch("(highest|lowest):.+", config.best):
         raise UserError(
-            f"--best {config.best!r} doesn't say which is better: try highest:accuracy or lowest:loss"
+            f"--best {config.best!r} doesn't say which is better: "
+            "try highest:accuracy or lowest:loss"
         )
     if (config.schedule == "piecewise") != bool(config.switch_epochs):
         raise UserError(
-            "--schedule piecewise and --switch-epochs need each other: try --schedule piecewise --switch-epochs 3 7"
+            "--schedule piecewise and --switch-epochs need each other: "
+            "try --schedule piecewise --switch-epochs 3 7"
         )
+
+
+def describe_fields(settings: type) -> str:
+    """List the settings of a dataclass with their help, as its docstring does."""
+    fields = dataclasses.fields(settings)
+    lines = [f"    {field.name}: {field.metadata['help']}" for field in fields]
+    return "\n".join(["\n\nAttributes:", *lines])
+
+
+# So that `help(Config)` and a notebook show the help of each setting.
+Config.__doc__ = f"{Config.__doc__}{describe_fields(Config)}"

@@ -35,6 +35,12 @@ from pmapdp.run.checkpoints import load_state
 from pmapdp.run.workdir import read_config
 from pmapdp.train import EVALUATION_BATCH_PER_DEVICE, Custom, evaluate, prepare
 
+COMMAND = cli.Command(
+    usage="python -m pmapdp.evaluate MODEL [flags]",
+    example="python -m pmapdp.evaluate runs/first",
+    description=__doc__,
+)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -52,7 +58,10 @@ class Options:
         "Of a run: how the batch is split and added up; default: as in training.",
     )
     devices: int | None = setting(
-        "options", None, "Of a run: number of devices; default: as in training."
+        "options",
+        None,
+        "Of a run: number of devices; default: as in training.",
+        takes="FOLDER",
     )
     best: bool = setting(
         "options",
@@ -65,7 +74,10 @@ class Options:
         "Of an exported model: your data; default: the built-in data set.",
     )
     data_dir: str | None = setting(
-        "options", None, "Folder of downloaded data sets; default: as in training."
+        "options",
+        None,
+        "Folder of downloaded data sets; default: as in training.",
+        takes="FOLDER",
     )
     json: bool = setting("options", False, "Print the result as one JSON object.")
 
@@ -188,7 +200,7 @@ def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    options = cli.parse(Options, arguments, __doc__)
+    options = cli.parse(COMMAND, Options, arguments)
     if os.path.isfile(options.model):
         if options.best or options.strategy or options.devices:
             raise UserError(

@@ -320,6 +320,13 @@ def export_model(
     write_file(path, zipped.getvalue())
 
 
+COMMAND = cli.Command(
+    usage="python -m pmapdp.export WORKDIR FILE [flags]",
+    example="python -m pmapdp.export runs/first model.zip",
+    description=__doc__,
+)
+
+
 @dataclass(frozen=True)
 class Options:
     """The run, and the file to write."""
@@ -340,13 +347,16 @@ class Options:
         "options", False, "The checkpoint of its best epoch instead of the newest."
     )
     data_dir: str | None = setting(
-        "options", None, "Folder of downloaded data sets; default: as in training."
+        "options",
+        None,
+        "Folder of downloaded data sets; default: as in training.",
+        takes="FOLDER",
     )
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    options = cli.parse(Options, arguments, __doc__)
+    options = cli.parse(COMMAND, Options, arguments)
     file = Path(options.file).absolute()  # your code may change the current folder
     metadata = export_run(
         options.workdir, options.file, options.data_dir, best=options.best

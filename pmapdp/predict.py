@@ -38,6 +38,13 @@ NUMBER = re.compile(
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the channels of a model's images
 
 
+COMMAND = cli.Command(
+    usage="python -m pmapdp.predict MODEL [INPUT...] [flags]",
+    example="python -m pmapdp.predict model.zip digit.png",
+    description=__doc__,
+)
+
+
 @dataclass(frozen=True)
 class Options:
     """The model and the questions."""
@@ -157,7 +164,7 @@ def in_digits(answer: Any) -> str:
 
 def main(arguments: list[str]) -> None:
     """Run the command. All is read before the first line is printed, so that a mistake leaves nothing half done."""
-    options = cli.parse(Options, arguments, __doc__)
+    options = cli.parse(COMMAND, Options, arguments)
     exported = load_exported(options.model)
     known: list[dict[str, Any]]
     if exported.featurizer:

@@ -435,9 +435,16 @@ def load_run(
     return config, state, progress["last"]
 
 
+COMMAND = cli.Command(
+    usage="python -m pmapdp.train [RECIPE] [flags]",
+    example="python -m pmapdp.train",
+    description=__doc__,
+)
+
+
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    config, options = cli.parse_with_recipe(ProcessesOptions, arguments, __doc__)
+    config, options = cli.parse_with_recipe(COMMAND, ProcessesOptions, arguments)
     with connect_processes(options, config) as peers:
         train(config, peers=peers)
 

@@ -117,6 +117,12 @@ def yours(*arguments):
 MISTAKES = [
     # names: the nearest one that exists
     (["train", "--strategy", "pmapp"], ["'pmapp'", "'pmap'", "shard_map"]),
+    (["train", "--lr", "0.1"], ["'--lr'", "did you mean '--learning-rate'?"]),
+    (["train", "--bs=8"], ["'--bs'", "did you mean '--global-batch-size'?"]),
+    (["train", "--batch-size", "8"], ["did you mean '--global-batch-size'?"]),
+    (["train", "--gpus", "4"], ["'--gpus'", "did you mean '--devices'?"]),
+    (["evaluate", "run", "--gpus", "4"], ["did you mean '--devices'?"]),
+    (["train", "jit"], ["jit is no recipe", "--strategy jit"]),
     (["train", "digit"], ["'digit'", "'digits'", "keras-guide"]),
     (["train", "--dataset", "mnits"], ["'mnits'", "'mnist'", "fashion-mnist", ".npz"]),
     (["train", "--model", "convnett"], ["'convnett'", "'convnet'", "mlp", ".py:"]),
@@ -254,10 +260,7 @@ MISTAKES = [
     (["verify", "nets.py:step"], ["'step'", "Net"]),
     (["verify", "nets.py"], ["nets.py", "name a function of it", "nets.py:step"]),
     (["port", "nowhere.py"], ["nowhere.py", "train.py"]),
-    (["scaling", "--devices", "0"], ["0", "8192"]),
-    (["scaling", "--devices", "12"], ["whole groups of 8", "--devices 8"]),
-    (["scaling", "--hardware", "h10"], ["'h10'", "'h100'"]),
-    (["scaling", "--utilization", "nan"], ["nan", "--utilization 0.15"]),
+    (["scaling", "--devices", "8"], ["--devices", "pmapdp.scaling.predict"]),
 ]
 
 

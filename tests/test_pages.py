@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pmapdp import cli
+from pmapdp import cli, train
 from pmapdp.distributed import ProcessesOptions
 from pmapdp.verify import __main__ as verify_command
 
@@ -117,7 +117,7 @@ def test_commands_of_the_trainer_are_taken(page):
         text_of(page) if page in PAGES else page.read_text(encoding="utf-8")
     ):
         if not re.search(r"[A-Z\[{]{2,}|\.\.\.|\[", flags):  # placeholders
-            cli.parse_with_recipe(ProcessesOptions, shlex.split(flags), None)
+            cli.parse_with_recipe(train.COMMAND, ProcessesOptions, shlex.split(flags))
 
 
 def test_the_failed_check_in_the_readme_is_what_verify_prints(capsys):

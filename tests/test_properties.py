@@ -29,6 +29,7 @@ from pmapdp.export import export_model, load_exported
 from pmapdp.predict import read_examples
 from pmapdp.recipes import RECIPES
 from pmapdp.run.workdir import read_config
+from pmapdp.train import COMMAND
 
 MEGABYTES = 600  # above what the process has taken before
 
@@ -107,7 +108,7 @@ WORDS = st.one_of(
 def test_flags():
     def check(arguments):
         config = result_or_sentence(
-            lambda: cli.parse_with_recipe(ProcessesOptions, arguments, None)[0]
+            lambda: cli.parse_with_recipe(COMMAND, ProcessesOptions, arguments)[0]
         )
         assert config is None or config == "help" or isinstance(config, Config)
 

@@ -67,7 +67,7 @@ def rows(of: list[type]) -> Iterator[tuple[str, str]]:
             name = place.strip("[]") if place else flag(field.name)
             yield (
                 field.metadata["section"],
-                f"| `{name}` | {taken} | {default} | {field.metadata['about']} |",
+                f"| `{name}` | {taken} | {default} | {field.metadata['help']} |",
             )
 
 

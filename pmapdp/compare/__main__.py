@@ -41,11 +41,14 @@ OTHERS = tuple(name for name in STRATEGIES if name != "single")
 class Outputs:
     """Settings of what is written."""
 
-    json: str | None = setting("output", None, "Write all results to this file.")
+    json: str | None = setting(
+        "output", None, "Write all results to this file.", takes="FILE"
+    )
     html: str | None = setting(
         "output",
         None,
         "Write a page with pictures, code and figures. It opens without a network.",
+        takes="FILE",
     )
 
 
@@ -89,17 +92,24 @@ class ProgramsOptions(Outputs):
     )
 
 
+COMMAND = cli.Command(
+    usage="python -m pmapdp.compare [RECIPE or FILE.py:PROGRAM...] [flags]",
+    example="python -m pmapdp.compare",
+    description=__doc__,
+)
+
+
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options: Any
     if names_programs(arguments):
-        options = cli.parse(ProgramsOptions, arguments, __doc__)
+        options = cli.parse(COMMAND, ProgramsOptions, arguments)
         programs = list(dict.fromkeys(options.programs))
         make_report = partial(report_programs, programs, options.devices)
     else:
         sections = ("data", "model", "optimization")
         config, options = cli.parse_with_recipe(
-            CompareOptions, arguments, __doc__, sections
+            COMMAND, CompareOptions, arguments, sections
         )
         make_report = partial(report_strategies, config, options)
     json_file = check_output("--json", options.json, JSON)

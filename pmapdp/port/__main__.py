@@ -24,6 +24,12 @@ from pmapdp.port.read import read_program
 from pmapdp.port.verify_step import choose_step, write_verification
 from pmapdp.verify.report import wrap
 
+COMMAND = cli.Command(
+    usage="python -m pmapdp.port PATH [flags]",
+    example="python -m pmapdp.port old_program.py",
+    description=__doc__,
+)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -95,7 +101,7 @@ def describe_construct(lines: list[dict[str, Any]]) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    options = cli.parse(Options, arguments, __doc__)
+    options = cli.parse(COMMAND, Options, arguments)
     # Flax warns when its modules are looked up.
     logging.getLogger("absl").setLevel(logging.ERROR)
     report = report_program(options.path)

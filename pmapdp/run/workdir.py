@@ -76,7 +76,7 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
     settings = {
         each.name: getattr(config, each.name)
         for each in dataclasses.fields(config)
-        if each.metadata["fixed"]
+        if each.metadata["fixed_on_resume"]
     }
     settings |= {
         name: os.path.basename(settings[name]) for name in ("dataset", "model")

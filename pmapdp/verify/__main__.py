@@ -19,6 +19,12 @@ from pmapdp.errors import FailedError
 from pmapdp.files import JSON, check_output, write_file
 from pmapdp.verify.verification import verify_program
 
+COMMAND = cli.Command(
+    usage="python -m pmapdp.verify FILE.py:FUNCTION [flags]",
+    example="python -m pmapdp.verify examples/sum_of_means.py:check",
+    description=__doc__,
+)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -35,12 +41,14 @@ class Options:
         None,
         "Number of devices; default: all accelerators, or 8 simulated CPUs.",
     )
-    json: str | None = setting("options", None, "Write the report to this file, too.")
+    json: str | None = setting(
+        "options", None, "Write the report to this file, too.", takes="FILE"
+    )
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    options = cli.parse(Options, arguments, __doc__)
+    options = cli.parse(COMMAND, Options, arguments)
     # Before the file is run, which may change the current folder and use JAX.
     report_file = check_output("--json", options.json, JSON)
     _, report = verify_program(options.target, choose(options.devices))

@@ -12,12 +12,11 @@ from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.distributed import ProcessesOptions
 from pmapdp.recipes import RECIPES, compare_with_reported
+from pmapdp.train import COMMAND
 
 
 def parse(*arguments: str) -> Config:
-    return cli.parse_with_recipe(
-        ProcessesOptions, list(arguments), "    python -m pmapdp.train"
-    )[0]
+    return cli.parse_with_recipe(COMMAND, ProcessesOptions, list(arguments))[0]
 
 
 def test_more_devices_than_accelerators(monkeypatch):
@@ -36,7 +35,8 @@ def test_more_devices_than_accelerators(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+# scaling, the last, takes no flags.
+@pytest.mark.parametrize("name", [*cli.COMMANDS][:-1])
 def test_help_fits_a_terminal_and_shows_examples(name):
     done = entry.run_command(name, "--help")
     assert (done.status, done.err) == (0, "")
@@ -121,9 +121,9 @@ def test_a_batch_size_replaces_the_recipes_of_either_kind():
 STARTED = """
 import sys
 from pmapdp import cli, devices
-from pmapdp.train import ProcessesOptions
+from pmapdp.train import COMMAND, ProcessesOptions
 
-cli.parse_with_recipe(ProcessesOptions, ["--devices", "3"], "")
+cli.parse_with_recipe(COMMAND, ProcessesOptions, ["--devices", "3"])
 devices.simulate(3)
 sys.argv = ["pmapdp", "port", "--version"]
 cli.main()
@@ -139,6 +139,29 @@ def test_the_console_script_and_its_version_and_parsing_starts_no_device():
     assert {f"jax: {jax.__version__}", "NPROC: 6", "JAX_ENABLE_X64=1"} <= {*facts}
     assert any(fact.startswith("device info: cpu-3") for fact in facts)
     assert not any("PATH" in fact for fact in facts)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_the_console_script_lists_the_commands(monkeypatch, capsys, arguments):
+    monkeypatch.setattr(sys, "argv", ["pmapdp", *arguments])
+    cli.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [name for name in cli.COMMANDS if f"    {name} " in "\n".join(lines)] == [
+        *cli.COMMANDS
+    ]
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("name", ["train", "compare", "verify", "evaluate"])
+def test_help_says_which_values_are_files_and_folders(name):
+    text = entry.run_command(name, "--help").out
+    assert "FILE" in text or "FOLDER" in text
+    flags = ("--workdir", "--data-dir", "--html", "--json", "--metrics-file")
+    assert not [flag for flag in flags if f"{flag} TEXT" in text]
+
+
+def test_a_notebook_shows_the_help_of_each_setting():
+    assert "    epochs: Passes over the training set." in Config.__doc__.splitlines()
 
 
 def test_a_command_that_there_is_not(monkeypatch, capsys):

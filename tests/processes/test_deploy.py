@@ -10,6 +10,7 @@ import yaml
 
 from pmapdp import cli
 from pmapdp.distributed import ProcessesOptions
+from pmapdp.train import COMMAND
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -61,7 +62,7 @@ def test_command_lines_in_deploy_are_right():
         "spec"
     ]
     config, options = cli.parse_with_recipe(
-        ProcessesOptions, pod["containers"][0]["args"], None
+        COMMAND, ProcessesOptions, pod["containers"][0]["args"]
     )
     assert options.distributed
     assert config.workdir.startswith(
