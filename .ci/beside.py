@@ -74,6 +74,6 @@ for arguments in (
         "--strategies",
         "pmap",
     ],
-    ["scaling", "--devices", "8"],
+    ["scaling"],
 ):
     subprocess.run([program, *arguments], check=True, stdout=subprocess.DEVNULL)

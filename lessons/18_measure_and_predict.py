@@ -245,14 +245,13 @@ drawing.overlap("average_gradients", "average_loss")
 # **Predict:** from how many examples on is the arithmetic the limit?
 
 # %% tags=["prediction"]
-from pmapdp.scaling import HARDWARE  # published figures and their sources
+from pmapdp.scaling import A100  # published figures and their sources
 
-a100 = HARDWARE["a100"]
 D = 4096
 b = np.arange(1, 4097)  # a product of [b, D] and [D, D]
 flops = 2 * b * D * D
 bytes_moved = 4 * (D * D + 2 * b * D)  # the weights, inputs and results
-attainable = np.minimum(a100.peak["float32"], flops / bytes_moved * a100.memory_bandwidth)
+attainable = np.minimum(A100.peak["float32"], flops / bytes_moved * A100.memory_bandwidth)
 lesson_18.roofline(b, attainable)
 
 # %% [markdown]
@@ -346,17 +345,16 @@ from pmapdp.scaling import RESNET_FLOPS, RESNET_PARAMETERS, RESNET_SHARES, predi
 
 resnet = {"parameters": RESNET_PARAMETERS, "flops": RESNET_FLOPS}
 resnet["utilization"] = RESNET_SHARES["float32"]
-one_gpu = predict(a100, 1, b=64, **resnet)
+one_gpu = predict(A100, 1, b=64, **resnet)
 for N in (8, 64, 512):
-    many = predict(a100, N, b=64, **resnet)
+    many = predict(A100, N, b=64, **resnet)
     print(
         f"{N:3d} A100s: all-reduce {1e3 * many.all_reduce:.2f} of {1e3 * many.step:.1f} ms, "
         f"so each GPU works at {one_gpu.step / many.step:.1%} of its speed"
     )
 
 # %% [markdown]
-# `python -m pmapdp.scaling --hardware a100 --devices 8 64 512` prints the same, and takes the numbers of your own
-# model. One number in it can't be calculated: the share of the peak that the network reaches on one device. For
+# `python -m pmapdp.scaling` prints the same, and for your own model you call `predict` with its numbers. One number in it can't be calculated: the share of the peak that the network reaches on one device. For
 # ResNet-50 in TF32 it's 15 %, from [NVIDIA's
 # measurement](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
 # of 938 images/s on one A100.
@@ -379,7 +377,11 @@ step_256 = step_8 + 2 * (scatter_256 - scatter_8)
 print(f"predicted {step_8 / step_256:.1%}, reported about 90 %")
 
 # %% [markdown]
-# That's close. Now NVIDIA's own runs, from 1 to 8 A100s with 256 images on each. In mixed precision one A100 trained 2,470 images per
+# That's close, but it proves little. The calculation adds the whole all-reduce of 33 ms to the step. Goyal et al. started
+# to send a layer's gradient while the next layer's was being computed, and their backward pass takes about 155 ms, two
+# thirds of the step. So all 33 ms could hide behind it, and then we'd have predicted that nothing is lost.
+#
+# Now NVIDIA's own runs, from 1 to 8 A100s with 256 images on each. In mixed precision one A100 trained 2,470 images per
 # second, so a step takes 104 ms. On eight of them the all-reduce adds 0.65 ms, as you've just seen.
 #
 # **Predict:** how much of its speed does each GPU lose, by this calculation?
@@ -388,7 +390,7 @@ print(f"predicted {step_8 / step_256:.1%}, reported about 90 %")
 # %% tags=["prediction"]
 def efficiency(images_per_second):
     step = 256 / images_per_second
-    return step / (step + 2 * reduce_scatter(gradient_bytes, 8, a100.levels))
+    return step / (step + 2 * reduce_scatter(gradient_bytes, 8, A100.levels))
 
 
 runs = {"256 P100 over 8": (step_8 / step_256, 0.9)}  # predicted, found
@@ -408,7 +410,7 @@ for program in programs.values():
     assert all_reduce.bytes == sum(4 * w.size for w in params.values())
 assert list_operations(average_gradients) == "@ @ @ @ @ @ @ @ sum sum sum"
 assert list_operations(average_loss) == "@ @ @ sum @ @ sum @ @ sum @ sum"
-assert 150 < 4 / 2 * a100.peak["float32"] / a100.memory_bandwidth < 155
+assert 150 < 4 / 2 * A100.peak["float32"] / A100.memory_bandwidth < 155
 assert b[np.argmax(attainable)] == 166
 is_better = [abs(predicted - found) < 0.5 * abs(1 - found) for predicted, found in runs.values()]
 assert is_better == [True, False, False]
@@ -416,9 +418,9 @@ assert is_better == [True, False, False]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 0.65 of about 104 ms is 0.6 %. But NVIDIA measured a loss of 16 %, and in TF32 3 % instead of 0.2 %. On the P100s the
-# network alone would explain the loss. On the A100s it doesn't. Something else costs time there, and the calculation
-# knows nothing about it, so it's hardly better than the naive prediction that nothing is lost.
+# 0.65 of about 104 ms is 0.6 %. But NVIDIA measured a loss of 16 %, and in TF32 3 % instead of 0.2 %. So
+# something else costs time there, and the calculation knows nothing about it. That makes it hardly better than the
+# naive prediction that nothing is lost.
 #
 # </details>
 #

@@ -20,6 +20,7 @@ off by its form with `--no-`. From Python, a flag of the trainer is a field of `
 """
 SHARED = {
     "compare": "It takes the recipes and the flags of the trainer's sections data, model and optimization, too.",
+    "scaling": "It takes no flags.",
 }
 KINDS = {int: "whole number", float: "number", str: "text", bool: "yes or no"}
 
