@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from pmapdp.data.dataset import Split
-from pmapdp.errors import UserError, explain_errors, shown
+from pmapdp.errors import UserError, explain_errors
 
 LARGE = 2**30  # bytes: a larger array isn't read whole, so it may stay in its file
 SAMPLE = 2**26  # bytes: as much of a larger array is checked
@@ -109,14 +109,18 @@ def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> A
     sample = array[::every]
     with np.errstate(all="ignore"):  # what doesn't fit is looked for below
         converted = sample.astype(dtype, copy=False)
-    is_right = np.isfinite(converted) if dtype.kind == "f" else converted == sample
+    is_right = converted == sample
+    if dtype.kind == "f":
+        is_right = np.isfinite(converted)  # rounding is fine
     if not is_right.all():
         row = every * np.argwhere(~is_right)[0][0]
         raise UserError(
             f"{name} ({array.dtype}) are not all finite numbers in {dtype}, "
             f"first in row {row}: replace or scale them"
         )
-    return converted if every == 1 else RowsOnDemand(array, dtype)
+    if every > 1:
+        return RowsOnDemand(array, dtype)
+    return converted
 
 
 def make_array(name: str, values: Any) -> np.ndarray:
@@ -144,18 +148,20 @@ def number_classes(
 ) -> np.ndarray:
     """Replace the names of classes by their numbers."""
     numbers = {class_name: number for number, class_name in enumerate(classes)}
-    if unknown := {str(label) for label in labels.flat if label not in numbers}:
-        raise UserError(
-            f"{name} have {shown(min(unknown))}, which is none of the {len(classes)} "
-            "classes: leave such examples out, or name all classes in their order, "
-            "DataSet(..., classes=(...))"
-        )
-    return np.vectorize(numbers.get)(labels)
+    advice = (
+        "leave such examples out, or name all classes in their order, "
+        "DataSet(..., classes=(...))"
+    )
+    failure = f"{name} have a class that is none of the {len(classes)}"
+    with explain_errors(failure, advice):
+        return np.vectorize(numbers.__getitem__, [np.int32])(labels)
 
 
 def sample_every(array: Any) -> int:
     """Return 1, or of a large array the k of the sample that is every k-th row."""
-    return math.ceil(array.nbytes / SAMPLE) if array.nbytes > LARGE else 1
+    if array.nbytes <= LARGE:
+        return 1
+    return math.ceil(array.nbytes / SAMPLE)
 
 
 def describe(tree: Any) -> str:

@@ -55,42 +55,48 @@ class ImageFolder:
     def __init__(
         self, folder: str | Path, size: tuple[int, int] | None = None, mode: str = "RGB"
     ):
-        self.folder, self.size, self.mode = Path(folder), size, mode
+        self.folder = Path(folder)
+        self.size = size
+        self.mode = mode
         self.classes = tuple(subfolders(self.folder))
-        found = (
-            path.relative_to(folder)
-            for name in self.classes
-            for path in self.folder.joinpath(name).rglob("*")
-        )
-        # Jupyter leaves folders .ipynb_checkpoints, and macOS files ._1.png.
-        visible = (
-            path for path in found if not any(part[0] == "." for part in path.parts)
-        )
-        self.files = sorted(path for path in visible if path.suffix.lower() in ENDINGS)
+        self.files = []
+        for name in self.classes:
+            for path in (self.folder / name).rglob("*"):
+                file = path.relative_to(self.folder)
+                # Jupyter leaves folders .ipynb_checkpoints, and macOS files ._1.png.
+                is_hidden = any(part.startswith(".") for part in file.parts)
+                if file.suffix.lower() in ENDINGS and not is_hidden:
+                    self.files.append(file)
+        self.files.sort()
         if not self.files:
             names = ", ".join(self.classes[:9]) or "none"
-            advice = f"give it one for each class, with files {' '.join(ENDINGS)}"
             raise UserError(
-                f"{folder} has no images in its subfolders ({names}): {advice}"
+                f"{folder} has no images in its subfolders ({names}): give it one for "
+                f"each class, with files {' '.join(ENDINGS)}"
             )
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, str]:
-        path = self.folder / self.files[index]
-        with open_file(path, advice="replace it, or take it out of the folder") as file:
-            return read_image(file, self.mode, self.size), self.files[index].parts[0]
+        path = self.files[index]
+        advice = "replace it, or take it out of the folder"
+        with open_file(self.folder / path, advice=advice) as file:
+            return read_image(file, self.mode, self.size), path.parts[0]
 
 
 def read_image(
     file: BinaryIO, mode: str, size: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """Read an image of 8 bits a colour as `[H, W, C]` uint8, scaled to (H, W) if you give a `size`.
+    """Read an image of 8 bits a colour as `[H, W, C]` uint8.
 
-    Grey is the luma (ITU-R BT.601). Transparent pixels become black, unless the `mode`
-    has transparency. Of a damaged image, or one of another kind, Pillow raises one of
-    its errors.
+    Grey is the luma (ITU-R BT.601). Transparent pixels become black, unless the mode
+    has transparency.
+
+    Args:
+        file: opened for reading. If it's damaged, Pillow raises one of its errors.
+        mode: Pillow's name of the colours.
+        size: (H, W) to which the image is scaled.
     """
     try:
         from PIL import Image, ImageOps
@@ -105,11 +111,12 @@ def read_image(
             )
         image: Any = opened
         if mode != "RGBA" and opened.has_transparency_data:
-            image = Image.alpha_composite(
-                Image.new("RGBA", opened.size, "black"), opened.convert("RGBA")
-            )
+            black = Image.new("RGBA", opened.size, "black")
+            image = Image.alpha_composite(black, opened.convert("RGBA"))
         image = image.convert(mode)
-    pixels = np.asarray(image if size is None else ImageOps.fit(image, size[::-1]))
+    if size is not None:
+        image = ImageOps.fit(image, size[::-1])
+    pixels = np.asarray(image)
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
@@ -118,22 +125,14 @@ def subfolders(folder: Path) -> list[str]:
     with explain_errors(
         f"{folder} cannot be read", "name a folder with one for each class"
     ):
-        names = sorted(
-            path.name
-            for path in folder.iterdir()
-            if path.is_dir() and path.name[0] != "."
-        )
-    return names
+        names = [path.name for path in folder.iterdir() if path.is_dir()]
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def load_folder(folder: Path) -> DataSet:
     """Read the data set in a folder of images."""
-    if "train" not in subfolders(folder) or not subfolders(folder / "train"):
-        return make_data_set(DataSet(ImageFolder(folder)))
-    return make_data_set(
-        {
-            name: ImageFolder(folder / name)
-            for name in PARTS
-            if name in subfolders(folder)
-        }
-    )
+    names = subfolders(folder)
+    if "train" not in names or not subfolders(folder / "train"):
+        return make_data_set({"train": ImageFolder(folder)})
+    parts = {name: ImageFolder(folder / name) for name in PARTS if name in names}
+    return make_data_set(parts)

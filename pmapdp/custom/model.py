@@ -5,6 +5,7 @@ sums, are they the same on several devices (`trial.py`), is the accuracy one, an
 model be exported?
 """
 
+import contextlib
 import dataclasses
 import math
 import sys
@@ -110,24 +111,15 @@ def check_call(task: Task, examples: Batch) -> Any:
     Returns:
         Shapes of a classifier's logits, or of what your loss returns.
     """
-    takes_no_inputs = f"does not take inputs {describe(examples.inputs)}"
-    if task.classifies:
-        with explain_errors(
-            f"{task.name} {takes_no_inputs}",
-            advise_on_inputs(task, examples),
-            YourCodeError,
-        ):
-            return returned_shapes(task, call_model, examples)
+    function = call_model if task.classifies else task.loss
     try:
-        return returned_shapes(task, task.loss, examples)
+        return returned_shapes(task, function, examples)
     except Exception as error:
-        failure = f"{task.name} or its loss {takes_no_inputs}"
+        failure = f"{task.name} does not take inputs {describe(examples.inputs)}"
         advice = advise_on_inputs(task, examples)
-        try:
+        with contextlib.suppress(Exception):
+            # If the model alone takes the inputs, it's the loss that fails.
             outputs = returned_shapes(task, call_model, examples)
-        except Exception:
-            pass  # so it's the model, or your loss calls it in another way
-        else:
             failure = f"the loss of {task.name} fails"
             advice = (
                 f"the model gives {describe(outputs)}, the labels are "
@@ -147,7 +139,7 @@ def advise_on_inputs(task: Task, examples: Batch) -> str:
     if len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] not in (1, 3, 4):
         _, channels, height, width = shape
         return f"Flax wants channels last, so give [n, {height}, {width}, {channels}]"
-    return "give inputs of its shape, or correct its __call__"
+    return "give inputs of its shape, or correct its __call__ or loss"
 
 
 def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:

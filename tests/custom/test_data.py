@@ -287,7 +287,7 @@ REFUSED = {
     ),
     "a label that is missing": (
         lambda: (INPUTS, pandas().Series([*NAMES[LABELS[1:]], None])),
-        "'(nan|None)', which",
+        "have a class that is none of the 3 .no (nan|None)",
     ),
     "loader": (iter(PAIRS), "of a loader give its data set"),
     "text in a table": (
@@ -345,7 +345,7 @@ REFUSED = {
     ),
     "test labels": (
         {"train": (INPUTS, NAMES[LABELS]), "test": (INPUTS, ["pig"] * N)},
-        "test labels have 'pig', which",
+        "the test labels have a class that is none of the 3 .no .pig..: leave such examples out",
     ),
 }
 

@@ -65,9 +65,7 @@ def test_parts_in_folders(tmp_path):
     assert [part.examples for part in data.parts.values()] == [16, 8, 16]
     assert set(data.test.take(np.arange(8)).labels) == {1}
     (tmp_path / "test" / "red").rename(tmp_path / "test" / "green")
-    with pytest.raises(
-        UserError, match="the test labels have 'green', which is none of the 2 classes"
-    ):
+    with pytest.raises(UserError, match="the test labels have a class that is none of"):
         load_folder(tmp_path).test.take(np.arange(8))
 
 
