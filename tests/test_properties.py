@@ -15,7 +15,6 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from archives import npy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -23,10 +22,11 @@ from trained import train_briefly
 
 from pmapdp import cli
 from pmapdp.config import Config, flag
+from pmapdp.custom import images as custom_images
 from pmapdp.data.mnist import read_idx
 from pmapdp.distributed import ProcessesOptions
 from pmapdp.export import export_model, load_exported
-from pmapdp.predict import read_examples
+from pmapdp.files import open_file
 from pmapdp.recipes import RECIPES
 from pmapdp.run.workdir import read_config
 from pmapdp.train import COMMAND
@@ -221,14 +221,14 @@ def idx():
 
 
 def read_image(path):
-    return read_examples(str(path), (28, 28, 1), "uint8")
+    with open_file(path, advice="name another") as file:
+        return custom_images.read_image(file, "L")[np.newaxis]
 
 
 # What makes a right file, what reads it, and what must be so of anything that was read
 # from another.
 FILES = {
     "exported model": (exported_model, load_exported, require_same_model),
-    "array": (lambda: npy(PIXELS), read_image, require_image),
     "PNG": (picture, read_image, require_image),
     "idx": (idx, read_digits, np.testing.assert_array_equal),
 }

@@ -1,7 +1,6 @@
 """Your model, loss, data and optimizer keep the promises, through evaluation, export and prediction too."""
 
 import dataclasses
-import json
 import re
 
 import entry
@@ -259,11 +258,8 @@ def test_your_loss_is_evaluated_exported_and_asked(tmp_path, monkeypatch):
         assert re.search(
             "given its model and data from Python|data of yours, arrays", done.err
         )
-    np.save("rows.npy", DATA.test.inputs)
-    lines = entry.run_command(
-        "predict", "model.zip", "rows.npy", "--json"
-    ).out.splitlines()
-    answers = np.array([json.loads(line)["outputs"]["probability"] for line in lines])
+    outputs = load_exported("model.zip").outputs(DATA.test.inputs)
+    answers = outputs["probability"]
     assert np.mean((answers > 0.5) == SIGNS["data"].test.labels) == pytest.approx(
         last["accuracy"]
     )

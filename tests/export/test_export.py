@@ -110,7 +110,6 @@ def test_the_file_is_as_the_page_says(trained, folder):
     assert (folder / "again.zip").read_bytes() == path.read_bytes()
 
 
-@pytest.mark.slow
 def test_readable_with_jax_and_numpy_alone(trained):
     """The code of the page, word for word, if our package and the model's library can't be imported."""
     _, _, path, exported = trained
