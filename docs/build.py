@@ -35,7 +35,7 @@ def build(repository: str) -> list[str]:
     with (
         tempfile.TemporaryDirectory() as folder
     ):  # where Sphinx and MyST-NB also leave what they need themselves
-        stage.stage(Path(folder, "source"), repository)
+        stage.stage(Path(folder, "source"))
         options = [
             "-q",
             "-W",

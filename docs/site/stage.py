@@ -91,12 +91,9 @@ def toctree(entries: list[str], caption: str = "") -> str:
 class Stage:
     """The pages in the folder `target`, and the source files to which they link."""
 
-    def __init__(self, target: Path, repository: str):
-        self.target, self.repository, self.pages = (
-            target,
-            repository,
-            repository_pages(),
-        )
+    def __init__(self, target: Path):
+        self.target = target
+        self.pages = repository_pages()
         self.sources: set[PurePosixPath] = set()
 
     def write(self, page: PurePosixPath, text: str) -> None:
@@ -135,13 +132,8 @@ class Stage:
                 return match[0]
             return f"{FENCE}{{code-block}} text\n:class: wrapped\n\n{code}{FENCE}"
 
-        text = BLOCK.sub(
+        return BLOCK.sub(
             wrap, re.sub(r'<a id="([\w-]+)"></a>', r"[]{#\1}", LINK.sub(link, text))
-        )
-        return (
-            text.replace("git clone ADDRESS", f"git clone {self.repository}")
-            if self.repository
-            else text
         )
 
     def notebook(self, path: PurePosixPath) -> None:
@@ -225,9 +217,9 @@ class Stage:
             )
 
 
-def stage(target: Path, repository: str = "") -> None:
+def stage(target: Path) -> None:
     """Lay out the site's sources in the folder `target`."""
-    laid = Stage(target, repository)
+    laid = Stage(target)
     for path in laid.pages:
         (laid.notebook if path.suffix == ".ipynb" else laid.page)(path)
     done: set[PurePosixPath] = set()

@@ -16,13 +16,12 @@ from pmapdp.distributed import LostError
 from pmapdp.errors import DivergedError, ReplicasError, UserError
 
 ROOT = Path(__file__).parents[2]
-REPOSITORY = "https://example.org/someone/pmapdp"
 
 
 @pytest.fixture(scope="module")
 def laid(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    stage.stage(folder, REPOSITORY)
+    stage.stage(folder)
     return folder
 
 
@@ -94,19 +93,16 @@ def test_what_a_prediction_asks_for_is_folded_and_nothing_else_is_lost(laid):
     assert folded > 50
 
 
-def test_pages_show_flags_sources_and_the_address_as_they_are(laid, tmp_path):
+def test_pages_show_flags_and_sources_as_they_are(laid):
     assert (ROOT / "docs" / "flags.md").read_text() == flags.page(), (
         "python docs/site/flags.py > docs/flags.md"
     )
     source = "pmapdp/steps/pmap.py"
     assert (ROOT / source).read_text() in (laid / "source" / f"{source}.md").read_text()
-    assert f"git clone {REPOSITORY} pmapdp" in (laid / "index.md").read_text()
-    stage.stage(tmp_path)
-    assert "git clone ADDRESS pmapdp" in (tmp_path / "index.md").read_text()
 
 
 def test_a_line_too_long_is_wrapped_and_others_are_not(tmp_path):
-    page, path = stage.Stage(tmp_path, ""), PurePosixPath("README.md")
+    page, path = stage.Stage(tmp_path), PurePosixPath("README.md")
     long, short, code = (
         f"```\n{'x' * 200}\n```",
         "```\nx\n```",
