@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks import summary
 from benchmarks.summary import EXAMPLES, Run, comparisons
-from pmapdp.devices import cores
+from pmapdp.devices import count_cores
 from pmapdp.registry import load_data
 
 PEERS = ["jax", "flax", "optax", "tensorflow", "keras", "torch==2.13.0"]
@@ -140,7 +140,7 @@ def main() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     machine: dict[str, Any] = {
         "processor": platform.processor() or platform.machine(),
-        "cores": cores(),
+        "cores": count_cores(),
     }
     machine |= {"python": platform.python_version(), "jax": jax.__version__}
     python = peers_python(options.environment) if options.peers else None

@@ -372,7 +372,7 @@ for exercise in (global_variance, standardize_backward, fixed_centre):
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
-# | `BatchNorm` | `ExactBatchNorm`. You write `nnx.BatchNorm` in your model, and `exchange(model)` swaps it | [layers.py](../pmapdp/layers.py) |
+# | `BatchNorm` | `ExactBatchNorm`. You write `nnx.BatchNorm` in your model, and `make_exact(model)` swaps it | [layers.py](../pmapdp/layers.py) |
 # | the running averages in `model` | `model_state` in `TrainState` | [state.py](../pmapdp/state.py) |
 #
 # To read on: [Batch normalization](https://arxiv.org/abs/1502.03167), the paper. Next come the random numbers:

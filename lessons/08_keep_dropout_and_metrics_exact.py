@@ -342,7 +342,7 @@ for exercise in (row_keys, exact_accuracy, fixed_mean):
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
 # | `example_keys` | the same name | [layers.py](../pmapdp/layers.py) |
-# | dropout in `Network` | `ExactDropout`. You write `nnx.Dropout` in your model, and `exchange(model)` swaps it | [layers.py](../pmapdp/layers.py) |
+# | dropout in `Network` | `ExactDropout`. You write `nnx.Dropout` in your model, and `make_exact(model)` swaps it | [layers.py](../pmapdp/layers.py) |
 # | `batches`, with `rows` | `Batches`, with `indices` | [data/batches.py](../pmapdp/data/batches.py) |
 #
 # To read on: [JAX's random numbers](https://docs.jax.dev/en/latest/101/random.html). Next, delete what you've built by

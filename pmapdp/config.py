@@ -14,6 +14,10 @@ from typing import Any, Literal
 
 from pmapdp.errors import UserError, unknown
 
+# The one list of strategies: `steps/` has a file for each. It stands here, because the
+# flag must not import JAX.
+StrategyName = Literal["pmap", "shard_map", "jit", "single"]
+
 MAX_INT = 2**31 - 1  # JAX counts in int32
 MAX_FLOAT = 3.4e38
 
@@ -95,9 +99,7 @@ class Config:
         takes="FILE",
     )
 
-    # The keys of steps.STRATEGIES, written out so that a type checker knows them and a
-    # flag doesn't import JAX.
-    strategy: Literal["pmap", "shard_map", "jit", "single"] = setting(
+    strategy: StrategyName = setting(
         "parallel",
         "pmap",
         "How the batch is split and averaged; single runs on one device.",

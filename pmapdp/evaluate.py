@@ -14,13 +14,13 @@ import json
 import os
 import sys
 from dataclasses import MISSING, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 
 from pmapdp import cli
-from pmapdp.config import setting
+from pmapdp.config import StrategyName, setting
 from pmapdp.custom.data import make_part
 from pmapdp.custom.examples import check_labels
 from pmapdp.data.batches import Batches
@@ -52,7 +52,7 @@ class Options:
         "Folder of a run, or exported file of people you trust.",
         place="MODEL",
     )
-    strategy: Literal["pmap", "shard_map", "jit", "single"] | None = setting(
+    strategy: StrategyName | None = setting(
         "options",
         None,
         "Of a run: how the batch is split and added up; default: as in training.",
@@ -175,7 +175,7 @@ def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
                     "the model takes no texts: give the data of its training"
                 )
             part = Split(exported.featurizer(part.texts), part.labels)
-        if (given := describe_arrays(part.take(np.arange(1)).inputs)) != (
+        if (given := describe_arrays(part.select(np.arange(1)).inputs)) != (
             taken := exported.metadata["input"]
         ):
             raise UserError(

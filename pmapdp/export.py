@@ -195,7 +195,7 @@ def export_run(
         else {},  # the middle of an epoch was not evaluated
         "measured": {name: last["step"] for name in measured},  # after how many updates
     }
-    example = arrays.train.take(np.arange(1))
+    example = arrays.train.select(np.arange(1))
     export_model(
         task,
         state,

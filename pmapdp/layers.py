@@ -2,10 +2,9 @@
 
 Flax's dropout draws one mask for all examples that a device sees, and its batch norm
 takes moments over them, so both would depend on the number of devices.
-`exchange(model)` turns these layers of a built model into subclasses that don't, as
-PyTorch's `convert_sync_batchnorm` does. Names, settings and parameters stay, and the
-model is called as before: the layers look up what they must know about the batch in the
-current context.
+`make_exact(model)` turns these layers of a built model into subclasses that don't.
+Names, settings and parameters stay, and the model is called as before: the layers look
+up what they must know about the batch in the current context.
 
 Shapes: b examples on this device, C channels, h heads, d features per head.
 """
@@ -28,32 +27,45 @@ AxisName = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Context:
-    """The facts about a batch that a layer can't see in its activations."""
+    """The facts about a batch that a layer can't see in its activations.
 
-    weights: Any = None  # [b], 0 for padding; None if all examples count alike
-    keys: Any = None  # [b] random keys, one per example; None in evaluation
-    step: Any = 0  # [] updates made so far
+    Attributes:
+        weights: `[b]`, 0 for padding; None if all examples count alike.
+        keys: `[b]` random keys, one per example; None in evaluation.
+        step: `[]`, the updates made so far.
+        train: True in a training step.
+        axis_name: the mapped axis over which the batch is split; None if the arrays
+            hold all of it.
+        draws: numbers the calls of `next_keys`.
+    """
+
+    weights: Any = None
+    keys: Any = None
+    step: Any = 0
     train: bool = False
-    axis_name: AxisName = None  # the mapped axis over which the batch is split; None if the arrays hold all of it
-    draws: Iterator[int] = field(
-        default_factory=itertools.count
-    )  # numbers the calls of `next_keys`
+    axis_name: AxisName = None
+    draws: Iterator[int] = field(default_factory=itertools.count)
 
     def next_keys(self, number: Any = 0) -> jax.Array:
-        """Return `[b]` random keys, one per example. Every call returns new ones, so no two layers draw the same mask.
+        """Return `[b]` random keys, one per example.
 
-        Layers in a scan are traced once and share one call, so each gives a `number` of
-        its own.
+        Every call returns new ones, so no two layers draw the same mask. Layers in a scan
+        are traced once and share one call, so each gives a `number` of its own.
         """
         number = next(self.draws) + (number << 16)
         return jax.vmap(jax.random.fold_in, (0, None))(self.keys, number)
 
 
 EVALUATION = Context()  # the context of everything but a training step
-_current: contextvars.ContextVar[Context] = contextvars.ContextVar(
-    "context", default=EVALUATION
-)
-current_context = _current.get
+_current = contextvars.ContextVar("context", default=EVALUATION)
+
+
+def current_context() -> Context:
+    """Return the context of the batch that the model is called with.
+
+    Call it in a layer of your own. Outside of a training step it's `EVALUATION`.
+    """
+    return _current.get()
 
 
 @contextlib.contextmanager
@@ -67,7 +79,7 @@ def use_context(context: Context) -> Iterator[None]:
 
 
 def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:
-    """Return `[b]` random keys. They depend on the seed, the update and the example, and not on the device."""
+    """Return `[b]` random keys, which depend on the seed, the update and the example."""
     key = jax.random.fold_in(jax.random.key(seed), step)
     return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
 
@@ -85,54 +97,66 @@ class ExactBatchNorm(nnx.BatchNorm):
     standard deviation)² times the type's epsilon. In a fresh layer m is 0, so with a
     mean of 100 standard deviations that is 1e-3 in float32. Once m is close to the
     mean, it's negligible.
+
+    Attributes:
+        is_frozen: True in a part of the model that isn't trained. Then the running
+            moments are used in training too, and they don't move.
     """
+
+    is_frozen = False
 
     def __call__(
         self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
     ) -> jax.Array:
-        """Normalize `[b, ...]`. Training also moves the running moments, unless the layer is frozen."""
+        """Normalize `[b, ...]`. Training also moves the running moments."""
         context = current_context()
-        frozen = (
-            self.use_running_average
-            if use_running_average is None
-            else use_running_average
-        )
+        if use_running_average is None:
+            use_running_average = self.use_running_average
         if mask is not None:
             raise ValueError(
-                "batch norm with a mask is not exchanged: set the weights of the examples instead"
+                "exact batch norm takes no mask: set the weights of the examples instead"
             )
         shape = [1] * x.ndim
         shape[self.axis] = x.shape[self.axis]
-        params = [each[...] for each in (self.scale, self.bias) if each is not None]
+        params = [param[...] for param in (self.scale, self.bias) if param is not None]
         dtype = self.dtype or jnp.result_type(x, *params)
         # Moments of bfloat16 are taken in float32, the type of the running ones.
-        x = x.astype(jnp.promote_types(x.dtype, self.mean.dtype)) - self.mean[
-            ...
-        ].reshape(shape)
-        mean, variance = jnp.zeros_like(self.mean[...]), self.var[...]
-        if context.train and not frozen:
+        x = x.astype(jnp.promote_types(x.dtype, self.mean.dtype))
+        x = x - self.mean[...].reshape(shape)
+        mean = jnp.zeros_like(self.mean[...])
+        variance = self.var[...]
+        if context.train and not use_running_average and not self.is_frozen:
             mean, variance = self.moments(x, context)
-        scale = lax.rsqrt(variance + self.epsilon) * (
-            1 if self.scale is None else self.scale[...]
-        )
-        bias = (0 if self.bias is None else self.bias[...]) - mean * scale
+        scale = lax.rsqrt(variance + self.epsilon)
+        if self.scale is not None:
+            scale = scale * self.scale[...]
+        bias = -mean * scale
+        if self.bias is not None:
+            bias = bias + self.bias[...]
         return (x * scale.reshape(shape) + bias.reshape(shape)).astype(dtype)
 
     def moments(self, x: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
-        """Return mean and variance `[C]` over the valid examples of all devices, and move the running ones.
+        """Compute the moments over the valid examples of all devices.
 
-        `x` and the mean that is returned are relative to the running mean.
+        The running moments move towards them.
+
+        Args:
+            x: `[b, ...]`, relative to the running mean.
+            context: of the batch.
+
+        Returns:
+            Mean `[C]`, relative to the running mean, and variance `[C]`.
         """
         weights = jnp.ones(len(x)) if context.weights is None else context.weights
         if len(weights) != len(x):
             raise ValueError(
-                f"batch norm sees {list(x.shape)}, whose first axis doesn't count the examples: leave it there"
+                f"batch norm sees {list(x.shape)}, whose first axis doesn't count the "
+                "examples: leave it there"
             )
         pixels = tuple(axis for axis in range(1, x.ndim) if axis != self.axis % x.ndim)
         mean = x.mean(pixels)  # [b, C]
-        sums = jnp.stack(
-            [jnp.ones_like(mean), mean, jnp.square(x).mean(pixels)]
-        )  # [3, b, C]
+        squares = jnp.square(x).mean(pixels)
+        sums = jnp.stack([jnp.ones_like(mean), mean, squares])  # [3, b, C]
         # Multiplied and added up, because a matrix product would round to TF32 or
         # bfloat16 on accelerators.
         sums = (sums * weights.astype(x.dtype)[:, None]).sum(1)
@@ -141,9 +165,8 @@ class ExactBatchNorm(nnx.BatchNorm):
         count = sums[0]
         mean, squares = sums[1:] / jnp.where(count > 0, count, 1)
         variance = jnp.maximum(squares - jnp.square(mean), 0)
-        moved = jnp.where(
-            count > 0, 1 - self.momentum, 0
-        )  # if all is padding, nothing moves
+        # If all is padding, nothing moves.
+        moved = jnp.where(count > 0, 1 - self.momentum, 0)
         self.mean[...] += (moved * mean).astype(self.mean.dtype)
         self.var[...] += (moved * (variance - self.var[...])).astype(self.var.dtype)
         return mean, variance
@@ -159,9 +182,10 @@ class ExactDropout(nnx.Dropout):
     def __call__(
         self, inputs: jax.Array, *, deterministic: bool | None = None, **_: Any
     ) -> jax.Array:
-        """Drop parts of `[b, ...]` in training, unless the layer is frozen (`deterministic`)."""
-        frozen = self.deterministic if deterministic is None else deterministic
-        if not current_context().train or frozen or self.rate == 0:
+        """Drop parts of `[b, ...]` in training, unless the layer is `deterministic`."""
+        if deterministic is None:
+            deterministic = self.deterministic
+        if not current_context().train or deterministic or self.rate == 0:
             return inputs
         if self.rate == 1:
             return jnp.zeros_like(inputs)
@@ -184,8 +208,9 @@ class ExactAttention(nnx.MultiHeadAttention):
         **options: Any,
     ) -> jax.Array:
         """Attend as Flax's layer does. The context tells if this is training."""
-        frozen = self.deterministic if deterministic is None else deterministic
-        deterministic = bool(frozen) or not current_context().train
+        if deterministic is None:
+            deterministic = bool(self.deterministic)
+        deterministic = deterministic or not current_context().train
         # Flax calls `rngs` for a key, and hands the result to `attend`.
         keys: Any = functools.partial(layer_keys, self)
         return super().__call__(
@@ -206,16 +231,15 @@ def attend(
     precision: Any = None,
     **_: Any,
 ) -> jax.Array:
-    """Let h heads of queries `[b, q, h, d]` attend to keys and values `[b, k, h, d]`. The arguments are Flax's.
+    """Let h heads of queries `[b, q, h, d]` attend to keys and values `[b, k, h, d]`.
 
-    Vaswani et al., "Attention is all you need", NeurIPS 2017. The softmax is in float32
+    The arguments are Flax's. Vaswani et al., "Attention is all you need", NeurIPS 2017. The softmax is in float32
     at least, and in float64 for float64, unlike in `jax.nn.dot_product_attention`.
     `dropout_rng` is `[b]` keys, or None without dropout.
     """
     dtype = jnp.promote_types(query.dtype, jnp.float32)
-    key, value = (
-        jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value)
-    )
+    key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
+    value = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
     scores = jnp.einsum(
         "bqhd,bkhd->bhqk", query, key, precision=precision, preferred_element_type=dtype
     )
@@ -223,14 +247,14 @@ def attend(
     if is_causal:
         causal = jnp.tri(query.shape[1], key.shape[1], dtype=bool)
         mask = causal if mask is None else mask & causal
-    weights = jax.nn.softmax(
-        scores if mask is None else jnp.where(mask, scores, jnp.finfo(dtype).min)
-    )
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(dtype).min)
+    weights = jax.nn.softmax(scores)
     if dropout_rng is not None:
         b, h, q, k = weights.shape
-        keep = draw_masks(
-            dropout_rng, 1 - dropout_rate, [b, 1 if broadcast_dropout else h, q, k]
-        )
+        if broadcast_dropout:  # all heads share a mask
+            h = 1
+        keep = draw_masks(dropout_rng, 1 - dropout_rate, [b, h, q, k])
         weights = jnp.where(keep, weights / (1 - dropout_rate), 0)
     return jnp.einsum(
         "bhqk,bkhd->bqhd", weights.astype(value.dtype), value, precision=precision
@@ -238,51 +262,76 @@ def attend(
 
 
 def layer_keys(layer: Any) -> jax.Array:
-    """Return `[b]` random keys for a layer. Layers that run in one scan are told apart by their counts."""
-    return current_context().next_keys(
-        0 if layer.rngs is None else layer.rngs.count[...]
-    )
+    """Return `[b]` random keys for a layer.
+
+    Layers that run in one scan are told apart by their counts.
+    """
+    number = 0 if layer.rngs is None else layer.rngs.count[...]
+    return current_context().next_keys(number)
 
 
 def draw_masks(keys: jax.Array, keep: float, shape: list[int]) -> jax.Array:
-    """Draw masks `[b, ...]`, each from its example's own key. They are True with the probability `keep`."""
+    """Draw masks `[b, ...]`, each from its example's key: True with probability `keep`."""
     if shape[0] != len(keys):
         raise ValueError(
-            f"dropout sees {shape}, whose first axis doesn't count the examples: move it to the front"
+            f"dropout sees {shape}, whose first axis doesn't count the examples: "
+            "move it to the front"
         )
     return jax.vmap(lambda key: jax.random.bernoulli(key, keep, tuple(shape[1:])))(keys)
 
 
-def exchange(model: nnx.Module) -> nnx.Module:
-    """Make the batch norms, dropouts and attention layers of a built model exact, in place, and return it.
+def make_exact(model: nnx.Module) -> nnx.Module:
+    """Make the batch norms, dropouts and attention layers of a built model exact.
 
-    Subclasses of Flax's layers, and attention by a function other than Flax's, are left
-    as they are, because what they change is not known.
+    It changes the class of each layer in place, and returns the model. A new layer
+    wouldn't do: other modules may share the old one, and it holds the initial parameters
+    and random streams. Subclasses of Flax's layers, and attention by a function other
+    than Flax's, are left as they are, because what they change is not known.
     """
     layer: Any
     for _, layer in nnx.iter_modules(model):
         if type(layer) is nnx.BatchNorm:
             layer.__class__ = ExactBatchNorm
             for moment in (layer.mean, layer.var):
-                moment.set_value(
-                    moment[...].astype(
-                        jnp.promote_types(moment.dtype, layer.param_dtype)
-                    )
-                )
+                dtype = jnp.promote_types(moment.dtype, layer.param_dtype)
+                moment.set_value(moment[...].astype(dtype))
         elif type(layer) is nnx.Dropout:
             layer.__class__ = ExactDropout
-        elif (
-            type(layer) is nnx.MultiHeadAttention
-            and layer.attention_fn is nnx.dot_product_attention
-        ):
-            layer.__class__, layer.attention_fn = ExactAttention, attend
-        else:
-            continue
-        if isinstance(stream := getattr(layer, "rngs", None), nnx.RngStream):
-            # Layers that were made together for a scan have one stream of shape [L]:
-            # number them.
-            count = stream.count[...]
-            stream.count.set_value(
-                jnp.arange(count.size, dtype=count.dtype).reshape(count.shape)
-            )
+            number_scanned_layers(layer)
+        elif type(layer) is nnx.MultiHeadAttention and has_stock_attention(layer):
+            layer.__class__ = ExactAttention
+            layer.attention_fn = attend
+            number_scanned_layers(layer)
     return model
+
+
+def has_stock_attention(layer: nnx.MultiHeadAttention) -> bool:
+    """Return True if a layer attends by Flax's own function."""
+    return layer.attention_fn is nnx.dot_product_attention
+
+
+def number_scanned_layers(layer: Any) -> None:
+    """Number the layers that were made together for a scan, with one stream `[L]`."""
+    stream = getattr(layer, "rngs", None)
+    if isinstance(stream, nnx.RngStream):
+        count = stream.count[...]
+        numbers = jnp.arange(count.size, dtype=count.dtype).reshape(count.shape)
+        stream.count.set_value(numbers)
+
+
+def freeze_batch_norms(model: nnx.Module, trainable: Any) -> None:
+    """Let the exact batch norms that aren't trained use their running moments.
+
+    Otherwise the moments would move in training, and with them the outputs of a part
+    that's meant to stay as it is.
+
+    Args:
+        model: with exact layers.
+        trainable: the filter of Flax that chooses the parameters to train. It's asked
+            about a parameter of each layer, also of those that have none.
+    """
+    is_trained = nnx.filterlib.to_predicate(trainable)
+    parameter = nnx.Param(jnp.zeros(()))
+    for path, layer in nnx.iter_modules(model):
+        if isinstance(layer, ExactBatchNorm):
+            layer.is_frozen = not is_trained((*path, "scale"), parameter)

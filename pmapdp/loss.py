@@ -1,7 +1,7 @@
-"""Loss and metrics as sums and counts: sums over devices and steps stay exact, means of means don't.
+"""Loss and metrics as sums and counts.
 
-Lessons 02, 03 and 08 teach this file. Shapes: b examples on this device (or the global
-batch), C classes.
+Sums over devices and steps stay exact, and means of means don't. Lessons 02, 03 and 08
+teach this file. Shapes: b examples on this device or in the global batch, C classes.
 """
 
 from collections.abc import Callable
@@ -14,25 +14,42 @@ import optax
 from pmapdp.data.batches import Batch
 from pmapdp.layers import current_context
 
-NONE: dict[str, Any] = {}
+NO_METRICS: dict[str, Any] = {}
 DIVISOR = " (divisor)"
 
 
 class MetricSums(NamedTuple):
-    """Sums over examples, `[]` each. Added field by field, the sums of two batches are the sums over all examples."""
+    """Sums over examples, `[]` each.
 
-    loss: Any  # weighted losses; the cross-entropy is in nats
-    correct: Any  # weights of the examples whose highest logit is at their class; None if there are no classes
-    count: Any  # weights: the number of examples if each weighs 1. `update` divides the gradients by it
-    others: Any = NONE  # further metrics by name: a sum (shown as sum / count) or a pair (shown as first / second)
+    Added field by field, the sums of two batches are the sums over all examples.
+
+    Attributes:
+        loss: the sum of the weighted losses; the cross-entropy is in nats.
+        correct: the weights of the examples whose highest logit is at their class; None
+            if there are no classes.
+        count: the sum of the weights, the number of examples if each weighs 1. The
+            gradients are divided by it.
+        others: further metrics by name, each a sum, which is shown as sum / count, or a
+            pair of sums, which is shown as first / second.
+    """
+
+    loss: Any
+    correct: Any
+    count: Any
+    others: Any = NO_METRICS
 
 
 def named_sums(sums: MetricSums) -> dict[str, Any]:
-    """Return the sums by name, without those that are None. The second sum of a pair is called `NAME (divisor)`."""
+    """Return the sums by name, without those that are None.
+
+    The second sum of a pair is called `NAME (divisor)`.
+    """
     named = {"loss": sums.loss, "correct": sums.correct, "count": sums.count}
     for name, value in sums.others.items():
-        pair = value if isinstance(value, tuple) else (value, None)
-        named |= dict(zip((name, name + DIVISOR), pair, strict=True))
+        if isinstance(value, tuple):
+            named[name], named[name + DIVISOR] = value
+        else:
+            named[name] = value
     return {name: value for name, value in named.items() if value is not None}
 
 
@@ -53,26 +70,26 @@ def cross_entropy(
             None.
     """
     logits = model(batch.inputs)
-    sums = metric_sums(
-        logits, batch, label_smoothing if current_context().train else 0.0
-    )
-    return sums if metrics is None else sums._replace(others=metrics(logits, batch))
+    if not current_context().train:
+        label_smoothing = 0.0
+    sums = metric_sums(logits, batch, label_smoothing)
+    if metrics is not None:
+        sums = sums._replace(others=metrics(logits, batch))
+    return sums
 
 
 def metric_sums(
     logits: jax.Array, batch: Batch, label_smoothing: float = 0.0
 ) -> MetricSums:
-    """Return weighted sums of `[b, C]` logits against the batch's labels; padding has weight 0."""
+    """Return the weighted sums of `[b, C]` logits against the batch's labels."""
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     weights = batch.weights.astype(logits.dtype)
-    targets = optax.smooth_labels(
-        jax.nn.one_hot(batch.labels, logits.shape[-1], dtype=logits.dtype),
-        label_smoothing,
-    )
+    targets = jax.nn.one_hot(batch.labels, logits.shape[-1], dtype=logits.dtype)
+    targets = optax.smooth_labels(targets, label_smoothing)
     losses = optax.softmax_cross_entropy(logits, targets)
     correct = logits.argmax(-1) == batch.labels
-    # One sum of [3, b], so that devices which split the batch exchange one array for
-    # all three.
-    return MetricSums(
-        *(weights * jnp.stack([losses, correct, jnp.ones_like(losses)])).sum(1)
-    )
+    # One sum of [3, b], so that devices which split the batch exchange one array for all
+    # three.
+    rows = jnp.stack([losses, correct, jnp.ones_like(losses)])
+    loss, right, count = (weights * rows).sum(1)
+    return MetricSums(loss, right, count)

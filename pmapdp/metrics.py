@@ -2,36 +2,48 @@
 
 import math
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from pmapdp.errors import DivergedError
 from pmapdp.loss import DIVISOR, MetricSums, named_sums
 
-ACCURACIES = (
-    "accuracy",
-    "weighted_accuracy",
-)  # without weights of the data, and with them
-UPDATES_AHEAD = 2
-READ_TOGETHER = 16  # updates, and not seconds, so that all processes notice a NaN after the same update
+# Names of the accuracy without weights of the data, and with them.
+ACCURACIES = ("accuracy", "weighted_accuracy")
+UPDATES_AHEAD = 2  # of the devices; with more, batches would pile up in their memory
+# A GPU copies one array faster than many small ones. It's a number of updates, and not of
+# seconds, so that all processes notice a NaN after the same update.
+READ_TOGETHER = 16
+
+
+class Update(NamedTuple):
+    """The metrics of an update, which the devices may still compute."""
+
+    step: int
+    sums: MetricSums
+    examples: int
 
 
 @jax.jit
-def stack(all_sums: list[MetricSums]) -> MetricSums:
-    """Return the metrics of `READ_TOGETHER` updates as `[updates]` each. From a GPU, one copy is faster than many."""
-    return jax.tree.map(lambda *values: jax.numpy.stack(values), *all_sums)
+def stack(sums: list[MetricSums]) -> MetricSums:
+    """Return the metrics of several updates as `[updates]` each."""
+    return jax.tree.map(lambda *values: jnp.stack(values), *sums)
 
 
 class Meter:
-    """Adds up the metrics of updates and times them, while the host runs at most two updates ahead.
+    """Adds up the metrics of updates and times them.
+
+    It lets the host run at most two updates ahead of the devices.
 
     Attributes:
         sums: over all examples so far, by name, in double precision; "count" is the sum
             of their weights.
         examples: their number.
         accuracy: its name, "accuracy", or "weighted_accuracy" if the data have weights.
+        seconds: from the start of the clock to the last update.
     """
 
     def __init__(
@@ -41,83 +53,103 @@ class Meter:
         *,
         is_weighted: bool = False,
     ):
-        self.sums, self.examples, self.accuracy = (
-            dict(sums or {}),
-            examples,
-            ACCURACIES[is_weighted],
-        )
-        self.unread: deque[tuple[int, MetricSums, int]] = deque()
+        self.sums = dict(sums or {})
+        self.examples = examples
+        self.accuracy = ACCURACIES[is_weighted]
+        self.unread: list[Update] = []
+        self.stacked: list[Update] = []  # their sums are one array, `stacked_sums`
+        self.stacked_sums: Any = None
         self.start_clock()
 
     def start_clock(self) -> None:
         """Start timing, which comes after the first update because that one compiles."""
-        self.started, self.seconds = time.perf_counter(), 0.0
-        self.timed_updates = self.timed_examples = 0
+        self.started = time.perf_counter()
+        self.seconds = 0.0
+        self.timed_updates = 0
+        self.timed_examples = 0
 
     def add(self, step: int, sums: MetricSums, examples: int) -> None:
-        """Add the metrics of update `step` over `examples` examples. The devices may still compute it.
+        """Add the metrics of update `step` over `examples` examples.
 
         A `DivergedError` says that the loss of an earlier update is not finite.
         """
-        self.unread.append((step, sums, examples))
+        self.unread.append(Update(step, sums, examples))
         self.timed_updates += 1
         self.timed_examples += examples
-        if len(self.unread) > UPDATES_AHEAD:
-            jax.block_until_ready(self.unread[-1 - UPDATES_AHEAD][1])
-        if (
-            len(self.unread) == READ_TOGETHER
-        ):  # queued now, so that reading it doesn't wait for the next updates
-            self.stacked = stack([sums for _, sums, _ in self.unread])
-        if len(self.unread) == READ_TOGETHER + UPDATES_AHEAD:
-            self.read(READ_TOGETHER, self.stacked)
+        updates = [*self.stacked, *self.unread]
+        if len(updates) > UPDATES_AHEAD:
+            jax.block_until_ready(updates[-1 - UPDATES_AHEAD].sums)
+        # Stacking is queued now and read some updates later. Read at once, it would let
+        # the devices wait for the host.
+        if self.stacked and len(self.unread) == UPDATES_AHEAD:
+            self.read_stacked()
+        if len(self.unread) == READ_TOGETHER:
+            self.stacked = self.unread
+            self.stacked_sums = stack([update.sums for update in self.stacked])
+            self.unread = []
         self.seconds = time.perf_counter() - self.started
 
-    def read(self, updates: int, stacked: MetricSums) -> None:
-        """Copy the metrics of the oldest updates to the host, and add them up."""
-        columns = named_sums(jax.device_get(stacked))
-        for row in range(updates):
-            step, _, examples = self.unread.popleft()
-            for name, values in columns.items():
-                self.sums[name] = self.sums.get(name, 0.0) + float(values[row])
-            self.examples += examples
-            if not math.isfinite(self.sums["loss"]):
-                jax.block_until_ready(
-                    [sums for _, sums, _ in self.unread]
-                )  # other processes take part in these
+    def read_stacked(self) -> None:
+        """Copy the stacked metrics to the host, and add them up."""
+        columns = jax.device_get(self.stacked_sums)
+        rows = [
+            jax.tree.map(lambda column, row=row: column[row], columns)
+            for row in range(len(self.stacked))
+        ]
+        updates = self.stacked
+        self.stacked = []
+        self.add_up(updates, rows)
+
+    def add_up(self, updates: Sequence[Update], rows: Sequence[MetricSums]) -> None:
+        """Add up the metrics of updates, which are on the host as `rows`."""
+        for update, row in zip(updates, rows, strict=True):
+            for name, value in named_sums(row).items():
+                self.sums[name] = self.sums.get(name, 0.0) + float(value)
+            self.examples += update.examples
+            loss = self.sums["loss"]
+            if not math.isfinite(loss):
+                # Other processes take part in the updates that are still running.
+                jax.block_until_ready([update.sums for update in self.unread])
                 raise DivergedError(
-                    f"the loss is {self.sums['loss']} at step {step}", step
+                    f"the loss is {loss} at step {update.step}", update.step
                 )
 
     def finish(self) -> None:
         """Wait for all updates, and add up what is left."""
-        while self.unread:
-            oldest = [sums for _, sums, _ in self.unread][:READ_TOGETHER]
-            self.read(
-                len(oldest), stack(oldest + oldest[-1:] * (READ_TOGETHER - len(oldest)))
-            )
+        if self.stacked:
+            self.read_stacked()
+        updates = self.unread
+        self.unread = []
+        self.add_up(updates, jax.device_get([update.sums for update in updates]))
         self.seconds = time.perf_counter() - self.started
 
     @property
     def means(self) -> dict[str, float]:
-        """Return the mean or ratio of each metric (NaN if its divisor is 0) and the number of examples, or {}."""
+        """Return the mean or ratio of each metric and the number of examples.
+
+        It's NaN if the divisor is 0. Before the first update there are none.
+        """
         if not self.examples:
             return {}
-        means = {}
+        means: dict[str, float] = {}
         for name, value in self.sums.items():
-            if name != "count" and not name.endswith(DIVISOR):
-                divisor = self.sums.get(name + DIVISOR, self.sums["count"])
-                means[self.accuracy if name == "correct" else name] = (
-                    value / divisor if divisor else math.nan
-                )
-        return means | {"examples": self.examples}
+            if name == "count" or name.endswith(DIVISOR):
+                continue
+            divisor = self.sums.get(name + DIVISOR, self.sums["count"])
+            shown_name = self.accuracy if name == "correct" else name
+            means[shown_name] = value / divisor if divisor else math.nan
+        means["examples"] = self.examples
+        return means
 
     @property
     def speed(self) -> dict[str, float | None]:
-        """Return examples a second and milliseconds an update, each None if no update was timed."""
+        """Return examples a second and milliseconds an update.
+
+        Each is None if no update was timed.
+        """
         if not self.timed_updates:
             return {"examples_per_second": None, "step_ms": None}
-        step_ms = 1000 * self.seconds / self.timed_updates
         return {
             "examples_per_second": self.timed_examples / self.seconds,
-            "step_ms": step_ms,
+            "step_ms": 1000 * self.seconds / self.timed_updates,
         }

@@ -1,4 +1,7 @@
-"""Optimizers and learning-rate schedules, made with optax from a configuration. Lesson 03 uses one."""
+"""Optimizers and learning-rate schedules, made with Optax from a configuration.
+
+Lesson 03 uses one.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +10,9 @@ import optax
 
 from pmapdp.config import MAX_INT, Config
 
-OPTIMIZERS: dict[
-    str, Callable[[optax.Schedule, Config], optax.GradientTransformation]
-] = {
+Optimizer = Callable[[optax.Schedule, Config], optax.GradientTransformation]
+
+OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": lambda schedule, config: optax.sgd(schedule),
     "momentum": lambda schedule, config: optax.sgd(schedule, momentum=0.9),
     "adam": lambda schedule, config: optax.adam(schedule),
@@ -18,6 +21,10 @@ OPTIMIZERS: dict[
     ),
 }
 SCHEDULES = ("constant", "piecewise", "cosine")
+# k times the batch, k times the rate: Goyal et al., "Accurate, large minibatch SGD",
+# arXiv:1706.02677, 2017. Adam's grows by sqrt(k): Malladi et al., "On the SDEs and
+# scaling rules for adaptive gradient algorithms", NeurIPS 2022.
+EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
 def make_schedule(
@@ -29,29 +36,22 @@ def make_schedule(
     included. `schedule_steps` are the updates in all epochs, even if the run stops
     early (`--steps`).
     """
-    # k times the batch, k times the rate: Goyal et al., "Accurate, large minibatch
-    # SGD", arXiv:1706.02677, 2017. Adam's grows by sqrt(k): Malladi et al., "On the
-    # SDEs and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
-    exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[config.scale_learning_rate]
-    peak = (
-        config.learning_rate * (global_batch_size / config.base_batch_size) ** exponent
-    )
+    factor = global_batch_size / config.base_batch_size
+    peak = config.learning_rate * factor ** EXPONENTS[config.scale_learning_rate]
     warmup = config.warmup_steps
     if config.schedule == "piecewise":
         steps = [epoch * steps_per_epoch - warmup for epoch in config.switch_epochs]
-        switches = {
-            step: config.switch_factor for step in steps if step <= MAX_INT
-        }  # no run gets to the others
-        main = optax.piecewise_constant_schedule(peak, switches)
+        # No run gets to a step that JAX can't count.
+        switches = {step: config.switch_factor for step in steps if step <= MAX_INT}
+        schedule = optax.piecewise_constant_schedule(peak, switches)
     elif config.schedule == "cosine":
-        main = optax.cosine_decay_schedule(peak, max(1, schedule_steps - warmup))
+        schedule = optax.cosine_decay_schedule(peak, max(1, schedule_steps - warmup))
     else:
-        main = optax.constant_schedule(peak)
-    return (
-        optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), main], [warmup])
-        if warmup
-        else main
-    )
+        schedule = optax.constant_schedule(peak)
+    if warmup:
+        rise = optax.linear_schedule(0.0, peak, warmup)
+        schedule = optax.join_schedules([rise, schedule], [warmup])
+    return schedule
 
 
 def make_optimizer(
@@ -59,10 +59,11 @@ def make_optimizer(
     schedule: optax.Schedule,
     custom: Callable[[optax.Schedule], Any] | None = None,
 ) -> optax.GradientTransformation:
-    """Make the update rule: clipping by global norm if asked for, then the configured optimizer, or `custom`."""
-    rule = (
-        custom(schedule) if custom else OPTIMIZERS[config.optimizer](schedule, config)
-    )
+    """Make the configured optimizer, or `custom`, after clipping if it's asked for."""
+    if custom is not None:
+        optimizer = custom(schedule)
+    else:
+        optimizer = OPTIMIZERS[config.optimizer](schedule, config)
     if config.clip_norm is None:
-        return rule
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
+        return optimizer
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)

@@ -1,7 +1,7 @@
-"""The train state: one pytree without any device axis, the same for every strategy and any number of devices.
+"""The train state, one pytree without any device axis, and the task.
 
-Lesson 05 teaches this file. It also has the task: the built model, the loss and the
-update rule of a training step.
+The task is the built model, the loss and the update rule of a training step. Lesson 05
+teaches this file.
 """
 
 import contextlib
@@ -17,34 +17,55 @@ import numpy as np
 import optax
 from flax import nnx
 
-from pmapdp.layers import exchange
+from pmapdp.layers import current_context, make_exact
 from pmapdp.loss import cross_entropy
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """The arrays of training, as nested dictionaries: all that changes, and the model's constants."""
+    """The arrays of training, as nested dictionaries.
 
-    step: Any  # [] int32, updates made so far
-    params: Any  # what is trained
-    model_state: Any  # the model's other arrays: running statistics, constants, parameters that are not trained
-    optimizer_state: Any  # optax's
+    Attributes:
+        step: `[]` int32, the updates made so far.
+        params: what is trained.
+        model_state: the model's other arrays: running statistics, constants, and
+            parameters that are not trained.
+        optimizer_state: Optax's.
+    """
+
+    step: Any
+    params: Any
+    model_state: Any
+    optimizer_state: Any
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The model, its loss and the update rule, and nothing about devices."""
+    """The model, its loss and the update rule, and nothing about devices.
 
-    model: nnx.Module  # built, its arrays on the host
-    optimizer: optax.GradientTransformation = field(
-        default_factory=optax.set_to_zero
-    )  # enough to evaluate
-    seed: int = 0  # of the dropout masks
-    dtype: str = "float32"  # of the computation
-    loss: Callable[..., Any] = cross_entropy  # (model, batch) to `MetricSums`
-    accumulate: int = 1  # micro-batches per device and update
-    trainable: Any = nnx.Param  # a filter of Flax
+    Attributes:
+        model: built, its arrays on the host.
+        optimizer: the default is enough to evaluate.
+        seed: of the dropout masks.
+        dtype: of the computation.
+        loss: a function of (model, batch) that returns `MetricSums`.
+        classifies: True if the loss is the cross-entropy, so that the model gives the
+            logits of classes.
+        augment: changes an example in training: (its inputs, a key) -> new inputs.
+        accumulate: micro-batches per device and update.
+        trainable: a filter of Flax that chooses the parameters to train.
+    """
+
+    model: nnx.Module
+    optimizer: optax.GradientTransformation = field(default_factory=optax.set_to_zero)
+    seed: int = 0
+    dtype: str = "float32"
+    loss: Callable[..., Any] = cross_entropy
+    classifies: bool = True
+    augment: Callable[[Any, jax.Array], Any] | None = None
+    accumulate: int = 1
+    trainable: Any = nnx.Param
 
     @property
     def name(self) -> str:
@@ -53,32 +74,44 @@ class Task:
 
     @property
     def input_axes(self) -> tuple[str, ...]:
-        """Return the names of the axes of the model's inputs: its `input_axes`, or only the examples."""
+        """Return the names of the axes of the model's inputs, by default the examples."""
         return getattr(self.model, "input_axes", ("batch",))
 
-    @property
-    def classifies(self) -> bool:
-        """Return True if the loss is the cross-entropy, so that the model gives logits of classes."""
-        return getattr(self.loss, "func", self.loss) is cross_entropy
+    def loss_sums(self, model: nnx.Module, batch: Any) -> Any:
+        """Return the sums that the loss returns, in training of augmented examples.
 
-    def arrays_of(self, model: nnx.Module) -> tuple[Any, Any]:
+        As for dropout, the keys follow from seed, update and example alone.
+        """
+        context = current_context()
+        if context.train and self.augment is not None:
+            keys = context.next_keys()
+            inputs = jax.vmap(self.augment)(batch.inputs, keys)
+            batch = batch._replace(inputs=inputs)
+        return self.loss(model, batch)
+
+    def split_arrays(self, model: nnx.Module) -> tuple[Any, Any]:
         """Return the arrays of a model of this structure: `params` and `model_state`."""
         params, _, model_state = nnx.state(model, self.trainable, nnx.RngState, ...)
         return nnx.to_pure_dict(params), nnx.to_pure_dict(model_state)
 
     @functools.cached_property
-    def constant(self) -> tuple[nnx.GraphDef[nnx.Module], Any]:
-        """Return the model's structure and its random streams, which no layer may advance (`custom/model.py`)."""
+    def graph_and_streams(self) -> tuple[nnx.GraphDef[nnx.Module], Any]:
+        """Return the model's structure and its random streams.
+
+        No layer may advance a stream, which `custom/` checks.
+        """
         parts: Any = nnx.split(self.model, self.trainable, nnx.RngState, ...)
         return parts[0], parts[2]
 
     def model_with(self, params: Any, model_state: Any) -> nnx.Module:
-        """Return a model with these arrays. Its variables are new, because a layer may assign to them."""
-        structure, random = self.constant
-        arrays = jax.tree.map(
-            jnp.asarray, (params, random, model_state)
-        )  # NumPy's would refuse the assignment
-        return nnx.merge(structure, *arrays, copy=True)
+        """Return a model with these arrays.
+
+        Its variables are new, because a layer may assign to them.
+        """
+        graph, streams = self.graph_and_streams
+        # A variable with NumPy's array would refuse the assignment.
+        arrays = jax.tree.map(jnp.asarray, (params, streams, model_state))
+        return nnx.merge(graph, *arrays, copy=True)
 
 
 def build(
@@ -98,23 +131,23 @@ def build(
     with use_host(), jax.transfer_guard("allow"):
         # Not under jit: there Flax would treat a constant array that the model keeps as
         # part of its structure.
-        built = model(
-            rngs=nnx.Rngs(seed),
-            **{name: each for name, each in types.items() if takes(model, name)},
-        )
+        accepted = {name: types[name] for name in types if accepts(model, name)}
+        built = model(rngs=nnx.Rngs(seed), **accepted)
         structure, arrays = nnx.split(built)
-        return exchange(nnx.merge(structure, jax.device_get(arrays)))
+        return make_exact(nnx.merge(structure, jax.device_get(arrays)))
 
 
-def takes(model: Callable[..., nnx.Module], name: str) -> bool:
+def accepts(model: Callable[..., nnx.Module], name: str) -> bool:
     """Return True if a class or function has an argument of this name."""
     function: Any = model.func if isinstance(model, functools.partial) else model
     if isinstance(function, type):
-        function = getattr(function, "__init__")  # noqa: B009 (a class of Flax itself seems to take any argument)
+        # A class of Flax itself seems to take any argument.
+        function = getattr(function, "__init__")  # noqa: B009
     parameters = inspect.signature(function).parameters
-    return name in parameters or any(
-        each.kind is each.VAR_KEYWORD for each in parameters.values()
-    )
+    if name in parameters:
+        return True
+    kinds = [parameter.kind for parameter in parameters.values()]
+    return inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def use_host() -> contextlib.AbstractContextManager[Any]:
@@ -127,7 +160,7 @@ def use_host() -> contextlib.AbstractContextManager[Any]:
 
 def initial_state(task: Task) -> TrainState:
     """Return the state before the first update."""
-    params, model_state = task.arrays_of(task.model)
+    params, model_state = task.split_arrays(task.model)
     return TrainState(
         np.zeros((), np.int32), params, model_state, task.optimizer.init(params)
     )
@@ -148,25 +181,20 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
 
 def named_leaves(*trees: Any) -> dict[str, Any]:
     """Return the leaves of some trees by name, for example `layers.0.kernel`."""
-    leaves = [
-        leaf for tree in trees for leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in leaves
-    }
+    leaves = {}
+    for tree in trees:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            leaves[jax.tree_util.keystr(path, simple=True, separator=".")] = leaf
+    return leaves
 
 
 @jax.jit
 def is_finite(state: TrainState) -> jax.Array:
-    """Return `[]`, True if all numbers that an update computes are finite. A model may keep an infinite constant."""
-    computed = [
-        jnp.isfinite(leaf).all()
-        for leaf in jax.tree.leaves((state.params, state.optimizer_state))
-    ]
-    return jnp.stack(
-        [
-            *computed,
-            *(~jnp.isnan(leaf).any() for leaf in jax.tree.leaves(state.model_state)),
-        ]
-    ).all()
+    """Return `[]`, True if all numbers that an update computes are finite.
+
+    A model may keep an infinite constant, but no NaN.
+    """
+    computed = jax.tree.leaves((state.params, state.optimizer_state))
+    checks = [jnp.isfinite(leaf).all() for leaf in computed]
+    checks += [~jnp.isnan(leaf).any() for leaf in jax.tree.leaves(state.model_state)]
+    return jnp.stack(checks).all()

@@ -26,7 +26,7 @@ from flax import nnx
 from pmapdp import cli, devices
 from pmapdp.config import Config, flag
 from pmapdp.custom.data import fingerprint, make_data_set
-from pmapdp.custom.model import augment_task, build_model, check_task
+from pmapdp.custom.model import build_model, check_task
 from pmapdp.custom.optimizer import check_optimizer, check_schedule, trainable_filter
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
@@ -38,6 +38,7 @@ from pmapdp.distributed import (
     find_peers,
 )
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, UserError
+from pmapdp.layers import freeze_batch_norms
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
@@ -62,7 +63,7 @@ from pmapdp.sharding.layout import (
 from pmapdp.sharding.split_step import make_split_strategy
 from pmapdp.state import Task, TrainState, is_finite, named_leaves
 from pmapdp.steps import STRATEGIES
-from pmapdp.steps.placing import place_ahead
+from pmapdp.steps.placing import prefetch
 from pmapdp.steps.shared import Strategy
 
 EVALUATION_BATCH_PER_DEVICE = 64
@@ -161,7 +162,7 @@ def train(
                 rest_of_epoch = itertools.islice(
                     batches.epoch(epoch, done), job.total_steps - step
                 )
-                with place_ahead(rest_of_epoch, strategy.place_batch) as placed_batches:
+                with prefetch(rest_of_epoch, strategy.place_batch) as placed_batches:
                     for batch in placed_batches:
                         state, sums = strategy.train_step(state, batch)
                         meter.add(step + 1, sums, batches.examples_in(step))
@@ -184,7 +185,7 @@ def evaluate(job: "Job", state: TrainState, part: str | None) -> dict[str, float
     batches = job.batches[part]
     meter = Meter(is_weighted=batches.is_weighted)
     try:
-        with place_ahead(batches.epoch(0), job.strategy.place_batch) as placed_batches:
+        with prefetch(batches.epoch(0), job.strategy.place_batch) as placed_batches:
             for step, batch in enumerate(placed_batches):
                 meter.add(
                     step + 1,
@@ -271,6 +272,7 @@ def prepare(
     task = make_task(config, custom)
     config = dataclasses.replace(config, **name_custom_parts(custom, task))
     arrays, _ = featurize(data, task.model)
+    task = dataclasses.replace(task, augment=arrays.augment)
     yours = (
         config.model not in MODELS
         or custom.loss is not None
@@ -283,7 +285,7 @@ def prepare(
         peers.require_same({f"the content of the data set {config.dataset}": content})
 
     # Batches, laid out for the devices
-    example = jax.tree.leaves(arrays.train.take(np.arange(1)).inputs)[0][0]
+    example = jax.tree.leaves(arrays.train.select(np.arange(1)).inputs)[0][0]
     asked: dict[str, Any] = {
         "mesh": config.mesh,
         "layout": config.layout,
@@ -292,7 +294,7 @@ def prepare(
     layout = fit_layout(all_devices, task, example.shape, **asked)
     N, here = layout.batch_shards, layout.shards_on(local_devices, task)
     B = global_batch_size(config, N, arrays.train.examples)
-    split = functools.partial(Batches, devices=N, here=here)
+    split = functools.partial(Batches, devices=N, local_shards=here)
     batches = {
         name: split(part, max(B, EVALUATION_BATCH_PER_DEVICE * N))
         for name, part in arrays.parts.items()
@@ -309,10 +311,7 @@ def prepare(
         check_schedule(rate)
     if rule is not None:
         check_optimizer(rule, rate, task)
-    task = augment_task(
-        dataclasses.replace(task, optimizer=make_optimizer(config, rate, rule)),
-        arrays.augment,
-    )
+    task = dataclasses.replace(task, optimizer=make_optimizer(config, rate, rule))
     return Job(
         config=dataclasses.replace(
             config, global_batch_size=B, per_device_batch_size=None
@@ -345,17 +344,24 @@ def make_task(config: Config, custom: Custom) -> Task:
             label_smoothing=config.label_smoothing,
             metrics=custom.metrics,
         )
-    elif custom.metrics is not None:
-        raise UserError(
-            "metrics= is for the cross-entropy: return them as others of MetricSums in your own loss"
-        )
+        classifies = True
+    else:
+        classifies = loss is cross_entropy
+        if custom.metrics is not None:
+            raise UserError(
+                "metrics= is for the cross-entropy: return them as others of "
+                "MetricSums in your own loss"
+            )
+    chosen = trainable_filter(model, trainable)
+    freeze_batch_norms(model, chosen)
     return Task(
         model,
         seed=config.seed,
         dtype=config.dtype,
         loss=loss,
+        classifies=classifies,
         accumulate=config.accumulate,
-        trainable=trainable_filter(model, trainable),
+        trainable=chosen,
     )
 
 
@@ -365,7 +371,7 @@ def name_custom_parts(custom: Custom, task: Task) -> dict[str, Any]:
     if custom.model is not None:
         names["model"] = task.name
     if custom.trainable is not None:
-        names["trainable"] = tuple(named_leaves(task.arrays_of(task.model)[0]))
+        names["trainable"] = tuple(named_leaves(task.split_arrays(task.model)[0]))
     for kind, value in {
         "optimizer": custom.optimizer,
         "schedule": custom.schedule,

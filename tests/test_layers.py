@@ -14,7 +14,7 @@ from pmapdp.layers import (
     ExactBatchNorm,
     ExactDropout,
     example_keys,
-    exchange,
+    make_exact,
     use_context,
 )
 
@@ -33,7 +33,7 @@ def in_training(n, indices=None, weights=None):
 
 def masks(*layers, n=1):
     """Which of 500 ones each layer keeps, `[n, 500]` each."""
-    model = exchange(nnx.List(layers))
+    model = make_exact(nnx.List(layers))
     with in_training(n):
         return [np.asarray(layer(jnp.ones((n, 500)))) for layer in model]
 
@@ -78,7 +78,7 @@ def test_masks_differ_between_examples_layers_calls_and_the_layers_of_a_scan():
 def test_settings_of_dropout():
     """A layer that is off, frozen, or shares its masks along an axis."""
     layers = [nnx.Dropout(0.0), nnx.Dropout(1.0), nnx.Dropout(0.5, deterministic=True)]
-    shared = exchange(nnx.Dropout(0.5, broadcast_dims=(0, 2)))
+    shared = make_exact(nnx.Dropout(0.5, broadcast_dims=(0, 2)))
     assert [np.unique(each).tolist() for each in masks(*layers)] == [[1], [0], [1]]
     with in_training(3):
         y = np.asarray(shared(jnp.ones((3, 50, 4))))
@@ -91,7 +91,7 @@ def test_settings_of_dropout():
 
 
 def batch_norm(features, **settings):
-    return exchange(nnx.BatchNorm(features, rngs=nnx.Rngs(0), **settings))
+    return make_exact(nnx.BatchNorm(features, rngs=nnx.Rngs(0), **settings))
 
 
 @pytest.mark.parametrize("shape", [(16, 4, 4, 3), (64, 3)])
@@ -200,7 +200,7 @@ def test_attention_is_flaxs_in_evaluation():
         np.arange(5) < np.array([[5], [3], [1]]),
     )
     mask = jnp.asarray(known[:, None, None])
-    exchange(ours)
+    make_exact(ours)
     for causal in (False, True):
         wanted = stock(x, mask=jnp.broadcast_to(mask, (3, 1, 5, 5)), is_causal=causal)
         np.testing.assert_allclose(
@@ -214,7 +214,7 @@ def test_attention_drops_weights_by_the_example():
         "broadcast_dropout": True,
         "rngs": nnx.Rngs(0),
     }  # no mask for all, as in Flax
-    layer = exchange(nnx.MultiHeadAttention(2, 8, dropout_rate=0.5, **options))
+    layer = make_exact(nnx.MultiHeadAttention(2, 8, dropout_rate=0.5, **options))
     x = np.repeat(np.random.default_rng(0).normal(size=(1, 5, 8)), 3, 0)
     with in_training(3):
         one, again = layer(x), layer(x)
@@ -241,7 +241,7 @@ def test_exchange_leaves_subclasses_and_other_attention_alone():
         for each in (mine, nnx.dot_product_attention)
     ]
     kinds = [ExactDropout, Mine, ExactBatchNorm, nnx.MultiHeadAttention, ExactAttention]
-    assert [type(layer) for layer in exchange(nnx.List(layers))] == kinds
+    assert [type(layer) for layer in make_exact(nnx.List(layers))] == kinds
 
 
 @pytest.mark.parametrize(
@@ -252,4 +252,4 @@ def test_the_first_axis_must_count_the_examples(make):
         in_training(6),
         pytest.raises(ValueError, match="first axis doesn't count the examples"),
     ):
-        exchange(make())(jnp.ones((5, 6, 4)))
+        make_exact(make())(jnp.ones((5, 6, 4)))

@@ -92,7 +92,7 @@ def check_shapes(parts: dict[str, Any]) -> None:
     expected = None
     for name, part in parts.items():
         if not isinstance(part, Texts):
-            example = part.take(np.arange(1))[:2]
+            example = part.select(np.arange(1))[:2]
             shapes = jax.tree.map(lambda rows: list(rows.shape[1:]), example)
             expected = expected or shapes
             if shapes != expected:
@@ -138,7 +138,7 @@ def fingerprint(data: DataSet) -> str:
             every = math.ceil(part.examples / 64)
             largest = max(largest, every)
             digest.update(f"{part.examples} ".encode())
-            part = part.take(np.arange(0, part.examples, every))
+            part = part.select(np.arange(0, part.examples, every))
         for leaf in jax.tree.leaves(part):
             if isinstance(leaf, str):
                 leaf = np.atleast_1d(leaf)

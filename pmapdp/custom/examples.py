@@ -55,7 +55,7 @@ class Examples:
         for _ in range(TRIALS):
             for index in range(min(FIRST_EXAMPLES, self.examples)):
                 self.read(index)
-        self.weights = self.take(np.arange(1)).weights
+        self.weights = self.select(np.arange(1)).weights
 
     def read(self, index: int) -> Split:
         """Read one example. Refuse one that changed since it was read before."""
@@ -77,7 +77,7 @@ class Examples:
         self.checksums[index] = checksum
         return example
 
-    def take(self, order: np.ndarray) -> Split:
+    def select(self, order: np.ndarray) -> Split:
         """Read the examples of these indices, in this order, each once."""
         indices, places = np.unique(order, return_inverse=True)
         with ThreadPoolExecutor(self.threads) as pool:

@@ -6,11 +6,9 @@ model be exported?
 """
 
 import contextlib
-import dataclasses
 import math
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -38,10 +36,9 @@ from pmapdp.errors import (
     shown,
     unknown,
 )
-from pmapdp.layers import current_context
 from pmapdp.loss import DIVISOR, MetricSums, named_sums
 from pmapdp.metrics import ACCURACIES
-from pmapdp.state import Task, build, takes
+from pmapdp.state import Task, accepts, build
 
 ROWS = 16  # examples with which a model and its loss are tried
 MORE_ROWS = 64  # and the accuracy, of which a wrong example shows nothing
@@ -61,7 +58,7 @@ def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.
         built = build(model, seed, dtype)
     if not isinstance(built, nnx.Module):
         raise UserError(f"{shown(model)} gives {shown(built)}: {advice}")
-    if dtype != "float32" and not takes(model, "dtype"):
+    if dtype != "float32" and not accepts(model, "dtype"):
         raise UserError(
             f"--dtype {dtype} has no effect on {shown(model)}, which takes no dtype: "
             "add dtype to its arguments and give it to its layers, or leave --dtype out"
@@ -89,7 +86,7 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
             "losses).sum(), correct=None, count=batch.weights.sum())"
         )
     if custom or data.augment is not None:
-        check_loss(augment_task(task, data.augment), examples)
+        check_loss(task, examples)
         if not task.classifies and returned.correct is not None:
             check_correct(task, read_examples(data, MORE_ROWS))
         warn_if_not_exportable(task, examples)
@@ -102,7 +99,7 @@ def read_examples(data: DataSet, most: int) -> Batch:
     """Read training examples from all over the data, which may be sorted by class."""
     n = min(most, data.train.examples)
     indices = np.linspace(0, data.train.examples - 1, n).astype(np.int32)
-    return Batches(data.train, n).take(indices)
+    return Batches(data.train, n).read_batch(indices)
 
 
 def check_call(task: Task, examples: Batch) -> Any:
@@ -239,27 +236,3 @@ def check_best(best: str, sums: dict[str, Any], data: DataSet) -> None:
     order, _, name = best.partition(":")
     if name not in names:
         raise unknown("--best", best, sorted(f"{order}:{name}" for name in names))
-
-
-def augment_task(task: Task, augment: Callable[[Any, jax.Array], Any] | None) -> Task:
-    """Return the task with its training inputs changed by `augment`, or as it is if there is none."""
-    return (
-        task
-        if augment is None
-        else dataclasses.replace(task, loss=partial(augmented, task.loss, augment))
-    )
-
-
-def augmented(
-    loss: Callable[..., Any],
-    augment: Callable[[Any, jax.Array], Any],
-    model: Any,
-    batch: Batch,
-) -> Any:
-    """Return the loss of the augmented inputs. As for dropout, the keys follow from seed, update and example alone."""
-    context = current_context()
-    if context.train:
-        batch = batch._replace(
-            inputs=jax.vmap(augment)(batch.inputs, context.next_keys())
-        )
-    return loss(model, batch)

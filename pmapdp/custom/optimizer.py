@@ -46,7 +46,7 @@ def check_optimizer(
         steps.append(step)
         return schedule(step)
 
-    params, _ = jax.device_get(task.arrays_of(task.model))
+    params, _ = jax.device_get(task.split_arrays(task.model))
     with explain_errors(f"{name} fails", advice, YourCodeError):
         rule = optimizer(record)
         state = jax.eval_shape(rule.init, params)

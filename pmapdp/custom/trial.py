@@ -88,8 +88,8 @@ def make_trial(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
         A function of such batches, and perhaps other random streams, that returns the
         loss's sums and what the model writes, by name, each `[devices, ...]`.
     """
-    structure, streams = task.constant
-    params, model_state = task.arrays_of(task.model)
+    structure, streams = task.graph_and_streams
+    params, model_state = task.split_arrays(task.model)
 
     def compute_sums(params: Any, model_state: Any, streams: Any, batch: Batch) -> Any:
         model = nnx.merge(structure, params, streams, model_state, copy=True)
@@ -104,10 +104,10 @@ def make_trial(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
                 if isinstance(layer, nnx.BatchNorm):
                     layer.use_running_average = True
         with use_context(context), jax.default_matmul_precision("highest"):  # no TF32
-            sums = task.loss(model, batch)
+            sums = task.loss_sums(model, batch)
         check_fields(task, sums)
         before = named_leaves(model_state)
-        after = named_leaves(task.arrays_of(model)[1])
+        after = named_leaves(task.split_arrays(model)[1])
         written = {
             name: leaf for name, leaf in after.items() if leaf is not before.get(name)
         }
@@ -166,7 +166,7 @@ def rounding_error(dtype: str, mode: str) -> float:
 
 def check_streams(task: Task, run: Callable[..., Any], loss: np.ndarray) -> None:
     """Refuse a layer whose own stream of random numbers changes the loss."""
-    streams = dict(nnx.to_flat_state(task.constant[1]))
+    streams = dict(nnx.to_flat_state(task.graph_and_streams[1]))
     for path, variable in streams.items():
         if isinstance(variable, nnx.RngKey):
             keys = jax.random.split(jax.random.key(task.seed + 1), variable.shape)
@@ -183,7 +183,7 @@ def check_streams(task: Task, run: Callable[..., Any], loss: np.ndarray) -> None
 
 def check_written(task: Task, by_whole: Any, by_halves: Any, rounding: float) -> None:
     """Check that layers write variables that they have, and from all examples."""
-    variables = named_leaves(task.arrays_of(task.model)[1])
+    variables = named_leaves(task.split_arrays(task.model)[1])
     for name, values in by_whole.items():
         if name not in variables:
             raise UserError(
@@ -267,4 +267,4 @@ def returned_shapes(task: Task, function: Callable[[Any, Any], Any], batch: Any)
     def call(params: Any, model_state: Any, batch: Any) -> Any:
         return function(task.model_with(params, model_state), batch)
 
-    return jax.eval_shape(call, *task.arrays_of(task.model), batch)
+    return jax.eval_shape(call, *task.split_arrays(task.model), batch)

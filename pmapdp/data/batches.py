@@ -15,85 +15,105 @@ from pmapdp.data.dataset import Split
 
 
 class Batch(NamedTuple):
-    """A global batch, padded so that it can be split evenly. Its arrays are on the host or on devices."""
+    """A global batch, padded so that it can be split evenly, on the host or on devices.
 
-    inputs: Any  # [B, ...] examples, or a dictionary of arrays
-    labels: Any  # [B] int32 classes, or what your loss takes
-    indices: (
-        Any  # [B] int32 positions in the data set, from which dropout draws its masks
-    )
-    weights: Any  # [B] float32 (float64 in a float64 run): 0 for padding, 1 or the data's weight for an example
+    Attributes:
+        inputs: `[B, ...]` examples, or a dictionary of arrays.
+        labels: `[B]` int32 classes, or what your loss takes.
+        indices: `[B]` int32 positions in the data set, from which dropout draws its
+            masks.
+        weights: `[B]` float32, or float64 in a float64 run: 0 for padding, and 1 or the
+            data's weight for an example.
+    """
+
+    inputs: Any
+    labels: Any
+    indices: Any
+    weights: Any
 
 
 class Batches:
     """All batches of a data set, the same ones on any number of devices.
 
-    A batch is laid out for N devices and K accumulation steps. The examples are cut
-    into K micro-batches in their order, and each is padded to a multiple of N. Device
-    d's rows hold its share of the first micro-batch, then of the second, and so on. All
-    batches have the same padded size, so that one compiled program serves all.
+    A batch is laid out for N devices and K micro-batches, as `[N, K, m]` rows. The
+    examples are cut into K micro-batches in their order, and each is padded to a
+    multiple of N. All batches have the same padded size, so that one compiled program
+    serves all.
+
+    Args:
+        split: the examples, a `Split` or an object with its methods.
+        batch_size: B; the last batch of an epoch holds what is left.
+        devices: N, over which a batch is split.
+        local_shards: which of the N this process reads; None: all.
+        accumulate: K, micro-batches per device and update.
+        shuffle_seed: None keeps the order of the data set, for evaluation.
     """
 
     def __init__(
         self,
-        split: Split | Any,  # or an object with its methods
-        batch_size: int,  # B; the last batch of an epoch holds what is left
+        split: Split | Any,
+        batch_size: int,
         *,
-        devices: int = 1,  # N, over which a batch is split
-        here: range
-        | None = None,  # this process's devices: it reads only their rows; None: all
-        accumulate: int = 1,  # K, micro-batches per device and update
-        shuffle_seed: int
-        | None = None,  # None keeps the order of the data set, for evaluation
+        devices: int = 1,
+        local_shards: range | None = None,
+        accumulate: int = 1,
+        shuffle_seed: int | None = None,
     ):
-        self.split, self.batch_size, self.shuffle_seed = split, batch_size, shuffle_seed
-        self.devices, self.accumulate = devices, accumulate
-        self.here = here or range(devices)
-        self.weight_dtype = jax.dtypes.canonicalize_dtype(
-            np.float64
-        )  # float32, or float64 in a run of float64
-        self.examples, self.is_weighted = split.examples, split.weights is not None
+        self.split = split
+        self.batch_size = batch_size
+        self.devices = devices
+        self.local_shards = local_shards or range(devices)
+        self.accumulate = accumulate
+        self.shuffle_seed = shuffle_seed
+        # float32, or float64 in a run of float64
+        self.weight_dtype = jax.dtypes.canonicalize_dtype(np.float64)
+        self.examples = split.examples
+        self.is_weighted = split.weights is not None
         self.per_epoch = math.ceil(self.examples / batch_size)
         self.micro_batch = math.ceil(batch_size / accumulate)
-        self.share = math.ceil(
-            self.micro_batch / devices
-        )  # rows of one micro-batch on one device
+        self.rows_per_device = math.ceil(self.micro_batch / devices)  # m
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the indices `[n]` of the examples in the order in which `epoch` (from 0) visits them."""
+        """Return the indices `[n]` of the examples in the order of `epoch` (from 0)."""
         if self.shuffle_seed is None:
             return np.arange(self.examples)
-        return np.random.default_rng([self.shuffle_seed, epoch]).permutation(
-            self.examples
-        )
+        random = np.random.default_rng([self.shuffle_seed, epoch])
+        return random.permutation(self.examples)
 
-    def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Lay the examples of a batch out over the devices: indices `[local devices, rows on each]`, -1 for padding."""
-        K, N = self.accumulate, self.devices
-        rows = np.full((K, N * self.share), -1, np.int32)
-        for k in range(K):
+    def lay_out(self, indices: np.ndarray) -> np.ndarray:
+        """Lay the examples of a batch out over devices and micro-batches.
+
+        Returns:
+            Indices `[local N, K, m]`, in which -1 stands for padding.
+        """
+        N = self.devices
+        m = self.rows_per_device
+        rows = np.full((N, self.accumulate, m), -1, np.int32)
+        for k in range(self.accumulate):
             part = indices[k * self.micro_batch : (k + 1) * self.micro_batch]
-            rows[k, : len(part)] = part
-        by_device = rows.reshape(K, N, self.share).swapaxes(0, 1)  # [N, K, share]
-        here = by_device[self.here.start : self.here.stop]
-        return here.reshape(len(self.here), K * self.share)
+            padded = np.full(N * m, -1, np.int32)
+            padded[: len(part)] = part
+            rows[:, k] = padded.reshape(N, m)
+        return rows[self.local_shards.start : self.local_shards.stop]
 
-    def take(self, indices: np.ndarray) -> Batch:
-        """Read the examples of these indices, at most B, and pad them with copies of example 0 at weight 0."""
-        order = self.rows(indices).reshape(-1)
-        weights = (order >= 0).astype(self.weight_dtype)
-        order = np.maximum(order, 0)
-        examples = self.split.take(order)
-        weights = weights if examples.weights is None else weights * examples.weights
-        return Batch(examples.inputs, examples.labels, order, weights)
+    def read_batch(self, indices: np.ndarray) -> Batch:
+        """Read at most B examples. Padding is a copy of example 0 with weight 0."""
+        rows = self.lay_out(indices).reshape(-1)
+        weights = (rows >= 0).astype(self.weight_dtype)
+        rows = np.maximum(rows, 0)
+        examples = self.split.select(rows)
+        if examples.weights is not None:
+            weights = weights * examples.weights
+        return Batch(examples.inputs, examples.labels, rows, weights)
 
     def examples_in(self, step: int) -> int:
-        """Count the examples in the batch of `step` (from 0) of the run, over all devices and without padding."""
+        """Count the examples, without padding, in the batch of `step` (from 0) of the run."""
         first = step % self.per_epoch * self.batch_size
         return min(self.batch_size, self.examples - first)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of `epoch` (from 0), from its step `first_step` (from 0) on."""
-        order, B = self.order(epoch), self.batch_size
+        order = self.order(epoch)
+        B = self.batch_size
         for step in range(first_step, self.per_epoch):
-            yield self.take(order[step * B : (step + 1) * B])
+            yield self.read_batch(order[step * B : (step + 1) * B])

@@ -301,7 +301,7 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
         theirs = {
             name.replace("/", "."): array for name, array in exported.arrays.items()
         }
-    arrays = task.arrays_of(task.model)
+    arrays = task.split_arrays(task.model)
     ours = named_leaves(*arrays)
     left = [
         name

@@ -258,7 +258,7 @@ def find_first_not_finite(job: "Job", step: int) -> str:
         for row in batches.order(epoch)[done * batches.batch_size :][
             : batches.batch_size
         ].tolist():
-            batch = Batches(batches.split, 1).take(np.array([row]))
+            batch = Batches(batches.split, 1).read_batch(np.array([row]))
             values = {"the inputs are": batch.inputs, "the labels are": batch.labels}
             if update == 1 and not job.config.init_from:
                 gradients, sums, _ = jax.device_get(compute(state, batch))

@@ -276,6 +276,11 @@ def describe_run(job: "Job", state: TrainState) -> tuple[dict[str, Any], list[st
         "data": ", ".join([config.dataset, *data]),
         "started": f"{job.peers.launcher}, {processes}, jax {jax.__version__}, Python {platform.python_version()}",
     }
+    if job.task.augment is not None:
+        name = getattr(
+            job.task.augment, "__qualname__", type(job.task.augment).__name__
+        )
+        rows["loss"] += f" of examples changed by {name}"
     return facts, [f"{name:<7}  {value}" for name, value in rows.items()]
 
 
@@ -283,15 +288,12 @@ def name_of_loss(loss: Any) -> str:
     """Name a loss with its settings, for example `cross_entropy(label_smoothing=0.1)`."""
     if not isinstance(loss, functools.partial):
         return getattr(loss, "__qualname__", type(loss).__name__)
-    inside = [
-        name_of_loss(each) for each in loss.args
-    ]  # of an augmented loss: the loss and the augmentation
-    inside += [
+    settings = [
         f"{name}={getattr(value, '__name__', value)}"
         for name, value in loss.keywords.items()
         if value
     ]
-    return f"{name_of_loss(loss.func)}({', '.join(inside)})"
+    return f"{name_of_loss(loss.func)}({', '.join(settings)})"
 
 
 def in_words(results: dict[str, float]) -> list[str]:

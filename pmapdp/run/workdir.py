@@ -108,7 +108,7 @@ def sample_functions(job: "Job") -> dict[str, float]:
         keys = example_keys(task.seed, jnp.int32(0), batch.indices)
         with use_context(Context(batch.weights, keys, train=True)):
             values = {
-                f"the loss of {n} examples": task.loss(
+                f"the loss of {n} examples": task.loss_sums(
                     task.model_with(params, model_state), batch
                 ).loss
             }
@@ -144,7 +144,7 @@ def sample_functions(job: "Job") -> dict[str, float]:
         }
         values["the schedule, summed up"] = rates.sum()
         values |= program(
-            *task.arrays_of(task.model), Batches(split, n).take(np.arange(n))
+            *task.split_arrays(task.model), Batches(split, n).read_batch(np.arange(n))
         )
         return {name: float(f"{value:.6g}") for name, value in values.items()}
 

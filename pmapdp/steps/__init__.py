@@ -1,9 +1,8 @@
 """One training step, written four ways. Compare two files of this folder with `diff`.
 
 `single.py`, `pmap.py`, `shard_map.py` and `jit.py` each have a `make_strategy(task,
-devices)`. It returns the same five functions, and the sharding of the state. Adding a
-strategy takes a file and a line in `STRATEGIES`, and its name in `config.py` for the
-flag.
+devices)`. It returns the same five functions, and the sharding of the state. To add a
+strategy, add its file here and its name to `StrategyName` in `config.py`.
 
 Some settings change what runs:
 
@@ -14,17 +13,17 @@ Some settings change what runs:
   `sharding/zero.py`.
 """
 
+import importlib
+import typing
 from collections.abc import Callable, Sequence
 
 import jax
 
+from pmapdp.config import StrategyName
 from pmapdp.state import Task
-from pmapdp.steps import jit, pmap, shard_map, single
 from pmapdp.steps.shared import Strategy
 
 STRATEGIES: dict[str, Callable[[Task, Sequence[jax.Device]], Strategy]] = {
-    "pmap": pmap.make_strategy,
-    "shard_map": shard_map.make_strategy,
-    "jit": jit.make_strategy,
-    "single": single.make_strategy,
+    name: importlib.import_module(f"pmapdp.steps.{name}").make_strategy
+    for name in typing.get_args(StrategyName)
 }

@@ -1,4 +1,7 @@
-"""Host arrays to devices and back, even if several processes own the devices. Lesson 17 teaches this file."""
+"""Bring host arrays to the devices and back, also if several processes own them.
+
+Lesson 17 teaches this file.
+"""
 
 import contextlib
 from collections import deque
@@ -8,6 +11,8 @@ from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
+
+END = object()  # follows the last batch
 
 
 def place(rows: Any, sharding: Any) -> Any:
@@ -21,51 +26,55 @@ def place(rows: Any, sharding: Any) -> Any:
     """
     if jax.tree.leaves(sharding)[0].is_fully_addressable:
         return jax.device_put(rows, sharding)
-    return jax.tree.map(
-        jax.make_array_from_process_local_data, jax.tree.broadcast(sharding, rows), rows
-    )
+    shardings = jax.tree.broadcast(sharding, rows)
+    return jax.tree.map(jax.make_array_from_process_local_data, shardings, rows)
 
 
 @contextlib.contextmanager
-def place_ahead(
+def prefetch(
     batches: Iterable[Any], place_batch: Callable[[Any], Any], ahead: int = 2
 ) -> Iterator[Iterator[Any]]:
     """Read and place batches in a thread, `ahead` of the loop, while the devices compute.
 
-        with place_ahead(batches, strategy.place_batch) as placed_batches:
+        with prefetch(batches, strategy.place_batch) as placed_batches:
             for batch in placed_batches: ...
 
     An error in the thread is raised when its batch is asked for. The thread has ended
     when the `with` ends.
     """
-    source, end = iter(batches), object()
+    source = iter(batches)
     x64 = jax.config.read("jax_enable_x64")  # each thread has its own setting
     thread = ThreadPoolExecutor(1)
 
     def place_next() -> Any:
         with jax.enable_x64(x64):
-            return end if (batch := next(source, end)) is end else place_batch(batch)
+            batch = next(source, END)
+            return END if batch is END else place_batch(batch)
 
-    def placed() -> Iterator[Any]:
+    def placed_batches() -> Iterator[Any]:
         waiting = deque(thread.submit(place_next) for _ in range(ahead))
-        while (batch := waiting.popleft().result()) is not end:
+        batch = waiting.popleft().result()
+        while batch is not END:
             waiting.append(thread.submit(place_next))
             yield batch
+            batch = waiting.popleft().result()
 
     try:
-        yield placed()
+        yield placed_batches()
     finally:
         thread.shutdown(cancel_futures=True)
 
 
 def fetch(tree: Any) -> Any:
-    """Copy a pytree to the host. All processes must call it, because it gathers what is split between them."""
+    """Copy a pytree to the host.
+
+    All processes must call it, because it gathers what is split between them.
+    """
 
     def gather(x: Any) -> Any:
-        if isinstance(x, jax.Array) and not (
-            x.is_fully_addressable or x.is_fully_replicated
-        ):
-            return multihost_utils.process_allgather(x, tiled=True)
-        return x
+        is_local = not isinstance(x, jax.Array) or x.is_fully_addressable
+        if is_local or x.is_fully_replicated:
+            return x
+        return multihost_utils.process_allgather(x, tiled=True)
 
     return jax.device_get(jax.tree.map(gather, tree))

@@ -1,4 +1,4 @@
-"""The parts that all four strategies share: sums over a device's examples, and the update from the global sums.
+"""What all four strategies share: a device's gradient sums, and the update.
 
 Between the two comes the all-reduce, which each file of this folder does in its own
 way. Lesson 13 teaches this file.
@@ -21,68 +21,76 @@ AXIS = "data"  # the name of the axis over which the global batch is split
 
 
 class Strategy(NamedTuple):
-    """Five functions, and the sharding of the state: all that a trainer needs of a strategy."""
+    """All that a trainer needs of a strategy.
 
-    place_state: Callable[[TrainState], TrainState]  # from the host to the devices
+    Attributes:
+        place_state: brings a state from the host to the devices.
+        place_batch: brings a batch from the host to the devices.
+        train_step: makes an update. It reuses the memory of the state that it gets.
+        eval_step: returns the metrics of a batch.
+        fetch: copies a tree from the devices to the host, once and without device axis.
+        state_sharding: one sharding for all arrays, or a pytree of them like the state.
+    """
+
+    place_state: Callable[[TrainState], TrainState]
     place_batch: Callable[[Batch], Batch]
-    train_step: Callable[
-        [TrainState, Batch], tuple[TrainState, MetricSums]
-    ]  # reuses the memory of the given state
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, MetricSums]]
     eval_step: Callable[[TrainState, Batch], MetricSums]
-    fetch: Callable[
-        [Any], Any
-    ]  # from the devices to the host: one copy, without a device axis
-    state_sharding: (
-        Any  # one sharding for all arrays, or a pytree of them like the state
-    )
+    fetch: Callable[[Any], Any]
+    state_sharding: Any
 
 
 def gradient_sums(
     task: Task, state: TrainState, batch: Batch, *, axis_name: AxisName = None
 ) -> tuple[Any, MetricSums, Any]:
-    """Return gradients of the summed loss over a device's examples, the metric sums, and the new `model_state`.
+    """Compute the gradients of the summed loss over a device's examples.
 
-    The batch is a device's share `[b, ...]`, or all of it. Batch norm needs moments
-    over all devices in the middle of the model, so it's told the `axis_name` over which
-    the batch is split: None if the arrays hold the global batch.
+    Args:
+        task: what is trained.
+        state: before the update.
+        batch: a device's part, `[b, ...]`, or all of it. With K micro-batches their rows
+            follow one another.
+        axis_name: the axis over which the batch is split, because batch norm needs
+            moments over all devices in the middle of the model. None: the arrays hold
+            the global batch.
+
+    Returns:
+        The gradients, the metric sums, and the new `model_state`.
     """
 
-    def summed_loss(
-        params: Any, model_state: Any, batch: Batch
-    ) -> tuple[jax.Array, Any]:
+    def summed_loss(params: Any, model_state: Any, batch: Batch) -> Any:
         model = task.model_with(params, model_state)
         keys = example_keys(task.seed, state.step, batch.indices)
-        with use_context(
-            Context(batch.weights, keys, state.step, train=True, axis_name=axis_name)
-        ):
-            sums = task.loss(model, batch)
-        return sums.loss, (sums, task.arrays_of(model)[1])
+        context = Context(batch.weights, keys, state.step, True, axis_name)
+        with use_context(context):
+            sums = task.loss_sums(model, batch)
+        _, model_state = task.split_arrays(model)
+        return sums.loss, (sums, model_state)
 
     gradients_of = jax.grad(summed_loss, has_aux=True)
+    K = task.accumulate
+    micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
+    first = jax.tree.map(lambda x: x[0], micro_batches)
+    gradients, (sums, model_state) = gradients_of(
+        state.params, state.model_state, first
+    )
+    if K == 1:
+        return gradients, sums, model_state
 
-    def add(carry: tuple[Any, Any], micro_batch: Batch) -> tuple[tuple[Any, Any], None]:
+    def add_micro_batch(carry: Any, micro_batch: Batch) -> tuple[Any, None]:
         model_state, totals = carry
         gradients, (sums, model_state) = gradients_of(
             state.params, model_state, micro_batch
         )
-        added = (gradients, sums)
-        return (
-            model_state,
-            added if totals is None else jax.tree.map(jnp.add, totals, added),
-        ), None
+        totals = jax.tree.map(jnp.add, totals, (gradients, sums))
+        return (model_state, totals), None
 
-    K = task.accumulate
-    micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
-    carry, _ = add(
-        (state.model_state, None), jax.tree.map(lambda x: x[0], micro_batches)
-    )
-    if K > 1:
-        # On CPUs XLA is up to 20 times slower at convolutions in a loop, so there the
-        # scan is unrolled.
-        on_cpu = jax.default_backend() == "cpu"
-        carry, _ = lax.scan(
-            add, carry, jax.tree.map(lambda x: x[1:], micro_batches), unroll=on_cpu
-        )
+    carry = (model_state, (gradients, sums))
+    others = jax.tree.map(lambda x: x[1:], micro_batches)
+    # On CPUs XLA is up to 20 times slower at convolutions in a loop, so there the scan is
+    # unrolled.
+    on_cpu = jax.default_backend() == "cpu"
+    carry, _ = lax.scan(add_micro_batch, carry, others, unroll=on_cpu)
     model_state, (gradients, sums) = carry
     return gradients, sums, model_state
 
@@ -90,23 +98,23 @@ def gradient_sums(
 def update(
     task: Task, state: TrainState, gradients: Any, count: jax.Array, model_state: Any
 ) -> TrainState:
-    """Make one update by the gradient of the mean loss over the global batch, sum(w * g) / sum(w).
+    """Update by the gradient of the mean loss over the global batch, sum(w g) / sum(w).
 
-    `gradients` of the summed loss and `count`, the sum of the weights, are both added
-    up over the devices, or both averaged over them.
+    Args:
+        task: what is trained.
+        state: before the update.
+        gradients: of the summed loss, added up over the devices, or averaged.
+        count: the sum of the weights, added up or averaged as the gradients are.
+        model_state: after the update.
     """
     gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)
     updates, optimizer_state = task.optimizer.update(
         gradients, state.optimizer_state, state.params
     )
-    return TrainState(
-        state.step + 1,
-        optax.apply_updates(state.params, updates),
-        model_state,
-        optimizer_state,
-    )
+    params = optax.apply_updates(state.params, updates)
+    return TrainState(state.step + 1, params, model_state, optimizer_state)
 
 
 def evaluation_sums(task: Task, state: TrainState, batch: Batch) -> MetricSums:
-    """Return metrics over the examples of a batch, with the running batch statistics and without dropout."""
-    return task.loss(task.model_with(state.params, state.model_state), batch)
+    """Return the metrics of a batch, with running batch statistics and no dropout."""
+    return task.loss_sums(task.model_with(state.params, state.model_state), batch)

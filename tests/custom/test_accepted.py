@@ -282,7 +282,7 @@ def test_with_a_validation_set_and_without_any(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "100 to train, 40 to test, 100 to validate" in shown
     assert "validation accuracy: best" in shown
-    assert "loss     augmented(cross_entropy(label_smoothing=0.1), moved)\n" in shown
+    assert "cross_entropy(label_smoothing=0.1) of examples changed by " in shown
     assert (epoch["validation"]["examples"], "test" in epoch, "test" in alone) == (
         100,
         False,

@@ -83,7 +83,7 @@ def test_the_reference(folder, capsys):
     last = names["result"].state.params["head"]["kernel"]
     assert 0 < np.abs(average - first).max() < np.abs(last - first).max()
     data = make_data_set(names["photos"])
-    assert data.train.take(np.array([7])).inputs.max() == 7
+    assert data.train.select(np.array([7])).inputs.max() == 7
 
 
 # The answers of PyTorch 2.14 for the page's network, with the weights and images of `write_weights`.

@@ -99,7 +99,7 @@ def part(data, name="train"):
 
 
 def assert_same_batches(found, wanted, first_step=0):
-    for layout in ({}, {"devices": 4, "here": range(1, 3), "accumulate": 2}):
+    for layout in ({}, {"devices": 4, "local_shards": range(1, 3), "accumulate": 2}):
         batches = [
             list(Batches(each, 8, **layout, shuffle_seed=1).epoch(2, first_step))
             for each in (found, wanted)
@@ -165,14 +165,14 @@ def test_dictionaries_of_inputs_and_labels_and_weights(one_by_one):
     rows = [jax.tree.map(lambda each, i=i: each[i], tuple(data)) for i in range(N)]
     found = part(rows if one_by_one else data)
     assert_same_batches(found, data)
-    batch = Batches(found, 8, devices=3).take(np.array([5, 3]))
+    batch = Batches(found, 8, devices=3).read_batch(np.array([5, 3]))
     np.testing.assert_array_equal(batch.weights, [WEIGHTS[5], WEIGHTS[3], *[0] * 7])
 
 
 def test_images_of_pillow_and_numbers_of_64_bits():
     for mode, shape in (("L", (1, 4, 5, 1)), ("RGB", (1, 4, 5, 3))):
         assert (
-            part([(Image.new(mode, (5, 4)), 0)]).take(np.arange(1)).inputs.shape
+            part([(Image.new(mode, (5, 4)), 0)]).select(np.arange(1)).inputs.shape
             == shape
         )
     with jax.enable_x64(True):
@@ -374,11 +374,11 @@ class Meeting(MapStyle):
 
 
 def test_one_thread_reads_at_a_time_unless_the_class_says_thread_safe():
-    found = part(OneFile()).take(np.arange(N))
+    found = part(OneFile()).select(np.arange(N))
     np.testing.assert_array_equal(found.inputs, INPUTS)
     examples = part(source := Meeting())
     source.threads = Barrier(2)
-    np.testing.assert_array_equal(examples.take(np.arange(2)).inputs, INPUTS[:2])
+    np.testing.assert_array_equal(examples.select(np.arange(2)).inputs, INPUTS[:2])
 
 
 def read_two_epochs(data):

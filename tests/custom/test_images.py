@@ -38,7 +38,7 @@ def test_a_folder_for_each_class(tmp_path):
     assert found[16][0].max() == 9
     data = load_folder(tmp_path)
     assert (data.train.examples, data.test, data.classes) == (17, None, ("blue", "red"))
-    assert data.train.take(np.array([3, 16])).labels.tolist() == [0, 1]
+    assert data.train.select(np.array([3, 16])).labels.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("kind", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
@@ -63,10 +63,10 @@ def test_parts_in_folders(tmp_path):
         path.unlink()
     data = load_folder(tmp_path)
     assert [part.examples for part in data.parts.values()] == [16, 8, 16]
-    assert set(data.test.take(np.arange(8)).labels) == {1}
+    assert set(data.test.select(np.arange(8)).labels) == {1}
     (tmp_path / "test" / "red").rename(tmp_path / "test" / "green")
     with pytest.raises(UserError, match="the test labels have a class that is none of"):
-        load_folder(tmp_path).test.take(np.arange(8))
+        load_folder(tmp_path).test.select(np.arange(8))
 
 
 def test_what_is_refused(tmp_path):

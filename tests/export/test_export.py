@@ -104,7 +104,7 @@ def test_the_file_is_as_the_page_says(trained, folder):
         job.task,
         state,
         "again.zip",
-        examples=EXAMPLES.take(np.arange(1, 9)),
+        examples=EXAMPLES.select(np.arange(1, 9)),
         metadata=METADATA,
     )
     assert (folder / "again.zip").read_bytes() == path.read_bytes()

@@ -188,7 +188,7 @@ def test_the_parts_of_all_processes_make_up_the_batch():
             18,
             seed=3,
             devices=6,
-            here=here,
+            local_shards=here,
             accumulate=2,
         )
 

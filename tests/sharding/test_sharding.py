@@ -95,7 +95,7 @@ def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made():
     fitted = fit_layout(
         jax.devices()[:8], task, (28, 28, 1), **MODEL, shard_state="parameters"
     )
-    shardings, params = fitted.state_sharding(task), task.arrays_of(task.model)[0]
+    shardings, params = fitted.state_sharding(task), task.split_arrays(task.model)[0]
     params = jax.device_put(params, shardings.params)
     program = (
         jax.jit(task.optimizer.init, out_shardings=shardings.optimizer_state)

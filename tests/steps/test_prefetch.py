@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from pmapdp.steps.placing import place_ahead
+from pmapdp.steps.placing import prefetch
 
 
 def numbers(made, last=20, error_at=None):
@@ -28,7 +28,7 @@ def no_thread_is_left():
 @pytest.mark.parametrize("taken", [0, 1, 7, 20])
 def test_two_ahead_in_order_and_never_more(taken):
     made, seen = [], []
-    with place_ahead(numbers(made), lambda number: -number) as placed:
+    with prefetch(numbers(made), lambda number: -number) as placed:
         for batch in itertools.islice(placed, taken):
             seen.append(batch)
             assert len(made) <= len(seen) + 2
@@ -45,7 +45,7 @@ def test_an_error_of_reading_or_placing_reaches_the_loop_after_the_batches_befor
         (numbers([], error_at=5), abs, OSError),
         (numbers([]), refuse, ValueError),
     ):
-        with place_ahead(source, place) as placed:
+        with prefetch(source, place) as placed:
             assert [next(placed) for _ in range(5)] == [0, 1, 2, 3, 4]
             with pytest.raises(error):
                 next(placed)
@@ -57,10 +57,10 @@ def stop(placed):
 
 
 def test_a_loop_that_fails_ends_the_thread():
-    with pytest.raises(ZeroDivisionError), place_ahead(numbers([]), abs) as placed:
+    with pytest.raises(ZeroDivisionError), prefetch(numbers([]), abs) as placed:
         stop(placed)
 
 
 def test_64_bits_hold_in_the_thread_too():
-    with jax.enable_x64(True), place_ahead([np.arange(3.0)], jax.device_put) as placed:
+    with jax.enable_x64(True), prefetch([np.arange(3.0)], jax.device_put) as placed:
         assert [batch.dtype for batch in placed] == [np.float64]
