@@ -16,9 +16,9 @@
 # # 09. Let the compiler do it
 #
 # In lesson 05 you wrote an all-reduce. Now delete it. Delete `pmap`, too, and the reshape to `[N, b, ...]`. What's left is
-# lesson 03's step for one device, and it trains on eight, with the same numbers. The compiler sees where your arrays are
-# and puts the all-reduce in for you. Most new JAX programs are written like this. There's one way to get it wrong, and
-# it's a quiet one: the result is right, but every device does all of the work.
+# lesson 03's step for one device, and it trains on eight, with the same losses. The compiler sees where your arrays are
+# and puts the all-reduce in for you. There's one way to get it wrong, and it's a quiet one: the result is right, but
+# every device does all of the work.
 #
 # **You will** write a data-parallel step with `jax.jit` and shardings, find the compiler's all-reduce, and notice when the
 # batch isn't split. 15 minutes, 30 with exercises. You need [05 Average gradients](05_average_gradients.ipynb).
@@ -57,8 +57,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # include program/09_jit.py
 
 # %% [markdown]
-# The numbers are the same, and there's no `pmean` in sight. The rest of the course starts from this version: micro-batches
-# (lesson 13), resume (14), a split model (15), ZeRO (16) and several processes (17) each change a few of its lines.
+# The numbers are the same, and there's no `pmean` in sight. On another processor you may see other last digits: the
+# devices add up in another order, and rounding can tip a few of the 5,000 examples into another class. Most of the
+# course starts from this version: explicit sharding (lesson 11), micro-batches (13), resume (14), a split model (15),
+# ZeRO (16), several processes (17) and measuring (18) each change a few of its lines.
 #
 # ## How does the compiler know?
 #
@@ -102,8 +104,8 @@ for name, function in functions.items():
 # Your gradient is a sum over the examples, and the examples are split, so it needs an all-reduce for the same reason. The
 # metric sums need one, too.
 #
-# **Predict:** there are four arrays of gradients and three sums. How many all-reduces does the compiled step have? (Lesson
-# 06 has a hint.)
+# **Predict:** there are four arrays of gradients and three sums. Each message costs some time by itself, and the compiler
+# knows that. How many all-reduces does the compiled step have?
 
 # %% tags=["prediction"]
 import textwrap
@@ -123,7 +125,7 @@ assert all_reduces[0].partition(" all-reduce(")[0].count("f32[") == 7
 # <details><summary>Answer</summary>
 #
 # One. Between `=` and `all-reduce(` you see what it returns, seven arrays: the gradients of two kernels (transposed)
-# and two biases, and the three sums. XLA for CPUs has merged them into one message (lesson 06).
+# and two biases, and the three sums. XLA for CPUs has merged them into one message. On GPUs and TPUs it may be several.
 #
 # </details>
 #
@@ -152,8 +154,8 @@ cases = {
 # %% [markdown]
 # Let's compile the step for each of them, and ask the compiler how many operations each device will do.
 #
-# **Predict:** for which of the four does each device compute only its own 16 rows? You can reason out the first three.
-# The last one is up to the compiler, so guess.
+# **Predict:** for which of the first three does each device compute only its own 16 rows? (The last case is up to the
+# compiler, so just look.)
 
 # %% tags=["prediction"]
 work = {}
@@ -169,11 +171,11 @@ assert work["only the inputs are"] < 1.5 * work["all three are placed"]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first and the last. The state is on eight devices, so all eight run the step. If nothing tells the compiler that
+# For the first alone. The state is on eight devices, so all eight run the step. If nothing tells the compiler that
 # the batch is split, each of them gets all of it and computes the whole gradient. That's 1.4 million operations on each
 # device, as many as one device needs alone, instead of 0.2 million. Nobody has to communicate, and the result is right,
-# but you paid for eight devices and got the speed of one. If one of the arrays is split, the compiler splits the others
-# to match. But that's its choice, so don't count on it.
+# but you paid for eight devices and got the speed of one. In the last case one of the arrays is split, and this compiler
+# splits the others to match. But that's its choice, so don't count on it.
 #
 # (Even then a device does more than an eighth of the work, because every device runs Adam on all parameters. Lesson 16
 # splits that, too.)
@@ -274,10 +276,10 @@ for exercise in (make_trainer, fixed_evaluation):
 # ## Take away
 #
 # - Write the step for the global batch, say where the arrays are, and let the compiler communicate.
-# - Shardings change where the work happens, not the result (apart from rounding). So a batch that isn't split shows
-#   only as extra work.
-# - `in_shardings` splits arrays that nobody has placed, and refuses those that you've placed otherwise. Without it, the
-#   compiler decides where unplaced arrays go.
+# - Shardings change where the work happens, not the result (apart from rounding). So the only sign of an unsplit batch
+#   is wasted work.
+# - `in_shardings` splits arrays that nobody has placed, and refuses arrays that you've placed differently. Without it,
+#   the compiler decides where unplaced arrays go.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

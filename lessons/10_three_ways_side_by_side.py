@@ -17,8 +17,8 @@
 # You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
 # the compiler works it out. There's a third way, `shard_map`, and since jax 0.8 pmap itself is built on it. It takes
 # jit's arrays and runs pmap's step. You'll want it when you have a pmap program to port, or when you need to decide
-# yourself what the devices send. But it has a trap: if you copy pmap's line for the gradient, every gradient on eight
-# devices is eight times too large. Nothing raises an error, and with Adam your loss curve looks perfect.
+# yourself what the devices send. But it has a trap: if you copy pmap's line for the gradient, you get a wrong gradient,
+# and nothing raises an error.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
 # shard_map. 20 minutes, 35 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -50,8 +50,7 @@ lesson_10.three_ways()
 # %% [markdown]
 # So `shard_map` cuts the global arrays the way `in_specs` says, runs your function once on each device, and puts the
 # results together the way `out_specs` says. `P("data")` means split along the mesh axis "data", and `P()` means a copy on
-# every device. And mind the last box: under `shard_map`, `jax.grad` adds up some gradients without being asked. That's
-# the trap, and you'll meet it soon.
+# every device. And mind the last box: under `shard_map`, `jax.grad` adds up some gradients without being asked.
 #
 # ## The program so far
 #
@@ -67,8 +66,8 @@ lesson_10.three_ways()
 # - `jax.shard_map` inside `jax.jit` takes the place of `jax.pmap`.
 # - And there's one strange new line, `lax.pcast`. You'll soon see why it's there.
 #
-# The step does what it did in lesson 05, so it prints the same numbers. They ended with loss 0.2486, accuracy 0.9184, and
-# 0.3540 and 0.8730 on the test set.
+# The step does what it did in lesson 05, so it prints the same losses, up to rounding. They ended with loss 0.2486,
+# accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
 
 # %% tags=["take-home"]
 # include program/10_shard_map.py
@@ -95,6 +94,10 @@ def map_over_devices(function, check_vma=True):  # with the program's specs: w r
     return jax.jit(jax.shard_map(function, mesh=mesh, **specs, check_vma=check_vma))
 
 
+def device_values(result):
+    return [float(shard.data) for shard in result.addressable_shards]
+
+
 w, x = np.float32(1), np.arange(16, dtype=np.float32)
 shapes = []
 
@@ -117,19 +120,18 @@ print(f"shard_map: {shapes[2]}, result {shard_map_loss}")
 #
 # </details>
 #
-# ## The trap
+# ## And your gradient?
 #
 # Now the gradient, which should be 7.5. Under pmap you took the gradient of this device's loss, and then you averaged it
-# over the devices. Here's the same line under `shard_map`:
+# over the devices. Here's the same line under `shard_map`. Remember the last box of the picture: `jax.grad` has already
+# added up the gradient for the replicated `w` over the devices, and then comes your `pmean`.
+#
+# **Predict:** the devices' own gradients have the mean 7.5. What do you get?
 
 
-# %%
+# %% tags=["prediction"]
 def average_gradient(w, x):  # as under pmap
     return lax.pmean(jax.grad(loss)(w, x), "data")
-
-
-def device_values(result):
-    return [float(shard.data) for shard in result.addressable_shards]
 
 
 checked_gradients = {"average_gradient": device_values(map_over_devices(average_gradient)(w, x))}
@@ -137,11 +139,17 @@ print(checked_gradients["average_gradient"])
 lesson_10.trap()
 
 # %% [markdown]
-# That's eight times too large, on every device, and there's no error. The factor comes from a check, `check_vma`, which
-# is on unless you switch it off. With the check on, JAX knows that all devices hold the same `w`. To JAX that's one
-# weight, used in eight places, as in the picture, so its gradient is the sum of eight gradients. `jax.grad` adds them
-# up for you, and you never see that all-reduce. The `pmean` that follows averages eight equal sums, so it changes
-# nothing. (pmap runs your step in a `shard_map` whose check is off, so in lesson 05 the same line was right.)
+# <details><summary>Answer</summary>
+#
+# 60 on every device, the sum of the eight gradients: eight times too large, and there's no error. The `pmean` averages
+# eight equal sums, so it changes nothing.
+#
+# </details>
+#
+# The factor comes from a check, `check_vma`, which is on unless you switch it off. With the check on, JAX knows that all
+# devices hold the same `w`. JAX sees one weight used eight times, so its gradient is the sum of eight. `jax.grad` adds
+# them up for you, and you never see that all-reduce. pmap runs your step in a `shard_map` whose check is off, so in
+# lesson 05 the same line was right.
 #
 # **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w`
 # doesn't vary, `x` does. You can read the record in a jaxpr, the program that JAX has traced. `V:data` marks what
@@ -250,7 +258,7 @@ assert "can't be statically inferred" in refusal
 # ## What the trap does to a run
 #
 # Here's your program's step without the cast. We'll train for an epoch with it, and for an epoch with the right
-# step. (We leave out the last batch, because it isn't full. That makes 39 updates each.)
+# step. We leave out the last batch, because it isn't full. That makes 39 updates each.
 
 
 # %%
@@ -276,7 +284,9 @@ full_batches = list(batches(*train_data, seed=0))[:-1]
 steps = {"cast first": train_step, "trapped": map_over_devices(trapped_step)}
 
 # %% [markdown]
-# We do it once with SGD and once with Adam. (SGD's state has a different structure, so `jit` traces the steps again.)
+# We do it once with SGD and once with Adam. SGD's state has a different structure, so `jit` traces the steps again. Only
+# because of that does it see the new optimizer: if you changed nothing but the learning rate, the compiled steps would go
+# on with the old one (lesson 05).
 #
 # **Predict:** with which of the two will you notice that every gradient is eight times too large?
 
@@ -332,7 +342,7 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 # ![The first screen of the page: a column each for single, pmap, shard_map and jit, with a yellow bar where the
 # gradients are added up](../docs/pictures/compare.png)
 #
-# All three give the same numbers. So choose by what you want to write:
+# All three give the same numbers, up to rounding. So choose by what you want to write:
 #
 # | you want | use | because |
 # | --- | --- | --- |
