@@ -17,8 +17,9 @@
 # In lesson 09 you forgot to place a batch. The result was right, but all eight devices did all of the work, and nobody
 # told you. Under `jit` the compiler chooses where arrays go, and you only see its choice if you go and look for it. It
 # doesn't have to be like that. In this lesson you'll change eleven lines, and the sharding becomes part of an array's
-# *type*. So you can print it and put it in an assert, even while JAX traces your function, and if JAX isn't sure what
-# you want, it asks instead of guessing.
+# *type*. So you can print it, even while JAX traces your function. JAX won't find the forgotten batch for you, because a
+# replicated batch is a possible one. But now *you* can, with one assert. And where an operation has more than one
+# sensible result, JAX raises an error and asks.
 #
 # **You will** read shardings as types, fix what JAX refuses, run Flax layers that need one more argument, and decide when
 # this is worth it. 25 minutes, 40 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
@@ -45,14 +46,16 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # include the difference of 09_jit.py and 11_explicit.py
 #
-# - `jax.make_mesh` makes a mesh whose axis is *Explicit*. (That's so in jax 0.10 and 0.12. Before jax 0.9, pass
-#   `axis_types=(AxisType.Explicit,)`.) `Mesh(...)`, which you've used so far, makes an *Auto* axis. `jax.set_mesh`
-#   makes the new mesh the current one.
-# - The shardings of `jit` go, because the arguments' types already have them.
-# - `train_step` asserts that its inputs are split. (`place_batch` splits the labels and weights with them.)
+# - `jax.make_mesh` makes a mesh whose axis is *Explicit*. In versions before jax 0.9, pass
+#   `axis_types=(AxisType.Explicit,)`. `Mesh(...)`, which you've used so far, makes an *Auto* axis. `jax.set_mesh`
+#   makes the new mesh the current one, for everything that follows in this notebook. In a program that needs the mode
+#   only for a while, write `with jax.set_mesh(mesh):`.
+# - `jit` no longer needs shardings. The arguments carry them in their types.
+# - `loss_sums` asserts that the inputs are split, so `train_step` and `eval_step` both refuse a batch that isn't.
+#   `place_batch` splits the labels and weights with the inputs.
 # - `weights @ losses` becomes a sum. You'll see why in a minute.
 #
-# It does the same work in the same places, so it prints lesson 09's numbers, which ended with loss 0.2486, accuracy 0.9184,
+# It does the same work in the same places, so it prints lesson 09's losses, which ended with loss 0.2486, accuracy 0.9184,
 # and 0.3540 and 0.8730 on the test set. Only the last line is new. It prints the type of the inputs.
 
 # %% tags=["take-home"]
@@ -61,21 +64,23 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # `float32[128@data,64]` says that the 128 rows are split over the mesh axis "data".
 #
-# ## The mistake, caught
+# ## The mistake, caught by your assert
 #
 # Let's forget to place the batch again. In lesson 09, without `in_shardings`, every device then computed the whole
 # batch, and JAX said nothing.
 
 # %%
 host_batch = next(batches(*train_data, seed=0))  # NumPy arrays, on no device yet
-try:
-    train_step(state, host_batch)
-except AssertionError as error:
-    refusal = str(error)
-    print("AssertionError:", refusal)
+refusals = []
+for step in (train_step, eval_step):
+    try:
+        step(state, host_batch)
+    except AssertionError as error:
+        refusals.append(str(error))
+        print("AssertionError:", error)
 
 # %% [markdown]
-# Look at the type in this message, `float32[128,64]`: no axis is split. The assert runs while JAX traces the step, so
+# Look at the type in these messages, `float32[128,64]`: no axis is split. The assert runs while JAX traces the step, so
 # it costs nothing once the step is compiled. But you need it: to JAX, a batch that isn't split is a replicated one, and
 # that's fine. Without the assert the step would run, and every device would compute the whole batch, as in lesson 09.
 #
@@ -169,7 +174,8 @@ for name, function in expressions.items():
 # <details><summary>Answer</summary>
 #
 # - The product adds up over the split axis, so each device has a part of every sum. The result can be replicated, or split
-#   by rows, or by columns.
+#   by rows, or by columns. It could even stay *unreduced*: then each device keeps its part of the sums, and you add them
+#   up later.
 # - `rows` is split by rows and `columns` by columns. Their sum can't be split both ways, because a mesh axis can split
 #   only one dimension of an array. So you have to change one of them.
 # - Row 0 is on one device. A sharding covers all devices of the mesh, so the row has to be replicated, or split along its
@@ -179,8 +185,8 @@ for name, function in expressions.items():
 #
 # Each choice means different communication, so JAX leaves it to you. That's also why `weights @ losses` had to go. If
 # both factors of a product are split along the axis that it adds up, JAX asks, even though this result is a single
-# number. If only one of them is split, or if you call `.sum()`, its rules have one answer. So it doesn't ask, and the
-# communication comes without a word. It doesn't ask in the backward pass either, because a gradient has its parameter's
+# number. If only one factor is split, or if you call `.sum()`, there's just one possible type. So JAX doesn't ask, and
+# adds the communication silently. It doesn't ask in the backward pass either, because a gradient has its parameter's
 # type.
 #
 # You answer with `out_sharding`, which says how you want the result. And `jax.reshard` changes the sharding of an array that
@@ -242,15 +248,15 @@ for name, call in calls.items():
 # <details><summary>Answer</summary>
 #
 # The last one, because each row is on one device. Sorting a column would have to move numbers between devices. `Embed`
-# doesn't know how you want the rows that it looks up. And the `RNN`'s zeros aren't split, but what it adds to them is, so
-# its loop would change the type of its state.
+# can't tell how you want its rows split. And `RNN` starts from unsplit zeros and ends with split values, so its state
+# would change type.
 #
 # </details>
 #
 # The layers take your answer as an argument: `Embed` has `out_sharding`, and `RNN` takes an `initial_carry` that's
 # split. For everything else there's `auto_axes`. It makes the axes Auto inside one function, as in lesson 09, and you
-# only say how the result is sharded. That also works for a library's layer that you can't change. Everything that holds
-# arrays has to be an argument of the function, so the layer is one, too.
+# only say how the result is sharded. That also works for a library's layer that you can't change. Pass everything that
+# holds arrays as an argument, the layer included.
 
 # %%
 from jax.sharding import AxisType, auto_axes
@@ -275,10 +281,20 @@ for name, output in outputs.items():
 
 
 # %%
+def plain_loss_sums(model, batch):
+    """Lesson 09's `loss_sums`, without an assert."""
+    inputs, labels, weights = batch
+    logits = model(inputs)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    correct = logits.argmax(-1) == labels
+    sums = {"loss": weights @ losses, "correct": weights @ correct, "count": weights.sum()}
+    return sums["loss"], sums
+
+
 def plain_step(state, batch):
     """Lesson 09's step."""
     model, optimizer_state = state
-    gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
+    gradients, sums = jax.grad(plain_loss_sums, has_aux=True)(model, batch)
     gradients = jax.tree.map(lambda g: g / sums["count"], gradients)
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
     return (optax.apply_updates(model, updates), optimizer_state), sums
@@ -303,7 +319,8 @@ assert np.isclose(auto_work, explicit_work, rtol=0.02)
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert mesh.axis_types == (AxisType.Explicit,)
-assert "float32[128,64]" in refusal
+assert len(refusals) == 2
+assert all("float32[128,64]" in refusal for refusal in refusals)
 assert [str(jax.typeof(result)) for result in results.values()] == [
     "float32[16@data,4]",
     "float32[16@data]",
@@ -377,10 +394,10 @@ for exercise in (result_spec, fixed_gram, normalized_step):
 # ## Take away
 #
 # - With Explicit axes, the sharding is part of the type. `jax.typeof` shows it, and an assert on it costs nothing.
-# - If JAX's rules don't settle a sharding, JAX asks. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
+# - If JAX's rules don't settle a sharding, JAX raises an error. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
 # - If the compiler guesses well, Auto and Explicit axes do the same work. Choose whether you'd rather be asked or left
 #   alone.
 #
 # To read on: [Distributed arrays](https://docs.jax.dev/en/latest/201/sharding.html) in JAX's documentation, and
-# [the scaling book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX. Next, a program from 2021:
+# [the scaling book](https://jax-ml.github.io/scaling-book/jax-stuff/) on programming TPUs in JAX. Next, a program from 2022:
 # [12 Port a pmap program](12_port_a_pmap_program.ipynb).

@@ -50,6 +50,8 @@ class Network(nnx.Module):
 def loss_sums(model, batch):
     """The loss, summed over the batch, and the sums that the metrics are made of."""
     inputs, labels, weights = batch
+    inputs_type = jax.typeof(inputs)
+    assert inputs_type.sharding.spec[0] == "data", f"the batch is not split: {inputs_type}"
     logits = model(inputs)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     correct = logits.argmax(-1) == labels
@@ -74,8 +76,6 @@ def place_batch(batch):
 def train_step(state, batch):
     """One update: the new state, and the metric sums of this batch."""
     model, optimizer_state = state
-    inputs_type = jax.typeof(batch[0])
-    assert inputs_type.sharding.spec[0] == "data", f"the batch is not split: {inputs_type}"
     gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
     count = sums["count"]
     gradients = jax.tree.map(lambda g: g / count, gradients)
