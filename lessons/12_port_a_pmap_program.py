@@ -14,15 +14,16 @@
 # %% [markdown]
 # # 12. Port a pmap program
 #
-# Somebody hands you a training program from 2021. It uses `jax.pmap`, and it still runs. But pmap is only maintained,
+# Somebody hands you a training program from 2022. It uses `jax.pmap`, and it still runs. But pmap is only maintained,
 # and JAX's developers [recommend shard_map in its place](https://docs.jax.dev/en/latest/migrate_pmap.html). How do you
 # move the program without changing its results? In this lesson you'll change seventeen lines, and the new program prints
-# the old one's numbers, because even its dropout masks are the same. Then you'll forget a line on purpose, to see that
+# the old one's losses, up to rounding, because even its dropout masks are the same. Then you'll forget a line on purpose, to see that
 # this time JAX notices. And you'll find out something that the old program never told you.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against one
-# device. 25 minutes, 45 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
-# [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
+# device. 27 minutes, 47 with exercises. You need [05 Average gradients](05_average_gradients.ipynb),
+# [10 Three ways side by side](10_three_ways_side_by_side.ipynb), and what [07](07_synchronize_batch_norm.ipynb) and
+# [08](08_keep_dropout_and_metrics_exact.ipynb) say about the variance of a batch and about dropout keys.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -60,7 +61,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # where it takes `[0]` of the loss and of the accuracies. Here's the same indexing with a parameter of 4 MB. All eight
 # devices have a copy, and you want to read one of them.
 #
-# **Predict:** `x[0]` gives you copy 0. Do the devices have to exchange nothing, one copy, or all eight?
+# **Predict:** `x[0]` gives you copy 0. How much do the devices have to send: nothing, one copy, or all eight?
 
 # %% tags=["prediction"]
 from pmapdp.compare.collectives import collectives  # lists them, from a compiled program
@@ -75,8 +76,8 @@ print("addressable_shards[0].data[0] is on", first_copy.devices())
 # <details><summary>Answer</summary>
 #
 # One copy, in an all-reduce of 4 MB. To you the copies are equal, but to JAX they're eight different slices of one
-# array. The result of `x[0]` lives on all devices, so all of them need device 0's slice, and the compiler gets it there
-# with a sum to which the other devices add zeros. (JAX's guide speaks of gathering the whole array.) But if you only
+# array. The result of `x[0]` lives on all devices, so every device needs device 0's slice. The compiler sends it as a sum
+# in which all others contribute zeros. (JAX's guide speaks of gathering the whole array.) But if you only
 # want to read a copy, the first shard already has one. In the Flax version that runs here, `jax_utils.unreplicate`
 # reads that shard, too.
 #
@@ -158,7 +159,7 @@ except ValueError as error:
 # Now switch the check off. Each device updates its running mean from its own 16 examples, but `out_specs` promises that the
 # new state is replicated.
 #
-# **Predict:** does the array hold the average of the eight means, or eight different ones?
+# **Predict:** what's in it now: one average, or eight different means?
 
 # %% tags=["prediction"]
 wrong_state, _ = jax.jit(jax.shard_map(careless_step, **specs, check_vma=False))(*arguments)
@@ -176,7 +177,7 @@ lesson_12.running_means(means)
 # </details>
 #
 # The same happens to a metric without its `pmean`: your log shows device 0's. And it happens if each device has its own
-# dropout key in the state: your checkpoint gets device 0's key, so a run that resumes from it draws the same masks on
+# dropout key in the state. Your checkpoint gets device 0's key. So a run that resumes from it draws the same masks on
 # all devices. [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how to keep all eight keys.
 #
 # ## Is it the old program? Is it right?
@@ -293,17 +294,19 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 #
 # ## What else is in such a program
 #
-# - **Evaluation.** Don't drop the last batch: pad it, give the padding weight 0, and divide by the sum of the weights,
-#   as your own program has done since lesson 03.
+# - **Evaluation.** The ported program still leaves out 104 of the 1,000 test examples, as the old one did. Don't drop the
+#   last batch: pad it, give the padding weight 0, and divide by the sum of the weights, as your own program has done
+#   since lesson 03.
 # - **Checkpoints.** If your old program saved `unreplicate(state)`, its checkpoints load as they are. If it saved the
-#   device axis, too, take copy 0 of each array on the host. That's right only where the copies are equal. Between two
-#   calls of `p_average` the batch statistics aren't, so average them over the device axis instead.
+#   device axis, too, take copy 0 of each array on the host. Only do that where the copies agree. Batch statistics agree
+#   only right after `p_average`. Otherwise average them.
 # - **Several processes.** Under pmap each process passed only its own rows. `jax.device_put(batch, split)` wants the
 #   same global batch in every process, and raises an error otherwise. So give your rows to
 #   `jax.make_array_from_process_local_data` ([lesson 17](17_many_processes.ipynb)).
 # - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it, lists the lines that need
-#   your attention, and writes a file that verifies your step. [Porting](../docs/porting.md) shows what it says about this
-#   one, and has a row for every construct.
+#   your attention, and prints a script that verifies your step, in which you fill in the first arguments. It can miss a
+#   line: in this program it lists one of the two `[0]`s, because the other one indexes a call. [Porting](../docs/porting.md)
+#   shows what it says about this program, and has a row for every construct.
 #
 # ## Exercises
 #
