@@ -16,8 +16,9 @@
 #
 # You want to repeat a published result. The paper used a batch of 8,192, but your GPUs run out of memory above 2,048.
 # You don't need more GPUs: cut the batch into four parts, compute their gradients one after another, add them up, and
-# update once. In this lesson you'll change thirteen lines of your program for it, and get the same numbers. You'll also
-# see a cut that gives the right numbers, but silently does four times the work. And if accumulating isn't enough,
+# update once. In this lesson you'll change thirteen lines of your program for it, and get the same losses. You'll also
+# see a cut that gives the right numbers, but silently does four times the work and needs more memory than no cut at
+# all. And if accumulating isn't enough,
 # you'll try two other ways to save memory.
 #
 # **You will** accumulate gradients, watch memory over an update, see why batch norm is an exception, compute in
@@ -162,7 +163,27 @@ lesson_13.work_by_device(work)
 #
 # </details>
 #
-# `every_fourth` leaves each row where it is. That's the cut for your program.
+# In a `scan`, as your program has it, the wrong cut loses the memory as well. Each device needs rows that others hold, so
+# it gathers them before the loop starts:
+
+
+# %%
+def compile_scan(cut):
+    def scan(layers, batch):
+        def add(total, part):
+            return total + jax.grad(deep_loss)(layers, part), None
+
+        return jax.lax.scan(add, jnp.zeros_like(layers), jax.tree.map(cut, batch))[0]
+
+    return compile_for_devices(scan)
+
+
+megabytes_by_cut = {cut.__name__: temp_megabytes(compile_scan(cut)) for cut in (neighbours, every_fourth)}
+print("one batch:", round(temp_megabytes(whole_batch), 1), "MB, four micro-batches:", megabytes_by_cut)
+
+# %% [markdown]
+# `every_fourth` leaves each row where it is, and takes about half the memory of the whole batch. That's the cut for your
+# program. The other one takes more memory than if you hadn't cut the batch at all.
 #
 # ## The program so far, and what changes
 #
@@ -185,13 +206,14 @@ lesson_13.work_by_device(work)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers, up to rounding in the last digit.
+# With the same losses, up to rounding: the sums are added up in another order. (On another processor, rounding may tip a
+# few examples into another class.)
 #
 # </details>
 #
-# If you have convolutions and no GPU, write `lax.scan(..., unroll=K)`, because XLA for CPUs is slow at convolutions in
-# a loop: our convnet's update in four micro-batches took 139 ms in a loop and 10.8 ms unrolled (jax 0.10.2). But
-# unrolled, the compiler may start all the forward passes first, and then you save no memory.
+# If you have convolutions and no GPU, write `lax.scan(..., unroll=K)`, because XLA for CPUs is many times slower at
+# convolutions in a loop. pmapdp does so, too ([steps/shared.py](../pmapdp/steps/shared.py)). But unrolled, the compiler
+# may start all the forward passes first, and then you save no memory.
 #
 # ## What it saves, and what it costs
 #
@@ -288,7 +310,7 @@ print("1 + 0.001 =", after_update)
 
 # %%
 def train_in(parameter_dtype, compute_dtype):
-    """The loss of every update."""
+    """The loss of every update, and the model before and after."""
     adam = optax.adam(3e-4)
 
     def cast(tree, dtype):
@@ -306,25 +328,37 @@ def train_in(parameter_dtype, compute_dtype):
         updates, state = adam.update(gradients, state, model)
         return optax.apply_updates(model, updates), state, value
 
-    model = cast(init_state()[0], parameter_dtype)
+    first_model = model = cast(init_state()[0], parameter_dtype)
     state, losses = adam.init(model), []
     for epoch in range(6):
         for batch in list(batches(*train_data, seed=epoch))[:-1]:  # the last one is padded
             model, state, value = step(model, state, batch)
             losses.append(float(value))
-    return losses
+    return losses, first_model, model
 
 
-curves = {
+runs = {
     "all in float32": train_in(jnp.float32, jnp.float32),
     "computed in bfloat16": train_in(jnp.float32, jnp.bfloat16),
     "parameters in bfloat16, too": train_in(jnp.bfloat16, jnp.bfloat16),
 }
+curves = {name: losses for name, (losses, _, _) in runs.items()}
 lesson_13.loss_by_dtype(curves)
 
+_, first_model, last_model = runs["parameters in bfloat16, too"]
+first_weights, last_weights = (np.abs(model.hidden.kernel[...]) for model in (first_model, last_model))
+is_large = first_weights > 1 / 8
+has_changed = first_weights != last_weights
+print(f"large weights: {is_large.mean():.0%} of the first kernel, changed {has_changed[is_large].mean():.0%}")
+print(f"small weights: changed {has_changed[~is_large].mean():.0%}")
+
 # %% [markdown]
-# The top curve falls so slowly because small updates are rounded away, so the network learns only from the large ones.
-# (Its Adam moments are in bfloat16, too, because optax gives them the dtype of the parameters.) If you saw only this
+# Why does the top curve fall so slowly? Because its *large weights* never move. Above 1/8, the step from one bfloat16 to
+# the next is 1/1024. An update of Adam is about as long as the learning rate, 0.0003 here, whatever the gradient is.
+# That's less than half of the step, so adding it changes nothing. In the six epochs not one of the weights that began
+# above 1/8 has changed. The smaller ones have, because the steps between small numbers are smaller, too.
+#
+# Its Adam moments are in bfloat16 as well, because optax gives them the dtype of the parameters. If you saw only this
 # curve, you'd blame your learning rate. The other two curves lie on top of each other.
 #
 # So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. float16 also takes two bytes, but
@@ -392,6 +426,10 @@ assert after_update == 1
 float32_loss, mixed_loss, bfloat16_loss = (np.mean(losses[-20:]) for losses in curves.values())
 assert abs(mixed_loss / float32_loss - 1) < 0.02
 assert bfloat16_loss > 1.3 * float32_loss
+assert not has_changed[is_large].any()
+assert has_changed[~is_large].mean() > 0.9
+assert megabytes_by_cut["neighbours"] > 1.5 * temp_megabytes(whole_batch)
+assert megabytes_by_cut["every_fourth"] < 0.6 * temp_megabytes(whole_batch)
 assert list(products.values()) == [3, 3, 4]
 assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep everything"]
 
@@ -406,8 +444,8 @@ assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep e
 # (Why 39.4 MB, when twelve layers took 7.1 MB at the beginning? These layers have two functions after the product, and
 # JAX hands six arrays of each layer to the backward loop.)
 #
-# Why the loop? If you write the twelve layers out, XLA for CPUs in jax 0.10 notices that it computes something twice.
-# It does it once and keeps the result, and about half of the saving is gone. In jax 0.12 it doesn't.
+# Why the loop? If you write the twelve layers out, XLA for CPUs in jax 0.10.2 notices that it computes something twice.
+# It does it once and keeps the result, so *keep inputs* takes 12.3 MB instead of 18.6, and not 7.1 as in jax 0.12.0.1.
 #
 # So which way comes first? bfloat16, because it makes a GPU faster, too. Then accumulation, because it computes nothing
 # twice. Recompute when the micro-batches get too small to keep the GPU busy, or when not even one example fits.
@@ -474,6 +512,9 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # | `accumulate` | `gradient_sums`, where the first micro-batch gives the shapes | [steps/shared.py](../pmapdp/steps/shared.py) |
 # | the same under jit, one all-reduce | `accumulated_sums` | [steps/jit.py](../pmapdp/steps/jit.py) |
 # | bfloat16 | `--dtype bfloat16` | [config.py](../pmapdp/config.py) |
+#
+# `gradient_sums` cuts with `reshape(K, -1, ...)`, the cut that was wrong for you. It's right there, because pmap and
+# shard_map have already split the batch: the function sees only one device's rows.
 #
 # To read on: JAX on [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and the
 # [scaling book on training](https://jax-ml.github.io/scaling-book/training/). Next, your run survives a kill:
