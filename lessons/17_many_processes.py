@@ -16,7 +16,7 @@
 #
 # Your program from lesson 09 uses all devices of one machine. For two machines you need two processes, one on each. In
 # this lesson you'll change eighteen lines, none of them in the training step, and two processes will compute the
-# numbers that one computed. Then you'll deal out a batch by process number, as many programs do. Nothing complains,
+# losses that one computed, up to rounding. Then you'll deal out a batch by process number, as many programs do. Nothing complains,
 # and a good network suddenly looks bad. At the end you'll kill a process in the middle of a run, and go on from its
 # last checkpoint.
 #
@@ -132,11 +132,10 @@ print("process 1:", *second, sep="\n  ")
 # ## The mistake: rows by process number
 #
 # Many programs don't use the callback. With two processes, they simply let process 0 take the first half of the batch
-# and process 1 the second half. That's right only if the mesh lists the devices process by process. On TPUs it often
-# doesn't, because `jax.make_mesh` tries to put chips next to each other that are directly
-# connected. For 4 x 2 chips of a TPU v5e on two hosts, `mesh_utils.create_device_mesh`, which
-# `jax.make_mesh` calls, puts the processes in the order 0 0 1 1 1 1 0 0. `place_halves` makes such a mesh, and places
-# eight numbers on it, once by process number and once with the callback:
+# and process 1 the second half. That's right only if the mesh lists the devices process by process. But on TPUs
+# `jax.make_mesh` orders chips by their wiring, not by host. On a v5e of 4 x 2 chips the hosts come in the order
+# 0 0 1 1 1 1 0 0. `place_halves` makes such a mesh, and places eight numbers on it, once by process number and once with
+# the callback:
 
 
 # %%
@@ -201,10 +200,10 @@ lesson_17.accuracy_by_part(correct.reshape(8, 125).mean(1))
 #     print(float(x.mean()))  # x is a global array
 # ```
 #
-# The mean needs an all-reduce, and only process 0 starts it. It waits for the others forever. Or worse: the others
-# arrive at *their* next all-reduce, and the two get mixed up without an error. So compute on all processes, and let
-# process 0 print what came out. (Your program calls `report` in process 0 alone. It may, because the metric sums are
-# replicated: process 0 has them already, and Python adds them up.)
+# The mean needs an all-reduce, and only process 0 starts it. It waits for the others, forever if they never start one.
+# Or worse: the others arrive at *their* next all-reduce, and the two may get mixed up. So compute on all processes, and
+# let process 0 print what came out. Why may your program call `report` in process 0 alone? Because every process holds
+# the metric sums already. No message is needed.
 #
 # If a run hangs, find out which line each process is in. Put `faulthandler.dump_traceback_later(600, repeat=True)` at
 # the top of your program, or call `py-spy dump --pid ...` from outside. If one process is in a different line than all
@@ -332,17 +331,18 @@ assert process_0.returncode in (4, -6), output
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it ends as well, and its message says why. There are three ways. Which one you see depends on what process 0 was
-# doing when process 1 died, and we've seen all of them with jax 0.10.2:
+# No, it ends as well. There are three ways. Which one you see depends on what process 0 was doing when process 1 died,
+# and we've seen all of them with jax 0.10.2:
 #
-# - **Status 4, within seconds.** The all-reduce failed with an error that Python can catch. pmapdp catches it, and says
-#   that another process is lost.
 # - **Status -6, "stopped sending heartbeats", after 7 to 11 s.** Process 0 noticed nothing and kept waiting in its
 #   all-reduce. But every process also sends a *heartbeat* to the coordinator. If one of them is silent for too long,
 #   JAX aborts all the others (by signal 6, SIGABRT). "Too long" is 100 s, unless you set `heartbeat_timeout_seconds` in
 #   `initialize`. Our command sets 10.
-# - **Status -6, `gloo::EnforceNotMet`, within a second** (rarely). gloo carries the all-reduce between CPUs. It noticed
-#   that something was wrong, and threw a C++ exception, which no Python code can catch.
+# - **Status -6, `gloo::EnforceNotMet`, within a second.** gloo carries the all-reduce between CPUs. It noticed that the
+#   connection was gone, and threw a C++ exception, which no Python code can catch. Its message doesn't name the process
+#   that is lost.
+# - **Status 4, within seconds.** The all-reduce failed with an error that Python can catch. pmapdp catches it, and says
+#   that another process is lost.
 #
 # </details>
 #
