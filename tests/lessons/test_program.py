@@ -30,7 +30,8 @@ NEW_LINES = {
     ("05", "10"): 10,
     ("09", "11"): 12,
     (OLD, "12"): 20,
-    **{("09", later): 25 for later in ("13", "14", "15", "16", "17", "18")},
+    **{("09", later): 25 for later in ("13", "14", "15", "16", "17")},
+    ("09", "18"): 30,
 }
 
 # In float64, with 15 decimals, over two epochs, and in a process that has eight
