@@ -336,7 +336,7 @@ assert abs(totals["correct"] / totals["count"] - 0.9184) < 2e-3
 #
 # With the same losses within 1e-3, although each device holds only half of the first kernel. A sharding decides which
 # device computes what. It doesn't change the result beyond rounding. But rounding can tip an example from one class to
-# another: of 5,000 training examples we've seen three on another processor, so there the accuracy was 0.9190.
+# another: on some processors it tips three of the 5,000 training examples, so the accuracy there is 0.9190.
 #
 # </details>
 #

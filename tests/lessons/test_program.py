@@ -106,8 +106,13 @@ def test_jax_finds_the_gradients_that_numpy_has_by_hand():
 
 @pytest.mark.parametrize("number", SAME_RESULT)
 def test_all_ways_give_the_figures_of_pmap(number):
-    # The scripts print four decimals; rounding in float32 may change the last one.
-    np.testing.assert_allclose(figures_of(number), figures_of("05"), atol=2e-4)
+    found = figures_of(number)
+    wanted = figures_of("05")
+    # The scripts print four decimals; rounding in float32 may change the last one of a
+    # loss, and tip a few of the 5,000 and 1,000 examples into another class.
+    np.testing.assert_allclose(found[:, ::2], wanted[:, ::2], atol=2e-4)
+    np.testing.assert_allclose(found[:, 1], wanted[:, 1], atol=5.5 / 5_000)
+    np.testing.assert_allclose(found[:, 3], wanted[:, 3], atol=2.5 / 1_000)
 
 
 def test_the_port_prints_what_the_old_program_prints():
