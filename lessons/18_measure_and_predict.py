@@ -196,8 +196,8 @@ for N, program in programs.items():
 #
 # </details>
 #
-# There are three gradients and *one* all-reduce: XLA has combined them, because each message costs a latency. But this
-# one can start only when the last gradient is there, and then there's nothing left to compute meanwhile.
+# XLA has merged three gradients into *one* all-reduce, to pay the latency once. The price: it must wait for the last
+# gradient, and then nothing is left to hide it behind.
 #
 # ## Hide it behind the backward pass
 #
@@ -230,9 +230,8 @@ drawing.overlap("average_gradients", "average_loss")
 #
 # </details>
 #
-# And your own program, with `jit`? There the compiler puts an all-reduce behind each gradient, as in `average_loss`.
-# But both are only first versions, and the compiler may change them. On a CPU, XLA combines the all-reduces into a
-# single one, in both functions. On a GPU, it combines them only up to the size that you set with
+# Under `jit` the compiler puts an all-reduce behind each gradient, as in `average_loss`. Later it merges them: on a CPU
+# into a single one, in both functions, and on a GPU only up to the size that you set with
 # `--xla_gpu_all_reduce_combine_threshold_bytes` (DDP calls it `bucket_cap_mb`). So look at a profile to find out if
 # your all-reduces overlap with the backward pass.
 #
@@ -262,7 +261,7 @@ lesson_18.roofline(b, attainable)
 #
 # </details>
 #
-# This is called a **roofline**. It tells you two things. With 8 examples on each GPU, such a layer wastes most of it.
+# This is called a **roofline**. It tells you two things. With 8 examples on each GPU, such a layer leaves most of it idle.
 # (A transformer uses a weight once for each token, and a convolution once for each place in the image, so they reach
 # the limit with fewer examples.) And elementwise work, such as an optimizer update, is always limited by memory,
 # because it does few operations for each byte.
@@ -298,7 +297,7 @@ print(*longest_operations(next(folder.glob("**/perfetto_trace.json.gz")), most=5
 lesson_18.traces_of_an_h200()
 
 # %% [markdown]
-# Each operation was called five times, once in each step, and the milliseconds are those five calls together. A `dot`
+# The milliseconds are those of all five steps together. A `dot`
 # is a matrix product, and a `fusion` is several operations that the compiler has merged into one. Open the file at
 # [ui.perfetto.dev](https://ui.perfetto.dev) to see them over time. On a GPU or TPU, the details have the names of your
 # scopes.
@@ -307,17 +306,13 @@ lesson_18.traces_of_an_h200()
 # the right, and a bar shows when something was running.
 #
 # First look for gaps, in which the GPU waits for Python or for data. The upper trace shows three updates of pmapdp's
-# CNN. In each of them the GPU computes for 0.12 ms, and for the other 1.4 ms it waits for work. The work comes from
-# Python, where one thread places the next batch, and another calls the step. Only one thread can run Python code at a
-# time, so the call starts late: it has to wait until the first thread leaves Python for JAX's C++ code. From then on
-# the two bars overlap. (Recording slows Python down: otherwise an update took 1.0 ms, not 1.5.) With a larger batch the
-# GPU has more to do, and Python hardly more, so the gaps close.
+# CNN. In each of them the GPU computes for 0.12 ms, and for the other 1.4 ms it waits for Python, which is too slow for
+# it. (Recording slows Python down: otherwise an update took 1.0 ms, not 1.5.) With a larger batch the GPU has more to do,
+# and Python hardly more, so the gaps close.
 #
 # The lower trace shows one update of ResNet-18. All four rows are the GPU, sorted by the kind of work, and together
-# they leave no gap, so faster Python wouldn't help. The forward pass ends after a third of the time, because nearly
-# every convolution has two partners in the backward pass, and each takes about as long: one finds the gradient of the
-# inputs, the other of the weights. And nearly half of the time goes to everything else: batch norm, ReLU and additions.
-# They compute little, but they read and write all activations, so memory is their limit.
+# they leave no gap, so faster Python wouldn't help. Nearly half of the time goes to batch norm, ReLU and additions. They
+# compute little, but they read and write all activations, so memory is their limit.
 #
 # On several GPUs, look at the all-reduce next. Its bar starts on each device when that
 # device is ready, and ends on all at the same time. If the bars start at different times, the early devices wait for
