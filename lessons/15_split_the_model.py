@@ -123,17 +123,13 @@ layouts = {
 lesson_15.layouts(layouts, SHAPES)
 
 # %% [markdown]
-# What about the backward pass? Here's the pair once more, with the gradients flowing back. To get the gradient for
-# `x`, you sum over the hidden units, and they're split. So there's a second all-reduce, at the other end of the pair.
-# But you need the gradient for `x` only if you train some layer before the pair.
+# What about the backward pass? The picture shows the pair once more, with the gradients flowing back. The gradient for `x`
+# is `dh @ W1.T`, which sums over the hidden units H, and they're split. So there's a second all-reduce, at the other end
+# of the pair. But you need the gradient for `x` only if you train some layer before the pair. The cell below the picture
+# has several pairs in a row, after an embedding that's trained, too.
 
 # %%
 lesson_15.pair()
-
-# %% [markdown]
-# Now several pairs in a row, after an embedding that's trained, too:
-
-# %%
 mesh = Mesh(jax.devices(), ("model",))
 replicated = NamedSharding(mesh, PartitionSpec())
 columns = NamedSharding(mesh, PartitionSpec(None, "model"))
