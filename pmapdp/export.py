@@ -1,4 +1,4 @@
-"""Write the trained model of a run to one file, for `pmapdp.predict` and others.
+"""Write the trained model of a run to one file.
 
     python -m pmapdp.export runs/first model.zip         # its newest checkpoint
     python -m pmapdp.export runs/first model.zip --best  # its best epoch
@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import zipfile
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +42,7 @@ from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import not_exportable
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
-from pmapdp.errors import UserError, explain_errors
+from pmapdp.errors import UserError, YourCodeError, explain_errors
 from pmapdp.files import MODEL, check_output, write_file
 from pmapdp.loss import named_sums
 from pmapdp.registry import FEATURIZERS, featurize, load_data, require_python_values
@@ -51,61 +52,64 @@ from pmapdp.state import Task, TrainState
 from pmapdp.train import rebuild_task
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-EXAMPLES_PER_CALL = 256
 ADVICE = "name a file that python -m pmapdp.export wrote"
 
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported model, ready to be called."""
+    """An exported model, ready to be called.
 
-    metadata: dict[
-        str, Any
-    ]  # `labels`, `metrics`, `input` (shape and type), `classifies` and more
-    model: jax.export.Exported  # a function of the arrays and the inputs
-    arrays: dict[str, np.ndarray]  # parameters and running statistics
-    loss: (
-        jax.export.Exported
-    )  # the sums of its loss and metrics, of labels and weights too
-    featurizer: Any = None  # of a text model, turns n strings into its inputs
+    Attributes:
+        metadata: `labels`, `metrics`, `input` (shapes and types), `classifies` and
+            more.
+        model: The network as a function of the arrays and the inputs.
+        arrays: Parameters and running statistics.
+        loss: The sums of its loss and metrics as a function of the arrays, and of
+            inputs, labels and weights.
+        featurizer: Of a text model, turns n texts into its inputs.
+    """
+
+    metadata: dict[str, Any]
+    model: jax.export.Exported
+    arrays: dict[str, np.ndarray]
+    loss: jax.export.Exported
+    featurizer: Any = None
 
     @cached_property
     def compiled(self) -> Any:
-        """The network with its arrays on the default device, compiled once for every number of inputs."""
-        arrays, call = jax.device_put(self.arrays), jax.jit(self.model.call)
-        return lambda inputs: call(arrays, inputs)
+        """The network, compiled once for every number of inputs."""
+        return jax.jit(self.model.call)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """Let JAX compute in the type in which the model was trained, float64 too."""
         return jax.enable_x64(self.metadata["dtype"] == "float64")
 
     def outputs(self, inputs: Any) -> dict[str, np.ndarray]:
-        """Return `logits` and `probabilities`, both `[n, C]`, of n >= 1 inputs; of a
-        model that is no classifier its `outputs`, `[n, ...]`. A `UserError` says that
-        the model takes other inputs, or answers with NaN."""
-        if (given := describe_arrays(inputs)) != self.metadata["input"]:
+        """Return what the model gives for n inputs, at least one.
+
+        A classifier gives `logits` and `probabilities`, both `[n, C]`. Any other model
+        gives its `outputs`, `[n, ...]`. A `UserError` says that the model takes other
+        inputs, or answers with NaN.
+        """
+        description = describe_arrays(inputs)
+        if description != self.metadata["input"]:
             raise UserError(
-                f"the model takes {self.metadata['input']}, and not {given}: give it what it was trained on"
+                f"the model takes {self.metadata['input']}, and not {description}: "
+                "give it what it was trained on"
             )
-        parts = []
         with self.precision():
-            for start in range(0, len(jax.tree.leaves(inputs)[0]), EXAMPLES_PER_CALL):
-                some = jax.tree.map(
-                    lambda x, start=start: x[start : start + EXAMPLES_PER_CALL], inputs
+            outputs = jax.device_get(self.compiled(self.arrays, inputs))
+        for output in outputs.values():
+            if not np.isfinite(output).all():
+                raise UserError(
+                    "the model answers with nan or infinity: "
+                    "train it again with a lower --learning-rate"
                 )
-                parts.append(jax.device_get(self.compiled(jax.device_put(some))))
-        outputs = {
-            name: np.concatenate([part[name] for part in parts]) for name in parts[0]
-        }
-        if not all(np.isfinite(each).all() for each in outputs.values()):
-            raise UserError(
-                "the model answers with nan or infinity: train it again with a lower --learning-rate"
-            )
         return outputs
 
 
 def describe_arrays(inputs: Any) -> Any:
-    """Return type and shape of each array in a batch of inputs, as they are in `metadata["input"]`."""
+    """Return type and shape of each array in a batch, as `metadata["input"]` has them."""
     return jax.tree.map(
         lambda x: {"dtype": x.dtype.name, "shape": ["batch", *x.shape[1:]]}, inputs
     )
@@ -129,9 +133,9 @@ def check_program(
 
 
 def load_exported(path: str | Path) -> Exported:
-    """Read an exported model. A `UserError` says that it is damaged, something else, or of another version.
+    """Read an exported model.
 
-    The checksums of the zip are looked at first, so that no damaged file reaches JAX.
+    A `UserError` says that it's damaged, something else, or of another version.
     """
     metadata, arrays, files = read_archive(path, advice=ADVICE)
     failure = f"{path} is damaged"
@@ -161,46 +165,58 @@ def export_run(
     *,
     best: bool = False,
     data: Any = None,
-    **yours: Any,
+    **python_values: Any,
 ) -> dict[str, Any]:
-    """Write the model of the newest checkpoint of a run, or of its best epoch, and return the file's metadata.
+    """Write the model of a run's newest checkpoint, or of its best epoch, to a file.
 
-    Give `data`, and `yours`, `model` and the like, again if `train` was given them as
-    Python values.
+    Args:
+        workdir: The folder of the run.
+        path: The file to write, or to replace.
+        data_dir: The folder of downloaded data sets, if it isn't that of the training.
+        best: Take the checkpoint of the best epoch.
+        data: The data, if `train` was given them as Python values.
+        python_values: `model`, `optimizer` and so on, if `train` was given them.
+
+    Returns:
+        What the file's `metadata.json` says about the run.
     """
     config = read_config(workdir)
+    values = {"data": data} | python_values
     require_python_values(
-        config, {"data": data} | yours, "pmapdp.export.export_run", workdir, str(path)
+        config, values, "pmapdp.export.export_run", workdir, str(path)
     )
-    file, folder = check_output("FILE", str(path), MODEL), os.path.abspath(workdir)
+    # Before your code runs, which may change the current folder.
+    file = check_output("FILE", str(path), MODEL)
+    folder = os.path.abspath(workdir)
     with jax.enable_x64(config.dtype == "float64"):
-        data = (
-            load_data(config.dataset, data_dir or config.data_dir)
-            if data is None
-            else make_data_set(data)
+        if data is None:
+            data_set = load_data(config.dataset, data_dir or config.data_dir)
+        else:
+            data_set = make_data_set(data)
+        task = rebuild_task(config, **python_values)
+        state, progress = load_state(
+            folder, task, best=best, content=fingerprint(data_set)
         )
-        task = rebuild_task(config, **yours)
-        state, progress = load_state(folder, task, best=best, content=fingerprint(data))
-    arrays, featurizer = featurize(data, task.model)
-    step, last = int(state.step), progress["last"]
-    measured = {name: last[name] for name in ("validation", "test") if name in last}
+    arrays, featurizer = featurize(data_set, task.model)
+    last = progress["last"]
+    parts = [name for name in ("validation", "test") if name in last]
+    # A checkpoint from the middle of an epoch wasn't evaluated.
+    is_evaluated = last.get("step") == int(state.step)
     metadata = {
-        # Only the names of files of yours: their folders are nobody's business.
+        # Only the names of your files: their folders are nobody's business.
         "model": os.path.basename(config.model),
         "dataset": os.path.basename(config.dataset),
         "labels": arrays.classes,
-        "step": step,
-        "metrics": measured
-        if last.get("step") == step
-        else {},  # the middle of an epoch was not evaluated
-        "measured": {name: last["step"] for name in measured},  # after how many updates
+        "step": int(state.step),
+        "metrics": {name: last[name] for name in parts if is_evaluated},
+        # After how many updates each part was evaluated.
+        "measured": {name: last["step"] for name in parts},
     }
-    example = arrays.train.select(np.arange(1))
     export_model(
         task,
         state,
         file or path,
-        examples=example,
+        examples=arrays.train.select(np.arange(1)),
         metadata=metadata,
         featurizer=featurizer,
     )
@@ -209,74 +225,43 @@ def export_run(
 
 def export_model(
     task: Task,
-    state: TrainState,  # on the host
-    path: str | Path,  # replaced as a whole or not at all
+    state: TrainState,
+    path: str | Path,
     *,
-    examples: Split,  # one or more, to which the model must answer with finite numbers
-    metadata: dict[
-        str, Any
-    ],  # JSON to keep with it; `labels` are the names of the classes, empty for their numbers
-    featurizer: Any = None,  # of a text model, fitted to the training texts
+    examples: Split,
+    metadata: dict[str, Any],
+    featurizer: Any = None,
 ) -> None:
-    """Write a model and its loss to a zip."""
+    """Write a model and its loss to a file, which is replaced as a whole or not at all.
+
+    Args:
+        task: The model and its loss.
+        state: Its state, on the host.
+        path: The file.
+        examples: One or more, to which the model must answer with finite numbers.
+        metadata: JSON to keep with it. `labels` are the names of the classes, or empty.
+        featurizer: Of a text model, fitted to the training texts.
+    """
     leaves, tree = jax.tree.flatten_with_path((state.params, state.model_state))
-    names = ["/".join(str(key.key) for key in keys[1:]) for keys, _ in leaves]
-    arrays = {
-        name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)
-    }
-
-    def build(arrays: dict[str, jax.Array]) -> Any:
-        return task.model_with(
-            *jax.tree.unflatten(tree, [arrays[name] for name in names])
-        )
-
-    def forward(arrays: dict[str, jax.Array], inputs: Any) -> dict[str, jax.Array]:
-        model = build(arrays)
-        if task.classifies:
-            outputs = model(inputs)
-            logits = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
-            return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
-        outputs = getattr(model, "predict", model)(inputs)
-        if isinstance(outputs, tuple | list):
-            return {f"output {number}": each for number, each in enumerate(outputs)}
-        return outputs if isinstance(outputs, dict) else {"outputs": outputs}
-
-    def sums(
-        arrays: dict[str, jax.Array], inputs: Any, labels: jax.Array, weights: jax.Array
-    ) -> dict[str, Any]:
-        indices = jnp.zeros(weights.shape, jnp.int32)  # they matter only in training
-        return named_sums(
-            task.loss(build(arrays), Batch(inputs, labels, indices, weights))
-        )
-
-    # JAX notes the file of every operation, which says much about the machine and
-    # differs from export to export.
-    silent = {
-        "jax_include_full_tracebacks_in_locations": True,
-        "jax_traceback_in_locations_limit": 0,
-    }
+    arrays = {}
+    for keys, leaf in leaves:
+        # The first key says if it's a parameter.
+        arrays["/".join(str(key.key) for key in keys[1:])] = np.asarray(leaf)
     try:
-        with jax.enable_x64(task.dtype == "float64"), contextlib.ExitStack() as stack:
-            for name, value in silent.items():
-                stack.callback(jax.config.update, name, getattr(jax.config, name))
-                jax.config.update(name, value)
-            batch = examples.inputs, examples.labels, np.ones(1, np.float32)
-            inputs, labels, weights = jax.export.symbolic_args_specs(
-                batch, "batch, ..."
-            )
-            model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)(
-                arrays, inputs
-            )
-            loss = jax.export.export(jax.jit(sums), platforms=PLATFORMS)(
-                arrays, inputs, labels, weights
-            )
+        model, loss = export_programs(task, arrays, tree, examples)
     except Exception as error:
-        raise UserError(not_exportable(error)) from error
+        raise YourCodeError(not_exportable(error)) from error
+    (_, inputs), _ = jax.tree.unflatten(model.in_tree, model.in_avals)
+    batch_size = jax.tree.leaves(inputs)[0].shape[0]
     for output in model.out_avals:
-        if output.shape[:1] != jax.tree.leaves(inputs)[0].shape[:1]:
+        if output.shape[:1] != (batch_size,):
             raise UserError(
-                f"the model answers {[*output.shape]}, not one row for each example: return [n, ...] arrays"
+                f"the model answers {[*output.shape]}, not one row for each example: "
+                "return [n, ...] arrays"
             )
+    labels = metadata.get("labels")
+    if not labels:
+        labels = range(model.out_avals[0].shape[-1] if task.classifies else 0)
     metadata = {
         "format": FORMAT,
         "pmapdp": __version__,
@@ -287,35 +272,93 @@ def export_model(
         "classifies": task.classifies,
         "step": 0,
         "dataset": "arrays",
-        "arrays": names,
+        "arrays": [*arrays],
         **metadata,
-        "labels": [
-            *map(
-                str,
-                metadata.get("labels")
-                or range(model.out_avals[0].shape[-1] if task.classifies else 0),
-            )
-        ],
+        "labels": [str(label) for label in labels],
     }
-    Exported(metadata, model, arrays, loss).outputs(
-        examples.inputs
-    )  # finite parameters may give infinite answers
+    exported = Exported(metadata, model, arrays, loss, featurizer)
+    exported.outputs(examples.inputs)  # finite parameters may give infinite answers
+    write_exported(exported, path)
+
+
+def export_programs(
+    task: Task, arrays: dict[str, np.ndarray], tree: Any, examples: Split
+) -> tuple[jax.export.Exported, jax.export.Exported]:
+    """Return the model and its loss as programs for any number of examples.
+
+    `tree` is the structure of the state whose leaves are `arrays`, in this order.
+    """
+    names = list(arrays)  # JAX sorts the arrays of a dictionary by name
+
+    def build(arrays: dict[str, jax.Array]) -> Any:
+        leaves = [arrays[name] for name in names]
+        return task.model_with(*jax.tree.unflatten(tree, leaves))
+
+    def forward(arrays: dict[str, jax.Array], inputs: Any) -> dict[str, jax.Array]:
+        model = build(arrays)
+        if task.classifies:
+            outputs = model(inputs)
+            logits = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+            return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
+        outputs = getattr(model, "predict", model)(inputs)
+        if isinstance(outputs, dict):
+            return outputs
+        if isinstance(outputs, tuple | list):
+            return {f"output {number}": x for number, x in enumerate(outputs)}
+        return {"outputs": outputs}
+
+    def sums(
+        arrays: dict[str, jax.Array], inputs: Any, labels: jax.Array, weights: jax.Array
+    ) -> dict[str, Any]:
+        indices = jnp.zeros(weights.shape, jnp.int32)  # they matter only in training
+        batch = Batch(inputs, labels, indices, weights)
+        return named_sums(task.loss(build(arrays), batch))
+
+    with jax.enable_x64(task.dtype == "float64"), without_locations():
+        inputs, labels, weights = jax.export.symbolic_args_specs(
+            (examples.inputs, examples.labels, np.ones(1, np.float32)), "batch, ..."
+        )
+        export_model = jax.export.export(jax.jit(forward), platforms=PLATFORMS)
+        export_loss = jax.export.export(jax.jit(sums), platforms=PLATFORMS)
+        return (
+            export_model(arrays, inputs),
+            export_loss(arrays, inputs, labels, weights),
+        )
+
+
+@contextlib.contextmanager
+def without_locations() -> Iterator[None]:
+    """Keep file names out of programs. They say much about a machine, and differ from export to export."""
+    silent = {
+        "jax_include_full_tracebacks_in_locations": True,
+        "jax_traceback_in_locations_limit": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in silent}
+    try:
+        for name, value in silent.items():
+            jax.config.update(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def write_exported(exported: Exported, path: str | Path) -> None:
+    """Write an exported model to a zip. The same model gives the same bytes."""
     files = {
-        METADATA: json.dumps(metadata, indent=2).encode(),
-        PROGRAM: model.serialize(),
-        LOSS: loss.serialize(),
+        METADATA: json.dumps(exported.metadata, indent=2).encode(),
+        PROGRAM: exported.model.serialize(),
+        LOSS: exported.loss.serialize(),
     }
-    if featurizer is not None:
-        files[FEATURIZER] = json.dumps(dataclasses.asdict(featurizer)).encode()
+    if exported.featurizer is not None:
+        fitted = dataclasses.asdict(exported.featurizer)
+        files[FEATURIZER] = json.dumps(fitted).encode()
     zipped = io.BytesIO()
-    np.savez(zipped, **{f"{ARRAYS}{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]
+    named = {f"{ARRAYS}{name}": array for name, array in exported.arrays.items()}
+    np.savez(zipped, **named)  # type: ignore[arg-type]
     with zipfile.ZipFile(zipped, "a") as archive:
-        for (
-            name,
-            content,
-        ) in (
-            files.items()
-        ):  # dated 1980 like NumPy's, so the same model gives the same bytes
+        for name, content in files.items():
+            # A ZipInfo is dated 1980, like NumPy's.
             archive.writestr(zipfile.ZipInfo(name), bytes(content))
     write_file(path, zipped.getvalue())
 
@@ -361,23 +404,20 @@ def main(arguments: list[str]) -> None:
     metadata = export_run(
         options.workdir, options.file, options.data_dir, best=options.best
     )
-    done = f"{metadata['model']} after {metadata['step']:,} updates"
-    print(f"{options.file}: {done}, {file.stat().st_size / 1e6:.2f} MB")
+    megabytes = file.stat().st_size / 1e6
+    print(
+        f"{options.file}: {metadata['model']} after {metadata['step']:,} updates, "
+        f"{megabytes:.2f} MB"
+    )
     for part, means in metadata["metrics"].items():
-        print(
-            part,
-            *(
-                f"{name} {value:.4f}"
-                for name, value in means.items()
-                if name != "examples"
-            ),
-        )
-    if not metadata["metrics"]:
-        when = "".join(
-            f"{part} was measured after update {step:,}"
-            for part, step in metadata["measured"].items()
-        )
-        print(f"no metrics: {when or 'the run has no test or validation data'}")
+        numbers = [f"{name} {value:.4f}" for name, value in means.items()]
+        print(part, *numbers)
+    if metadata["metrics"]:
+        return
+    for part, step in metadata["measured"].items():
+        print(f"no metrics: {part} was measured after update {step:,}")
+    if not metadata["measured"]:
+        print("no metrics: the run has no test or validation data")
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ from pmapdp import export
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError
 from pmapdp.evaluate import evaluate_exported, evaluate_run
-from pmapdp.export import EXAMPLES_PER_CALL, export_model, export_run, load_exported
+from pmapdp.export import export_model, export_run, load_exported
 from pmapdp.run.checkpoints import load_weights
 from pmapdp.state import Task, build, create_state
 from pmapdp.train import Custom, evaluate
 
 METADATA = {"labels": "abc", "dataset": "arrays"}
-EXAMPLES = points.points(EXAMPLES_PER_CALL + 1, 0)
+EXAMPLES = points.points(257, 0)
 INPUTS = EXAMPLES.inputs
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 
@@ -54,7 +54,7 @@ def test_the_figures_of_the_state_and_any_batch_size(trained):
     wanted = jax.nn.softmax(
         job.task.model_with(state.params, state.model_state)(INPUTS)
     )
-    for n in (7, EXAMPLES_PER_CALL + 1):
+    for n in (7, 257):
         np.testing.assert_allclose(
             exported.outputs(INPUTS[:n])["probabilities"], wanted[:n], atol=1e-5
         )
