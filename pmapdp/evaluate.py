@@ -1,12 +1,12 @@
-"""Print exact figures on the test set, of a run or of an exported model.
+"""Print the exact loss and metrics on the test set, of a run or an exported model.
 
     python -m pmapdp.evaluate runs/first                # as it was trained
     python -m pmapdp.evaluate runs/first --best         # its best epoch
     python -m pmapdp.evaluate runs/first --strategy jit --devices 3
     python -m pmapdp.evaluate model.zip --dataset my_data.npz  # exported model
 
-The figures are sums over exactly the examples of the test set, so that strategy and
-number of devices change only their rounding.
+They are sums over exactly the examples of the test set, so strategy and number of
+devices change only their rounding.
 """
 
 import dataclasses
@@ -89,113 +89,123 @@ def evaluate_run(
     devices: int | None = None,
     data_dir: str | None = None,
     best: bool = False,
-    **yours: Any,
+    **python_values: Any,
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the figures of the newest checkpoint of a run, or of its best epoch, and the facts about them.
+    """Evaluate the newest checkpoint of a run, or its best epoch's, on the test set.
 
-    Give `yours` again, `model`, `data` and the like, if `train` was given them as
-    Python values.
+    Args:
+        workdir: The folder of the run.
+        strategy: How the batch is split and added up. Default: as in training.
+        devices: The number of devices. Default: as in training.
+        data_dir: The folder of downloaded data sets. Default: as in training.
+        best: Take the checkpoint of the best epoch.
+        python_values: `model`, `data` and so on, if `train` was given them.
+
+    Returns:
+        (means, about): the loss and metrics by name, and the data set, update, strategy
+        and devices to which they belong.
     """
     config = read_config(workdir)
-    require_python_values(config, yours, "pmapdp.evaluate.evaluate_run", workdir)
-    changes: dict[str, Any] = {
-        "data_dir": data_dir or config.data_dir,
-        "strategy": strategy or config.strategy,
-        # An evaluation needs no learning rate, so your schedule needn't be found.
-        "schedule": "constant",
-        "switch_epochs": (),
-    }
+    require_python_values(
+        config, python_values, "pmapdp.evaluate.evaluate_run", workdir
+    )
+    # An evaluation needs no learning rate, so your schedule needn't be found.
+    changes: dict[str, Any] = {"schedule": "constant", "switch_epochs": ()}
+    if data_dir:
+        changes["data_dir"] = data_dir
     if strategy or devices:
         # A mesh is for one number of devices, and the other settings don't go with
         # every strategy.
-        changes |= {
-            "mesh": None,
-            "layout": "data",
-            "shard_state": "none",
-            "check_replicas": None,
-        }
-        changes["devices"] = devices or (
-            None if strategy == "single" else config.devices
-        )
+        changes |= {"mesh": None, "layout": "data", "shard_state": "none"}
+        changes |= {"check_replicas": None}
+    if strategy:
+        changes["strategy"] = strategy
+    if devices or strategy == "single":
+        changes["devices"] = devices
     config = dataclasses.replace(config, **changes)
-    workdir = os.path.abspath(
-        workdir
-    )  # before your code runs, which may change the current folder
+    # Before your code runs, which may change the current folder.
+    workdir = os.path.abspath(workdir)
     with jax.enable_x64(config.dtype == "float64"):
-        job = prepare(config, Custom(**yours))
+        job = prepare(config, Custom(**python_values))
         if "test" not in job.batches:
             raise UserError(
-                f"{config.dataset} has no test set to evaluate on: give one, DataSet(train, test)"
+                f"{config.dataset} has no test set to evaluate on: "
+                "give one, DataSet(train, test)"
             )
         state, _ = load_state(workdir, job.task, best=best, content=job.content)
-        facts = {
-            "dataset": config.dataset,
-            "step": int(state.step),
-            "strategy": config.strategy,
-        }
-        facts |= {"devices": len(job.devices), "device_kind": describe(job.devices)}
-        return evaluate(job, job.strategy.place_state(state), "test"), facts
+        means = evaluate(job, job.strategy.place_state(state), "test")
+    about = {
+        "dataset": config.dataset,
+        "step": int(state.step),
+        "strategy": config.strategy,
+        "devices": len(job.devices),
+        "device_kind": describe(job.devices),
+    }
+    return means, about
 
 
 def evaluate_file(
     path: str, dataset: str | None = None, data_dir: str | None = None
-) -> tuple[Any, dict[str, Any]]:
-    """Return the figures of an exported model on the test set of a data set, and the facts about them.
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Evaluate an exported model on the test set of a data set, as `evaluate_run` does.
 
-    Only a built-in data set is taken from the file: a name of yours may be another file
-    here, or run its code.
+    Only a built-in data set is taken from the file: the name of your data may be
+    another file here, or run its code.
     """
     exported = load_exported(path)
     if dataset is None:
-        dataset = exported.metadata["dataset"]
+        dataset = str(exported.metadata["dataset"])
         if dataset not in DATA_SETS:
             raise UserError(
                 f"{path} was trained on data of yours, {dataset}: "
                 "name it, as in --dataset my_data.npz"
             )
-    data = load_data(str(dataset), data_dir)
-    facts = {
+    means = evaluate_exported(exported, load_data(dataset, data_dir).test)
+    about = {
         "dataset": dataset,
         "step": exported.metadata["step"],
         "strategy": "exported",
-    }
-    return evaluate_exported(exported, data.test), facts | {
         "devices": 1,
         "device_kind": describe(jax.devices()[:1]),
     }
+    return means, about
 
 
 def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
-    """Return the loss and metrics of an exported model over exactly the examples of `split`, arrays or texts."""
+    """Return the loss and metrics of an exported model over exactly the examples of `split`."""
     with exported.precision():
         part = make_part("the test", split, exported.metadata["labels"])
-        if isinstance(part, Texts):
-            if exported.featurizer is None:
-                raise UserError(
-                    "the model takes no texts: give the data of its training"
-                )
-            part = Split(exported.featurizer(part.texts), part.labels)
-        if (given := describe_arrays(part.select(np.arange(1)).inputs)) != (
-            taken := exported.metadata["input"]
-        ):
-            raise UserError(
-                f"the model takes {taken}, and the test set has {given}: give the data of its training"
-            )
-        if exported.metadata["classifies"]:
-            check_labels("the test", part, len(exported.metadata["labels"]))
-        arrays, sums = jax.device_put(exported.arrays), jax.jit(exported.loss.call)
+        part = featurize_part(exported, part)
+        arrays = jax.device_put(exported.arrays)
+        compute_sums = jax.jit(exported.loss.call)
         batches = Batches(part, EVALUATION_BATCH_PER_DEVICE)
         meter = Meter(is_weighted=batches.is_weighted)
         for step, batch in enumerate(batches.epoch(0)):
-            found = sums(
-                arrays, *jax.device_put((batch.inputs, batch.labels, batch.weights))
-            )
-            named = MetricSums(
-                found.pop("loss"), found.pop("correct", None), found.pop("count"), found
-            )
-            meter.add(step + 1, named, batches.examples_in(step))
+            placed = jax.device_put((batch.inputs, batch.labels, batch.weights))
+            sums = compute_sums(arrays, *placed)
+            loss, count = sums.pop("loss"), sums.pop("count")
+            correct = sums.pop("correct", None)
+            metric_sums = MetricSums(loss, correct, count, sums)
+            meter.add(step + 1, metric_sums, batches.examples_in(step))
         meter.finish()
     return meter.means
+
+
+def featurize_part(exported: Exported, part: Any) -> Split:
+    """Turn texts into arrays, and refuse examples that the model doesn't take."""
+    if isinstance(part, Texts):
+        if exported.featurizer is None:
+            raise UserError("the model takes no texts: give the data of its training")
+        part = Split(exported.featurizer(part.texts), part.labels)
+    description = describe_arrays(part.select(np.arange(1)).inputs)
+    if description != exported.metadata["input"]:
+        raise UserError(
+            f"the model takes {exported.metadata['input']}, and the test set has "
+            f"{description}: give the data of its training"
+        )
+    if exported.metadata["classifies"]:
+        check_labels("the test", part, len(exported.metadata["labels"]))
+    return part
 
 
 def main(arguments: list[str]) -> None:
@@ -204,35 +214,36 @@ def main(arguments: list[str]) -> None:
     if os.path.isfile(options.model):
         if options.best or options.strategy or options.devices:
             raise UserError(
-                f"{options.model} is an exported model, for one device and of one epoch: leave out --best, --strategy "
-                "and --devices"
+                f"{options.model} is an exported model, for one device and of one "
+                "epoch: leave out --best, --strategy and --devices"
             )
-        means, facts = evaluate_file(options.model, options.dataset, options.data_dir)
+        means, about = evaluate_file(options.model, options.dataset, options.data_dir)
     elif options.dataset:
         raise UserError(
             f"{options.model} is a run, which knows its data: leave out --dataset"
         )
     else:
-        spread: dict[str, Any] = {
-            "strategy": options.strategy,
-            "devices": options.devices,
-        }
-        means, facts = evaluate_run(
-            options.model, **spread, data_dir=options.data_dir, best=options.best
+        means, about = evaluate_run(
+            options.model,
+            strategy=options.strategy,
+            devices=options.devices,
+            data_dir=options.data_dir,
+            best=options.best,
         )
     if options.json:
-        print(json.dumps({"test": means} | facts))
+        print(json.dumps({"test": means} | about))
         return
-    others = [
+    metrics = [
         f"{name} {value:.4f}"
         for name, value in means.items()
         if name not in ("loss", "examples")
     ]
-    print(f"test loss {means['loss']:.6f}", *others)
+    print(f"test loss {means['loss']:.6f}", *metrics)
     print(
-        f"{means['examples']:,} examples of {facts['dataset']}, after {facts['step']:,} updates"
+        f"{means['examples']:,} examples of {about['dataset']}, "
+        f"after {about['step']:,} updates"
     )
-    print(f"{facts['strategy']}, {facts['device_kind']}")
+    print(f"{about['strategy']}, {about['device_kind']}")
 
 
 if __name__ == "__main__":

@@ -199,18 +199,17 @@ def export_run(
         )
     arrays, featurizer = featurize(data_set, task.model)
     last = progress["last"]
-    parts = [name for name in ("validation", "test") if name in last]
+    metrics = {}
     # A checkpoint from the middle of an epoch wasn't evaluated.
-    is_evaluated = last.get("step") == int(state.step)
+    if last.get("step") == int(state.step):
+        metrics = {name: last[name] for name in ("validation", "test") if name in last}
     metadata = {
         # Only the names of your files: their folders are nobody's business.
         "model": os.path.basename(config.model),
         "dataset": os.path.basename(config.dataset),
         "labels": arrays.classes,
         "step": int(state.step),
-        "metrics": {name: last[name] for name in parts if is_evaluated},
-        # After how many updates each part was evaluated.
-        "measured": {name: last["step"] for name in parts},
+        "metrics": metrics,
     }
     export_model(
         task,
@@ -412,12 +411,8 @@ def main(arguments: list[str]) -> None:
     for part, means in metadata["metrics"].items():
         numbers = [f"{name} {value:.4f}" for name, value in means.items()]
         print(part, *numbers)
-    if metadata["metrics"]:
-        return
-    for part, step in metadata["measured"].items():
-        print(f"no metrics: {part} was measured after update {step:,}")
-    if not metadata["measured"]:
-        print("no metrics: the run has no test or validation data")
+    if not metadata["metrics"]:
+        print("no metrics: the run was not evaluated after this update")
 
 
 if __name__ == "__main__":
