@@ -191,7 +191,7 @@ def exported(model, inputs, **metadata):
     """A model, untrained, in model.zip."""
     own = {"loss": type(model).loss} if hasattr(model, "loss") else {}
     task, labels = (
-        Task(model, **own),
+        Task(model, classifies=not own, **own),
         np.zeros(len(inputs), np.float32 if own else np.int32),
     )
     export_model(
