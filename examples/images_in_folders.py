@@ -1,4 +1,6 @@
-"""Images from folders, with a ResNet of Flax's own layers and augmentation: `python examples/images_in_folders.py jit`.
+"""Images from folders, with a ResNet of Flax's own layers and augmentation.
+
+    python examples/images_in_folders.py jit
 
 It writes scikit-learn's digits as PNG files and reads them as anybody's photos, decoded
 by threads while the devices compute. More than 97 % of the test images are classified

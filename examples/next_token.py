@@ -1,4 +1,6 @@
-"""Next-token training of a small transformer on a text file: `python examples/next_token.py LICENSE jit`.
+"""Next-token training of a small transformer on a text file.
+
+    python examples/next_token.py LICENSE jit
 
 A token is a byte. On the repository's own LICENSE the loss falls from 5.5, guessing, to
 below 2.75 nats a byte on the tenth of the text that is held back, after 4 epochs, on

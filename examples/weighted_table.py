@@ -1,4 +1,6 @@
-"""A regression on a table whose rows count differently: `python examples/weighted_table.py jit`.
+"""A regression on a table whose rows count differently.
+
+    python examples/weighted_table.py jit
 
 It writes a table of 2,000 measurements, each with its own error, and reads it again. A
 row counts with the inverse of its variance. On rows without error the mean squared

@@ -124,7 +124,7 @@ def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> A
 
 
 def make_array(name: str, values: Any) -> np.ndarray:
-    """Make an array with at least one axis. The columns of a frame may differ in type."""
+    """Make an array with at least one axis. A frame's columns may differ in type."""
     if np.ma.is_masked(values):
         raise UserError(f"{name} are masked in part: give all of them")
     advice = "give a NumPy array; pad rows of different lengths to one length"

@@ -1,7 +1,7 @@
 """Your data become a `DataSet` that the devices can take, whatever form they have.
 
 They may be arrays, texts, examples that are read one by one, or an .npz file.
-docs/custom.md has the forms.
+docs/custom_reference.md has the forms.
 """
 
 import hashlib

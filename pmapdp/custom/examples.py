@@ -1,8 +1,8 @@
 """Examples that are read one by one, while the devices compute.
 
-A map-style data set has `len(source)` and `source[i]`: torchvision's, PyTorch's, Hugging
-Face's and Grain's, or a list. Each batch is the same as from arrays, also after a run is
-resumed. docs/custom.md has the forms of examples.
+A map-style data set has `len(source)` and `source[i]`: torchvision's, PyTorch's,
+Hugging Face's and Grain's, or a list. Each batch is the same as from arrays, also after
+a run is resumed. docs/custom_reference.md has the forms of examples.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Images in folders, a subfolder for each class: `python -m pmapdp.train --dataset photos/`.
+"""Images in folders, a subfolder for each class: `--dataset photos/`.
 
 As for torchvision's `ImageFolder`, `photos/cat/1.jpg` is an example, and the
 subfolders' names are the classes, in alphabetical order. If there is

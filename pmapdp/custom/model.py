@@ -1,8 +1,8 @@
 """Your model and loss are checked before anything is trained.
 
 `check_task` asks, in this order: does the model take the data, does the loss return
-sums, are they the same on several devices (`trial.py`), is the accuracy one, and can the
-model be exported?
+sums, are they the same on several devices (`trial.py`), is the accuracy a share of
+right answers, and can the model be exported?
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Try your model and loss on a few examples, so that N devices give one device's result.
+"""Try your model and loss on a few examples, as one device and as two.
 
 `check_loss` lays the examples out over two simulated devices (`jax.vmap` over a named
 axis), in two ways:
@@ -173,10 +173,10 @@ def check_streams(task: Task, run: Callable[..., Any], loss: np.ndarray) -> None
             changed = streams | {path: variable.replace(keys)}
             sums, _ = run(streams=nnx.from_flat_state(changed))
             if not np.array_equal(sums["loss"][0], loss, equal_nan=True):
+                stream = ".".join(map(str, path[:-1]))
                 raise UserError(
-                    f"{task.name} draws random numbers from "
-                    f"{'.'.join(map(str, path[:-1]))}, which would be the same on every "
-                    "device and in every update: use nnx.Dropout, or "
+                    f"{task.name} draws random numbers from {stream}, which would be "
+                    "the same on every device and in every update: use nnx.Dropout, or "
                     "current_context().next_keys()"
                 )
 
@@ -203,7 +203,7 @@ def check_written(task: Task, by_whole: Any, by_halves: Any, rounding: float) ->
 def check_sum(
     what: str, whole: Any, halves: Any, rounding: float, advice: Callable[[], str]
 ) -> None:
-    """Check that two halves `[2]` add up to the whole `[2]`, and that padding adds 0."""
+    """Check that halves `[2]` add up to the whole `[2]`, and that padding adds 0."""
     total, padding = whole.tolist()
     added = float(halves.sum())
     is_near = partial(np.isclose, rtol=rounding, atol=1e-4 * max(1.0, abs(total)))

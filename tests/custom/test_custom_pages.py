@@ -1,4 +1,4 @@
-"""The pages about your own model run as printed, block after block, and so does the README's example."""
+"""The pages about your own model run as printed, and so does the README's example."""
 
 import re
 import sys
@@ -32,8 +32,8 @@ def without_numbers(text: str) -> str:
 
 
 def run_commands(block: str) -> None:
-    """They print what the page shows, line by line, but for the numbers, which depend on the machine, and what is cut
-    off at the right."""
+    """They print what the page shows, line by line, but for the numbers, which depend
+    on the machine, and what is cut off at the right."""
     for command, shown in re.findall(r"\$ (.*)\n((?:[^$].*\n)*)", block):
         _, _, module, *arguments = command.split()
         done = entry.run_command(module.removeprefix("pmapdp."), *arguments)
@@ -45,7 +45,7 @@ def run_commands(block: str) -> None:
 
 
 def run_page(name: str) -> dict:
-    """Run the blocks of a page in their order. A Python block that begins with the name of a file is that file."""
+    """Run a page's blocks in their order. A block may begin with its file's name."""
     names: dict = {}
     for language, block in BLOCK.findall((ROOT / "docs" / name).read_text()):
         if language == "console":
@@ -59,7 +59,7 @@ def run_page(name: str) -> dict:
 
 @pytest.mark.slow
 def test_the_quick_start(folder):
-    """The exported file answers as the page says. The model that is given back has the test loss of the run."""
+    """The exported file answers as the page says. The model has the run's test loss."""
     names = run_page("custom.md")
     np.testing.assert_allclose(names["answers"]["metres"], [66, 107], rtol=0.05)
     inputs, distances = names["data"].make()["test"]
@@ -86,7 +86,7 @@ def test_the_reference(folder, capsys):
     assert data.train.select(np.array([7])).inputs.max() == 7
 
 
-# The answers of PyTorch 2.14 for the page's network, with the weights and images of `write_weights`.
+# PyTorch 2.14's answers by the page's network, with what `write_weights` draws.
 OF_PYTORCH = [
     [-0.6080760955810547, 0.17920619249343872, -1.338866949081421],
     [0.7314133048057556, 2.3738584518432617, 0.003546774387359619],

@@ -1,4 +1,4 @@
-"""Data as people have them: each form gives the batches that arrays give, or is refused in a sentence."""
+"""Data as people have them: each form gives the batches of arrays, or is refused."""
 
 import time
 from functools import partial
@@ -30,7 +30,7 @@ grain, pandas = (
 
 
 class Tensor:
-    """An array of another library, for example of PyTorch: it has `__array__`, no more."""
+    """An array of another library, for example of PyTorch: it only has `__array__`."""
 
     def __init__(self, array):
         self.array = array
@@ -100,21 +100,19 @@ def part(data, name="train"):
 
 def assert_same_batches(found, wanted, first_step=0):
     for layout in ({}, {"devices": 4, "local_shards": range(1, 3), "accumulate": 2}):
-        batches = [
-            list(Batches(each, 8, **layout, shuffle_seed=1).epoch(2, first_step))
-            for each in (found, wanted)
-        ]
-        assert len(batches[0]) == len(batches[1]) == 3 - first_step
-        for one, other in zip(*batches, strict=True):
-            jax.tree.map(np.testing.assert_array_equal, one, other)
-            assert jax.tree.map(np.result_type, one) == jax.tree.map(
-                np.result_type, other
-            )
+        batches_of = partial(Batches, batch_size=8, shuffle_seed=1, **layout)
+        batches = list(batches_of(found).epoch(2, first_step))
+        wanted_batches = list(batches_of(wanted).epoch(2, first_step))
+        assert len(batches) == len(wanted_batches) == 3 - first_step
+        for batch, wanted_batch in zip(batches, wanted_batches, strict=True):
+            jax.tree.map(np.testing.assert_array_equal, batch, wanted_batch)
+            types = jax.tree.map(np.result_type, batch)
+            assert types == jax.tree.map(np.result_type, wanted_batch)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_every_form_gives_the_batches_of_arrays(form, tmp_path):
-    """Bit for bit, in the same types, padded alike, also from the middle of an epoch and on some devices alone."""
+    """Bit for bit, in the same types, padded alike, also from an epoch's middle."""
     found = part(form(tmp_path))
     for first_step in (0, 2):
         assert_same_batches(found, Split(INPUTS, LABELS), first_step)
@@ -198,7 +196,8 @@ def test_names_of_classes():
     assert set(named.test.labels) == {3}
 
 
-NUMBERS = [  # type and number of an array; the types that inputs and labels get, None if they are refused
+# Type and number of an array; the types of inputs and labels, None if it's refused.
+NUMBERS = [
     ("?", 1, "?", "i4"),
     ("u1", 255, "u1", "i4"),
     (">i2", -(2**15), "i2", "i4"),
@@ -215,7 +214,7 @@ NUMBERS = [  # type and number of an array; the types that inputs and labels get
 
 @pytest.mark.parametrize(("dtype", "number", "of_inputs", "of_labels"), NUMBERS)
 def test_a_number_stays_what_it_is_or_is_refused(dtype, number, of_inputs, of_labels):
-    """In a type of at most 32 bits and this machine's byte order; real numbers within float32's rounding."""
+    """In at most 32 bits and this machine's byte order, within float32's rounding."""
     array = np.array([0, number], dtype)
     for what, wanted in (("inputs", of_inputs), ("labels", of_labels)):
         data = Split(**{"inputs": INPUTS[:2], "labels": LABELS[:2]} | {what: array})
@@ -283,7 +282,7 @@ REFUSED = {
     "no examples": ([], "example 0 of the training data cannot be read"),
     "no pairs": (
         [1, 2],
-        "an example of the data is 1: give a pair .*; without labels give the inputs twice",
+        "an example of the data is 1: give a pair .*; without labels give the inputs t",
     ),
     "a label that is missing": (
         lambda: (INPUTS, pandas().Series([*NAMES[LABELS[1:]], None])),
@@ -296,7 +295,7 @@ REFUSED = {
     ),
     "texts": (
         (["good", "bad", "ugly"] * 7, LABELS),
-        r"the training inputs are texts, .*Texts\(texts, labels\) and a model with .*featu",
+        r"the training inputs are texts, .*Texts\(texts, labels\) and a model with",
     ),
     "texts one by one": (
         [{"text": "good film", "label": 1}] * N,
@@ -308,7 +307,7 @@ REFUSED = {
     ),
     "val": (
         {"train": PAIRS, "val": PAIRS},
-        "unknown part of the data 'val': did you mean 'validation'. choose from train, t",
+        "unknown part of the data 'val': did you mean 'validation'. choose from train",
     ),
     "another part": (
         {"train": PAIRS, "unsupervised": PAIRS},
@@ -321,11 +320,11 @@ REFUSED = {
     ),
     "weights by name": (
         (INPUTS, LABELS, "balanced"),
-        "the training weights cannot be used .*'balanced'.: give one number above 0 for each",
+        "the training weights cannot be used .*'balanced'.: give one number above 0",
     ),
     "a weight of zero": (
         (INPUTS, LABELS, {0: 1.0, 1: 5.0, 2: 0.0}),
-        "weights cannot be used .their shape is .21., or some are not above 0.: give one n",
+        "weights cannot be used .their shape is .21., or some are not above 0.: give",
     ),
     "bfloat16": (
         Split(INPUTS.astype(ml_dtypes.bfloat16), LABELS),
@@ -345,13 +344,13 @@ REFUSED = {
     ),
     "test labels": (
         {"train": (INPUTS, NAMES[LABELS]), "test": (INPUTS, ["pig"] * N)},
-        "the test labels have a class that is none of the 3 .no .pig..: leave such examples out",
+        "the test labels have a class that is none of the 3 .no .pig..: leave such",
     ),
 }
 
 
 class OneFile(MapStyle):
-    """It seeks in one open file, and is read later, as an image of Pillow. In between, no other thread may seek."""
+    """It seeks in an open file, and is read later, like an image of Pillow."""
 
     def __getitem__(self, index):
         self.place = index
@@ -363,10 +362,8 @@ class OneFile(MapStyle):
 
 
 class Meeting(MapStyle):
-    thread_safe, threads = (
-        ImageFolder.thread_safe,
-        Barrier(1),
-    )  # folders of images say True
+    thread_safe = ImageFolder.thread_safe  # True
+    threads = Barrier(1)
 
     def __getitem__(self, index):
         self.threads.wait(10)
@@ -376,7 +373,8 @@ class Meeting(MapStyle):
 def test_one_thread_reads_at_a_time_unless_the_class_says_thread_safe():
     found = part(OneFile()).select(np.arange(N))
     np.testing.assert_array_equal(found.inputs, INPUTS)
-    examples = part(source := Meeting())
+    source = Meeting()
+    examples = part(source)
     source.threads = Barrier(2)
     np.testing.assert_array_equal(examples.select(np.arange(2)).inputs, INPUTS[:2])
 
@@ -396,7 +394,8 @@ def test_what_is_refused(data, sentence):
 
 def test_the_content_of_data_sets_is_told_apart(monkeypatch):
     """By each number, type, shape and text; a large array by some of its examples."""
-    arrays, texts = Split(INPUTS, LABELS), Texts(["a", "bc"], LABELS[:2])
+    arrays = Split(INPUTS, LABELS)
+    texts = Texts(["a", "bc"], LABELS[:2])
     others = [
         DataSet(arrays, Split(INPUTS, LABELS[::-1].copy())),
         DataSet(arrays._replace(inputs=LABELS), arrays),
@@ -404,12 +403,11 @@ def test_the_content_of_data_sets_is_told_apart(monkeypatch):
         DataSet(texts, texts),
         DataSet(texts, texts._replace(texts=["ab", "c"])),
         DataSet(texts, texts._replace(texts=["a", "bc\udcff"])),
-        *(
-            make_data_set(DataSet(each))
-            for each in (PAIRS, PAIRS[:20], one_changed(label=LABELS[8]))
-        ),
+        make_data_set(DataSet(PAIRS)),
+        make_data_set(DataSet(PAIRS[:20])),
+        make_data_set(DataSet(one_changed(label=LABELS[8]))),
     ]
-    assert len({fingerprint(each) for each in (DataSet(arrays, arrays), *others)}) == 10
+    assert len({fingerprint(data) for data in (DataSet(arrays, arrays), *others)}) == 10
     assert fingerprint(DataSet(arrays, arrays)) == fingerprint(
         DataSet(*(jax.tree.map(np.copy, arrays) for _ in range(2)))
     )

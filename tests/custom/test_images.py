@@ -1,4 +1,4 @@
-"""Images in folders, as arrays and on the command line. `test_6_no_loss.py` has pipes and programs."""
+"""Images in folders, as arrays and on the command line."""
 
 import entry
 import numpy as np
@@ -18,13 +18,13 @@ def write(folder, size=(6, 5), ending="png"):
         (folder / name).mkdir(parents=True)
         (folder / name / "notes.txt").write_text("no image")
         for index in range(8):
-            Image.new("RGB", size, tuple(each + index for each in colour)).save(
-                folder / name / f"{index}.{ending}"
-            )
+            shade = tuple(value + index for value in colour)
+            image = Image.new("RGB", size, shade)
+            image.save(folder / name / f"{index}.{ending}")
 
 
 def test_a_folder_for_each_class(tmp_path):
-    """In alphabetical order; hidden files and folders are left out at any depth, folders in folders are not."""
+    """In alphabetical order, at any depth, without hidden files and folders."""
     write(tmp_path)
     for below in (".cache", "red/.ipynb_checkpoints", "red/more/.cache", "red/more"):
         (tmp_path / below).mkdir(parents=True, exist_ok=True)

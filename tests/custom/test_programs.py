@@ -1,4 +1,4 @@
-"""Programs that call `train`: the examples, after other uses of JAX, a stopped notebook, large data."""
+"""Programs that call `train`: examples, other uses of JAX, notebooks, large data."""
 
 import importlib
 import time
@@ -33,7 +33,9 @@ def test_an_example_reaches_what_the_page_says(
 ):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     main = importlib.import_module(name).main
-    where = ROOT / "LICENSE" if name == "next_token" else tmp_path
+    where = tmp_path
+    if name == "next_token":
+        where = ROOT / "LICENSE"
     result = main(where, **settings, devices=2, progress=False, compile_cache=False)
     assert is_reached(result.epochs[-1]["test"])
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 80
@@ -41,16 +43,15 @@ def test_an_example_reaches_what_the_page_says(
 
 @pytest.mark.slow
 def test_a_line_of_jnp_before_train():
-    """The run takes the device that JAX started with, and its header says how to have more."""
-    done = python(
-        "-c",
-        "import jax.numpy as jnp; jnp.ones(3); from points import loss; loss(devices=None)",
+    """The run takes the device that JAX has, and its header says how to have more."""
+    program = (
+        "import jax.numpy as jnp; jnp.ones(3); import points; points.loss(devices=None)"
     )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     assert "1 CPU device on" in done.stdout
     assert (
-        "with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
-        in done.stdout
+        "call pmapdp.devices.simulate(8) before its first use for more" in done.stdout
     )
 
 
@@ -63,11 +64,14 @@ from small_job import OfPictures
 
 OfPictures.size = 256 * 256 * 3
 images = np.load(sys.argv[1], mmap_mode="r")
-data = DataSet(Split(images, np.arange(len(images)) % 2), Split(images[:40], np.arange(40) % 2))
-loss({"data": data}, model=OfPictures, strategy="jit", steps=3, workdir=sys.argv[2], global_batch_size=8)
-# Of this program alone: getrusage would begin with what the process that started it has taken.
-peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print("peak of", peak // 1024, "MiB")
+labels = np.arange(len(images)) % 2
+data = DataSet(Split(images, labels), Split(images[:40], labels[:40]))
+settings = {"strategy": "jit", "steps": 3, "global_batch_size": 8}
+loss({"data": data}, model=OfPictures, workdir=sys.argv[2], **settings)
+# Of this program alone: getrusage would begin with what its parent has taken.
+for line in open("/proc/self/status"):
+    if line.startswith("VmHWM"):
+        print("peak of", int(line.split()[1]) // 1024, "MiB")
 """
 
 
@@ -78,8 +82,8 @@ print("peak of", peak // 1024, "MiB")
 def test_a_hundred_gigabytes_train_within_one(dtype, n, tmp_path):
     """Three updates from a sparse file, in a workdir, for which the content of the data
     is sampled. The peak of the resident memory has the pages of the file in it."""
-    file, shape = tmp_path / "images.npy", (n, 256, 256, 3)
-    np.lib.format.open_memmap(file, "w+", dtype, shape)
+    file = tmp_path / "images.npy"
+    np.lib.format.open_memmap(file, "w+", dtype, (n, 256, 256, 3))
     assert file.stat().st_size > 100e9
     done = python("-c", MAPPED, file, tmp_path / "run")
     assert done.returncode == 0, done.stderr
@@ -90,7 +94,7 @@ def test_a_hundred_gigabytes_train_within_one(dtype, n, tmp_path):
 
 @pytest.mark.slow
 def test_a_notebook_that_is_stopped(tmp_path, monkeypatch):
-    """The kernel's stop button ends a run after its update, with a checkpoint from which the next cell resumes."""
+    """The kernel's stop button ends a run with a checkpoint. The next cell resumes."""
     from jupyter_client.manager import start_new_kernel
 
     monkeypatch.setattr(
@@ -100,10 +104,13 @@ def test_a_notebook_that_is_stopped(tmp_path, monkeypatch):
     run = tmp_path / "run"
     manager, client = start_new_kernel(env=environment())
     try:
-        first = client.execute(
-            f"from points import loss\nsettings = dict(workdir={str(run)!r}, epochs=10**6)\nloss(**settings)",
-            stop_on_error=False,  # otherwise the kernel drops what arrives just after the error
-        )
+        cell = [
+            "from points import loss",
+            f"settings = dict(workdir={str(run)!r}, epochs=10**6)",
+            "loss(**settings)",
+        ]
+        # Unless told so, the kernel drops what arrives just after the error.
+        first = client.execute("\n".join(cell), stop_on_error=False)
         deadline = time.monotonic() + 120
         while not list(run.glob("checkpoints/[0-9]*")):
             assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""A part that would break a promise is refused before the first update, in a sentence that says what to do instead.
+"""A part that would break a promise is refused before the first update.
 
 `test_8_your_parts.py` and `test_mistakes.py` have more.
 """
@@ -20,7 +20,7 @@ from pmapdp.layers import current_context
 from pmapdp.loss import MetricSums
 
 SORTED = DataSet(
-    Split(*(each[DATA.train.labels.argsort()] for each in DATA.train[:2]))
+    Split(*(array[DATA.train.labels.argsort()] for array in DATA.train[:2]))
 )  # by class
 REAL = DataSet(
     DATA.train._replace(labels=DATA.train.inputs @ np.arange(6, dtype=np.float32))
@@ -43,17 +43,15 @@ def squares(model, batch):
 
 
 def loss(change, train=False):
-    """A right loss, of which `change(model, batch, sums)` has other fields; with `train` in training alone."""
+    """A right loss, changed by `change(model, batch, sums)`, or only in training."""
 
     def changed(model, batch):
         sums = MetricSums(
             (batch.weights * squares(model, batch)).sum(), None, batch.weights.sum()
         )
-        return (
-            sums
-            if train and not current_context().train
-            else sums._replace(**change(model, batch, sums))
-        )
+        if train and not current_context().train:
+            return sums
+        return sums._replace(**change(model, batch, sums))
 
     return {"model": Line, "data": REAL, "loss": changed}
 
@@ -75,7 +73,7 @@ def two_weights(model, batch, sums):
 
 
 def own_weights(model, batch):
-    """The accuracy has three times the weight for the last class, in place of the data's."""
+    """The accuracy has three times the weight for the last class."""
     logits = model(batch.inputs)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
     right = (1 + 2.0 * (batch.labels == 2)) * (logits.argmax(1) == batch.labels)
@@ -105,8 +103,11 @@ def mean_squares(model, batch):
 
 def contrast(model, batch):
     """Each example against all others of the devices."""
-    outputs, weights = model(batch.inputs), batch.weights
-    everything, counts, first = outputs, weights, 0
+    outputs = model(batch.inputs)
+    weights = batch.weights
+    everything = outputs
+    counts = weights
+    first = 0
     axis = current_context().axis_name
     if axis is not None:
         everything = jax.lax.all_gather(outputs, axis, tiled=True)
@@ -166,7 +167,7 @@ LOSSES = [
     ),
     (
         {"data": SORTED, "loss": own_weights},
-        r"training example \d+ counts 1, and adds 3 to correct: return correct=None, and others",
+        r"training example \d+ counts 1, and adds 3 to correct: return correct=None",
     ),
     (
         loss(lambda m, b, sums: {"others": {"loss": sums.loss}}),
@@ -184,32 +185,35 @@ LOSSES = [
     ),
     (
         {"model": nnx_linear(1), "data": REAL, "loss": mean_squares},
-        r"gives float32 \[16, 1\] and the labels are float32 \[16\], so give both one sh",
+        r"gives float32 \[16, 1\] and the labels are float32 \[16\], so give both one",
     ),
     (
         {"model": nnx_linear(3), "data": THREE_REAL, "loss": mean_squares},
-        r"the loss of Linear fails .*\(16,\), \(16, 3\).*: the model gives float32 \[16, "
-        r"3\], the labels are float32 \[16, 3\] .*losses.mean\(1\)",
+        r"the loss of Linear fails .*\(16,\), \(16, 3\).*: the model gives float32 "
+        r"\[16, 3\], the labels are float32 \[16, 3\] .*losses.mean\(1\)",
     ),
     (
         {"loss": gathered},
-        "the loss of Net in evaluation is not a sum .*: in evaluation axis_name is None",
+        "the loss of Net in evaluation is not a sum .*: in evaluation axis_name is N",
     ),
 ]
 
 
 class Moments(nnx.Module):
-    """Keeps a running mean of what its device sees; of what all see if `everywhere`; without padding if `weighted`."""
+    """Keeps a running mean of what its device sees, or all see (`everywhere`)."""
 
     everywhere = weighted = False
 
     def __init__(self, *, rngs):
-        self.mean, self.out = nnx.BatchStat(jnp.zeros(6)), nnx.Linear(6, 3, rngs=rngs)
+        self.mean = nnx.BatchStat(jnp.zeros(6))
+        self.out = nnx.Linear(6, 3, rngs=rngs)
 
     def __call__(self, x):
         context = current_context()
         if context.train:
-            weights = context.weights if self.weighted else jnp.ones(len(x))
+            weights = jnp.ones(len(x))
+            if self.weighted:
+                weights = context.weights
             sums = (weights[:, None] * x).sum(0), weights.sum()
             if self.everywhere and context.axis_name is not None:
                 sums = jax.lax.psum(sums, context.axis_name)
@@ -273,7 +277,7 @@ MODELS = [
     ),
     (
         {"model": Sows},
-        "Sows makes the variable seen.* as it is called: make it in __init__, or leave nnx.sow out",
+        "Sows makes the variable seen.* as it is called: make it in __init__, or leave",
     ),
     (
         {"data": {"train": Texts(["good film", "bad film"] * 20, [0, 1] * 20)}},
@@ -283,7 +287,7 @@ MODELS = [
     ({"model": bridged(linen.Dropout(0.5, deterministic=False))}, "ToNNX draws rand"),
     (
         {"model": bridged(linen.BatchNorm(use_running_average=False))},
-        r"ToNNX does not take inputs .*: of Linen, nnx.bridge.ToNNX brings layers without",
+        r"ToNNX does not take inputs .*: of Linen, nnx.bridge.ToNNX brings layers with",
     ),
     (
         {"model": moments(weighted=True)},
