@@ -11,6 +11,7 @@ from flax import nnx
 from points import DATA
 
 from pmapdp.custom.data import make_data_set
+from pmapdp.train import load_run
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"```(python|console)\n(.*?)```", re.DOTALL)
@@ -82,6 +83,14 @@ def test_the_reference(folder, capsys):
     average = names["average"]["head"]["kernel"]
     last = names["result"].state.params["head"]["kernel"]
     assert 0 < np.abs(average - first).max() < np.abs(last - first).max()
+    # Fine-tuning moves the head alone.
+    _, state, _ = load_run("runs/first", model=names["Net"])
+    first = state.params
+    tuned = names["tuned"].state
+    np.testing.assert_array_equal(
+        tuned.model_state["body"]["kernel"], first["body"]["kernel"]
+    )
+    assert not np.allclose(tuned.params["head"]["kernel"], first["head"]["kernel"])
     data = make_data_set(names["photos"])
     assert data.train.select(np.array([7])).inputs.max() == 7
 
