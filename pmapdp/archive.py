@@ -1,4 +1,4 @@
-"""Read the file of an exported model: a zip without compression, as docs/export.md lists it."""
+"""Read the file of an exported model, a zip whose content docs/export.md lists."""
 
 import io
 import json

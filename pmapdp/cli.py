@@ -15,13 +15,13 @@ import sys
 import textwrap
 import traceback
 import typing
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from pmapdp import __version__
-from pmapdp.config import Config, flag
+from pmapdp.config import Config, StrategyName, flag
 from pmapdp.errors import StoppedError, UserError, reason, unknown
 from pmapdp.recipes import RECIPES
 
@@ -54,11 +54,6 @@ SYNONYMS = {
     "--output-dir": "--workdir",
     "--resume": "--workdir",
 }
-# Flags of 0.3, and what to do instead.
-REMOVED_FLAGS = {
-    "--lines": "call pmapdp.predict once for each text, or see docs/export.md",
-    "--json": "docs/export.md has ten lines that give you all the numbers",
-}
 
 Options = TypeVar("Options")
 
@@ -70,15 +65,17 @@ class Command(NamedTuple):
         usage: The first line of `--help`.
         example: A command line that works, which a mistake ends with.
         description: The text of `--help`, with paragraphs and indented examples.
+        removed: Flags that there are no more, and what to do instead.
     """
 
     usage: str
     example: str
     description: str | None
+    removed: Mapping[str, str] = MappingProxyType({})
 
 
 def run(main: Callable[[list[str]], None], arguments: list[str] | None = None) -> int:
-    """Call `main` with the arguments of the command line, and return the exit status."""
+    """Call `main` with the arguments, and return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with catch_signals(stop):
@@ -93,7 +90,10 @@ def run(main: Callable[[list[str]], None], arguments: list[str] | None = None) -
 
 
 def report(error: BaseException) -> int:
-    """Print an error and return the exit status: a message for what you can correct, otherwise a traceback."""
+    """Print an error, and return the exit status.
+
+    It's a message if you can correct it, and otherwise a traceback.
+    """
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         error = UserError(
             f"no memory is left ({reason(error)}): use a smaller batch or model"
@@ -120,7 +120,10 @@ def report(error: BaseException) -> int:
 
 
 def stop(number: int, frame: FrameType | None) -> NoReturn:
-    """End the command in good order: files are closed, and processes that it started end too."""
+    """End the command in good order.
+
+    Files are closed, and processes that it started end too.
+    """
     raise StoppedError(f"stopped by {signal.Signals(number).name}", 128 + number)
 
 
@@ -153,7 +156,7 @@ def main() -> None:
 
 
 def describe_installation() -> str:
-    """List versions, devices and JAX's variables, a line for each, for the report of a bug."""
+    """List versions, devices and JAX's variables, for the report of a bug."""
     import jax  # it takes a second, which --help doesn't need
 
     packages = ("flax", "optax", "orbax-checkpoint")
@@ -168,7 +171,7 @@ def describe_installation() -> str:
 
 
 def parse(command: Command, options: type[Options], arguments: list[str]) -> Options:
-    """Parse a command line into `options`, a dataclass whose fields `config.setting` made.
+    """Parse a command line into `options`, a dataclass whose fields `setting` made.
 
     A field `data_dir` is the flag `--data-dir`. A field with a `place` is an argument
     without a flag.
@@ -183,9 +186,10 @@ def parse_with_recipe(
     arguments: list[str],
     sections: Collection[str] = (),
 ) -> tuple[Config, Options]:
-    """Parse a command line with a recipe into its configuration and `options`, whose fields all have defaults.
+    """Parse a command line with a recipe into its configuration and `options`.
 
-    Settings outside of `sections` (default: all) keep the recipe's values.
+    All fields of `options` have defaults. Settings outside of `sections` (default: all)
+    keep the recipe's values.
     """
     config_fields = [
         field
@@ -211,8 +215,7 @@ def parse_with_recipe(
     )
     name = values.pop("recipe", "digits")
     if name not in RECIPES:
-        strategies = typing.get_args(typing.get_type_hints(Config)["strategy"])
-        if name in strategies:
+        if name in typing.get_args(StrategyName):
             raise UserError(f"{name} is no recipe: did you mean --strategy {name}?")
         raise unknown("recipe", name, RECIPES)
     option_values = {}
@@ -238,16 +241,12 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message.removeprefix('argument ')}: try {self.example}")
 
 
-def read_flags(
+def make_parser(
     command: Command,
     fields: Sequence[dataclasses.Field[Any]],
-    arguments: list[str],
     defaults: dict[str, Any],
-) -> dict[str, Any]:
-    """Return the values that a command line gives, by name.
-
-    `--help` shows `defaults`, or otherwise the fields' own.
-    """
+) -> Parser:
+    """Make a command's parser, whose `--help` shows `defaults` or the fields' own."""
     paragraphs = []
     for paragraph in (command.description or "").strip().split("\n\n"):
         is_example = paragraph.startswith("    ")
@@ -273,12 +272,23 @@ def read_flags(
         group = parser if section == "options" else parser.add_argument_group(section)
         for field in members:
             add_flag(group, field, defaults.get(field.name, field.default))
+    return parser
+
+
+def read_flags(
+    command: Command,
+    fields: Sequence[dataclasses.Field[Any]],
+    arguments: list[str],
+    defaults: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the values that a command line gives, by name."""
+    parser = make_parser(command, fields, defaults)
     namespace, unread = parser.parse_known_intermixed_args(arguments)
     if unread:
         # The value of an unknown flag is unread, too.
         flags_first = sorted(unread, key=lambda text: not text.startswith("-"))
         names = [flag(field.name) for field in fields if not field.metadata["place"]]
-        raise unknown_flag(flags_first[0].partition("=")[0], names)
+        raise unknown_flag(command, flags_first[0].partition("=")[0], names)
     values: dict[str, Any] = {}
     for name, value in vars(namespace).items():
         values[name] = tuple(value) if isinstance(value, list) else value
@@ -286,10 +296,10 @@ def read_flags(
     return values
 
 
-def unknown_flag(name: str, flags: list[str]) -> UserError:
+def unknown_flag(command: Command, name: str, flags: list[str]) -> UserError:
     """Make the error for a flag that a command doesn't have."""
-    if name in REMOVED_FLAGS:
-        return UserError(f"{name} is gone: {REMOVED_FLAGS[name]}")
+    if name in command.removed:
+        return UserError(f"{name} is gone: {command.removed[name]}")
     if SYNONYMS.get(name) in flags:
         return UserError(f"unknown argument {name!r}: did you mean {SYNONYMS[name]!r}?")
     return unknown("argument", name, flags)

@@ -190,7 +190,8 @@ class Config:
     scale_learning_rate: Literal["none", "linear", "sqrt"] = setting(
         "optimization",
         "none",
-        "Multiply the rate by k = global / base batch size (linear) or its root (sqrt).",
+        "Multiply the rate by k = global / base batch size (linear) or by its root "
+        "(sqrt).",
         fixed_on_resume=True,
     )
     base_batch_size: int = setting(

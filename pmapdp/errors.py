@@ -1,5 +1,6 @@
-"""Errors that you can correct. Each has a message of one line: the bad value, the reason, and a value that works.
+"""Errors that you can correct.
 
+Each has a message of one line: the bad value, the reason, and a value that works.
 `cli.py` prints the messages. From Python they are ordinary exceptions.
 """
 
@@ -50,7 +51,11 @@ class FailedError(UserError):
 
 
 class DivergedError(UserError):
-    """A loss or the state is not finite. `step` is the update with that training loss, or 0 for anything else."""
+    """A loss or the state is not finite.
+
+    Attributes:
+        step: The update with that training loss, or 0 for anything else.
+    """
 
     status = 3
 
@@ -67,7 +72,12 @@ class ReplicasError(UserError):
 
 # A KeyboardInterrupt, so that `except Exception` doesn't go on after Ctrl-C.
 class StoppedError(KeyboardInterrupt):
-    """A signal ended the run in good order. `status` is 128 + its number, `state` the state if no checkpoint has it."""
+    """A signal ended the run in good order.
+
+    Attributes:
+        status: 128 + the number of the signal.
+        state: The train state, if no checkpoint has it.
+    """
 
     def __init__(self, message: str, status: int, state: Any = None):
         super().__init__(message)
@@ -76,13 +86,16 @@ class StoppedError(KeyboardInterrupt):
 
 
 def name_in_python(match: re.Match[str]) -> str:
-    """Return the name of a setting in Python in place of its flag: `learning_rate=` for `--learning-rate `."""
+    """Return a setting's name in Python, `learning_rate=` for `--learning-rate `."""
     name = match[1].replace("-", "_")
     return f"{name}=" if match[2] else name
 
 
 def in_one_line(text: str) -> str:
-    """Return a text as one line. Line breaks and characters that steer a terminal are shown, not obeyed."""
+    """Return a text as one line.
+
+    Line breaks and characters that steer a terminal are shown, not obeyed.
+    """
     characters = []
     for character in text:
         is_safe = character.isprintable()
@@ -95,7 +108,10 @@ def in_one_line(text: str) -> str:
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
-    """Make the error for a name that doesn't exist, of a `kind` such as "strategy". It suggests a name that does."""
+    """Make the error for a name that doesn't exist, with a suggestion.
+
+    `kind` says what the names are, for example "strategy".
+    """
     names = list(choices)
     similar = [name for name in names if name.startswith(value)]
     similar += difflib.get_close_matches(value, names, n=1, cutoff=0.5)
@@ -106,7 +122,7 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
 
 
 def reason(error: BaseException) -> str:
-    """Say what happened: the first line of the error's message, or its class if it has none."""
+    """Return the first line of an error's message, or its class if it has none."""
     message = getattr(error, "strerror", None) or str(error)
     if isinstance(error, KeyError):
         message = f"no {error}"
@@ -120,7 +136,7 @@ def reason(error: BaseException) -> str:
 def explain_errors(
     failure: str, advice: str, error_class: type[UserError] = UserError
 ) -> Iterator[None]:
-    """Turn an error into a message of one line: the `failure`, its reason, and the `advice`.
+    """Turn an error into a message: the `failure`, its reason, and the `advice`.
 
     For an error of your code the `error_class` is `YourCodeError`, so that its
     traceback is shown too.
@@ -135,5 +151,5 @@ def explain_errors(
 
 
 def shown(value: Any) -> str:
-    """Return a short text for a value: the name of a function or class, otherwise its repr in one line."""
+    """Return the name of a function or class, or another value's repr in one line."""
     return getattr(value, "__qualname__", " ".join(reprlib.repr(value).split()))

@@ -172,7 +172,7 @@ def evaluate_file(
 
 
 def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
-    """Return the loss and metrics of an exported model over exactly the examples of `split`."""
+    """Return an exported model's loss and metrics over all examples of `split`."""
     with exported.precision():
         part = make_part("the test", split, exported.metadata["labels"])
         part = featurize_part(exported, part)

@@ -109,7 +109,7 @@ class Exported:
 
 
 def describe_arrays(inputs: Any) -> Any:
-    """Return type and shape of each array in a batch, as `metadata["input"]` has them."""
+    """Return type and shape of each array of a batch, as in `metadata["input"]`."""
     return jax.tree.map(
         lambda x: {"dtype": x.dtype.name, "shape": ["batch", *x.shape[1:]]}, inputs
     )
@@ -327,7 +327,10 @@ def export_programs(
 
 @contextlib.contextmanager
 def without_locations() -> Iterator[None]:
-    """Keep file names out of programs. They say much about a machine, and differ from export to export."""
+    """Keep file names out of programs.
+
+    They say much about a machine, and differ from export to export.
+    """
     silent = {
         "jax_include_full_tracebacks_in_locations": True,
         "jax_traceback_in_locations_limit": 0,

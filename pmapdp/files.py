@@ -1,9 +1,8 @@
-"""Read and write regular files that you name. A file is written whole or not at all, and an error is one sentence."""
+"""Read and write regular files that you name, each whole or not at all."""
 
 import contextlib
 import importlib.util
 import os
-import re
 import stat
 import sys
 import tempfile
@@ -21,18 +20,20 @@ from pmapdp.errors import (
 
 ADVICE = "name a file in a folder that exists, is yours and has free space"
 
-# First bytes of the files that we write. We append to LINES and replace the others.
-# JSON is no config.json.
-JSON, LINES, HTML, MODEL = (
-    rb'{(?!\s*"(format|event)")',
-    rb'{"event": ',
-    rb"<!doctype html>",
-    rb"PK\x03\x04.{26}arrays/",
-)
+# Each of these stands at the beginning of files that we write. We append to LINES, and
+# replace the others.
+JSON = (b'{\n  "ok": ', b'{\n  "config": ')  # the reports of verify and compare
+LINES = (b'{"event": ',)
+HTML = (b"<!doctype html>",)
+MODEL = (b"arrays/",)  # the name of the first file in the zip
+BEGINNING = 100  # bytes
 
 
 def open_regular(path: str | Path, flags: int) -> int:
-    """Open a regular file and return its descriptor. A folder, a pipe or a device raises a ValueError."""
+    """Open a regular file and return its descriptor.
+
+    A folder, a pipe or a device raises a ValueError.
+    """
     # Without O_NONBLOCK, opening a named pipe waits for somebody at its other end.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -43,7 +44,10 @@ def open_regular(path: str | Path, flags: int) -> int:
 
 @contextlib.contextmanager
 def open_file(path: str | Path, *, advice: str) -> Iterator[BinaryIO]:
-    """Open a regular file to read bytes. A `UserError` says that it, or its content, can't be read, and why."""
+    """Open a regular file to read bytes.
+
+    A `UserError` says why it, or its content, can't be read.
+    """
     with (
         explain_errors(f"{path} cannot be read", advice),
         open(open_regular(path, os.O_RDONLY), "rb") as file,
@@ -58,53 +62,62 @@ def read_file(path: str | Path, *, advice: str) -> bytes:
 
 
 def write_file(path: str | Path, content: bytes | str, *, advice: str = ADVICE) -> None:
-    """Write a file whole and to the disk, or leave the one that is there as it is and raise a `UserError`."""
+    """Write a file whole and to the disk.
+
+    Otherwise the one that is there stays as it is, and a `UserError` says why.
+    """
+    data = content.encode() if isinstance(content, str) else content
     with explain_errors(f"{path} cannot be written", advice):
         target = find_target(path)
         with (
             tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder,
             open(f"{folder}/new", "wb") as file,
         ):
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
             os.replace(file.name, target)
 
 
 def find_target(path: str | Path) -> Path:
-    """Follow links to a file that can be written: there is none yet, or a regular one."""
+    """Follow links to a file that can be written: a regular one, or none yet."""
     target = Path(os.path.realpath(path))
     if os.path.lexists(target):  # also a link to itself
         os.close(open_regular(target, os.O_RDWR))
     return target
 
 
-def check_output(name: str, path: str | None, kind: bytes) -> Path | None:
-    """Return the full path of a file that a command will write, or None if it wasn't asked for.
+def check_output(
+    name: str, path: str | None, signatures: tuple[bytes, ...]
+) -> Path | None:
+    """Return the full path of a file that a command will write, or None without one.
 
-    Call it before long work, and before the user's code, which may change the current
-    folder. A `UserError` says that the file doesn't begin like our files of this
-    `kind`, or can't be written.
+    Call it before long work, and before your code, which may change the current folder.
+    A `UserError` says that the file can't be written, or that it has none of our
+    `signatures` at its beginning, so it would be lost.
     """
     if path is None:
         return None
     with explain_errors(f"{name} {path} cannot be written", ADVICE):
         target = find_target(path)
         tempfile.TemporaryFile(dir=target.parent).close()
+        beginning = b""
         if target.exists():
             with open(target, "rb") as file:
-                start = file.read(100)
-            if start and not re.match(kind, start, re.IGNORECASE | re.DOTALL):
-                raise UserError(
-                    f"{name} {path} is a file of another kind, which would be lost: name another file"
-                )
+                beginning = file.read(BEGINNING).lower()
+        if beginning and not any(text in beginning for text in signatures):
+            raise UserError(
+                f"{name} {path} is a file of another kind, which would be lost: "
+                "name another file"
+            )
     return target
 
 
 def load_from_file(name: str) -> Callable[..., Any]:
-    """Run a Python file, and return the function or class in it that `name`, FILE.py:NAME, stands for.
+    """Run a Python file, and return a function or class of it.
 
-    A `UserError` says that there is no such file or name in it, or that the file fails.
+    `name` is FILE.py:NAME. A `UserError` says that there is no such file or name in it,
+    or that the file fails.
     """
     path, colon, attribute = name.rpartition(":")
     if not colon:
@@ -131,9 +144,10 @@ def load_from_file(name: str) -> Callable[..., Any]:
         ) from error
     value = getattr(module, attribute, None)
     if not callable(value):
-        names = []
-        for other_name, other in vars(module).items():
-            if getattr(other, "__module__", "") == module_name:
-                names.append(other_name)
+        names = [
+            name
+            for name, member in vars(module).items()
+            if getattr(member, "__module__", "") == module_name
+        ]
         raise unknown(f"name in {path}", attribute, names)
     return value

@@ -28,7 +28,7 @@ MANUAL = "docs/export.md has ten lines for everything else"
 
 
 def read_input(exported: Exported, text: str) -> Any:
-    """Return the inputs of one example, `[1, ...]`: of a text, or of the image file of that name."""
+    """Return a text, or the image in the file of that name, as inputs `[1, ...]`."""
     if exported.featurizer:
         return exported.featurizer([text])
     inputs = exported.metadata["input"]
@@ -65,6 +65,10 @@ COMMAND = cli.Command(
     usage="python -m pmapdp.predict MODEL INPUT",
     example="python -m pmapdp.predict model.zip digit.png",
     description=__doc__,
+    removed={
+        "--lines": "call it once for each text, or use the lines in docs/export.md",
+        "--json": "docs/export.md has ten lines that give you all numbers",
+    },
 )
 
 

@@ -104,7 +104,7 @@ def test_a_file_of_python_that_cannot_be_used(folder, text, said):
 
 
 CONTENTS = {
-    JSON: b'{"a": 1}',
+    JSON: b'{\n  "ok": true',
     LINES: b'{"event": "start"}\n',
     HTML: b"<!DOCTYPE html><p>",
     MODEL: b"PK\x03\x04" + 26 * b"." + b"arrays/",
