@@ -19,16 +19,13 @@ EXAMPLE = (
 
 def check_schedule(schedule: Any) -> None:
     """Refuse a schedule that gives no learning rate under `jax.jit`."""
-    name = f"schedule={shown(schedule)}"
+    failure = f"schedule={shown(schedule)} gives no learning rate"
     advice = "give a function of JAX, for example lambda step: 0.1 * 0.99**step"
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    with explain_errors(f"{name} fails for a number of updates", advice, YourCodeError):
-        rate = jax.eval_shape(lambda step: jnp.asarray(schedule(step)), step)
-    if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
-        raise UserError(
-            f"{name} gives {rate.dtype} {list(rate.shape)}, not one real number: "
-            f"{advice}"
-        )
+    with explain_errors(failure, advice, YourCodeError):
+        rate = jax.eval_shape(lambda step: jnp.asarray(schedule(step), float), step)
+        if rate.shape:
+            raise ValueError(f"its shape is {list(rate.shape)}")
 
 
 def check_optimizer(

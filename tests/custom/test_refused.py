@@ -325,7 +325,11 @@ VALUES = [
     ),
     (
         {"schedule": lambda step: 0.1 if step > 3 else 0.2},
-        "fails for a number of updates .*: give a function of JAX",
+        "gives no learning rate .*: give a function of JAX",
+    ),
+    (
+        {"schedule": lambda step: jnp.full(2, 0.1)},
+        r"gives no learning rate .its shape is \[2\].: give a function of JAX",
     ),
     (
         {"metrics": lambda logits, batch: 3},
