@@ -1,6 +1,8 @@
-"""Checks of the exercises: `check("04_map_over_devices", "dot_product", answer)` says whether an answer is right.
+"""Checks of the exercises.
 
-A check never stops the notebook. It tries the answer on random inputs and prints what
+`check("04_map_over_devices", "dot_product", answer)` says if an answer is right.
+
+A check never stops the notebook. It tries the answer on fixed inputs and prints what
 it found; an exercise that is not begun is reported as such. The checks of a lesson are
 the functions of `lesson_checks/lesson_NN.py`.
 """
@@ -25,7 +27,7 @@ class Verdict(NamedTuple):
 
 
 class NotYetError(Exception):
-    """Raised by a check's function: the rule that an answer breaks, and a hint at what to look at."""
+    """Raised by a check: the rule that an answer breaks, and what to look at."""
 
 
 def require(works: Any, message: str) -> None:
@@ -41,7 +43,11 @@ def close(found: Any, expected: Any, *, rtol: float = 1e-3, atol: float = 1e-4) 
 
 
 def refuse(found: Any, wrong: dict[str, Any], *, atol: float = 1e-4) -> None:
-    """In a check: reject an answer that equals a known wrong one. `wrong` has the wrong values by their messages."""
+    """In a check: reject an answer that equals a known wrong one.
+
+    Args:
+        wrong: {message: wrong value}.
+    """
     for message, value in wrong.items():
         require(not close(found, value, atol=atol), message)
 
@@ -58,15 +64,32 @@ def on_devices(
     N: int = 4,
     in_axes: Any = 0,
 ) -> Any:
-    """In a check: the results of N devices under pmap, `[N, *shape]`. Reject the answer if the shape is another."""
-    found = np.asarray(
-        jax.pmap(answer, axis_name="data", in_axes=in_axes, devices=jax.devices()[:N])(
-            *arrays
+    """In a check: run the answer on N devices under pmap, with the axis "data".
+
+    Reject the answer if a device's result has another shape.
+
+    Returns:
+        The devices' results, `[N, *shape]`.
+    """
+    devices = jax.devices()[:N]
+    mapped = jax.pmap(answer, axis_name="data", in_axes=in_axes, devices=devices)
+    try:
+        result = np.asarray(mapped(*arrays))
+    except ValueError as error:
+        # JAX looks at these pairs only when the learner's function has returned.
+        require(
+            "ppermute" not in str(error),
+            f"the pairs that you gave to lax.ppermute don't fit the {N} devices on "
+            "which this check runs: each may send once and receive once, and their "
+            f"numbers go from 0 to {N - 1} ({error})",
         )
+        raise
+    require(
+        result.shape == (N, *shape),
+        f"every device must return an array of shape {list(shape)}, "
+        f"yours has the shape {list(result.shape[1:])}",
     )
-    message = f"every device must return an array of shape {list(shape)}, yours has the shape {list(found.shape[1:])}"
-    require(found.shape == (N, *shape), message)
-    return found
+    return result
 
 
 def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
@@ -83,21 +106,17 @@ def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
         return result
 
     try:
-        getattr(
-            importlib.import_module(
-                f"pmapdp.lessons.lesson_checks.lesson_{lesson[:2]}"
-            ),
-            exercise,
-        )(watched)
+        module = f"pmapdp.lessons.lesson_checks.lesson_{lesson[:2]}"
+        check_of_exercise = getattr(importlib.import_module(module), exercise)
+        check_of_exercise(watched)
         verdict = Verdict(True, f"{exercise}: right")
     except NotYetError as reason:
+        message = f"not yet: {reason}"
         if returned and returned[-1] is None and is_stub(answer):
             message = (
                 "not solved yet; replace the `...` by your code and run the cell again"
             )
-            verdict = Verdict(False, f"{exercise}: {message}")
-        else:
-            verdict = Verdict(False, f"{exercise}: not yet: {reason}")
+        verdict = Verdict(False, f"{exercise}: {message}")
     except Exception as error:  # an answer may fail in any way; the notebook goes on
         verdict = Verdict(False, f"{exercise}: {explain(error, answer, returned)}")
     print(verdict.message)
@@ -107,24 +126,37 @@ def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
 def is_stub(answer: Callable[..., Any]) -> bool:
     """Return True if the body of a function is still `...`, as in the notebook."""
     code = getattr(answer, "__code__", None)
-    return code is not None and len(code.co_code) <= len(
-        (lambda: None).__code__.co_code
-    )
+    if code is None:
+        return False
+    empty = (lambda: None).__code__.co_code
+    return len(code.co_code) <= len(empty)
 
 
 def explain(error: Exception, answer: Callable[..., Any], returned: list[Any]) -> str:
-    """Say where an error happened: in a line of the reader's code, after the answer returned, or in the check itself."""
-    first = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-    if line := own_line(error, answer):
+    """Say where an error happened.
+
+    That is a line of the reader's code, a place after the answer returned, or the
+    check itself.
+    """
+    lines = str(error).strip().splitlines() or ["no message"]
+    first = f"{type(error).__name__}: {lines[0]}"
+    line = own_line(error, answer)
+    if line is not None:
         return f"your code raised {first}\n    in {line}"
     if returned:
         kind = type(returned[-1]).__name__
-        return f"the check could not go on with what your function returned, a value of type {kind}: {first}"
+        return (
+            "the check could not go on with what your function returned, "
+            f"a value of type {kind}: {first}"
+        )
     return f"the check itself failed, which is no mistake of yours: {first}"
 
 
 def own_line(error: Exception, answer: Callable[..., Any]) -> str | None:
-    """Return the traceback's deepest line in the reader's code: the file of `answer`, or another cell of the notebook."""
+    """Return the deepest line of a traceback that is the reader's.
+
+    It's in the file of `answer`, or in another cell of the notebook.
+    """
     code = getattr(inspect.unwrap(answer), "__code__", None)
     if code is None:
         return None

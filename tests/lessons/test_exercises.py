@@ -1,9 +1,9 @@
-"""Every exercise of every lesson: its check accepts every right answer, and tells what is wrong with any other.
+"""Every check accepts every right answer, and says what is wrong with any other.
 
 The answers are data, one file a lesson, `answers/lesson_NN.py`:
 
-    WRONG = {EXERCISE: [(WORDS, OLD, NEW, ...), ...]}    the message about the answer holds WORDS
-    RIGHT = {EXERCISE: [(OLD, NEW, ...), ...]}           unusual ones; the solution is tried without being named here
+    WRONG = {EXERCISE: [(WORDS, OLD, NEW, ...), ...]}    the message holds WORDS
+    RIGHT = {EXERCISE: [(OLD, NEW, ...), ...]}           beside the solution
 
 An answer is the solution with OLD replaced by NEW, or a function. To try the answers to
 an exercise: `pytest tests/lessons/test_exercises.py -n 0 -m "" -k "lesson_04 and
@@ -46,7 +46,6 @@ QUICK = ("05", "09")  # plain `pytest` tries their solutions
 FIRST_SLOW = (
     "06"  # plain `pytest` tries the other answers of the lessons before this one
 )
-FIRST_FIXED = "09"  # from this lesson on, checks have fixed cases and many answers
 FEWEST_WRONG = 5  # answers to an exercise
 FEWEST_RIGHT = 2  # beside the solution
 
@@ -68,13 +67,11 @@ def edited(lesson: str, exercise: str, replacements: Sequence[str]):
 
 
 def cases(kind: str) -> list:
-    """A test case (lesson, exercise, answer as it stands in the table) for each answer of a kind."""
+    """A test case (lesson, exercise, entry of the table) for each answer of a kind."""
     found = []
     for lesson, tables in ANSWERS.items():
         marks = [pytest.mark.slow] if lesson[:2] >= FIRST_SLOW else []
         for exercise, answers in tables[kind].items():
-            if not isinstance(answers, list):  # a single right one
-                answers = [answers]
             for number, answer in enumerate(answers):
                 name = f"lesson_{lesson[:2]}-{exercise}-{number}"
                 found.append(
@@ -124,20 +121,15 @@ def test_every_lesson_has_two_to_four_and_the_tables_name_no_other(lesson):
     assert ANSWERS[lesson]["RIGHT"].keys() <= SOLUTIONS[lesson].keys()
 
 
-@pytest.mark.parametrize(
-    ("lesson", "exercise"),
-    [(lesson, exercise) for lesson, exercise in EXERCISES if lesson >= FIRST_FIXED],
-)
+@pytest.mark.parametrize(("lesson", "exercise"), EXERCISES)
 def test_every_check_has_met_many_answers(lesson, exercise):
     assert len(ANSWERS[lesson]["WRONG"][exercise]) >= FEWEST_WRONG
     assert len(ANSWERS[lesson]["RIGHT"][exercise]) >= FEWEST_RIGHT
 
 
-@pytest.mark.parametrize(
-    "lesson", [lesson for lesson in SOLUTIONS if lesson >= FIRST_FIXED]
-)
+@pytest.mark.parametrize("lesson", SOLUTIONS)
 def test_a_check_throws_no_dice(lesson):
-    """The answers of this file are tried once, so every learner's must meet the same cases."""
+    """The answers are tried once here, so every learner's must meet the same cases."""
     checks = import_module(f"pmapdp.lessons.lesson_checks.lesson_{lesson[:2]}")
     assert "default_rng()" not in inspect.getsource(checks)
 
@@ -168,18 +160,20 @@ def test_stubs_and_errors_are_reported_and_stop_nothing(lesson, exercise):
 
 
 def planted_mistake(lesson: str, exercise: str):
-    """The function `broken_NAME` of a lesson, if the exercise asks to correct it (`fixed_NAME`); else None."""
+    """The function `broken_NAME` of a lesson that `fixed_NAME` corrects, or None."""
     broken = f"broken_{exercise.partition('_')[2]}"
     body = ast.parse((build.FOLDER / f"{lesson}.py").read_text()).body
+    functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+    if broken not in functions:
+        return None
     kept = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
-    kept += [
-        node
-        for node in body
-        if isinstance(node, ast.FunctionDef) and node.name == broken
-    ]
+    kept.append(functions[broken])
+    for node in ast.walk(functions[broken]):
+        if isinstance(node, ast.Name) and node.id in functions:
+            kept.append(functions[node.id])  # a function that it calls
     names: dict = {}
     exec(compile(ast.Module(kept, []), "a notebook", "exec"), names)
-    return names.get(broken)
+    return names[broken]
 
 
 @pytest.mark.slow
@@ -191,7 +185,11 @@ def test_the_planted_mistake_is_no_answer(lesson):
     planted = {exercise: mistake for exercise, mistake in mistakes.items() if mistake}
     assert planted, "at least one exercise is to find a mistake"
     for exercise, mistake in planted.items():
-        assert not check(lesson, exercise, mistake).solved
+        verdict = check(lesson, exercise, mistake)
+        assert not verdict.solved
+        assert "NameError" not in verdict.message, (
+            "it refuses the mistake, not the test"
+        )
 
 
 def deep_inside_numpy(probabilities, labels):
@@ -216,7 +214,7 @@ def test_an_error_in_a_library_is_shown_at_the_readers_line():
 def test_an_error_of_the_check_is_not_said_to_be_yours(
     monkeypatch, check_of_exercise, words
 ):
-    """Lesson 99 gets one check, whose code is in no file: the answers' file is this one."""
+    """Lesson 99 gets one check. Its code is in no file, the answer in this one."""
     checks_of_lesson = SimpleNamespace(
         exercise=eval(compile(check_of_exercise, "a check", "eval"))
     )

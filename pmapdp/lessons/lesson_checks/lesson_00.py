@@ -1,5 +1,7 @@
 """Checks of lesson 00's exercises."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,81 +9,136 @@ import numpy as np
 from pmapdp.lessons.checks import require
 
 
+def call_and_watch(answer, *arguments):
+    """Call the answer.
+
+    Returns:
+        Its result, and all arrays that it gave to `jax.device_put`. A result that
+        was computed elsewhere shows among them.
+    """
+    moved = []
+    device_put = jax.device_put
+
+    def watched_device_put(x, *others, **named):
+        moved.extend(jax.tree.leaves(x))
+        return device_put(x, *others, **named)
+
+    with mock.patch.object(jax, "device_put", watched_device_put):
+        result = answer(*arguments)
+    return result, moved
+
+
+def is_one_of(array, originals):
+    """Return True if an array has the values of one of the originals."""
+    return any(np.array_equal(array, original) for original in originals)
+
+
 def add_on(answer):
-    """The sum, on the device that was asked for."""
-    random = np.random.default_rng()
-    first, second, target = (jax.devices("cpu")[i] for i in random.permutation(8)[:3])
-    a, b = random.standard_normal((2, 5)).astype(np.float32)
-    try:
-        total = answer(target, jax.device_put(a, first), jax.device_put(b, second))
-    except ValueError as error:
+    """The sum is right, it is on the device, and it was computed there."""
+    a, b = np.random.default_rng(0).standard_normal((2, 5)).astype(np.float32)
+    devices = jax.devices("cpu")
+    # The last two have one of the arrays on the device already.
+    for first, second, target in ((0, 1, 2), (5, 3, 5), (2, 6, 6)):
+        device = devices[target]
+        on_first = jax.device_put(a, devices[first])
+        on_second = jax.device_put(b, devices[second])
+        try:
+            total, moved = call_and_watch(answer, device, on_first, on_second)
+        except ValueError as error:
+            require(
+                "incompatible devices" not in str(error),
+                "a and b are on two devices: move both before you add them",
+            )
+            raise
         require(
-            "incompatible devices" not in str(error),
-            "a and b are on two devices: move both before you add them",
+            isinstance(total, jax.Array),
+            "the sum must be a JAX array on a device, not one of the host",
         )
-        raise
-    require(
-        isinstance(total, jax.Array),
-        "the sum must be a JAX array on a device, not one of the host",
-    )
-    require(
-        total.devices() == {target},
-        f"the sum is on {total.devices()}, not on the device that was asked for",
-    )
-    require(np.allclose(total, a + b, atol=1e-6), "the result is not a + b")
+        require(
+            total.devices() == {device},
+            f"the sum is on {total.devices()}, not on the device that was asked for",
+        )
+        require(np.allclose(total, a + b, atol=1e-6), "the result is not a + b")
+        require(
+            all(is_one_of(array, (a, b)) for array in moved),
+            "you moved something other than a and b: the sum was computed on another "
+            "device and then moved. Move a and b first, and add them there",
+        )
 
 
 def sum_in_pairs(answer):
     """Values and devices of every round, for 4 and for 8 devices."""
-    random = np.random.default_rng()
+    rng = np.random.default_rng(0)
     for N in (4, 8):
         devices = jax.devices("cpu")[:N]
-        values = random.integers(-9, 10, (N, 3)).astype(np.float32)
-        arrays = [
-            jax.device_put(value, device)
-            for value, device in zip(values, devices, strict=True)
-        ]
+        values = rng.integers(-9, 10, (N, 3)).astype(np.float32)
+        arrays = [jax.device_put(values[d], devices[d]) for d in range(N)]
         try:
             rounds = answer(arrays)
         except ValueError as error:
-            apart = "the two arrays of a pair are on different devices: move one to the other's device before you add"
-            require("incompatible devices" not in str(error), apart)
+            require(
+                "incompatible devices" not in str(error),
+                "the two arrays of a pair are on different devices: "
+                "move one to the other's device before you add",
+            )
             raise
         require(
             isinstance(rounds, list), "return a list of rounds, each a list of arrays"
         )
-        lengths = [len(arrays) for arrays in rounds]
-        expected = [N // 2**r for r in range(N.bit_length())]
+        lengths = [len(sums) for sums in rounds]
+        expected_lengths = [N // 2**r for r in range(N.bit_length())]
         require(
-            lengths == expected,
-            f"{N} arrays need rounds of {expected} arrays, yours have {lengths}",
+            lengths == expected_lengths,
+            f"{N} arrays need rounds of {expected_lengths} arrays, yours have {lengths}",
         )
         for r, sums in enumerate(rounds):
-            for i, found in enumerate(sums):
-                d = i * 2**r
-                require(
-                    isinstance(found, jax.Array),
-                    f"round {r} holds something that is no JAX array",
-                )
-                name, right = (
-                    f"sum {i} of round {r} should",
-                    values[d : d + 2**r].sum(0),
-                )
-                place = f"{name} be on device {d}, like its first array, and is on {found.devices()}"
-                require(found.devices() == {devices[d]}, place)
-                wanted = f"{name} add up the devices {d} to {d + 2**r - 1}, {right}, and is {found}"
-                require(np.array_equal(found, right), wanted)
+            for i, total in enumerate(sums):
+                check_sum(r, i, total, values, devices)
+
+
+def check_sum(r, i, total, values, devices):
+    """Check sum i of round r. It adds up 2^r arrays and is on the first one's device."""
+    first = i * 2**r
+    end = first + 2**r
+    require(
+        isinstance(total, jax.Array),
+        f"round {r} holds something that is no JAX array",
+    )
+    require(
+        total.devices() == {devices[first]},
+        f"sum {i} of round {r} should be on device {first}, like its first array, "
+        f"and is on {total.devices()}",
+    )
+    expected = values[first:end].sum(0)
+    require(
+        np.array_equal(total, expected),
+        f"sum {i} of round {r} should add up the devices {first} to {end - 1}, "
+        f"{expected}, and is {total}",
+    )
 
 
 def fixed_standardize(answer):
-    """Right numbers on the right device, from arrays of the host, uncommitted and committed ones."""
-    random = np.random.default_rng()
-    home, target = (jax.devices("cpu")[i] for i in random.permutation(8)[:2])
-    values = random.normal(3, 2, size=20).astype(np.float32)
-    for x in (jnp.asarray(values), jax.device_put(values, home)):
-        found = answer(x, target)
-        require(isinstance(found, jax.Array), "the result must be a JAX array")
-        place = f"the result is on {found.devices()}, not on the device that was asked for: device_put returns a copy"
-        require(found.devices() == {target}, place)
-        right = np.allclose(found, (values - values.mean()) / values.std(), atol=1e-4)
-        require(right, "the result should have mean 0 and standard deviation 1")
+    """Right numbers, computed on the right device, from free and committed arrays."""
+    values = np.random.default_rng(0).normal(3, 2, size=20).astype(np.float32)
+    devices = jax.devices("cpu")
+    expected = (values - values.mean()) / values.std()
+    uncommitted = jnp.asarray(values)
+    committed = jax.device_put(values, devices[3])
+    for x, target in ((uncommitted, 6), (committed, 1)):
+        device = devices[target]
+        result, moved = call_and_watch(answer, x, device)
+        require(isinstance(result, jax.Array), "the result must be a JAX array")
+        require(
+            result.devices() == {device},
+            f"the result is on {result.devices()}, not on the device that was asked "
+            "for: device_put returns a copy",
+        )
+        require(
+            np.allclose(result, expected, atol=1e-4),
+            "the result should have mean 0 and standard deviation 1",
+        )
+        require(
+            all(is_one_of(array, (values,)) for array in moved),
+            "you moved something other than x, so it was computed on another device: "
+            "move x first, and compute everything from the copy",
+        )

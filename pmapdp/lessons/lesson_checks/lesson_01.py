@@ -7,6 +7,93 @@ import numpy as np
 from pmapdp.lessons.checks import close, refuse, require
 
 
+def softmax_gradient(answer):
+    """Probabilities minus target, divided by the number of examples."""
+    rng = np.random.default_rng(0)
+    B, C = 6, 4
+    probabilities = rng.dirichlet(np.ones(C), B)
+    labels = rng.integers(0, C, B)
+    argument = probabilities.copy()
+    result = np.asarray(answer(argument, labels))
+    require(
+        result.shape == (B, C),
+        f"the result must have the shape of the logits, {(B, C)}, "
+        f"yours has {result.shape}",
+    )
+    require(
+        np.array_equal(argument, probabilities),
+        "`probabilities` was changed in place: subtract into a new array",
+    )
+    targets = np.eye(C)[labels]
+    expected = (probabilities - targets) / B
+    of_the_sum = (
+        "this is the gradient of the sum of the losses; "
+        f"the loss is a mean over B = {B} examples"
+    )
+    mistakes = {
+        of_the_sum: B * expected,
+        "the sign is wrong: it is probabilities minus target": -expected,
+        "the class of each example is missing: subtract 1 there": probabilities / B,
+        f"divide by the {B} examples alone, not by the classes too": expected / C,
+        f"divide by the {B} examples, not by the {C} classes": B * expected / C,
+    }
+    refuse(result, mistakes)
+    require(
+        np.allclose(result, expected),
+        "take the probabilities, minus 1 at the class of each example, divided by B",
+    )
+
+
+def standardize_backward(answer):
+    """Against JAX's gradient of sum(g * y)."""
+    rng = np.random.default_rng(0)
+    B, D = 5, 3
+    x = rng.normal(size=(B, D)) + np.arange(B)[:, None]
+    g = rng.normal(size=(B, D))
+    result = np.asarray(answer(x.copy(), g.copy()))
+    require(
+        result.shape == (B, D),
+        f"the gradient must have the shape of x, {(B, D)}, yours has {result.shape}",
+    )
+
+    def output(x):
+        return (g * (x - x.mean(0)) / x.std(0)).sum()
+
+    expected = np.asarray(jax.grad(output)(x))
+    y = (x - x.mean(0)) / x.std(0)
+    both_constant = (
+        "this treats mean and standard deviation as constants; "
+        "both depend on every example"
+    )
+    deviation_constant = (
+        "the mean is treated right, and the standard deviation as a constant: "
+        "it depends on every example, too"
+    )
+    no_deviation = "everything is right except the division by the deviation"
+    late = (
+        "the two means are of g before the division by the deviation: "
+        "divide g first, and use the result in all three places"
+    )
+    mistakes = {
+        both_constant: g / x.std(0),
+        deviation_constant: (g - g.mean(0)) / x.std(0),
+        no_deviation: x.std(0) * expected,
+        late: g / x.std(0) - g.mean(0) - y * (g * y).mean(0),
+    }
+    refuse(result, mistakes)
+    require(
+        close(result.sum(0), 0),
+        "shifting all of x changes no output, so each column of the gradient must add "
+        f"up to 0; yours adds up to {result.sum(0).round(3)}",
+    )
+    along_y = (result * y).mean(0).round(4)
+    require(
+        close(result, expected),
+        f"JAX gives {expected[0].round(4)} for the first example, yours is "
+        f"{result[0].round(4)}; the component along y, now {along_y}, must be 0",
+    )
+
+
 def mean_loss(parameters, x, labels):
     """The mean cross-entropy of the network with two layers."""
     (W1, b1), (W2, b2) = parameters
@@ -14,92 +101,60 @@ def mean_loss(parameters, x, labels):
     return -jax.nn.log_softmax(logits)[jnp.arange(len(labels)), labels].mean()
 
 
-def softmax_gradient(answer):
-    """Probabilities minus target, divided by the number of examples."""
-    random = np.random.default_rng()
-    B, C = 6, 4
-    probabilities = random.dirichlet(np.ones(C), B)
-    labels = random.integers(0, C, B)
-    given = probabilities.copy()
-    found = np.asarray(answer(given, labels))
-    require(
-        found.shape == (B, C),
-        f"the result must have the shape of the logits, {(B, C)}, yours has {found.shape}",
-    )
-    require(
-        np.array_equal(given, probabilities),
-        "`probabilities` was changed in place: subtract into a new array",
-    )
-    right = (probabilities - np.eye(C)[labels]) / B
-    mistakes = {
-        f"this is the gradient of the sum of the losses; the loss is a mean over B = {B} examples": B
-        * right,
-        "the sign is wrong: it is probabilities minus target": -right,
-    }
-    refuse(found, mistakes)
-    require(
-        np.allclose(found, right),
-        "take the probabilities, minus 1 at the class of each example, divided by B",
-    )
-
-
-def standardize_backward(answer):
-    """Against JAX's gradient of sum(g * y)."""
-    random = np.random.default_rng()
-    B, D = 5, 3
-    x, g = (
-        random.normal(size=(B, D)) + np.arange(B)[:, None],
-        random.normal(size=(B, D)),
-    )
-    found = np.asarray(answer(x.copy(), g.copy()))
-    require(
-        found.shape == (B, D),
-        f"the gradient must have the shape of x, {(B, D)}, yours has {found.shape}",
-    )
-    right = np.asarray(jax.grad(lambda x: (g * (x - x.mean(0)) / x.std(0)).sum())(x))
-    y = (x - x.mean(0)) / x.std(0)
-    only_mean = "the mean is treated right, and the standard deviation as a constant: it depends on every example, too"
-    mistakes = {
-        "this treats mean and standard deviation as constants; both depend on every example": g
-        / x.std(0),
-        only_mean: (g - g.mean(0)) / x.std(0),
-        "everything is right except the division by the deviation": x.std(0) * right,
-    }
-    refuse(found, mistakes)
-    columns = "shifting all of x changes no output, so each column of the gradient must add up to 0"
-    require(
-        close(found.sum(0), 0), f"{columns}; yours adds up to {found.sum(0).round(3)}"
-    )
-    wanted = f"JAX gives {right[0].round(4)} for the first example, yours is {found[0].round(4)}"
-    along_y = f"the component along y, now {(found * y).mean(0).round(4)}, must be 0"
-    require(close(found, right), f"{wanted}; {along_y}")
-
-
 def fixed_update(answer):
-    """One step from random parameters, with JAX's gradients."""
-    random = np.random.default_rng()
-    parameters = [
-        (random.normal(size=(m, n)), np.zeros(n)) for m, n in ((6, 5), (5, 4))
-    ]
-    x, rate = random.normal(size=(7, 6)), 0.5
-    (W1, _), (W2, _) = parameters
-    labels = (np.maximum(x @ W1, 0) @ W2).argmin(
-        1
-    )  # classes that the network finds unlikely: gradients are large
-    kept = [(W.copy(), b.copy()) for W, b in parameters]
-    found = answer(parameters, x, labels, rate)
+    """One step from fixed parameters, with JAX's gradients."""
+    rng = np.random.default_rng(0)
+    W1 = rng.normal(size=(6, 5))
+    W2 = rng.normal(size=(5, 4))
+    parameters = [(W1, np.zeros(5)), (W2, np.zeros(4))]
+    x = rng.normal(size=(7, 6))
+    rate = 0.5
+    hidden = np.maximum(x @ W1, 0)
+    # Classes that the network finds unlikely, so that gradients are large.
+    labels = (hidden @ W2).argmin(1)
+    copies = [(W.copy(), b.copy()) for W, b in parameters]
+    result = answer(parameters, x, labels, rate)
     require(
-        isinstance(found, list | tuple) and len(found) == 2,
+        isinstance(result, list | tuple) and len(result) == 2,
         "return a list of two pairs, (W1, b1) and (W2, b2)",
     )
-    in_place = "the given parameters were changed in place: `W - ...` makes a new array, `W -= ...` does not"
-    for (W, b), (before, bias) in zip(parameters, kept, strict=True):
-        require(np.array_equal(W, before) and np.array_equal(b, bias), in_place)
+    for (W, b), (W_before, b_before) in zip(parameters, copies, strict=True):
+        require(
+            np.array_equal(W, W_before) and np.array_equal(b, b_before),
+            "the given parameters were changed in place: "
+            "`W - ...` makes a new array, `W -= ...` does not",
+        )
     gradients = jax.grad(mean_loss)(parameters, x, labels)
-    right = jax.tree.map(lambda w, gradient: w - rate * gradient, parameters, gradients)
+    expected = jax.tree.map(
+        lambda w, gradient: w - rate * gradient, parameters, gradients
+    )
+    for layer in (0, 1):
+        require(
+            not close(result[layer], parameters[layer]),
+            f"layer {layer + 1} did not change: subtract rate times its gradients",
+        )
     require(
-        close(found[1], right[1]),
+        close(result[1], expected[1]),
         "the second layer is wrong: its gradients are hidden.T @ g and g.sum(0)",
     )
-    first = "only the first layer is wrong: g @ W2.T needs the W2 of the forward pass, not the new one"
-    require(close(found[0], right[0]), first)
+    logits = hidden @ W2
+    g = (np.asarray(jax.nn.softmax(logits)) - np.eye(4)[labels]) / len(labels)
+    g_of_new_W2 = g @ np.asarray(expected[1][0]).T
+    new_W2 = (
+        "only the first layer is wrong: "
+        "g @ W2.T needs the W2 of the forward pass, not the new one"
+    )
+    no_mask = (
+        "only the first layer is wrong: where the ReLU gave 0 nothing passes back, "
+        "so multiply by (hidden > 0)"
+    )
+    mistakes = {
+        new_W2: W1 - rate * x.T @ (g_of_new_W2 * (hidden > 0)),
+        no_mask: W1 - rate * x.T @ (g @ W2.T),
+    }
+    refuse(result[0][0], mistakes)
+    require(
+        close(result[0], expected[0]),
+        "only the first layer is wrong: with g1, the gradient before its ReLU, "
+        "its gradients are x.T @ g1 and g1.sum(0)",
+    )

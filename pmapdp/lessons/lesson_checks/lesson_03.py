@@ -11,107 +11,141 @@ from pmapdp.lessons.checks import close, refuse, require
 
 def decay_weights(answer):
     """Weights shrink, biases stay, the nesting too."""
-    random = np.random.default_rng()
-    params = {
-        "a": {"kernel": random.normal(size=(3, 2)), "bias": random.normal(size=2)},
-        "b": [random.normal(size=(2, 2, 2))],
-    }
-    found = answer(params, 0.5)
+    rng = np.random.default_rng(0)
+    layer = {"kernel": rng.normal(size=(3, 2)), "bias": rng.normal(size=2)}
+    params = {"a": layer, "b": [rng.normal(size=(2, 2, 2))]}
+    before = jax.tree.map(np.copy, params)
+    result = answer(params, 0.5)
     require(
-        jax.tree.structure(found) == jax.tree.structure(params),
+        jax.tree.structure(result) == jax.tree.structure(params),
         "the result must be nested like `params`",
     )
+    require(close(params, before), "`params` was changed in place: return new arrays")
+    bias = result["a"]["bias"]
     require(
-        not np.allclose(found["a"]["bias"], 0.5 * params["a"]["bias"]),
+        not np.allclose(bias, 0.5 * before["a"]["bias"]),
         "the bias was changed too: it has one axis",
     )
+    require(np.allclose(bias, before["a"]["bias"]), "the bias must stay as it is")
     require(
-        np.allclose(found["a"]["bias"], params["a"]["bias"]),
-        "the bias must stay as it is",
+        np.allclose(result["a"]["kernel"], 0.5 * before["a"]["kernel"]),
+        "an array with two axes must be multiplied by `factor`",
     )
-    pairs = (
-        (found["a"]["kernel"], params["a"]["kernel"]),
-        (found["b"][0], params["b"][0]),
-    )
-    halved = all(np.allclose(each, 0.5 * before) for each, before in pairs)
     require(
-        halved, "every array with more than one axis is multiplied, also one with three"
+        np.allclose(result["b"][0], 0.5 * before["b"][0]),
+        "every array with more than one axis is multiplied, also one with three, "
+        "whatever its name",
     )
 
 
-def regression(seed):
+def regression():
     """Two layers, `[B, 4]` to `[B, 2]`."""
-    rngs = nnx.Rngs(seed)
-    return nnx.Sequential(
-        nnx.Linear(4, 5, rngs=rngs), jnp.tanh, nnx.Linear(5, 2, rngs=rngs)
-    )
+    rngs = nnx.Rngs(0)
+    first = nnx.Linear(4, 5, rngs=rngs)
+    second = nnx.Linear(5, 2, rngs=rngs)
+    return nnx.Sequential(first, jnp.tanh, second)
 
 
 def make_step(answer):
-    """Four updates, compiled, against nnx.Optimizer, with two optimizers."""
-    random = np.random.default_rng()
-    seed = int(random.integers(1000))
-    for optimizer in (optax.sgd(0.1, momentum=0.9), optax.adam(0.01)):
-        model, of_nnx = regression(seed), regression(seed)
-        reference = nnx.Optimizer(of_nnx, optimizer, wrt=nnx.Param)
+    """Four updates, compiled, against nnx.Optimizer, with three optimizers."""
+    # The last one needs the model, because it also decays the weights.
+    optimizers = (
+        optax.sgd(0.1, momentum=0.9),
+        optax.adam(0.01),
+        optax.adamw(0.01, weight_decay=0.1),
+    )
+    for optimizer in optimizers:
         step = answer(optimizer)
         require(
             callable(step),
             "return a function: define `step` inside and end with `return step`",
         )
-        step, optimizer_state = jax.jit(step), optimizer.init(model)
-        for number in range(4):
-            x, y = (
-                random.normal(size=(6, features)).astype(np.float32)
-                for features in (4, 2)
-            )
-            result = step(model, optimizer_state, x, y)
-            three = isinstance(result, tuple | list) and len(result) == 3
+        try:
+            compare_with_nnx(jax.jit(step), optimizer)
+        except ValueError as error:
             require(
-                three,
-                "the step must return three things, (model, optimizer_state, loss)",
+                "current value of parameters" not in str(error),
+                "optax.adamw needs the model, because it decays the weights: "
+                "give it to optimizer.update as the third argument",
             )
-            new_model, new_optimizer_state, loss = result
-            like_model = jax.tree.structure(new_model) == jax.tree.structure(model)
-            require(
-                like_model,
-                "the first result must be the model, a pytree like the one that came in",
-            )
-            require(
-                np.shape(loss) == (), "the third result must be the loss, one number"
-            )
-            right = ((of_nnx(x) - y) ** 2).mean()
-            gradients = nnx.grad(lambda model, x=x, y=y: ((model(x) - y) ** 2).mean())(
-                of_nnx
-            )
-            reference.update(of_nnx, gradients)
-            wanted = f"the loss before update {number + 1} should be {right:.4f}, the mean of all squared errors"
-            require(
-                np.isclose(loss, right, rtol=1e-4), f"{wanted}, yours is {loss:.4f}"
-            )
-            unchanged = "the parameters did not change: apply the updates with optax.apply_updates"
-            require(not close(new_model, model, rtol=1e-5, atol=1e-7), unchanged)
-            message = "the first update is wrong: optimizer.update gives what is added to the parameters"
-            if number:
-                message = f"the first update is right and update {number + 1} is not: return the optimizer's new state"
-            require(close(new_model, of_nnx, rtol=1e-5, atol=1e-5), message)
-            model, optimizer_state = new_model, new_optimizer_state
+            raise
+
+
+def compare_with_nnx(step, optimizer):
+    """Make four updates, and compare each with that of nnx.Optimizer."""
+    rng = np.random.default_rng(0)
+    model = regression()
+    nnx_model = regression()
+    nnx_optimizer = nnx.Optimizer(nnx_model, optimizer, wrt=nnx.Param)
+    optimizer_state = optimizer.init(model)
+    for number in (1, 2, 3, 4):
+        x = rng.normal(size=(6, 4)).astype(np.float32)
+        y = rng.normal(size=(6, 2)).astype(np.float32)
+
+        def mean_squared_error(model, x=x, y=y):
+            return ((model(x) - y) ** 2).mean()
+
+        result = step(model, optimizer_state, x, y)
+        require(
+            isinstance(result, tuple | list) and len(result) == 3,
+            "the step must return three things, (model, optimizer_state, loss)",
+        )
+        new_model, new_optimizer_state, loss = result
+        require(
+            jax.tree.structure(new_model) == jax.tree.structure(model),
+            "the first result must be the model, a pytree like the one that came in",
+        )
+        require(np.shape(loss) == (), "the third result must be the loss, one number")
+        expected_loss, gradients = nnx.value_and_grad(mean_squared_error)(nnx_model)
+        nnx_optimizer.update(nnx_model, gradients)
+        require(
+            np.isclose(loss, expected_loss, rtol=1e-4),
+            f"the loss before update {number} should be {expected_loss:.4f}, the mean "
+            f"of all squared errors, yours is {loss:.4f}",
+        )
+        require(
+            not close(new_model, model, rtol=1e-5, atol=1e-7),
+            "the parameters did not change: apply the updates with optax.apply_updates",
+        )
+        first = (
+            "the first update is wrong: "
+            "optimizer.update gives what is added to the parameters"
+        )
+        later = (
+            f"the first update is right and update {number} is not: "
+            "return the optimizer's new state"
+        )
+        require(
+            close(new_model, nnx_model, rtol=1e-5, atol=1e-5),
+            first if number == 1 else later,
+        )
+        model = new_model
+        optimizer_state = new_optimizer_state
 
 
 def fixed_loss(answer):
     """Pairs are compared, not every prediction with every target."""
-    random = np.random.default_rng()
-    predictions, targets = (
-        random.normal(size=(7, 1)).astype(np.float32),
-        random.normal(size=7).astype(np.float32),
-    )
-    found = np.asarray(answer(jnp.asarray(predictions), jnp.asarray(targets)))
+    rng = np.random.default_rng(0)
+    predictions = rng.normal(size=(7, 1)).astype(np.float32)
+    targets = rng.normal(size=7).astype(np.float32)
+    result = np.asarray(answer(jnp.asarray(predictions), jnp.asarray(targets)))
     require(
-        found.shape == (), f"the loss is one number, yours has the shape {found.shape}"
+        result.shape == (),
+        f"the loss is one number, yours has the shape {result.shape}",
     )
-    every = "this is still the broken loss: [B, 1] minus [B] is [B, B], every prediction against every target"
-    refuse(found, {every: ((predictions - targets) ** 2).mean()}, atol=0)
-    right = np.isclose(found, ((predictions[:, 0] - targets) ** 2).mean(), rtol=1e-4)
+    errors = predictions[:, 0] - targets
+    every = (
+        "this is still the broken loss: [B, 1] minus [B] is [B, B], "
+        "every prediction against every target"
+    )
+    mistakes = {
+        every: ((predictions - targets) ** 2).mean(),
+        "this is the sum over the examples: take the mean": (errors**2).sum(),
+        "square each error before you take the mean": errors.mean() ** 2,
+        "this is the mean of the absolute errors: square them": abs(errors).mean(),
+    }
+    refuse(result, mistakes, atol=0)
     require(
-        right, "the loss is the mean over the examples of (prediction - target) squared"
+        np.isclose(result, (errors**2).mean(), rtol=1e-4),
+        "the loss is the mean over the examples of (prediction - target) squared",
     )

@@ -1,4 +1,4 @@
-"""Checks of lesson 06's exercises: the answers run on four or eight devices."""
+"""Checks of lesson 06's exercises: the answers run on two, four or eight devices."""
 
 import jax
 import numpy as np
@@ -10,70 +10,85 @@ N = 4
 
 def broadcast(answer):
     """Row 0 everywhere, even if others hold NaN."""
-    x = np.random.default_rng().normal(size=(N, 3)).astype(np.float32)
-    found = on_devices(answer, x, shape=(3,))
-    others = "the others must add 0, so set x to 0 if lax.axis_index('data') is not 0"
-    mistakes = {
-        f"this is the sum of all devices: {others}": x.sum(0),
-        "every device still has its own x: a collective must move device 0's": x,
-    }
-    refuse(found, mistakes)
+    x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    result = on_devices(answer, x, shape=(3,))
+    summed = (
+        "this is the sum of all devices: the others must add 0, "
+        "so set x to 0 if lax.axis_index('data') is not 0"
+    )
+    unmoved = "every device still has its own x: a collective must move device 0's"
+    averaged = f"this is device 0's array divided by {N}: add up with psum"
+    refuse(result, {summed: x.sum(0), unmoved: x, averaged: x[0] / N})
     require(
-        np.allclose(found, x[0]),
-        f"all devices should hold {x[0]}, yours hold {found.tolist()}",
+        np.allclose(result, x[0]),
+        f"all devices should hold {x[0]}, yours hold {result.tolist()}",
     )
     x[1] = np.nan
-    spreads = "a NaN on device 1 spreads to all, because 0 times NaN is NaN: choose with jnp.where"
-    require(np.allclose(on_devices(answer, x, shape=(3,)), x[0]), spreads)
+    require(
+        np.allclose(on_devices(answer, x, shape=(3,)), x[0]),
+        "a NaN on device 1 spreads to all, because 0 times NaN is NaN: "
+        "choose with jnp.where",
+    )
 
 
 def butterfly_sum(answer):
     """The sum, with log2 N exchanges and nothing else."""
-    random = np.random.default_rng()
+    rng = np.random.default_rng(0)
     for size in (2, 4, 8):
-        x = random.integers(-9, 10, (size, 5)).astype(np.float32)
+        x = rng.integers(-9, 10, (size, 5)).astype(np.float32)
         rounds = size.bit_length() - 1
-        program = str(
-            jax.make_jaxpr(
-                jax.pmap(answer, axis_name="data", devices=jax.devices()[:size])
-            )(x)
-        )
-        for other in ("psum", "all_gather", "all_to_all", "pmax"):
+        devices = jax.devices()[:size]
+        mapped = jax.pmap(answer, axis_name="data", devices=devices)
+        program = str(jax.make_jaxpr(mapped)(x))
+        for collective in ("psum", "all_gather", "all_to_all", "pmax"):
             require(
-                f" {other}" not in program,
-                f"use lax.ppermute alone, and no lax.{other}",
+                f" {collective}" not in program,
+                f"use lax.ppermute alone, and no lax.{collective}",
             )
-        found = on_devices(answer, x, N=size, shape=(5,))
-        wrong = [d for d in range(size) if not np.array_equal(found[d], x.sum(0))]
+        result = on_devices(answer, x, N=size, shape=(5,))
+        total = x.sum(0)
+        wrong = [d for d in range(size) if not np.array_equal(result[d], total)]
         require(
             not wrong,
-            f"on {size} devices, those with the numbers {wrong} do not hold the sum of all",
+            f"on {size} devices, those with the numbers {wrong} do not hold the sum "
+            "of all",
         )
         used = program.count("ppermute[")
-        double = (
-            "each round must double the number of devices whose sum everybody holds"
-        )
         require(
             used == rounds,
-            f"{size} devices need {rounds} rounds of ppermute, yours has {used}: {double}",
+            f"{size} devices need {rounds} rounds of ppermute, yours has {used}: "
+            "each round must double the number of devices whose sum everybody holds",
         )
 
 
 def fixed_softmax(answer):
-    """The softmax over all devices' logits, also for large ones."""
-    logits = np.random.default_rng().normal(size=(N, 3)).astype(np.float32) * 3
-    for shift in (0, 200):
-        x = logits + np.float32(shift)
-        found = on_devices(answer, x, shape=(3,))
-        right = np.exp(logits.astype(np.float64))
-        local = np.exp(logits - logits.max(1, keepdims=True))
-        own = "each device still subtracts its own largest logit: all must subtract the same number, lax.pmax(...)"
-        refuse(found, {own: local / local.sum()})
-        overflow = "exp overflows for logits around 200: subtract the largest logit of all devices"
-        require(np.isfinite(found).all(), overflow)
-        one = "each device's probabilities add up to 1 by themselves: the sum must go over all devices, lax.psum(..., 'data')"
-        refuse(found.sum(1), {one: 1}, atol=1e-3)
+    """The softmax over all devices' logits, also for large and very different ones."""
+    logits = 3 * np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    # With very different logits, their average is far below the largest one.
+    different = logits + 100 * np.arange(N, dtype=np.float32)[:, None]
+    for x in (logits, logits + 200, different):
+        result = on_devices(answer, x, shape=(3,))
+        of_each = np.exp(x - x.max(1, keepdims=True))
+        not_shared = (
+            "each device still subtracts its own largest logit: "
+            "all must subtract the same number, lax.pmax(...)"
+        )
+        refuse(result, {not_shared: of_each / of_each.sum()})
         require(
-            np.allclose(found, right / right.sum(), rtol=1e-3, atol=1e-6),
-            "the probabilities are not the softmax",
+            np.isfinite(result).all(),
+            f"exp overflows for logits up to {x.max():.0f}, or every exp is 0: "
+            "subtract the largest logit of all devices, lax.pmax(...)",
+        )
+        by_themselves = (
+            "each device's probabilities add up to 1 by themselves: "
+            "the sum must go over all devices, lax.psum(..., 'data')"
+        )
+        refuse(result.sum(1), {by_themselves: np.ones(N)}, atol=1e-3)
+        exponentials = np.exp(x.astype(np.float64) - x.max())
+        require(
+            np.allclose(
+                result, exponentials / exponentials.sum(), rtol=1e-3, atol=1e-6
+            ),
+            "the probabilities are not the softmax over all devices' logits; "
+            f"yours add up to {result.sum():.4f}",
         )

@@ -10,136 +10,178 @@ from pmapdp.lessons.checks import close, on_devices, refuse, require
 
 def row_keys(answer):
     """Keys that depend on seed, update, layer and index, and on nothing else."""
-    random = np.random.default_rng()
-    seed, update, layer = (int(number) for number in random.integers(1, 1000, 3))
-    indices = 1 + random.permutation(1000)[:12].astype(
-        np.int32
-    )  # from 1: the one before each is an index, too
+    numbers = {"seed": 7, "update": 40, "layer": 300}
+    # Two devices of six examples. The index before each is used in a comparison, too.
+    indices = 1 + np.random.default_rng(0).permutation(1000)[:12].astype(np.int32)
+    rows = len(indices) // 2
 
-    def keys(seed, update, layer, indices):
-        found = answer(seed, update, layer, indices)
-        if jax.dtypes.issubdtype(found.dtype, jax.dtypes.prng_key):
-            found = jax.random.key_data(found)
-        found, n = np.asarray(found), len(indices)
-        one_each = f"{n} indices must give {n} keys, one each: wrap the fold_in of an index in jax.vmap"
-        require(found.ndim == 2 and len(found) == n, one_each)
-        return found
+    def keys(indices, **changes):
+        """The keys `[12, words]`, made on two devices by pmap."""
+        changed = {name: numbers[name] + changes.get(name, 0) for name in numbers}
 
-    whole = keys(seed, update, layer, indices)
+        def keys_of_device(indices):
+            keys = answer(*changed.values(), indices)
+            if jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key):
+                keys = jax.random.key_data(keys)
+            require(
+                keys.ndim == 2 and len(keys) == rows,
+                f"{rows} indices must give {rows} keys, one each: "
+                "wrap the fold_in of an index in jax.vmap",
+            )
+            return keys
+
+        mapped = jax.pmap(keys_of_device, axis_name="data", devices=jax.devices()[:2])
+        found = np.asarray(mapped(indices.reshape(2, rows)))
+        return found.reshape(len(indices), -1)
+
+    original = keys(indices)
+    by_index = np.argsort(indices)
+    rolled = keys(np.roll(indices, 1))
+    swapped = keys(np.roll(indices, rows))
     require(
-        len(np.unique(whole, axis=0)) == len(indices),
+        (swapped == np.roll(original, rows, axis=0)).all(),
+        "an example's key changes if the example is on another device: "
+        "don't fold in the device's number, only the example's index",
+    )
+    require(
+        (rolled == np.roll(original, 1, axis=0)).all()
+        and (keys(indices[by_index]) == original[by_index]).all(),
+        "an example's key changes with its place in the batch: "
+        "fold in its index, do not split a key by position",
+    )
+    require(
+        len(np.unique(original, axis=0)) == len(indices),
         "two examples have the same key: fold in their index",
     )
-    order = random.permutation(len(indices))
-    halves = np.concatenate(
-        [keys(seed, update, layer, half) for half in (indices[:6], indices[6:])]
-    )
-    same = (keys(seed, update, layer, indices[order]) == whole[order]).all() and (
-        halves == whole
-    ).all()
-    place = "an example's key changes with its place in the batch: fold in its index, do not split a key by position"
-    require(same, place)
-
-    added = "two examples share a key, because numbers were added up (seed + update): fold them in one after the other"
-    shared = {  # with changes of seed, update, layer and index
-        (
-            0,
-            1,
-            0,
-            0,
-        ): "the next update has the same keys and would drop the same activations; fold in the update",
-        (
-            0,
-            0,
-            1,
-            0,
-        ): "the next layer has the same keys, so both layers drop the same places: fold in the layer",
-        (
-            1,
-            0,
-            0,
-            0,
-        ): "another seed gives the same keys: start from jax.random.key(seed)",
-        **dict.fromkeys(
-            [(0, 1, 0, -1), (1, -1, 0, 0), (0, 1, -1, 0), (1, 0, -1, 0), (0, 0, 1, -1)],
-            added,
-        ),
+    unused = {
+        "update": "the next update has the same keys and would drop the same "
+        "activations; fold in the update",
+        "layer": "the next layer has the same keys, so both layers drop the same "
+        "places: fold in the layer",
+        "seed": "another seed gives the same keys: start from jax.random.key(seed)",
     }
-    for (of_seed, of_update, of_layer, of_index), message in shared.items():
-        found = keys(
-            seed + of_seed, update + of_update, layer + of_layer, indices + of_index
+    for name, message in unused.items():
+        changed = keys(indices, **{name: 1})
+        require(not (changed == original).all(axis=1).any(), message)
+    # If two numbers were added up, one more of the first and one less of the second
+    # give the same key.
+    pairs = (
+        ("seed", "update"),
+        ("seed", "layer"),
+        ("update", "layer"),
+        ("seed", "index"),
+        ("update", "index"),
+        ("layer", "index"),
+    )
+    for first, second in pairs:
+        if second == "index":
+            changed = keys(indices - 1, **{first: 1})
+        else:
+            changed = keys(indices, **{first: 1, second: -1})
+        require(
+            not (changed == original).all(axis=1).any(),
+            f"one more {first} and one less {second} give the same key, because the "
+            "numbers were added up: fold them in one after the other",
         )
-        require(not (found == whole).all(axis=1).any(), message)
 
 
 def exact_accuracy(answer):
-    """Against NumPy, for numbers of examples that divide and that do not; by pmap, jit or shard_map."""
-    random = np.random.default_rng()
+    """Against NumPy, for numbers of examples that divide and that do not."""
+    rng = np.random.default_rng(0)
     N, b, D, C = len(jax.devices()), 3, 4, 3
+    # Full batches; a device's part of one; a ragged one; fewer examples than devices.
     for n in (2 * N * b, N * b + 2, 2 * N * b - N - 5, N - 1):
-        x, kernel = (
-            random.normal(size=(n, D)).astype(np.float32),
-            random.normal(size=(D, C)).astype(np.float32),
-        )
-        seen = []
+        x = rng.normal(size=(n, D)).astype(np.float32)
+        kernel = rng.normal(size=(D, C)).astype(np.float32)
+        rows_seen = []
 
-        def predict(x, kernel=kernel, seen=seen):
+        def predict(x, kernel=kernel, rows_seen=rows_seen):
             require(
                 x.ndim == 2 and x.shape[1] == D,
                 f"predict takes rows [rows, {D}], yours gave it {list(x.shape)}",
             )
-            mesh = (
-                jax.sharding.get_abstract_mesh()
-            )  # a pmap or shard_map around this call splits rows over its devices
-            seen.append(
-                len(x) * math.prod(mesh.shape[axis] for axis in mesh.manual_axes)
-            )
+            # A pmap or shard_map around this call splits the rows over its devices.
+            mesh = jax.sharding.get_abstract_mesh()
+            parts = math.prod(mesh.shape[axis] for axis in mesh.manual_axes)
+            rows_seen.append(len(x) * parts)
             return x @ kernel
 
         guesses = (x @ kernel).argmax(-1)
-        labels = np.where(random.random(n) < 0.5, guesses, 1 + (guesses == 1))
-        labels[-2:] = (
-            guesses[-2:] + 1
-        ) % C  # the last two are wrong, so that it shows if they are left out
-        right = guesses == labels
-        found = np.asarray(answer(predict, x, labels, b))
+        labels = np.where(rng.random(n) < 0.5, guesses, 1 + (guesses == 1))
+        # The last two are wrong, so that it shows if they are left out.
+        labels[-2:] = (guesses[-2:] + 1) % C
+        correct = guesses == labels
+        result = np.asarray(answer(predict, x, labels, b))
         require(
-            found.shape == (),
-            f"the accuracy is one number, yours has the shape {found.shape}",
+            result.shape == (),
+            f"the accuracy is one number, yours has the shape {result.shape}",
         )
-        most = max(seen, default=0)
-        fits = f"predict fits into memory for {N * b} rows at a time, and yours gave it {most}: batches of N * b"
-        require(most <= N * b, fits)
-        accuracy, kept = right.mean(), n // (N * b) * N * b
-        if kept and not close(accuracy, right[:kept].mean(), atol=1e-6):
-            dropped = f"of {n} examples yours counts only the first {kept}: pad the last batch instead of dropping it"
-            refuse(found, {dropped: right[:kept].mean()}, atol=1e-6)
-        only_padding = "a device that holds padding alone divides 0 by 0: return sums and counts, and divide at the end"
-        require(not np.isnan(found), only_padding)
-        wanted = f"{right.sum()} of {n} examples are right, {accuracy:.4f}, and yours says {found:.4f}"
-        weighted = "padding has weight 0, in the sum and in the count, and batches are added up, not averaged"
-        require(close(found, accuracy, rtol=0, atol=1e-6), f"{wanted}: {weighted}")
+        most = max(rows_seen, default=0)
+        require(
+            most <= N * b,
+            f"predict fits into memory for {N * b} rows at a time, and yours gave it "
+            f"{most}: batches of N * b",
+        )
+        accuracy = correct.mean()
+        full_batches = n // (N * b) * N * b
+        dropped = (
+            f"of {n} examples yours counts only the first {full_batches}: "
+            "pad the last batch instead of dropping it"
+        )
+        if 0 < full_batches < n:
+            refuse(result, {dropped: correct[:full_batches].mean()}, atol=1e-6)
+        require(
+            not np.isnan(result),
+            "a device that holds padding alone divides 0 by 0: "
+            "return sums and counts, and divide at the end",
+        )
+        hint = "these are full batches: add up the correct ones, and divide by n"
+        if full_batches < n:
+            hint = (
+                "padding has weight 0, in the sum and in the count, and batches are "
+                "added up, not averaged"
+            )
+        require(
+            close(result, accuracy, rtol=0, atol=1e-6),
+            f"{correct.sum()} of {n} examples are right, {accuracy:.4f}, and yours says "
+            f"{result:.4f}: {hint}",
+        )
 
 
 def fixed_mean(answer):
     """The mean over valid examples, with padding on two of four devices."""
-    x = np.random.default_rng().normal(size=(4, 5, 3)).astype(np.float32) + 4
+    x = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32) + 4
     weights = np.ones((4, 5), np.float32)
     weights[2, 2:] = 0
     weights[3] = 0
-    found = on_devices(answer, x, weights, shape=(3,))
+    result = on_devices(answer, x, weights, shape=(3,))
+    n = weights.sum()
     total = (weights[..., None] * x).sum((0, 1))
-    rows = f"this still divides by all {weights.size} rows: padding is no example, so count the weights"
-    refuse(found, {rows: total / weights.size})
+    all_rows = (
+        f"this still divides by all {weights.size} rows: "
+        "padding is no example, so count the weights"
+    )
+    refuse(result, {all_rows: total / weights.size})
     require(
-        not np.isnan(found).any(),
+        not np.isnan(result).any(),
         "a device that holds padding alone divides 0 by 0: divide after the psum",
     )
-    both = "the sum and the count must both go through lax.psum(..., 'data')"
-    require(close(found, found[0]), f"the devices return different means: {both}")
-    refuse(
-        found, {"padding was added to the sum: multiply by the weights": x.mean((0, 1))}
+    require(
+        close(result, result[0]),
+        "the devices return different means: "
+        "the sum and the count must both go through lax.psum(..., 'data')",
     )
-    right = total / weights.sum()
-    wanted = f"the mean of the {weights.sum():.0f} valid examples is {right.round(3)}"
-    require(close(found, right), f"{wanted}, yours is {found[0].round(3)}")
+    padding = "padding was added to the sum: multiply by the weights"
+    undivided = f"this is the sum: divide by the number of valid examples, {n:.0f}"
+    mistakes = {
+        padding: x.mean((0, 1)),
+        f"{padding}, as in the count": x.sum((0, 1)) / n,
+        undivided: total,
+    }
+    refuse(result, mistakes)
+    expected = total / n
+    require(
+        close(result, np.broadcast_to(expected, result.shape)),
+        f"the mean of the {n:.0f} valid examples is {expected.round(3)}, "
+        f"yours is {result[0].round(3)}",
+    )

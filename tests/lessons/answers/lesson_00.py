@@ -6,9 +6,17 @@ PAIRS = "pairs = zip(last[::2], last[1::2], strict=True)"
 ADD = "left + jax.device_put(right, *left.devices()) for left, right in pairs"
 STANDARDIZED = "(x - x.mean()) / x.std()"
 MOVED = "    x = jax.device_put(x, device)\n"
+ADD_ELSEWHERE = "jax.device_put(a + jax.device_put(b, *a.devices()), device)"
+ADD_ON_HOST = "jax.device_put(np.asarray(a) + np.asarray(b), device)"
+MOVED_LAST = f"return jax.device_put({STANDARDIZED}, device)"
+MEAN_ELSEWHERE = f"    mean = jax.device_put(x.mean(), device)\n{MOVED}"
+
 
 WRONG = {
     "add_on": [
+        ("Move a and b first", SUM, ADD_ELSEWHERE),
+        ("Move a and b first", SUM, ADD_ON_HOST),
+        ("not a + b", SUM, SUM.replace("+", "-")),
         ("move both before you add", SUM, "a + b"),
         (
             "not on the device that was asked for",
@@ -18,6 +26,7 @@ WRONG = {
         ("not one of the host", SUM, "np.asarray(a) + np.asarray(b)"),
     ],
     "sum_in_pairs": [
+        ("need rounds of", "rounds = [list(arrays)]", "rounds = [arrays, arrays]"),
         (
             "need rounds of",
             PAIRS,
@@ -39,6 +48,15 @@ WRONG = {
         ("a list of rounds", "return rounds", "return sum(jax.device_get(arrays))"),
     ],
     "fixed_standardize": [
+        ("move x first", MOVED, "", f"return {STANDARDIZED}", MOVED_LAST),
+        (
+            "move x first",
+            MOVED,
+            "    x = np.asarray(x)\n",
+            f"return {STANDARDIZED}",
+            MOVED_LAST,
+        ),
+        ("move x first", MOVED, MEAN_ELSEWHERE, "x - x.mean()", "x - mean"),
         ("device_put returns a copy", MOVED, ""),
         ("mean 0", STANDARDIZED, "x - x.mean()"),
         ("must be a JAX array", STANDARDIZED, f"np.asarray({STANDARDIZED})"),
@@ -46,15 +64,16 @@ WRONG = {
 }
 
 RIGHT = {
-    "add_on": (f"return {SUM}", UNDER_A_DEFAULT),
-    "sum_in_pairs": (
-        ADD,
-        "jax.device_put(right, left.sharding) + left for left, right in pairs",
-    ),
-    "fixed_standardize": (
-        MOVED,
-        "    x = np.asarray(x)\n",
-        STANDARDIZED,
-        f"jax.device_put({STANDARDIZED}, device)",
-    ),
+    "add_on": [
+        (f"return {SUM}", UNDER_A_DEFAULT),
+        (SUM, "jnp.add(*jax.device_put((a, b), device))"),
+    ],
+    "sum_in_pairs": [
+        (ADD, "jax.device_put(right, left.sharding) + left for left, right in pairs"),
+        (PAIRS, "pairs = [last[i : i + 2] for i in range(0, len(last), 2)]"),
+    ],
+    "fixed_standardize": [
+        ("jax.device_put(x, device)", "jax.device_put(np.asarray(x), device)"),
+        (STANDARDIZED, "(x - jnp.mean(x)) / jnp.sqrt(jnp.var(x))"),
+    ],
 }

@@ -1,15 +1,22 @@
 import numpy as np
 
 PER_DEVICE = "jax.pmap(jax.vmap(jnp.dot))(xs.reshape(N, -1, 10), ys.reshape(N, -1, 10))"
-CARDS = "jax.pmap(jax.vmap(jnp.dot))(*[each.reshape(-1, N, 10).swapaxes(0, 1) for each in (xs, ys)])"
+CARDS = """jax.pmap(jax.vmap(jnp.dot))(
+        xs.reshape(-1, N, 10).swapaxes(0, 1), ys.reshape(-1, N, 10).swapaxes(0, 1)
+    )"""
 OVER_A_MESH = (
     'jax.NamedSharding(jax.sharding.Mesh(jax.devices(), ("data",)), jax.P("data"))'
 )
-BY_JIT = f"jax.jit(lambda xs, ys: (xs * ys).sum(1))(*jax.device_put((xs, ys), {OVER_A_MESH}))"
+BY_JIT = f"""jax.jit(lambda xs, ys: (xs * ys).sum(1))(
+        *jax.device_put((xs, ys), {OVER_A_MESH})
+    )"""
 BLOCKS = "jax.pmap(jnp.dot)(rows, columns)"
 MAPPED = "jax.pmap(local_accuracy, in_axes=(None, 0, 0))(w, x, labels)"
 BY_PMEAN = """jax.pmap(
-        lambda *each: lax.pmean(local_accuracy(*each), "data"), "data", in_axes=(None, 0, 0), out_axes=None
+        lambda *arguments: lax.pmean(local_accuracy(*arguments), "data"),
+        "data",
+        in_axes=(None, 0, 0),
+        out_axes=None,
     )(w, x, labels)"""
 
 
@@ -17,18 +24,21 @@ def accuracy_of_two(w, x, labels):
     return np.mean([(x[d] @ w).argmax(-1) == labels[d] for d in (0, len(x) - 1)])
 
 
+BY_INDEX = "jax.pmap(lambda d: rows[d] @ columns[d])(jnp.arange(8))"
+
+
 WRONG = {
     "dot_product": [
+        ("return the JAX array", "return per_device", "return np.asarray(per_device)"),
+        ("should be xs[i] . ys[i]", "(jnp.dot)", "(lambda x, y: (x * y).mean())"),
         ("reshape the result at the end", ".reshape(-1)", ""),
         ("result i should be xs[i] . ys[i]", PER_DEVICE, CARDS),
-        (
-            "map over the device axis with jax.pmap",
-            PER_DEVICE,
-            'np.einsum("bd,bd->b", xs, ys)',
-        ),
+        ("on the host", PER_DEVICE, 'np.einsum("bd,bd->b", xs, ys)'),
         ("only 1 of", PER_DEVICE, "jax.vmap(jnp.dot)(xs, ys)"),
     ],
     "block_product": [
+        ("return the JAX array", BLOCKS, f"np.asarray({BLOCKS})"),
+        ("are not row block i", "axis=0)  #", "axis=0)[::-1]  #"),
         ("only 1 of 8 devices", "jax.pmap(jnp.dot)", "jax.vmap(jnp.dot)"),
         (
             "in another order",
@@ -45,6 +55,10 @@ WRONG = {
         ("should have the shape", BLOCKS, "a @ b"),
     ],
     "fixed_accuracy": [
+        ("sum of the 8", f"{MAPPED}.mean()", f"{MAPPED}.sum()"),
+        ("over all examples", f"{MAPPED}.mean()", f"{MAPPED}.max()"),
+        ("over all examples", f"{MAPPED}.mean()", f"{MAPPED}[-1]"),
+        ("over all examples", f"{MAPPED}.mean()", f"jnp.median({MAPPED})"),
         (
             "of device 0 alone",
             "in_axes=(None, 0, 0))(w, x, labels).mean()",
@@ -56,12 +70,21 @@ WRONG = {
 }
 
 RIGHT = {
-    "dot_product": (PER_DEVICE, BY_JIT),
-    "block_product": (
-        "axis=0)",
-        "axis=0).swapaxes(0, 1)",
-        "jax.pmap(jnp.dot)",
-        "jax.pmap(jnp.matmul, in_axes=(1, 0))",
-    ),
-    "fixed_accuracy": (f"{MAPPED}.mean()", BY_PMEAN),
+    "dot_product": [
+        (PER_DEVICE, BY_JIT),
+        ("jax.vmap(jnp.dot)", "lambda x, y: (x * y).sum(-1)"),
+    ],
+    "block_product": [
+        (
+            "axis=0)",
+            "axis=0).swapaxes(0, 1)",
+            "jax.pmap(jnp.dot)",
+            "jax.pmap(jnp.matmul, in_axes=(1, 0))",
+        ),
+        (BLOCKS, BY_INDEX),
+    ],
+    "fixed_accuracy": [
+        (f"{MAPPED}.mean()", BY_PMEAN),
+        (f"{MAPPED}.mean()", f"np.mean(jax.device_get({MAPPED}))"),
+    ],
 }

@@ -1,12 +1,17 @@
 GRADIENT = "gradient = x.T @ (x @ w - y) / len(y)"
 STEP = 'w - 0.1 * lax.pmean(gradient, "data")'
-GATHERED = 'x, y = lax.all_gather(x, "data", tiled=True), lax.all_gather(y, "data", tiled=True)'
-SUMS = 'gradient, count = lax.psum((gradient, weights.sum()), "data")\n    return gradient / count'
+GATHERED = 'x, y = lax.all_gather((x, y), "data", tiled=True)'
+SUMS = """gradient, count = lax.psum((gradient, weights.sum()), "data")
+    return gradient / count"""
 MEAN, CLIPPED = (
     'lax.pmean(gradient, "data")',
     "gradient / jnp.maximum(jnp.linalg.norm(gradient), 1)",
 )
 OWN_LENGTH = "gradient / jnp.maximum(jnp.linalg.norm(own), 1)"
+BY_AUTODIFF = "jax.grad(lambda w: (weights * (x @ w - y) ** 2).sum() / 2)(w)"
+BY_OPTAX = "optax.clip_by_global_norm(1.0).update(gradient, optax.EmptyState())[0]"
+CLIPPED_TWICE = f"gradient = {CLIPPED}\n    gradient = {MEAN}"
+
 
 WRONG = {
     "step": [
@@ -37,10 +42,18 @@ WRONG = {
         (
             "divides 0 by 0",
             SUMS,
-            'n = weights.sum()\n    return lax.psum(gradient / n * (n / lax.psum(n, "data")), "data")',
+            "n = weights.sum()\n"
+            '    return lax.psum(gradient / n * (n / lax.psum(n, "data")), "data")',
         ),
     ],
     "fixed_clipping": [
+        (
+            "stretched to length 1",
+            "jnp.maximum(jnp.linalg.norm(gradient), 1)",
+            "jnp.linalg.norm(gradient)",
+        ),
+        ("the result should be", CLIPPED, "jnp.clip(gradient, -1, 1)"),
+        ("average first", f"gradient = {MEAN}", CLIPPED_TWICE),
         (
             "take both the gradient and its length",
             "gradient =",
@@ -55,13 +68,16 @@ WRONG = {
 }
 
 RIGHT = {
-    "step": (GRADIENT, f"{GATHERED}\n    {GRADIENT}", STEP, "w - 0.1 * gradient"),
-    "global_gradient": (
-        "x.T @ (weights * (x @ w - y))",
-        "jax.grad(lambda w: (weights * (x @ w - y) ** 2).sum() / 2)(w)",
-    ),
-    "fixed_clipping": (
-        CLIPPED,
-        "optax.clip_by_global_norm(1.0).update(gradient, optax.EmptyState())[0]",
-    ),
+    "step": [
+        (GRADIENT, f"{GATHERED}\n    {GRADIENT}", STEP, "w - 0.1 * gradient"),
+        (STEP, 'lax.pmean(w - 0.1 * gradient, "data")'),
+    ],
+    "global_gradient": [
+        ("x.T @ (weights * (x @ w - y))", BY_AUTODIFF),
+        ("psum", "pmean"),
+    ],
+    "fixed_clipping": [
+        (CLIPPED, BY_OPTAX),
+        (MEAN, 'lax.all_gather(gradient, "data").mean(0)'),
+    ],
 }

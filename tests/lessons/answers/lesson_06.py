@@ -2,18 +2,28 @@ SUM = 'lax.psum(jnp.where(lax.axis_index("data") == 0, x, 0), "data")'
 LOOP = "while distance < N:"
 RING = f"""travelling = x
     while distance < N:
-        travelling = lax.ppermute(travelling, "data", [(d, (d + 1) % N) for d in range(N)])
+        pairs = [(d, (d + 1) % N) for d in range(N)]
+        travelling = lax.ppermute(travelling, "data", pairs)
         x = x + travelling
         distance += 1
     return x
     {LOOP}"""
 LARGEST = 'lax.pmax(logits.max(), "data")'
 SHARE = 'return exponentials / lax.psum(exponentials.sum(), "data")'
-BY_GATHERING = """probabilities = jax.nn.softmax(lax.all_gather(logits, "data", tiled=True))
-    return lax.dynamic_slice_in_dim(probabilities, lax.axis_index("data") * len(logits), len(logits))"""
+BY_GATHERING = """every_logit = lax.all_gather(logits, "data")
+    return jax.nn.softmax(every_logit, axis=(0, 1))[lax.axis_index("data")]"""
+INFINITE_ELSEWHERE = SUM.replace("psum", "pmin").replace("x, 0)", "x, jnp.inf)")
+
 
 WRONG = {
     "broadcast": [
+        ("divided by 4", SUM, SUM.replace("psum", "pmean")),
+        (
+            "don't fit the 4 devices",
+            SUM,
+            'lax.ppermute(x, "data", [(0, d) for d in range(4)])',
+        ),
+        ("should hold", SUM, 'lax.pmax(x, "data")'),
         ("the others must add 0", SUM, 'lax.psum(x, "data")'),
         ("its own x", SUM, "x"),
         (
@@ -23,6 +33,9 @@ WRONG = {
         ),
     ],
     "butterfly_sum": [
+        ("don't fit the 2 devices", 'N = lax.axis_size("data")', "N = 8"),
+        ("don't fit the 2 devices", "d ^ distance", "0"),
+        ("do not hold the sum", "x = x + lax", "x = lax"),
         ("no lax.psum", "return x", 'return lax.psum(x, "data")', LOOP, "while False:"),
         (
             "no lax.all_gather",
@@ -35,6 +48,10 @@ WRONG = {
         ("do not hold the sum of all", "distance *= 2", "distance *= N"),
     ],
     "fixed_softmax": [
+        ("lax.pmax", "pmax", "pmean"),
+        ("lax.pmax", "pmax", "psum"),
+        ("lax.pmax", "pmax", "pmin"),
+        ("add up to", SHARE, SHARE.replace("psum", "pmean")),
         ("subtract the same number", LARGEST, "logits.max()"),
         ("exp overflows", LARGEST, "0"),
         ("by themselves", SHARE, "return jax.nn.softmax(logits)"),
@@ -42,7 +59,16 @@ WRONG = {
 }
 
 RIGHT = {
-    "broadcast": (SUM, 'lax.all_gather(x, "data")[0]'),
-    "butterfly_sum": ("[(d, d ^ distance)", "[(d ^ distance, d)"),
-    "fixed_softmax": (SHARE, BY_GATHERING),
+    "broadcast": [
+        (SUM, 'lax.all_gather(x, "data")[0]'),
+        (SUM, INFINITE_ELSEWHERE),
+    ],
+    "butterfly_sum": [
+        ("[(d, d ^ distance)", "[(d ^ distance, d)"),
+        ("d ^ distance", "(d + distance) % N"),
+    ],
+    "fixed_softmax": [
+        (SHARE, BY_GATHERING),
+        (LARGEST, 'lax.all_gather(logits, "data").max()'),
+    ],
 }

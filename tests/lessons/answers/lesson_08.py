@@ -1,8 +1,8 @@
 VMAP = "jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)"
 UPDATE, LAYER = "key(seed), update)", "update), layer)"
 INDEX_FIRST = """jax.vmap(
-        lambda i: jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), i), layer), update)
-    )(indices)"""
+        lambda i: fold(fold(fold(jax.random.key(seed), i), layer), update)
+    )(indices)""".replace("fold", "jax.random.fold_in")
 PMAP = 'jax.pmap(sums, axis_name="data", out_axes=None)'
 SUMS, RATIO = (
     'lax.psum((correct.sum(), weights.sum()), "data")',
@@ -10,9 +10,24 @@ SUMS, RATIO = (
 )
 RESHAPE, STARTS = ".reshape(N, b, *array.shape[1:])", "range(0, len(rows[0]), N * b)"
 BOTH = 'lax.psum((weights @ x, weights.sum()), "data")'
+ADDED_INDEX = """jax.vmap(
+        lambda i: fold(fold(jax.random.key(seed), layer), update + i)
+    )(indices)""".replace("fold", "jax.random.fold_in")
+ADDED_LAYER = """jax.vmap(
+        lambda i: fold(fold(jax.random.key(seed), update), layer + i)
+    )(indices)""".replace("fold", "jax.random.fold_in")
+WITH_THE_DEVICE = """jax.vmap(
+        lambda i: fold(fold(key, lax.axis_index("data")), i)
+    )(indices)""".replace("fold", "jax.random.fold_in")
+UNDER_VMAP_IN_AXES = "jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)"
+
 
 WRONG = {
     "row_keys": [
+        ("one more update and one less index", VMAP, ADDED_INDEX),
+        ("one more layer and one less index", VMAP, ADDED_LAYER),
+        ("is on another device", VMAP, WITH_THE_DEVICE),
+        ("the same key", VMAP, "jax.vmap(lambda index: key)(indices)"),
         ("place in the batch", VMAP, "jax.random.split(key, len(indices))"),
         ("fold in the update", UPDATE, "key(seed), 0)"),
         ("fold in the layer", LAYER, "update), 0)"),
@@ -22,6 +37,7 @@ WRONG = {
         ("one each", VMAP, "key"),
     ],
     "exact_accuracy": [
+        ("these are full batches", RATIO, "1 - totals[0] / totals[1]"),
         (
             "instead of dropping it",
             "-len(x) % (N * b)",
@@ -38,6 +54,15 @@ WRONG = {
         ("at a time", RATIO, "(predict(x).argmax(-1) == labels).mean()"),
     ],
     "fixed_mean": [
+        (
+            "padding was added",
+            "weights @ x",
+            "x.sum(0)",
+            "weights.sum()",
+            "1.0 * len(x)",
+        ),
+        ("as in the count", "weights @ x", "x.sum(0)"),
+        ("this is the sum", "total / count", "total"),
         ("count the weights", "weights.sum()", "1.0 * len(x)"),
         (
             "both go through lax.psum",
@@ -53,14 +78,24 @@ WRONG = {
 }
 
 RIGHT = {
-    "row_keys": (VMAP, INDEX_FIRST),
-    "exact_accuracy": (
-        SUMS,
-        "(correct.sum(), weights.sum())",
-        PMAP,
-        "jax.jit(sums)",
-        RESHAPE,
-        "",
-    ),
-    "fixed_mean": ("psum", "pmean"),
+    "row_keys": [
+        (VMAP, INDEX_FIRST),
+        ("(key, index)", "(key, index + 0 * lax.axis_index('data'))"),
+        (VMAP, UNDER_VMAP_IN_AXES),
+    ],
+    "exact_accuracy": [
+        (
+            SUMS,
+            "(correct.sum(), weights.sum())",
+            PMAP,
+            "jax.jit(sums)",
+            RESHAPE,
+            "",
+        ),
+        (SUMS, SUMS.replace("psum", "pmean")),
+    ],
+    "fixed_mean": [
+        ("psum", "pmean"),
+        ("weights @ x", "(weights[:, None] * x).sum(0)"),
+    ],
 }
