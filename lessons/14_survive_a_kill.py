@@ -26,7 +26,6 @@
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import tempfile
-import time
 from pathlib import Path
 
 import jax
@@ -117,6 +116,8 @@ sys.argv = ["14_resume.py", str(folder / "never_killed")]
 # it SIGKILL, which no program can catch. By then it's training epoch 2.
 
 # %%
+import time
+
 command = ["-c", launch.take_home(), str(folder / "killed")]
 (process,) = launch.start(1, *command)
 while not (folder / "killed" / "1").exists() and process.poll() is None:
