@@ -132,8 +132,8 @@ for update in (replicated_update, zero_1_update):
 #
 # </details>
 #
-# This is what pmapdp does under pmap and shard_map, in [sharding/zero.py](../pmapdp/sharding/zero.py). Under `jit` you
-# write none of it. You say where the state is, and the compiler does the rest.
+# Under `jit` you write none of this. You say where the state is, and the compiler does the rest. That's why pmapdp splits the
+# state under `jit` alone.
 #
 # ## The program so far, and what changes
 #
@@ -437,7 +437,6 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # | --- | --- | --- |
 # | `shard`, `shardings` | `MeshLayout.state_sharding` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
 # | the jitted step with its shardings | `make_split_strategy`, for `--shard-state` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
-# | `zero_1_update` | `make_train_step`, for pmap and shard_map | [sharding/zero.py](../pmapdp/sharding/zero.py) |
 #
 # Flax models can also carry names for the axes of their parameters, which a table turns into shardings: read [Flax's guide to
 # scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html), and [the scaling book on

@@ -53,7 +53,6 @@ from pmapdp.registry import (
 from pmapdp.run.checkpoints import load_state
 from pmapdp.run.open_run import AfterEpoch, keep_compiled_programs, open_run
 from pmapdp.run.workdir import read_config, with_full_paths
-from pmapdp.sharding import zero
 from pmapdp.sharding.layout import (
     MeshLayout,
     check_sharding,
@@ -407,13 +406,9 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
 def choose_strategy(
     name: str, task: Task, devices: Sequence[jax.Device], layout: MeshLayout
 ) -> Strategy:
-    """Make the five functions of a strategy. For ZeRO and other layouts they are in `sharding/`."""
-    if name == "jit" and layout.splits_state:
+    """Make the functions of a strategy. For a split state they are in `sharding/`."""
+    if layout.splits_state:
         return make_split_strategy(task, layout)
-    if layout.shard_state == "optimizer":
-        return make_split_strategy(task, layout)._replace(
-            train_step=zero.make_train_step(name, task, layout)
-        )
     return STRATEGIES[name](task, devices)
 
 

@@ -67,6 +67,9 @@ def pytest_configure(config):
                 name.lower(), value if name.endswith("DIR") else int(value)
             )
     config.addinivalue_line(
+        "markers", "nightly: too long for the gate: `pytest -m nightly`"
+    )
+    config.addinivalue_line(
         "markers", "mnist: needs the real MNIST (environment variable PMAPDP_DATA)"
     )
     config.addinivalue_line("markers", "torch: needs PyTorch, which torchvision brings")

@@ -1,1 +1,1 @@
-"""For models and state that are split over devices: meshes, layouts, ZeRO, the NNX guide. Lessons 15 and 16."""
+"""Split a model or its state over devices: meshes, layouts and ZeRO under jit."""

@@ -1,4 +1,7 @@
-"""The step of `jit` for a layout that splits more than the batch. Lessons 15 and 16 teach this file."""
+"""The step of `jit` for a layout that splits more than the batch.
+
+Lessons 15 and 16 teach this file.
+"""
 
 import dataclasses
 import functools
@@ -16,41 +19,37 @@ from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 
 def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
-    """Make the step of the global batch `[B, ...]`. Batch and state are split as the layout says; the step stays."""
-    replicated, split, state_sharding = (
-        layout.replicated,
-        layout.batch_sharding(task),
-        layout.state_sharding(task),
-    )
-
+    """Make the step of the global batch `[B, ...]`, split as the layout says."""
+    replicated = layout.replicated
+    batch_sharding = layout.batch_sharding(task)
+    state_sharding = layout.state_sharding(task)
     # `shard_state` splits arrays that every device of the batch's axes needs. So the
     # parameters are gathered for the model, and the gradients are split like the
     # optimizer state: each device updates the shard that it keeps.
-    used = layout.params_sharding(task, split=False)
-    updated = layout.params_sharding(task, split=layout.shard_state != "none")
+    gathered = layout.params_sharding(task, split=False)
+    kept = layout.params_sharding(task, split=layout.shard_state != "none")
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
-        in_use = dataclasses.replace(
-            state, params=lax.with_sharding_constraint(state.params, used)
-        )
+        params = lax.with_sharding_constraint(state.params, gathered)
+        whole = dataclasses.replace(state, params=params)
         if task.accumulate == 1 or not layout.batch_axes:
-            gradients, sums, model_state = gradient_sums(task, in_use, batch)
+            gradients, sums, model_state = gradient_sums(task, whole, batch)
         else:
             gradients, sums, model_state = accumulated_sums(
-                task, in_use, batch, layout.mesh, layout.batch_axes
+                task, whole, batch, layout.mesh, layout.batch_axes
             )
-        gradients = lax.with_sharding_constraint(gradients, updated)
+        gradients = lax.with_sharding_constraint(gradients, kept)
         return update(task, state, gradients, sums.count, model_state), sums
 
+    def eval_step(state: TrainState, batch: Batch) -> MetricSums:
+        return evaluation_sums(task, state, batch)
+
+    out_shardings = (state_sharding, replicated)
     return Strategy(
         place_state=functools.partial(jax.device_put, device=state_sharding),
-        place_batch=functools.partial(place, sharding=split),
-        train_step=jax.jit(
-            train_step, out_shardings=(state_sharding, replicated), donate_argnums=0
-        ),
-        eval_step=jax.jit(
-            functools.partial(evaluation_sums, task), out_shardings=replicated
-        ),
+        place_batch=functools.partial(place, sharding=batch_sharding),
+        train_step=jax.jit(train_step, out_shardings=out_shardings, donate_argnums=0),
+        eval_step=jax.jit(eval_step, out_shardings=replicated),
         fetch=fetch,
         state_sharding=state_sharding,
     )

@@ -8,9 +8,8 @@ Some settings change what runs:
 
 - `--accumulate` cuts the batch into micro-batches, in `shared.gradient_sums`, and under
   jit in `jit.accumulated_sums`.
-- `--shard-state`, `--mesh` and `--layout` split more than the batch. Then `train.py`
-  takes the step of `sharding/split_step.py`, or, for pmap and shard_map, of
-  `sharding/zero.py`.
+- `--shard-state`, `--mesh` and `--layout` split more than the batch, under jit alone.
+  Then `train.py` takes the step of `sharding/split_step.py`.
 """
 
 import importlib

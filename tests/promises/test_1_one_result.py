@@ -303,9 +303,9 @@ def test_accumulation_changes_nothing_without_batch_norm(strategy):
 
 
 def test_layouts_give_the_same_result():
-    """ZeRO under pmap, and fully sharded parameters under jit."""
+    """A split optimizer state, and fully sharded parameters."""
     require_same_run(
-        trained("pmap", 4, WithDropout, shard_state="optimizer"),
+        trained("jit", 4, WithDropout, shard_state="optimizer"),
         on_one_device(WithDropout),
         1e-10,
     )

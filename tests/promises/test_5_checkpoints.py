@@ -9,9 +9,7 @@ import small_job
 WRITERS = [
     ("pmap", 7, {}),
     ("jit", 4, {"shard_state": "parameters"}),
-    pytest.param(
-        ("shard_map", 4, {"shard_state": "optimizer"}), marks=pytest.mark.slow
-    ),
+    pytest.param(("jit", 4, {"shard_state": "optimizer"}), marks=pytest.mark.slow),
 ]
 
 
