@@ -64,10 +64,11 @@ def check_loss(task: Task, examples: Batch) -> None:
 
 def lay_out(examples: Batch, *parts: np.ndarray) -> Batch:
     """Give each device a part of n examples: a batch `[devices, n, ...]`, padded."""
-    everything = np.arange(len(examples.indices))
-    rows = np.tile(everything, (DEVICES, 1))  # padding repeats other examples
+    rows = np.zeros((DEVICES, len(examples.indices)), int)
     weights = np.zeros(rows.shape, np.float32)
     for device, part in enumerate(parts):
+        # Padding repeats the part's last example, so no device sees the other's half.
+        rows[device] = part.max(initial=0)
         rows[device, : len(part)] = part
         weights[device, : len(part)] = 1
     batch = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], examples)

@@ -358,6 +358,16 @@ def test_what_would_break_a_promise_is_one_sentence(values, sentence):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("row", [0, -1])
+def test_a_model_that_scales_by_the_largest_input_of_a_batch_is_refused(row):
+    """Whether that input is in the first half of the trial or in the second."""
+    inputs = DATA.train.inputs.copy()
+    inputs[row] *= 10
+    scaled = net(lambda call, x: call(x / jnp.abs(x).max()))
+    with pytest.raises(UserError, match="is not a sum over the examples"):
+        run(scaled, {"data": DataSet(DATA.train._replace(inputs=inputs))})
+
+
 def test_a_layer_that_averages_over_the_devices_trains():
     assert run(moments(everywhere=True, weighted=True), steps=1, strategy="pmap").epochs
 
