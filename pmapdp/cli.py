@@ -21,7 +21,7 @@ from types import FrameType, MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from pmapdp import __version__
-from pmapdp.config import Config, StrategyName, flag
+from pmapdp.config import REMOVED_SETTINGS, Config, StrategyName, flag
 from pmapdp.errors import StoppedError, UserError, reason, unknown
 from pmapdp.recipes import RECIPES
 
@@ -144,15 +144,18 @@ def main() -> None:
     name = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
     if name in COMMANDS:
         runpy.run_module(f"pmapdp.{name}", run_name="__main__", alter_sys=True)
-    elif name in ("--help", "-h"):
-        print("usage: pmapdp COMMAND ... (pmapdp train is python -m pmapdp.train)\n")
-        for command, summary in COMMANDS.items():
-            print(f"    {command:10}{summary}")
-        print("\npmapdp COMMAND --help shows arguments and flags")
-    elif name == "--version":
-        print(describe_installation())
     else:
-        sys.exit(report(unknown("command", name, COMMANDS)))
+        sys.exit(run(list_commands, [name]))
+
+
+def list_commands(arguments: list[str]) -> None:
+    """Print what `pmapdp --help` prints."""
+    if arguments[0] not in ("--help", "-h"):
+        raise unknown("command", arguments[0], COMMANDS)
+    print("usage: pmapdp COMMAND ... (pmapdp train is python -m pmapdp.train)\n")
+    for name, summary in COMMANDS.items():
+        print(f"    {name:10}{summary}")
+    print("\npmapdp COMMAND --help shows arguments and flags")
 
 
 def describe_installation() -> str:
@@ -298,8 +301,10 @@ def read_flags(
 
 def unknown_flag(command: Command, name: str, flags: list[str]) -> UserError:
     """Make the error for a flag that a command doesn't have."""
-    if name in command.removed:
-        return UserError(f"{name} is gone: {command.removed[name]}")
+    removed = {flag(name): advice for name, advice in REMOVED_SETTINGS.items()}
+    removed |= command.removed
+    if name in removed:
+        return UserError(f"{name} is gone: {removed[name]}")
     if SYNONYMS.get(name) in flags:
         return UserError(f"unknown argument {name!r}: did you mean {SYNONYMS[name]!r}?")
     return unknown("argument", name, flags)

@@ -20,6 +20,8 @@ StrategyName = Literal["pmap", "shard_map", "jit", "single"]
 
 MAX_INT = 2**31 - 1  # JAX counts in int32
 MAX_FLOAT = 3.4e38
+# Settings of 0.3, and what to do instead. A config.json of 0.3 has them, too.
+REMOVED_SETTINGS = {"check_replicas": "leave it out, because nothing replaces it"}
 
 
 def setting(
@@ -318,6 +320,8 @@ def config_from_json(settings: dict[str, Any]) -> Config:
     values: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in hints:
+            if name in REMOVED_SETTINGS:
+                continue
             raise unknown("setting", name, hints)
         values[name] = tuple(value) if isinstance(value, list) else value
         if not has_type(values[name], hints[name]):

@@ -412,7 +412,9 @@ def main(arguments: list[str]) -> None:
         f"{megabytes:.2f} MB"
     )
     for part, means in metadata["metrics"].items():
-        numbers = [f"{name} {value:.4f}" for name, value in means.items()]
+        numbers = [
+            f"{name} {value:.4f}" for name, value in means.items() if name != "examples"
+        ]
         print(part, *numbers)
     if not metadata["metrics"]:
         print("no metrics: the run was not evaluated after this update")

@@ -6,10 +6,11 @@ import os
 import shutil
 from pathlib import Path
 
+import entry
 import pytest
 from points import DATA, Net, run
 
-from pmapdp.config import Config
+from pmapdp.config import REMOVED_SETTINGS, Config
 from pmapdp.errors import UserError
 from pmapdp.run.workdir import identity, lock_workdir, read_config, with_full_paths
 from pmapdp.train import load_run
@@ -138,6 +139,15 @@ def test_a_mistake_in_an_edited_config_json_is_named(tmp_path, setting, words):
     (tmp_path / "config.json").write_text(RUN % (2, setting))
     with pytest.raises(UserError, match=rf"config\.json .*{words}.*: correct it"):
         read_config(tmp_path)
+
+
+def test_a_config_json_of_before_may_have_settings_that_are_gone(tmp_path, monkeypatch):
+    monkeypatch.setitem(REMOVED_SETTINGS, "sharpness", "leave it out")
+    (tmp_path / "config.json").write_text(RUN % (2, '"epochs": 2, "sharpness": null'))
+    assert read_config(tmp_path) == Config(epochs=2)
+    done = entry.run_command("train", "--sharpness", 3)
+    assert done.status == 2
+    assert "--sharpness is gone: leave it out" in done.err
 
 
 @pytest.mark.parametrize("workdir", ["/proc/pmapdp", "file", "a\\b", "x" * 300])
