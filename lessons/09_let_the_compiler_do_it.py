@@ -21,7 +21,7 @@
 # every device does all of the work.
 #
 # **You will** write a data-parallel step with `jax.jit` and shardings, find the compiler's all-reduce, and notice when the
-# batch isn't split. 15 minutes, 30 with exercises. You need [05 Average gradients](05_average_gradients.ipynb).
+# batch isn't split. 18 minutes, 33 with exercises. You need [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -39,9 +39,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## The program so far, and what you delete
 #
-# include program/05_pmap.py
-#
-# Everything that changes:
+# You start from [program/05_pmap.py](program/05_pmap.py). Everything that changes:
 #
 # include the difference of 05_pmap.py and 09_jit.py
 #

@@ -21,7 +21,7 @@
 # and nothing raises an error.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
-# shard_map. 20 minutes, 35 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
+# shard_map. 24 minutes, 39 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -54,11 +54,8 @@ lesson_10.three_ways()
 #
 # ## The program so far
 #
-# Let's start from lesson 05's program.
-#
-# include program/05_pmap.py
-#
-# Everything that changes on the way to `shard_map`:
+# Let's start from lesson 05's program, [program/05_pmap.py](program/05_pmap.py). Everything that changes on the way to
+# `shard_map`:
 #
 # include the difference of 05_pmap.py and 10_shard_map.py
 #

@@ -22,7 +22,7 @@
 # sensible result, JAX raises an error and asks.
 #
 # **You will** read shardings as types, fix what JAX refuses, run Flax layers that need one more argument, and decide when
-# this is worth it. 25 minutes, 40 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
+# this is worth it. 25 minutes, 43 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -40,9 +40,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## The program so far, and what changes
 #
-# include program/09_jit.py
-#
-# Everything that changes:
+# You start from [program/09_jit.py](program/09_jit.py). Everything that changes:
 #
 # include the difference of 09_jit.py and 11_explicit.py
 #

@@ -21,7 +21,7 @@
 # this time JAX notices. And you'll find out something that the old program never told you.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against one
-# device. 27 minutes, 47 with exercises. You need [05 Average gradients](05_average_gradients.ipynb),
+# device. 29 minutes, 49 with exercises. You need [05 Average gradients](05_average_gradients.ipynb),
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb), and what [07](07_synchronize_batch_norm.ipynb) and
 # [08](08_keep_dropout_and_metrics_exact.ipynb) say about the variance of a batch and about dropout keys.
 

@@ -22,7 +22,7 @@
 # you'll try two other ways to save memory.
 #
 # **You will** accumulate gradients, watch memory over an update, see why batch norm is an exception, compute in
-# bfloat16, and recompute activations instead of storing them. 30 minutes, 50 with exercises. You need
+# bfloat16, and recompute activations instead of storing them. 31 minutes, 51 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb) for the first exercise.
 
@@ -190,9 +190,7 @@ for name, size in megabytes_by_cut.items():
 #
 # ## The program so far, and what changes
 #
-# include program/09_jit.py
-#
-# Everything that changes for micro-batches:
+# You start from [program/09_jit.py](program/09_jit.py). Everything that changes for micro-batches:
 #
 # include the difference of 09_jit.py and 13_accumulate.py
 #
@@ -200,19 +198,13 @@ for name, size in megabytes_by_cut.items():
 # and the metric sums. `lax.scan` is the loop. `eval_shape` finds the shapes of the results without computing anything,
 # so that the sums can start at 0. Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on
 # the test set.
-#
-# **Predict:** what does this one end with?
 
-# %% tags=["prediction", "take-home"]
+# %% tags=["take-home"]
 # include program/13_accumulate.py
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# With the same losses, up to rounding: the sums are added up in another order. (On another processor, rounding may tip a
-# few examples into another class.)
-#
-# </details>
+# This one ends with the same losses, up to rounding: the sums are added up in another order. On another processor, rounding
+# may tip a few examples into another class.
 #
 # If you have convolutions and no GPU, write `lax.scan(..., unroll=K)`, because XLA for CPUs is many times slower at
 # convolutions in a loop. pmapdp does so, too ([steps/shared.py](../pmapdp/steps/shared.py)). But unrolled, the compiler

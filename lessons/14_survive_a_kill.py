@@ -20,7 +20,7 @@
 # checkpoint, and get a run that resumes without an error, learns, and ends up as a different model.
 #
 # **You will** save and resume a run exactly, say what a checkpoint must hold, choose how often to save, and give your
-# model to somebody who has none of your code. 20 minutes, 40 with exercises. You need
+# model to somebody who has none of your code. 21 minutes, 41 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -78,9 +78,7 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 #
 # ## The program so far, and what changes
 #
-# include program/09_jit.py
-#
-# Everything that changes, so that the program can resume:
+# You start from [program/09_jit.py](program/09_jit.py). Everything that changes, so that the program can resume:
 #
 # include the difference of 09_jit.py and 14_resume.py
 #

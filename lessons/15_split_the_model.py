@@ -21,7 +21,7 @@
 # that's split the wrong way raises no error: the result is right, and the program is slow.
 #
 # **You will** split a network by tensor parallelism, predict its all-reduces forward and backward, split attention by heads,
-# and say when all this sends less than data parallelism. 25 minutes, 45 with exercises. You need
+# and say when all this sends less than data parallelism. 26 minutes, 46 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb) for the exercises.
 
@@ -298,9 +298,7 @@ assert columns_traffic.bytes > 40 * rows_traffic.bytes
 #
 # ## The program so far, and what changes
 #
-# include program/09_jit.py
-#
-# Everything that changes for tensor parallelism:
+# You start from [program/09_jit.py](program/09_jit.py). Everything that changes for tensor parallelism:
 #
 # include the difference of 09_jit.py and 15_split.py
 #
@@ -315,26 +313,20 @@ assert columns_traffic.bytes > 40 * rows_traffic.bytes
 #   device holds.
 #
 # Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
-#
-# **Predict:** what does this one end with?
 
-# %% tags=["prediction", "take-home"]
+# %% tags=["take-home"]
 # include program/15_split.py
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the next text.
 totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(train_sums))
 assert abs(totals["loss"] / totals["count"] - 0.2486) < 1e-3
 assert abs(totals["correct"] / totals["count"] - 0.9184) < 2e-3
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# With the same losses within 1e-3, although each device holds only half of the first kernel. A sharding decides which
+# This one ends with the same losses within 1e-3, although each device holds only half of the first kernel. A sharding decides which
 # device computes what. It doesn't change the result beyond rounding. But rounding can tip an example from one class to
 # another: on some processors it tips three of the 5,000 training examples, so the accuracy there is 0.9190.
-#
-# </details>
 #
 # A checkpoint doesn't care about the layout, either, because it holds whole arrays. You can save it on this mesh and
 # resume on a different one. You'll do that in lesson 16.

@@ -21,7 +21,7 @@
 # saving away again.
 #
 # **You will** count the bytes of a training state, create and restore it in shards, split it with ZeRO (also called
-# FSDP), and keep the peak low. 25 minutes, 45 with exercises. You need
+# FSDP), and keep the peak low. 26 minutes, 46 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb), and the section on `jax.checkpoint` in
@@ -137,9 +137,7 @@ for update in (replicated_update, zero_1_update):
 #
 # ## The program so far, and what changes
 #
-# include program/09_jit.py
-#
-# Everything that changes for ZeRO-3:
+# You start from [program/09_jit.py](program/09_jit.py). Everything that changes for ZeRO-3:
 #
 # include the difference of 09_jit.py and 16_zero.py
 #
@@ -153,19 +151,13 @@ for update in (replicated_update, zero_1_update):
 #   `train_step` hasn't changed at all.
 #
 # Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
-#
-# **Predict:** what does this one end with?
 
-# %% tags=["prediction", "take-home"]
+# %% tags=["take-home"]
 # include program/16_zero.py
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# With the same losses within 1e-3. Where you put an array decides which device computes what. It doesn't change the
+# This one ends with the same losses within 1e-3. Where you put an array decides which device computes what. It doesn't change the
 # result beyond rounding, which may tip a few examples into another class.
-#
-# </details>
 #
 # In the last line, the program says what each device holds: 12.9 % of the state. An eighth would be 12.5 %.
 #

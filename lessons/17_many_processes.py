@@ -21,7 +21,7 @@
 # last checkpoint.
 #
 # **You will** connect processes, build global arrays from the rows that each process has, use all the GPUs that you pay
-# for, and resume after a process has died. 28 minutes, 48 with exercises. You need
+# for, and resume after a process has died. 29 minutes, 49 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and for the last section
 # [14 Survive a kill](14_survive_a_kill.ipynb).
 
@@ -85,9 +85,7 @@ launch.run(print_eight_numbers)
 #
 # ## The program so far, and what changes
 #
-# include program/09_jit.py
-#
-# Everything that changes for several processes:
+# You start from [program/09_jit.py](program/09_jit.py). Everything that changes for several processes:
 #
 # include the difference of 09_jit.py and 17_processes.py
 #

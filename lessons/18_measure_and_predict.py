@@ -433,9 +433,7 @@ assert round(1000 * (step_256 - step_8)) == 33
 #
 # ## The program so far, and what changes
 #
-# include program/09_jit.py
-#
-# Your program from lesson 09 can tell you all of this about itself. Everything that changes:
+# You start from [program/09_jit.py](program/09_jit.py). Your program from lesson 09 can tell you all of this about itself. Everything that changes:
 #
 # include the difference of 09_jit.py and 18_measure.py
 #

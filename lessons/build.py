@@ -6,7 +6,8 @@ and written with its outputs beside the source as `NN_name.ipynb`. Tags of cells
     # %% tags=["prediction"]   the outputs answer a "Predict": folded until the reader unfolds or runs the cell.
                                The next text begins with the answer in words, inside <details>
     # %% tags=["proof"]        asserts that would give predictions away: the cell itself is folded
-    # %% tags=["take-home"]    a complete script of `program/`, which needs jax, flax, optax and numpy alone
+    # %% tags=["take-home"]    a complete script of `program/`, which needs jax, flax, optax and numpy alone: the cell
+                               is folded if a text shows the difference to an earlier script
 
 A line of its own, in a cell of code or text, brings in the program that grows:
 
@@ -141,17 +142,28 @@ def tidy(notebook) -> None:
         }
         if cell.cell_type == "code":
             cell.outputs = joined(cell.outputs)
-            if PREDICTION in cell.metadata.get("tags", []):
-                fold(cell)
-            if PROOF in cell.metadata.get("tags", []):
-                cell.metadata["jupyter"] = {"source_hidden": True}
+            tags = cell.metadata.get("tags", [])
+            if PREDICTION in tags:
+                fold_outputs(cell)
+            if PROOF in tags or (TAKE_HOME in tags and shows_difference(notebook)):
+                fold_source(cell)
 
 
-def fold(cell) -> None:
+def shows_difference(notebook) -> bool:
+    """Return True if a text of the notebook has the changes of the program, marked."""
+    return any("```diff" in cell.source for cell in notebook.cells)
+
+
+def fold_source(cell) -> None:
+    """Fold the source of a cell. JupyterLab shows its first line."""
+    cell.metadata.setdefault("jupyter", {})["source_hidden"] = True
+
+
+def fold_outputs(cell) -> None:
     """Fold the outputs of a cell, below a line that gives nothing away."""
     from nbformat.v4 import new_output
 
-    cell.metadata["jupyter"] = {"outputs_hidden": True}
+    cell.metadata.setdefault("jupyter", {})["outputs_hidden"] = True
     cell.outputs.insert(0, new_output("display_data", data={"text/plain": FOLDED}))
 
 

@@ -128,13 +128,17 @@ def test_pictures_have_an_alternative_text(lesson):
 @EACH
 def test_what_answers_a_prediction_is_folded(lesson):
     """Its asserts, too: they stand in a cell of their own with the tag `proof`."""
-    cells = built(lesson).cells
+    notebook = built(lesson)
+    cells = notebook.cells
     for number, cell in enumerate(cells):
         folded = cell.metadata.get("jupyter", {})
         assert folded.get("outputs_hidden", False) == has(cell, build.PREDICTION), (
             cell.source
         )
-        assert folded.get("source_hidden", False) == has(cell, build.PROOF), cell.source
+        is_read_elsewhere = has(cell, build.PROOF) or (
+            has(cell, build.TAKE_HOME) and build.shows_difference(notebook)
+        )
+        assert folded.get("source_hidden", False) == is_read_elsewhere, cell.source
         assert not has(cell, build.PROOF) or cell.source.startswith("# The asserts"), (
             "its first line is shown"
         )
