@@ -1,4 +1,4 @@
-"""List the collectives of a compiled program: kinds, sizes, and the line of source that each comes from.
+"""List the collectives of a compiled program: how often, how large, and from which line.
 
 The compiler inserts, combines and splits collectives, so only its final text (HLO)
 tells what the devices exchange. Lessons 06 and 09 read one.
@@ -41,6 +41,12 @@ INSTRUCTION = re.compile(
 )
 ARRAY = re.compile(r"([a-z]+)(\d*)\w*\[([\d,<=]*)\]")
 METADATA = re.compile(r'metadata=\{op_name="([^"]*)"(?:.*?stack_frame_id=(\d+))?')
+COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
+# What an instruction runs: the body of a loop, a function, the branches of a condition.
+RUNS = re.compile(
+    r"(body|condition|calls|to_apply|\w+_computations?)=\{?([^,{}]+(?:, %[^,{}]+)*)"
+)
+TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
 class Collective(NamedTuple):
@@ -48,31 +54,42 @@ class Collective(NamedTuple):
 
     Attributes:
         kind: its name in HLO, for example `all-reduce`.
-        count: number of instructions. One in a loop or in a branch counts once.
-        bytes: size of their results on one device, all arrays together.
+        count: number of instructions.
+        bytes: size of their results on one device, all arrays together, if each runs
+            once.
+        runs: how often they run, all together, in one call of the program. One in a loop
+            runs as often as the loop does. One in a branch counts as if it were taken.
+            None: a loop's length isn't known before it runs.
     """
 
     kind: str
     count: int  # type: ignore[assignment]  # hides a method of tuples, which nobody needs
     bytes: int
+    runs: int | None
 
 
 def collectives(hlo: str) -> list[Collective]:
-    """Add up the collectives of each kind in the text of a compiled program, in the order of `KINDS`."""
-    found: dict[str, list[int]] = {}
-    for each in instructions(hlo):
-        found.setdefault(each["kind"], []).append(each["bytes"])
-    return [
-        Collective(kind, len(found[kind]), sum(found[kind]))
-        for kind in KINDS
-        if kind in found
-    ]
+    """Add up the collectives of each kind in a compiled program, in the order of `KINDS`."""
+    instructions_of: dict[str, list[dict[str, Any]]] = {}
+    for instruction in instructions(hlo):
+        instructions_of.setdefault(instruction["kind"], []).append(instruction)
+    result = []
+    for kind in KINDS:
+        rows = instructions_of.get(kind, [])
+        if rows:
+            total = sum(row["bytes"] for row in rows)
+            runs = [row["runs"] for row in rows]
+            all_runs = None if None in runs else sum(runs)
+            result.append(Collective(kind, len(rows), total, all_runs))
+    return result
 
 
 def instructions(hlo: str) -> list[dict[str, Any]]:
-    """List every collective in the text, the largest first, as dictionaries.
+    """List every collective in a compiled program, the largest first, as dictionaries.
 
     - kind, bytes, arrays: as in HLO; `arrays` is their number
+    - runs: how often it runs in one call, or None if that isn't known
+    - in_branch: it runs at most so often, because it's in a branch of a condition
     - instruction: its text, without types
     - operations: the JAX operations that it comes from; of a combined one, perhaps not
       all
@@ -80,62 +97,117 @@ def instructions(hlo: str) -> list[dict[str, Any]]:
     - source, text: that line's file and number, and the line. Both are empty if HLO
       doesn't have them.
     """
-    found = []
+    runs_of = count_runs(hlo)
+    computation = ""
+    rows = []
     for line in hlo.splitlines():
-        plain = re.sub(
-            r"/\*.*?\*/|\{[^{}]*\}", "", line
-        )  # without numbers of tuple entries, and layouts
-        if match := INSTRUCTION.match(plain.strip()):
-            types, kind, inputs = match.groups()
-            sizes = [size(*array) for array in ARRAY.findall(types)]
-            origin = METADATA.search(line)
-            operations = (
-                list(dict.fromkeys(re.findall(r"(\w+)\)*(?=:|$)", origin[1])))
-                if origin
-                else []
-            )
-            source, text = (
-                source_line(hlo, origin[2]) if origin and origin[2] else ("", "")
-            )
-            found.append(
-                {
-                    "kind": kind,
-                    "bytes": sum(sizes),
-                    "arrays": len(sizes),
-                    "instruction": kind + inputs,
-                }
-                | {"operations": operations, "written": bool(WRITTEN & set(operations))}
-                | {"source": source, "text": text}
-            )
-    return sorted(found, key=lambda each: -each["bytes"])
+        start = COMPUTATION.match(line)
+        if start:
+            computation = start[2]
+        # Without numbers of tuple entries, and layouts.
+        plain = re.sub(r"/\*.*?\*/|\{[^{}]*\}", "", line)
+        match = INSTRUCTION.match(plain.strip())
+        if not match:
+            continue
+        types, kind, inputs = match.groups()
+        sizes = [size(*array) for array in ARRAY.findall(types)]
+        runs, in_branch = runs_of.get(computation, (1, False))
+        row: dict[str, Any] = {
+            "kind": kind,
+            "bytes": sum(sizes),
+            "arrays": len(sizes),
+            "runs": runs,
+            "in_branch": in_branch,
+            "instruction": kind + inputs,
+            "operations": [],
+            "source": "",
+            "text": "",
+        }
+        origin = METADATA.search(line)
+        if origin:
+            operations = re.findall(r"(\w+)\)*(?=:|$)", origin[1])
+            row["operations"] = list(dict.fromkeys(operations))
+            if origin[2]:
+                row["source"], row["text"] = source_line(hlo, origin[2])
+        row["written"] = bool(WRITTEN & set(row["operations"]))
+        rows.append(row)
+    return sorted(rows, key=lambda row: -row["bytes"])
+
+
+def count_runs(hlo: str) -> dict[str, tuple[int | None, bool]]:
+    """Count how often each computation of a program runs in one call.
+
+    XLA writes a loop's length beside the loop, `known_trip_count`, if it's known.
+
+    Returns:
+        For each computation: the number, None if a loop's length isn't known, and True
+        if it's in a branch of a condition, so that it may run less often.
+    """
+    callers: dict[str, list[tuple[str, int | None, bool]]] = {}
+    computation = ""
+    entry = ""
+    for line in hlo.splitlines():
+        start = COMPUTATION.match(line)
+        if start:
+            computation = start[2]
+            entry = computation if start[1] else entry
+            continue
+        trips = TRIP_COUNT.search(line)
+        for role, names in RUNS.findall(line):
+            times: int | None = 1
+            if role in ("body", "condition"):
+                times = int(trips[1]) if trips else None
+            for name in names.split(", "):
+                caller = (computation, times, "_computation" in role)
+                callers.setdefault(name.strip(" %"), []).append(caller)
+
+    def runs_of(name: str) -> tuple[int | None, bool]:
+        if name == entry:
+            return 1, False
+        total: int | None = 0
+        in_branch = False
+        for caller, times, is_branch in callers.get(name, []):
+            outer, outer_in_branch = runs_of(caller)
+            in_branch = in_branch or is_branch or outer_in_branch
+            if total is None or outer is None or times is None:
+                total = None
+            else:
+                total += outer * times
+        return total, in_branch
+
+    return {name: runs_of(name) for name in callers}
 
 
 def size(dtype: str, bits: str, dimensions: str) -> int:
-    """Return the bytes of an array type such as `f32[512,10]`. `pred` takes a byte, and a `token` none."""
-    elements = math.prod(
-        int(each.lstrip("<=")) for each in dimensions.split(",") if each
-    )
-    return math.ceil(elements * int(bits or 8 * (dtype == "pred")) / 8)
+    """Return the bytes of an array type such as `f32[512,10]`.
+
+    `pred` takes a byte, and a `token` none.
+    """
+    sizes = [int(part.lstrip("<=")) for part in dimensions.split(",") if part]
+    width = int(bits) if bits else 8 * (dtype == "pred")
+    return math.ceil(math.prod(sizes) * width / 8)
 
 
 def source_line(hlo: str, frame: str) -> tuple[str, str]:
-    """Return the innermost line of a stack frame that isn't in a library: `steps/pmap.py:33`, and its text."""
+    """Return the innermost line of a stack frame that isn't in a library, and its text.
+
+    The line is given as `steps/pmap.py:33`.
+    """
     tables = []
     for name in ("FileNames", "FileLocations", "StackFrames"):  # at the top of HLO
-        rows = re.search(rf"^{name}\n((?:\d+ .*\n)*)", hlo, re.MULTILINE)
-        tables.append(
-            dict(re.findall(r"^(\d+) (.*)", rows[1], re.MULTILINE)) if rows else {}
-        )
+        match = re.search(rf"^{name}\n((?:\d+ .*\n)*)", hlo, re.MULTILINE)
+        rows = re.findall(r"^(\d+) (.*)", match[1], re.MULTILINE) if match else []
+        tables.append(dict(rows))
     files, locations, frames = tables
     while frame in frames:
         entry = dict(re.findall(r"(\w+)=(\d+)", frames[frame]))
         place = dict(re.findall(r"(\w+)=(\d+)", locations[entry["file_location_id"]]))
-        file, line = files[place["file_name_id"]].strip('"'), int(place["line"])
+        file = files[place["file_name_id"]].strip('"')
+        line = int(place["line"])
         folders = file.split(os.sep)
         if not {"site-packages", "dist-packages"} & set(folders):
-            text = (
-                linecache.getline(file, line).partition("  #")[0].strip()
-            )  # without its comment
-            return f"{os.sep.join(folders[-2:])}:{line}", text
+            text = linecache.getline(file, line)
+            without_comment = text.partition("  #")[0].strip()
+            return f"{os.sep.join(folders[-2:])}:{line}", without_comment
         frame = str(int(entry["parent_frame_id"]) - 1)  # counted from 1 for none
     return "", ""

@@ -1,17 +1,24 @@
 """Sources side by side, collectives of compiled programs, pictures, and the mistakes."""
 
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import port_example
 import pytest
+from jax import P, lax
+from jax.sharding import Mesh
 
 from pmapdp.compare.code import align, as_html, find_changes, kind_of
-from pmapdp.compare.collectives import Collective, collectives
+from pmapdp.compare.collectives import Collective, collectives, instructions
 from pmapdp.compare.mistakes import load_mistakes
 from pmapdp.compare.pictures import DEVICE_COLOURS, differences, flow, holdings
 from pmapdp.compare.programs import split_program
 from pmapdp.compare.sources import read_sections
+from pmapdp.compare.words import exchanged
 from pmapdp.steps import STRATEGIES
 
 STEPS = Path(__file__).parents[2] / "pmapdp" / "steps"
@@ -193,9 +200,63 @@ def test_a_difference_is_drawn_on_a_log_scale():
     ],
 )
 def test_a_line_of_a_program(line, expected):
-    assert collectives("HloModule m\n\n  " + line) == (
-        [Collective(*expected)] if expected else []
+    found = collectives("HloModule m\n\n  " + line)
+    assert found == ([Collective(*expected, 1)] if expected else [])
+
+
+def loops(x, steps):
+    """Two all-reduces in loops, one in a loop whose length depends on data, one in a branch."""
+
+    def outer(x, _):
+        def inner(x, _):
+            return x + lax.psum(jnp.sin(x), "i"), None
+
+        x, _ = lax.scan(inner, x, None, length=3)
+        return x * lax.pmax(x, "i"), None
+
+    x, _ = lax.scan(outer, x, None, length=4)
+    x = lax.cond(x.sum() > 0, lambda x: lax.psum(2 * x, "i"), lambda x: x, x)
+    x, _ = lax.while_loop(
+        lambda state: state[1] < steps,
+        lambda state: (lax.psum(state[0], "i"), state[1] + 1),
+        (x, 0),
     )
+    return x
+
+
+def test_a_collective_in_a_loop_counts_as_often_as_it_runs():
+    """The program says how often: 3 x 4 in the inner loop, 4 in the outer one."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("i",))
+    mapped = jax.shard_map(
+        loops, mesh=mesh, in_specs=(P("i"), P()), out_specs=P("i"), check_vma=False
+    )
+    lowered = jax.jit(mapped).lower(jnp.ones((2, 5)), 3)
+    rows = instructions(lowered.compile().as_text())
+    found = [(row["runs"], row["in_branch"]) for row in rows]
+    assert sorted(found, key=str) == [(1, True), (12, False), (4, False), (None, False)]
+    assert collectives(lowered.compile().as_text())[0].runs is None
+    known = [row for row in rows if row["runs"]]
+    assert "3 all-reduces, run 17 times an update, 340 bytes" in exchanged(known)
+
+
+def test_an_all_reduce_of_each_micro_batch_is_counted():
+    """The numbers are the same as with one all-reduce for all, so only the count tells."""
+
+    def step(w, batches, is_slow):
+        def add(total, batch):
+            gradient = jax.grad(lambda w: ((batch @ w) ** 2).mean())(w)
+            return total + (lax.pmean(gradient, "i") if is_slow else gradient), None
+
+        total, _ = lax.scan(add, jnp.zeros_like(w), batches)
+        return w - 0.1 * (total if is_slow else lax.pmean(total, "i"))
+
+    runs = {}
+    for is_slow in (True, False):
+        mapped = jax.pmap(partial(step, is_slow=is_slow), "i", in_axes=(None, 0))
+        lowered = mapped.lower(jnp.ones(3), jnp.ones((8, 16, 2, 3)))
+        (found,) = collectives(lowered.compile().as_text())
+        runs[is_slow] = found.runs
+    assert runs == {True: 16, False: 1}
 
 
 def test_the_catalogue_of_mistakes_is_whole():
