@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train with two processes that Open MPI starts (version 4; version 5 needs pip install mpi4py as well):
+# Train with two processes that Open MPI starts (version 4; version 5 needs jax 0.12 and pip install mpi4py):
 #
 #     bash deploy/mpirun.sh -np 2 --host node1,node2 -- mirrored --workdir /shared/runs/first
 #
