@@ -17,9 +17,11 @@
 #
 # You want to train on eight GPUs, and all you have is a laptop. That's enough to start, because JAX can pretend that
 # one CPU is eight devices. You can split arrays over them, average gradients, lose a process, and make every mistake in
-# this course. Right programs give the results they'd give on eight GPUs, up to rounding, and wrong ones go wrong in the
-# same way. Only the speed and the memory are different. In this lesson you'll get your eight devices and put arrays on
-# them, and you'll meet the one mistake that leaves you with a single device and no error.
+# this course. A correct program gives almost the same numbers here as on eight GPUs, and a broken one usually breaks in
+# the same way. Expect fewer equal digits on a GPU or a TPU: unless you set `JAX_DEFAULT_MATMUL_PRECISION=highest`, it
+# may multiply float32 matrices in a shorter format, such as TF32 or bfloat16. Speed and memory are different, too. In
+# this lesson you'll get your eight devices and put arrays on them, and you'll meet the one mistake that leaves you with
+# a single device and no error.
 #
 # **You will** start JAX with eight simulated devices, say which device holds an array and which one computes, and know
 # what a simulation can't tell you. 15 minutes, 30 with exercises. You need Python and NumPy.
@@ -108,8 +110,8 @@ assert (np.stack(host_arrays) == 2 * x).all()
 #
 # The next cell makes an array of each kind, with 16 numbers in it, and adds the two. It's a whole program: copy it into
 # an empty file, and you have eight devices anywhere. On a machine with GPUs, the same file uses the GPUs. The mesh and
-# the two partition specs say which part goes where, and lesson 04 explains them. In this notebook the line with
-# `jax.config` comes late, because JAX has started already. But it asks for the same number again, and JAX allows that.
+# the two partition specs say which part goes where, and lesson 04 explains them. In this notebook JAX already runs with
+# eight devices, so the line with `jax.config` changes nothing here.
 #
 # **Predict:** you add the split array to the replicated one. What does device 7 hold of the sum?
 
@@ -254,7 +256,8 @@ else:
 #
 # Solutions, with reasons: [solutions/00_meet_your_devices.py](solutions/00_meet_your_devices.py).
 #
-# 1. `add_on` (3 minutes): add two arrays on a device that you're given, wherever the two are.
+# 1. `add_on` (3 minutes): add two arrays on a device that you're given, wherever the two are. That device has to do the
+#    adding, too.
 #    <details><summary>Hint</summary>Move both first.</details>
 # 2. `sum_in_pairs` (10 minutes): N devices hold one array each, and N is a power of two. Compute the sum on the first
 #    device. If you add one array after the other, that takes N - 1 rounds. In pairs it takes log2 N, as in the picture
@@ -262,8 +265,8 @@ else:
 #    two places over. Keep doubling. Return the list of rounds: the N arrays, then N/2 sums, and so on down to one.
 #    <details><summary>Hint</summary>In each round, neighbours in the list are the pairs: <code>arrays[::2]</code> and
 #    <code>arrays[1::2]</code>. The first of each pair is on the right device already.</details>
-# 3. `fixed_standardize` (3 minutes, find the mistake): `broken_standardize` should compute on the given device. The
-#    numbers are right, but the device is wrong. <details><summary>Hint</summary>What does <code>device_put</code> do to
+# 3. `fixed_standardize` (3 minutes, find the mistake): `broken_standardize` should compute on the given device, not
+#    move a finished result there. The numbers are correct, but the device is wrong. <details><summary>Hint</summary>What does <code>device_put</code> do to
 #    its argument?</details>
 
 # %%

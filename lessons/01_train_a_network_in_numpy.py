@@ -60,9 +60,8 @@ print("loss:", -np.log(p[3]).round(3))
 #
 # ## Backward
 #
-# The backward pass goes from the loss back to the weights. It carries one array along, `g`: the gradient with respect
-# to the activations that it has reached, or how fast the loss changes if you change one of them. Three rules are all
-# you need:
+# The backward pass goes from the loss back to the weights. It carries one array along, `g`, which says how fast the loss
+# changes if you nudge the activations that it has reached. Three rules are all you need:
 #
 # 1. **At the logits,** g is the probabilities, minus 1 at the right class.
 # 2. **At a layer** `h @ W + b`: the gradient of W is `h.T @ g`, the gradient of b is the sum of g over the examples,
@@ -262,9 +261,9 @@ assert abs(np.mean(unequal, axis=0) - whole).max() > 1e-3
 # 2. `standardize_backward` (10 minutes): the backward pass of batch norm, which lesson 07 computes on eight devices.
 #    The forward pass is `y = (x - x.mean(0)) / x.std(0)`, for each column of `x` `[B, D]`. You get `x` and the gradient
 #    `g` of the loss with respect to `y`. Return the gradient with respect to `x`. Every output depends on every
-#    example, through the mean and the standard deviation. <details><summary>Hint</summary>Divide g by the standard
-#    deviation. Then subtract two terms: the mean of g, which comes from the mean of x, and y times the mean of g * y,
-#    which comes from the standard deviation.</details>
+#    example, through the mean and the standard deviation. <details><summary>Hint</summary>First divide g by the
+#    standard deviation, and call the result h. Then subtract two terms from h: the mean of h, which comes from the mean
+#    of x, and y times the mean of h * y, which comes from the standard deviation.</details>
 # 3. `fixed_update` (5 minutes, find the mistake): `broken_update` makes one step of gradient descent. There's no error,
 #    and the loss falls, but the step doesn't follow the gradient. <details><summary>Hint</summary>With which W2 was the
 #    forward pass computed?</details>

@@ -110,7 +110,7 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The same numbers, because it's the same gradient. But now nobody has to derive it. (On another machine the last digit
+# The same numbers, because it's the same gradient. But now nobody has to derive it. (On another machine the last digits
 # may differ, because float32 rounds after every addition, and the additions may come in another order.)
 #
 # </details>
@@ -257,8 +257,9 @@ print(numbers, copy)
 #
 # 1. JAX computes in **float32** unless you ask for more with `jax.config.update("jax_enable_x64", True)`. A float64
 #    array from NumPy becomes float32 without a warning. (You get one only if you write `dtype="float64"` yourself.)
-# 2. If you read beyond the end, you get the last element, because a compiled program on a GPU can't raise an error. (If
-#    you write there, nothing happens.) So look at your indices twice.
+# 2. If you read beyond the end with square brackets, you get the last element, because a compiled program on a GPU can't
+#    raise an error. `jnp.take` gives you NaN there, and if you write beyond the end, nothing happens. So look at your
+#    indices twice.
 # 3. Arrays never change. If they did, a function could change its arguments, and it wouldn't be pure. So
 #    `x.at[i].set(v)` returns a new array. (Inside `jit`, the compiler avoids the copy if nobody needs the old one.)
 #
@@ -314,7 +315,8 @@ for name, draw in draws.items():
 # <details><summary>Answer</summary>
 #
 # The first two. In your own code use a key **once**, for one draw or for one split, or your random numbers aren't
-# independent. (We broke this rule here, to show you.) Only `fold_in` may get the same key again, with another number:
+# independent. We broke this rule here, to show you. Under `with jax.debug_key_reuse(True):` JAX refuses a key that was
+# used before, and the check of your third exercise does that, too. Only `fold_in` may get the same key again, with another number:
 # you keep one key for the whole run, and `fold_in(key, step)` makes a new one for each step. A run that you resume then
 # gets the same keys again. But don't split this key or draw from it as well, because `split(key)[0]` and
 # `fold_in(key, 0)` are the same key.

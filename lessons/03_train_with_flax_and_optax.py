@@ -123,6 +123,10 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # </details>
 #
+# `update` also gets the model, because some optimizers look at it: `optax.adamw` makes all weights a bit smaller in each
+# update, so it has to know them. SGD and Adam work without the model. But pass it always, and your step runs with any
+# optimizer.
+#
 # You can also chain several such pairs: `optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))` clips the
 # gradients and then hands them to Adam. Here `schedule` is a function that gets the number of the update and returns
 # the learning rate, such as `optax.cosine_decay_schedule(3e-3, 200)`.
@@ -224,8 +228,8 @@ assert curve[-1, 1] > 0.95 > curve[-1, 3]
 # <details><summary>Answer</summary>
 #
 # No. After a few epochs it turns and rises, while the training loss goes on falling. The training accuracy even passes
-# 92 %, which nobody can reach on new points, so the network has begun to learn its 5,000 points by heart. On new points
-# it's right as often as before. But when it's wrong, it's more and more sure of itself, and the loss punishes that.
+# 92 %, and that's all you'd get on these 5,000 points if you knew the ten centres. So the network has begun to learn its
+# points by heart. On new points it's right about as often as before. But when it's wrong, it's more and more sure of itself, and the loss punishes that.
 #
 # </details>
 #

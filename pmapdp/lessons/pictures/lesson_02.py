@@ -8,7 +8,7 @@ from pmapdp.lessons import drawing
 
 @drawing.picture
 def trace() -> None:
-    """First call: a Python function is traced to a jaxpr, and compiled. The compiled program runs and returns results. Later calls go from the arrays straight to the program."""
+    """In the first call a Python function is traced to a jaxpr, and compiled. In every call the arrays go to the compiled program, which returns the results."""
     axes = drawing.canvas(23.4, 3.9, inches=8.6)
     stations = (
         ("Python function", "trace"),
@@ -20,13 +20,11 @@ def trace() -> None:
         drawing.arrow(axes, (left + 5.0, 1.35), (left + 6.9, 1.35))
         axes.text(left + 5.95, 0.4, verb, ha="center")
     drawing.box(axes, 20.7, 0.85, "results", width=2.6, height=1.0)
-    axes.text(0, 0.25, "first call", va="center", weight="bold")
+    axes.text(0, 0.25, "in the first call", va="center", weight="bold")
     drawing.box(axes, 0, 2.8, "arrays", width=5.0, height=0.9)
     axes.plot([5.1, 16.3, 16.3], [3.25, 3.25, 2.5], color=drawing.INK, linewidth=1.4)
     drawing.arrow(axes, (16.3, 3.25), (16.3, 2.1))
-    axes.text(
-        5.4, 2.9, "every later call with these shapes", va="center", weight="bold"
-    )
+    axes.text(5.4, 2.9, "in every call with these shapes", va="center", weight="bold")
 
 
 @drawing.picture
