@@ -69,8 +69,8 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 #
 # </details>
 #
-# That's all there is to data parallelism. If every device averages its gradient with everyone else's, they all make the
-# same update, and it's the update of the whole batch. So the copies of the model stay equal, and you never have to send
+# That's all there is to data parallelism, as long as every device has equally many examples. If every device averages
+# its gradient with everyone else's, they all make the same update, and it's the update of the whole batch. So the copies of the model stay equal, and you never have to send
 # the model again.
 #
 # Inside a mapped function, "average with everyone else" is one line:
@@ -80,7 +80,9 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 # ```
 #
 # This is an **all-reduce**: all devices arrive at this line, and all of them leave it with the same average. `"data"`
-# is the name you give to the axis that `pmap` splits. PyTorch's `DistributedDataParallel` (DDP) does the same, but
+# is the name you give to the axis that `pmap` splits, with `axis_name="data"`. The mesh that places our arrays has an axis
+# called `"data"`, too, but `pmap` doesn't look at it: you can rename either of the two, and the program runs as before.
+# PyTorch's `DistributedDataParallel` (DDP) does the same, but
 # hides it in `loss.backward()`. In JAX it's a line of your own step. So you can read it and move it, but you can also
 # leave it out by mistake.
 #
@@ -110,8 +112,9 @@ for average in (mean_of_means, mean_of_sums):
 # <details><summary>Answer</summary>
 #
 # No, it gives (-2 - 5) / 2 = -3.5, because device 1's only example counts as much as both examples of device 0.
-# That's the first of the four mistakes. The second function is right: it averages the sums and the counts, and divides
-# once. (`pmean` divides both by the number of devices, but in their ratio that cancels.)
+# That's the first of the four mistakes. The second function is correct. What you want is all sums added up, divided by
+# all counts added up, so `lax.psum` of both is the thing itself. `pmean` divides both by the number of devices, and in
+# their ratio that cancels.
 #
 # </details>
 #
@@ -132,9 +135,10 @@ for average in (mean_of_means, mean_of_sums):
 # - Two lines simulate the devices (lesson 00). Two more describe them: a mesh of all devices, and the two ways in which
 #   we place arrays on it, **replicated** (a copy on each device) and **split** (a part on each).
 # - `place_batch` cuts the batch `[B, ...]` into `[N, b, ...]`, which is N = 8 parts of b = 16 examples.
-# - `train_step` gets its all-reduce. Gradients and count end up in a ratio, so `pmean` and `psum` would both do, as
-#   long as it's the same one for both. We take `pmean`, as most pmap programs do for gradients. The metrics are added
-#   up over many batches, so there we need true sums, which only `psum` gives, here and in `eval_step`.
+# - `train_step` gets its all-reduce. We add up gradients and counts over the devices and divide, which is the mean over
+#   all examples. `pmean` of both gives the same ratio, and it's the line that you'll find in other pmap programs. The
+#   metrics are added up over many batches, so there we need true sums, which only `psum` gives, here and in
+#   `eval_step`.
 # - `jax.pmap` takes the place of `jax.jit`: it compiles the function, too. The state goes in and out replicated
 #   (`None`), and the batch is split along its first axis (`0`).
 #
@@ -148,7 +152,8 @@ lesson_05.data_parallel_step()
 #
 # This is the whole program. Take it home: copy the cell into an empty file, put your data and your network in, and it
 # trains on all GPUs or TPUs of your machine, as long as their number divides B. (Without any, it simulates eight
-# devices.) Lesson 03's program ended with loss 0.2486, accuracy 0.9184, and on the test set 0.3540 and 0.8730.
+# devices.) On the machine that made this page, lesson 03's program ended with loss 0.2486, accuracy 0.9184, and on the
+# test set 0.3540 and 0.8730.
 #
 # **Predict:** what does this one end with?
 
@@ -158,9 +163,10 @@ lesson_05.data_parallel_step()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With the same numbers. Eight devices add up the 128 gradients in a different order than one device, and each addition
-# rounds, so the last digit may differ on your machine. In float64 the two programs agree to fourteen digits, and a test
-# in this repository checks that they do.
+# With almost the same numbers. Eight devices add up the 128 gradients in a different order than one device, and each
+# addition rounds. So on your machine the last digits may differ, and a few of the 5,000 examples may tip over to another
+# class. In float64 the numbers that the two programs print agree to about fourteen digits, and a test in this
+# repository checks that they do.
 #
 # </details>
 #
@@ -205,7 +211,8 @@ lesson_05.loss_curves(losses_1, losses_8)
 
 # %% [markdown]
 # The two curves lie on top of each other. Below them you see their difference. It stays below a millionth, and with its
-# seven digits float32 can't do much better. The models agree just as well, and the eight devices' copies of the model
+# seven digits float32 can't do much better. On a GPU or a TPU the difference is larger if products of matrices are
+# shortened (lesson 00). The models agree just as well, and the eight devices' copies of the model
 # are equal to the last bit:
 
 
@@ -346,22 +353,23 @@ assert example_counts == {"with psum": 1000, "without": 128}
 #
 # ## What more devices buy
 #
-# Simulated devices share the cores of one machine, so they show you that a program is right, but never how fast it
-# would be. On real devices, an eighth of the batch takes about an eighth of the time, if that's still enough to keep a
-# device busy. Then comes the all-reduce. So what you gain depends on how long the all-reduce takes, compared with the
-# computation:
+# Simulated devices share the cores of one machine, so they show you that a program is correct, but never how fast it
+# would be. Real devices can help you in two ways. You can split the batch that you have: then an eighth of it takes
+# about an eighth of the time, if that's still enough to keep a device busy. Or you can give every device a full batch of
+# its own, and read eight times as many images in the same time. Either way the all-reduce comes on top. So what you gain
+# depends on how long it takes, compared with the computation. Here is the second way, measured:
 
 # %%
 lesson_05.published_scaling()
 
 # %% [markdown]
-# TensorFlow's developers measured this on one machine with eight GPUs
-# ([2017](https://github.com/tensorflow/docs/tree/master/site/en/r1/guide/performance)).
+# TensorFlow's developers measured this on one machine with eight GPUs, with synthetic images, so that reading data costs
+# nothing ([2017](https://github.com/tensorflow/docs/tree/master/site/en/r1/guide/performance)).
 # The per-device batch stays the same, so with eight GPUs you'd like to train on eight times as many images a second.
-# ResNet-50 comes close. VGG-16 has five times as many parameters (138 million), so its gradients take five times as
-# long to send, and it only reaches 7. With half the batch it doesn't even reach 6, because the computation takes half
-# as long, and the all-reduce as long as before. (TensorFlow averaged ResNet-50's gradients on the CPU, and VGG-16's
-# with an all-reduce.) Between machines you can lose more: 512 GPUs did the work of 348 on VGG-16
+# ResNet-50 comes close. VGG-16 has five times as many parameters (138 million), so it has five times as many bytes to
+# send, and it only reaches 7. The two also used different methods: ResNet-50's gradients were averaged on the CPU, and
+# VGG-16's with an all-reduce. With half the batch VGG-16 doesn't even reach 6: it sends as many bytes as before, and
+# probably less of that is hidden behind the computation, which is half as long. Between machines you can lose more: 512 GPUs did the work of 348 on VGG-16
 # ([Horovod](https://github.com/horovod/horovod)). In lesson 06 you'll calculate how long an all-reduce takes.
 #
 # **Which batch size do you set?** With DDP it's the per-device batch, so with eight GPUs the global batch is eight
@@ -431,6 +439,7 @@ for exercise in (step, global_gradient, fixed_clipping):
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
+# | `jax.grad(...)` and `optimizer.update(...)` | `gradient_sums` and `update`, which all four strategies call | [steps/shared.py](../pmapdp/steps/shared.py) |
 # | `train_step`, `eval_step`, `place_state`, `place_batch` | the same names | [steps/pmap.py](../pmapdp/steps/pmap.py); without an all-reduce [steps/single.py](../pmapdp/steps/single.py) |
 # | `loss_sums` | `cross_entropy`, which returns `MetricSums` | [loss.py](../pmapdp/loss.py) |
 # | `state`, a pair | `TrainState` | [state.py](../pmapdp/state.py) |

@@ -114,9 +114,9 @@ for N in (2, 4, 8, 64):
 #
 # A message takes **latency + bytes / bandwidth**. The latency is the time until the first byte arrives, so you pay it
 # even for an empty message. In the ring, 2 (N - 1) messages follow each other, and each has 1/N of the bytes. That's
-# the whole formula. For the links below we take their vendors' peak bandwidths and typical latencies. (A TPU sends in
-# both directions along an axis of its torus, so its figure counts two links.) Real ones are worse, as you'll see in a
-# minute.
+# the whole formula. For the links below we take their vendors' peak bandwidths. The latencies are round numbers that we
+# assume: yours may be half as long or several times as long. A TPU can send both ways around its ring, so we count two
+# links. Real bandwidths are lower, as you'll see in a minute.
 
 
 # %%
@@ -255,9 +255,9 @@ print("before compiling:", count_before, "| after:", count_after)
 lesson_06.collectives()
 
 # %% [markdown]
-# Here are all seven, on the four vectors from above, and `axis_index`, which tells a device its number. Take the cell
-# home as a reference: the comments say which shape each result has on one device, and the second half says the same in
-# NumPy and checks it.
+# Here are all seven, on the four vectors from above. Two more functions send nothing: `axis_index` tells a device its
+# number, and `axis_size` tells it how many devices there are. Take the cell home as a reference: the comments say which
+# shape each result has on one device, and the second half says the same in NumPy and checks it.
 #
 # **Predict:** what does device 1 get from `psum_scatter`?
 
@@ -288,6 +288,7 @@ def call_collectives(x):
         "all_to_all": lax.all_to_all(x, "data", 0, 0, tiled=True),  # [4]: one number from everyone
         "ppermute": lax.ppermute(x, "data", ring),  # [4]: the left neighbour's row
         "axis_index": lax.axis_index("data"),  # []: my number
+        "axis_size": lax.axis_size("data"),  # a Python number: how many we are
     }
 
 
@@ -302,6 +303,7 @@ def numpy_results(rows):
         "all_to_all": rows.T,
         "ppermute": np.roll(rows, 1, axis=0),
         "axis_index": np.arange(4),
+        "axis_size": [4] * 4,
     }
 
 
@@ -382,8 +384,9 @@ assert outcome.startswith("NameError")
 #    by 0 isn't enough: 0 times NaN is NaN.</details>
 # 2. `butterfly_sum` (10 minutes): an all-reduce in log2 N rounds. N is a power of two. In round r = 1, 2, ..., device d
 #    and device `d ^ 2**(r - 1)` (exclusive or) exchange their sums, and each adds what arrives. The picture below shows
-#    the rounds. Communicate only with `ppermute`. Then ask yourself how many bytes a device sends.
-#    <details><summary>Hint</summary>The list of pairs has one entry for each device: from d to its partner.</details>
+#    the rounds. Communicate only with `ppermute`. The check runs on 2, 4 and 8 devices, and
+#    `lax.axis_size("data")` is N. Then ask yourself how many bytes a device sends. <details><summary>Hint</summary>The
+#    list of pairs has one entry for each device: from d to its partner.</details>
 # 3. `fixed_softmax` (5 minutes, find the mistake): a row of logits is split over the devices, `[b]` on each, and the
 #    softmax goes over all of them. `broken_softmax` subtracts the largest logit, so that no exp overflows, and its
 #    results add up to 1. But they're wrong. <details><summary>Hint</summary>Which number does each device

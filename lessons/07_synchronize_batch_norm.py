@@ -21,7 +21,8 @@
 #
 # **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
 # layer is enough, and count what synchronizing costs. 25 minutes, 45 with exercises. You need [05 Average
-# gradients](05_average_gradients.ipynb).
+# gradients](05_average_gradients.ipynb), and for the cost [06 Communicate between
+# devices](06_communicate_between_devices.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -208,7 +209,9 @@ def distance(model, other):
     return optax.tree.norm(jax.tree.map(np.subtract, model, other))
 
 
-optimizer = optax.sgd(0.1)  # another kind of state, so JAX traces the step again
+# The state has another structure, so JAX traces the step again. It wouldn't notice another
+# learning rate for SGD. To try one, run the program's cell again first.
+optimizer = optax.sgd(0.1)
 all_batches = list(batches(*train_data, seed=0))
 model_1, _ = train_and_watch([cut(batch, 1) for batch in all_batches])
 model_8, synchronized_means = train_and_watch([cut(batch, 8) for batch in all_batches])
@@ -237,6 +240,7 @@ class BatchNorm(nnx.BatchNorm):
 
     def __call__(self, x, weights, train):
         return super().__call__(x, use_running_average=not train)
+
 
 # %% [markdown]
 # We leave out the short last batch, so that padding plays no role.

@@ -39,7 +39,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Whose key is it?
 #
-# Dropout sets random activations to 0, here half of them. In JAX the same key and the same shape always give the same
+# Dropout sets random activations to 0, here each with probability one half. In JAX the same key and the same shape always give the same
 # random numbers, and `fold_in(key, number)` makes a new key from a key and a number (lesson 02). Inside `pmap` each
 # device draws the masks of its own examples. But from which key? You could give all devices the same key, or each
 # device its own, or each example its own. In the functions below, `indices` says which examples of the data set this
@@ -63,7 +63,7 @@ def key_per_example(key, indices):
 
 def draw_masks(scheme, N, generator="threefry2x32"):
     """The masks of eight examples, drawn by N devices: [8, 12]."""
-    key = jax.random.key(0, impl=generator)
+    key = jax.random.key(3, impl=generator)
     draw = jax.pmap(scheme, axis_name="data", in_axes=(None, 0))
     return np.asarray(draw(key, np.arange(8).reshape(N, -1))).reshape(8, 12)
 
@@ -89,7 +89,7 @@ lesson_08.masks(masks)
 #
 # </details>
 #
-# Most pmap programs fold in the device's number, and they train just as well. But they lose the comparison with one
+# Many pmap programs fold in the device's number, and they train just as well. But they lose the comparison with one
 # device, which is how you find out that everything *else* is right.
 #
 # There's one caveat. A key per example gives equal masks with JAX's default generator, threefry. Some people switch to
@@ -106,7 +106,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 split = NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec("data"))
 draw = jax.jit(lambda key: same_key(key, range(8)), out_shardings=split)
-sharded_mask = draw(jax.random.key(0))
+sharded_mask = draw(jax.random.key(3))
 print("devices:", len(sharded_mask.devices()))
 print("equal:", np.array_equal(sharded_mask, masks["same_key"][1]))
 
@@ -185,10 +185,12 @@ def train(N, numbers):
     return jax.device_get(state[0]), losses
 
 
-optimizer = optax.sgd(0.1)  # another kind of state, so JAX traces the step again
+# The state has another structure, so JAX traces the step again. It wouldn't notice another
+# learning rate for SGD. To try one, run the program's cell again first.
+optimizer = optax.sgd(0.1)
 
 # %% [markdown]
-# We train twice: with the program's key per example, and with a key per device, as most programs do. We don't even have
+# We train twice: with the program's key per example, and with a key per device, as many programs do. We don't even have
 # to change the program for that, because `example_keys` makes keys from any numbers. So the second time we pass it
 # `device_numbers`, which stand for a device and a row there, and not for an example. SGD replaces Adam again, because
 # Adam blows up rounding (lesson 05). If the masks are the same, the parameters must agree within 1e-5.
