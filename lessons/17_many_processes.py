@@ -98,8 +98,9 @@ launch.run(print_eight_numbers)
 # - Process 0 alone prints the results.
 #
 # With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so there you call
-# `jax.distributed.initialize()` without arguments. (JAX 0.10 doesn't recognize Open MPI 5.) The training step doesn't
-# know about any of this.
+# `jax.distributed.initialize()` without arguments. (JAX 0.10 doesn't recognize Open MPI 5.) But put that call into the
+# program first: as it stands it connects by its three variables alone, so `srun python 17_processes.py` would start
+# separate runs, and nothing would warn you. The training step doesn't know about any of this.
 #
 # If you run the program alone, as in this notebook, it's one process with eight devices. So it should end as lesson
 # 09's program did: with loss 0.2486 and accuracy 0.9184, and with 0.3540 and 0.8730 on the test set.
