@@ -111,7 +111,8 @@ sys.argv = ["14_resume.py", str(folder / "never_killed")]
 # ## Kill it
 #
 # Now we start the same program in a separate process, with another folder. As soon as checkpoint 1 is complete, we send
-# it SIGKILL, which no program can catch. By then it's training epoch 2.
+# it SIGKILL, which no program can catch. It may have trained epoch 2 by then, but checkpoint 2 can't be complete, because
+# Orbax writes one checkpoint after the other.
 
 # %%
 import time
@@ -153,7 +154,7 @@ for a, b in zip(expected, found, strict=True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Epoch 2, because checkpoint 1 is the newest that's complete. What the killed process had done since that checkpoint is
+# Epoch 2, because checkpoint 1 is the newest that's complete. Whatever the killed process did after that checkpoint is
 # lost, so the second process does it again. The lines that follow are the same to the last digit, and the final
 # parameters are the same bits: the folded cell compares them.
 #
