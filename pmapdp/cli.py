@@ -76,7 +76,8 @@ class Command(NamedTuple):
 
 def run(main: Callable[[list[str]], None], arguments: list[str] | None = None) -> int:
     """Call `main` with the arguments, and return the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = sys.argv[1:]
     try:
         with catch_signals(stop):
             if "--version" in arguments:
@@ -252,8 +253,9 @@ def make_parser(
     """Make a command's parser, whose `--help` shows `defaults` or the fields' own."""
     paragraphs = []
     for paragraph in (command.description or "").strip().split("\n\n"):
-        is_example = paragraph.startswith("    ")
-        paragraphs.append(paragraph if is_example else textwrap.fill(paragraph, WIDTH))
+        if not paragraph.startswith("    "):  # an example keeps its lines
+            paragraph = textwrap.fill(paragraph, WIDTH)
+        paragraphs.append(paragraph)
     parser = Parser(
         usage=command.usage,
         description="\n\n".join(paragraphs),
@@ -272,7 +274,9 @@ def make_parser(
     for section, members in itertools.groupby(
         fields, lambda field: field.metadata["section"]
     ):
-        group = parser if section == "options" else parser.add_argument_group(section)
+        group: Any = parser
+        if section != "options":  # argparse's own heading
+            group = parser.add_argument_group(section)
         for field in members:
             add_flag(group, field, defaults.get(field.name, field.default))
     return parser
@@ -294,7 +298,9 @@ def read_flags(
         raise unknown_flag(command, flags_first[0].partition("=")[0], names)
     values: dict[str, Any] = {}
     for name, value in vars(namespace).items():
-        values[name] = tuple(value) if isinstance(value, list) else value
+        if isinstance(value, list):  # settings are frozen
+            value = tuple(value)
+        values[name] = value
     values.pop("version", None)  # `run` answers it
     return values
 
@@ -318,31 +324,46 @@ def add_flag(group: Any, field: dataclasses.Field[Any], default: Any) -> None:
     value_type = hint
     if typing.get_origin(hint) not in (None, Literal):
         value_type = typing.get_args(hint)[0]
-    choices = typing.get_args(value_type)
-    name = flag(field.name)
-    help_text = field.metadata["help"].replace("%", "%%")
+    help_text = field.metadata["help"].replace("%", "%%")  # argparse formats it
     place = field.metadata["place"]
+    options: dict[str, Any] = {}
     if place:
-        nargs = {"nargs": "*" if is_several else "?"}
-        if default is dataclasses.MISSING:
-            nargs = {}
-        group.add_argument(field.name, metavar=place, help=help_text, **nargs)
+        if is_several:
+            options["nargs"] = "*"
+        elif default is not dataclasses.MISSING:
+            options["nargs"] = "?"
+        group.add_argument(field.name, metavar=place, help=help_text, **options)
         return
-    if default not in (None, (), False):
-        default_text = " ".join(map(str, default)) if is_several else default
-        help_text += f" (default: {'yes' if default is True else default_text})"
+    help_text += describe_default(default)
     if hint is bool:
-        action: Any = argparse.BooleanOptionalAction if default else "store_true"
-        group.add_argument(name, action=action, help=help_text)
+        # A flag that is on by default has a form with --no- that turns it off.
+        options["action"] = "store_true"
+        if default:
+            options["action"] = argparse.BooleanOptionalAction
+        group.add_argument(flag(field.name), help=help_text, **options)
         return
-    metavar = field.metadata["takes"] or METAVARS.get(value_type)
+    if is_several:
+        options = {"action": "extend", "nargs": "+"}
+    # `Config` looks if a text is one of several choices, and suggests another.
+    choices = typing.get_args(value_type)
     if choices:
-        metavar = f"{{{','.join(choices)}}}"
-    convert = functools.partial(convert_number, field, value_type)
-    # `Config` looks if a text is one of several choices.
-    converter = convert if value_type in (int, float) else str
-    several = {"action": "extend", "nargs": "+"} if is_several else {}
-    group.add_argument(name, type=converter, metavar=metavar, help=help_text, **several)
+        options["metavar"] = f"{{{','.join(choices)}}}"
+    else:
+        options["metavar"] = field.metadata["takes"] or METAVARS[value_type]
+    if value_type in (int, float):
+        options["type"] = functools.partial(convert_number, field, value_type)
+    group.add_argument(flag(field.name), help=help_text, **options)
+
+
+def describe_default(default: Any) -> str:
+    """Return what `--help` says about a default, if there's one to speak of."""
+    if default in (None, (), False):
+        return ""
+    if default is True:
+        return " (default: yes)"
+    if isinstance(default, tuple):
+        default = " ".join(map(str, default))
+    return f" (default: {default})"
 
 
 def convert_number(

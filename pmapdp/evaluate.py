@@ -183,7 +183,8 @@ def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
         for step, batch in enumerate(batches.epoch(0)):
             placed = jax.device_put((batch.inputs, batch.labels, batch.weights))
             sums = compute_sums(arrays, *placed)
-            loss, count = sums.pop("loss"), sums.pop("count")
+            loss = sums.pop("loss")
+            count = sums.pop("count")
             correct = sums.pop("correct", None)
             metric_sums = MetricSums(loss, correct, count, sums)
             meter.add(step + 1, metric_sums, batches.examples_in(step))
