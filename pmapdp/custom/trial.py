@@ -251,8 +251,8 @@ def advise_on_sum(task: Task, mode: str, examples: Batch) -> str:
             ", so give both one shape, for example by model(batch.inputs)[:, 0]"
         )
     return (
-        "let none depend on others, and return (batch.weights * losses).sum() and "
-        "batch.weights.sum()"
+        "let none depend on others, or gather the batch as docs/custom_reference.md "
+        "does, and return (batch.weights * losses).sum() and batch.weights.sum()"
     )
 
 
