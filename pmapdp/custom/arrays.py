@@ -65,7 +65,7 @@ def convert_weights(
     )
     real = jax.dtypes.canonicalize_dtype(np.float64)  # float32, unless x64 is on
     with explain_errors(f"{name} weights cannot be used", advice):
-        if isinstance(weights, Mapping):
+        if isinstance(weights, Mapping):  # as Keras's class_weight
             numbers = convert(f"{name} weights", list(weights), classes).tolist()
             by_class = dict(zip(numbers, weights.values(), strict=True))
             weights = [by_class[label] for label in labels.tolist()]
@@ -102,11 +102,12 @@ def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> A
             f"{name} are of type {array.dtype}: give whole numbers, real numbers or "
             "truth values, and all of them"
         )
+    # JAX has this machine's byte order alone, and 64 bits only if they're switched on.
     dtype = jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
     if classes is not None and dtype.kind != "f":
         dtype = np.dtype(np.int32)
     every = sample_every(array)
-    sample = array[::every]
+    sample = array[::every]  # all rows, unless the array is large
     with np.errstate(all="ignore"):  # what doesn't fit is looked for below
         converted = sample.astype(dtype, copy=False)
     is_right = converted == sample
@@ -131,6 +132,7 @@ def make_array(name: str, values: Any) -> np.ndarray:
     with explain_errors(f"{name} are no array", advice):
         array = np.atleast_1d(np.asarray(values))
     if array.dtype == object and hasattr(values, "columns"):
+        # Of one frame NumPy makes objects. Each column alone is an array of numbers.
         columns = [
             convert(f"{name} {column!r}", values[column]) for column in values.columns
         ]

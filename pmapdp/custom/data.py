@@ -40,12 +40,14 @@ def make_data_set(data: Any) -> DataSet:
         for name in data:
             if name not in PARTS:
                 raise unknown("part of the data", str(name), PARTS)
-        data = DataSet(**{"train": None} | dict(data))
+        if "train" in data:
+            data = DataSet(**data)
     if not isinstance(data, DataSet) or data.train is None:
         raise UserError(
             f"data={shown(data)} has no training set: give a dictionary, "
             "{'train': (inputs, labels), 'test': (inputs, labels)}"
         )
+    # All parts number their classes as the training set does.
     classes = tuple(map(str, data.classes)) or find_classes(data.train)
     parts: dict[str, Any] = {}
     for name, part in data.parts.items():
@@ -62,6 +64,7 @@ def find_classes(train: Any) -> tuple[str, ...]:
     names = getattr(train, "classes", ())  # as torchvision's data sets have them
     if not names and isinstance(train, tuple) and len(train) > 1:
         labels = np.asarray(train[1])
+        # A label that is missing is no string. `number_classes` refuses it.
         if holds_texts(labels):
             names = sorted({label for label in labels.flat if isinstance(label, str)})
     return tuple(map(str, names))
@@ -72,6 +75,7 @@ def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
     if type(part) is tuple and len(part) in (2, 3):
         part = Split(*part)
     if isinstance(part, Texts):
+        # Texts become inputs once the model is known. Until then numbers stand for them.
         numbered = Split(np.arange(len(part.texts)), part.labels)
         return Texts(part.texts, convert_split(name, numbered, classes).labels)
     if isinstance(part, Split):
@@ -89,7 +93,7 @@ def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
 
 def check_shapes(parts: dict[str, Any]) -> None:
     """Check that an example has the same shapes in all parts."""
-    expected = None
+    expected = None  # the shapes of the first part, which is `train`
     for name, part in parts.items():
         if not isinstance(part, Texts):
             example = part.select(np.arange(1))[:2]
@@ -137,10 +141,11 @@ def fingerprint(data: DataSet) -> str:
         if isinstance(part, Examples):
             every = math.ceil(part.examples / 64)
             largest = max(largest, every)
+            # Examples that aren't read still count.
             digest.update(f"{part.examples} ".encode())
             part = part.select(np.arange(0, part.examples, every))
         for leaf in jax.tree.leaves(part):
-            if isinstance(leaf, str):
+            if isinstance(leaf, str):  # one of the texts
                 leaf = np.atleast_1d(leaf)
             every = sample_every(leaf)
             largest = max(largest, every)

@@ -66,7 +66,7 @@ class Examples:
                 to_array, split_example(self.source[index]), is_leaf=is_value
             )
         content = b"".join(leaf.tobytes() for leaf in jax.tree.leaves(example))
-        checksum = zlib.crc32(content) | 1
+        checksum = zlib.crc32(content) | 1  # never 0, which means "not read yet"
         if self.checksums[index] not in (0, checksum):
             raise UserError(
                 f"example {index} of {self.name} data changes every time it is read, "
@@ -80,6 +80,7 @@ class Examples:
     def select(self, order: np.ndarray) -> Split:
         """Read the examples of these indices, in this order, each once."""
         indices, places = np.unique(order, return_inverse=True)
+        # Padding repeats an example, which is read only once.
         with ThreadPoolExecutor(self.threads) as pool:
             examples = list(pool.map(self.read, indices.tolist()))
         for index, example in zip(indices, examples, strict=True):
@@ -126,7 +127,7 @@ def check_labels(name: str, part: Any, logits: int) -> None:
 
 def split_example(example: Any) -> Split:
     """Split an example, a tuple or a dictionary, into inputs, label and weight."""
-    if isinstance(example, Mapping):
+    if isinstance(example, Mapping):  # as Hugging Face's data sets have them
         inputs = dict(example)
         weight = inputs.pop("weight", None)
         label = inputs.pop("label" if "label" in inputs else "labels", None)

@@ -105,6 +105,7 @@ def read_image(
             "images need Pillow: run pip install pillow, or give arrays"
         ) from None
     with Image.open(file, formats=FORMATS) as opened:
+        # Pillow would cut 16 and 32 bits off at 255.
         if opened.mode[0] in "IF":
             raise ValueError(
                 f"its mode is {opened.mode}: write it with 8 bits a colour"
@@ -132,6 +133,7 @@ def subfolders(folder: Path) -> list[str]:
 def load_folder(folder: Path) -> DataSet:
     """Read the data set in a folder of images."""
     names = subfolders(folder)
+    # A class may be called "train", too. Then it has images, and no subfolders.
     if "train" not in names or not subfolders(folder / "train"):
         return make_data_set({"train": ImageFolder(folder)})
     parts = {name: ImageFolder(folder / name) for name in PARTS if name in names}

@@ -75,6 +75,7 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
         custom: the model, its loss or its metrics are yours, so they're tried.
         best: the setting `--best`, which must name a metric.
     """
+    # Nothing is computed here: JAX only looks at shapes.
     examples = read_examples(data, ROWS)
     returned = check_call(task, examples)
     if task.classifies:
@@ -85,6 +86,7 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
             "sums over the examples, pmapdp.loss.MetricSums(loss=(batch.weights * "
             "losses).sum(), correct=None, count=batch.weights.sum())"
         )
+    # Our own networks and losses are tested, so they start without a trial.
     if custom or data.augment is not None:
         check_loss(task, examples)
         if not task.classifies and returned.correct is not None:
@@ -176,7 +178,7 @@ def check_correct(task: Task, examples: Batch) -> None:
     )
     for index, weight, correct, count in rows:
         if count == 0 or math.isnan(correct):
-            continue
+            continue  # it's left out, or training says what is wrong with it
         first = first or (index, count / weight)
         is_usual = np.isclose(count / weight, first[1], rtol=1e-3)
         is_whole = np.isclose(correct, [0, count], rtol=1e-3).any()
@@ -209,6 +211,7 @@ def warn_if_not_exportable(task: Task, examples: Batch) -> None:
         )
         return
     try:
+        # A batch of unknown size shows what depends on len(inputs).
         any_size = jax.export.symbolic_args_specs(examples, "batch, ...")
         returned_shapes(task, task.loss, any_size)
         returned_shapes(task, predict, any_size)
@@ -226,6 +229,7 @@ def not_exportable(error: Exception) -> str:
 
 def check_best(best: str, sums: dict[str, Any], data: DataSet) -> None:
     """Refuse `--best` of a metric that isn't among the sums of the loss."""
+    # The first of these that there is decides which epoch is the best.
     for part in (data.validation, data.test, data.train):
         if part is not None:
             break

@@ -43,6 +43,7 @@ def check_optimizer(
         steps.append(step)
         return schedule(step)
 
+    # The state and the updates are only traced, so they take no memory.
     params, _ = jax.device_get(task.split_arrays(task.model))
     with explain_errors(f"{name} fails", advice, YourCodeError):
         rule = optimizer(record)

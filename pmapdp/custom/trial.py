@@ -86,8 +86,9 @@ def make_trial(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
     params, model_state = task.split_arrays(task.model)
 
     def compute_sums(params: Any, model_state: Any, streams: Any, batch: Batch) -> Any:
+        # A copy, because layers write into it.
         model = nnx.merge(structure, params, streams, model_state, copy=True)
-        context = Context()
+        context = Context()  # of evaluation, in which no axis has a name
         if mode != EVALUATION:
             step = jnp.int32(0)
             keys = example_keys(task.seed, step, batch.indices)
@@ -160,6 +161,7 @@ def rounding_error(dtype: str, mode: str) -> float:
 def check_streams(task: Task, run: Callable[..., Any], loss: np.ndarray) -> None:
     """Refuse a layer whose own stream of random numbers changes the loss."""
     streams = dict(nnx.to_flat_state(task.graph_and_streams[1]))
+    # Layers may draw from a stream as long as nothing follows from it, as nnx.RNN does.
     for path, variable in streams.items():
         if isinstance(variable, nnx.RngKey):
             keys = jax.random.split(jax.random.key(task.seed + 1), variable.shape)
@@ -211,6 +213,7 @@ def check_sum(
     what = f"the loss of {task.name} in {mode}"
     if name != "loss":
         what = f"{name} in {what}"
+    # The device that has only padding gives the whole sum, too.
     if is_near(padding, total):
         raise UserError(
             f"{what} counts padding ({total:.4g} of weight 0): multiply by "
