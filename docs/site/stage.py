@@ -151,7 +151,7 @@ class Stage:
                 del cell["outputs"][
                     0
                 ]  # what JupyterLab shows of folded outputs; the site has a button
-            if "proof" in tags:
+            if cell["metadata"].get("jupyter", {}).get("source_hidden"):
                 tags.append("hide-input")
         self.write(self.pages[path], json.dumps(notebook))
 
