@@ -204,12 +204,11 @@ def parse_with_recipe(
     # --help shows the defaults of the recipe that is named.
     named = [text for text in arguments if text in RECIPES] or ["digits"]
     defaults = dataclasses.asdict(RECIPES[named[0]].config)
-    recipes = [f"    {name}: {recipe.summary}" for name, recipe in RECIPES.items()]
-    paragraphs = [
-        (command.description or "").strip(),
-        "The recipes:",
-        "\n".join(recipes),
-    ]
+    summaries = [f"    {name}: {recipe.summary}" for name, recipe in RECIPES.items()]
+    paragraphs = [(command.description or "").strip(), "The recipes:"]
+    paragraphs.append("\n".join(summaries))
+    if sections:  # a command that isn't about recipes
+        paragraphs[1:] = [f"The recipes: {', '.join(RECIPES)}."]
     text = "\n\n".join(paragraphs)
     values = read_flags(
         command._replace(description=text),
