@@ -97,10 +97,12 @@ launch.run(print_eight_numbers)
 # - The state is made on all devices at once, by the same program with the same seed. So it's the same everywhere.
 # - Process 0 alone prints the results.
 #
-# With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so there you call
-# `jax.distributed.initialize()` without arguments. (JAX 0.10 doesn't recognize Open MPI 5.) But put that call into the
-# program first: as it stands it connects by its three variables alone, so `srun python 17_processes.py` would start
-# separate runs, and nothing would warn you. The training step doesn't know about any of this.
+# With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so `jax.distributed.initialize()` needs
+# no arguments there. (JAX 0.10 doesn't recognize Open MPI 5.) The program asks for the number of tasks that `srun`
+# starts. For another launcher, read its variable: Open MPI's is `OMPI_COMM_WORLD_SIZE`.
+#
+# The `assert` is what you'd miss most. Processes that aren't connected don't fail: each trains a whole run of its own,
+# prints it, and writes its files over the others'. The training step doesn't know about any of this.
 #
 # If you run the program alone, as in this notebook, it's one process with eight devices. So it should end as lesson
 # 09's program did: with loss 0.2486 and accuracy 0.9184, and with 0.3540 and 0.8730 on the test set.

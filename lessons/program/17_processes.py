@@ -2,6 +2,7 @@
 
 COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=0 python 17_processes.py  # in one terminal
 COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=1 python 17_processes.py  # in another
+srun --ntasks-per-node=8 --gpus-per-node=8 python 17_processes.py  # with Slurm
 """
 
 import os
@@ -15,10 +16,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 B, EPOCHS = 128, 5  # examples per update, passes over the data
 
 os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
-processes = int(os.environ.get("PROCESSES", "1"))
-jax.config.update("jax_num_cpu_devices", 8 // processes)  # simulated, unless there are GPUs or TPUs
-if processes > 1:  # before JAX starts its devices
+tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # set by srun
+processes = int(os.environ.get("PROCESSES", tasks))
+devices = max(1, 8 // processes)
+jax.config.update("jax_num_cpu_devices", devices)  # simulated, unless there are GPUs or TPUs
+if "COORDINATOR" in os.environ:  # before JAX starts its devices
     jax.distributed.initialize(os.environ["COORDINATOR"], processes, int(os.environ["PROCESS_ID"]))
+elif processes > 1:
+    jax.distributed.initialize()  # asks Slurm, and takes one GPU for each process
+assert jax.process_count() == processes, "set COORDINATOR, or start all with one srun"
 mesh = Mesh(jax.devices(), ("data",))  # the devices of all processes
 print(f"process {jax.process_index()} has {jax.local_device_count()} of {mesh.size} devices")
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))

@@ -6,11 +6,16 @@ Lesson 14 kills its script and resumes it, lesson 17 runs its script as two proc
 
 import ast
 import difflib
+import os
+import subprocess
+import sys
 
 import build
 import numpy as np
 import pytest
 from notebooks import built, figures, printed
+
+from pmapdp.lessons.programs import launch
 
 OLD = "12 old"  # the pmap program that lesson 12 ports; it is no version of the others
 PROGRAMS = {
@@ -135,3 +140,36 @@ def test_one_device_and_pmap_agree_to_14_digits_in_float64(float64, capsys):
     one, eight = found
     np.testing.assert_allclose(eight, one, rtol=2e-14)
     assert (eight != np.round(eight, 10)).any(), "the figures have 15 decimals"
+
+
+def start_as_slurm_would(port: int, task: int) -> subprocess.Popen[str]:
+    """Start lesson 17's program as task `task` of the two that `srun` has started."""
+    variables = {
+        "JAX_COORDINATOR_PORT": str(port),
+        "JAX_PLATFORMS": "cpu",
+        "SLURM_JOB_ID": "1",
+        "SLURM_LOCALID": str(task),
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": str(task),
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_STEP_NUM_TASKS": "2",
+    }
+    return subprocess.Popen(
+        [sys.executable, PROGRAMS["17"]],
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_two_tasks_of_slurm_are_one_run():
+    port = launch.free_port()
+    tasks = [start_as_slurm_would(port, task) for task in range(2)]
+    first, second = [task.communicate(timeout=300)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], first + second
+    assert "process 0 has 4 of 8 devices" in first
+    assert "process 1 has 4 of 8 devices" in second
+    np.testing.assert_allclose(figures(first), figures_of("17"), atol=2e-4)
+    assert "epoch" not in second
