@@ -75,7 +75,7 @@ def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
     if type(part) is tuple and len(part) in (2, 3):
         part = Split(*part)
     if isinstance(part, Texts):
-        # Texts become inputs once the model is known. Until then numbers stand for them.
+        # Texts become inputs once the model is known. Numbers stand for them here.
         numbered = Split(np.arange(len(part.texts)), part.labels)
         return Texts(part.texts, convert_split(name, numbered, classes).labels)
     if isinstance(part, Split):
