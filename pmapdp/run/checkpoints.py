@@ -50,6 +50,10 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int = 3, *, read_only: bool = False):
         import orbax.checkpoint as ocp  # takes a second
 
+        if folder.exists() and not folder.is_dir():
+            raise UserError(
+                f"{folder} is a file, but checkpoints go there: move it away"
+            )
         logging.getLogger("absl").setLevel(
             logging.CRITICAL
         )  # its threads log the errors that the caller gets as well
@@ -136,6 +140,7 @@ class Checkpoints:
                 lambda x, place: x.update(sharding=place), wanted, places
             )
             state = self.restore(step, state=self.args.StandardRestore(wanted))
+            require_step(self.folder / str(step), state.step)
             if progress.pop("checksum") != checkpoint_checksum(state, progress):
                 raise ValueError("its numbers are not those that were written")
         return state, progress
@@ -153,6 +158,15 @@ class Checkpoints:
         # its own, without float64.
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(read, jax.config.read("jax_enable_x64")).result()
+
+
+def require_step(folder: Path, step: Any) -> None:
+    """Refuse a checkpoint whose folder was renamed or copied, because its name is the update to go on from."""
+    if int(step) != int(folder.name):
+        raise UserError(
+            f"{folder} holds the state after update {int(step)}, so it was renamed or "
+            "copied: delete it, or give it its name again"
+        )
 
 
 @jax.jit
@@ -287,6 +301,7 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
                 step, progress=checkpoints.args.JsonRestore()
             )
             state = checkpoints.restore(step, state=on_host)
+            require_step(checkpoints.folder / str(step), state["step"])
             leaves = list(
                 map(named_leaves(state).get, progress.pop("shapes"))
             )  # in the order of the checksum

@@ -3,6 +3,7 @@ are refused, and `--init-from` takes the weights of another run, or of an export
 in place of random ones."""
 
 import asyncio
+import dataclasses
 import json
 import shutil
 
@@ -65,15 +66,15 @@ def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(tmp_path):
         task = Task(build(Net, dtype="float64"), optax.sgd(0.1))
         state, checkpoints = create_state(task), Checkpoints(folder, keep=2)
         for step in range(1, 7):
-            checkpoints.save(
-                step, jax.device_put(state), PROGRESS | {"best": {"step": min(3, step)}}
-            )
+            best = {"step": min(3, step)}
+            saved = dataclasses.replace(state, step=np.int32(step))
+            checkpoints.save(step, jax.device_put(saved), PROGRESS | {"best": best})
         checkpoints.close()
         reader = Checkpoints(folder, read_only=True)
         assert reader.steps() == [3, 5, 6]
         found = asyncio.run(read(reader))
     assert found.params["head"]["bias"].dtype == "float64"
-    assert_same(found, state)
+    assert_same(found, dataclasses.replace(state, step=np.int32(3)))
 
 
 def test_what_is_being_written_is_left_alone_by_readers_and_removed_by_the_next_start(
@@ -283,3 +284,35 @@ def test_a_file_without_weights_is_one_sentence(source):
     ):
         with pytest.raises(UserError, match=sentence):
             load_weights(task, str(path))
+
+
+def test_a_folder_that_was_renamed_or_copied_is_refused(finished, folder):
+    """Its name says after which update a run goes on, and what it holds is of another."""
+    checkpoints = folder / "checkpoints"
+    sentence = r"checkpoints/7 holds the state after update 10, so it was renamed"
+    shutil.rmtree(checkpoints / "5")
+    (checkpoints / "10").rename(checkpoints / "7")
+    for use in (
+        lambda: run(workdir=str(folder), epochs=2),
+        lambda: load_run(folder, model=Net),
+        lambda: run(init_from=str(folder)),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            use()
+    (checkpoints / "7").rename(checkpoints / "10")
+    shutil.copytree(checkpoints / "10", checkpoints / "15")
+    with pytest.raises(UserError, match="15 holds the state after update 10"):
+        run(workdir=str(folder), epochs=2)
+    shutil.rmtree(checkpoints / "15")
+    assert_same(run(workdir=str(folder), epochs=2).state, finished[1].state)
+
+
+def test_checkpoints_that_are_a_file_are_one_message(folder):
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "checkpoints").write_text("")
+    for use in (
+        lambda: run(workdir=str(folder), epochs=2),
+        lambda: load_run(folder, model=Net),
+    ):
+        with pytest.raises(UserError, match="checkpoints is a file, .*: move it away"):
+            use()
