@@ -70,12 +70,16 @@ EVALUATION_BATCH_PER_DEVICE = 64
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a run."""
+    """The outcome of a run.
 
-    state: TrainState  # the last one, on the host
-    # The results of each epoch since this process started, as in the metrics file:
-    # {"epoch": 1, "step": 23, "train": {"loss": ..., "accuracy": ..., "examples":
-    # 1437}, "test": {...}, ...}
+    Attributes:
+        state: the last one on the host, or with `best` or `patience` the best epoch's.
+        epochs: the results of each epoch of the run, as in its metrics file:
+            `{"epoch": 1, "step": 23, "train": {"loss": ..., "accuracy": ...,
+            "examples": 1437}, "test": {...}, ...}`.
+    """
+
+    state: TrainState
     epochs: list[dict[str, Any]]
 
 
@@ -171,10 +175,11 @@ def train(
                         )  # shows, saves, and stops on Ctrl-C
                 run.end_epoch(step, state, meter, evaluate(job, state, job.held_out))
             run.end(step)
+            epochs = list(run.epochs.values())
             run.report.line(
-                *compare_with_reported(job.config, run.epochs, batches.per_epoch)
+                *compare_with_reported(job.config, epochs, batches.per_epoch)
             )
-            return Result(strategy.fetch(state), run.epochs)
+            return Result(run.fetch_result(state), epochs)
 
 
 def evaluate(job: "Job", state: TrainState, part: str | None) -> dict[str, float]:
@@ -421,18 +426,21 @@ def rebuild_task(config: Config, **yours: Any) -> Task:
 
 
 def load_run(
-    path: str | Path, **yours: Any
+    path: str | Path, *, best: bool = False, **yours: Any
 ) -> tuple[Config, TrainState, dict[str, Any]]:
-    """Read the configuration of a run, its newest state (on the host), and the results of its last epoch.
+    """Read a run: its configuration, its newest state on the host, and the results of its last epoch.
 
-    `path` is its folder. Give `model` and `optimizer` again if `train` had them as
-    Python values.
+    Args:
+        path: its folder.
+        best: read the state and the results of the best epoch instead.
+        yours: `model` and `optimizer` again if `train` had them as Python values.
     """
     config = read_config(path)
     parts = {"data": "not needed"} | yours
     require_python_values(config, parts, "pmapdp.train.load_run", str(path))
     with jax.enable_x64(config.dtype == "float64"):
-        state, progress = load_state(path, rebuild_task(config, **yours))
+        task = rebuild_task(config, **yours)
+        state, progress = load_state(path, task, best=best)
     return config, state, progress["last"]
 
 

@@ -27,7 +27,7 @@ from pmapdp.distributed import Peers, make_global
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, StoppedError
 from pmapdp.metrics import ACCURACIES, Meter
 from pmapdp.run.checkpoints import Checkpoints, load_weights, require_equal_copies
-from pmapdp.run.report import Reporter
+from pmapdp.run.report import Reporter, read_epochs
 from pmapdp.run.workdir import identity, lock_workdir, sample_functions, write_config
 from pmapdp.state import TrainState, create_state, is_finite, named_leaves
 from pmapdp.steps.shared import gradient_sums
@@ -56,9 +56,9 @@ class Run:
         )
         self.per_epoch, self.stack = job.batches["train"].per_epoch, stack
         self.compile_seconds: float | None = None
-        self.epochs: list[
-            dict[str, Any]
-        ] = []  # since this process started, as in the metrics file
+        # By number. An epoch that was stopped in its middle is there twice in the file.
+        self.epochs: dict[int, dict[str, Any]] = {}
+        self.best_state: Any = None  # on the host, if no checkpoint has it
         self.progress: dict[str, Any] = {
             "sums": {},
             "examples": 0,
@@ -91,6 +91,9 @@ class Run:
                 step, job.task, self.identity, sharding
             )
             event, news = "resume", f"restored from the checkpoint of step {step:,}"
+            for results in read_epochs(self.config.workdir):
+                if results["step"] <= step:
+                    self.epochs[results["epoch"]] = results
         else:
             task, news = (
                 load_weights(job.task, self.config.init_from)
@@ -161,7 +164,7 @@ class Run:
             ),
             **meter.speed,
         }
-        self.epochs.append(results)
+        self.epochs[results["epoch"]] = results
         self.report.end_epoch(results)
         best = max(
             self.progress["best"] or results,
@@ -169,6 +172,8 @@ class Run:
             key=lambda each: best_metric(each, self.config.best)[2],
         )
         self.progress |= {"best": best, "last": results}
+        if self.chooses_best and not self.checkpoints and best is results:
+            self.best_state = self.job.strategy.fetch(state)
         self.save(step, state, meter if step % self.per_epoch else Meter())
         if self.after_epoch is not None:
             self.after_epoch(dict(results), state)
@@ -189,6 +194,24 @@ class Run:
             self.checkpoints.save(
                 step, state, self.progress | {"belongs_to": self.identity}
             )
+
+    @property
+    def chooses_best(self) -> bool:
+        """Return True if the run was asked for its best epoch."""
+        return bool(self.config.best or self.config.patience)
+
+    def fetch_result(self, state: TrainState) -> TrainState:
+        """Copy the last state to the host, or the best epoch's if the run was asked for it."""
+        best_step = self.progress["best"].get("step")
+        if not self.chooses_best or best_step in (None, int(state.step)):
+            return self.job.strategy.fetch(state)
+        if not self.checkpoints:
+            return self.best_state
+        sharding = self.job.strategy.state_sharding
+        best, _ = self.checkpoints.read(
+            best_step, self.job.task, self.identity, sharding
+        )
+        return self.job.strategy.fetch(best)
 
     def end_stopped(
         self, number: signal.Signals, step: int, state: TrainState

@@ -24,7 +24,7 @@ from rich.progress import (
 
 from pmapdp.devices import count_from_environment, describe
 from pmapdp.errors import explain_errors
-from pmapdp.files import ADVICE, open_regular
+from pmapdp.files import ADVICE, open_file, open_regular
 from pmapdp.metrics import Meter
 from pmapdp.recipes import RECIPES
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
@@ -57,6 +57,22 @@ def open_lines(path: str | Path) -> TextIO:
         return open(
             descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace"
         )
+
+
+def read_epochs(folder: str | Path) -> list[dict[str, Any]]:
+    """Return the results of the epochs in the metrics file of a run, in its order."""
+    file = Path(folder) / "metrics.jsonl"
+    if not file.exists():
+        return []
+    epochs = []
+    with open_file(file, advice=ADVICE) as lines:
+        for line in lines:
+            # A kill may have left half a line.
+            with contextlib.suppress(ValueError):
+                values = json.loads(line)
+                if values.pop("event") == "epoch":
+                    epochs.append(values)
+    return epochs
 
 
 class Reporter:

@@ -14,6 +14,7 @@ from pmapdp.errors import StoppedError, UserError
 from pmapdp.evaluate import evaluate_run
 from pmapdp.export import export_run
 from pmapdp.loss import MetricSums
+from pmapdp.train import load_run
 
 SETTINGS = {"epochs": 9, "best": "lowest:error", "keep_checkpoints": 2, "patience": 3}
 
@@ -66,8 +67,27 @@ def test_patience_ends_a_run_and_its_resumption_alike(stopped):
         in (folder / "log.txt").read_text()
     )
     again = run(own=YOURS, workdir=str(folder), **SETTINGS)
-    assert again.epochs == []
+    np.testing.assert_equal(again.epochs, found.epochs)
     jax.tree.map(np.testing.assert_array_equal, again.state, found.state)
+
+
+def test_the_result_is_the_best_epoch_with_and_without_a_workdir(stopped):
+    """The states of all epochs are compared, so that it's the best one's and no other's."""
+    folder, best, found = stopped
+    states = []
+
+    def keep(results, state):
+        states.append(jax.device_get(state))
+
+    alone = run(own=YOURS | {"after_epoch": keep}, **SETTINGS)
+    _, loaded, results = load_run(folder, best=True, model=Net)
+    assert len(states) == best + 3
+    assert results["epoch"] == best
+    for state in (alone.state, found.state, loaded):
+        assert int(state.step) == 5 * best
+        jax.tree.map(np.testing.assert_array_equal, state, states[best - 1])
+    last = load_run(folder, model=Net)[1]
+    jax.tree.map(np.testing.assert_array_equal, last, states[-1])
 
 
 def test_the_best_checkpoint_is_kept_and_evaluated(stopped, tmp_path):

@@ -86,7 +86,7 @@ def test_what_is_being_written_is_left_alone_by_readers_and_removed_by_the_next_
     _, state, last = load_run(folder, model=Net)
     assert_same(state, finished[1].state)
     assert half_written.is_dir()
-    assert run(workdir=str(folder), epochs=2).epochs == []
+    assert run(workdir=str(folder), epochs=2).epochs == finished[1].epochs
     assert not half_written.exists()
     log = (folder / "log.txt").read_text()
     assert "restored from the checkpoint of step 10" in log

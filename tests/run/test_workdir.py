@@ -38,6 +38,17 @@ def test_it_holds_what_the_page_says(finished):
     assert {tag: tensorboard.count(tag) for tag in wanted} == wanted
 
 
+def test_the_result_has_all_epochs_of_the_run_once(tmp_path):
+    """Also one that was stopped in its middle, and with half a line that a kill left."""
+    settings = {"workdir": str(tmp_path / "run"), "epochs": 3}
+    assert [epoch["step"] for epoch in run(**settings, steps=7).epochs] == [5, 7]
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"event": "epo')
+    found = run(**settings)
+    assert [epoch["step"] for epoch in found.epochs] == [5, 10, 15]
+    assert run(**settings).epochs == found.epochs
+
+
 def test_tensorboard_shows_the_loss_within_an_epoch(tmp_path, monkeypatch):
     monkeypatch.setattr("pmapdp.run.report.UPDATES_BETWEEN_POINTS", 2)
     monkeypatch.setattr("pmapdp.metrics.READ_TOGETHER", 1)
