@@ -302,6 +302,11 @@ class Config:
         "Every so many updates, stop if the devices' copies of the state differ.",
         (1, MAX_INT, "100"),
     )
+    accept_changed_functions: bool = setting(
+        "workdir",
+        False,
+        "Resume, although the code of a function of yours has changed.",
+    )
     profile: bool = setting(
         "workdir", False, "Trace a few updates, and print the ten longest operations."
     )

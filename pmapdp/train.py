@@ -228,6 +228,7 @@ class Job:
     content: (
         str | None
     )  # a fingerprint of the data; None without a workdir and with one process
+    functions: dict[str, Any]  # your functions, or None, by what they are
 
     @property
     def held_out(self) -> str | None:
@@ -274,6 +275,9 @@ def prepare(
 
     # Model and loss
     task = make_task(config, custom)
+    model = custom.model
+    if ".py:" in config.model:
+        model = find_code("model", config.model)
     config = dataclasses.replace(config, **name_custom_parts(custom, task))
     arrays, _ = featurize(data, task.model)
     task = dataclasses.replace(task, augment=arrays.augment)
@@ -332,6 +336,14 @@ def prepare(
         layout=layout,
         peers=peers,
         content=content,
+        functions={
+            "model": model,
+            "loss": custom.loss,
+            "metrics": custom.metrics,
+            "optimizer": rule,
+            "schedule": custom.schedule or find_code("schedule", config.schedule),
+            "augmentation": arrays.augment,
+        },
     )
 
 

@@ -13,9 +13,10 @@ import json
 import logging
 import os
 import shutil
+import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,13 @@ class Checkpoints:
         self.manager.save(step, args=self.args.Composite(**items))
 
     def read(
-        self, step: int, task: Task, ours: dict[str, Any], sharding: Any = None
+        self,
+        step: int,
+        task: Task,
+        ours: dict[str, Any],
+        sharding: Any = None,
+        *,
+        accept_changed_functions: bool = False,
     ) -> tuple[TrainState, Any]:
         """Read the state after update `step` and the progress, for a run whose identity is `ours`.
 
@@ -134,6 +141,7 @@ class Checkpoints:
                 theirs,
                 ours,
                 ended=ended,
+                accept_changed_functions=accept_changed_functions,
             )
             places = jax.tree.broadcast(sharding or jnp.zeros(()).sharding, wanted)
             wanted = jax.tree.map(
@@ -156,8 +164,21 @@ class Checkpoints:
 
         # In a notebook's thread, which has an event loop, Orbax would start a thread of
         # its own, without float64.
+        previous_hook = sys.unraisablehook
+        sys.unraisablehook = functools.partial(show_unless_late, previous_hook)
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(read, jax.config.read("jax_enable_x64")).result()
+            value = pool.submit(read, jax.config.read("jax_enable_x64")).result()
+        sys.unraisablehook = previous_hook
+        return value
+
+
+def show_unless_late(show: Callable[[Any], Any], error: Any) -> None:
+    """Leave out what Orbax's reads report that end after the first of them has failed.
+
+    Their tracebacks would stand below the message that says what to do.
+    """
+    if "Event loop is closed" not in str(error.exc_value):
+        show(error)
 
 
 def require_step(folder: Path, step: Any) -> None:

@@ -28,7 +28,12 @@ from pmapdp.errors import DIVERGED_ADVICE, DivergedError, StoppedError
 from pmapdp.metrics import ACCURACIES, Meter
 from pmapdp.run.checkpoints import Checkpoints, load_weights, require_equal_copies
 from pmapdp.run.report import Reporter, read_epochs
-from pmapdp.run.workdir import identity, lock_workdir, sample_functions, write_config
+from pmapdp.run.workdir import (
+    identify_functions,
+    identity,
+    lock_workdir,
+    write_config,
+)
 from pmapdp.state import TrainState, create_state, is_finite, named_leaves
 from pmapdp.steps.shared import gradient_sums
 
@@ -74,7 +79,7 @@ class Run:
             job.peers.require_same(
                 {f"--workdir {workdir}": Path(workdir, "pmapdp.lock").exists()}
             )
-            self.identity = identity(job.config, job.content) | sample_functions(job)
+            self.identity = identity(job.config, job.content) | identify_functions(job)
             self.checkpoints = Checkpoints(
                 Path(workdir, "checkpoints"), job.config.keep_checkpoints
             )
@@ -88,7 +93,11 @@ class Run:
         if self.checkpoints and (steps := self.checkpoints.steps()):
             step = steps[-1]
             state, self.progress = self.checkpoints.read(
-                step, job.task, self.identity, sharding
+                step,
+                job.task,
+                self.identity,
+                sharding,
+                accept_changed_functions=self.config.accept_changed_functions,
             )
             event, news = "resume", f"restored from the checkpoint of step {step:,}"
             for results in read_epochs(self.config.workdir):
@@ -209,7 +218,11 @@ class Run:
             return self.best_state
         sharding = self.job.strategy.state_sharding
         best, _ = self.checkpoints.read(
-            best_step, self.job.task, self.identity, sharding
+            best_step,
+            self.job.task,
+            self.identity,
+            sharding,
+            accept_changed_functions=True,
         )
         return self.job.strategy.fetch(best)
 

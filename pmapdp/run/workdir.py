@@ -20,23 +20,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 from pmapdp.config import Config, config_from_json
-from pmapdp.data.batches import Batch, Batches
 from pmapdp.errors import UserError, explain_errors
 from pmapdp.files import LINES, check_output, open_file, open_regular, write_file
-from pmapdp.layers import Context, example_keys, use_context
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
 from pmapdp.registry import DATA_SETS
+from pmapdp.run.code_hash import hash_function
 from pmapdp.state import use_host
 
 if TYPE_CHECKING:
     from pmapdp.train import Job
 
 FORMAT = "pmapdp run 2"
+CODE = "the code of the "  # starts the name of a hash in the identity of a run
 WORKDIR_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 
 
@@ -70,7 +68,7 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
     """Return the settings on which the results of a run depend, as JSON gives them back.
 
     Folders of your code and data don't count, because you may move them. Names of your
-    optimizer and schedule don't count either: `sample_functions` compares their values.
+    optimizer and schedule don't count either: `identify_functions` compares their code.
     `content` is the `fingerprint` of the data.
     """
     settings = {
@@ -88,94 +86,87 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
     )
 
 
-def sample_functions(job: "Job") -> dict[str, float]:
-    """Return some values of the run's functions, because you may change a function and keep its name.
+def identify_functions(job: "Job") -> dict[str, Any]:
+    """Return what tells the run's functions from others, because you may edit one and keep its name.
 
     - The learning rates at 64 even points of the run, and their sum over all updates.
-    - Two updates by fixed gradients, if the optimizer is yours. A built-in one follows
-      from the settings.
-    - The training loss of four examples, with the initial parameters and the dropout of
-      the first update.
+    - A hash of the code of each of your functions and of the values that it holds.
     """
-    task, split = job.task, job.data.train
-    n, updates = (
-        min(4, split.examples),
-        () if job.config.optimizer in OPTIMIZERS else (1, 2),
-    )
     last = job.config.epochs * job.batches["train"].per_epoch
-
-    def compute(params: Any, model_state: Any, batch: Batch) -> dict[str, Any]:
-        keys = example_keys(task.seed, jnp.int32(0), batch.indices)
-        with use_context(Context(batch.weights, keys, train=True)):
-            values = {
-                f"the loss of {n} examples": task.loss_sums(
-                    task.model_with(params, model_state), batch
-                ).loss
-            }
-        optimizer_state = task.optimizer.init(params)
-        gradients = jax.tree.map(
-            lambda p: 3 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape),
-            params,
-        )
-        for number in (
-            updates
-        ):  # the second is smaller, which shows how the rule remembers the first
-            update, optimizer_state = task.optimizer.update(
-                gradients, optimizer_state, params
-            )
-            values[f"the optimizer in update {number} by a fixed gradient"] = (
-                optax.tree.vdot(update, gradients)
-            )
-            gradients = jax.tree.map(lambda g: g / 100, gradients)
-        return values
-
-    # It runs once, so optimizing it would take longer than it saves.
-    program = jax.jit(compute, compiler_options={"xla_backend_optimization_level": 0})
-    # On the host and with exact products, so that another machine finds the same.
-    with (
-        use_host(),
-        jax.transfer_guard("allow"),
-        jax.default_matmul_precision("highest"),
-    ):
+    # On the host, so that another machine finds the same.
+    with use_host(), jax.transfer_guard("allow"):
         rates = np.asarray(jax.vmap(job.schedule)(np.arange(last + 1)), float)
-        values = {
-            f"the schedule after {step} updates": rates[step]
-            for step in np.linspace(0, last, 64).astype(int)
-        }
-        values["the schedule, summed up"] = rates.sum()
-        values |= program(
-            *task.split_arrays(task.model), Batches(split, n).read_batch(np.arange(n))
-        )
-        return {name: float(f"{value:.6g}") for name, value in values.items()}
+    values: dict[str, Any] = {}
+    for step in np.linspace(0, last, 64).astype(int):
+        values[f"the schedule after {step} updates"] = float(f"{rates[step]:.6g}")
+    values["the schedule, summed up"] = float(f"{rates.sum():.6g}")
+    for name, function in job.functions.items():
+        is_yours = function is not None
+        values[CODE + name] = hash_function(function) if is_yours else "built in"
+    return values
 
 
 def require_same_run(
-    what: str, theirs: dict[str, Any], ours: dict[str, Any], *, ended: bool = False
+    checkpoint: str,
+    saved: dict[str, Any],
+    requested: dict[str, Any],
+    *,
+    ended: bool = False,
+    accept_changed_functions: bool = False,
 ) -> None:
-    """Refuse a checkpoint, called `what`, of another identity. If its run has `ended`, it may be given more epochs."""
-    extended = ended and ours["epochs"] > theirs["epochs"]
-    may_differ = (
-        ("epochs", "the schedule", "the optimizer in update 2") if extended else ()
-    )  # their beginnings
-    rounding = (
-        1e-2 if ours["dtype"] == "bfloat16" else 1e-4
-    )  # another machine may round what a function gives
+    """Refuse a checkpoint of another run.
+
+    Args:
+        checkpoint: what it's called in the message.
+        saved: its identity.
+        requested: the identity of the run that would go on from it.
+        ended: its run has made all its epochs, and may be given more.
+        accept_changed_functions: the code of your functions may differ.
+    """
+    # With more epochs, a schedule is compared by its code alone.
+    is_extended = ended and requested["epochs"] > saved["epochs"]
+    may_differ = ("epochs", "the schedule") if is_extended else ()
     different = []
-    for name, now in ours.items():
-        then, is_rounded = (
-            theirs.get(name, now),
-            name.startswith("the ") and isinstance(now, float),
-        )
-        is_close = is_rounded and np.isclose(
-            then, now, rtol=rounding, atol=1e-9, equal_nan=True
-        )
-        if then != now and not is_close and not name.startswith(may_differ):
-            different.append(f"{name} ({then!r} there, {now!r} now)")
+    for name, value in requested.items():
+        if name.startswith((CODE, *may_differ)):
+            continue
+        # A checkpoint of an older version may lack a setting.
+        saved_value = saved.get(name, value)
+        # Another machine may round a learning rate in another way.
+        is_rate = name.startswith("the schedule")
+        if is_rate and np.isclose(saved_value, value, rtol=1e-4, atol=1e-9):
+            continue
+        if value != saved_value:
+            different.append(f"{name} ({saved_value!r} there, {value!r} now)")
     if different:
         raise UserError(
-            f"{what} is of another configuration, which differs in {', '.join(different[:3])}: use the same or another "
-            "folder (there --init-from starts from its weights), or delete that run yourself"
+            f"{checkpoint} is of another configuration, which differs in "
+            f"{', '.join(different[:3])}: use the same or another folder (there "
+            "--init-from starts from its weights), or delete that run yourself"
         )
+    if not accept_changed_functions:
+        require_same_code(checkpoint, saved, requested)
+
+
+def require_same_code(
+    checkpoint: str, saved: dict[str, Any], requested: dict[str, Any]
+) -> None:
+    """Refuse a checkpoint that was made with other functions of yours. One of 0.3 has no hashes."""
+    for name in requested:
+        if not name.startswith(CODE) or name not in saved:
+            continue
+        function = f"your {name.removeprefix(CODE)}"
+        if requested[name] is None:
+            raise UserError(
+                f"{function} holds a value that can't be compared with the one of "
+                f"{checkpoint}: if it's the same, add --accept-changed-functions"
+            )
+        if requested[name] != saved[name]:
+            raise UserError(
+                f"the code of {function}, or a value that it holds, isn't what "
+                f"{checkpoint} was made with: undo the change, or add "
+                "--accept-changed-functions to go on with it"
+            )
 
 
 @contextlib.contextmanager

@@ -5,13 +5,18 @@ in place of random ones."""
 import asyncio
 import dataclasses
 import json
+import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import forks
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import points
 import pytest
 import small_job
 from points import DATA, FiveClasses, Net, run
@@ -314,5 +319,29 @@ def test_checkpoints_that_are_a_file_are_one_message(folder):
         lambda: run(workdir=str(folder), epochs=2),
         lambda: load_run(folder, model=Net),
     ):
-        with pytest.raises(UserError, match="checkpoints is a file, .*: move it away"):
+        with pytest.raises(UserError, match=r"checkpoints is a file, .*: move it away"):
             use()
+
+
+@pytest.mark.parametrize("damaged", ["state/**/d/*", "state/manifest.ocdbt"])
+def test_the_message_about_damaged_files_stands_alone(folder, damaged):
+    """Orbax reads in parallel, and what fails after the first file has nothing new to say."""
+    for file in (folder / "checkpoints" / "10").glob(damaged):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    program = f"""
+import sys
+from pmapdp import cli
+from points import Net, run
+sys.exit(cli.run(lambda _: run(workdir={str(folder)!r}, epochs=2), []))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(points.__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert re.fullmatch(r"error: .*, or delete .*checkpoints/10, .*\n", result.stderr)

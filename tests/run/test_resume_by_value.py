@@ -1,6 +1,10 @@
-"""A run that is resumed knows its schedule, optimizer and loss by what they do, whatever they are called."""
+"""A run that is resumed knows your functions by their code and values, whatever they are called."""
 
+import functools
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import entry
@@ -8,14 +12,15 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+import small_job
 from flax import nnx
-from points import DATA, Net, run
+from points import Net, run
 
-from pmapdp.config import Config
 from pmapdp.errors import DivergedError, UserError
 from pmapdp.loss import MetricSums
-from pmapdp.run.workdir import identity, require_same_run, sample_functions
-from pmapdp.train import Custom, prepare
+from pmapdp.run.code_hash import hash_function
+
+ROOT = Path(__file__).parents[2]
 
 
 def net(rate):
@@ -30,16 +35,25 @@ def net(rate):
     return Dropped
 
 
-def power(exponent):
+def weighted(weight):
+    """A loss in which a class that is rare has a weight."""
+
     def loss(model, batch):
-        errors = jnp.abs(model(batch.inputs)[:, 0] - batch.labels) ** exponent
-        return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            model(batch.inputs), batch.labels
+        )
+        weights = batch.weights * jnp.where(batch.labels == 2, weight, 1.0)
+        return MetricSums((weights * losses).sum(), None, weights.sum())
 
     return loss
 
 
 def adam(b1):
     return lambda schedule: optax.adamw(schedule, b1=b1, weight_decay=0.0)
+
+
+def scaled(metrics, factor):
+    return {"half": (factor * metrics.weights.sum(), metrics.weights.sum())}
 
 
 @pytest.mark.parametrize(
@@ -58,65 +72,134 @@ def adam(b1):
             lambda n: jnp.where(n == 4, 0.1, 0.01),
             r"summed up \(2.01 there, 2.1 now",
         ),
+        ("optimizer", adam(0.9), adam(0.1), "the code of your optimizer, or a value"),
+        ("loss", weighted(5), weighted(8), "the code of your loss, or a value that it"),
+        ("model", net(0.5), net(0.2), "the code of your model, or a value that it"),
         (
-            "optimizer",
-            adam(0.9),
-            adam(0.1),
-            r"the optimizer in update 2 by a fixed gradient \(.* there, .* now\)",
+            "metrics",
+            functools.partial(lambda logits, batch, f: scaled(batch, f), f=0.5),
+            functools.partial(lambda logits, batch, f: scaled(batch, f), f=0.25),
+            "the code of your metrics, or a value that it holds",
         ),
-        ("loss", power(2), power(1), r"the loss of 4 examples \(.* there, .* now\)"),
-        ("model", net(0.5), net(0.2), r"the loss of 4 examples \(.* there, .* now\)"),
     ],
 )
-def test_another_function_of_the_same_name_is_refused(name, first, second, sentence):
-    config = Config(strategy="single", devices=1, epochs=40, global_batch_size=20)
-    jobs = [
-        prepare(config, Custom(**{"model": Net, "data": DATA, name: each}))
-        for each in (first, second)
-    ]
-    theirs, ours = (identity(job.config) | sample_functions(job) for job in jobs)
-    require_same_run("the run", theirs, theirs)
-    with pytest.raises(
-        UserError, match=sentence + ".*: use the same or another folder"
-    ):
-        require_same_run("the run", theirs, ours)
+def test_another_function_of_the_same_name_is_refused(
+    name, first, second, sentence, tmp_path
+):
+    """A number in a closure or in a partial argument is enough, and nothing of the folder is changed."""
+    settings = {"epochs": 40, "steps": 1, "strategy": "single", "devices": 1}
+    settings["workdir"] = str(tmp_path / "run")
+    run(own={name: first}, **settings)
+    before = small_job.contents(tmp_path / "run")
+    with pytest.raises(UserError, match=sentence):
+        run(own={name: second}, **settings | {"steps": 2})
+    assert small_job.contents(tmp_path / "run") == before
+    run(own={name: first}, **settings | {"steps": 2})
+    if name != "schedule":
+        settings |= {"steps": 3, "accept_changed_functions": True}
+        assert int(run(own={name: second}, **settings).state.step) == 3
 
 
-def test_the_same_function_of_another_name_goes_on_and_another_one_does_not(tmp_path):
-    """Nor does a file that was edited. With more epochs, over which the rates add up to more, it goes on."""
+def test_a_loss_that_cannot_be_compared_needs_your_word(tmp_path):
+    with open(os.devnull) as opened:
+
+        def loss(model, batch, file=opened):
+            return weighted(2)(model, batch)
+
+        assert hash_function(loss) is None
+        settings = {"workdir": str(tmp_path / "run"), "epochs": 2, "steps": 1}
+        run(own={"loss": loss}, **settings)
+        with pytest.raises(UserError, match="add accept_changed_functions"):
+            run(own={"loss": loss}, **settings | {"steps": 2})
+        settings |= {"steps": 2, "accept_changed_functions": True}
+        assert int(run(own={"loss": loss}, **settings).state.step) == 2
+
+
+def test_a_file_that_was_edited_is_refused_and_one_that_was_moved_is_not(tmp_path):
+    """With more epochs, over which the rates add up to more, it goes on."""
     rate, file = "def rate(step):\n    return 0.01 / (1 + step)\n", tmp_path / "rate.py"
-    settings = {
-        "workdir": str(tmp_path / "run"),
-        "schedule": f"{file}:rate",
-        "strategy": "single",
-        "devices": 1,
-    }
+    one = {"workdir": str(tmp_path / "run"), "strategy": "single", "devices": 1}
     file.write_text(rate)
-    run(own={"optimizer": optax.lion}, **settings)
-    with pytest.raises(
-        UserError, match="differs in the optimizer in update 1 by a fixed gradient"
-    ):
-        run(
-            own={"optimizer": lambda schedule: optax.lion(schedule, weight_decay=9.0)},
-            **settings,
-            epochs=2,
-        )
+    run(own={"optimizer": optax.lion}, schedule=f"{file}:rate", **one)
     file.write_text(rate.replace("0.01", "0.02"))
     with pytest.raises(
         UserError, match=r"the schedule after 0 updates \(0.01 there, 0.02 now\)"
     ):
-        run(own={"optimizer": optax.lion}, **settings)
-    file.write_text(rate)
-    assert (
-        int(
-            run(
-                own={"optimizer": lambda schedule: optax.lion(schedule)},
-                **settings,
-                epochs=2,
-            ).state.step
-        )
-        == 10
+        run(own={"optimizer": optax.lion}, schedule=f"{file}:rate", **one)
+    moved = tmp_path / "moved.py"
+    moved.write_text(f"# A comment.\n{rate}")
+    found = run(
+        own={"optimizer": optax.lion}, schedule=f"{moved}:rate", epochs=2, **one
     )
+    assert int(found.state.step) == 10
+
+
+PROGRAM = """
+import functools
+import sys
+import flax.nnx as nnx
+import jax.numpy as jnp
+import numpy as np
+import optax
+from dataclasses import dataclass
+NAMES, WEIGHTS = {{"a", "b", "c"}}, np.array([1.0, {weight}])
+def inner(x):
+    return x * {inner} if str(x) not in NAMES else outer
+def outer(x, y={default}):
+    return inner(x) + y + WEIGHTS.sum()
+@dataclass
+class Loss:
+    weight: float = 3.0
+    def __call__(self, x):
+        return [self.weight * outer(x) for _ in range(2)]
+class Net(nnx.Module):
+    width = {width}
+    def __init__(self, *, rngs):
+        self.layer = nnx.Linear(3, self.width, rngs=rngs)
+    def __call__(self, x):
+        return jnp.where(x in {{"u", "v", "w"}}, self.layer(x), nnx.relu(x))
+def make(rate={rate}):
+    return optax.sgd(rate)
+FUNCTIONS = {{
+    "function": outer, "object": Loss({weight}), "class": Net, "update": make().update,
+    "partial": functools.partial(outer, y={default}), "jitted": jax.jit(outer),
+}}
+""".replace("import optax", "import jax, optax")
+VALUES = {"weight": 5.0, "inner": 2, "default": 1, "width": 4, "rate": 0.1}
+
+
+def hashes(tmp_path, seed="0", **changes):
+    """The hashes of the program's functions in a process of its own."""
+    program = PROGRAM.format(**VALUES | changes)
+    program += "import json\nfrom pmapdp.run.code_hash import hash_function\n"
+    program += "print(json.dumps({n: hash_function(f) for n, f in FUNCTIONS.items()}))"
+    (tmp_path / "program.py").write_text(program)
+    result = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(result.stdout)
+
+
+def test_hashes_are_the_same_in_two_processes_and_show_each_number(tmp_path):
+    first = hashes(tmp_path)
+    assert all(first.values()), first
+    assert len(set(first.values())) == len(first)
+    assert hashes(tmp_path, seed="1") == first
+    calls_outer = {"function", "object", "partial", "jitted"}
+    for change, changed in (
+        ({"weight": 8.0}, calls_outer),
+        ({"inner": 3}, calls_outer),
+        ({"default": 4}, calls_outer),
+        ({"width": 5}, {"class"}),
+        ({"rate": 0.01}, {"update"}),
+    ):
+        second = hashes(tmp_path, **change)
+        assert {name for name in first if first[name] != second[name]} == changed
 
 
 class Log(Net):
