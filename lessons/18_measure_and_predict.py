@@ -276,8 +276,6 @@ lesson_18.roofline(b, attainable)
 import tempfile
 from pathlib import Path
 
-from pmapdp.run.report import longest_operations
-
 
 @jax.jit
 def named_step(params, batch):
@@ -293,7 +291,7 @@ folder = Path(tempfile.mkdtemp())
 with jax.profiler.trace(str(folder), create_perfetto_trace=True):
     for _ in range(5):
         new_params = jax.block_until_ready(named_step(new_params, batch))
-print(*longest_operations(next(folder.glob("**/perfetto_trace.json.gz")), most=5), sep="\n")
+lesson_18.print_longest_operations(folder)
 lesson_18.traces_of_an_h200()
 
 # %% [markdown]

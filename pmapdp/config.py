@@ -296,19 +296,13 @@ class Config:
         "Newest checkpoints to keep, and the best epoch's.",
         (1, MAX_INT, "3"),
     )
-    check_replicas: int | None = setting(
-        "workdir",
-        None,
-        "Every so many updates, stop if the devices' copies of the state differ.",
-        (1, MAX_INT, "100"),
-    )
     accept_changed_functions: bool = setting(
         "workdir",
         False,
         "Resume, although the code of a function of yours has changed.",
     )
     profile: bool = setting(
-        "workdir", False, "Trace a few updates, and print the ten longest operations."
+        "workdir", False, "Trace a few updates, for ui.perfetto.dev."
     )
     compile_cache: bool = setting(
         "workdir", True, "Keep compiled programs, so that the next start is faster."
@@ -319,11 +313,17 @@ class Config:
         check_together(self)
 
 
+# Settings of 0.3 that change no result, so a run of 0.3 goes on without them.
+REMOVED_SETTINGS = ("check_replicas",)
+
+
 def config_from_json(settings: dict[str, Any]) -> Config:
     """Make a `Config` from settings in JSON, and check their types."""
     hints = typing.get_type_hints(Config)
     values: dict[str, Any] = {}
     for name, value in settings.items():
+        if name in REMOVED_SETTINGS:
+            continue
         if name not in hints:
             if name in REMOVED_SETTINGS:
                 continue

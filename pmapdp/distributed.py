@@ -26,7 +26,6 @@ from pmapdp.cli import report
 from pmapdp.config import Config, flag, setting
 from pmapdp.errors import (
     DivergedError,
-    ReplicasError,
     StoppedError,
     UserError,
     explain_errors,
@@ -42,7 +41,6 @@ MAY_DIFFER = {
 }  # settings that may differ by process
 ALL_RAISE = (
     DivergedError,
-    ReplicasError,
     StoppedError,
 )  # errors that all processes raise, after the same update
 CONNECTION = re.compile(

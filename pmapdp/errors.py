@@ -64,12 +64,6 @@ class DivergedError(UserError):
         self.step = step
 
 
-class ReplicasError(UserError):
-    """The devices' copies of the state differ."""
-
-    status = 5
-
-
 # A KeyboardInterrupt, so that `except Exception` doesn't go on after Ctrl-C.
 class StoppedError(KeyboardInterrupt):
     """A signal ended the run in good order.

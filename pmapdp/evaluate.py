@@ -117,7 +117,6 @@ def evaluate_run(
         # A mesh is for one number of devices, and the other settings don't go with
         # every strategy.
         changes |= {"mesh": None, "layout": "data", "shard_state": "none"}
-        changes |= {"check_replicas": None}
     if strategy:
         changes["strategy"] = strategy
     if devices or strategy == "single":

@@ -15,7 +15,6 @@ import os
 import shutil
 import sys
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,11 +23,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from etils.epath.gpath import PosixGPath
-from jax.sharding import NamedSharding, PartitionSpec
 
 from pmapdp.archive import read_archive
-from pmapdp.distributed import make_global
-from pmapdp.errors import ReplicasError, UserError, explain_errors
+from pmapdp.errors import UserError, explain_errors
 from pmapdp.run.workdir import identity, read_config, require_same_run
 from pmapdp.state import Task, TrainState, initial_state, named_leaves, use_host
 
@@ -208,48 +205,6 @@ def checksums(arrays: Any) -> jax.Array:
         return (x * (2 * position + 1)).sum(dtype=jnp.uint32)
 
     return jnp.stack([checksum(leaf) for leaf in jax.tree.leaves(arrays)])
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def gather_checksums(
-    arrays: tuple[jax.Array, ...], places: tuple[NamedSharding, ...]
-) -> jax.Array:
-    """Return the checksums `[N, n]` of each device's shards of n arrays."""
-    mesh, specs = places[0].mesh, tuple(place.spec for place in places)
-    options: dict[str, Any] = {
-        "in_specs": (specs,),
-        "out_specs": PartitionSpec(),
-        "check_vma": False,
-    }
-    return jax.shard_map(
-        lambda x: jax.lax.all_gather(checksums(x), mesh.axis_names),
-        mesh=mesh,
-        **options,
-    )(arrays)
-
-
-def require_equal_copies(step: int, state: TrainState, sharding: Any) -> None:
-    """Raise a `ReplicasError` if the devices' copies of the state differ. A bit that flips raises no error."""
-    places = tuple(jax.tree.leaves(jax.tree.broadcast(sharding, state)))
-    if len(places[0].device_set) == 1:
-        return
-    arrays = named_leaves(make_global(state, sharding))
-    sums = jax.device_get(gather_checksums(tuple(arrays.values()), places))
-    for (name, array), place, column in zip(
-        arrays.items(), places, sums.T.tolist(), strict=True
-    ):
-        shards = place.devices_indices_map(array.shape)
-        devices_with: dict[tuple[str, int], list[jax.Device]] = defaultdict(list)
-        for device, number in zip(place.mesh.devices.flat, column, strict=True):
-            devices_with[str(shards[device]), number].append(device)
-        # An array that is split over some devices is compared between its replicas.
-        if len(devices_with) > len({str(shard) for shard in shards.values()}):
-            odd = min(devices_with.values(), key=len)[0]
-            raise ReplicasError(
-                f"after step {step:,} device {odd.id} (process {odd.process_index}) has another copy of {name} than "
-                "the other devices, so this state was not kept: start the same command again, and without that device "
-                "if it is named once more"
-            )
 
 
 def checkpoint_checksum(state: Any, progress: dict[str, Any]) -> int:

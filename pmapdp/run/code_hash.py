@@ -163,8 +163,8 @@ class Description:
                 values[f"closure {name}"] = cell.cell_contents
         described = [(name, self.describe(held)) for name, held in values.items()]
         if is_of_library(function):
-            name = function.__module__, function.__qualname__
-            return "library function", name, described
+            full_name = f"{function.__module__}.{function.__qualname__}"
+            return "library function", full_name, described
         in_file = function.__globals__
         names = sorted(names_of(code) & in_file.keys())
         described += [(name, self.describe(in_file[name])) for name in names]

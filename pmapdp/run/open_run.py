@@ -26,7 +26,7 @@ from pmapdp.data.batches import Batches
 from pmapdp.distributed import Peers, make_global
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, StoppedError
 from pmapdp.metrics import ACCURACIES, Meter
-from pmapdp.run.checkpoints import Checkpoints, load_weights, require_equal_copies
+from pmapdp.run.checkpoints import Checkpoints, load_weights
 from pmapdp.run.report import Reporter, read_epochs
 from pmapdp.run.workdir import (
     identify_functions,
@@ -100,7 +100,7 @@ class Run:
                 accept_changed_functions=self.config.accept_changed_functions,
             )
             event, news = "resume", f"restored from the checkpoint of step {step:,}"
-            for results in read_epochs(self.config.workdir):
+            for results in read_epochs(self.checkpoints.folder.parent):
                 if results["step"] <= step:
                     self.epochs[results["epoch"]] = results
         else:
@@ -147,15 +147,10 @@ class Run:
         if step % self.per_epoch == 0 or step == self.job.total_steps:
             meter.finish()
             return
-        save_every, compare_every = (
-            self.config.checkpoint_every,
-            self.config.check_replicas,
-        )
+        save_every = self.config.checkpoint_every
         if stopping or (save_every and step % save_every == 0):
             meter.finish()
             self.save(step, state, meter)
-        elif compare_every and step % compare_every == 0:
-            require_equal_copies(step, state, self.job.strategy.state_sharding)
         if stopping:
             self.end_stopped(stopping, step, state)
 
@@ -163,7 +158,7 @@ class Run:
         self, step: int, state: TrainState, meter: Meter, tested: dict[str, float]
     ) -> None:
         """Report and save the results of an epoch, after which `state` was evaluated."""
-        results = {
+        results: dict[str, Any] = {
             "epoch": (step - 1) // self.per_epoch + 1,
             "step": step,
             "train": meter.means,
@@ -190,9 +185,7 @@ class Run:
             self.end_stopped(self.stop.agreed, step, state)
 
     def save(self, step: int, state: TrainState, meter: Meter) -> None:
-        """Save the state after update `step`, and check its copies first if asked. After an epoch `meter` is empty."""
-        if self.config.check_replicas:
-            require_equal_copies(step, state, self.job.strategy.state_sharding)
+        """Save the state after update `step`. After an epoch `meter` is empty."""
         self.progress |= {"sums": meter.sums, "examples": meter.examples}
         if self.checkpoints:
             state = make_global(state, self.job.strategy.state_sharding)

@@ -2,14 +2,12 @@
 
 import contextlib
 import functools
-import gzip
 import json
 import math
 import os
 import platform
 import sys
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -227,7 +225,7 @@ class Reporter:
         )  # at most 100 columns
 
     def end_trace(self, state: TrainState | None = None) -> None:
-        """End the trace, even if the run ended before it did, and print its longest operations."""
+        """End the trace, even if the run ended before it did."""
         if self.trace and self.updates >= WARM_UP:
             jax.block_until_ready(state)
             jax.profiler.stop_trace()
@@ -235,11 +233,7 @@ class Reporter:
                 self.trace.glob("**/perfetto_trace.json.gz"),
                 key=lambda path: path.stat().st_mtime,
             )
-            longest = f"the longest operations, over {self.updates - WARM_UP} updates and {jax.device_count()} devices"
-            self.line(
-                f"trace: open {file} at ui.perfetto.dev; {longest}:",
-                *longest_operations(file),
-            )
+            self.line(f"trace: open {file} at ui.perfetto.dev")
             self.trace = None
 
 
@@ -316,24 +310,4 @@ def in_words(results: dict[str, float]) -> list[str]:
     """Return the metrics of a part of the data set for the screen, for example `loss 0.1234` and `accuracy 0.9876`."""
     return [
         f"{name} {value:.4f}" for name, value in results.items() if name != "examples"
-    ]
-
-
-def longest_operations(trace: Path, most: int = 10) -> list[str]:
-    """List the compiled programs' operations with the most time in a Perfetto trace, over all devices and updates."""
-    with gzip.open(trace, "rt", encoding="utf-8") as file:
-        events = json.load(file)["traceEvents"]
-    milliseconds: dict[str, list[float]] = defaultdict(list)  # of each call
-    for event in events:
-        # Operations of a compiled program carry its name; other events are Python calls
-        # and the runtime's own.
-        if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
-            milliseconds[event["name"]].append(event.get("dur", 0) / 1000)
-    longest = sorted(
-        ((sum(ms), len(ms), name) for name, ms in milliseconds.items()), reverse=True
-    )
-    percent = 100 / (sum(ms for ms, _, _ in longest) or 1)
-    return [
-        f"{ms:10.2f} ms  {percent * ms:4.1f} %  {n:6d} calls  {name}"
-        for ms, n, name in longest[:most]
     ]

@@ -10,7 +10,6 @@ from launch import environment
 from pmapdp import cli
 from pmapdp.errors import (
     DivergedError,
-    ReplicasError,
     StoppedError,
     UserError,
     YourCodeError,
@@ -32,7 +31,6 @@ def raising(error: BaseException):
         (UserError("do this"), 2, "error: do this\n"),
         (UserError("a\n\x1b[31mb"), 2, "error: a\\n\\x1b[31mb\n"),
         (DivergedError("lower it"), 3, "error: lower it\n"),
-        (ReplicasError("start again"), 5, "error: start again\n"),
         (StoppedError("go on so", 143), 143, "go on so\n"),
         (SystemExit(5), 5, ""),
         (

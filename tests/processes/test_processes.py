@@ -7,7 +7,6 @@ import socket
 import time
 
 import entry
-import flipped_bit
 import jax
 import numpy as np
 import pytest
@@ -348,27 +347,6 @@ def test_the_coordinator_listens_no_wider_than_it_must():
 
 
 # Faults
-
-
-@pytest.mark.slow
-def test_a_bit_that_flips_in_one_process_ends_both(small_run, tmp_path):
-    job = [
-        *small_run,
-        "--strategy",
-        "shard_map",
-        "--devices",
-        2,
-        "--workdir",
-        tmp_path / "run",
-    ]
-    job += ["--check-replicas", 5, "--checkpoint-every", 4]
-    flipped = [9, "params/out/kernel", 3]  # after update 9, on device 3
-    for each in train_together(*flipped, *job, status=5, program=flipped_bit.__file__):
-        assert re.search(
-            r"after step 10 device \d+ \(process 1\) has another copy of params.out.kernel than",
-            each.err,
-        )
-    assert entry.checkpoint_steps(tmp_path / "run")[-1] == 8
 
 
 # The program of `pmapdp.train`, one process of which is slower.

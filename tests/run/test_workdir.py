@@ -83,21 +83,12 @@ def test_it_names_what_ran(finished):
 
 
 @pytest.mark.slow
-def test_profile_is_a_trace_with_the_longest_operations(tmp_path):
-    run(workdir=str(folder := tmp_path / "run"), epochs=2, profile=True)
-    with gzip.open(
-        next(folder.glob("profile/**/perfetto_trace.json.gz")), "rt"
-    ) as file:
+def test_profile_is_a_trace_for_perfetto(tmp_path):
+    run(workdir=str(tmp_path / "run"), epochs=2, profile=True)
+    (trace,) = (tmp_path / "run").glob("profile/**/perfetto_trace.json.gz")
+    with gzip.open(trace, "rt") as file:
         assert json.load(file)["traceEvents"]
-    longest = [
-        line
-        for line in (folder / "log.txt").read_text().splitlines()
-        if " calls  " in line
-    ]
-    assert len(longest) == 10
-    assert any(
-        "psum" in line or "all-reduce" in line for line in longest
-    )  # the name is JAX's or XLA's
+    assert f"trace: open {trace} at ui" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_no_checkpoint_yet(folder, tmp_path):
@@ -106,6 +97,12 @@ def test_no_checkpoint_yet(folder, tmp_path):
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(UserError, match="holds no checkpoint"):
         load_run(folder, model=Net)
+
+
+def test_a_config_json_of_0_3_is_read(tmp_path):
+    """It has a setting that is gone and that changed no result."""
+    (tmp_path / "config.json").write_text(RUN % (2, '"check_replicas": 5, "epochs": 3'))
+    assert read_config(tmp_path) == Config(epochs=3)
 
 
 RUN = '{"format": "pmapdp run %d", "config": {%s}}'

@@ -13,7 +13,7 @@ import yaml
 
 import pmapdp
 from pmapdp.distributed import LostError
-from pmapdp.errors import DivergedError, ReplicasError, UserError
+from pmapdp.errors import DivergedError, UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,7 +121,7 @@ def test_the_page_of_statuses_has_each():
         for row in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE)
         for each in row.split(",")
     }
-    errors = (UserError, DivergedError, ReplicasError, LostError)
+    errors = (UserError, DivergedError, LostError)
     signals = {128 + number for number in (1, 2, 15)}
     assert listed == {0, 1, 134, 141, *signals, *(error.status for error in errors)}
 

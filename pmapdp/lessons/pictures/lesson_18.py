@@ -1,6 +1,8 @@
 """Pictures of lesson 18."""
 
+import gzip
 import json
+from collections import defaultdict
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -129,3 +131,21 @@ def predicted_against_found(runs: dict[str, tuple[float, float]]) -> None:
     )
     axes.set_xticklabels(("0", "50 %", "100 %"))
     drawing.legend_beside(axes)
+
+
+def print_longest_operations(folder: Path, most: int = 5) -> None:
+    """Print the compiled program's operations with the most time in the trace in a folder."""
+    (trace,) = folder.glob("**/perfetto_trace.json.gz")
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    milliseconds = defaultdict(list)
+    for event in events:
+        # Other events are Python calls and the runtime's own.
+        if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
+            milliseconds[event["name"]].append(event.get("dur", 0) / 1000)
+    total = sum(sum(times) for times in milliseconds.values()) or 1
+    longest = sorted(milliseconds.items(), key=lambda item: -sum(item[1]))
+    for name, times in longest[:most]:
+        time = sum(times)
+        percent = 100 * time / total
+        print(f"{time:10.2f} ms  {percent:4.1f} %  {len(times):6d} calls  {name}")
