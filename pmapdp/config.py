@@ -269,6 +269,12 @@ class Config:
         "Append results to this file, one JSON object a line.",
         takes="FILE",
     )
+    log_every: int | None = setting(
+        "output",
+        None,
+        "Write the loss of every so many updates to the metrics files.",
+        (1, MAX_INT, "10"),
+    )
     progress: bool = setting(
         "output",
         True,
@@ -313,17 +319,11 @@ class Config:
         check_together(self)
 
 
-# Settings of 0.3 that change no result, so a run of 0.3 goes on without them.
-REMOVED_SETTINGS = ("check_replicas",)
-
-
 def config_from_json(settings: dict[str, Any]) -> Config:
     """Make a `Config` from settings in JSON, and check their types."""
     hints = typing.get_type_hints(Config)
     values: dict[str, Any] = {}
     for name, value in settings.items():
-        if name in REMOVED_SETTINGS:
-            continue
         if name not in hints:
             if name in REMOVED_SETTINGS:
                 continue

@@ -55,13 +55,17 @@ class DivergedError(UserError):
 
     Attributes:
         step: The update with that training loss, or 0 for anything else.
+        losses: (step, loss) of the updates up to it, at most 100.
     """
 
     status = 3
 
-    def __init__(self, message: str, step: int = 0):
+    def __init__(
+        self, message: str, step: int = 0, losses: Iterable[tuple[int, float]] = ()
+    ):
         super().__init__(message)
         self.step = step
+        self.losses = list(losses)
 
 
 # A KeyboardInterrupt, so that `except Exception` doesn't go on after Ctrl-C.

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ UPDATES_AHEAD = 2  # of the devices; with more, batches would pile up in their m
 # A GPU copies one array faster than many small ones. It's a number of updates, and not of
 # seconds, so that all processes notice a NaN after the same update.
 READ_TOGETHER = 16
+LAST_LOSSES = 100  # more than are read together
 
 
 class Update(NamedTuple):
@@ -43,6 +45,7 @@ class Meter:
             of their weights.
         examples: their number.
         accuracy: its name, "accuracy", or "weighted_accuracy" if the data have weights.
+        losses: (step, mean loss) of the last updates that were read.
         seconds: from the start of the clock to the last update.
     """
 
@@ -56,6 +59,7 @@ class Meter:
         self.sums = dict(sums or {})
         self.examples = examples
         self.accuracy = ACCURACIES[is_weighted]
+        self.losses: deque[tuple[int, float]] = deque(maxlen=LAST_LOSSES)
         self.unread: list[Update] = []
         self.stacked: list[Update] = []  # their sums are one array, `stacked_sums`
         self.stacked_sums: Any = None
@@ -106,12 +110,17 @@ class Meter:
             for name, value in named_sums(row).items():
                 self.sums[name] = self.sums.get(name, 0.0) + float(value)
             self.examples += update.examples
+            count = float(row.count)
+            mean_loss = float(row.loss) / count if count else math.nan
+            self.losses.append((update.step, mean_loss))
             loss = self.sums["loss"]
             if not math.isfinite(loss):
                 # Other processes take part in the updates that are still running.
                 jax.block_until_ready([update.sums for update in self.unread])
                 raise DivergedError(
-                    f"the loss is {loss} at step {update.step}", update.step
+                    f"the loss is {loss} at step {update.step}",
+                    update.step,
+                    self.losses,
                 )
 
     def finish(self) -> None:

@@ -460,7 +460,6 @@ COMMAND = cli.Command(
     usage="python -m pmapdp.train [RECIPE] [flags]",
     example="python -m pmapdp.train",
     description=__doc__,
-    removed={"--check-replicas": "leave it out, because replicas aren't compared"},
 )
 
 

@@ -40,6 +40,7 @@ from pmapdp.steps.shared import gradient_sums
 if TYPE_CHECKING:
     from pmapdp.train import Job
 
+HUGE = 1e4  # times the median, beyond what differently scaled columns give
 AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
 
 
@@ -146,6 +147,7 @@ class Run:
         stopping = self.stop.agree(step)
         if step % self.per_epoch == 0 or step == self.job.total_steps:
             meter.finish()
+            self.report.log_losses(meter)
             return
         save_every = self.config.checkpoint_every
         if stopping or (save_every and step % save_every == 0):
@@ -269,7 +271,8 @@ def open_run(
             yield Run(job, started, after_epoch, stack)
         except DivergedError as error:
             found = f": {find_first_not_finite(job, error.step)}" if error.step else ""
-            raise DivergedError(f"{error.message}{found}") from None
+            message = f"{error.message}{found}"
+            raise DivergedError(message, error.step, error.losses) from None
 
 
 def find_first_not_finite(job: "Job", step: int) -> str:
@@ -282,6 +285,7 @@ def find_first_not_finite(job: "Job", step: int) -> str:
     compute = jax.jit(
         functools.partial(gradient_sums, dataclasses.replace(job.task, accumulate=1))
     )
+    sizes: dict[int, float] = {}  # largest input of each example
     for update in range(max(step - 1, 1), step + 1):
         epoch, done = divmod(update - 1, batches.per_epoch)
         for row in batches.order(epoch)[done * batches.batch_size :][
@@ -299,7 +303,17 @@ def find_first_not_finite(job: "Job", step: int) -> str:
             for name, value in values.items():
                 if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value)):
                     return f"{name} not finite for training example {row}, counted from 0: look at it, model and loss"
-    return DIVERGED_ADVICE
+            sizes[row] = max(
+                float(np.abs(leaf).max(initial=0))
+                for leaf in jax.tree.leaves(batch.inputs)
+            )
+    largest = max(sizes, key=lambda row: sizes[row])
+    if sizes[largest] > HUGE * np.median(list(sizes.values())):
+        return (
+            f"the inputs of training example {largest}, counted from 0, are up to "
+            f"{sizes[largest]:.3g}, far above the others' of this update: look at it"
+        )
+    return f"{DIVERGED_ADVICE}, and look at the training examples of this update"
 
 
 def keep_compiled_programs() -> None:

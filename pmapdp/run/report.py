@@ -89,6 +89,7 @@ class Reporter:
             job.batches["train"].per_epoch,
             0,
         )
+        self.log_every, self.logged_step = config.log_every, step
         self.bar: Progress | None = None
         self.log: TextIO | None = None
         self.metrics: list[TextIO] = []
@@ -147,6 +148,15 @@ class Reporter:
         for file in self.metrics:
             file.write(json.dumps({"event": name, **values}) + "\n")
 
+    def log_losses(self, meter: Meter) -> None:
+        """Write the losses that were read since the last call, of each N-th update."""
+        if self.log_every is None:
+            return
+        for step, loss in meter.losses:
+            if step > self.logged_step and step % self.log_every == 0:
+                self.event("update", step=step, loss=loss)
+                self.logged_step = step
+
     def update(self, step: int, state: TrainState, meter: Meter) -> None:
         """Show the progress now and then, add a point to TensorBoard, and trace some updates with --profile."""
         self.updates += 1
@@ -159,6 +169,7 @@ class Reporter:
             self.tensorboard.add_scalar(
                 "train/loss_so_far_in_the_epoch", meter.means["loss"], step
             )
+        self.log_losses(meter)
         now, wait = (
             time.monotonic(),
             SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES,
@@ -286,6 +297,8 @@ def describe_run(job: "Job", state: TrainState) -> tuple[dict[str, Any], list[st
         "data": ", ".join([config.dataset, *data]),
         "started": f"{job.peers.launcher}, {processes}, jax {jax.__version__}, Python {platform.python_version()}",
     }
+    if job.task.classifies and config.label_smoothing:
+        rows["loss"] += ", smoothed in training alone: the test loss may be lower"
     if job.task.augment is not None:
         name = getattr(
             job.task.augment, "__qualname__", type(job.task.augment).__name__

@@ -7,11 +7,12 @@ import shutil
 from pathlib import Path
 
 import entry
+import numpy as np
 import pytest
 from points import DATA, Net, run
 
 from pmapdp.config import REMOVED_SETTINGS, Config
-from pmapdp.errors import UserError
+from pmapdp.errors import DivergedError, UserError
 from pmapdp.run.workdir import identity, lock_workdir, read_config, with_full_paths
 from pmapdp.train import load_run
 
@@ -47,6 +48,32 @@ def test_the_result_has_all_epochs_of_the_run_once(tmp_path):
     found = run(**settings)
     assert [epoch["step"] for epoch in found.epochs] == [5, 10, 15]
     assert run(**settings).epochs == found.epochs
+
+
+def test_the_loss_of_every_second_update_is_logged(tmp_path):
+    """Over two epochs of five updates. The mean of all losses is the loss of the epoch, because batches are equal."""
+    by_one, by_two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    result = run(epochs=2, log_every=1, metrics_file=str(by_one))
+    run(epochs=2, log_every=2, metrics_file=str(by_two))
+    losses = {}
+    for file in (by_one, by_two):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        updates = [line for line in lines if line["event"] == "update"]
+        losses[file] = {update["step"]: update["loss"] for update in updates}
+    assert list(losses[by_one]) == list(range(1, 11))
+    even = {step: losses[by_one][step] for step in (2, 4, 6, 8, 10)}
+    assert losses[by_two] == even
+    mean = sum(losses[by_one][step] for step in range(1, 6)) / 5
+    assert result.epochs[0]["train"]["loss"] == pytest.approx(mean, rel=1e-6)
+
+
+def test_a_run_that_diverges_has_its_last_losses():
+    with pytest.raises(DivergedError) as caught:
+        run(epochs=9, learning_rate=1e38, optimizer="sgd")
+    error = caught.value
+    assert [step for step, _ in error.losses] == list(range(1, error.step + 1))
+    finite = [bool(np.isfinite(loss)) for _, loss in error.losses]
+    assert finite == [True] * (error.step - 1) + [False]
 
 
 def test_tensorboard_shows_the_loss_within_an_epoch(tmp_path, monkeypatch):
@@ -97,12 +124,6 @@ def test_no_checkpoint_yet(folder, tmp_path):
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(UserError, match="holds no checkpoint"):
         load_run(folder, model=Net)
-
-
-def test_a_config_json_of_0_3_is_read(tmp_path):
-    """It has a setting that is gone and that changed no result."""
-    (tmp_path / "config.json").write_text(RUN % (2, '"check_replicas": 5, "epochs": 3'))
-    assert read_config(tmp_path) == Config(epochs=3)
 
 
 RUN = '{"format": "pmapdp run %d", "config": {%s}}'
