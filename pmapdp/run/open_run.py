@@ -9,25 +9,22 @@ import dataclasses
 import functools
 import os
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
-from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-from pmapdp.cli import SIGNALS, catch_signals, stop
 from pmapdp.data.batches import Batches
-from pmapdp.distributed import Peers, make_global
+from pmapdp.distributed import make_global
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, StoppedError
 from pmapdp.metrics import ACCURACIES, Meter
 from pmapdp.run.checkpoints import Checkpoints, load_weights
 from pmapdp.run.report import Reporter, read_epochs
+from pmapdp.run.signals import StopRequest
 from pmapdp.run.workdir import (
     identify_functions,
     identity,
@@ -344,52 +341,9 @@ def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, fl
         "lowest:loss",
     )
     order, _, name = (best or accuracy).partition(":")
-    value = float(results[part][name])
-    return (
-        part,
-        name,
-        -np.inf if np.isnan(value) else value if order == "highest" else -value,
-    )
-
-
-class StopRequest:
-    """Notes the first signal that asks the run to stop. A second one ends it at once.
-
-    No process of several may stop on its own, because the others would wait for it in
-    the next all-reduce. So JAX takes SIGTERM and lets all agree on the update after
-    which they stop, and the other signals are passed on as SIGTERM.
-    """
-
-    def __init__(self, peers: Peers, stack: contextlib.ExitStack):
-        self.peers = peers
-        self.signal: signal.Signals | None = None  # that came to this process
-        self.agreed: signal.Signals | None = None  # after which the run stops
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # in others Python can't catch signals
-            numbers = [
-                each for each in SIGNALS if peers.count == 1 or each != signal.SIGTERM
-            ]
-            stack.enter_context(catch_signals(self.take, numbers))
-
-    def take(self, number: int, frame: FrameType | None) -> None:
-        """Note the first signal, and stop at the second."""
-        if self.signal:
-            stop(number, frame)
-        self.signal = signal.Signals(number)
-        if self.peers.count == 1:
-            self.agreed = self.signal
-        else:
-            signal.raise_signal(signal.SIGTERM)
-
-    def agree(self, step: int) -> signal.Signals | None:
-        """Return the signal after which all processes stop with update `step`, or None if they go on."""
-        if (
-            self.peers.count > 1
-            and not self.agreed
-            and reached_preemption_sync_point(step)
-        ):
-            self.agreed = signal.Signals(
-                max(self.peers.allgather(int(self.signal or 0))) or signal.SIGTERM
-            )
-        return self.agreed
+    score = float(results[part][name])
+    if order == "lowest":
+        score = -score
+    if np.isnan(score):
+        score = -np.inf
+    return part, name, score
