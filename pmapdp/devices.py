@@ -1,4 +1,4 @@
-"""Devices: simulate several on one CPU, choose those that a run uses, and describe them.
+"""Devices: simulate several on one CPU, choose those of a run, and describe them.
 
 Lesson 00 teaches this file. Simulated devices share the machine's cores: they show that
 a program is right, not how fast it would be on as many real devices.
@@ -30,7 +30,10 @@ def count_cores() -> int:
 
 
 def count_from_environment() -> tuple[str, int] | None:
-    """Return the variable that sets the number of CPU devices, and the number, or None."""
+    """Return the variable that sets the number of CPU devices, and the number.
+
+    None if there is no such variable.
+    """
     flags = os.environ.get("XLA_FLAGS", "")
     match = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
     if match:
@@ -148,7 +151,7 @@ def extend_to_all_processes(local: list[jax.Device]) -> list[jax.Device]:
 
 
 def describe(devices: list[jax.Device]) -> str:
-    """Describe devices in one line, for example `8 simulated CPU devices on 2 cores`."""
+    """Describe devices in one line, such as `8 simulated CPU devices on 2 cores`."""
     number = len(devices)
     processes = len({device.process_index for device in devices})
     if processes > 1:

@@ -1,4 +1,6 @@
-"""The exact versions of Flax's batch norm, dropout and attention. Lessons 07 and 08 teach this file.
+"""The exact versions of Flax's batch norm, dropout and attention.
+
+Lessons 07 and 08 teach this file.
 
 Flax's dropout draws one mask for all examples that a device sees, and its batch norm
 takes moments over them, so both would depend on the number of devices.
@@ -49,8 +51,8 @@ class Context:
     def next_keys(self, number: Any = 0) -> jax.Array:
         """Return `[b]` random keys, one per example.
 
-        Every call returns new ones, so no two layers draw the same mask. Layers in a scan
-        are traced once and share one call, so each gives a `number` of its own.
+        Every call returns new ones, so no two layers draw the same mask. Layers in a
+        scan are traced once and share one call, so each gives a `number` of its own.
         """
         number = next(self.draws) + (number << 16)
         return jax.vmap(jax.random.fold_in, (0, None))(self.keys, number)
@@ -79,13 +81,13 @@ def use_context(context: Context) -> Iterator[None]:
 
 
 def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:
-    """Return `[b]` random keys, which depend on the seed, the update and the example."""
+    """Return `[b]` random keys that depend on the seed, the update and the example."""
     key = jax.random.fold_in(jax.random.key(seed), step)
     return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
 
 
 class ExactBatchNorm(nnx.BatchNorm):
-    """`nnx.BatchNorm` with the moments of the global batch, in which padding doesn't count.
+    """`nnx.BatchNorm` with the moments of the global batch, without its padding.
 
     Ioffe and Szegedy, "Batch normalization", ICML 2015. Flax's layer averages the
     devices' means, which is wrong as soon as devices hold different numbers of valid
@@ -114,7 +116,8 @@ class ExactBatchNorm(nnx.BatchNorm):
             use_running_average = self.use_running_average
         if mask is not None:
             raise ValueError(
-                "exact batch norm takes no mask: set the weights of the examples instead"
+                "exact batch norm takes no mask: "
+                "set the weights of the examples instead"
             )
         shape = [1] * x.ndim
         shape[self.axis] = x.shape[self.axis]
@@ -233,8 +236,9 @@ def attend(
 ) -> jax.Array:
     """Let h heads of queries `[b, q, h, d]` attend to keys and values `[b, k, h, d]`.
 
-    The arguments are Flax's. Vaswani et al., "Attention is all you need", NeurIPS 2017. The softmax is in float32
-    at least, and in float64 for float64, unlike in `jax.nn.dot_product_attention`.
+    The arguments are Flax's. Vaswani et al., "Attention is all you need", NeurIPS
+    2017. The softmax is in float32 at least, and in float64 for float64, unlike in
+    `jax.nn.dot_product_attention`.
     `dropout_rng` is `[b]` keys, or None without dropout.
     """
     dtype = jnp.promote_types(query.dtype, jnp.float32)
@@ -271,7 +275,7 @@ def layer_keys(layer: Any) -> jax.Array:
 
 
 def draw_masks(keys: jax.Array, keep: float, shape: list[int]) -> jax.Array:
-    """Draw masks `[b, ...]`, each from its example's key: True with probability `keep`."""
+    """Draw masks `[b, ...]` by the examples' keys, True with probability `keep`."""
     if shape[0] != len(keys):
         raise ValueError(
             f"dropout sees {shape}, whose first axis doesn't count the examples: "
@@ -284,9 +288,10 @@ def make_exact(model: nnx.Module) -> nnx.Module:
     """Make the batch norms, dropouts and attention layers of a built model exact.
 
     It changes the class of each layer in place, and returns the model. A new layer
-    wouldn't do: other modules may share the old one, and it holds the initial parameters
-    and random streams. Subclasses of Flax's layers, and attention by a function other
-    than Flax's, are left as they are, because what they change is not known.
+    wouldn't do: other modules may share the old one, and it holds the initial
+    parameters and random streams. Subclasses of Flax's layers, and attention by a
+    function other than Flax's, are left as they are, because what they change is not
+    known.
     """
     layer: Any
     for _, layer in nnx.iter_modules(model):

@@ -88,8 +88,8 @@ def metric_sums(
     targets = optax.smooth_labels(targets, label_smoothing)
     losses = optax.softmax_cross_entropy(logits, targets)
     correct = logits.argmax(-1) == batch.labels
-    # One sum of [3, b], so that devices which split the batch exchange one array for all
-    # three.
+    # One sum of [3, b], so that devices which split the batch exchange one array for
+    # all three.
     rows = jnp.stack([losses, correct, jnp.ones_like(losses)])
     loss, right, count = (weights * rows).sum(1)
     return MetricSums(loss, right, count)

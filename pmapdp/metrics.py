@@ -15,8 +15,8 @@ from pmapdp.loss import DIVISOR, MetricSums, named_sums
 # Names of the accuracy without weights of the data, and with them.
 ACCURACIES = ("accuracy", "weighted_accuracy")
 UPDATES_AHEAD = 2  # of the devices; with more, batches would pile up in their memory
-# A GPU copies one array faster than many small ones. It's a number of updates, and not of
-# seconds, so that all processes notice a NaN after the same update.
+# A GPU copies one array faster than many small ones. It's a number of updates, and not
+# of seconds, so that all processes notice a NaN after the same update.
 READ_TOGETHER = 16
 LAST_LOSSES = 100  # more than are read together
 
@@ -66,7 +66,7 @@ class Meter:
         self.start_clock()
 
     def start_clock(self) -> None:
-        """Start timing, which comes after the first update because that one compiles."""
+        """Start timing. Call it after the first update, because that one compiles."""
         self.started = time.perf_counter()
         self.seconds = 0.0
         self.timed_updates = 0

@@ -74,7 +74,7 @@ class Task:
 
     @property
     def input_axes(self) -> tuple[str, ...]:
-        """Return the names of the axes of the model's inputs, by default the examples."""
+        """Return the names of the input axes of the model, by default the examples."""
         return getattr(self.model, "input_axes", ("batch",))
 
     def loss_sums(self, model: nnx.Module, batch: Any) -> Any:
@@ -90,7 +90,7 @@ class Task:
         return self.loss(model, batch)
 
     def split_arrays(self, model: nnx.Module) -> tuple[Any, Any]:
-        """Return the arrays of a model of this structure: `params` and `model_state`."""
+        """Return the `params` and `model_state` of a model of this structure."""
         params, _, model_state = nnx.state(model, self.trainable, nnx.RngState, ...)
         return nnx.to_pure_dict(params), nnx.to_pure_dict(model_state)
 
@@ -167,7 +167,9 @@ def initial_state(task: Task) -> TrainState:
 
 
 def create_state(task: Task, sharding: Any = None) -> TrainState:
-    """Return the state before the first update as NumPy arrays, or placed if you give a sharding.
+    """Return the state before the first update.
+
+    Its arrays are NumPy's, or placed on devices if you give a sharding.
 
     Args:
         task: what is trained.

@@ -1,6 +1,7 @@
-"""The order of the examples as a pure function of (seed, epoch, step), with nothing dropped.
+"""The order of the examples as a pure function of (seed, epoch, step).
 
-So a run that resumes in the middle of an epoch gets the batches that it would have had.
+Nothing is dropped, and a run that resumes in the middle of an epoch gets the batches
+that it would have had.
 Lesson 08 teaches this file.
 """
 
@@ -107,12 +108,12 @@ class Batches:
         return Batch(examples.inputs, examples.labels, rows, weights)
 
     def examples_in(self, step: int) -> int:
-        """Count the examples, without padding, in the batch of `step` (from 0) of the run."""
+        """Count the examples in the batch of `step` (from 0), without padding."""
         first = step % self.per_epoch * self.batch_size
         return min(self.batch_size, self.examples - first)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """Yield the batches of `epoch` (from 0), from its step `first_step` (from 0) on."""
+        """Yield the batches of `epoch` from `first_step` on, both from 0."""
         order = self.order(epoch)
         B = self.batch_size
         for step in range(first_step, self.per_epoch):

@@ -34,7 +34,7 @@ def place(rows: Any, sharding: Any) -> Any:
 def prefetch(
     batches: Iterable[Any], place_batch: Callable[[Any], Any], ahead: int = 2
 ) -> Iterator[Iterator[Any]]:
-    """Read and place batches in a thread, `ahead` of the loop, while the devices compute.
+    """Read and place batches in a thread, `ahead` of the loop.
 
         with prefetch(batches, strategy.place_batch) as placed_batches:
             for batch in placed_batches: ...

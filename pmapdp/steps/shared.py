@@ -48,8 +48,8 @@ def gradient_sums(
     Args:
         task: what is trained.
         state: before the update.
-        batch: a device's part, `[b, ...]`, or all of it. With K micro-batches their rows
-            follow one another.
+        batch: a device's part, `[b, ...]`, or all of it. With K micro-batches their
+            rows follow one another.
         axis_name: the axis over which the batch is split, because batch norm needs
             moments over all devices in the middle of the model. None: the arrays hold
             the global batch.
@@ -87,8 +87,8 @@ def gradient_sums(
 
     carry = (model_state, (gradients, sums))
     others = jax.tree.map(lambda x: x[1:], micro_batches)
-    # On CPUs XLA is up to 20 times slower at convolutions in a loop, so there the scan is
-    # unrolled.
+    # On CPUs XLA is up to 20 times slower at convolutions in a loop, so there the scan
+    # is unrolled.
     on_cpu = jax.default_backend() == "cpu"
     carry, _ = lax.scan(add_micro_batch, carry, others, unroll=on_cpu)
     model_state, (gradients, sums) = carry
