@@ -22,7 +22,8 @@ The core, in the order in which to read it (about an hour):
     metrics.py               sums on the host, read without stopping the devices
     train.py                 the trainer from top to bottom: data, model, step, loop, evaluation
 
-Everything else is for when you need it: `run/` (long runs), `sharding/` (to split the
+Everything else is for when you need it: `job.py` (all parts of a run, which `train.py`
+makes), `run/` (long runs), `sharding/` (to split the
 model or the state), `distributed.py` (several machines) and `custom/` (your model, loss
 or data). `evaluate`, `export`, `predict`, `verify`, `port`, `compare` and `scaling` are
 commands. `cli.py` starts and ends every command, `registry.py` and `recipes.py` have

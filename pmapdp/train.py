@@ -29,7 +29,6 @@ from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import build_model, check_task
 from pmapdp.custom.optimizer import check_optimizer, check_schedule, trainable_filter
 from pmapdp.data.batches import Batches
-from pmapdp.data.dataset import DataSet
 from pmapdp.distributed import (
     SINGLE_PROCESS,
     Peers,
@@ -38,6 +37,7 @@ from pmapdp.distributed import (
     find_peers,
 )
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, UserError
+from pmapdp.job import Job
 from pmapdp.layers import freeze_batch_norms
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.metrics import Meter
@@ -182,7 +182,7 @@ def train(
             return Result(run.fetch_result(state), epochs)
 
 
-def evaluate(job: "Job", state: TrainState, part: str | None) -> dict[str, float]:
+def evaluate(job: Job, state: TrainState, part: str | None) -> dict[str, float]:
     """Return the metrics of a placed state over exactly the examples of a part of the data set, {} without a part."""
     if part is None:
         return {}
@@ -207,35 +207,6 @@ def evaluate(job: "Job", state: TrainState, part: str | None) -> dict[str, float
         why = f"the {part} loss is not finite, though the state is: look at {there}, or {DIVERGED_ADVICE}"
         raise DivergedError(why) from None
     return meter.means
-
-
-@dataclass(frozen=True)
-class Job:
-    """All parts of a run before its first update."""
-
-    config: Config  # with the global batch size, and the names of your own model, data, optimizer and schedule
-    devices: list[jax.Device]
-    data: DataSet  # in arrays
-    task: Task
-    batches: dict[
-        str, Batches
-    ]  # "train", and "test" and "validation" if the data set has them
-    total_steps: int  # the most updates that the run makes
-    schedule: Callable[[Any], Any]  # (updates made) -> learning rate
-    strategy: Strategy
-    layout: MeshLayout  # which shard of every array each device holds
-    peers: Peers  # the processes that own the devices
-    content: (
-        str | None
-    )  # a fingerprint of the data; None without a workdir and with one process
-    functions: dict[str, Any]  # your functions, or None, by what they are
-
-    @property
-    def held_out(self) -> str | None:
-        """Return the part to evaluate after each epoch: "validation" if there is one, else "test", else None."""
-        return next(
-            (part for part in ("validation", "test") if part in self.batches), None
-        )
 
 
 def prepare(

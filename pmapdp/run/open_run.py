@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from pmapdp.data.batches import Batches
 from pmapdp.distributed import make_global
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, StoppedError
+from pmapdp.job import Job
 from pmapdp.metrics import ACCURACIES, Meter
 from pmapdp.run.checkpoints import Checkpoints, load_weights
 from pmapdp.run.report import Reporter, read_epochs
@@ -34,9 +35,6 @@ from pmapdp.run.workdir import (
 from pmapdp.state import TrainState, create_state, is_finite, named_leaves
 from pmapdp.steps.shared import gradient_sums
 
-if TYPE_CHECKING:
-    from pmapdp.train import Job
-
 HUGE = 1e4  # times the median, beyond what differently scaled columns give
 AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
 
@@ -46,7 +44,7 @@ class Run:
 
     def __init__(
         self,
-        job: "Job",
+        job: Job,
         started: float,
         after_epoch: AfterEpoch | None,
         stack: contextlib.ExitStack,
@@ -260,7 +258,7 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(
-    job: "Job", started: float, after_epoch: AfterEpoch | None = None
+    job: Job, started: float, after_epoch: AfterEpoch | None = None
 ) -> Iterator[Run]:
     """Open the workdir, the checkpoints and the log of a run that began at `time.perf_counter() == started`."""
     with contextlib.ExitStack() as stack:
@@ -272,7 +270,7 @@ def open_run(
             raise DivergedError(message, error.step, error.losses) from None
 
 
-def find_first_not_finite(job: "Job", step: int) -> str:
+def find_first_not_finite(job: Job, step: int) -> str:
     """Say what is not finite in update `step` or in the one before, which made its parameters, or advise another rate.
 
     The loss and the gradients of single examples are looked at in the first update

@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import jax
 from rich.progress import (
@@ -23,13 +23,11 @@ from rich.progress import (
 from pmapdp.devices import count_from_environment, describe
 from pmapdp.errors import explain_errors
 from pmapdp.files import ADVICE, open_file, open_regular
+from pmapdp.job import Job
 from pmapdp.metrics import Meter
 from pmapdp.recipes import RECIPES
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
 from pmapdp.state import TrainState
-
-if TYPE_CHECKING:
-    from pmapdp.train import Job
 
 USES = {
     "train": "train",
@@ -77,7 +75,7 @@ class Reporter:
     """Shows and writes what a run of `job` reports from `step` on. Only the first process does."""
 
     def __init__(
-        self, job: "Job", state: TrainState, step: int, stack: contextlib.ExitStack
+        self, job: Job, state: TrainState, step: int, stack: contextlib.ExitStack
     ):
         config, self.is_first, self.epochs = (
             job.config,
@@ -248,7 +246,7 @@ class Reporter:
             self.trace = None
 
 
-def describe_run(job: "Job", state: TrainState) -> tuple[dict[str, Any], list[str]]:
+def describe_run(job: Job, state: TrainState) -> tuple[dict[str, Any], list[str]]:
     """Return the facts about a run for the metrics files, and the lines of the header."""
     config, batches = job.config, job.batches["train"]
     per_device = math.ceil(batches.batch_size / batches.devices)

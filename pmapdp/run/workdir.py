@@ -17,7 +17,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,13 +25,11 @@ import numpy as np
 from pmapdp.config import Config, config_from_json
 from pmapdp.errors import UserError, explain_errors
 from pmapdp.files import LINES, check_output, open_file, open_regular, write_file
+from pmapdp.job import Job
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
 from pmapdp.registry import DATA_SETS
 from pmapdp.run.code_hash import hash_function
 from pmapdp.state import use_host
-
-if TYPE_CHECKING:
-    from pmapdp.train import Job
 
 FORMAT = "pmapdp run 2"
 CODE = "the code of the "  # starts the name of a hash in the identity of a run
@@ -86,7 +84,7 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
     )
 
 
-def identify_functions(job: "Job") -> dict[str, Any]:
+def identify_functions(job: Job) -> dict[str, Any]:
     """Return what tells the run's functions from others, because you may edit one and keep its name.
 
     - The learning rates at 64 even points of the run, and their sum over all updates.

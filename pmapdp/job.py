@@ -1,0 +1,56 @@
+"""All parts of a run, which the loop in `train.py` and the files of `run/` share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pmapdp.config import Config
+from pmapdp.data.batches import Batches
+from pmapdp.data.dataset import DataSet
+from pmapdp.distributed import Peers
+from pmapdp.sharding.layout import MeshLayout
+from pmapdp.state import Task
+from pmapdp.steps.shared import Strategy
+
+
+@dataclass(frozen=True)
+class Job:
+    """All parts of a run before its first update.
+
+    Attributes:
+        config: with the global batch size, and the names of your own parts.
+        devices: of all processes.
+        data: in arrays.
+        task: model, loss and update rule.
+        batches: of "train", and of "test" and "validation" if the data set has them.
+        total_steps: the most updates that the run makes.
+        schedule: (updates made) -> learning rate.
+        strategy: its functions are in `steps/` or `sharding/`.
+        layout: which shard of every array each device holds.
+        peers: the processes that own the devices.
+        content: a fingerprint of the data, None without a workdir and with one process.
+        functions: yours, or None, by what they are.
+    """
+
+    config: Config
+    devices: list[jax.Device]
+    data: DataSet
+    task: Task
+    batches: dict[str, Batches]
+    total_steps: int
+    schedule: Callable[[Any], Any]
+    strategy: Strategy
+    layout: MeshLayout
+    peers: Peers
+    content: str | None
+    functions: dict[str, Any]
+
+    @property
+    def held_out(self) -> str | None:
+        """Return the part to evaluate after each epoch: "validation", else "test", else None."""
+        for part in ("validation", "test"):
+            if part in self.batches:
+                return part
+        return None
