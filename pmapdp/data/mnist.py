@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST, from the four original .gz files if they are there, else through torchvision.
+"""MNIST and Fashion-MNIST, from the four original .gz files or through torchvision.
 
 The files are where torchvision puts them: `DATA_DIR/MNIST/raw` and
 `DATA_DIR/FashionMNIST/raw`. Sources: LeCun et al., "Gradient-based learning applied to
@@ -17,51 +17,61 @@ from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
 from pmapdp.files import read_file
 
-FOLDERS = {
-    "mnist": "MNIST",
-    "fashion-mnist": "FashionMNIST",
-}  # by the name of the data set
+# By the name of the data set. torchvision's classes have these names, too.
+FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 FILES = [
-    f"{part}-{kind}-ubyte.gz"
-    for part in ("train", "t10k")
-    for kind in ("images-idx3", "labels-idx1")
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
 ]
 # MD5 of the files as distributed, the same that torchvision checks.
 CHECKSUMS = {
     "MNIST": [
-        *("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432"),
-        *("9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c"),
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
     ],
     "FashionMNIST": [
-        *("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe"),
-        *("bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"),
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
     ],
 }
 CLASSES = {
-    "mnist": [*"0123456789"],
-    "fashion-mnist": [
-        *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
-        *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
-    ],
+    "mnist": tuple("0123456789"),
+    "fashion-mnist": (
+        "T-shirt/top",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle boot",
+    ),
 }
 
 
 def load(name: str, data_dir: Path) -> DataSet:
-    """Read 60,000 training and 10,000 test images `[n, 28, 28, 1]` uint8; `data_dir` is torchvision's `root`."""
+    """Read 60,000 training and 10,000 test images `[n, 28, 28, 1]` uint8.
+
+    `data_dir` is torchvision's `root`.
+    """
     folder = FOLDERS[name]
-    files = {
-        data_dir / folder / "raw" / file: md5
-        for file, md5 in zip(FILES, CHECKSUMS[folder], strict=True)
-    }
-    if all(map(os.path.isfile, files)):
-        arrays = [read_idx(path, checksum) for path, checksum in files.items()]
+    paths = [data_dir / folder / "raw" / file for file in FILES]
+    if all(map(os.path.isfile, paths)):
+        arrays = list(map(read_idx, paths, CHECKSUMS[folder]))
     else:
         arrays = download(name, data_dir)
-    train, test = (
-        Split(images[..., None], labels.astype(np.int32))
-        for images, labels in (arrays[:2], arrays[2:])
-    )
-    return DataSet(train, test, tuple(CLASSES[name]))
+    images, labels, test_images, test_labels = arrays
+    train = Split(images[..., None], labels.astype(np.int32))
+    test = Split(test_images[..., None], test_labels.astype(np.int32))
+    return DataSet(train, test, CLASSES[name])
 
 
 def read_idx(path: Path, checksum: str) -> np.ndarray:
@@ -70,7 +80,8 @@ def read_idx(path: Path, checksum: str) -> np.ndarray:
     found = hashlib.md5(packed, usedforsecurity=False).hexdigest()
     if found != checksum:
         raise UserError(
-            f"{path} is damaged: its MD5 is {found}, not {checksum}; delete it and start again to download it anew"
+            f"{path} is damaged: its MD5 is {found}, not {checksum}; delete it and "
+            "start again to download it anew"
         )
     content = gzip.decompress(packed)
     shape = np.frombuffer(content, ">i4", count=content[3], offset=4)
@@ -78,11 +89,13 @@ def read_idx(path: Path, checksum: str) -> np.ndarray:
 
 
 def download(name: str, data_dir: Path) -> list[np.ndarray]:
-    """Get the same four arrays from torchvision, which downloads the files or reads what it unpacked earlier."""
+    """Get the same four arrays from torchvision.
+
+    It downloads the files, or reads what it unpacked earlier.
+    """
     missing = f"--dataset {name} is not in {data_dir / FOLDERS[name] / 'raw'}"
-    advice = (
-        "put the four .gz files there, name another --data-dir, or use --dataset digits"
-    )
+    advice = "put the four .gz files there, name another --data-dir, or use "
+    advice += "--dataset digits"
     try:
         from torchvision import datasets
     except ImportError:
@@ -91,14 +104,13 @@ def download(name: str, data_dir: Path) -> list[np.ndarray]:
         ) from None
     data_set = getattr(datasets, FOLDERS[name])
     try:
-        parts = [
-            data_set(data_dir, train=train, download=True) for train in (True, False)
-        ]
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # no network, no space, a read-only folder, a wrong checksum
+        train = data_set(data_dir, train=True, download=True)
+        test = data_set(data_dir, train=False, download=True)
+    # No network, no space, a read-only folder, a wrong checksum.
+    except (OSError, RuntimeError) as error:
+        cause = " ".join(str(error).split())
         raise UserError(
-            f"{missing} and could not be downloaded ({' '.join(str(error).split())}): {advice}"
+            f"{missing} and could not be downloaded ({cause}): {advice}"
         ) from None
-    return [array.numpy() for part in parts for array in (part.data, part.targets)]
+    tensors = [train.data, train.targets, test.data, test.targets]
+    return [tensor.numpy() for tensor in tensors]

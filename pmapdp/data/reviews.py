@@ -12,18 +12,26 @@ import numpy as np
 from pmapdp.data.dataset import DataSet, Texts
 
 SENTIMENTS = ("negative", "positive")
-TRAIN_EXAMPLES, TEST_EXAMPLES = 4000, 1000
+TRAIN_EXAMPLES = 4000
+TEST_EXAMPLES = 1000
 NEGATED = 0.25  # share of the verdicts that say the opposite of an adjective
-OPPOSED = 0.4  # share of the reviews with three verdicts in which one speaks against the other two
+# Share of the reviews with three verdicts in which one speaks against the other two.
+OPPOSED = 0.4
 
 THINGS = (
-    "acting", "plot", "story", "script", "music", "dialogue", "ending", "beginning", "camera work", "cast", "pacing",
-    "humour", "lead actor", "lead actress", "direction", "soundtrack", "editing", "scenery", "first half", "last scene",
+    "acting", "plot", "story", "script", "music", "dialogue", "ending", "beginning",
+    "camera work", "cast", "pacing", "humour", "lead actor", "lead actress",
+    "direction", "soundtrack", "editing", "scenery", "first half", "last scene",
 )  # fmt: skip
-ADJECTIVES = (
-    ("terrible", "boring", "awful", "dull", "weak", "predictable", "clumsy", "tedious", "lifeless", "silly"),
-    ("wonderful", "gripping", "superb", "lively", "strong", "surprising", "elegant", "moving", "fresh", "witty"),
+NEGATIVE = (
+    "terrible", "boring", "awful", "dull", "weak", "predictable", "clumsy", "tedious",
+    "lifeless", "silly",
 )  # fmt: skip
+POSITIVE = (
+    "wonderful", "gripping", "superb", "lively", "strong", "surprising", "elegant",
+    "moving", "fresh", "witty",
+)  # fmt: skip
+ADJECTIVES = (NEGATIVE, POSITIVE)  # by the number of the class
 DEGREES = ("", "", "really ", "quite ", "simply ", "rather ", "truly ")
 VERDICTS = (
     "the {thing} was {degree}{adjective}",
@@ -61,36 +69,41 @@ FRIENDS = ("brother", "sister", "neighbour", "colleague", "mother", "father", "f
 
 
 def load() -> DataSet:
-    """Make 4,000 reviews to train and 1,000 to test, half of them negative (0), half positive (1), no two equal."""
+    """Make 4,000 reviews to train and 1,000 to test, no two of them equal.
+
+    Half of them are negative (0), half positive (1).
+    """
     random = Random(0)
     reviews: dict[str, int] = {}
     while len(reviews) < TRAIN_EXAMPLES + TEST_EXAMPLES:
         label = len(reviews) % 2
         reviews.setdefault(make_review(random, label), label)
-    texts, labels = list(reviews), np.array(list(reviews.values()), np.int32)
+    texts = list(reviews)
+    labels = np.array(list(reviews.values()), np.int32)
     n = TRAIN_EXAMPLES
-    return DataSet(
-        Texts(texts[:n], labels[:n]), Texts(texts[n:], labels[n:]), SENTIMENTS
-    )
+    train = Texts(texts[:n], labels[:n])
+    test = Texts(texts[n:], labels[n:])
+    return DataSet(train, test, SENTIMENTS)
 
 
 def make_review(random: Random, label: int) -> str:
-    """Make a review of class `label`: one verdict or three, most of that class, and perhaps a fact."""
+    """Make a review of class `label`.
+
+    It has one verdict or three, most of that class, and perhaps a fact.
+    """
     verdicts = random.choice((1, 3, 3))
     opposed = verdicts == 3 and random.random() < OPPOSED
     sentences = [make_verdict(random, label) for _ in range(verdicts - opposed)]
     if opposed:
         sentences.append(make_verdict(random, 1 - label))
     if random.random() < 0.5:
-        form, day, minutes = (
-            random.choice(FACTS),
-            random.choice(DAYS),
-            random.randrange(80, 180),
+        fact = random.choice(FACTS).format(
+            day=random.choice(DAYS),
+            minutes=random.randrange(80, 180),
+            place=random.choice(PLACES),
+            friend=random.choice(FRIENDS),
         )
-        place, friend = random.choice(PLACES), random.choice(FRIENDS)
-        sentences.append(
-            form.format(day=day, minutes=minutes, place=place, friend=friend)
-        )
+        sentences.append(fact)
     random.shuffle(sentences)
     return " ".join(
         sentence[0].upper() + sentence[1:] + random.choice(".!.")
@@ -101,8 +114,12 @@ def make_review(random: Random, label: int) -> str:
 def make_verdict(random: Random, label: int) -> str:
     """Make a sentence that speaks for class `label`."""
     negated = random.random() < NEGATED
-    form = random.choice(NEGATIONS if negated else VERDICTS)
-    adjective = random.choice(ADJECTIVES[1 - label if negated else label])
-    return form.format(
-        thing=random.choice(THINGS), adjective=adjective, degree=random.choice(DEGREES)
-    )
+    if negated:
+        form = random.choice(NEGATIONS)
+        label = 1 - label  # "not dull" is praise
+    else:
+        form = random.choice(VERDICTS)
+    adjective = random.choice(ADJECTIVES[label])
+    thing = random.choice(THINGS)
+    degree = random.choice(DEGREES)
+    return form.format(thing=thing, adjective=adjective, degree=degree)

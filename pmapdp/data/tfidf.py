@@ -1,4 +1,7 @@
-"""Texts as scikit-learn's tf-idf weights: how often a token stands in a text, and how rare it is, in no order."""
+"""Texts as scikit-learn's tf-idf weights.
+
+They say how often a token occurs in a text and how rare it is, but not in which order.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,25 +16,31 @@ FEATURES = 1200
 
 @dataclass(frozen=True)
 class Tfidf:
-    """Turns texts into tf-idf weights. Its fields are plain data, so an exported file holds them as JSON."""
+    """Turns texts into tf-idf weights.
 
-    vocabulary: list[
-        str
-    ]  # the most frequent tokens of the training set, at most 1,200; token i has column i
-    idf: list[float]  # their inverse document frequencies
+    The attributes are plain data, so an exported file holds them as JSON.
+
+    Attributes:
+        vocabulary: the most frequent tokens of the training set, at most 1,200. Token i
+            has column i.
+        idf: their inverse document frequencies.
+    """
+
+    vocabulary: list[str]
+    idf: list[float]
 
     @classmethod
     def fit(cls, texts: Sequence[str]) -> "Tfidf":
-        """Take vocabulary and frequencies from the training texts."""
+        """Learn vocabulary and frequencies from the training texts."""
         vectorizer = make_vectorizer(max_features=FEATURES).fit(texts)
-        return cls(
-            vectorizer.get_feature_names_out().tolist(), vectorizer.idf_.tolist()
-        )
+        vocabulary = vectorizer.get_feature_names_out().tolist()
+        return cls(vocabulary, vectorizer.idf_.tolist())
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Return `[n, 1200]` float32 rows of length 1, or 0 for a text without a known token.
+        """Return `[n, 1200]` float32 rows of length 1.
 
-        The last columns stay 0 if the training set has fewer than 1,200 tokens.
+        A text without a known token has a row of zeros. The last columns stay 0 if the
+        training set has fewer than 1,200 tokens.
         """
         vectorizer = make_vectorizer(vocabulary=self.vocabulary)
         vectorizer.idf_ = np.array(self.idf, np.float32)
@@ -41,7 +50,10 @@ class Tfidf:
 
 
 def make_vectorizer(**settings: Any) -> Any:
-    """Make a float32 `TfidfVectorizer`. Its tokens are words of two letters or more, in lower case."""
+    """Make a float32 `TfidfVectorizer`.
+
+    Its tokens are words of two letters or more, in lower case.
+    """
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer  # takes a second
     except ImportError:

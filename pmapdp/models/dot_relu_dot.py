@@ -1,4 +1,7 @@
-"""The regression of Flax's guide "Scale up on multiple devices": `python -m pmapdp.train nnx-mesh`."""
+"""The regression of Flax's guide "Scale up on multiple devices".
+
+`python -m pmapdp.train nnx-mesh` trains it.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +14,7 @@ from pmapdp.models import named
 
 
 class DotReluDot(nnx.Module):
-    """`[b, D]` to `[b, D]`, with two `[D, D]` matrices (D is `size`) and no bias; Flax's default initialiser."""
+    """`[b, D]` to `[b, D]`, with two `[D, D]` matrices and no bias. D is `size`."""
 
     input_axes = ("batch", "embed")
     size = 1024
@@ -23,23 +26,24 @@ class DotReluDot(nnx.Module):
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
     ):
-        def matrix(*names: str) -> nnx.Param[jax.Array]:
-            values = nnx.initializers.lecun_normal()(
-                rngs.params(), (self.size, self.size), param_dtype
-            )
-            return nnx.Param(values, **named(*names))
-
         self.dtype = dtype
-        self.first, self.second = matrix("embed", "hidden"), matrix("hidden", "embed")
+        initialise = nnx.initializers.lecun_normal()  # Flax's default
+        shape = (self.size, self.size)
+        first = initialise(rngs.params(), shape, param_dtype)
+        second = initialise(rngs.params(), shape, param_dtype)
+        self.first = nnx.Param(first, **named("embed", "hidden"))
+        self.second = nnx.Param(second, **named("hidden", "embed"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Forward pass."""
-        first, second = (
-            matrix[...].astype(self.dtype) for matrix in (self.first, self.second)
-        )
+        """Return the outputs."""
+        first = self.first[...].astype(self.dtype)
+        second = self.second[...].astype(self.dtype)
         return nnx.relu(x.astype(self.dtype) @ first) @ second
 
     def loss(self, batch: Batch) -> MetricSums:
-        """The mean squared error over the D numbers of each example; its labels are targets `[b, D]`."""
+        """Return sums of each example's mean squared error over its D numbers.
+
+        The labels are targets `[b, D]`.
+        """
         errors = jnp.square(self(batch.inputs) - batch.labels).mean(-1)
         return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())

@@ -1,4 +1,7 @@
-"""The two multi-layer perceptrons: of images, from the blog "JAX for PyTorch users", and of texts."""
+"""Two multi-layer perceptrons, one of images and one of texts.
+
+The one of images is from the blog "JAX for PyTorch users".
+"""
 
 from typing import Any
 
@@ -12,12 +15,10 @@ from pmapdp.models import axes
 
 
 class MLP(nnx.Module):
-    """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits: 784-512-512-10, 669,706 parameters."""
+    """`[b, 28, 28, 1]` uint8 images to `[b, 10]` logits, with 669,706 parameters."""
 
-    input_axes = (
-        "batch",
-        "features",
-    )  # the features are an image's rows: devices that split rows split features
+    # The features are an image's rows, so devices that split rows split features.
+    input_axes = ("batch", "features")
 
     def __init__(
         self,
@@ -27,9 +28,8 @@ class MLP(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
     ):
         self.dtype = dtype
-        small = nnx.initializers.normal(1e-2)  # as in the blog
         options: dict[str, Any] = {
-            "kernel_init": small,
+            "kernel_init": nnx.initializers.normal(1e-2),  # as in the blog
             "dtype": dtype,
             "param_dtype": param_dtype,
             "rngs": rngs,
@@ -39,7 +39,7 @@ class MLP(nnx.Module):
         self.logits = nnx.Linear(512, 10, **axes("embed", "classes"), **options)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Forward pass."""
+        """Return the logits."""
         x = images.reshape(images.shape[0], -1).astype(self.dtype) / 255
         x = nnx.relu(self.hidden1(x))
         x = nnx.relu(self.hidden2(x))
@@ -47,7 +47,7 @@ class MLP(nnx.Module):
 
 
 class TextMLP(nnx.Module):
-    """`[b, 1200]` float32 tf-idf weights to `[b, 2]` logits: 1200-48-2, 57,746 parameters, Glorot uniform.
+    """`[b, 1200]` float32 tf-idf weights to `[b, 2]` logits, with 57,746 parameters.
 
     It's the network of TensorFlow's DTensor tutorial, whose batch norm has no trainable
     variables. The tutorial has no running moments either, so an answer depends on what
@@ -70,17 +70,13 @@ class TextMLP(nnx.Module):
             "param_dtype": param_dtype,
             "rngs": rngs,
         }
-        options: dict[str, Any] = {
-            "kernel_init": nnx.initializers.glorot_uniform(),
-            **types,
-        }
+        options = types | {"kernel_init": nnx.initializers.glorot_uniform()}
         self.hidden = nnx.Linear(FEATURES, 48, **axes("features", "hidden"), **options)
-        self.norm = nnx.BatchNorm(
-            48, momentum=0.9, use_bias=False, use_scale=False, **types
-        )
+        norm = types | {"use_bias": False, "use_scale": False}
+        self.norm = nnx.BatchNorm(48, momentum=0.9, **norm)
         self.logits = nnx.Linear(48, 2, **axes("hidden", "classes"), **options)
 
     def __call__(self, weights: jax.Array) -> jax.Array:
-        """Forward pass."""
+        """Return the logits."""
         x = nnx.relu(self.hidden(weights.astype(self.dtype)))
         return self.logits(self.norm(x))

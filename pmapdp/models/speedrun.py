@@ -1,4 +1,7 @@
-"""The network of the recipe `speedrun`, with the layers and widths of github.com/tuomaso/train_mnist_fast."""
+"""The network of the recipe `speedrun`.
+
+It has the layers and widths of github.com/tuomaso/train_mnist_fast.
+"""
 
 from typing import Any
 
@@ -26,9 +29,8 @@ class Speedrun(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
     ):
         self.dtype = dtype
-        glorot = nnx.initializers.glorot_uniform()
         options: dict[str, Any] = {
-            "kernel_init": glorot,
+            "kernel_init": nnx.initializers.glorot_uniform(),
             "dtype": dtype,
             "param_dtype": param_dtype,
             "rngs": rngs,
@@ -39,7 +41,7 @@ class Speedrun(nnx.Module):
         self.logits = nnx.Linear(256, 10, **axes("hidden", "classes"), **options)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Forward pass; in training every image is moved a little."""
+        """Return the logits. In training every image is moved a little."""
         context = current_context()
         if context.train and self.pixels:
             images = move(images, context.next_keys(), self.pixels)
@@ -51,7 +53,13 @@ class Speedrun(nnx.Module):
 
 
 def move(images: jax.Array, keys: jax.Array, most: int) -> jax.Array:
-    """Move every image `[H, W, C]` by up to `most` pixels up or down and left or right, as its own key says."""
+    """Move every image by up to `most` pixels in each direction, with its own key.
+
+    Args:
+        images: `[b, H, W, C]`.
+        keys: `[b]`.
+        most: the most that an image is moved, in pixels.
+    """
     padded = jnp.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
 
     def crop(image: jax.Array, key: jax.Array) -> jax.Array:

@@ -1,8 +1,8 @@
-"""A small transformer that classifies texts: two blocks of attention and MLP over 128 tokens, 599,682 parameters.
+"""A small transformer that classifies texts, with 599,682 parameters.
 
-The blocks are from Vaswani et al., "Attention is all you need", NeurIPS 2017, with the
-norm in front of each part (Xiong et al., "On layer normalization in the transformer
-architecture", ICML 2020).
+It has two blocks of attention and MLP over 128 tokens. The blocks are from Vaswani et
+al., "Attention is all you need", NeurIPS 2017, with the norm in front of each part
+(Xiong et al., "On layer normalization in the transformer architecture", ICML 2020).
 """
 
 from typing import Any
@@ -15,7 +15,11 @@ from jax.typing import DTypeLike
 from pmapdp.data.tokens import LENGTH, PADDING, VOCABULARY
 from pmapdp.models import axes, named
 
-LAYERS, EMBED, HEADS, HIDDEN, CLASSES = 2, 64, 4, 128, 2
+LAYERS = 2
+EMBED = 64
+HEADS = 4
+HIDDEN = 128
+CLASSES = 2
 NORM: dict[str, Any] = {
     "scale_metadata": named("embed"),
     "bias_metadata": named("embed"),
@@ -23,7 +27,7 @@ NORM: dict[str, Any] = {
 
 
 class Block(nnx.Module):
-    """Attention, then an MLP; each adds what it finds to `[b, L, E]`."""
+    """Attention, then an MLP. Each adds its result to `[b, L, E]`."""
 
     def __init__(self, **options: Any):
         self.attention_norm = nnx.LayerNorm(EMBED, **NORM, **options)
@@ -33,15 +37,14 @@ class Block(nnx.Module):
             "out_kernel_metadata": named("heads", "head", "embed"),
             "out_bias_metadata": named("embed"),
         }
-        self.attention = nnx.MultiHeadAttention(
-            HEADS, EMBED, decode=False, **names, **options
-        )
+        names |= options
+        self.attention = nnx.MultiHeadAttention(HEADS, EMBED, decode=False, **names)
         self.mlp_norm = nnx.LayerNorm(EMBED, **NORM, **options)
         self.hidden = nnx.Linear(EMBED, HIDDEN, **axes("embed", "hidden"), **options)
         self.output = nnx.Linear(HIDDEN, EMBED, **axes("hidden", "embed"), **options)
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        """`[b, L, E]` to the same; `mask` `[b, 1, 1, L]` is True for the tokens that are there to be looked at."""
+        """Return the new `[b, L, E]`. `mask` `[b, 1, 1, L]` is False for padding."""
         x += self.attention(self.attention_norm(x), mask=mask)
         return x + self.output(nnx.gelu(self.hidden(self.mlp_norm(x))))
 
@@ -63,34 +66,31 @@ class Transformer(nnx.Module):
             "param_dtype": param_dtype,
             "rngs": rngs,
         }
-        embed: dict[str, Any] = {
-            "embedding_init": nnx.initializers.normal(0.02),
-            **options,
-        }
+        embed = options | {"embedding_init": nnx.initializers.normal(0.02)}
+        word_axes = named("vocabulary", "embed")
+        place_axes = named("position", "embed")
         self.tokens = nnx.Embed(
-            VOCABULARY, EMBED, embedding_metadata=named("vocabulary", "embed"), **embed
+            VOCABULARY, EMBED, embedding_metadata=word_axes, **embed
         )
         self.positions = nnx.Embed(
-            LENGTH, EMBED, embedding_metadata=named("position", "embed"), **embed
+            LENGTH, EMBED, embedding_metadata=place_axes, **embed
         )
-        self.word_dropout = nnx.Dropout(
-            0.3, broadcast_dims=(2,), rngs=rngs
-        )  # a word goes or stays as a whole
+        # A word is dropped with all its numbers.
+        self.word_dropout = nnx.Dropout(0.3, broadcast_dims=(2,), rngs=rngs)
         self.blocks = nnx.List([Block(**options) for _ in range(LAYERS)])
         self.norm = nnx.LayerNorm(EMBED, **NORM, **options)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
         self.logits = nnx.Linear(EMBED, CLASSES, **axes("embed", "classes"), **options)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """Forward pass."""
+        """Return the logits."""
         known = ids != PADDING  # [b, L]
         x = self.tokens(ids) + self.positions(jnp.arange(ids.shape[1]))  # [b, L, E]
         x = self.word_dropout(x)
         for block in self.blocks:
             x = block(x, mask=known[:, None, None])
         x = self.norm(x)
-        counts = jnp.maximum(
-            known.sum(1, keepdims=True), 1
-        )  # an empty text has the mean 0
+        # An empty text has the mean 0.
+        counts = jnp.maximum(known.sum(1, keepdims=True), 1)
         x = jnp.where(known[..., None], x, 0).sum(1) / counts.astype(x.dtype)  # [b, E]
         return self.logits(self.dropout(x))
