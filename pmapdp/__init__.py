@@ -1,26 +1,26 @@
-"""Data-parallel training in JAX: the same step as pmap, jit, shard_map and on a single device.
+"""Data-parallel training in JAX with pmap, jit, shard_map and on a single device.
 
 The core, in the order in which to read it (about an hour):
 
     config.py                every setting of a run, in one dataclass
-    errors.py                errors that you can correct: one sentence that says what works
+    errors.py                errors that you can correct, and how
     devices.py               simulate N devices, choose, describe
     data/dataset.py          a data set: arrays for training and testing
     data/digits.py           the data set that is built in
-    data/batches.py          the order of the examples, a function of (seed, epoch, step); padding
+    data/batches.py          the order of the examples, and padding
     layers.py                exact versions of Flax's batch norm, dropout and attention
     models/cnn.py            a network in Flax NNX
     loss.py                  loss and metrics as sums and counts
-    state.py                 the train state, one pytree; the task: model, loss, update rule
+    state.py                 the train state, and the task: model, loss, optimizer
     optimizer.py             optimizers and learning-rate schedules
-    steps/shared.py          what all strategies share: a device's gradient sums, and the update
+    steps/shared.py          a device's gradient sums, and the update
     steps/placing.py         arrays to the devices and back
     steps/single.py          one device
     steps/pmap.py            one program per device, and an all-reduce by name
     steps/shard_map.py       the same program on sharded arrays
     steps/jit.py             one program for the global batch, split by the compiler
     metrics.py               sums on the host, read without stopping the devices
-    train.py                 the trainer from top to bottom: data, model, step, loop, evaluation
+    train.py                 the trainer: data, model, step, loop, evaluation
 
 Everything else is for when you need it: `job.py` (all parts of a run, which `train.py`
 makes), `run/` (long runs), `sharding/` (to split the

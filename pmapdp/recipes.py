@@ -1,4 +1,4 @@
-"""Named configurations: settings of published systems that aren't `Config`'s defaults. Flags override them."""
+"""Named configurations: settings of published systems. Flags override them."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -10,13 +10,17 @@ from pmapdp.errors import UserError, unknown
 
 @dataclass(frozen=True)
 class Recipe:
-    """A configuration, and the figures that its source reports."""
+    """A configuration, and the figures that its source reports.
 
-    summary: str  # one line for --help
+    Attributes:
+        summary: one line for --help.
+        config: the settings.
+        reported: {metric: {epoch, from 1: figure}}.
+    """
+
+    summary: str
     config: Config
-    reported: dict[str, dict[int, float]] = field(
-        default_factory=dict
-    )  # {metric: {epoch, from 1: figure}}
+    reported: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
 # "Distributed training with DTensor", TensorFlow's tutorial, which reports no figures.
@@ -172,38 +176,47 @@ RECIPES = {recipe.config.recipe: recipe for recipe in ALL}
 
 
 def require_recipe(config: Config) -> None:
-    """Refuse a recipe's name without its settings: from Python the name by itself chooses nothing."""
+    """Refuse a recipe's name without its settings.
+
+    From Python, the name by itself chooses nothing.
+    """
     if config.recipe not in RECIPES:
         raise unknown("recipe", config.recipe, RECIPES)
-    recipe, usual = (
-        vars(RECIPES[config.recipe].config),
-        vars(Config(recipe=config.recipe)),
-    )
-    special = [name for name, value in recipe.items() if value != usual[name]]
+    recipe = vars(RECIPES[config.recipe].config)
+    defaults = vars(Config(recipe=config.recipe))
+    special = [name for name, value in recipe.items() if value != defaults[name]]
     if special and all(getattr(config, name) != recipe[name] for name in special):
         raise UserError(
-            f"recipe={config.recipe!r} alone chooses no settings: give pmapdp.recipes.RECIPES[{config.recipe!r}].config"
+            f"recipe={config.recipe!r} alone chooses no settings: give "
+            f"pmapdp.recipes.RECIPES[{config.recipe!r}].config"
         )
 
 
 def compare_with_reported(
     config: Config, epochs: list[dict[str, Any]], per_epoch: int
 ) -> list[str]:
-    """Return lines that compare a run with the reported figures, [] if its data, model or number of epochs differs."""
-    recipe, here = RECIPES[config.recipe], {epoch["epoch"]: epoch for epoch in epochs}
-    if any(
-        getattr(config, name) != getattr(recipe.config, name)
-        for name in ("dataset", "model", "epochs")
-    ):
-        return []
+    """Return lines that compare a run with the reported figures.
+
+    There are none if its data, model or number of epochs differs.
+    """
+    recipe = RECIPES[config.recipe]
+    for name in ("dataset", "model", "epochs"):
+        if getattr(config, name) != getattr(recipe.config, name):
+            return []
+    # --steps may end in the middle of an epoch.
+    whole_epochs = {
+        epoch["epoch"]: epoch
+        for epoch in epochs
+        if epoch["step"] == epoch["epoch"] * per_epoch
+    }
     table = []
     for metric, figures in recipe.reported.items():
         part, name = metric.split("/")
         for epoch, figure in figures.items():
-            if (
-                epoch in here and here[epoch]["step"] == epoch * per_epoch
-            ):  # --steps may end in the middle of one
-                table.append(
-                    f"{f'{part} {name}, epoch {epoch}':<40}{figure:9.4f}{here[epoch][part][name]:11.4f}"
-                )
-    return ["", f"{'reported':>49}{'here':>11}", *table] if table else []
+            if epoch in whole_epochs:
+                label = f"{part} {name}, epoch {epoch}"
+                result = whole_epochs[epoch][part][name]
+                table.append(f"{label:<40}{figure:9.4f}{result:11.4f}")
+    if not table:
+        return []
+    return ["", f"{'reported':>49}{'here':>11}", *table]

@@ -1,4 +1,7 @@
-"""The names on the command line. A new model or data set takes its file and one line here."""
+"""The names on the command line.
+
+To add a model or a data set, write its file, import it here, and give it a line below.
+"""
 
 import dataclasses
 import functools
@@ -45,54 +48,70 @@ DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
     "reviews": lambda folder: reviews.load(),
     "random_numbers": lambda folder: random_numbers.load(),
 }
-# Each turns texts into the inputs of a model, which names it in its attribute
-# `featurizer`.
+# Each turns texts into the inputs of a model. The model's attribute `featurizer` names
+# it.
 FEATURIZERS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 
 
 def find_code(kind: str, name: str) -> Any:
-    """Return the model, optimizer or schedule (the `kind`) of this name: None for the ones built into optimizer.py."""
+    """Return the model, optimizer or schedule of this name.
+
+    It's None for an optimizer or schedule that `optimizer.py` builds.
+
+    Args:
+        kind: "model", "optimizer" or "schedule".
+        name: a name on the command line, or `my_file.py:Net`, which is yours.
+    """
     if ".py:" in name:
         return load_from_file(name)
-    ours: Any = {
+    built_in: Any = {
         "model": MODELS,
         "optimizer": dict.fromkeys(OPTIMIZERS),
         "schedule": dict.fromkeys(SCHEDULES),
     }[kind]
-    if name not in ours:
+    if name not in built_in:
         example = {"model": "Net", "optimizer": "make", "schedule": "rate"}[kind]
         yours = f"my_file.py:{example} (yours; from Python {kind}=...)"
-        raise unknown(kind, name, [*ours, yours])
-    return ours[name]
+        raise unknown(kind, name, [*built_in, yours])
+    return built_in[name]
 
 
 def require_python_values(
     config: Config, given: Mapping[str, Any], reader: str, *arguments: str
 ) -> None:
-    """Refuse to read a run without the Python values that it was made from. `given` has the ones you gave, by name.
+    """Refuse to read a run without the Python values that it was made from.
 
-    The `UserError` shows the call to make: of `reader`, module and name of a function,
-    with its `arguments`.
+    Args:
+        config: the settings of the run.
+        given: the values that you gave, by name.
+        reader: module and name of the function that reads the run. The error message
+            shows the call to make.
+        arguments: the function's other arguments in this call.
     """
-    needed = {
-        "model": config.model not in MODELS and ".py:" not in config.model,
-        "optimizer": config.optimizer not in OPTIMIZERS
-        and ".py:" not in config.optimizer,
-        "data": config.dataset == "arrays",
-    }
-    if missing := [
-        name for name, needs in needed.items() if needs and given.get(name) is None
-    ]:
+    missing = []
+    if config.model not in MODELS and ".py:" not in config.model:
+        missing.append("model")
+    if config.optimizer not in OPTIMIZERS and ".py:" not in config.optimizer:
+        missing.append("optimizer")
+    if config.dataset == "arrays":
+        missing.append("data")
+    missing = [name for name in missing if given.get(name) is None]
+    if missing:
         module, _, function = reader.rpartition(".")
-        call = f"{function}({', '.join([*map(repr, arguments), *(f'{name}=...' for name in missing)])})"
+        values = [repr(argument) for argument in arguments]
+        values += [f"{name}=..." for name in missing]
         raise UserError(
-            f"this run was given its {' and '.join(missing)} from Python, "
-            f"so give it again there: from {module} import {function}; {call}"
+            f"this run was given its {' and '.join(missing)} from Python, so give it "
+            f"again there: from {module} import {function}; "
+            f"{function}({', '.join(values)})"
         )
 
 
 def default_data_dir() -> Path:
-    """Return `$PMAPDP_DATA`, or a cache folder in your home, or in the system's temporary folder if you have none."""
+    """Return `$PMAPDP_DATA`, or a cache folder in your home.
+
+    Without a home it's in the system's temporary folder.
+    """
     home = os.path.expanduser("~")
     if home == "~":  # a user id without an entry, in a container
         home = tempfile.gettempdir()
@@ -124,7 +143,9 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
 
 
 def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
-    """Turn texts into the arrays that the model takes. A `UserError` says that it doesn't take them.
+    """Turn texts into the arrays that the model takes.
+
+    A `UserError` says that the model takes something else.
 
     Returns (data set, featurizer). The featurizer is fitted to the training texts, or
     None if the data are arrays.

@@ -56,7 +56,8 @@ def align(
     """
     first, *others = columns
     base = columns[first]
-    # A gap, a line, a gap, a line, ..., a gap. New lines of other columns go to the gaps.
+    # A gap, a line, a gap, a line, ..., a gap. New lines of other columns go to the
+    # gaps.
     cells: list[dict[str, list[str]]] = [{first: []}]
     for line in base:
         cells += [{first: [line]}, {first: []}]

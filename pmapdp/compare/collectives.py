@@ -1,4 +1,4 @@
-"""List the collectives of a compiled program: how often, how large, and from which line.
+"""List a compiled program's collectives: how often, how large, and from which line.
 
 The compiler inserts, combines and splits collectives, so only its final text (HLO)
 tells what the devices exchange. Lessons 06 and 09 read one.
@@ -57,8 +57,9 @@ class Collective(NamedTuple):
         count: number of instructions.
         bytes: size of their results on one device, all arrays together, if each runs
             once.
-        runs: how often they run, all together, in one call of the program. One in a loop
-            runs as often as the loop does. One in a branch counts as if it were taken.
+        runs: how often they run, all together, in one call of the program. One in a
+            loop runs as often as the loop does. One in a branch counts as if it were
+            taken.
             None: a loop's length isn't known before it runs.
     """
 
@@ -69,7 +70,7 @@ class Collective(NamedTuple):
 
 
 def collectives(hlo: str) -> list[Collective]:
-    """Add up the collectives of each kind in a compiled program, in the order of `KINDS`."""
+    """Add up the collectives of a compiled program by kind, in the order of `KINDS`."""
     instructions_of: dict[str, list[dict[str, Any]]] = {}
     for instruction in instructions(hlo):
         instructions_of.setdefault(instruction["kind"], []).append(instruction)

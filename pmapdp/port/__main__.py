@@ -87,7 +87,7 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
 
 
 def describe_construct(lines: list[dict[str, Any]]) -> list[str]:
-    """Return what the table says of a construct, and then the program's lines with it."""
+    """Return what the table says of a construct, and the program's lines with it."""
     row = lines[0]
     text = ["", f"  {row['status']:5}  {row['construct']:20}  {row['link']}"]
     parts = [part for part in ("today", "shard_map", "jit") if row[part]]

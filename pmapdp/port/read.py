@@ -135,8 +135,8 @@ def last_before(use: Any, bindings: list[Any]) -> Any:
 def lookup_name(use: Any) -> Any:
     """Find the value of a name where it's used, from its scope out to the module.
 
-    A function that uses a name of a scope around it is called later, so it sees the last
-    value there. It doesn't see the names of its class.
+    A function that uses a name of a scope around it is called later, so it sees the
+    last value there. It doesn't see the names of its class.
     """
     value = None
     scope = use.scope

@@ -14,7 +14,8 @@ KEY = re.compile("rng|key|seed", re.IGNORECASE)
 # Leaves that differ from device to device, by their usual names in Flax programs.
 PER_DEVICE_LEAVES = ("dropout_rng", "batch_stats")
 
-PROGRAM = '''"""Does {name} on 8 devices give one device's result? `python verify_step.py`
+PROGRAM = '''\
+"""Does {name} on 8 devices give one device's result? `python verify_step.py`
 
 Fill in what ends with SystemExit. The exit status is 1 if the results differ, or if
 something wasn't compared.
@@ -45,16 +46,16 @@ PER_DEVICE = {per_device}
 {arguments} = first_arguments()
 given = dict({given}, per_device=PER_DEVICE)
 
-# The reference is your step on one device, where a psum and a pmean are the same. So this
-# finds a sum in place of a mean.
+# The reference is your step on one device, where a psum and a pmean are the same. So
+# this finds a sum in place of a mean.
 report = verify(
     step=jax.pmap(step, axis_name=AXIS), reference=one_device(step, AXIS), **given
 )
 print(report)
 report.require()
 
-# After the port, compare the new step with the old one. Both can still make one mistake,
-# and this comparison can't see it. That's why the other one comes first.
+# After the port, compare the new step with the old one. Both can still make one
+# mistake, and this comparison can't see it. That's why the other one comes first.
 # old = old_program(step, AXIS, groups=jax.device_count())
 # verify(step=new_step, layout="sharded", reference=old, **given).require()
 '''

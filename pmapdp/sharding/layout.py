@@ -3,8 +3,8 @@
     --mesh data=4,model=2               mesh axes and their sizes
     --layout model                      a named layout
     --layout hidden=model,embed=none    rules: logical axis = mesh axis, or none
-    --layout model,batch=data+feature   both; + splits one logical axis over several mesh
-                                        axes, and a later rule wins
+    --layout model,batch=data+feature   both; + splits one logical axis over several
+                                        mesh axes, and a later rule wins
 
 A model names the axes of its parameters: the kernel `[784, 512]` of a linear layer has
 the axes `features` and `hidden`. A layout has rules for such names. Lessons 15 and 16
@@ -64,7 +64,10 @@ def mesh_text(sizes: dict[str, int]) -> str:
 def number_of_devices(
     devices: int | None, mesh: str | None, processes: int = 1
 ) -> int | None:
-    """Return the devices of each process, from --devices or --mesh; None without either."""
+    """Return the devices of each process, from --devices or --mesh.
+
+    None without either.
+    """
     if devices or not mesh:
         return devices
     return math.prod(parse_mesh(mesh).values()) // processes
@@ -144,7 +147,7 @@ def is_variable(leaf: Any) -> bool:
 
 
 def is_masked(leaf: Any) -> bool:
-    """Return True for what Optax keeps in place of a parameter that a rule leaves alone."""
+    """Return True for what Optax keeps for a parameter that a rule leaves alone."""
     return isinstance(leaf, optax.MaskedNode)
 
 
@@ -186,7 +189,10 @@ class MeshLayout:
 
     @property
     def text(self) -> str:
-        """Describe the layout: `mesh data=4,model=2: batch over data, hidden over model`."""
+        """Describe the layout.
+
+        For example `mesh data=4,model=2: batch over data, hidden over model`.
+        """
         rules = [
             f"{name} over {'+'.join(axes)}" for name, axes in self.rules.items() if axes
         ]
@@ -220,7 +226,10 @@ class MeshLayout:
         return Batch(inputs, rows, rows, rows)
 
     def params_sharding(self, task: Task, *, split: bool) -> Any:
-        """Make the sharding of each parameter; with `split` also over the batch's axes."""
+        """Make the sharding of each parameter.
+
+        With `split` the batch's axes split them as well.
+        """
 
         def sharding_of(axes: Axes) -> NamedSharding:
             return self.array_sharding(axes, split=split)
@@ -228,7 +237,7 @@ class MeshLayout:
         return jax.tree.map(sharding_of, logical_axes(task)[0])
 
     def state_sharding(self, task: Task) -> Any:
-        """Make the sharding of each array of the train state, or one for all of them."""
+        """Make the sharding of each array of the train state, or one for all."""
         if not self.splits_state:
             return self.replicated
         split_params = self.shard_state == "parameters"
@@ -243,8 +252,8 @@ class MeshLayout:
     def optimizer_sharding(self, task: Task) -> Any:
         """Make the sharding of each array of the optimizer's state.
 
-        An array that Optax keeps for a parameter is split as the parameter is, if it has
-        its shape.
+        An array that Optax keeps for a parameter is split as the parameter is, if it
+        has its shape.
         """
 
         def sharding_of(leaf: Any, sharding: NamedSharding, param: Any) -> Any:
@@ -281,9 +290,9 @@ class MeshLayout:
         if len(shards) < (last + 1 - first) * math.prod(shape[1:]):
             raise UserError(
                 f"--mesh {mesh_text(dict(self.mesh.shape))} splits examples between "
-                f"processes of {len(devices)} devices, and each reads whole examples that "
-                "follow one another: name the axes of the batch first, and make the "
-                f"product of the others divide {len(devices)}"
+                f"processes of {len(devices)} devices, and each reads whole examples "
+                "that follow one another: name the axes of the batch first, and make "
+                f"the product of the others divide {len(devices)}"
             )
         return range(first, last + 1)
 
@@ -361,8 +370,8 @@ def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], advice: str) ->
         if not left:
             advice = f"try --mesh {mesh_text({DATA: rest} | missing)}"
         raise UserError(
-            f"--layout {layout} splits {used[axis]} over {axis}, which is no axis of the "
-            f"mesh {mesh_text(sizes)}: {advice}"
+            f"--layout {layout} splits {used[axis]} over {axis}, which is no axis of "
+            f"the mesh {mesh_text(sizes)}: {advice}"
         )
     for axis, size in sizes.items():
         if size > 1 and axis not in used:
@@ -377,7 +386,7 @@ def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], advice: str) ->
 
 
 def bytes_on_a_device(tree: Any) -> int:
-    """Count the bytes of a placed pytree on one device. All devices have equal shards."""
+    """Count the bytes of a placed pytree on one device. All shards are equal."""
     total = 0
     for leaf in jax.tree.leaves(tree):
         shape = leaf.sharding.shard_shape(leaf.shape)
