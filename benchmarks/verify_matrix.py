@@ -1,11 +1,14 @@
-"""Count how often `pmapdp.verify` names a planted mistake, by mistake, update rule, key, type and metrics.
+"""Count how often the row of a planted mistake fits the facts that `verify` finds.
 
-    PYTHONPATH=.:tests/verify python benchmarks/verify_matrix.py --of 8      # every eighth combination; 1: all
-    PYTHONPATH=.:tests/verify python benchmarks/verify_matrix.py --of 1 --lines rows.jsonl     # goes on after a stop
+    PYTHONPATH=.:tests/verify python benchmarks/verify_matrix.py --of 8
+    PYTHONPATH=.:tests/verify python benchmarks/verify_matrix.py --of 1 --lines f.jsonl
 
-A report is right if it gives the mistake's name and no name of another, unknown if it
-fails without a name, wrong if it names another, and silent if nothing fails. The
-program without a mistake must pass.
+The first runs every eighth combination; the second all, and goes on after a stop.
+
+Each mistake meets update rules, keys, types and metrics. A report is right if the
+mistake's row fits and no other row that would be wrong, unknown if it fails and no row
+fits, wrong if only others fit, and silent if nothing fails. The program without a
+mistake must pass.
 """
 
 import argparse
@@ -23,23 +26,24 @@ RULES = ("sgd", "momentum in bfloat16", "adam", "adamw", "clipping", "loss scale
 OTHERS = list(
     itertools.product(("state", "argument", "none"), (True, False), (False, True))
 )  # key, float64, sums
-# What is true of a mistake besides its own sentence.
+# Rows that are true of a mistake besides its own.
 TRUE_TOO = {
-    "no all-reduce": {"drift"},
+    "no all-reduce": {"drift", "local statistics"},
+    "local statistics": {"mean of means"},
     "every device computes everything": {"scaled metrics", "sum for mean"},
 }
 
 
 def judge(plant, report) -> str:
-    """right, unknown, wrong or silent."""
-    causes = set(report.causes)
+    """Say if a report is right, unknown, wrong or silent."""
+    rows = set(report.rows)
     if plant is None:
         return "wrong" if report.failed else "right"
     if not report.failed:
         return "silent"
-    if causes - {plant.cause, "unknown", *TRUE_TOO.get(plant.cause, ())}:
+    if rows - {plant.row, *TRUE_TOO.get(plant.row, ())}:
         return "wrong"
-    return "right" if plant.cause in causes else "unknown"
+    return "right" if plant.row in rows else "unknown"
 
 
 def combinations(every: int):
@@ -86,7 +90,7 @@ def main() -> None:
     rows = {tuple(json.loads(line)["case"]): json.loads(line) for line in known or ()}
     found = collections.Counter()
     for plant, rule, key, float64, sums, way in combinations(options.of):
-        name = f"{plant.cause}: {plant.wrong}" if plant else "none"
+        name = f"{plant.row}: {plant.wrong}" if plant else "none"
         case = (
             name,
             rule,
@@ -103,17 +107,17 @@ def main() -> None:
                     **given(way, *plants, optimizer=rule, key=key, sums=sums),
                     float64=float64,
                 )
-                verdict, causes = judge(plant, report), report.causes
+                verdict, fits = judge(plant, report), report.rows
             except Exception as error:
-                verdict, causes = "raised", [f"{type(error).__name__}: {error}"[:200]]
+                verdict, fits = "raised", [f"{type(error).__name__}: {error}"[:200]]
             rows[case] = {
                 "case": case,
                 "verdict": verdict,
-                "causes": causes,
+                "rows": fits,
                 "seconds": time.perf_counter() - started,
             }
             print(
-                f"{verdict:8} {' | '.join(case)} {causes} {rows[case]['seconds']:.1f} s",
+                f"{verdict:8} {' | '.join(case)} {fits} {rows[case]['seconds']:.1f} s",
                 flush=True,
             )
             if options.lines:

@@ -321,7 +321,7 @@ for name, step in {"pmean": train_step, "psum": jax.pmap(psum_step, **axes)}.ite
 #
 # So don't judge by the loss curve. **Compare an update with the update of one device**, on a batch with some padding,
 # and with SGD. That finds all three mistakes so far. (Without padding, even a mean of means is right, and Adam would
-# hide this last one.) `pmapdp.verify` makes this comparison for your own step, and names the mistake.
+# hide this last one.) `pmapdp.verify` makes this comparison for your own step, and says what differs.
 #
 # ## Mistake 4: one device's metrics
 #

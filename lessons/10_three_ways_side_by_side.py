@@ -327,8 +327,8 @@ assert abs(losses["SGD"]["trapped"][1] - losses["SGD"]["cast first"][1]) > 0.1  
 assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 
 # %% [markdown]
-# [`pmapdp.verify`](../docs/verify.md) makes this comparison for your own step, and names the
-# mistake. You'll use it in [lesson 12](12_port_a_pmap_program.ipynb).
+# [`pmapdp.verify`](../docs/verify.md) makes this comparison for your own step, and says
+# what differs. You'll use it in [lesson 12](12_port_a_pmap_program.ipynb).
 #
 # ## The three, side by side
 #

@@ -1,13 +1,17 @@
-"""Verify that a training step on several devices equals its reference on one: `python -m pmapdp.verify FILE:FUNCTION`.
+"""Verify that a training step on several devices equals its reference on one.
+
+    python -m pmapdp.verify FILE.py:FUNCTION
 
 The mistakes of data parallelism raise no error, and under Adam not even the loss curve
 shows them. `verify` runs any step for pmap, shard_map or jit, compares it with the
-plain step for one device, and says what differs, by how much, in which leaf, and what
-usually causes it. docs/verify.md begins with an example.
+plain step for one device, and reports facts: which leaves differ, by how much, from
+which update on, and what experiments with them show. docs/verify.md begins with an
+example.
 
 Reading order: `verification` (from the arguments to the report), `reference` (and what
-rounding allows), `layouts`, and `causes` (a call of the step, and the experiments that
-name a mistake). The sentences are in `mistakes.toml`.
+rounding allows), `layouts`, `case` (one update of the step, compared) and `facts` (the
+experiments). Their sentences, and the usual mistakes that look like them, are in
+`mistakes.toml`.
 """
 
 from pmapdp.verify.layouts import Layout

@@ -1,5 +1,6 @@
-"""Run the reference, which is a plain step for one device or made from the step itself, and measure its rounding.
+"""Run the reference, and measure what rounding does to it.
 
+The reference is a plain step for one device, or it's made from the step itself:
 `one_device` shows if the result depends on the number of devices, and `old_program` if
 a port does what the program did under pmap, masks and statistics of each device
 included.
@@ -11,8 +12,10 @@ update, for formulas that differ by more than rounding, plus some units in its o
 place. Whole numbers, truth values and keys must be equal.
 """
 
+import contextlib
 import types
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,9 +25,12 @@ from jax.extend.core import jaxprs_in_params
 
 from pmapdp.verify import trees
 from pmapdp.verify.report import ArgumentsError, CheckError
-from pmapdp.verify.trees import Leaves, few
+from pmapdp.verify.table import few
+from pmapdp.verify.trees import Leaves, distance
 
-UNEQUAL = 1e-3  # of the largest number of a leaf: how far the groups of an old program may be apart
+# Of the largest number of a leaf: how far the groups of an old program may be apart.
+UNEQUAL = 1e-3
+# Operations that add numbers, so that rounding depends on their order.
 SUMS = (
     "dot_general",
     "conv_general_dilated",
@@ -34,14 +40,26 @@ SUMS = (
     "reduce_window_sum",
     "scatter-add",
 )
-SEEDS = 3
+SEEDS = 3  # runs with nudged numbers
 BLIND = 0.3  # tolerance as a fraction of a leaf's change: more is not compared
-MOST_LEAVES = 32  # that are asked if anything depends on them
-STILL = 1e-6  # of the largest change of the state: what changes less, and only by rounding, stands still
+# Of the largest change of the state: what changes by less, and only by rounding, stands
+# still.
+STILL = 1e-6
+# Runs that ask which results depend on which leaves, at most. Then leaves are asked
+# together, by the beginning of their paths.
+MOST_GROUPS = 16
+# What says how many devices there are, also where an axis has the size 1.
+COUNTS = (
+    "device_count",
+    "devices",
+    "local_device_count",
+    "local_devices",
+    "process_count",
+)
 
 
 class OldProgram(NamedTuple):
-    """The step of one device, to be mapped over groups of the batch on a single device."""
+    """The step of one device, to be mapped over groups of the batch on one device."""
 
     step: Callable
     axis_name: Any
@@ -49,27 +67,57 @@ class OldProgram(NamedTuple):
 
 
 def one_device(step: Callable, axis_name: Any) -> Callable:
-    """Make the reference of one device: the step over an axis of size 1, so that collectives return their argument."""
+    """Make the reference of one device: the step over an axis of size 1.
 
-    def reference(*arguments: Any) -> Any:
-        mapped = jax.vmap(lambda _, given: step(*given), (0, None), axis_name=axis_name)
-        return jax.tree.map(lambda x: x[0], mapped(jnp.zeros(1), arguments))
+    There collectives return their argument. A step that reads `jax.device_count()` is
+    refused, because that isn't 1.
+    """
+    return partial(run_on_one_device, step, axis_name)
 
-    return reference
+
+def run_on_one_device(step: Callable, axis_name: Any, *arguments: Any) -> Any:
+    """Run a step over an axis of size 1, and refuse it if it counts the devices."""
+    with refuse_counts():
+        return map_over_one(step, axis_name, *arguments)
+
+
+def map_over_one(step: Callable, axis_name: Any, *arguments: Any) -> Any:
+    """Run a step over an axis of size 1."""
+    mapped = jax.vmap(lambda _, given: step(*given), (0, None), axis_name=axis_name)
+    return jax.tree.map(lambda x: x[0], mapped(jnp.zeros(1), arguments))
+
+
+@contextlib.contextmanager
+def refuse_counts() -> Iterator[None]:
+    """Raise an error where a step that is traced asks JAX for the number of devices."""
+    originals = {name: getattr(jax, name) for name in COUNTS}
+
+    def refuse(name: str, *_: Any, **__: Any) -> None:
+        raise ArgumentsError(
+            f"the step calls jax.{name}(), which says the same when one_device runs "
+            "it over an axis of size 1, so it can't be its own reference: let it call "
+            "lax.axis_size(axis_name), or write a reference without collectives"
+        )
+
+    for name in COUNTS:
+        setattr(jax, name, partial(refuse, name))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(jax, name, original)
 
 
 def old_program(step: Callable, axis_name: Any, groups: int) -> OldProgram | Callable:
-    """Make the reference that does on one device what `jax.pmap(step, axis_name)` does on `groups` devices.
+    """Make the reference that does on one device what pmap does on several.
 
     The batch `[B, ...]` is cut into groups. Leaves that `per_device` of `verify` names
     are given and returned as `[groups, ...]`; all others must come out equal in all
     groups.
     """
-    return (
-        OldProgram(step, axis_name, groups)
-        if groups > 1
-        else one_device(step, axis_name)
-    )
+    if groups == 1:
+        return one_device(step, axis_name)
+    return OldProgram(step, axis_name, groups)
 
 
 def step_arguments(state: Any, batch: Any, *key: Any) -> tuple[Any, ...]:
@@ -78,35 +126,54 @@ def step_arguments(state: Any, batch: Any, *key: Any) -> tuple[Any, ...]:
 
 
 def split_result(returned: Any, state: Any, who: str) -> dict[str, Any]:
-    """Return the "state" and the "metrics" of what a step returned: the new state alone, or (state, metrics)."""
+    """Split what a step returned into the "state" and the "metrics".
+
+    It returns the new state alone, or (state, metrics).
+    """
     form: Any = jax.tree.structure(state)
-    pair = isinstance(returned, tuple | list) and len(returned) == 2
-    for new, metrics in [(returned, {})] + ([tuple(returned)] if pair else []):
+    if form == jax.tree.structure(returned):
+        return {"state": returned, "metrics": {}}
+    new = returned
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        new, metrics = returned
         if form == jax.tree.structure(new):
             return {"state": new, "metrics": metrics}
-    had, has = (
-        few(trees.leaves_by_name(tree))
-        for tree in (state, returned[0] if pair else returned)
+    has = few(trees.leaves_by_name(new))
+    had = few(trees.leaves_by_name(state))
+    raise CheckError(
+        f"{who} returns {has} in place of {had}: return the whole new state, in the "
+        "structure of the old one, alone or as (state, metrics) (docs/verify.md)",
+        "FAILED",
     )
-    cure = "return the whole new state, in the structure of the old one, alone or as (state, metrics) (docs/verify.md)"
-    raise CheckError(f"{who} returns {has} in place of {had}: {cure}", "FAILED")
 
 
 class Update(NamedTuple):
-    """One update of the reference, in host arrays as one device has them."""
+    """One update of the reference, in host arrays as one device has them.
 
-    number: int  # from 0
+    Attributes:
+        number: of the update, from 0.
+        state: before the update.
+        batch: None if there is none.
+        key: with one key, or empty.
+        old: the leaves of the state.
+        values: what the reference returned: the new state and the metrics.
+        allowed: how far each of these may be off.
+        kinds: "close" and "exact" are compared; "blind" is not, because rounding hides
+            it, nor "ignored", which a device owns.
+        axis: of the examples in the batch.
+        examples: in the batch; 0 without one.
+    """
+
+    number: int
     state: Any
     batch: Any
-    key: tuple[Any, ...]  # with one key, or empty
-    old: Leaves  # the leaves of the state
-    values: Leaves  # what it returned: the new state and the metrics
-    allowed: dict[str, float]  # how far each of these may be off
-    # "close" and "exact" are compared; "blind" is not, because rounding hides it, nor
-    # "ignored", which a device owns.
+    key: tuple[Any, ...]
+    old: Leaves
+    values: Leaves
+    allowed: dict[str, float]
     kinds: dict[str, str]
-    axis: int  # of the examples in the batch
-    examples: int  # in the batch; 0 without one
+    axis: int
+    examples: int
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -115,30 +182,43 @@ class Update(NamedTuple):
 
     def rows(self, index: Any) -> Any:
         """Return the examples at `index`, a slice or integers."""
-        return jax.tree.map(
-            lambda leaf: leaf[(slice(None),) * self.axis + (index,)], self.batch
-        )
+        place = (*[slice(None)] * self.axis, index)
+        return jax.tree.map(lambda leaf: leaf[place], self.batch)
 
 
 class Reference:
-    """The reference as a function of (state, batch, key), of the whole batch or of one device's examples."""
+    """The reference as a function of (state, batch, key).
+
+    It takes the whole batch, or one device's examples and its number.
+    """
 
     def __init__(self, given: Any, form: Any, per_device: Sequence[str], axis: int):
-        self.step, self.axis_name, self.groups = (
-            given if isinstance(given, OldProgram) else OldProgram(given, None, 0)
-        )
-        self.form, self.per_device, self.axis = form, per_device, axis
-        device = (
-            one_device(self.run_device, self.axis_name)
-            if self.groups
-            else self.run_device
-        )
-        self.jitted, self.jitted_device = jax.jit(self.run_all), jax.jit(device)
-        self.prefix = (
-            "returned "
-            * any(name.startswith("metrics/") for name in trees.leaves_by_name(form))
-            + "metrics/"
-        )
+        self.step = given
+        self.axis_name: Any = None
+        self.groups = 0
+        self.unseen = ""
+        run_part: Callable = self.run_device
+        if isinstance(given, OldProgram):
+            self.step, self.axis_name, self.groups = given
+            self.unseen = (
+                "a sum in place of a mean, or any other factor, that is in the program "
+                "of which the reference is made, too."
+            )
+            run_part = partial(map_over_one, self.run_device, self.axis_name)
+        elif isinstance(given, partial) and given.func is run_on_one_device:
+            self.unseen = (
+                "what is wrong on a single device, too, because the reference is made "
+                "from the step. That holds for a number of devices that was read "
+                "before the step is traced, as in N = jax.device_count()."
+            )
+        self.form = form
+        self.per_device = per_device
+        self.axis = axis
+        self.jitted = jax.jit(self.run_all)
+        self.jitted_device = jax.jit(run_part)
+        self.prefix = "metrics/"
+        if any(name.startswith("metrics/") for name in trees.leaves_by_name(form)):
+            self.prefix = "returned metrics/"
 
     def is_own(self, path: str) -> bool:
         """Return True if each device has its own values of a leaf."""
@@ -149,106 +229,136 @@ class Reference:
         return path.startswith(self.prefix)
 
     def leaves(self, returned: dict[str, Any]) -> dict[str, Any]:
-        """Return the leaves of the new state by their path, and the metrics as `metrics/path`."""
-        metrics = {
-            self.prefix + path: leaf
-            for path, leaf in trees.leaves_by_name(returned["metrics"]).items()
-        }
-        return trees.leaves_by_name(returned["state"]) | metrics
+        """Return the leaves of the state by path, and the metrics as `metrics/path`."""
+        found = trees.leaves_by_name(returned["state"])
+        for path, leaf in trees.leaves_by_name(returned["metrics"]).items():
+            found[self.prefix + path] = leaf
+        return found
 
     def values(self, returned: dict[str, Any]) -> Leaves:
         """Return the same as numbers on the host."""
-        return {
-            name: trees.numbers(leaf) for name, leaf in self.leaves(returned).items()
-        }
+        leaves = self.leaves(returned)
+        return {name: trees.numbers(leaf) for name, leaf in leaves.items()}
 
     def run_device(
         self, device: Any, state: Any, batch: Any, *key: Any
     ) -> dict[str, Any]:
-        """Return what one device makes, the "state" and the "metrics", from its row of each leaf of its own."""
+        """Return the "state" and the "metrics" that one device makes.
+
+        Of leaves of its own, it takes its row.
+        """
         mine = trees.map_with_names(
             lambda path, x: x[device] if self.is_own(path) else x, state
         )
-        key = tuple(x[device] if self.is_own("key") else x for x in key)
-        return split_result(
-            self.step(*step_arguments(mine, batch, *key)), self.form, "the reference"
-        )
+        if self.is_own("key"):
+            key = tuple(x[device] for x in key)
+        returned = self.step(*step_arguments(mine, batch, *key))
+        return split_result(returned, self.form, "the reference")
 
     def run_groups(self, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
-        """Return the same of all groups of an old program, each leaf `[groups, ...]`."""
-        mapped = jax.vmap(
-            self.run_device, (0, None, 0, *[None] * len(key)), axis_name=self.axis_name
-        )
-        return mapped(
-            jnp.arange(self.groups),
-            state,
-            trees.split_rows(batch, self.groups, self.axis),
-            *key,
-        )
+        """Return the same of all groups of an old program, as `[groups, ...]`."""
+        axes = (0, None, 0, *[None] * len(key))
+        mapped = jax.vmap(self.run_device, axes, axis_name=self.axis_name)
+        rows = trees.split_rows(batch, self.groups, self.axis)
+        return mapped(jnp.arange(self.groups), state, rows, *key)
 
     def run_all(self, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
-        """Return what all devices make: of an old program the first group's leaves, but all groups' of their own."""
+        """Return what all devices make.
+
+        Of an old program that is the first group's leaves, but all groups' of their
+        own.
+        """
         if not self.groups:
             found = self.run_device(0, state, batch, *key)
-            return found | {
-                "state": jax.tree.map(
-                    lambda x, old: jnp.broadcast_to(x, old.shape), found["state"], state
-                )
-            }
+            # A leaf of each device's own has as many rows as were given.
+            new = jax.tree.map(
+                lambda x, old: jnp.broadcast_to(x, old.shape), found["state"], state
+            )
+            return {"state": new, "metrics": found["metrics"]}
 
-        def first(tree: Any, prefix: str) -> Any:
+        def take_first(tree: Any, prefix: str) -> Any:
             return trees.map_with_names(
                 lambda path, x: x if self.is_own(prefix + path) else x[0], tree
             )
 
         every = self.run_groups(state, batch, *key)
         return {
-            "state": first(every["state"], ""),
-            "metrics": first(every["metrics"], self.prefix),
+            "state": take_first(every["state"], ""),
+            "metrics": take_first(every["metrics"], self.prefix),
         }
 
     def __call__(self, arguments: tuple, device: int | None = None) -> Leaves:
-        """Return the leaves of the new state and of the metrics, of one device alone if its number is given."""
-        found = (
-            self.jitted(*arguments)
-            if device is None
-            else self.jitted_device(device, *arguments)
-        )
-        return self.values(found)
+        """Return the new state and the metrics, of one device alone if it's given."""
+        if device is None:
+            return self.values(self.jitted(*arguments))
+        return self.values(self.jitted_device(device, *arguments))
 
-    def find_trained(self, names: Sequence[str], arguments: tuple) -> list[str]:
-        """Return the leaves on which others depend, as on parameters. If there are none, return all."""
+    def find_uses(self, names: Sequence[str], arguments: tuple) -> dict[str, list[str]]:
+        """Ask if other results depend on some leaves, as they do on parameters.
 
-        def matters(name: str) -> bool:
-            def shift(path: str, leaf: Any) -> Any:
-                return (
-                    np.asarray(leaf * 1.5 + 0.1, leaf.dtype)
-                    if path == name and trees.is_float(leaf)
-                    else leaf
-                )
+        Leaves with one beginning of their path are shifted together, and what moves
+        is seen. A leaf on which a used leaf depends is used, too, as momentum is.
 
-            found = self((trees.map_with_names(shift, arguments[0]), *arguments[1:]))
-            return any(
-                trees.distance(usual[each], found[each]) > 0
-                for each in usual
-                if each != name
-            )
+        Returns:
+            The leaves of the state among `names` by what was found: "used" or "unused",
+            or "alone" if nothing else moves in the update, so that it can't be seen.
+        """
+        state = trees.leaves_by_name(arguments[0])
+        usual = self(arguments)
+        floats = [name for name, leaf in state.items() if trees.is_float(leaf)]
+        asked = [name for name in floats if name in names]
+        others = [n for n in floats if n not in names and not self.is_own(n)]
+        groups = group_by_path(asked)
+        moved_by = [self.find_moved(group, usual, arguments) for group in groups]
+        used = set(usual).difference(names)
+        found: list[str] = []
+        for _ in groups:  # the users of users
+            for group, moved in zip(groups, moved_by, strict=True):
+                if not used.isdisjoint(moved - set(group)):
+                    found += [name for name in group if name not in found]
+                    used |= set(group)
+        if not found:
+            is_seen = not self.find_moved(others, usual, arguments).isdisjoint(names)
+            for name in others:
+                moves = distance(usual[name], trees.numbers(state[name])) > 0
+                is_seen = is_seen or (moves and usual[name].size > 1)
+            if not is_seen:
+                return {"alone": asked}
+        unused = [name for name in asked if name not in found]
+        return {"used": found, "unused": unused}
 
-        usual, state = self(arguments), trees.leaves_by_name(arguments[0])
-        names = [
-            name for name in names if name in state and trees.is_float(state[name])
-        ]
-        others = [name for name in state if name not in names and not self.is_own(name)]
-        trained = [name for name in names[:MOST_LEAVES] if matters(name)]
-        return trained if trained or any(map(matters, others[:MOST_LEAVES])) else names
+    def find_moved(
+        self, group: Sequence[str], usual: Leaves, arguments: tuple
+    ) -> set[str]:
+        """Return the results that move if these leaves of the state are shifted."""
+        if not group:
+            return set()
+
+        def shift(path: str, leaf: Any) -> Any:
+            if path not in group:
+                return leaf
+            return np.asarray(leaf * 1.5 + 0.1, leaf.dtype)
+
+        shifted = trees.map_with_names(shift, arguments[0])
+        found = self((shifted, *arguments[1:]))
+        moved = set()
+        for name, value in usual.items():
+            # A scale that is multiplied in and divided out again moves by rounding.
+            if distance(value, found[name]) > 1e-6 * distance(value):
+                moved.add(name)
+        return moved
 
     def check(self, arguments: tuple) -> np.dtype:
-        """Return the type that sets the tolerances, and refuse a reference or a `per_device` that cannot be used."""
-        if isinstance(self.step, types.FunctionType) and hasattr(
-            self.step, "lower"
-        ):  # jit returns a type of its own
+        """Return the type that sets the tolerances.
+
+        Raises:
+            ArgumentsError: if the reference or `per_device` can't be used.
+        """
+        # jit returns a type of its own, and pmap a function.
+        if isinstance(self.step, types.FunctionType) and hasattr(self.step, "lower"):
             raise ArgumentsError(
-                "the reference is mapped by pmap: give the function in it, step.__wrapped__"
+                "the reference is mapped by pmap: give the function in it, "
+                "step.__wrapped__"
             )
         try:
             traced = self.jitted.trace(*arguments)
@@ -260,56 +370,76 @@ class Reference:
                 raise ArgumentsError(
                     f"per_device: there is no leaf {name!r} among {few(leaves)} and key"
                 )
-        found = self.values(jax.jit(self.run_groups)(*arguments)) if self.groups else {}
-        apart = {
-            n: trees.distance(x, np.broadcast_to(x[:1], x.shape))
-            for n, x in found.items()
-            if not self.is_own(n)
-        }
-        names = [
-            name
-            for name, far in apart.items()
-            if far > UNEQUAL * trees.distance(found[name])
-        ]
-        own = f"per_device={[*self.per_device, *names]}, in the state as [{self.groups}, ...]"
-        cure = f"if each device is meant to have its own, give {own}"
-        if names and (trained := self.find_trained(names, arguments)):
-            names = trained
-            cure = "the next update depends on them, so average the gradients in the old program with lax.pmean"
-        if names:
-            raise ArgumentsError(
-                f"the groups of old_program return different values of {', '.join(names)}: {cure}"
-            )
+        if self.groups:
+            self.check_groups(arguments)
         return narrowest_sum(traced, arguments[0])
+
+    def check_groups(self, arguments: tuple) -> None:
+        """Refuse an old program whose groups return different values."""
+        found = self.values(jax.jit(self.run_groups)(*arguments))
+        names = []
+        for name, values in found.items():
+            apart = distance(values, np.broadcast_to(values[:1], values.shape))
+            if not self.is_own(name) and apart > UNEQUAL * distance(values):
+                names.append(name)
+        if not names:
+            return
+        uses = self.find_uses(names, arguments)
+        trained = uses.get("used") or uses.get("alone")
+        if trained:
+            names = trained
+            cure = (
+                "the next update depends on them, so average the gradients in the old "
+                "program with lax.pmean"
+            )
+        else:
+            own = [*self.per_device, *names]
+            cure = (
+                f"if each device is meant to have its own, give per_device={own}, in "
+                f"the state as [{self.groups}, ...]"
+            )
+        raise ArgumentsError(
+            f"the groups of old_program return different values of {', '.join(names)}: "
+            f"{cure}"
+        )
 
     def make_updates(
         self, state: Any, batches: list[Any], keys: Sequence[tuple], narrowest: np.dtype
     ) -> list[Update]:
-        """Make one update on each batch, with the tolerance of every leaf. Not-a-number is refused."""
-        updates = []
+        """Make one update on each batch, with the tolerance of every leaf.
+
+        Raises:
+            ArgumentsError: if a result is NaN, which nothing equals.
+        """
         # Below float32, an eighth of a unit: then an eighth of the numbers is rounded
         # the other way.
-        unit = float(jnp.finfo(narrowest).eps) / (1 if narrowest.itemsize >= 4 else 8)
+        unit = float(jnp.finfo(narrowest).eps)
+        if narrowest.itemsize < 4:
+            unit /= 8
+        updates = []
         for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
             new = trees.to_host(self.jitted(state, batch, *key))
-            others = [
-                self((nudge(state, unit, n), nudge(batch, unit, n + SEEDS), *key))
-                for n in range(SEEDS)
-            ]
-            old, values = self.values({"state": state, "metrics": {}}), self.values(new)
-            allowed, kinds = self.tolerances(old, new, others, narrowest)
-            if nan := [
-                n
-                for n, x in values.items()
-                if kinds[n] == "close" and np.isnan(x).any()
-            ]:
-                why = f"{few(nan)} is NaN after update {number + 1}, in the reference too, and nothing equals NaN"
+            nudged = []
+            for seed in range(SEEDS):
+                near_state = nudge(state, unit, seed)
+                near_batch = nudge(batch, unit, seed + SEEDS)
+                nudged.append(self((near_state, near_batch, *key)))
+            old = self.values({"state": state, "metrics": {}})
+            values = self.values(new)
+            allowed, kinds = self.measure_tolerances(old, new, nudged, narrowest)
+            nan = []
+            for name, value in values.items():
+                if kinds[name] == "close" and np.isnan(value).any():
+                    nan.append(name)
+            if nan:
                 raise ArgumentsError(
-                    f"{why}: give a state and data with which it is a number"
+                    f"{few(nan)} is NaN after update {number + 1}, in the reference "
+                    "too, and nothing equals NaN: give a state and data with which it "
+                    "is a number"
                 )
-            examples = next(
-                (np.shape(leaf)[self.axis] for leaf in jax.tree.leaves(batch)), 0
-            )
+            examples = 0
+            if jax.tree.leaves(batch):
+                examples = np.shape(jax.tree.leaves(batch)[0])[self.axis]
             updates.append(
                 Update(
                     number,
@@ -327,59 +457,94 @@ class Reference:
             state = new["state"]
         return updates
 
-    def tolerances(
-        self, old: Leaves, new: Any, others: list[Leaves], narrowest: np.dtype
-    ) -> tuple[dict, dict]:
-        """Return how far each `new` leaf may be off, and its kind; `others` were made of nudged numbers."""
-        half = (2, 4 * float(jnp.finfo(narrowest).eps))
-        times, fraction = {8: (8, 1e-7), 4: (4, 7e-4)}.get(narrowest.itemsize, half)
-        allowed, kinds, changes = (
-            dict[str, float](),
-            dict[str, str](),
-            dict[str, float](),
-        )
+    def measure_tolerances(
+        self, old: Leaves, new: Any, nudged: list[Leaves], narrowest: np.dtype
+    ) -> tuple[dict[str, float], dict[str, str]]:
+        """Return how far each leaf may be off, and its kind.
+
+        `nudged` are results from numbers that were changed by rounding.
+        """
+        # How many times the measured change, and which fraction of the update.
+        times, fraction = 2, 4 * float(jnp.finfo(narrowest).eps)
+        if narrowest.itemsize == 8:
+            times, fraction = 8, 1e-7
+        elif narrowest.itemsize == 4:
+            times, fraction = 4, 7e-4
+        allowed: dict[str, float] = {}
+        kinds: dict[str, str] = {}
+        changes: dict[str, float] = {}
         for name, leaf in self.leaves(new).items():
             value = trees.numbers(leaf)
-            spread = max(trees.distance(other[name], value) for other in others)
-            is_float, allowed[name] = value.dtype.kind == "f", 0.0
-            kinds[name] = "close" if is_float else "blind" if spread else "exact"
+            spread = max(distance(other[name], value) for other in nudged)
+            allowed[name] = 0.0
+            kinds[name] = "exact"
             if not self.groups and self.is_own(name):
                 kinds[name] = "ignored"
-            elif is_float and np.isfinite(value).all():
-                size, unit = trees.distance(value), float(jnp.finfo(leaf.dtype).eps)
-                change = (
-                    size if self.is_metric(name) else trees.distance(value, old[name])
-                )
-                rounded = (4 if unit < 1e-6 else 2) * unit * max(size, change)
+            elif value.dtype.kind == "f":
+                kinds[name] = "close"
+            elif spread:
+                kinds[name] = "blind"
+            if kinds[name] == "close" and np.isfinite(value).all():
+                size = distance(value)
+                change = size
+                if not self.is_metric(name):
+                    change = distance(value, old[name])
+                unit = float(jnp.finfo(leaf.dtype).eps)
+                units = 4 if unit < 1e-6 else 2
+                rounded = units * unit * max(size, change)
                 allowed[name] = times * spread + fraction * change + rounded
-                # What is stored in a narrow type is judged by its size, because it is
-                # rounded to that.
+                # What is stored in a narrow type is rounded to that, so it's judged
+                # by its size.
                 changes[name] = change if unit < 1e-6 else max(size, change)
-        still = STILL * max(
-            (change for name, change in changes.items() if not self.is_metric(name)),
-            default=0.0,
-        )
+        self.hide_rounding(allowed, kinds, changes)
+        return allowed, kinds
+
+    def hide_rounding(
+        self, allowed: dict[str, float], kinds: dict[str, str], changes: dict
+    ) -> None:
+        """Mark the leaves that rounding decides, which are not compared."""
+        of_state = [
+            change for name, change in changes.items() if not self.is_metric(name)
+        ]
+        still = STILL * max(of_state, default=0.0)
         for name, change in changes.items():
             if allowed[name] > BLIND * change > 0:
                 allowed[name] = max(allowed[name], still)
-                if (
-                    self.is_metric(name) or change >= still
-                ):  # otherwise rounding makes it of a gradient of 0
+                # Below `still`, rounding makes the change from a gradient of 0.
+                if self.is_metric(name) or change >= still:
                     kinds[name] = "blind"
-        return allowed, kinds
+
+
+def group_by_path(names: Sequence[str]) -> list[list[str]]:
+    """Group leaves by the beginning of their paths, in 16 groups or fewer.
+
+    The beginning is as long as that allows: many models have a thousand leaves.
+    """
+    longest = max((name.count("/") + 1 for name in names), default=1)
+    for length in range(longest, 0, -1):
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            beginning = "/".join(name.split("/")[:length])
+            groups.setdefault(beginning, []).append(name)
+        if len(groups) <= MOST_GROUPS:
+            return list(groups.values())
+    return [list(names)]
 
 
 def nudge(tree: Any, unit: float, seed: int) -> Any:
-    """Change every number by up to `unit` of itself; not whole numbers, which are counts, weights and labels."""
+    """Change every number by up to `unit` of itself.
+
+    Whole numbers stay: they are counts, weights and labels.
+    """
     random = np.random.default_rng(seed)
 
     def change(leaf: Any) -> Any:
         if not trees.is_float(leaf):
             return leaf
-        changed = np.asarray(
-            leaf * (1 + unit * random.uniform(-1, 1, np.shape(leaf))), leaf.dtype
+        factor = 1 + unit * random.uniform(-1, 1, np.shape(leaf))
+        return np.where(
+            leaf == np.round(leaf), leaf, np.asarray(leaf * factor, leaf.dtype)
         )
-        return np.where(leaf == np.round(leaf), leaf, changed)
 
     return jax.tree.map(change, tree)
 
@@ -393,24 +558,21 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def narrowest_sum(traced: Any, state: Any) -> np.dtype:
-    """Return the narrowest type in which a program adds numbers, or returns what it was given in a wider one."""
-    sums = [
-        each for each in equations(traced.jaxpr.jaxpr) if each.primitive.name in SUMS
-    ]
-    found = {
-        variable.aval.dtype
-        for each in sums
-        for variable in (*each.invars, *each.outvars)
-    }
-    pairs = zip(
-        jax.tree.leaves(state), jax.tree.leaves(traced.out_info["state"]), strict=True
-    )
-    found |= {
-        new.dtype
-        for old, new in pairs
-        if not trees.is_key(new) and new.dtype != jnp.result_type(old)
-    }
+    """Return the narrowest type in which a program adds numbers.
+
+    What it was given in a wider type than it returns counts, too.
+    """
+    found = set()
+    for equation in equations(traced.jaxpr.jaxpr):
+        if equation.primitive.name in SUMS:
+            for variable in (*equation.invars, *equation.outvars):
+                found.add(variable.aval.dtype)
+    new_leaves = jax.tree.leaves(traced.out_info["state"])
+    for old, new in zip(jax.tree.leaves(state), new_leaves, strict=True):
+        if not trees.is_key(new) and new.dtype != jnp.result_type(old):
+            found.add(new.dtype)
     floats = [dtype for dtype in found if jnp.issubdtype(dtype, jnp.floating)]
-    return np.dtype(
-        max(floats, key=lambda dtype: float(jnp.finfo(dtype).eps), default=np.float64)
+    widest_unit = max(
+        floats, key=lambda dtype: float(jnp.finfo(dtype).eps), default=np.float64
     )
+    return np.dtype(widest_unit)

@@ -1,4 +1,7 @@
-"""Report what was compared and checked, and what was not: as text, as JSON, or as an assertion in a test."""
+"""Report what was compared and checked, and what was not.
+
+The report is text, JSON, or an assertion in a test.
+"""
 
 import json
 import textwrap
@@ -6,12 +9,17 @@ from collections.abc import Collection
 from typing import Any, Literal, NamedTuple
 
 from pmapdp.errors import UserError
+from pmapdp.verify.table import MISTAKES
 
 Status = Literal["passed", "FAILED", "not compared", "not checked"]
+INDENT = " " * 13  # of what stands below the name of a check
 
 
 class VerificationError(AssertionError):
-    """The step does not do what its reference does, or that was not compared; the message is the report."""
+    """The step differs from its reference, or that was not compared.
+
+    The message is the report.
+    """
 
 
 class ArgumentsError(UserError, ValueError):
@@ -19,7 +27,10 @@ class ArgumentsError(UserError, ValueError):
 
 
 class CheckError(Exception):
-    """A check that cannot be made, or a step that cannot be run: why, and what the report makes of it."""
+    """A check that cannot be made, or a step that cannot be run: why.
+
+    `status` is what the report makes of it.
+    """
 
     def __init__(self, message: str, status: Status = "not checked"):
         super().__init__(message)
@@ -27,47 +38,75 @@ class CheckError(Exception):
 
 
 class Check(NamedTuple):
-    """One check."""
+    """One check.
+
+    Attributes:
+        name: what was checked.
+        status: what came out.
+        devices: the numbers of devices for which this holds.
+        sentence: what differs, or why it could not be checked.
+        facts: what the experiments showed, a sentence each.
+        rows: of docs/mistakes.md, whose rules these facts fit.
+        leaves: how far each leaf (each wrong one of a check that failed) is from the
+            reference at most, and what rounding allows.
+        update: the number of the first wrong update, from 1.
+    """
 
     name: str
     status: Status
-    devices: tuple[int, ...] = ()  # the numbers of devices for which this holds
-    sentence: str = ""  # what is wrong, its usual cause and its cure; or why it could not be checked
-    cause: str = ""  # its name in docs/mistakes.md
-    # How far each leaf (each wrong one of a check that failed) is from the reference at
-    # most, and what rounding allows.
+    devices: tuple[int, ...] = ()
+    sentence: str = ""
+    facts: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
     leaves: dict[str, tuple[float, float]] | None = None
-    update: int = 0  # number of the first wrong update, from 1
+    update: int = 0
 
     def __str__(self) -> str:
-        counts = ", ".join(map(str, self.devices))
-        on = f" ({counts} device{'s' * (counts != '1')})" if counts else ""
-        text = f"{self.status:<12} {self.name}{on}" + (
-            f": {self.sentence}" if self.sentence else ""
-        )
+        text = f"{self.status:<12} {self.name}"
+        if self.devices:
+            counts = ", ".join(map(str, self.devices))
+            unit = "device" if counts == "1" else "devices"
+            text += f" ({counts} {unit})"
+        if self.sentence or self.leaves:
+            text += ":"
+        if self.sentence:
+            text += f" {self.sentence}"
         if self.leaves:
-            worst, (difference, tolerance) = max(
-                self.leaves.items(), key=lambda leaf: leaf[1]
-            )
-            text += f"{':' * (not self.sentence)} Largest difference: {difference:.2g} in {worst}"
-            text += (
-                f" after update {self.update}" * bool(self.update)
-                + f"; rounding allows {tolerance:.1g}."
-            )
-        return wrap(text, " " * 13)
+            text += f" {self.describe_largest()}"
+        lines = [wrap(text, INDENT)]
+        lines += [wrap(f"{INDENT}- {fact}", f"{INDENT}  ") for fact in self.facts]
+        return "\n".join(lines)
+
+    def describe_largest(self) -> str:
+        """Say which leaf is farthest from the reference."""
+        leaves = self.leaves or {}
+        worst = max(leaves, key=lambda name: leaves[name])
+        far, allowed = leaves[worst]
+        after = f" after update {self.update}" if self.update else ""
+        return (
+            f"Largest difference: {far:.2g} in {worst}{after}; rounding allows "
+            f"{allowed:.1g}."
+        )
 
 
 class Report(NamedTuple):
-    """The findings of `verify`."""
+    """The findings of `verify`.
+
+    Attributes:
+        checks: those that were made, and those that could not be.
+        kinds: of the leaves: "close" and "exact" were compared, "blind" and "ignored"
+            were not.
+        updates: by the number of each, from 1: on which numbers of devices it was
+            compared.
+        precision: the type in which it was computed, and why it was not float64.
+        unseen: what this reference can't show.
+    """
 
     checks: list[Check]
-    kinds: dict[
-        str, str
-    ]  # of the leaves: "close" and "exact" were compared, "blind" and "ignored" were not
-    updates: dict[
-        int, tuple[int, ...]
-    ]  # the number of each, from 1: on which numbers of devices it was compared
-    precision: str  # the type in which it was computed, and why it was not float64
+    kinds: dict[str, str]
+    updates: dict[int, tuple[int, ...]]
+    precision: str
+    unseen: str = ""
 
     @property
     def failed(self) -> list[Check]:
@@ -76,88 +115,128 @@ class Report(NamedTuple):
 
     @property
     def missing(self) -> list[Check]:
-        """Return the checks of what could not be compared, leaves or updates, so that nothing is proven about it."""
+        """What could not be compared, so that nothing is proven about it."""
         return [check for check in self.checks if check.status == "not compared"]
 
     @property
     def verdict(self) -> str:
         """`failed`, `passed`, or `incomplete` if something was not compared."""
-        return "failed" if self.failed else "incomplete" if self.missing else "passed"
+        if self.failed:
+            return "failed"
+        return "incomplete" if self.missing else "passed"
 
     @property
     def ok(self) -> bool:
-        """No check failed, and everything was compared on several devices in every update."""
+        """No check failed, and all was compared on several devices in every update."""
         return self.verdict == "passed"
 
     @property
-    def causes(self) -> list[str]:
-        """The names of the causes found, each once, without those that follow from another."""
-        return list(
-            dict.fromkeys(
-                check.cause for check in self.failed if check.cause != "follows"
-            )
-        )
+    def rows(self) -> list[str]:
+        """The rows of docs/mistakes.md that fit the facts, each once."""
+        found = [row for check in self.failed for row in check.rows]
+        return list(dict.fromkeys(found))
 
     def require(self, not_compared: Collection[str] = ()) -> None:
-        """Raise a `VerificationError` if a check failed or something was not compared; its message is the report.
+        """Raise an error if a check failed or something was not compared.
 
-        `not_compared` names the leaves that need not be compared, because rounding
-        hides them.
+        Args:
+            not_compared: the leaves that need not be compared, because rounding hides
+                them.
+
+        Raises:
+            VerificationError: with the report as its message.
         """
         blind = {name for name, kind in self.kinds.items() if kind == "blind"}
-        accepted = "every leaf" if blind and blind <= set(not_compared) else ""
+        accepted = ""
+        if blind and blind <= set(not_compared):
+            accepted = "every leaf"
         if self.failed or any(check.name != accepted for check in self.missing):
             raise VerificationError(f"\n{self}")
 
     def __str__(self) -> str:
-        made = sum(check.status in ("passed", "FAILED") for check in self.checks)
-        last = (
-            f"{len(self.failed)} of {made} checks FAILED"
-            if self.failed
-            else f"All {made} checks passed"
-        )
-        if self.verdict == "incomplete":
-            lacking = ", ".join(check.name for check in self.missing)
-            last = f"NOT PROVEN: {made} checks passed, but not compared: {lacking}"
-        last += (
-            ". One mistake can hide others: correct it and verify again."
-            if self.failed
-            else "."
-        )
-        note = f"Note: computed in {self.precision}. In float64, tolerances would be a thousand times narrower."
-        unchecked = "; ".join(
-            f"{c.name} ({c.sentence})" for c in self.checks if c.status == "not checked"
-        )
-        shown = [wrap(note)] * (self.precision != "float64")
-        shown += [str(check) for check in self.checks if check.status != "not checked"]
-        shown += [wrap(f"Not checked: {unchecked}.")] * bool(unchecked)
-        close, exact, own = (
-            [n for n in self.kinds if self.kinds[n] == kind]
-            for kind in ("close", "exact", "ignored")
-        )
-        on = "; ".join(
-            f"{n} on {', '.join(map(str, counts)) or 'none'}"
-            for n, counts in self.updates.items()
-        )
-        shown += [
-            f"Compared: {len(close)} leaves within rounding, {len(exact)} exactly. Updates, devices: {on}."
+        lines = []
+        if self.precision != "float64":
+            lines.append(
+                wrap(
+                    f"Note: computed in {self.precision}. In float64, tolerances would "
+                    "be a thousand times narrower."
+                )
+            )
+        unchecked = []
+        for check in self.checks:
+            if check.status == "not checked":
+                unchecked.append(f"{check.name} ({check.sentence})")
+            else:
+                lines.append(str(check))
+        lines += self.describe_rows()
+        if unchecked:
+            lines.append(wrap(f"Not checked: {'; '.join(unchecked)}."))
+        lines += self.describe_compared()
+        if self.unseen:
+            lines.append(wrap(f"Can't see: {self.unseen}"))
+        lines.append(self.conclude())
+        return "\n".join(lines)
+
+    def describe_rows(self) -> list[str]:
+        """Say which usual mistakes look like the facts."""
+        lines = []
+        for row in self.rows[:3]:
+            mistake = MISTAKES[row]
+            usually = " ".join(mistake["usually"].split())
+            anchor = row.replace(" ", "-").replace("'", "").lower()
+            lines.append(
+                wrap(
+                    f"This fits a row of the usual mistakes, {row!r}. {mistake['see']}. "
+                    f"Usually {usually}. What to write, and what it is if the program "
+                    f"is correct: docs/mistakes.md#{anchor}"
+                )
+            )
+        if self.failed and not self.rows:
+            lines.append("No row of docs/mistakes.md fits these facts.")
+        return lines
+
+    def describe_compared(self) -> list[str]:
+        """Say how many leaves were compared, and on how many devices."""
+        kinds = list(self.kinds.values())
+        updates = []
+        for number, counts in self.updates.items():
+            on = ", ".join(map(str, counts)) or "none"
+            updates.append(f"{number} on {on}")
+        lines = [
+            f"Compared: {kinds.count('close')} leaves within rounding, "
+            f"{kinds.count('exact')} exactly. Updates, devices: {'; '.join(updates)}."
         ]
-        shown += [
-            f"Not compared, because per_device names them: {', '.join(own)}."
-        ] * bool(own)
-        return "\n".join([*shown, last])
+        own = [name for name, kind in self.kinds.items() if kind == "ignored"]
+        if own:
+            names = ", ".join(own)
+            text = f"Not compared, because per_device names them: {names}."
+            lines.append(wrap(text))
+        return lines
+
+    def conclude(self) -> str:
+        """Return the last line."""
+        made = sum(check.status in ("passed", "FAILED") for check in self.checks)
+        if self.failed:
+            return (
+                f"{len(self.failed)} of {made} checks FAILED. One mistake can hide "
+                "others: correct it and verify again."
+            )
+        if self.missing:
+            names = ", ".join(check.name for check in self.missing)
+            return f"NOT PROVEN: {made} checks passed, but not compared: {names}."
+        return f"All {made} checks passed."
 
     def to_json(self) -> str:
         """Return the report as JSON."""
+        checks = [check._asdict() for check in self.checks]
         found: dict[str, Any] = {
             "ok": self.ok,
             "verdict": self.verdict,
-            "causes": self.causes,
+            "rows": self.rows,
             **self._asdict(),
+            "checks": checks,
         }
-        return json.dumps(
-            found | {"checks": [check._asdict() for check in self.checks]}, indent=2
-        )
+        return json.dumps(found, indent=2)
 
 
 def wrap(text: str, indent: str = "") -> str:

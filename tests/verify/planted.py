@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pmapdp.verify import one_device
-from pmapdp.verify.causes import CATALOGUE
+from pmapdp.verify.table import MISTAKES
 
 SOURCE = (Path(__file__).parent / "program.py").read_text()
 WAYS = {
@@ -20,9 +20,9 @@ WAYS = {
 
 
 class Plant(NamedTuple):
-    """One wrong line."""
+    """One wrong line, and the row of the table that fits; none if it's empty."""
 
-    cause: str
+    row: str
     right: str
     wrong: str
     under: tuple = tuple(WAYS)
@@ -31,14 +31,23 @@ class Plant(NamedTuple):
 
 PLANTS = [
     Plant(
-        cause,
+        row,
         **{
             name: tuple(value) if name == "under" else value
             for name, value in line.items()
         },
     )
-    for cause, mistake in CATALOGUE.items()
+    for row, mistake in MISTAKES.items()
     for line in mistake.get("lines", [])
+]
+PLANTS += [
+    Plant(
+        "",
+        "index = device * b + jnp.arange(b)",
+        "index, key = jnp.arange(b), jax.random.fold_in(key, device)",
+        options={"key": "any"},
+    ),
+    Plant("", "rate, decay = 1, 0.001", "rate, decay = 1, 0.001 * N"),
 ]
 
 

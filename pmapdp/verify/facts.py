@@ -1,0 +1,446 @@
+"""Find the facts behind a difference, by experiments with the step and the reference.
+
+- parts: the reference on each device's own examples, as if there were no all-reduce;
+- influence: each example is replaced in turn, and the moves of step and reference are
+  compared;
+- draws: the same examples on every device show one set of random numbers;
+- again: the first update once more with the second's keys shows a key that stands
+  still.
+
+A fact is what an experiment showed, with its number. It's true whatever the program
+means by it. Which mistakes usually look like that is a table, `mistakes.toml`; each of
+its rows has a rule over the names of facts.
+"""
+
+import contextlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pmapdp.verify import trees
+from pmapdp.verify.case import CLEAR, PREDICTS, Case
+from pmapdp.verify.reference import equations, step_arguments
+from pmapdp.verify.report import CheckError
+from pmapdp.verify.table import Fact, fact, few
+from pmapdp.verify.trees import distance, multiple
+
+MOST_EXAMPLES = 128  # are replaced one by one: each costs a run of step and reference
+MOST_WORK = 1.75  # times its part of the operations: twice the work is more
+
+
+def describe_state(case: Case) -> list[Fact]:
+    """Return the facts about a wrong state."""
+    facts = describe_nan(case, metrics=False)
+    if facts or not case.clear:
+        return facts
+    for look in (
+        describe_devices,
+        describe_draws,
+        describe_factor,
+        describe_parts,
+        describe_examples,
+    ):
+        facts = look(case)
+        if facts:
+            return facts
+    for name in case.fractions[:1]:
+        ratio, error = case.change(name)
+        if error < 0.1 * abs(ratio):
+            facts.append(fact("moves", [name], ratio=ratio, error=error / abs(ratio)))
+    return facts
+
+
+def describe_nan(case: Case, metrics: bool) -> list[Fact]:
+    """Say which devices hold NaN, and if their own examples make it."""
+    facts = []
+    for name, devices in case.find_nan():
+        if case.reference.is_metric(name) != metrics:
+            continue
+        number = case.update.number + 1
+        facts.append(fact("nan", [name], devices=few(devices), update=number))
+        alone = [n for n, part in enumerate(case.parts) if np.isnan(part[name]).any()]
+        if alone:
+            facts.append(fact("nan_part", devices=few(alone)))
+        break  # the first of them made the others
+    return facts
+
+
+def describe_devices(case: Case) -> list[Fact]:
+    """Say what the devices hold, if they hold different values."""
+    differ = [name for name in case.wrong() if case.differs_between_devices(name)]
+    if not differ:
+        return []
+    own = [name for name in differ if is_own_part(case, name)]
+    rest = [name for name in differ if name not in own]
+    averaged = [name for name in rest if has_right_mean(case, name)]
+    facts = []
+    if own:
+        facts.append(fact("own_examples", own))
+    if averaged:
+        facts.append(fact("right_mean", averaged))
+    other = [name for name in rest if name not in averaged]
+    if other:
+        facts.append(fact("devices_differ", other))
+    if own or averaged:
+        facts += describe_use(case, [*own, *averaged])
+    return facts
+
+
+def is_own_part(case: Case, name: str) -> bool:
+    """Return True if each device holds what its own examples give."""
+    if not case.parts:
+        return False
+    return case.is_near(name, [part[name] for part in case.parts])
+
+
+def has_right_mean(case: Case, name: str) -> bool:
+    """Return True if the devices' values differ, but their mean is the reference's.
+
+    Adam's first moments are like that, where the parameters are not.
+    """
+    copies = case.got[name]
+    far, allowed = case.off[name]
+    if name not in case.fractions or len(copies) != case.N or not np.isfinite(far):
+        return False
+    if any(distance(copy, copies[0]) <= PREDICTS * far for copy in copies[1:]):
+        return False
+    right = case.update.values[name]
+    return distance(np.mean(copies, 0), right) <= max(PREDICTS * far, allowed)
+
+
+def describe_use(case: Case, names: list[str]) -> list[Fact]:
+    """Say if other results depend on these leaves, as they do on parameters."""
+    uses = case.reference.find_uses(names, case.update.arguments)
+    return [fact(use, leaves) for use, leaves in uses.items() if leaves]
+
+
+def describe_draws(case: Case) -> list[Fact]:
+    """Say if all devices draw the same random numbers.
+
+    Then the step makes of the same examples on every device what one device makes of
+    them.
+    """
+    if not case.parts or not case.random_leaves:
+        return []
+    b = case.update.examples // case.N
+    got, right = case.rerun(np.tile(np.arange(b), case.N))
+    tells = case.distances(right, case.parts[0])
+    if tells and not case.distances(got, case.parts[0]):
+        return [fact("same_draws")]
+    return []
+
+
+def describe_factor(case: Case) -> list[Fact]:
+    """Say if the changes are N, N * N or 1 / N times the reference's."""
+    ratios = []
+    for name in case.fractions:
+        if case.update.values[name].size > 1:
+            ratio, error = case.change(name)
+            if error < PREDICTS * abs(ratio):
+                ratios.append(ratio)
+    return describe_ratios(case, ratios)
+
+
+def describe_ratios(case: Case, ratios: list[float]) -> list[Fact]:
+    """Say if all ratios are N, N * N or 1 / N, or its square in Adam's moments."""
+    wrong = np.array([ratio for ratio in ratios if abs(ratio - 1) > PREDICTS])
+    powers = {"times_N": case.N, "times_N_squared": case.N**2, "times_1_N": 1 / case.N}
+    for name, factor in powers.items():
+        is_factor = abs(wrong / factor - 1) < PREDICTS
+        is_square = abs(wrong / factor**2 - 1) < PREDICTS
+        if is_factor.any() and (is_factor | is_square).all():
+            ratio = wrong[is_factor][0]
+            facts = [fact(name, case.wrong(), ratio=ratio, N=case.N)]
+            if checks_vma(case):
+                facts.append(fact("check_vma"))
+            return facts
+    return []
+
+
+def checks_vma(case: Case) -> bool:
+    """Return True if the step has a `shard_map` with `check_vma=True`."""
+    # A Python function around compiled ones need not be traceable.
+    with contextlib.suppress(Exception):
+        arguments = step_arguments(*case.place(case.update))
+        program = jax.make_jaxpr(case.step)(*arguments)
+        operations = equations(program.jaxpr)
+        return any(each.params.get("check_vma") is True for each in operations)
+    return False
+
+
+def describe_parts(case: Case) -> list[Fact]:
+    """Say what is made of the devices' own results: their mean, or the first."""
+    if not case.parts:
+        return []
+    means = []
+    first = []
+    for name in case.clear:
+        # Each part draws as the first device does, so a leaf that depends on random
+        # numbers shows nothing.
+        if name in case.random_leaves:
+            continue
+        values = [part[name] for part in case.parts]
+        if name in case.fractions and case.is_near(name, [np.mean(values, 0)]):
+            means.append(name)
+        elif case.is_near(name, values[:1]):
+            first.append(name)
+    facts = []
+    if means:
+        facts.append(fact("mean_of_parts", means))
+    if first:
+        facts.append(fact("first_part", first))
+    if not facts:
+        return []
+    return facts + describe_use(case, means + first)
+
+
+def describe_examples(case: Case) -> list[Fact]:
+    """Say how much the examples count: all N times as much, some more, or some not."""
+    B = case.update.examples
+    right = case.update.values
+    arrays = [name for name in case.fractions if right[name].size > 1]
+    if not 2 <= B <= MOST_EXAMPLES:
+        return []
+    found = measure_influence(case, range(B), arrays)
+    if not found:
+        return []
+    best = found[min(found, key=lambda name: found[name][1])][0]
+    ends = [int(np.nanargmin(best)), int(np.nanargmax(best))]
+    low, high = best[ends]
+    if high - low < 0.03 * abs(high):
+        medians = [float(np.nanmedian(counts)) for counts, _ in found.values()]
+        return describe_ratios(case, medians)
+    if low < -0.01 * high or is_masked(case, ends, best[ends]):
+        return []
+    light, heavy = [
+        few(np.flatnonzero(np.abs(best - end) < 0.01 * high)) for end in (low, high)
+    ]
+    if low < 0.01 * high:
+        return [fact("no_influence", light=light)]
+    return [fact("unequal", light=light, heavy=heavy, ratio=high / low)]
+
+
+def is_masked(case: Case, ends: list[int], counts: np.ndarray) -> bool:
+    """Return True if other random numbers make other examples count."""
+    if not case.random_leaves:
+        return False
+    other_case = Case(
+        case.step, case.reference, case.layout, case.devices, case.other_seed
+    )
+    others = measure_influence(other_case, ends, list(case.wrong()))
+    return not any(np.allclose(counts, x, 0.01, 0.01) for x, _ in others.values())
+
+
+def measure_influence(
+    case: Case, examples: Sequence[int], names: list[str]
+) -> dict[str, tuple[np.ndarray, float]]:
+    """Measure how far the step moves when an example is replaced.
+
+    Returns:
+        By leaf, a number for each example: its move as a multiple of the reference's,
+        NaN if the reference hardly moves; and the largest relative error. A leaf is
+        there only if its moves are multiples and add up to the move when all examples
+        are replaced: under clipping and Adam they don't.
+    """
+    B = case.update.examples
+    swapped = np.roll(np.arange(B), B // 2)  # the example that takes the place of each
+    reruns = []
+    for example in examples:
+        index = np.arange(B)
+        index[example] = swapped[example]
+        reruns.append(case.rerun(index))
+    together = case.rerun(swapped)[0] if len(examples) == B else None
+    found = {}
+    for name in names:
+        first = case.got[name][0]
+        enough = 2 * CLEAR * case.update.allowed[name]
+        counts = []
+        errors = []
+        moves = []
+        for got, right in reruns:
+            moved = got[name] - first
+            wanted = right[name] - case.update.values[name]
+            moves.append(moved)
+            if distance(wanted) > enough:
+                count, error = multiple(moved, wanted)
+                counts.append(count)
+                errors.append(error)
+            else:
+                counts.append(np.nan)
+        is_sum = True
+        if together is not None:
+            size = sum(distance(moved) for moved in moves)
+            rest = distance(together[name] - first, sum(moves))
+            is_sum = rest <= 2 * PREDICTS * size
+        if is_sum and len(errors) > len(counts) / 2 and max(errors) < 0.01:
+            found[name] = (np.array(counts), max(errors))
+    return found
+
+
+def describe_metrics(case: Case) -> list[Fact]:
+    """Return the facts about wrong metrics, if the state is as in the reference."""
+    facts = describe_nan(case, metrics=True)
+    if facts or case.wrong():
+        return facts
+    found: dict[tuple[str, float], list[str]] = {}
+    for name in case.wrong(metrics=True):
+        kind = compare_metric(case, name)
+        if kind:
+            found.setdefault(kind, []).append(name)
+    for (name, ratio), leaves in found.items():
+        facts.append(fact(name, leaves, ratio=ratio))
+    return facts
+
+
+def compare_metric(case: Case, name: str) -> tuple[str, float] | None:
+    """Return the fact that predicts a wrong metric, and its factor."""
+    if case.differs_between_devices(name):
+        return "metric_differs", 1
+    far, allowed = case.off[name]
+    if far <= 4 * allowed:
+        return None
+    got = case.got[name][0]
+    right = case.update.values[name]
+    parts = [part[name] for part in case.parts]
+    # A sum of equal means is also N times the mean: the first prediction is taken.
+    guesses: list[tuple[str, float, Any]] = [
+        ("metric_times", case.N, right * case.N),
+        ("metric_times", case.N**2, right * case.N**2),
+    ]
+    guesses += [("metric_part", 1, part) for part in parts]
+    if parts:
+        guesses.append(("metric_mean", 1, np.mean(parts, 0)))
+        guesses.append(("metric_sum", 1, np.sum(parts, 0)))
+    guesses.append(("metric_times", 1 / case.N, right / case.N))
+    rests = [distance(got, np.asarray(predicted)) for *_, predicted in guesses]
+    nearest = min(rests)
+    if nearest > max(PREDICTS / 10 * far, allowed / 64):
+        return None
+    for rest, (kind, factor, _) in zip(rests, guesses, strict=True):
+        if rest <= max(4 * nearest, 1e-6 * distance(right)):
+            return kind, factor
+    return None
+
+
+def find_fixed_key(cases: list[Case]) -> list[Fact]:
+    """Say if the second update draws the random numbers of the first.
+
+    Raises:
+        CheckError: if that can't be told.
+    """
+    case = cases[0]
+    if not case.random_leaves:
+        raise CheckError("no result depends on a key")
+    if len(cases) == 1:
+        raise CheckError("it takes updates=2")
+    # The first update once more, with the keys and counters of the second.
+    returned = case.call(*case.place(case.update))["state"]
+    state, batch, *key = case.place(case.update._replace(key=cases[1].update.key))
+    state = jax.tree.map(
+        lambda first, second: first if trees.is_float(first) else second,
+        state,
+        returned,
+    )
+    again = case.read(case.call(state, batch, *key))
+    if is_redrawn(case, again):
+        return []
+    one_key = bool(case.update.key) and case.update.key[0] is cases[1].update.key[0]
+    is_right = not any(each.wrong() or each.wrong(metrics=True) for each in cases)
+    if one_key and is_right:
+        raise CheckError(
+            "every update was given the same key. If your loop passes new ones, give "
+            "key=lambda update: jax.random.fold_in(key, update). If not, let the step "
+            "fold the update's number into it",
+            "not compared",
+        )
+    return [fact("same_again")]
+
+
+def is_redrawn(case: Case, again: dict[str, list[np.ndarray]]) -> bool:
+    """Return True if the first update's second run drew other random numbers.
+
+    A learning rate that follows a schedule moves the state and whatever depends on it,
+    and draws nothing. So metrics that stay equal, or a move of the state that is a
+    multiple of the first, show that the numbers are the same.
+    """
+    metrics = []
+    moves = []
+    others = []
+    for name, far in case.random_leaves.items():
+        first = np.stack(case.got[name])
+        second = np.stack(again[name])
+        differs = distance(second, first) > PREDICTS * far
+        if case.reference.is_metric(name):
+            metrics.append(differs)
+            continue
+        old = case.update.old[name]
+        right = case.update.values[name]
+        _, rest = multiple(case.other_seed.values[name] - old, right - old)
+        if right.size > 1 and rest > 0.1:  # other numbers would make no multiple
+            ratio, error = multiple(second - old, first - old)
+            moves.append(error > PREDICTS * abs(ratio))
+        else:
+            others.append(differs)
+    if metrics and not any(metrics):
+        return False
+    if moves:
+        return any(moves)
+    return any(metrics) or any(others)
+
+
+def find_unsplit_work(cases: list[Case]) -> list[Fact]:
+    """Say if a device makes more than its part of the operations, as compiled.
+
+    Raises:
+        CheckError: if that can't be told.
+    """
+    case = cases[0]
+    reference = case.reference
+    update = case.update
+    if case.N == 1 or not update.examples or update.examples % case.N:
+        raise CheckError("there is no batch that is split over several devices")
+    step = jax.jit(case.step).trace(*step_arguments(*case.place(update)))
+    for each in step.jaxpr.eqns:
+        places = each.params.get("devices", ())
+        is_placed = any(place is not None for place in places)
+        if each.primitive.name == "device_put" and is_placed:
+            raise CheckError(
+                "the function around your step places arrays, and the compiler "
+                "doesn't count that"
+            )
+    rows = update.rows(slice(update.examples // case.N))
+    device = reference.jitted_device.lower(0, update.state, rows, *update.key)
+    whole = reference.jitted.lower(*update.arguments)
+    mine, part, total = [each.compile() for each in (step.lower(), device, whole)]
+    if find_loops(mine) not in (find_loops(part), find_loops(total)):
+        raise CheckError(
+            "the compiler counts a loop once, and the loops of step and reference "
+            "differ"
+        )
+    all_of_it = count_flops(total)
+    if not all_of_it:
+        raise CheckError("the compiler counts no operations")
+    share = count_flops(part) / all_of_it
+    ratio = count_flops(mine) / all_of_it
+    # Some of the work is the same for any batch, such as the update of the state.
+    same_for_all = (share - 1 / case.N) / (1 - 1 / case.N)
+    most = max(MOST_WORK * share, share + 3 * same_for_all)
+    if not 0 < most < 0.9:
+        raise CheckError("too little of the work depends on the number of examples")
+    if ratio < most:
+        return []
+    return [fact("whole_work", ratio=ratio, part=share)]
+
+
+def find_loops(program: Any) -> list[str]:
+    """Return the loops of a compiled program, and how often each runs."""
+    loops = re.findall(r' while\(|"known_trip_count":\{"n":"\d+"\}', program.as_text())
+    return sorted(loops)
+
+
+def count_flops(program: Any) -> float:
+    """Return the floating-point operations of a compiled program, loops once."""
+    return (program.cost_analysis() or {}).get("flops", 0)

@@ -1,0 +1,286 @@
+"""Steps of a few lines, each with the rows that fit, and what the report says."""
+
+import ast
+import functools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from marks import quick
+from pmap_programs import load
+from steps import (
+    BATCH,
+    MESH,
+    RANDOM,
+    W,
+    alone,
+    descend,
+    loss_of,
+    mean,
+    on_pmap,
+    sharded,
+    total,
+)
+
+from pmapdp.verify import ArgumentsError, Layout, old_program, one_device, verify
+from pmapdp.verify.table import MISTAKES, SENTENCES
+
+
+def tracker():
+    """The gradient is averaged, but a running mean of the inputs and a count of them are each device's own."""
+
+    def step(state, batch, average=alone):
+        w, metrics = descend(state["w"], batch, average)
+        mean, seen = (
+            0.9 * state["mean"] + 0.1 * batch["x"].mean(0),
+            state["seen"] + jnp.uint32(len(batch["y"])),
+        )
+        return {"w": w, "mean": mean, "seen": seen}, metrics
+
+    state = {"w": W, "mean": np.zeros(5, np.float32), "seen": np.uint32(0)}
+    return {"reference": step, "step": on_pmap(step), "state": state}
+
+
+def late():
+    """The first update is right; numbers that rounding doubles in every step of a loop hide no mistake."""
+
+    def step(state, batch, average=alone, wrong=False):
+        z = lax.fori_loop(0, 40, lambda _, z: 3.9 * z * (1 - z), state["z"])
+        gradient = average(jax.grad(loss_of)(state["w"], batch)) * jnp.where(
+            wrong & (state["n"] > 0), -8.0, 1.0
+        )
+        return {"w": state["w"] - z * gradient, "z": z, "n": state["n"] + 1}
+
+    state = {"w": W, "z": np.float32(0.3), "n": np.int32(0)}
+    return {"reference": step, "step": on_pmap(step, wrong=True), "state": state}
+
+
+def on_the_host():
+    """The first device does everything, because the loop passes arrays of the host."""
+    layout = Layout(lambda state, devices: state, lambda batch, devices: batch)
+    wide = {"x": RANDOM.normal(size=(32, 40)), "y": RANDOM.normal(size=(32, 20))}
+    return {
+        "reference": descend,
+        "step": jax.jit(descend),
+        "state": np.ones((40, 20)),
+        "batch": wide,
+        "layout": layout,
+    }
+
+
+def accumulation():
+    """A sum in place of a mean after a loop over micro-batches. The program clips, which hides the factor."""
+    module, wrong = (
+        load("accumulation"),
+        load("accumulation", {"lax.pmean((": "lax.psum(("}),
+    )
+
+    def step(state, batch, module=module):
+        *state, loss = module.update_fn(*state, batch)
+        return tuple(state), loss
+
+    step_of_all = jax.pmap(functools.partial(step, module=wrong), "batch")
+    given = {"reference": old_program(step, "batch", groups=8), "step": step_of_all}
+    return given | {
+        "state": module.init(jax.random.PRNGKey(0)),
+        "batch": next(module.batches(1, 64)),
+    }
+
+
+def given(step, state, batch=BATCH["x"], **more):
+    """A step over the axis "i", with itself on one device as the reference."""
+    more.setdefault("reference", one_device(step, "i"))
+    return {"step": jax.pmap(step, "i"), "state": state, "batch": batch, **more}
+
+
+def average_of_local_statistics():
+    """Haiku's batch norm keeps an `average`, which is made of `hidden`."""
+
+    def step(state, x):
+        w = descend(state["w"], {"x": x, "y": 1.0}, mean)[0]
+        hidden = 0.9 * state["ema"]["hidden"] + 0.1 * x.mean(0)
+        count = state["ema"]["count"] + 1
+        average = hidden / (1 - 0.9**count)
+        return {"w": w, "ema": {"count": count, "hidden": hidden, "average": average}}
+
+    zeros = np.zeros(5, np.float32)
+    ema = {"count": np.int32(0), "hidden": zeros, "average": zeros}
+    return given(step, {"w": W, "ema": ema})
+
+
+def eighty_leaves():
+    """Each device clips its own gradient, and all 80 leaves of the state show it."""
+    rule = optax.sgd(0.1, momentum=0.9)
+    random = np.random.default_rng(0)
+    params = []
+    for _ in range(20):
+        w = random.normal(size=(5, 5)) / 2
+        params.append({"w": w, "b": random.normal(size=5) / 9})
+
+    def loss(params, x):
+        for layer in params:
+            x = x + jnp.tanh(x @ layer["w"] + layer["b"])
+        return (x**2).mean()
+
+    def step(state, x):
+        gradients = jax.grad(loss)(state[0], x)
+        clip = optax.clip_by_global_norm(0.1)
+        gradients, _ = clip.update(gradients, optax.EmptyState())
+        updates, momentum = rule.update(mean(gradients), state[1])
+        return optax.apply_updates(state[0], updates), momentum
+
+    return given(step, (params, rule.init(params)))
+
+
+def accumulator():
+    """A correct program: gradients are added up here, and averaged every second step."""
+
+    def step(state, x):
+        gradient = jax.grad(loss_of)(state["w"], {"x": x, "y": 1.0})
+        total = state["sum"] + gradient
+        is_last = state["step"] % 2 == 1
+        w = jnp.where(is_last, state["w"] - 0.1 * mean(total) / 2, state["w"])
+        total = jnp.where(is_last, 0, total)
+        return {"w": w, "sum": total, "step": state["step"] + 1}
+
+    return given(step, {"w": W, "sum": np.zeros_like(W), "step": np.int32(0)})
+
+
+def a_device_of_padding():
+    """The last device's weights add up to 0, and each device divides by its own sum."""
+    weight = (np.arange(16) < 14).astype(np.float32)
+
+    def step(w, batch):
+        errors = batch["weight"] * (batch["x"] @ w - batch["y"]) ** 2
+        loss = mean(errors.sum() / batch["weight"].sum())
+        return w - 0.1, {"loss": loss}
+
+    return given(step, W, {**BATCH, "weight": weight})
+
+
+def the_norm_of_a_sum():
+    """The gradients are added up, and the metric is the norm of what came out."""
+
+    def step(w, batch, add=total):
+        gradient = add(jax.grad(loss_of)(w, batch))
+        return w - 0.1 * gradient, {"norm": jnp.linalg.norm(gradient)}
+
+    return {
+        "reference": partial(step, add=alone),
+        "step": jax.pmap(step, "i"),
+        "state": W,
+    }
+
+
+def a_key_stands_still():
+    """The rate warms up, and the loss is that of the new parameters."""
+
+    def step(state, x):
+        noise = jax.random.normal(jax.random.fold_in(state["key"], 1), x.shape)
+        batch = {"x": x + noise, "y": 1.0}
+        rate = 0.01 * (state["step"] + 1)
+        w = state["w"] - rate * mean(jax.grad(loss_of)(state["w"], batch))
+        new = {**state, "w": w, "step": state["step"] + 1}
+        return new, {"loss": mean(loss_of(w, batch))}
+
+    keys = jax.random.split(jax.random.PRNGKey(0), 8)
+    state = {"w": W, "step": np.int32(0), "key": keys}
+    reference = old_program(step, "i", groups=8)
+    return given(step, state, per_device="key", reference=reference)
+
+
+TABLE = {  # a program, the rows that fit, and what is said
+    "psum under check_vma": (
+        lambda: {"reference": descend, "state": W, "layout": "sharded",
+                 "step": sharded(lambda w, b: (descend(w, b, total)[0], mean(descend(w, b)[1])))},
+        ["check_vma"], ["a change 64 times the reference's", "The step has a shard_map with check_vma=True"]),
+    "a tracker": (
+        tracker, ["local statistics"], ["No other result of this update depends on", "Largest difference: 14 in seen"]),
+    "a later update": (
+        late, [], ["from update 2 on", "the devices hold the same values", "moves -8 times as far", "No row of"]),
+    "on the host": (
+        on_the_host, ["every device computes everything"], ["The busiest device makes 100% of", "would take"]),
+    "a sum of accumulated gradients": (accumulation, [], ["the state differs, too"]),
+    "average of local statistics": (
+        average_of_local_statistics, ["local statistics"],
+        ["each device holds what the reference makes", "No other result of this update depends on ema/average"]),
+    "eighty leaves": (eighty_leaves, ["mean of means"], ["80 of 80 leaves differ", "the mean of what the reference"]),
+    "an accumulator": (
+        accumulator, ["local statistics"], ["sum: each device holds what the reference makes", "depends on sum"]),
+    "a device of padding": (
+        a_device_of_padding, ["NaN on one device"],
+        ["metrics/loss: NaN on device 0, 1, 2 and 5 more, from update 1 on",
+         "On the examples of device 7 alone, the reference is NaN, too."]),
+    "the norm of a sum": (the_norm_of_a_sum, ["sum for mean"], ["the state differs, too, so look at that first"]),
+    "a key stands still": (
+        a_key_stands_still, ["key stands still"], ["the random numbers of the first are drawn again"]),
+}  # fmt: skip
+
+
+@quick(8, "name", TABLE)
+def test_no_row_fits_but_these(name):
+    program, rows, said = TABLE[name]
+    report = verify(**{"batch": BATCH} | program())
+    assert report.failed, str(report)
+    assert report.rows == rows, str(report)
+    assert all(text in " ".join(str(report).split()) for text in said), str(report)
+
+
+@pytest.mark.parametrize("average", [mean, total])
+def test_a_step_that_counts_devices_is_not_its_own_reference(average):
+    """Over an axis of size 1 it divides by 8, which turns the verdict upside down."""
+
+    def step(w, batch):
+        gradient = jax.grad(loss_of)(w, batch)
+        return w - 0.1 * average(gradient) / jax.device_count()
+
+    count = jax.device_count
+    with pytest.raises(ArgumentsError, match=r"calls jax.device_count\(\), which says"):
+        verify(**given(step, W, BATCH))
+    assert jax.device_count is count
+    report = verify(
+        step=jax.pmap(step, "i"),
+        reference=lambda w, batch: descend(w, batch)[0],
+        state=W,
+        batch=BATCH,
+    )
+    assert report.ok == (average is total), str(report)
+
+
+def test_every_rule_names_facts_and_every_fact_is_in_a_rule_or_a_note():
+    names = set()
+    for mistake in MISTAKES.values():
+        expression = ast.parse(mistake["rule"], mode="eval")
+        names |= {
+            node.id for node in ast.walk(expression) if isinstance(node, ast.Name)
+        }
+    assert names <= set(SENTENCES)
+    assert set(SENTENCES) - names == {"nan", "moves"}
+
+
+def test_a_report_says_what_its_reference_cannot_show():
+    own = verify(**given(lambda w, x: descend(w, {"x": x, "y": 1.0}, mean), W))
+    assert "Can't see: what is wrong on a single device, too" in str(own)
+    assert "N = jax.device_count()" in " ".join(str(own).split())
+    plain = verify(reference=descend, step=on_pmap(descend), state=W, batch=BATCH)
+    assert "Can't see" not in str(plain)
+
+
+def test_work_that_a_plain_function_places_is_not_called_split():
+    """The compiler's counts would leave its `device_put` out, so nothing is said of the work."""
+    jitted = jax.jit(descend)
+    step = lambda w, batch: jitted(w, jax.device_put(batch, NamedSharding(MESH, P())))
+    report = verify(
+        step=step, reference=descend, state=W, layout="sharded", batch=BATCH
+    )
+    (check,) = (check for check in report.checks if check.name == "the work is split")
+    assert (check.status, "the function around your step places" in check.sentence) == (
+        "not checked",
+        True,
+    )
