@@ -1,4 +1,4 @@
-"""Build the site from the pages, the executed notebooks and the docstrings: `python docs/build.py`.
+"""Build the site from the pages and the executed notebooks: `python docs/build.py`.
 
 It needs `pip install -e ".[site]"` and writes the folder site, whose index.html a
 browser opens. Notebooks are shown as they are and never run. Every warning of Sphinx

@@ -49,6 +49,9 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
     first. A number that you set in the environment (`XLA_FLAGS`, `JAX_NUM_CPU_DEVICES`)
     stays.
 
+    Args:
+        count: The number of devices, at least.
+
     Raises:
         UserError: the environment allows fewer than `count`, or JAX has already started
             with fewer.

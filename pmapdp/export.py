@@ -135,7 +135,15 @@ def check_program(
 def load_exported(path: str | Path) -> Exported:
     """Read an exported model.
 
-    A `UserError` says that it's damaged, something else, or of another version.
+    Args:
+        path: A file that `export_run` or `python -m pmapdp.export` wrote.
+
+    Returns:
+        The model, which you call by `load_exported(path).outputs(inputs)`.
+
+    Raises:
+        UserError: The file is damaged, isn't an exported model, or is from another
+            version of JAX.
     """
     metadata, arrays, files = read_archive(path, advice=ADVICE)
     failure = f"{path} is damaged"

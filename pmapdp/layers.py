@@ -29,7 +29,7 @@ AxisName = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Context:
-    """The facts about a batch that a layer can't see in its activations.
+    """What a layer needs to know about its batch, and can't see in its activations.
 
     Attributes:
         weights: `[b]`, 0 for padding; None if all examples count alike.

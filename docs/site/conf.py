@@ -5,9 +5,7 @@ and Orbax is made with. The theme brings the search, the dark mode, the previous
 next page.
 """
 
-import dataclasses
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,18 +15,14 @@ from docutils import nodes
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from pmapdp import __version__, verify
-
-# Sphinx asks only for names that it sees, and the package imports each when it is asked
-# for.
-vars(verify).update({name: getattr(verify, name) for name in verify.__all__})
+from pmapdp import __version__
 
 REPOSITORY = os.environ.get("PMAPDP_REPOSITORY", "")
 
 project = "pmapdp"
 author = "The pmapdp contributors"
 release = version = __version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb"]
 root_doc = "index"
 html_theme = "sphinx_book_theme"
 html_title = f"pmapdp {__version__}"
@@ -61,60 +55,6 @@ nb_code_prompt_hide = "Fold the {type}"
 highlight_language = "text"
 smartquotes = False  # they make a dash of the two hyphens of a flag
 
-default_role = "py:obj"
-autodoc_member_order = "bysource"
-autodoc_typehints_format = "short"
-napoleon_use_ivar = True
-napoleon_use_rtype = False
-python_maximum_signature_line_length = 88
-
-
-def docstring(
-    app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]
-) -> None:
-    """Show indented lines of a docstring as code, and add what `--help` says of a dataclass's settings."""
-    shown: list[str] = []
-    for line in lines:
-        if (
-            line.startswith("    ")
-            and len(shown) > 1
-            and not shown[-1]
-            and not shown[-2].startswith(" ")
-        ):
-            shown += ["::", ""]
-        shown.append(line)
-    lines[:] = shown
-    if what == "class" and dataclasses.is_dataclass(found):
-        told = [
-            field for field in dataclasses.fields(found) if "about" in field.metadata
-        ]
-        lines += ["", "Attributes:"] * bool(told)
-        lines += [f"    {field.name}: {field.metadata['about']}" for field in told]
-
-
-def skip(
-    app: Any, what: str, name: str, found: Any, skipped: bool, options: Any
-) -> bool | None:
-    """Leave out the fields of a NamedTuple, which its signature and the docstring of the class have."""
-    return (
-        True
-        if (getattr(found, "__doc__", None) or "").startswith("Alias for field number")
-        else None
-    )
-
-
-def signature(
-    app: Any,
-    what: str,
-    name: str,
-    found: Any,
-    options: Any,
-    given: str | None,
-    returns: str | None,
-) -> tuple[str | None, str | None]:
-    """Write a default that is a function as its name, which Sphinx can read."""
-    return given and re.sub(r"<function (\w+)[^>]*>", r"\1", given), returns
-
 
 def dashes(app: Any, doctree: Any, name: str) -> None:
     """Put the dash between a name and its description, which `smartquotes` would."""
@@ -126,8 +66,3 @@ def dashes(app: Any, doctree: Any, name: str) -> None:
 def setup(app: Any) -> None:
     """Connect these functions to Sphinx, which calls this one."""
     app.connect("doctree-resolved", dashes)
-    app.connect("autodoc-process-signature", signature)
-    app.connect("autodoc-skip-member", skip)
-    app.connect(
-        "autodoc-process-docstring", docstring, priority=1
-    )  # before napoleon reads it

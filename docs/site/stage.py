@@ -2,8 +2,7 @@
 
 A README.md becomes the index of its folder. A link to a source file leads to a page
 that shows the file, a link to a folder to a list of its files. docs/README.md gives the
-four kinds of pages, and docs/api.md the modules whose docstrings are shown. Everything
-else follows from the links.
+four kinds of pages. Everything else follows from the links.
 """
 
 import json
@@ -158,9 +157,7 @@ class Stage:
     def page(self, path: PurePosixPath) -> None:
         """Lay out a page of text."""
         text = (ROOT / path).read_text(encoding="utf-8")
-        if path == PurePosixPath("docs/api.md"):
-            text = self.modules(text)
-        elif path == PurePosixPath("README.md"):
+        if path == PurePosixPath("README.md"):
             text = text.replace("\n[![", f"\n{START}\n[![", 1)
         text = self.relink(text, path, self.pages[path])
         if path == PurePosixPath("README.md"):
@@ -174,21 +171,6 @@ class Stage:
         elif path == PurePosixPath("docs/README.md"):
             text = "---\norphan: true\n---\n" + text
         self.write(self.pages[path], text)
-
-    def modules(self, text: str) -> str:
-        """Write a page for each module that docs/api.md links, from its docstrings, and return docs/api.md."""
-        modules = re.findall(r"\[`(pmapdp[\w.]*)`\]\(\.\./(\S+)\)", text)
-        for name, source in modules:
-            shown = os.path.relpath(self.place(PurePosixPath(source)), "docs/api")
-            directive = (
-                f"{FENCE}{{eval-rst}}\n.. automodule:: {name}\n   :members:\n{FENCE}\n"
-            )
-            self.write(
-                PurePosixPath(f"docs/api/{name}.md"),
-                f"# {name}\n\nSource: [`{source}`]({shown})\n\n{directive}",
-            )
-            text = text.replace(f"](../{source})", f"](api/{name}.md)")
-        return text + toctree([f"api/{name}" for name, _ in modules])
 
     def source(self, path: PurePosixPath) -> None:
         """Write a page that shows a source file, or lists a folder."""

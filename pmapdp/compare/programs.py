@@ -38,9 +38,15 @@ STEP_WORDS = ("value_and_grad", "grad(", "apply_gradients", "pmean", "psum")
 
 
 def compare_programs(targets: Sequence[str], count: int | None) -> list[Run]:
-    """Run each program in a process of its own.
+    """Verify, compile and time each program, in a process of its own.
 
-    If a program starts from the first one's state, compare them after an update.
+    Args:
+        targets: What `python -m pmapdp.verify` takes, as "old.py:check".
+        count: The number of devices. None: all.
+
+    Returns:
+        A dictionary for each program. Its `largest_difference` is the one from the
+        first program after an update, or None if they don't start from one state.
     """
     results = [in_new_process(run_program, target, count) for target in targets]
     _, start, end = results[0]

@@ -45,10 +45,18 @@ def in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
 def compare_strategies(
     config: Config, names: Sequence[str], counts: Sequence[int | None]
 ) -> list[Run]:
-    """Run a single device, and each strategy on each number of devices.
+    """Train on one device, and with each strategy on each number of devices.
 
-    All get the batch of the most devices, which come first in `counts`. A wrong number
-    of devices ends the comparison before its first run.
+    Each number of devices has a process of its own, and all runs have one batch.
+
+    Args:
+        config: The settings of the training.
+        names: The strategies, as "pmap" and "jit".
+        counts: The numbers of devices, the largest first. None: all devices.
+
+    Returns:
+        A dictionary for each run, first of the single device. Its `largest_difference`
+        is the largest one between a parameter and the single device's.
     """
     results: list[tuple[Run, Any]] = []
     for each_config in [replace(config, devices=count) for count in counts]:

@@ -7,11 +7,17 @@ from typing import Any
 
 
 def axes(*names: str) -> dict[str, Any]:
-    """Return metadata that names the axes of a linear layer's kernel and bias.
+    """Name the axes of a linear layer, so that a layout can split it over a mesh.
 
-    The bias has the last of the names:
-    `nnx.Linear(784, 512, **axes("features", "hidden"))`. A layout says over which
-    devices an axis is split (`pmapdp/sharding/`); without one the names change nothing.
+        nnx.Linear(784, 512, **axes("features", "hidden"), rngs=rngs)
+
+    Without a layout the names change nothing. docs/meshes.md shows a whole model.
+
+    Args:
+        names: One for each axis of the kernel. The bias has the last of them.
+
+    Returns:
+        Keyword arguments for `nnx.Linear`.
     """
     return {"kernel_metadata": named(*names), "bias_metadata": named(names[-1])}
 

@@ -143,7 +143,16 @@ def is_guarded(node: Any) -> bool:
 
 
 def find(files: dict[str, Module]) -> tuple[list[dict[str, Any]], list[Use]]:
-    """Find a program's constructs, each with its line and row, and its uses of pmap."""
+    """Find a program's constructs of pmap.
+
+    Args:
+        files: The program's modules by path, from `pmapdp.port.read.read_program`.
+
+    Returns:
+        (lines, uses): a dictionary for each construct, with its `path`, `line` and
+        `code`, its `status` with this JAX and what to write `today`, and the calls of
+        pmap with their arguments.
+    """
     nodes = [node for module in files.values() for node in module.nodes]
     calls = [node for node in nodes if isinstance(node, ast.Call | ast.FunctionDef)]
     uses = [use for use in map(read_pmap, calls) if use]

@@ -217,7 +217,12 @@ def path_of(node: Any) -> str:
 
 
 def read_program(given: str) -> tuple[dict[str, Module], list[str]]:
-    """Read a folder, or a file with the files that it imports.
+    """Read a program: a folder, or a file with the files that it imports.
+
+    Nothing of it is run.
+
+    Args:
+        given: The path of the file or folder.
 
     Returns:
         The modules by path, and a line for each file that can't be read.

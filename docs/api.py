@@ -1,0 +1,311 @@
+"""Make docs/api.md from the docstrings of the public names: `python docs/api.py > docs/api.md`."""
+
+import ast
+import dataclasses
+import inspect
+import pkgutil
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pmapdp.config import Config
+
+TOP = """# API
+
+This page has what your editor shows for the names that programs import. `python docs/api.py` makes it from the docstrings.
+Import each name from its module, because the package itself exports nothing. What isn't on this page may change without notice.
+[`pmapdp/__init__.py`](../pmapdp/__init__.py) lists the other modules, in the order in which to read them.
+"""
+TRAIN = """
+import numpy as np
+from flax import nnx
+
+from pmapdp.config import Config
+from pmapdp.data.dataset import DataSet, Split
+from pmapdp.train import train
+
+
+class Net(nnx.Module):
+    def __init__(self, *, rngs):
+        self.out = nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, inputs):
+        return self.out(inputs)
+
+
+inputs = np.random.default_rng(0).normal(size=(256, 6)).astype(np.float32)
+labels = inputs[:, :3].argmax(1)
+data = DataSet(
+    train=Split(inputs[:192], labels[:192]), test=Split(inputs[192:], labels[192:])
+)
+config = Config(strategy="jit", epochs=2, workdir="runs/api")
+result = train(config, model=Net, data=data)
+print(result.epochs[-1]["test"]["accuracy"])
+"""
+LOSS = """
+import jax.numpy as jnp
+import optax
+
+from pmapdp.loss import MetricSums
+
+
+def loss(model, batch):
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        model(batch.inputs), batch.labels
+    )
+    return MetricSums((batch.weights * losses).sum(), None, batch.weights.sum())
+
+
+train(Config(strategy="jit", epochs=2), model=Net, data=data, loss=loss)
+"""
+AFTERWARDS = """
+from pmapdp.evaluate import evaluate_run
+from pmapdp.export import export_run, load_exported
+from pmapdp.train import load_run
+
+means, about = evaluate_run("runs/api", devices=4, model=Net, data=data)
+config, state, last_epoch = load_run("runs/api", model=Net)
+export_run("runs/api", "api.zip", model=Net, data=data)
+exported = load_exported("api.zip")
+print(exported.outputs(inputs[:2])["probabilities"])
+"""
+VERIFY = """
+import jax
+import jax.numpy as jnp
+
+from pmapdp.devices import simulate
+from pmapdp.verify import one_device, verify
+
+simulate(8)
+
+
+def step(w, batch):
+    gradient = jax.grad(lambda w: jnp.square(batch @ w - 1).mean())(w)
+    return w - 0.1 * jax.lax.pmean(gradient, "devices")
+
+
+report = verify(
+    step=jax.pmap(step, "devices"),
+    reference=one_device(step, "devices"),
+    state=jnp.ones(3),
+    batch=jnp.arange(48.0).reshape(16, 3) / 48,
+)
+print(report)
+assert report.ok
+"""
+PORT = """
+from pathlib import Path
+
+from pmapdp.compare.strategies import compare_strategies
+from pmapdp.config import Config
+from pmapdp.port.find import find
+from pmapdp.port.read import read_program
+
+Path("old_program.py").write_text("import jax\\nstep = jax.pmap(lambda x: 2 * x)\\n")
+files, unread = read_program("old_program.py")
+lines, uses = find(files)
+print(lines[0]["code"], lines[0]["status"])
+
+if __name__ == "__main__":  # each number of devices gets a process of its own
+    runs = compare_strategies(Config(epochs=1), ["pmap", "jit"], [8])
+    for run in runs:
+        print(run["strategy"], run["largest_difference"])
+"""
+# A title, an example that can be pasted after those above it, and the names.
+SECTIONS = [
+    ("Train", TRAIN, ["pmapdp.train.train", "pmapdp.train.Result"]),
+    (
+        "Your data",
+        "",
+        [
+            "pmapdp.data.dataset.DataSet",
+            "pmapdp.data.dataset.Split",
+            "pmapdp.data.dataset.Texts",
+            "pmapdp.custom.images.ImageFolder",
+        ],
+    ),
+    (
+        "Your loss and layers",
+        LOSS,
+        [
+            "pmapdp.loss.MetricSums",
+            "pmapdp.layers.current_context",
+            "pmapdp.layers.Context",
+            "pmapdp.models.axes",
+        ],
+    ),
+    (
+        "After training",
+        AFTERWARDS,
+        [
+            "pmapdp.evaluate.evaluate_run",
+            "pmapdp.train.load_run",
+            "pmapdp.export.export_run",
+            "pmapdp.export.load_exported",
+            "pmapdp.export.Exported",
+        ],
+    ),
+    (
+        "Verify a step",
+        VERIFY,
+        [
+            "pmapdp.verify.verify",
+            "pmapdp.verify.one_device",
+            "pmapdp.verify.old_program",
+            "pmapdp.verify.Layout",
+            "pmapdp.verify.Report",
+        ],
+    ),
+    (
+        "Port and compare",
+        PORT,
+        [
+            "pmapdp.port.read.read_program",
+            "pmapdp.port.find.find",
+            "pmapdp.compare.strategies.compare_strategies",
+            "pmapdp.compare.programs.compare_programs",
+        ],
+    ),
+    ("Simulated devices", "", ["pmapdp.devices.simulate"]),
+    ("Errors", "", ["pmapdp.errors.UserError", "pmapdp.errors.StoppedError"]),
+    ("Settings", "", ["pmapdp.config.Config"]),
+]
+HEADINGS = ("Args:", "Attributes:", "Returns:", "Raises:")
+ITEM = re.compile(r"(\w+): (.*)", re.DOTALL)
+
+
+def public_names() -> list[str]:
+    """Return all names of the page."""
+    return [name for _, _, names in SECTIONS for name in names]
+
+
+def definition_of(public: Any) -> ast.ClassDef | ast.FunctionDef:
+    """Return the syntax of a function or class."""
+    source = textwrap.dedent(inspect.getsource(public))
+    return ast.parse(source).body[0]
+
+
+def types_of(public: Any) -> dict[str, str]:
+    """Return the type of each parameter or field, as the source has it; a setting's with its default."""
+    definition = definition_of(public)
+    types = {}
+    for node in ast.walk(definition):
+        if isinstance(node, ast.arg) and node.annotation:
+            types.setdefault(node.arg, ast.unparse(node.annotation))
+    if isinstance(definition, ast.ClassDef):
+        for node in definition.body:
+            if isinstance(node, ast.AnnAssign):
+                types[node.target.id] = ast.unparse(node.annotation)
+    if public is Config:
+        for field in dataclasses.fields(Config):
+            types[field.name] += f" = {field.default!r}"
+    return types
+
+
+def short_parameter(parameter: inspect.Parameter) -> str:
+    """Return a parameter as one writes it, without its type."""
+    default = parameter.default
+    if str(default) == "<factory>":
+        return f"{parameter.name}=..."
+    if inspect.isfunction(default):
+        return f"{parameter.name}={default.__name__}"
+    return str(parameter.replace(annotation=parameter.empty)).replace("'", '"')
+
+
+def signature_of(name: str, public: Any) -> str:
+    """Return the call of a function or class, without types: `train(config, *, model=None)`."""
+    texts = []
+    for parameter in inspect.signature(public).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in texts:
+            texts.append("*")
+        texts.append(short_parameter(parameter))
+    call = f"{name}({', '.join(texts)})"
+    if len(call) <= 88:
+        return call
+    lines = [f"    {text}," for text in texts]
+    return "\n".join([f"{name}(", *lines, ")"])
+
+
+def describe_items(text: str, types: dict[str, str]) -> str:
+    """Return `name: meaning` lines as a list, with the types; any other text as it is."""
+    text = textwrap.dedent(text).strip()
+    items = re.split(r"\n(?=\S)", text)
+    matches = [ITEM.fullmatch(item) for item in items]
+    if not all(matches):
+        return " ".join(text.split())
+    lines = []
+    for match in matches:
+        name, meaning = match.groups()
+        declared = f" (`{types[name]}`)" if name in types else ""
+        lines.append(f"- `{name}`{declared}: {' '.join(meaning.split())}")
+    return "\n".join(lines)
+
+
+def describe_docstring(public: Any) -> str:
+    """Return a docstring as Markdown: its paragraphs, and its sections as lists."""
+    types = types_of(public)
+    paragraphs = []
+    for paragraph in inspect.getdoc(public).split("\n\n"):
+        heading, _, rest = paragraph.partition("\n")
+        if heading in HEADINGS:
+            title = heading.removesuffix(":")
+            paragraphs.append(f"**{title}**\n\n{describe_items(rest, types)}")
+        else:
+            paragraphs.append(paragraph)
+    return "\n\n".join(paragraphs)
+
+
+def members_of(public: Any) -> Iterator[tuple[str, str]]:
+    """Yield the public methods and properties of a class, each with its docstring's first line."""
+    for name, member in vars(public).items():
+        if name.startswith("_"):
+            continue
+        function: Callable[..., Any] | None = None
+        call = f".{name}"
+        if inspect.isfunction(member):
+            function = member
+            parameters = list(inspect.signature(member).parameters.values())[1:]
+            call += f"({', '.join(map(short_parameter, parameters))})"
+        elif isinstance(member, property):
+            function = member.fget
+        if function and function.__module__ == public.__module__ and function.__doc__:
+            yield call, function.__doc__.splitlines()[0]
+
+
+def is_error(public: Any) -> bool:
+    """Return True for the class of an exception."""
+    return inspect.isclass(public) and issubclass(public, BaseException)
+
+
+def describe(path: str) -> str:
+    """Return the part of the page about one name."""
+    public = pkgutil.resolve_name(path)
+    module, _, name = path.rpartition(".")
+    text = f"### {name}\n\n"
+    text += f"```python\nfrom {module} import {name}\n"
+    # The settings are listed below, and nobody raises the errors.
+    if name != "Config" and not is_error(public):
+        text += f"\n{signature_of(name, public)}\n"
+    text += f"```\n\n{describe_docstring(public)}\n"
+    members = list(members_of(public)) if inspect.isclass(public) else []
+    if members:
+        text += "\n**Methods and properties**\n\n"
+        text += "".join(f"- `{call}`: {line}\n" for call, line in members)
+    return text
+
+
+def page() -> str:
+    """Return the text of docs/api.md."""
+    parts = [TOP]
+    for title, example, names in SECTIONS:
+        section = f"## {title}\n"
+        if example:
+            section += f"\nFor example:\n\n```python{example}```\n"
+        parts.append(section)
+        parts += [describe(name) for name in names]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
