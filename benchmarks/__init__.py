@@ -9,7 +9,10 @@ from pmapdp.data.dataset import Split
 
 
 def load_work(arguments: list[str]) -> tuple[Split, str, str, int, int, int]:
-    """Read `DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES EPOCHS`: the examples, and the other five."""
+    """Read `DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES EPOCHS`.
+
+    Returns the examples and the other five.
+    """
     path, strategy, model, *numbers = arguments
     devices, batch, examples, epochs = map(int, numbers)
     with np.load(path) as data:
@@ -22,7 +25,10 @@ def load_work(arguments: list[str]) -> tuple[Split, str, str, int, int, int]:
 def make_config(
     strategy: str, devices: int, batch: int, epochs: int, **options: Any
 ) -> Config:
-    """Make the trainer do what the other programs do: Adam at a constant rate, without label smoothing."""
+    """Make the trainer do what the other programs do.
+
+    Adam at a constant rate, without label smoothing.
+    """
     return Config(
         strategy=strategy,
         devices=devices,

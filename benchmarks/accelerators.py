@@ -1,4 +1,5 @@
-"""Compare the trainer with a bare loop and with PyTorch on accelerators, on random images.
+"""Compare the trainer with a bare loop and with PyTorch on accelerators, on random
+images.
 
     python -m benchmarks.accelerators
     python -m benchmarks.accelerators --rounds 1 --updates 2    # to see that it runs
@@ -151,7 +152,10 @@ def measure(
 
 
 def measure_pytorch(updates: int | None) -> dict[str, dict[str, float]]:
-    """Return the examples/s of PyTorch, eager and compiled, by work; {} if it is not installed."""
+    """Return the examples/s of PyTorch, eager and compiled, by work.
+
+    {} if it is not installed.
+    """
     command = [
         sys.executable,
         str(Path(__file__).parent / "peers" / "pytorch_gpu.py"),

@@ -1,4 +1,6 @@
-"""The barest training loop of each strategy, written by hand. It shows what the trainer itself costs.
+"""The barest training loop of each strategy, written by hand.
+
+It shows what the trainer itself costs.
 
     python -m benchmarks.bare DATA.npz STRATEGY MODEL DEVICES GLOBAL_BATCH EXAMPLES
     EPOCHS

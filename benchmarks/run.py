@@ -1,4 +1,6 @@
-"""Compare pmapdp with bare loops and with other frameworks: `python -m benchmarks.run [--peers]`, in the root.
+"""Compare pmapdp with bare loops and with other frameworks.
+
+`python -m benchmarks.run [--peers]`, in the root.
 
 Every command runs in a process of its own, ours and theirs in turn, round after round,
 on the real MNIST. A run has two epochs: the first warms up, of the second the
@@ -42,7 +44,10 @@ COMMANDS = {
 
 
 def peers_python(folder: Path) -> Path:
-    """Return the interpreter of the peers' environment. It is made if it isn't there."""
+    """Return the interpreter of the peers' environment.
+
+    It is made if it isn't there.
+    """
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
         print(f"making the peers' environment in {folder}")
@@ -64,7 +69,10 @@ def peers_versions(python: Path) -> dict[str, str]:
 
 
 def run_command(command: list[Any], cache: Path) -> str:
-    """Return what a command prints, which must succeed. JAX keeps its compiled programs in `cache`."""
+    """Return what a command prints, which must succeed.
+
+    JAX keeps its compiled programs in `cache`.
+    """
     clean = {
         key: value
         for key, value in os.environ.items()
@@ -85,7 +93,10 @@ def run_command(command: list[Any], cache: Path) -> str:
 
 
 def speed(run: Run, folder: Path, python: Path | None) -> float:
-    """Return the examples per second of a run. `folder` holds mnist.npz, and compiled programs."""
+    """Return the examples per second of a run.
+
+    `folder` holds mnist.npz, and compiled programs.
+    """
     examples, sizes = EXAMPLES[run.model], [run.devices, run.batch]
     if run.who in PROGRAMS:
         program = [
@@ -108,7 +119,10 @@ def speed(run: Run, folder: Path, python: Path | None) -> float:
 
 
 def seconds(arguments: list[str], folder: Path) -> float:
-    """Return the seconds of a command, the median of three; an earlier start has left its compiled programs."""
+    """Return the seconds of a command, the median of three.
+
+    An earlier start has left its compiled programs.
+    """
     times = []
     for _ in range(4):
         started = time.perf_counter()

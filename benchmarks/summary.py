@@ -1,4 +1,7 @@
-"""List what `benchmarks.run` compares, and write the tables of docs/speed.md: `python -m benchmarks.summary`."""
+"""List what `benchmarks.run` compares, and write the tables of docs/speed.md.
+
+`python -m benchmarks.summary`.
+"""
 
 import json
 from pathlib import Path
@@ -48,7 +51,10 @@ EXAMPLES = {
 
 
 class Run(NamedTuple):
-    """One command that trains on MNIST. `who` is pmapdp, bare, or a script of `peers/`, which has no strategy."""
+    """One command that trains on MNIST.
+
+    `who` is pmapdp, bare, or a script of `peers/`, which has no strategy.
+    """
 
     who: str
     model: str
@@ -76,7 +82,9 @@ MOST_SPREAD = (
 
 
 def comparisons(peers: bool) -> list[tuple[str, Run, Run, float]]:
-    """List (work, our run, the other, the least ratio), and if `peers` also with other frameworks."""
+    """List (work, our run, the other, the least ratio), and if `peers` also with other
+    frameworks.
+    """
     found = []
     for work, model, strategies, devices, batch, targets in WORKS:
         for who, target in targets.items():
@@ -171,7 +179,10 @@ def table_of_accelerators(results: dict[str, Any]) -> str:
 
 
 def write(results: dict[str, Any]) -> None:
-    """Write a table into the page: of accelerators if the results have rows, else of `benchmarks.run`."""
+    """Write a table into the page.
+
+    Of accelerators if the results have rows, else of `benchmarks.run`.
+    """
     begin, text = (
         (BEGIN_ACCELERATORS, table_of_accelerators)
         if "rows" in results

@@ -47,7 +47,9 @@ def judge(plant, report) -> str:
 
 
 def combinations(every: int):
-    """Every `every`-th combination: each mistake meets each update rule, and all else takes turns."""
+    """Every `every`-th combination: each mistake meets each update rule, and all else
+    takes turns.
+    """
     for number, (plant, rule) in enumerate(itertools.product((None, *PLANTS), RULES)):
         fixed = plant.options if plant else {}
         for place, (key, float64, sums) in enumerate(OTHERS):

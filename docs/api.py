@@ -1,4 +1,7 @@
-"""Make docs/api.md from the docstrings of the public names: `python docs/api.py > docs/api.md`."""
+"""Make docs/api.md from the docstrings of the public names.
+
+`python docs/api.py > docs/api.md`.
+"""
 
 import ast
 import dataclasses
@@ -187,7 +190,10 @@ def definition_of(public: Any) -> ast.ClassDef | ast.FunctionDef:
 
 
 def types_of(public: Any) -> dict[str, str]:
-    """Return the type of each parameter or field, as the source has it; a setting's with its default."""
+    """Return the type of each parameter or field, as the source has it.
+
+    A setting's with its default.
+    """
     definition = definition_of(public)
     types = {}
     for node in ast.walk(definition):
@@ -214,7 +220,10 @@ def short_parameter(parameter: inspect.Parameter) -> str:
 
 
 def signature_of(name: str, public: Any) -> str:
-    """Return the call of a function or class, without types: `train(config, *, model=None)`."""
+    """Return the call of a function or class, without types.
+
+    `train(config, *, model=None)`.
+    """
     texts = []
     for parameter in inspect.signature(public).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in texts:
@@ -228,7 +237,10 @@ def signature_of(name: str, public: Any) -> str:
 
 
 def describe_items(text: str, types: dict[str, str]) -> str:
-    """Return `name: meaning` lines as a list, with the types; any other text as it is."""
+    """Return `name: meaning` lines as a list, with the types.
+
+    Any other text as it is.
+    """
     text = textwrap.dedent(text).strip()
     items = re.split(r"\n(?=\S)", text)
     matches = [ITEM.fullmatch(item) for item in items]
@@ -257,7 +269,9 @@ def describe_docstring(public: Any) -> str:
 
 
 def members_of(public: Any) -> Iterator[tuple[str, str]]:
-    """Yield the public methods and properties of a class, each with its docstring's first line."""
+    """Yield the public methods and properties of a class, each with its docstring's
+    first line.
+    """
     for name, member in vars(public).items():
         if name.startswith("_"):
             continue

@@ -27,7 +27,10 @@ HTML = stage.ROOT / "site"
 
 
 def build(repository: str) -> list[str]:
-    """Write the site and return its links that lead nowhere; Sphinx's warnings end the program."""
+    """Write the site and return its links that lead nowhere.
+
+    Sphinx's warnings end the program.
+    """
     from sphinx.cmd.build import main as sphinx
 
     os.environ["PMAPDP_REPOSITORY"] = repository

@@ -1,4 +1,7 @@
-"""Make docs/mistakes.md from the table: `python docs/mistakes.py > docs/mistakes.md`."""
+"""Make docs/mistakes.md from the table.
+
+`python docs/mistakes.py > docs/mistakes.md`.
+"""
 
 from pmapdp.verify.table import MISTAKES, SENTENCES
 

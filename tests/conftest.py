@@ -1,4 +1,5 @@
-"""Eight simulated devices for the tests that run in pytest's own process, and where the real MNIST and IMDB are.
+"""Eight simulated devices for the tests that run in pytest's own process, and where the
+real MNIST and IMDB are.
 
 A process cannot change its number of devices: tests of other counts start processes of
 their own. Many tests compile the same programs: these are kept in pytest's cache, and
@@ -47,7 +48,10 @@ LONGEST += ("test_train.py", "test_6_no_loss.py", "test_8_your_parts.py")
 
 
 def pytest_xdist_auto_num_workers():
-    """As many as there are cores: one more would import and collect everything once more."""
+    """As many as there are cores.
+
+    One more would import and collect everything once more.
+    """
     return os.cpu_count() or 1
 
 
@@ -85,7 +89,9 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session", autouse=True)
 def eight_devices():
-    """Simulated before the first test computes anything, because the number cannot be changed later."""
+    """Simulated before the first test computes anything, because the number cannot be
+    changed later.
+    """
     simulate(8)
     assert len(jax.devices()) >= 8, (
         "JAX started before the tests could simulate 8 devices"
@@ -93,7 +99,10 @@ def eight_devices():
 
 
 def data_folder(name: str, files: Iterable[str]) -> Path:
-    """The folder of data sets that holds one of `files`; with PMAPDP_REQUIRE_NAME=1 it must be there."""
+    """The folder of data sets that holds one of `files`.
+
+    With PMAPDP_REQUIRE_NAME=1 it must be there.
+    """
     folder = default_data_dir()
     if not any((folder / file).exists() for file in files):
         message = f"{name} IS NOT TESTED: set PMAPDP_DATA to the folder that holds it, unlike {folder}"

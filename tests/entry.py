@@ -1,4 +1,6 @@
-"""Every way in which the promises' tests call the package; only this file knows its modules and its names.
+"""Every way in which the promises' tests call the package.
+
+Only this file knows its modules and its names.
 
 `train` and `run_command` run what users run, `Steps` holds the five functions of a
 strategy, and the rest makes or reads what goes in and comes out, as NumPy arrays and
@@ -84,7 +86,10 @@ def data_set(
 
 
 class State(NamedTuple):
-    """A train state on the host, or placed on devices: nested dictionaries of arrays."""
+    """A train state on the host, or placed on devices.
+
+    Nested dictionaries of arrays.
+    """
 
     step: Any
     params: Any
@@ -97,14 +102,20 @@ def named(state: Any) -> State:
 
 
 class Trained(NamedTuple):
-    """The outcome of `train`: the last state, and each epoch as `{"epoch": 1, "train": {"loss": ...}, ...}`."""
+    """The outcome of `train`.
+
+    The last state, and each epoch as `{"epoch": 1, "train": {"loss": ...}, ...}`.
+    """
 
     state: State
     epochs: list[dict[str, Any]]
 
 
 def nested(epoch: dict[str, Any]) -> dict[str, Any]:
-    """The results of an epoch, grouped by the part of the data set. The accuracy has one name, weighted or not."""
+    """The results of an epoch, grouped by the part of the data set.
+
+    The accuracy has one name, weighted or not.
+    """
     result: dict[str, Any] = {}
     for name, value in epoch.items():
         part, _, metric = name.partition("_")
@@ -130,7 +141,9 @@ def train(
     after_epoch: Callable[[dict[str, Any], Any], None] | None = None,
     **arguments: Any,
 ) -> Trained:
-    """Call `train` with settings and Python values (`model`, `data`, `loss`, ...) by name."""
+    """Call `train` with settings and Python values (`model`, `data`, `loss`, ...) by
+    name.
+    """
     from pmapdp.train import train as train_here
 
     values = {name: arguments.pop(name) for name in PYTHON_VALUES if name in arguments}
@@ -154,7 +167,9 @@ PYTHON_VALUES = ("model", "data", "loss", "metrics", "peers")
 
 
 def loss_of_package(loss: Callable[[Any, Any], dict[str, Any]]) -> Callable[..., Any]:
-    """A loss that the package takes, from a function of (model, batch) that returns sums by name."""
+    """A loss that the package takes, from a function of (model, batch) that returns
+    sums by name.
+    """
     from pmapdp.loss import MetricSums
 
     def package_loss(model: Any, batch: Any) -> Any:
@@ -170,7 +185,7 @@ def loss_of_package(loss: Callable[[Any, Any], dict[str, Any]]) -> Callable[...,
 
 
 class Sums(NamedTuple):
-    """Sums of an update or an evaluation: of the losses, of right answers, and of the weights."""
+    """Sums over an update or an evaluation: losses, right answers, and weights."""
 
     loss: Any
     correct: Any
@@ -180,7 +195,9 @@ class Sums(NamedTuple):
 def batch_of(
     data: Examples, indices: Any, rows: int | None = None, dtype: str = "float32"
 ) -> Any:
-    """A batch of the examples of these indices, padded to `rows` by example 0 at weight 0."""
+    """A batch of the examples of these indices, padded to `rows` by example 0 at weight
+    0.
+    """
     from pmapdp.data.batches import Batch
 
     indices = np.asarray(indices, np.int32)
@@ -206,7 +223,9 @@ def built(model: Any, seed: int = 0, dtype: str = "float32") -> Any:
 
 
 class Steps:
-    """The five functions of a strategy on `devices`, for a built-in model (its name) or one of yours (its class)."""
+    """The five functions of a strategy on `devices`, for a built-in model (its name) or
+    one of yours (its class).
+    """
 
     def __init__(
         self,
@@ -247,7 +266,9 @@ class Steps:
 
 
 def leave_out_all_reduce(monkeypatch: Any, strategy: str) -> None:
-    """Let the file of pmap or shard_map update each device by the gradients of its own examples."""
+    """Let the file of pmap or shard_map update each device by the gradients of its own
+    examples.
+    """
     lax = SimpleNamespace(
         **{name: getattr(jax.lax, name) for name in dir(jax.lax) if name[0] != "_"}
     )
@@ -256,7 +277,9 @@ def leave_out_all_reduce(monkeypatch: Any, strategy: str) -> None:
 
 
 def count_calls(monkeypatch: Any, strategy: str) -> Counter[str]:
-    """Count how often the training and the evaluation step that a strategy's file makes are called from now on."""
+    """Count how often the training and the evaluation step that a strategy's file makes
+    are called from now on.
+    """
     from pmapdp.steps import STRATEGIES
 
     make, calls = STRATEGIES[strategy], Counter[str]()
@@ -300,7 +323,10 @@ def batches(
     seed: int | None = None,
     **others: Any,
 ) -> list[Any]:
-    """The host batches of an epoch (from 0) from one of its steps (from 0) on; without a seed in the data's order."""
+    """The host batches of an epoch (from 0) from one of its steps (from 0) on.
+
+    Without a seed in the data's order.
+    """
     from pmapdp.data.batches import Batches
     from pmapdp.data.dataset import Split
 
@@ -358,7 +384,8 @@ def run_in_child(
     errors: str = "",
     variables: dict[str, str] | None = None,
 ) -> None:
-    """Do the work of a child of `forks.py`, with its output in files, until it ends or is killed.
+    """Do the work of a child of `forks.py`, with its output in files, until it ends or
+    is killed.
 
     The program is a command, or a script. `variables` are its environment, which
     otherwise is ours.

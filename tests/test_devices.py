@@ -1,4 +1,6 @@
-"""Simulating devices: as many as asked for, with threads enough, and whatever the user set is respected."""
+"""Simulating devices: as many as asked for, with threads enough, and whatever the user
+set is respected.
+"""
 
 import json
 

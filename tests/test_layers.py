@@ -119,7 +119,9 @@ def test_digits_at_a_mean_of_a_hundred_standard_deviations(shape):
 
 
 def test_batch_norm_is_flaxs_on_one_device_without_padding():
-    """Output and running moments, with the features on another axis, within 1e-5 in float32; then in evaluation."""
+    """Output and running moments, with the features on another axis, within 1e-5 in
+    float32; then in evaluation.
+    """
     x = np.random.default_rng(0).normal(2, 3, (6, 5, 4)).astype(np.float32)
     settings = {"axis": 1, "momentum": 0.8, "epsilon": 1e-3}
     stock, ours = (
@@ -154,7 +156,9 @@ def test_moments_of_bfloat16_are_in_float32():
 
 
 def test_gradient_of_batch_norm_is_that_of_its_formula(float64):
-    """Against the derivative of the moments' definition, in float64, with one example of weight 0."""
+    """Against the derivative of the moments' definition, in float64, with one example
+    of weight 0.
+    """
     random = np.random.default_rng(4)
     x, weights = (
         random.normal(3.0, 2.0, size=(6, 5, 4, 3)),

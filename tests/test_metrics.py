@@ -52,7 +52,10 @@ def test_the_host_runs_two_updates_ahead(monkeypatch):
 
 
 def test_metrics_are_read_together_and_counted_one_by_one():
-    """By the number of updates alone, so that several processes do it alike; the means are over all examples."""
+    """By the number of updates alone, so that several processes do it alike.
+
+    The means are over all examples.
+    """
     random, meter = np.random.default_rng(0), Meter()
     losses, counts = (
         random.exponential(size=50).astype(np.float32),

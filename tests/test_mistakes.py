@@ -1,4 +1,5 @@
-"""Promise 7: a common mistake gets one sentence, with the value given and one that works, and exit status 2.
+"""Promise 7: a common mistake gets one sentence, with the value given and one that
+works, and exit status 2.
 
 Every row is a command and words of its sentence. To add a mistake, add a row; its files
 are made by `folder`.
@@ -265,7 +266,10 @@ MISTAKES = [
 
 
 def require_sentence(done, words):
-    """One line on standard error; before it only the traceback of an error of your code."""
+    """One line on standard error.
+
+    Before it only the traceback of an error of your code.
+    """
     assert done.status == 2, done
     *before, sentence = done.err.splitlines()
     assert sentence.startswith("error: ")

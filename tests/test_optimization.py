@@ -1,4 +1,6 @@
-"""Schedules, update rules, smoothing and precision, against values worked out by hand or in NumPy."""
+"""Schedules, update rules, smoothing and precision, against values worked out by hand
+or in NumPy.
+"""
 
 import dataclasses
 import math

@@ -1,4 +1,7 @@
-"""What the pages, lessons and docstrings name is there: links, headings, modules, functions, commands and flags."""
+"""What the pages, lessons and docstrings name is there.
+
+Links, headings, modules, functions, commands and flags.
+"""
 
 import pkgutil
 import re
@@ -43,7 +46,10 @@ def text_of(path: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as links name them: in small letters, with hyphens, without punctuation. And its marks."""
+    """The headings of a page as links name them.
+
+    In small letters, with hyphens, without punctuation. And its marks.
+    """
     text = page.read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     marks = re.findall(r'<a id="([^"]+)">', text)

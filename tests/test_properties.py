@@ -1,4 +1,5 @@
-"""Whatever a file or a command line holds, the outcome is what was written or one sentence, soon, and nothing changes.
+"""Whatever a file or a command line holds, the outcome is what was written or one
+sentence, soon, and nothing changes.
 
 Hypothesis draws 25 cases of each kind, the same on every machine.
 """
@@ -35,7 +36,9 @@ MEGABYTES = 600  # above what the process has taken before
 
 
 def hold(check, **drawn):
-    """Draw cases, give them to `check`, and look at the time of each and the memory of all."""
+    """Draw cases, give them to `check`, and look at the time of each and the memory of
+    all.
+    """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     options = {
         "derandomize": True,
@@ -51,7 +54,9 @@ def hold(check, **drawn):
 
 
 def result_or_sentence(work):
-    """Return the result of `work`, or None if it ends with status 2 and one line on standard error."""
+    """Return the result of `work`, or None if it ends with status 2 and one line on
+    standard error.
+    """
     results, error = [], io.StringIO()
     with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
         status = cli.run(lambda arguments: results.append(work()), [])

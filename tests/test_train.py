@@ -1,4 +1,7 @@
-"""The command from start to end: the default recipe, its output and its metrics file."""
+"""The command from start to end.
+
+The default recipe, its output and its metrics file.
+"""
 
 import contextlib
 import dataclasses
@@ -41,7 +44,9 @@ EPOCH = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Lines of the metrics file and output of two epochs of the default recipe, but for its larger model."""
+    """Lines of the metrics file and output of two epochs of the default recipe, but for
+    its larger model.
+    """
     file, output = tmp_path_factory.mktemp("finished") / "metrics.jsonl", io.StringIO()
     with contextlib.redirect_stdout(output):
         job = [
@@ -114,7 +119,9 @@ def test_output_elsewhere_than_on_a_terminal_is_plain(finished):
 
 @pytest.mark.slow
 def test_the_default_recipe_reaches_its_accuracy(tmp_path):
-    """The first command of the README, as a user starts it, but for the number of devices, which changes no result."""
+    """The first command of the README, as a user starts it, but for the number of
+    devices, which changes no result.
+    """
     done = train("--devices", 1, "--metrics-file", tmp_path / "metrics.jsonl")
     assert done.returncode == 0, done.stderr
     assert "recipe digits, strategy pmap" in done.stdout
@@ -125,7 +132,9 @@ def test_the_default_recipe_reaches_its_accuracy(tmp_path):
 
 @pytest.mark.slow
 def test_batch_norm_is_ready_after_few_updates(tmp_path):
-    """92 updates: running moments that start from 0 and 1 and move by a hundredth would give less than 0.6."""
+    """92 updates: running moments that start from 0 and 1 and move by a hundredth would
+    give less than 0.6.
+    """
     file = tmp_path / "metrics.jsonl"
     assert (
         train(

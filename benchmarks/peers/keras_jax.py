@@ -1,4 +1,5 @@
-"""Keras 3 on JAX with the loop of its guide to multi-device training, on the guide's batch-norm convnet.
+"""Keras 3 on JAX with the loop of its guide to multi-device training, on the guide's
+batch-norm convnet.
 
     python keras_jax.py DATA.npz DEVICES GLOBAL_BATCH EXAMPLES EPOCHS
 

@@ -1,4 +1,5 @@
-"""PyTorch's DistributedDataParallel over gloo, one process a device, on the CNN of the MirroredStrategy tutorial.
+"""PyTorch's DistributedDataParallel over gloo, one process a device, on the CNN of the
+MirroredStrategy tutorial.
 
     python pytorch_ddp.py DATA.npz PROCESSES PER_DEVICE_BATCH EXAMPLES EPOCHS
 

@@ -22,7 +22,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def make_resnet() -> nn.Module:
-    """ResNet-18 for images of 32 x 32: no stride and no pooling before the first block."""
+    """ResNet-18 for images of 32 x 32.
+
+    No stride and no pooling before the first block.
+    """
     model = resnet18(num_classes=10)
     model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
     return model

@@ -20,7 +20,9 @@ OPTIONS = [
 
 
 def page() -> None:
-    """Write what `python -m pmapdp.compare --dtype float64 --html` shows, as HTML and PNG."""
+    """Write what `python -m pmapdp.compare --dtype float64 --html` shows, as HTML and
+    PNG.
+    """
     html = FOLDER / "four_ways.html"
     options = ["--dtype", "float64", "--html", html]
     command = [sys.executable, "-m", "pmapdp.compare", *options]

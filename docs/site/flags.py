@@ -1,4 +1,7 @@
-"""Make docs/flags.md from the settings of the command lines: `python docs/site/flags.py > docs/flags.md`."""
+"""Make docs/flags.md from the settings of the command lines.
+
+`python docs/site/flags.py > docs/flags.md`.
+"""
 
 import dataclasses
 import importlib
@@ -95,7 +98,9 @@ def table(of: list[type]) -> str:
 
 
 def recipes() -> str:
-    """Return a table of the recipes, with the settings in which each differs from the first."""
+    """Return a table of the recipes, with the settings in which each differs from the
+    first.
+    """
     lines = []
     for name, recipe in RECIPES.items():
         set_here = {

@@ -1,4 +1,6 @@
-"""Find what sticks out of the pages of the built site, on a phone and on a laptop: `python docs/site/look.py`.
+"""Find what sticks out of the pages of the built site, on a phone and on a laptop.
+
+`python docs/site/look.py`.
 
 Headless Chromium opens each page in a frame of 400 and of 1,280 pixels. What scrolls by
 itself, such as a wide table or a block of code, may be wider.

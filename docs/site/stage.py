@@ -1,4 +1,6 @@
-"""Lay out what Sphinx reads: the pages and notebooks of the repository, with links that lead to pages of the site.
+"""Lay out what Sphinx reads.
+
+The pages and notebooks of the repository, with links that lead to pages of the site.
 
 A README.md becomes the index of its folder. A link to a source file leads to a page
 that shows the file, a link to a folder to a list of its files. docs/README.md gives the
@@ -62,7 +64,9 @@ def repository_pages() -> dict[PurePosixPath, PurePosixPath]:
 
 
 def kinds() -> dict[str, list[str]]:
-    """Return the pages of docs/README.md by its headings, as Sphinx names them on the front page."""
+    """Return the pages of docs/README.md by its headings, as Sphinx names them on
+    the front page.
+    """
     text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     result = {}
     for section in text.split("\n## ")[1:]:
@@ -74,7 +78,10 @@ def kinds() -> dict[str, list[str]]:
 
 
 def toctree(entries: list[str], caption: str = "") -> str:
-    """Return a hidden table of contents. The sidebar and the buttons for the next page follow it."""
+    """Return a hidden table of contents.
+
+    The sidebar and the buttons for the next page follow it.
+    """
     lines = [
         "",
         f"{FENCE}{{toctree}}",
@@ -136,7 +143,10 @@ class Stage:
         )
 
     def notebook(self, path: PurePosixPath) -> None:
-        """Lay out a notebook; fold the answer of a prediction and its proof, as JupyterLab does."""
+        """Lay out a notebook.
+
+        Fold the answer of a prediction and its proof, as JupyterLab does.
+        """
         notebook = json.loads((ROOT / path).read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":

@@ -1,4 +1,6 @@
-"""The contracts on accelerators, against a CPU: `PMAPDP_ACCELERATOR=cuda pytest tests/accelerators`.
+"""The contracts on accelerators, against a CPU.
+
+`PMAPDP_ACCELERATOR=cuda pytest tests/accelerators`.
 
 pytest's own process, and all other tests, stay on the CPU; each test here starts
 processes that see both platforms.

@@ -65,7 +65,10 @@ def test_the_trainer_on_the_work_of_the_bare_loop(
     [("cnn", "pmap"), ("cnn", "single"), ("convnet", "shard_map"), ("convnet", "jit")],
 )
 def test_the_bare_step_does_the_trainers_work(float64, model, strategy):
-    """The parameters after two updates in float64, against the trainer's on one device; also batch norm and dropout."""
+    """The parameters after two updates in float64, against the trainer's on one device.
+
+    Also batch norm and dropout.
+    """
     task = Task(build(MODELS[model], dtype="float64"), optax.sgd(0.1), dtype="float64")
     trainer, devices = (
         steps.single.make_strategy(task, jax.devices()[:1]),

@@ -1,4 +1,7 @@
-"""Command lines: what people type works, and --help and --version say what they need. Mistakes: test_mistakes.py."""
+"""Command lines: what people type works, and --help and --version say what they need.
+
+Mistakes: test_mistakes.py.
+"""
 
 import sys
 import types

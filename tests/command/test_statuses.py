@@ -117,7 +117,9 @@ def test_a_reader_that_goes_away(body):
 
 @pytest.mark.parametrize("number", cli.SIGNALS)
 def test_a_signal_ends_a_command_in_good_order(capsys, number):
-    """Also while files are read or your model is tried, in which any other error becomes a sentence."""
+    """Also while files are read or your model is tried, in which any other error
+    becomes a sentence.
+    """
     closed = []
 
     def main(arguments: list[str]) -> None:

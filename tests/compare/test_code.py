@@ -36,7 +36,10 @@ STEPS = Path(__file__).parents[2] / "pmapdp" / "steps"
     ],
 )
 def test_columns_are_aligned_with_the_first(columns, wanted):
-    """A character stands for a line; a text for a row that all have, and a tuple for one in which they differ."""
+    """A character stands for a line.
+
+    A text for a row that all have, and a tuple for one in which they differ.
+    """
     rows = align({str(n): list(each) for n, each in enumerate(columns)})
     texts = [tuple("".join(lines) for lines in cells.values()) for _, cells in rows]
     assert [same for same, _ in rows] == [isinstance(each, str) for each in wanted]
@@ -61,7 +64,10 @@ def test_a_line_has_the_colour_of_what_it_does_and_is_escaped():
 
 
 def test_two_programs_in_one_file_have_their_own_steps():
-    """A local name of one function is not that of another: `step` and `params` are in several."""
+    """A local name of one function is not that of another.
+
+    `step` and `params` are in several.
+    """
     old, new = (split_program(port_example.__file__, name) for name in ("old", "new"))
     step = "The step"
     assert "pmean" in "".join(old[step])
@@ -205,7 +211,9 @@ def test_a_line_of_a_program(line, expected):
 
 
 def loops(x, steps):
-    """Two all-reduces in loops, one in a loop whose length depends on data, one in a branch."""
+    """Two all-reduces in loops, one in a loop whose length depends on data, one in a
+    branch.
+    """
 
     def outer(x, _):
         def inner(x, _):

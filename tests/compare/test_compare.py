@@ -1,4 +1,6 @@
-"""`python -m pmapdp.compare`: a real comparison, its table, its report and its page, which Chromium shows."""
+"""`python -m pmapdp.compare`: a real comparison, its table, its report and its page,
+which Chromium shows.
+"""
 
 import contextlib
 import io
@@ -33,7 +35,10 @@ JOB = [
 
 
 def compare(folder, *arguments):
-    """Run the command here, without processes of its own: its printed lines, report and page."""
+    """Run the command here, without processes of its own.
+
+    Its printed lines, report and page.
+    """
     context, printed = pytest.MonkeyPatch(), io.StringIO()
     for module in (
         command,
@@ -222,7 +227,9 @@ def test_nothing_sticks_out_of_the_page(compared, tmp_path, width):
 
 @pytest.mark.slow
 def test_a_batch_per_device_is_that_of_the_most_devices(tmp_path):
-    """Of a recipe that has one, which here is no more than a model and a data set that are there without a download."""
+    """Of a recipe that has one, which here is no more than a model and a data set that
+    are there without a download.
+    """
     job = [
         "mirrored",
         "--dataset",

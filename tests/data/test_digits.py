@@ -1,4 +1,7 @@
-"""The built-in data set: sizes, the fixed split, and the enlargement against a hand computation."""
+"""The built-in data set.
+
+Sizes, the fixed split, and the enlargement against a hand computation.
+"""
 
 import hashlib
 
@@ -39,7 +42,9 @@ def test_the_file_holds_what_scikit_learn_gives():
 
 
 def test_the_split_never_changes():
-    """Figures of different versions of this project can be compared only as long as these hashes stand."""
+    """Figures of different versions of this project can be compared only as long as
+    these hashes stand.
+    """
     for name, split in load_data("digits").parts.items():
         examples, wanted = SHA256[name]
         assert (split.inputs.shape, split.inputs.dtype) == (
@@ -52,7 +57,9 @@ def test_the_split_never_changes():
 
 
 def test_enlarge_by_hand():
-    """One bright row: pixel centres of the enlarged rows lie at (i + 1/2) * 2/7 - 1/2 of the small ones."""
+    """One bright row: pixel centres of the enlarged rows lie at (i + 1/2) * 2/7 - 1/2
+    of the small ones.
+    """
     image = np.zeros((1, 8, 8))
     image[0, 1] = 14
     column = enlarge(image)[0, :, 0]

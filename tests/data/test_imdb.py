@@ -1,4 +1,7 @@
-"""Reading IMDB's reviews from hostile and damaged archives. `test_real_data.py` reads the real one."""
+"""Reading IMDB's reviews from hostile and damaged archives.
+
+`test_real_data.py` reads the real one.
+"""
 
 import io
 import os
@@ -57,7 +60,9 @@ def refusal(folder, content: bytes) -> str:
 
 
 def test_order_of_the_examples(tmp_path):
-    """Negative reviews first, each class by rising number, whatever the order in the archive."""
+    """Negative reviews first, each class by rising number, whatever the order in the
+    archive.
+    """
     corpus = read(tmp_path, archive())
     for part, texts in zip(("train", "test"), corpus.parts.values(), strict=True):
         names = [" ".join(text.split()[:3]) for text in texts.texts]
@@ -93,7 +98,10 @@ def test_what_is_no_plain_file_of_a_review_is_passed_over(tmp_path, extra):
 
 
 def test_damaged_archives(tmp_path):
-    """Cut anywhere, or with any bit altered: gzip's checksum at the end finds what the format lets pass."""
+    """Cut anywhere, or with any bit altered.
+
+    gzip's checksum at the end finds what the format lets pass.
+    """
     whole = archive()
     for length in [*range(0, len(whole), 80), len(whole) - 9, len(whole) - 1]:
         refusal(tmp_path, whole[:length])

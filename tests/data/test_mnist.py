@@ -1,4 +1,7 @@
-"""MNIST: the format of its files, and files that are damaged or missing. `test_real_data.py` reads the real ones."""
+"""MNIST: the format of its files, and files that are damaged or missing.
+
+`test_real_data.py` reads the real ones.
+"""
 
 import gzip
 import hashlib
@@ -66,7 +69,10 @@ NO_ROUTE = RuntimeError(
 def test_missing_files_are_one_sentence(
     tmp_path, monkeypatch, dataset, error, fragments
 ):
-    """All of them, or one of four; without torchvision, or with one that ends in an error."""
+    """All of the files are missing, or one of four.
+
+    There is no torchvision, or one that ends in an error.
+    """
     datasets = SimpleNamespace(MNIST=Mock(side_effect=error))
     monkeypatch.setitem(
         sys.modules, "torchvision", error and SimpleNamespace(datasets=datasets)

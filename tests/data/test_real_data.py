@@ -65,7 +65,10 @@ def test_checksums_are_torchvisions(torchvision_datasets, name):
 def test_torchvisions_files_and_its_data_set_are_taken(
     mnist_folder, mnist, torchvision_datasets, tmp_path
 ):
-    """The files unpacked, as it leaves them after a download; the data set with its transform."""
+    """The files unpacked, as it leaves them after a download.
+
+    The data set with its transform.
+    """
     from torchvision.transforms import ToTensor
 
     raw = tmp_path / "MNIST" / "raw"

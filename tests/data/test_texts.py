@@ -1,4 +1,7 @@
-"""The synthetic reviews, and the two featurizers of texts: tf-idf weights and token ids."""
+"""The synthetic reviews, and the two featurizers of texts.
+
+Tf-idf weights and token ids.
+"""
 
 import hashlib
 import sys

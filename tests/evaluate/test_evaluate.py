@@ -1,4 +1,6 @@
-"""`pmapdp.evaluate`: the same exact figures however the test set is spread, of a run and of an exported model."""
+"""`pmapdp.evaluate`: the same exact figures however the test set is spread, of a run
+and of an exported model.
+"""
 
 import json
 import os
@@ -27,7 +29,9 @@ def make():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder of a short run, the file exported from it, and the results of its last epoch."""
+    """The folder of a short run, the file exported from it, and the results of its last
+    epoch.
+    """
     folder = tmp_path_factory.mktemp("evaluate")
     workdir, file = str(folder / "run"), str(folder / "model.zip")
     config = Config(
@@ -108,7 +112,9 @@ def test_for_people(run):
 
 
 def test_code_that_a_file_names_is_not_run(folder):
-    """An exported model of data from a Python file is evaluated on that only if you name the file yourself."""
+    """An exported model of data from a Python file is evaluated on that only if you
+    name the file yourself.
+    """
     (folder / "data.py").write_text(DATA)
     config = Config(
         strategy="single",

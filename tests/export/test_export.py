@@ -1,4 +1,6 @@
-"""`pmapdp.export`: a model in one file gives the figures of its run, and any other file is refused."""
+"""`pmapdp.export`: a model in one file gives the figures of its run, and any other file
+is refused.
+"""
 
 import dataclasses
 import json
@@ -38,7 +40,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A job of a model with running statistics, its state, the file of the model, and what is read from it."""
+    """A job of a model with running statistics, its state, the file of the model, and
+    what is read from it.
+    """
     job, state = train_briefly(custom=Custom(model=small_job.Net, data=points.DATA))
     path = tmp_path_factory.mktemp("trained") / "model.zip"
     export_model(job.task, state, path, examples=EXAMPLES, metadata=METADATA)
@@ -64,7 +68,9 @@ def test_the_figures_of_the_state_and_any_batch_size(trained):
     ("dtype", "tolerance"), [("float64", 1e-12), ("bfloat16", 2e-2)]
 )  # 8 bits of mantissa
 def test_other_precisions(folder, dtype, tolerance):
-    """float64 stays float64 also if JAX isn't set to it. bfloat16 has parameters and an answer in float32."""
+    """float64 stays float64 also if JAX isn't set to it. bfloat16 has parameters and an
+    answer in float32.
+    """
     with jax.enable_x64(dtype == "float64"):
         task = Task(build(points.Net, dtype=dtype), optax.identity(), dtype=dtype)
         expected, state = (
@@ -111,7 +117,9 @@ def test_the_file_is_as_the_page_says(trained, folder):
 
 
 def test_readable_with_jax_and_numpy_alone(trained):
-    """The code of the page, word for word, if our package and the model's library can't be imported."""
+    """The code of the page, word for word, if our package and the model's library can't
+    be imported.
+    """
     _, _, path, exported = trained
     np.save(path.parent / "images.npy", INPUTS[:5])
     start = "import sys; sys.modules.update(dict.fromkeys(('pmapdp', 'flax', 'orbax', 'optax')))  # none is imported\n"
@@ -134,7 +142,9 @@ def test_readable_with_jax_and_numpy_alone(trained):
 
 
 def test_the_command_says_what_was_measured_and_when(folder, monkeypatch):
-    """The newest checkpoint is taken away, so the one before is of update 6, in the middle of an epoch."""
+    """The newest checkpoint is taken away, so the one before is of update 6, in the
+    middle of an epoch.
+    """
     data = DataSet(points.DATA.train, validation=points.DATA.test)
     settings = {
         "strategy": "single",
@@ -229,7 +239,9 @@ FORGED_PROGRAMS = {
 
 
 def forge(path: Path, changes: dict) -> bytes:
-    """An exported file with other contents for some names in the zip, or values for some names in its metadata."""
+    """An exported file with other contents for some names in the zip, or values for
+    some names in its metadata.
+    """
     files = unpack(path)
     for name, change in changes.items():
         if name in files:

@@ -1,4 +1,6 @@
-"""Whatever stands at a name, the outcome is the file's content, or one sentence and nothing lost."""
+"""Whatever stands at a name, the outcome is the file's content, or one sentence and
+nothing lost.
+"""
 
 import errno
 import os

@@ -1,4 +1,6 @@
-"""Every notebook runs alone in an empty folder, and its scripts print what they did when it was built."""
+"""Every notebook runs alone in an empty folder, and its scripts print what they did
+when it was built.
+"""
 
 import sys
 

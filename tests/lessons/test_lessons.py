@@ -1,4 +1,6 @@
-"""Every lesson: its notebook is what its source says, and it keeps to its limits. test_alone.py runs them."""
+"""Every lesson: its notebook is what its source says, and it keeps to its limits.
+test_alone.py runs them.
+"""
 
 import ast
 import html
@@ -25,7 +27,10 @@ def has(cell, tag: str) -> bool:
 
 
 def code_lines(notebook) -> int:
-    """Lines of code without comments and imports; the cell to take home, which stands by itself, is not counted."""
+    """Lines of code without comments and imports.
+
+    The cell to take home, which stands by itself, is not counted.
+    """
     cells = [
         cell
         for cell in notebook.cells
@@ -108,7 +113,9 @@ def test_the_minutes_are_honest(lesson):
 
 @EACH
 def test_pictures_have_an_alternative_text(lesson):
-    """As HTML elements, because JupyterLab gives an output of the type image/png or image/svg+xml none."""
+    """As HTML elements, because JupyterLab gives an output of the type image/png or
+    image/svg+xml none.
+    """
     cells = built(lesson).cells
     data = [
         output.data

@@ -1,4 +1,6 @@
-"""The program that grows: each script is short, gives the result of one device, and differs little from the last.
+"""The program that grows.
+
+Each script is short, gives the result of one device, and differs little from the last.
 
 Each script is a cell of its lesson's notebook, and test_alone.py runs it there again.
 Lesson 14 kills its script and resumes it, lesson 17 runs its script as two processes.

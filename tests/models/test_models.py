@@ -1,4 +1,7 @@
-"""The networks are as their sources have them: sizes, initial values, and outputs against plain programs."""
+"""The networks are as their sources have them.
+
+Sizes, initial values, and outputs against plain programs.
+"""
 
 import entry
 import jax
@@ -38,7 +41,10 @@ def built(name):
 
 
 def call(model, inputs):
-    """Compiled anew each time, as the context is part of the program; running statistics are moved."""
+    """Compiled anew each time, as the context is part of the program.
+
+    Running statistics are moved.
+    """
     return nnx.jit(lambda model, inputs: model(inputs))(model, jnp.asarray(inputs))
 
 
@@ -189,7 +195,10 @@ def test_only_training_moves_images():
 
 
 def text_model(name):
-    """The model, its parameters in float64, and inputs. No bias or scale is 0 or 1, so that each of them matters."""
+    """The model, its parameters in float64, and inputs.
+
+    No bias or scale is 0 or 1, so that each of them matters.
+    """
     (model, params), random = built(name), np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: np.float32(x + 0.1 * random.normal(size=x.shape)), params
@@ -203,7 +212,10 @@ def text_model(name):
 
 
 def test_text_mlp_equals_numpy():
-    """In training, with moments over five examples whatever the padding holds; then alone and in company."""
+    """In training, with moments over five examples whatever the padding holds.
+
+    Then alone and in company.
+    """
     model, p, inputs = text_model("text_mlp")
     with in_training(None, jnp.asarray([1, 1, 1, 1, 1, 0, 0, 0], jnp.float32)):
         logits = call(model, inputs)
@@ -227,7 +239,10 @@ def layer_norm(x, p):
 
 
 def transformer_logits(p, ids):
-    """One text of `[length]` ids without padding, in NumPy: attention as a loop over heads."""
+    """One text of `[length]` ids without padding, in NumPy.
+
+    Attention as a loop over heads.
+    """
     x = p["tokens"]["embedding"][ids] + p["positions"]["embedding"][: len(ids)]
     for block in (p["blocks"][number] for number in sorted(p["blocks"])):
         y, attention = layer_norm(x, block["attention_norm"]), block["attention"]
@@ -259,7 +274,10 @@ def transformer_logits(p, ids):
 
 
 def test_transformer_equals_numpy_and_drops_the_examples_words():
-    """On texts of different lengths; an empty one has an answer. In training it depends on the example's key alone."""
+    """On texts of different lengths; an empty one has an answer.
+
+    In training it depends on the example's key alone.
+    """
     model, p, inputs = text_model("transformer")
     inputs = np.where(np.arange(16) < [[5], [16], [9], [1]], inputs[:4].max(0), 0)
     *evaluated, empty = call(model, np.concatenate([inputs, 0 * inputs[:1]]))

@@ -25,7 +25,10 @@ class Net(nnx.Module):
 
 
 def test_the_program_trains_on_all_devices(folder):
-    """With 16 examples on each of 8 devices in place of 128; the rate is 128 / 16 times as large."""
+    """With 16 examples on each of 8 devices in place of 128.
+
+    The rate is 128 / 16 times as large.
+    """
     random = np.random.default_rng(0)
     inputs = random.normal(size=(256, 6)).astype(np.float32)
     data = DataSet(Split(inputs, inputs[:, :3].argmax(1).astype(np.int32)))

@@ -1,5 +1,6 @@
-"""docs/porting.md and docs/constructs.md: the report and the table are the command's, the
-code gives the old numbers, and the rows are run."""
+"""docs/porting.md and docs/constructs.md: the report and the table are the command's,
+the code gives the old numbers, and the rows are run.
+"""
 
 import re
 import socket
@@ -89,7 +90,9 @@ def step_with_rng(state, batch):
 
 @pytest.fixture(scope="module")
 def page():
-    """All names of the page after its code has run in its order, and in "states" the state after each block."""
+    """All names of the page after its code has run in its order, and in "states" the
+    state after each block.
+    """
     names = {
         "step": step,
         "plain_step": plain_step,

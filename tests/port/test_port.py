@@ -1,4 +1,6 @@
-"""`python -m pmapdp.port` finds each construct of pmap in its line, under any name, and says how to verify the step."""
+"""`python -m pmapdp.port` finds each construct of pmap in its line, under any name, and
+says how to verify the step.
+"""
 
 import json
 from pathlib import Path
@@ -16,7 +18,10 @@ LESSON_12 = FOLDER.parents[1] / "lessons" / "program" / "12_old_pmap.py"
 
 
 def constructs(path: Path) -> list[str]:
-    """`line construct` of what is found, in order; lines of other files than main begin with the file's name."""
+    """`line construct` of what is found, in order.
+
+    Lines of other files than main begin with the file's name.
+    """
     lines = report_program(str(path))["lines"]
     return [
         f"{Path(x['path']).stem} {x['line']} {x['construct']}".removeprefix("main ")

@@ -1,4 +1,7 @@
-"""`pmapdp.predict`: the class of one image or text. The page's ten lines do the rest, without pmapdp."""
+"""`pmapdp.predict`: the class of one image or text.
+
+The page's ten lines do the rest, without pmapdp.
+"""
 
 import io
 import json
@@ -42,7 +45,9 @@ def digits(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sentiment(tmp_path_factory):
-    """The file of a short run on the synthetic reviews, and the results of its last epoch."""
+    """The file of a short run on the synthetic reviews, and the results of its last
+    epoch.
+    """
     folder = tmp_path_factory.mktemp("texts")
     settings = {
         "model": "text_mlp",
@@ -98,7 +103,10 @@ def test_images(digits, folder):
 
 
 def test_pictures_become_grey_or_coloured_on_black(folder):
-    """Also if they are white on a transparent ground, whose hidden colour is white too; as in training on a folder."""
+    """Also if they are white on a transparent ground, whose hidden colour is white too.
+
+    Training on a folder does the same.
+    """
     colours, alpha = noise(28, 28, 3), noise(28, 28)
     drawing = Image.new("RGBA", (28, 28), "white")
     drawing.putalpha(Image.fromarray(alpha))

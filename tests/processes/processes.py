@@ -33,7 +33,10 @@ def running(
     env: list[Mapping[str, str]] | None = None,
     program: Path | str = "train",
 ) -> Iterator[list[SimpleNamespace]]:
-    """Our command, or a script, with the arguments of each command; killed at the end if they still run."""
+    """Our command, or a script, with the arguments of each command.
+
+    Killed at the end if they still run.
+    """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         processes = []
         for number, command in enumerate(commands):
@@ -54,7 +57,10 @@ def running(
 
 
 def end_of(process: SimpleNamespace) -> entry.Done:
-    """Wait for a process to end. Its messages come without gloo's lines and C++'s warnings."""
+    """Wait for a process to end.
+
+    Its messages come without gloo's lines and C++'s warnings.
+    """
     assert process.wait(240) is not None, "it hangs"
     out, err = (Path(file).read_text() for file in process.files)
     ours = (
@@ -66,7 +72,9 @@ def end_of(process: SimpleNamespace) -> entry.Done:
 def train_together(
     *job: object, hands: list[list[str]] | None = None, status: int = 0, **options
 ) -> list[entry.Done]:
-    """Run a job with two processes, or with `hands`, and require that all end with `status`."""
+    """Run a job with two processes, or with `hands`, and require that all end with
+    `status`.
+    """
     with running(
         *([*job, *hand] for hand in hands or by_hand()), **options
     ) as processes:
@@ -78,7 +86,9 @@ def train_together(
 def wait_for_checkpoint(
     workdir: Path, processes: list[SimpleNamespace], before: Sequence[int] = ()
 ) -> None:
-    """Wait until a run has other checkpoints than `before`, which shows that training is under way."""
+    """Wait until a run has other checkpoints than `before`, which shows that training
+    is under way.
+    """
     deadline = time.monotonic() + 240
     while entry.checkpoint_steps(workdir) == list(before):
         assert all(process.poll() is None for process in processes), [

@@ -22,7 +22,7 @@ def documents() -> list[dict]:
 
 @pytest.mark.slow
 def test_kubernetes_manifest_is_valid():
-    """Against the published schemas; a JobSet's few fields of its own against its v1alpha2 definition."""
+    """Against the published schemas, and a JobSet against its v1alpha2 definition."""
     import kubernetes_validate  # takes a second, in every process of pytest
 
     *others, jobset = documents()
@@ -119,7 +119,9 @@ def run_script(folder, *arguments, **variables):
 
 @pytest.mark.parametrize(("gpus", "ids"), [("8", "0,1,2,3,4,5,6,7"), ("1", "0")])
 def test_the_job_script_gives_each_process_all_gpus_of_its_node(tmp_path, gpus, ids):
-    """The commands that srun gets are taken by pmapdp.train, with all devices asked for."""
+    """The commands that srun gets are taken by pmapdp.train, with all devices asked
+    for.
+    """
     slurm = {"SLURM_GPUS_ON_NODE": gpus, "SLURM_CPUS_ON_NODE": "96"}
     for arguments in (["mirrored", "--workdir", "runs/first"], ["check"]):
         status, out = run_script(tmp_path, *arguments, **slurm)

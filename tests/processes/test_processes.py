@@ -1,4 +1,6 @@
-"""Several real processes give the result of one, write once, refuse what differs, and end if one is lost."""
+"""Several real processes give the result of one, write once, refuse what differs, and
+end if one is lost.
+"""
 
 import contextlib
 import re
@@ -53,7 +55,8 @@ def make():
 
 @pytest.fixture
 def small_run(tmp_path):
-    """Flags of a run in float64 with batch norm, dropout and examples that are read and augmented one by one.
+    """Flags of a run in float64 with batch norm, dropout and examples that are read and
+    augmented one by one.
 
     An epoch has six updates, and its last batch is ragged.
     """
@@ -92,7 +95,10 @@ def launched(launcher: dict[str, str]) -> dict[str, list]:
 
 
 def require_lost(ended) -> None:
-    """A process ended because of another one: with our sentence if a collective failed, or by JAX or gloo."""
+    """A process ended because of another one.
+
+    With our sentence if a collective failed, or by JAX or gloo.
+    """
     if ended.status == 4:
         assert ended.err.splitlines()[-1].startswith(
             "error: another process is lost, see its own messages ("
@@ -339,7 +345,10 @@ def test_a_run_that_processes_cannot_share(settings):
 
 
 def test_the_coordinator_listens_no_wider_than_it_must():
-    """On the address alone if that is a number; a name may mean another address elsewhere."""
+    """On the address alone if that is a number.
+
+    A name may mean another address elsewhere.
+    """
     for host in ("127.0.0.1", "localhost", "[::1]"):
         address = f"{host}:{free_port()}"
         assert find_bind_address(address, 0) == address

@@ -1,4 +1,7 @@
-"""Gradient accumulation on every device: micro-batches in a loop, then one all-reduce and one update."""
+"""Gradient accumulation on every device.
+
+Micro-batches in a loop, then one all-reduce and one update.
+"""
 
 import jax
 import jax.numpy as jnp

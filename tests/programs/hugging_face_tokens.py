@@ -1,4 +1,7 @@
-"""A language model in the style of Hugging Face: dropout keys in the state, token counts, a padded evaluation."""
+"""A language model in the style of Hugging Face.
+
+Dropout keys in the state, token counts, a padded evaluation.
+"""
 
 import flax.linen as nn
 import jax

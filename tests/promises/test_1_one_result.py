@@ -1,4 +1,5 @@
-"""Promise 1: every strategy at every number of devices equals one device on the whole batch.
+"""Promise 1: every strategy at every number of devices equals one device on the whole
+batch.
 
 Five updates on 83 examples with a global batch of 18, which few numbers of devices
 divide; the last batch holds 11, so that with 8 devices one holds padding alone. What
@@ -40,7 +41,9 @@ def parts(seed=0):
 
 
 def outcomes(strategy, devices, model, optimizer, dtype, padded):
-    """After each update: the state, and the sums of an evaluation before it (if in `EVALUATED`) and of the update."""
+    """After each update: the state, and the sums of an evaluation before it (if in
+    `EVALUATED`) and of the update.
+    """
     steps = entry.Steps(
         strategy, devices, model, OPTIMIZERS[optimizer](), seed=SEED, dtype=dtype
     )
@@ -68,7 +71,9 @@ def first_state(model, optimizer, dtype):
 
 @functools.cache
 def one_device(model, optimizer, dtype):
-    """The reference: a CPU, also where there are accelerators, that sees the examples without any padding."""
+    """The reference: a CPU, also where there are accelerators, that sees the examples
+    without any padding.
+    """
     found = outcomes(
         "single", jax.devices("cpu")[:1], model, optimizer, dtype, padded=False
     )

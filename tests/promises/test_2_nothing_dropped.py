@@ -1,4 +1,6 @@
-"""Promise 2: an epoch visits each example once, metrics are over exactly n examples, and padding counts nowhere."""
+"""Promise 2: an epoch visits each example once, metrics are over exactly n examples,
+and padding counts nowhere.
+"""
 
 import functools
 import math
@@ -40,7 +42,9 @@ SIZES = {
 def test_an_epoch_visits_each_example_once(
     n, batch_size, devices, accumulate, seed, epoch, data
 ):
-    """In an order that depends on seed and epoch alone, wherever in the epoch a run starts again."""
+    """In an order that depends on seed and epoch alone, wherever in the epoch a run
+    starts again.
+    """
     examples, batch_size, accumulate = (
         points(n, 0),
         min(n, batch_size),
@@ -87,7 +91,10 @@ def test_the_order_changes_with_epoch_and_seed_and_is_the_data_sets_in_evaluatio
 
 
 def test_the_layout_of_a_batch_is_the_documented_one():
-    """11 examples, 3 devices, 2 micro-batches of 6 and 5: device 0 has its share of the first, then of the second."""
+    """11 examples, 3 devices, 2 micro-batches of 6 and 5.
+
+    Device 0 has its share of the first, then of the second.
+    """
     (batch,) = entry.batches(points(11, 0), 11, devices=3, accumulate=2)
     assert batch.indices.tolist() == [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 0]
     assert batch.weights.tolist() == [*11 * [1], 0]
@@ -95,7 +102,9 @@ def test_the_layout_of_a_batch_is_the_documented_one():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_weights_have_the_precision_of_the_run(dtype):
-    """In float32 a float64 run's sums of weighted losses would differ with the number of devices by 1e-8."""
+    """In float32 a float64 run's sums of weighted losses would differ with the number
+    of devices by 1e-8.
+    """
     with jax.enable_x64(dtype == "float64"):
         assert entry.batches(points(5, 0), 3)[0].weights.dtype == dtype
 
@@ -153,7 +162,9 @@ def steps_of(strategy, model, devices=8):
 
 
 def trained_on(strategy, data, batches, model=Line, devices=8, rows=24):
-    """Parameters after an update on each of some batches of indices, and the sums of each update."""
+    """Parameters after an update on each of some batches of indices, and the sums of
+    each update.
+    """
     steps = steps_of(strategy, model, devices)
     state, sums = steps.place_state(steps.first_state()), []
     for indices in batches:
@@ -166,7 +177,10 @@ def trained_on(strategy, data, batches, model=Line, devices=8, rows=24):
 
 @pytest.mark.parametrize("strategy", entry.STRATEGIES)
 def test_gradients_are_weighted_sums_over_the_sum_of_the_weights(strategy):
-    """sum(w g) / sum(w) over the global batch, in NumPy: with weights, and devices that hold different numbers."""
+    """sum(w g) / sum(w) over the global batch, in NumPy.
+
+    With weights, and devices that hold different numbers.
+    """
     weights = np.random.default_rng(4).uniform(0.5, 3, 19)
     data = points(19, 1, weights)
     first = entry.named(steps_of("single", Line).first_state()).params["out"]
@@ -226,7 +240,10 @@ def test_padding_changes_nothing(strategy, model):
 
 
 def test_batch_norm_takes_moments_over_exactly_the_examples():
-    """Running moments after one update, against NumPy: devices hold 3, 3, 1 and 0 examples."""
+    """Running moments after one update, against NumPy.
+
+    Devices hold 3, 3, 1 and 0 examples.
+    """
     data = points(7, 5)
     first = entry.named(steps_of("single", WithNorm).first_state())
     for strategy in PARALLEL:
@@ -242,7 +259,10 @@ def test_batch_norm_takes_moments_over_exactly_the_examples():
 
 
 def test_evaluation_of_the_state_does_not_depend_on_the_batch():
-    """Running moments and no dropout: an example has one answer, alone and in any company."""
+    """Running moments and no dropout.
+
+    An example has one answer, alone and in any company.
+    """
     data = entry.examples_for("text_mlp", 9, 1)
     steps = entry.Steps("single", jax.devices()[:1], "text_mlp", optax.adam(1e-2))
     state = steps.place_state(steps.first_state())

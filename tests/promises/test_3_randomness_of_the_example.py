@@ -1,4 +1,5 @@
-"""Promise 3: dropout belongs to the example: its key comes from (seed, step, index), with JAX's default generator.
+"""Promise 3: dropout belongs to the example: its key comes from (seed, step, index),
+with JAX's default generator.
 
 The loss here is the sum of what a layer of dropout leaves of an example's ones, so that
 it tells the mask.
@@ -36,7 +37,9 @@ POWERS = 2.0 ** np.arange(
 
 
 def masks(model, batch):
-    """A loss that tells a part of the masks of the batch's only example of label 1, by either layer."""
+    """A loss that tells a part of the masks of the batch's only example of label 1, by
+    either layer.
+    """
     here = batch.weights * batch.labels
     first, second = (
         (here[:, None] * x[:, : len(POWERS)] * POWERS / 2).sum()
@@ -63,7 +66,9 @@ def data_with(number):
 
 
 def told(number, indices, strategy="single", devices=1, seed=0, updates=1):
-    """[mask by the first layer, mask by the second] of an example in the last of some updates on the same batch."""
+    """[mask by the first layer, mask by the second] of an example in the last of some
+    updates on the same batch.
+    """
     steps, rows = steps_of(strategy, devices, seed), -(-6 // devices) * devices
     state = steps.place_state(steps.first_state())
     for _ in range(updates):

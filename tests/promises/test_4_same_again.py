@@ -1,4 +1,5 @@
-"""Promise 4: a run that is killed at any moment and started again ends bit for bit as one that nobody disturbed.
+"""Promise 4: a run that is killed at any moment and started again ends bit for bit as
+one that nobody disturbed.
 
 On another number of devices or with another strategy it ends within promise 1.
 """
@@ -65,7 +66,10 @@ def test_another_seed_is_another_run(undisturbed):
 def test_stopped_after_some_updates_it_ends_with_the_same_bits(
     undisturbed, tmp_path, steps
 ):
-    """In the middle of an epoch and at its end, once and several times; the figures of its epochs are the same too."""
+    """In the middle of an epoch and at its end, once and several times.
+
+    The figures of its epochs are the same too.
+    """
     epochs = {}
     for stop in (*steps, None):
         found = small_job.train(workdir=str(tmp_path / "run"), steps=stop)
@@ -78,7 +82,10 @@ def test_stopped_after_some_updates_it_ends_with_the_same_bits(
 
 
 def kill_when(process, folder, moment):
-    """Kill a training at a moment: when a checkpoint is being written, is there, or some time after it has begun."""
+    """Kill a training at a moment.
+
+    When a checkpoint is being written, is there, or some time after it has begun.
+    """
     deadline = time.monotonic() + 300
     while process.is_alive() and time.monotonic() < deadline:
         written = [each.name for each in (folder / "checkpoints").glob("*")]

@@ -1,4 +1,6 @@
-"""Promise 5: checkpoints have no device axis, and know nothing of the step that wrote them."""
+"""Promise 5: checkpoints have no device axis, and know nothing of the step that wrote
+them.
+"""
 
 import entry
 import jax
@@ -14,7 +16,10 @@ WRITERS = [
 
 
 def run(folder, strategy, devices, others):
-    """A run of four updates: its result, and the arrays of its checkpoint, which Orbax reads without the package."""
+    """A run of four updates.
+
+    Its result, and the arrays of its checkpoint, which Orbax reads without the package.
+    """
     trained = small_job.train(
         strategy=strategy, devices=devices, workdir=str(folder), epochs=1, **others
     )

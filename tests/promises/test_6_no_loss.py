@@ -1,4 +1,6 @@
-"""Promise 6: no data loss, no silent wrong number, no hang, no code from a data file, no write outside the folder."""
+"""Promise 6: no data loss, no silent wrong number, no hang, no code from a data file,
+no write outside the folder.
+"""
 
 import contextlib
 import json
@@ -120,7 +122,9 @@ def files_of(checkpoint):
 @pytest.mark.parametrize("how", ["flipped", "cut", "missing"])
 @pytest.mark.parametrize("which", ["largest", "progress"])
 def test_a_damaged_checkpoint_is_never_taken_for_whole(finished, folder, which, how):
-    """The run stops with a sentence and leaves it, or goes on from an older one to the same bits."""
+    """The run stops with a sentence and leaves it, or goes on from an older one to the
+    same bits.
+    """
     checkpoint = folder / "checkpoints" / "12"
     files = files_of(checkpoint)
     path = max(files, key=lambda path: path.stat().st_size)
@@ -269,7 +273,9 @@ def test_a_picture_starts_no_other_program(tmp_path, monkeypatch):
 
 
 def test_a_run_writes_in_its_folder_alone(tmp_path, monkeypatch):
-    """Neither in the current folder nor at home, with the cache of compiled programs off."""
+    """Neither in the current folder nor at home, with the cache of compiled programs
+    off.
+    """
     home, here = tmp_path / "home", tmp_path / "here"
     home.mkdir()
     here.mkdir()
@@ -325,7 +331,10 @@ sys.exit(done.status)
 def test_a_run_with_a_folder_needs_nothing_that_linux_alone_has(
     tmp_path, monkeypatch, anew
 ):
-    """On macOS these functions of `os` do not exist; `anew` also while everything is imported."""
+    """On macOS these functions of `os` do not exist.
+
+    `anew` also while everything is imported.
+    """
     flags = small_job.flags(tmp_path, model=LINE, workdir=tmp_path / "run")
     if anew:
         done = python(

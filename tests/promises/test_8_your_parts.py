@@ -1,4 +1,5 @@
-"""Promise 8: your model, data, loss or optimizer keeps promises 1 to 5, or is refused in a sentence.
+"""Promise 8: your model, data, loss or optimizer keeps promises 1 to 5, or is refused
+in a sentence.
 
 `test_1_one_result.py` trains a stock Flax model with batch norm and dropout;
 `tests/verify` has what `verify` may say.

@@ -1,4 +1,6 @@
-"""Promise 9: what is shown is what runs: the trainer calls what the strategy's file makes, once an update."""
+"""Promise 9: what is shown is what runs: the trainer calls what the strategy's file
+makes, once an update.
+"""
 
 import os
 import re
@@ -47,7 +49,10 @@ def test_a_line_in_train_step_runs_once_an_update_on_each_device(strategy, tmp_p
 def test_the_trainer_calls_the_step_that_the_file_makes_once_an_update(
     strategy, monkeypatch
 ):
-    """`train` has no other step: the calls of the functions that `make_strategy` of the file returns are counted."""
+    """`train` has no other step.
+
+    The calls of the functions that `make_strategy` of the file returns are counted.
+    """
     calls = entry.count_calls(monkeypatch, strategy)
     data, devices = entry.data_set(POINTS, POINTS), 1 if strategy == "single" else 8
     entry.train(

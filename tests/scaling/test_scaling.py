@@ -1,4 +1,6 @@
-"""`pmapdp.scaling`: collectives against algorithms that are carried out, the parts of a step, and the command."""
+"""`pmapdp.scaling`: collectives against algorithms that are carried out, the parts of a
+step, and the command.
+"""
 
 import re
 from pathlib import Path
@@ -33,7 +35,10 @@ TREES = RINGS._replace(trees=True)
 
 @pytest.mark.parametrize("N", [2, 3, 5, 8])
 def test_ring_costs_what_its_messages_cost(N):
-    """A ring all-reduce of `[N, N, 4]` (device, part), carried out; each device sends a part to its right neighbour."""
+    """A ring all-reduce of `[N, N, 4]` (device, part), carried out.
+
+    Each device sends a part to its right neighbour.
+    """
     parts = np.random.default_rng(N).integers(0, 100, (N, N, 4)).astype(float)
     held, messages = parts.copy(), 2 * (N - 1)
     for step in range(messages):
@@ -55,7 +60,10 @@ def test_ring_costs_what_its_messages_cost(N):
 
 @pytest.mark.parametrize("N", [2, 3, 5, 8, 31, 64])
 def test_tree_costs_what_its_messages_cost(N):
-    """Bruck's all-gather, carried out: every message doubles the parts that a device holds, as far as there are any."""
+    """Bruck's all-gather, carried out.
+
+    Every message doubles the parts that a device holds, as far as there are any.
+    """
     held, messages, sent = [[device] for device in range(N)], 0, 0
     while (distance := len(held[0])) < N:
         pieces = min(distance, N - distance)

@@ -1,4 +1,7 @@
-"""Meshes, layouts and split state: the result of one device, and the bytes that were promised."""
+"""Meshes, layouts and split state.
+
+The result of one device, and the bytes that were promised.
+"""
 
 import inspect
 import re
@@ -47,7 +50,9 @@ CASES = [
 
 
 def five_updates(model: str, strategy: str, task: Task, devices, layout: MeshLayout):
-    """The state after an epoch of 83 examples in batches of 18, and loss and counts of an evaluation."""
+    """The state after an epoch of 83 examples in batches of 18, and loss and counts of
+    an evaluation.
+    """
     steps = choose_strategy(strategy, task, devices, layout)
     state = create_state(task, steps.state_sharding)
     shards = layout.batch_shards
@@ -93,7 +98,10 @@ def test_equals_one_device_with_its_share_of_the_bytes(
 
 
 def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made():
-    """The model is built on the host; the largest array in the program that makes the optimizer state is a shard."""
+    """The model is built on the host.
+
+    The largest array in the program that makes the optimizer state is a shard.
+    """
     task = Task(entry.built("mlp"), optax.adam(1e-3))
     fitted = fit_layout(
         jax.devices()[:8], task, (28, 28, 1), **MODEL, shard_state="parameters"
@@ -200,7 +208,10 @@ def test_what_cannot_be_raises_an_error_of_one_sentence(options, message, works)
 
 
 def test_a_split_optimizer_state_gathers_the_parameters_once():
-    """ZeRO-1 moves what it must: the gradients, and then the shards of the parameters."""
+    """ZeRO-1 moves what it must.
+
+    The gradients, and then the shards of the parameters.
+    """
     task = Task(entry.built("mlp"), optax.adam(1e-3))
     devices = jax.devices()[:8]
     layout = fit_layout(devices, task, (28, 28, 1), shard_state="optimizer")
@@ -362,7 +373,10 @@ def test_a_later_rule_wins():
 
 
 def test_a_process_reads_the_rows_of_its_devices():
-    """As if each process owned some of the 8 devices; real processes train in test_processes.py."""
+    """As if each process owned some of the 8 devices.
+
+    Real processes train in test_processes.py.
+    """
     task = Task(entry.built("mlp"), optax.sgd(0.1))
 
     def rows(mesh: str, layout: str, owned: range) -> range:

@@ -1,4 +1,6 @@
-"""The compiled step holds one all-reduce and no other collective, is compiled once, and nothing moves unasked."""
+"""The compiled step holds one all-reduce and no other collective, is compiled once, and
+nothing moves unasked.
+"""
 
 import re
 import typing
@@ -76,7 +78,10 @@ def test_number_of_all_reduces_in_a_step(strategy, model, accumulate, count):
 def test_later_epochs_compile_nothing_and_move_nothing_implicitly(
     strategy, compilations
 ):
-    """Also the ragged last batch runs the program of the others. Explicit placement is allowed."""
+    """Also the ragged last batch runs the program of the others.
+
+    Explicit placement is allowed.
+    """
     devices, split = (
         jax.devices()[: 1 if strategy == "single" else N],
         Split(*points(50, 0)),

@@ -1,4 +1,7 @@
-"""Batches are placed ahead of the loop: in order, their errors in the loop, and no thread is left."""
+"""Batches are placed ahead of the loop.
+
+In order, their errors in the loop, and no thread is left.
+"""
 
 import itertools
 import threading

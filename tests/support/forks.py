@@ -1,4 +1,6 @@
-"""Processes that a test may kill: children of a server that has imported everything once.
+"""Processes that a test may kill.
+
+Children of a server that has imported everything once.
 
 with forks.start("train", ["--workdir", folder], output) as process:
     os.kill(process.pid, signal.SIGKILL)
@@ -26,7 +28,10 @@ ROOT = Path(__file__).parents[2]
 def start(
     name: str, arguments: list[object], output: Path
 ) -> Iterator[multiprocessing.Process]:
-    """A running command of ours, whose output goes to a file; it has ended when the block is left."""
+    """A running command of ours, whose output goes to a file.
+
+    It has ended when the block is left.
+    """
     process = CONTEXT.Process(
         target=entry.run_in_child,
         args=(name, [str(each) for each in arguments], str(output)),
@@ -61,7 +66,9 @@ def popen(function: Callable[..., None], *arguments: object) -> SimpleNamespace:
 
 
 def run_kernel(command: list[str], folder: str, variables: Mapping[str, str]) -> None:
-    """Be the kernel of a notebook, as if this process had begun with the command in the folder."""
+    """Be the kernel of a notebook, as if this process had begun with the command in the
+    folder.
+    """
     os.setsid()  # whoever stops a kernel sends the signal to its group
     os.environ.clear()
     os.environ.update(variables)
@@ -80,7 +87,9 @@ def run_kernel(command: list[str], folder: str, variables: Mapping[str, str]) ->
 def launch_kernel(
     command: list[str], *, env: Mapping[str, str], cwd: str | None = None, **_: object
 ):
-    """Start a notebook's kernel in a child, in place of Jupyter's function of this name: that spares 4 s of imports."""
+    """Start a notebook's kernel in a child, in place of Jupyter's function of this
+    name: that spares 4 s of imports.
+    """
     CONTEXT.set_forkserver_preload(
         [*IMPORTED, "ipykernel.kernelapp", "matplotlib.pyplot"]
     )  # if it doesn't run yet

@@ -1,4 +1,7 @@
-"""Start our commands as a user would: in a process of their own, with none of pytest's settings of JAX."""
+"""Start our commands as a user would.
+
+In a process of their own, with none of pytest's settings of JAX.
+"""
 
 import os
 import subprocess
@@ -35,7 +38,9 @@ NOT_THEIRS = ("NPROC", "XLA_FLAGS", "PMAPDP_DATA", "PYTHONDONTWRITEBYTECODE")
 
 
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """Return the variables of a user who has set none for JAX, pmapdp or Python, with `changes`; None removes one."""
+    """Return the variables of a user who has set none for JAX, pmapdp or Python, with
+    `changes`; None removes one.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -65,7 +70,10 @@ def python(
     env: Mapping[str, str | None] | None = None,
     timeout: float = 300,
 ):
-    """Run this Python with `arguments` in the folder of the tests; the finished process with its output as text."""
+    """Run this Python with `arguments` in the folder of the tests.
+
+    The finished process with its output as text.
+    """
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         capture_output=True,

@@ -1,4 +1,7 @@
-"""Which cases of a test plain pytest runs, and which `.ci/run` alone; what must not be skipped."""
+"""Which cases of a test plain pytest runs, and which `.ci/run` alone.
+
+What must not be skipped.
+"""
 
 import os
 from collections.abc import Iterable
@@ -12,7 +15,9 @@ MNIST_REQUIRED = os.environ.get("PMAPDP_REQUIRE_MNIST") == "1"
 def quick(
     number: int, names: str | tuple[str, ...], cases: Iterable[Any]
 ) -> pytest.MarkDecorator:
-    """`pytest.mark.parametrize(names, cases)`, where the cases after the first `number` are slow."""
+    """`pytest.mark.parametrize(names, cases)`, where the cases after the first `number`
+    are slow.
+    """
 
     def case(position: int, values: Any):
         if position < number:

@@ -50,7 +50,9 @@ def printed(cell: Any) -> str:
 
 
 def figures(text: str) -> np.ndarray:
-    """Training and test loss and accuracy by epoch `[epochs, 4]`, as the lessons' scripts print them."""
+    """Training and test loss and accuracy by epoch `[epochs, 4]`, as the lessons'
+    scripts print them.
+    """
     lines = [
         re.findall(r"(?:loss|accuracy) ([\d.]+)", line) for line in text.splitlines()
     ]

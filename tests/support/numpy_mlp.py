@@ -1,4 +1,6 @@
-"""The multi-layer perceptron and its training by gradient descent in NumPy, with the derivatives by hand."""
+"""The multi-layer perceptron and its training by gradient descent in NumPy, with the
+derivatives by hand.
+"""
 
 import numpy as np
 
@@ -36,7 +38,9 @@ def loss_and_gradients(params, images, labels):
 
 
 def train(params, batches, learning_rate):
-    """The parameters after one step of gradient descent on each of `batches`, pairs (images, labels)."""
+    """The parameters after one step of gradient descent on each of `batches`, pairs
+    (images, labels).
+    """
     for images, labels in batches:
         _, gradients = loss_and_gradients(params, images, labels)
         params = {

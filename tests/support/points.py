@@ -53,5 +53,7 @@ def run(model=Net, own=None, **settings) -> Result:
 
 
 def loss(own=None, **settings) -> float:
-    """The loss on the test set after a training, for programs of their own that tests start."""
+    """The loss on the test set after a training, for programs of their own that tests
+    start.
+    """
     return round(run(own=own, **settings).epochs[-1]["test"]["loss"], 5)

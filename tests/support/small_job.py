@@ -1,4 +1,6 @@
-"""A small network of all kinds of state (batch norm, dropout), its data, and a run of 12 updates in 3 epochs."""
+"""A small network of all kinds of state (batch norm, dropout), its data, and a run of
+12 updates in 3 epochs.
+"""
 
 from pathlib import Path
 
@@ -29,7 +31,10 @@ class Net(nnx.Module):
 
 
 class Line(nnx.Module):
-    """`[b, 6]` to `[b, 3]` logits, for tests of what surrounds a network: it is compiled in half the time."""
+    """`[b, 6]` to `[b, 3]` logits, for tests of what surrounds a network.
+
+    It is compiled in half the time.
+    """
 
     size, classes = 6, 3
 
@@ -83,7 +88,10 @@ def write_data(folder):
 
 
 def flags(folder, **settings):
-    """The arguments of `python -m pmapdp.train` for the same run; `folder` holds the data."""
+    """The arguments of `python -m pmapdp.train` for the same run.
+
+    `folder` holds the data.
+    """
     chosen = (
         SETTINGS | {"model": f"{NET}:Net", "dataset": write_data(folder)} | settings
     )
@@ -96,7 +104,10 @@ def flags(folder, **settings):
 
 
 def contents(folder):
-    """Every file below a folder with its bytes, and every folder and link; without the lock."""
+    """Every file below a folder with its bytes, and every folder and link.
+
+    Without the lock.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         kind = (

@@ -1,4 +1,6 @@
-"""The solutions of the lessons' exercises, whose files cannot be imported because their names begin with a digit."""
+"""The solutions of the lessons' exercises, whose files cannot be imported because their
+names begin with a digit.
+"""
 
 import runpy
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""A network after a few updates on the digits, on one device, for the tests of what comes after training."""
+"""A network after a few updates on the digits, on one device, for the tests of what
+comes after training.
+"""
 
 from typing import Any
 
@@ -10,7 +12,9 @@ from pmapdp.train import Custom, Job, prepare
 def train_briefly(
     steps: int = 20, *, custom: Custom | None = None, **settings: Any
 ) -> tuple[Job, TrainState]:
-    """The job of a configuration with `settings`, and its state (on the host) after `steps` updates."""
+    """The job of a configuration with `settings`, and its state (on the host) after
+    `steps` updates.
+    """
     job = prepare(
         Config(strategy="single", devices=1, learning_rate=5e-3, **settings), custom
     )
