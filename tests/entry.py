@@ -45,7 +45,9 @@ class Examples(NamedTuple):
 
 
 def examples_for(model: str, n: int, seed: int) -> Examples:
-    """`n` random examples as a built-in model takes them, the smallest that it takes."""
+    """`n` random examples as a built-in model takes them, the smallest that it
+    takes.
+    """
     from pmapdp.data.tfidf import FEATURES
     from pmapdp.data.tokens import VOCABULARY
 

@@ -29,7 +29,9 @@ def test_the_files_of_the_reading_list_exist():
 
 @pytest.mark.parametrize(("other", "most"), [("shard_map", 25), ("jit", 40)])
 def test_the_strategies_differ_in_a_few_lines(other, most):
-    """Lines that `diff` shows, of both files together, with a line for each statement."""
+    """Lines that `diff` shows, of both files together, with a line for each
+    statement.
+    """
     sources = [
         (PACKAGE / "steps" / f"{name}.py").read_text() for name in ("pmap", other)
     ]

@@ -278,7 +278,9 @@ def require_sentence(done, words):
 
 
 def files_in(folder):
-    """Python itself caches what it compiled of `nets.py`, at a time of its own choice."""
+    """Python itself caches what it compiled of `nets.py`, at a time of its own
+    choice.
+    """
     return sorted(set(os.listdir(folder)) - {"__pycache__"})
 
 

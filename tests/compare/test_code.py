@@ -1,4 +1,6 @@
-"""Sources side by side, collectives of compiled programs, pictures, and the mistakes."""
+"""Sources side by side, collectives of compiled programs, pictures, and the
+mistakes.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -248,7 +250,9 @@ def test_a_collective_in_a_loop_counts_as_often_as_it_runs():
 
 
 def test_an_all_reduce_of_each_micro_batch_is_counted():
-    """The numbers are the same as with one all-reduce for all, so only the count tells."""
+    """The numbers are the same as with one all-reduce for all, so only the count
+    tells.
+    """
 
     def step(w, batches, is_slow):
         def add(total, batch):

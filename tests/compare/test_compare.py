@@ -136,7 +136,9 @@ def test_what_each_sees_holds_and_who_adds_up(compared):
 
 
 def test_the_two_wrong_programs_leave_the_curve(compared):
-    """Without Adam, a sum over 2 devices is twice the gradient, which the loss shows."""
+    """Without Adam, a sum over 2 devices is twice the gradient, which the loss
+    shows.
+    """
     _, report, page = compared
     single = np.array(report["runs"][0]["losses"])
     names = [run["strategy"] for run in report["wrong"]]

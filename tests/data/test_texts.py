@@ -23,7 +23,9 @@ def corpus():
 
 
 def test_reviews_never_change(corpus):
-    """Figures of different versions can be compared only as long as this hash stands."""
+    """Figures of different versions can be compared only as long as this hash
+    stands.
+    """
     pairs = [
         pair
         for part in corpus.parts.values()

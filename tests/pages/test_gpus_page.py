@@ -1,4 +1,6 @@
-"""docs/gpus.md: its program trains, and the header is the one that the command prints."""
+"""docs/gpus.md: its program trains, and the header is the one that the command
+prints.
+"""
 
 import re
 from pathlib import Path

@@ -137,8 +137,10 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 28 28\n"
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("wide.png", png(noise(28, 32)), "and not {'dtype': 'uint8', 'shape': ['batch', 28, 32, 1]}"),
-        ("deep.png", png(DEEP), "(its mode is I;16: write it with 8 bits a colour): name a PNG"),
+        ("wide.png", png(noise(28, 32)),
+         "and not {'dtype': 'uint8', 'shape': ['batch', 28, 32, 1]}"),
+        ("deep.png", png(DEEP),
+         "(its mode is I;16: write it with 8 bits a colour): name a PNG"),
         ("eps.png", EPS, "(cannot identify image"),
         ("missing.png", None, "missing.png cannot be read (No such file or directory)"),
     ],

@@ -377,7 +377,9 @@ sys.exit(cli.run(main, sys.argv[2:]))
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_both_after_the_same_update(small_run, tmp_path):
-    """Else the update that one of them has started alone waits for the other for ever."""
+    """Else the update that one of them has started alone waits for the other for
+    ever.
+    """
     (tmp_path / "slower.py").write_text(SLOWER)
     job = [*small_run, "--dtype", "float32", "--devices", 2, "--learning-rate", 1e38]
     hands = [

@@ -169,25 +169,31 @@ def test_flags_that_cannot_be(mesh, layout, shard_state, strategy, message):
 @pytest.mark.parametrize(
     ("options", "message", "works"),
     [
-        ({"mesh": "data:8", "devices": 8}, "--mesh 'data:8' is not a list of different axes with their sizes: try", {}),
+        ({"mesh": "data:8", "devices": 8},
+         "--mesh 'data:8' is not a list of different axes with their sizes: try", {}),
         ({"layout": "modle"}, "did you mean 'model'?", {}),
         ({"mesh": "data=4,model=3"}, "does not fit hidden1.bias [512] on data=4,model=3 (",
          {"mesh": "data=12", "layout": "data"}),
-        ({"mesh": "data=4,model=2", "devices": 4}, "has 8 places for 4 device(s): try", {}),
-        ({"mesh": "data=8"}, "no axis of the mesh data=8: try --mesh data=4,model=2", {"mesh": "data=4,model=2"}),
+        ({"mesh": "data=4,model=2", "devices": 4}, "has 8 places for 4 device(s): try",
+         {}),
+        ({"mesh": "data=8"}, "no axis of the mesh data=8: try --mesh data=4,model=2",
+         {"mesh": "data=4,model=2"}),
         ({"devices": 8, "layout": "spatial"}, "try --mesh data=2,model=2,feature=2",
          {"mesh": "data=2,feature=2,model=2", "layout": "spatial"}),
         ({"mesh": "data=4,model=2", "layout": "data"}, "model of data=4,model=2 splits nothing under --layout data",
          {"mesh": "data=8", "layout": "data"}),
         ({"mesh": "data=8", "layout": "batch=none"}, "would do the same work: try --mesh data=8 --layout data",
          {"mesh": "data=8", "layout": "data"}),
-        ({"mesh": "data=4,model=2", "layout": "hidden=modle"}, "modle, which is no axis of the mesh data=4", {}),
-        ({"mesh": "data=4,model=2", "layout": "hiden=model"}, "did you mean 'hidden'?", {"mesh": "data=4,model=2"}),
+        ({"mesh": "data=4,model=2", "layout": "hidden=modle"},
+         "modle, which is no axis of the mesh data=4", {}),
+        ({"mesh": "data=4,model=2", "layout": "hiden=model"}, "did you mean 'hidden'?",
+         {"mesh": "data=4,model=2"}),
         ({"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}, "not fit hidden2.kernel [512, 512]",
          {"mesh": "data=4,model=2", "layout": "hidden=model,embed=none"}),
         ({"mesh": "data=1,model=8", "layout": "features=model"}, "not fit the inputs [0, 28]",
          {"mesh": "data=8", "layout": "data"}),
-        ({"mesh": "data=1,model=8", "shard_state": "optimizer"}, "over the 1 device(s)", {"mesh": "data=1,model=8"}),
+        ({"mesh": "data=1,model=8", "shard_state": "optimizer"}, "over the 1 device(s)",
+         {"mesh": "data=1,model=8"}),
     ],
 )  # fmt: skip
 def test_what_cannot_be_raises_an_error_of_one_sentence(options, message, works):
@@ -318,7 +324,9 @@ def test_rules_for_parts_of_the_model_work_with_a_split_state(name):
 
 
 def rules_of_optax():
-    """Every function of optax and optax.contrib that makes a rule from a learning rate."""
+    """Every function of optax and optax.contrib that makes a rule from a learning
+    rate.
+    """
     rules = {}
     for module in (optax, optax.contrib):
         for name, function in vars(module).items():

@@ -13,7 +13,9 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
 def load(name: str, changes: Mapping[str, str] | None = None) -> ModuleType:
-    """The module of a program, with texts of it replaced, each of which is there once."""
+    """The module of a program, with texts of it replaced, each of which is there
+    once.
+    """
     source = (FOLDER / f"{name}.py").read_text()
     for old, new in (changes or {}).items():
         assert source.count(old) == 1, (name, old)

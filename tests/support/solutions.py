@@ -10,7 +10,9 @@ import build
 
 
 def solutions(lesson: str) -> dict[str, Callable[..., Any]]:
-    """The functions of `lessons/solutions/LESSON.py` by name, without what it imports."""
+    """The functions of `lessons/solutions/LESSON.py` by name, without what it
+    imports.
+    """
     names = runpy.run_path(
         str(build.FOLDER / "solutions" / f"{lesson}.py"), run_name="solutions"
     )
