@@ -1,0 +1,91 @@
+"""A strategy or a data set is added in the lines that the code names, and no more.
+
+Each test adds one to a copy of the package and runs the commands with it.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from launch import python
+
+PACKAGE = Path(__file__).parents[1] / "pmapdp"
+
+SHORT = ("--model", "mlp", "--devices", "2", "--steps")
+
+SHADES = '''"""Twelve grey images of two classes."""
+
+import numpy as np
+
+from pmapdp.data.dataset import DataSet, Split
+
+
+def load() -> DataSet:
+    """Make dark and bright images."""
+    labels = np.arange(12, dtype=np.int32) % 2
+    images = np.zeros((12, 28, 28, 1), np.uint8) + 200 * labels[:, None, None, None]
+    split = Split(images.astype(np.uint8), labels)
+    return DataSet(split, split)
+'''
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the package, which a test may change."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(PACKAGE, tmp_path / "pmapdp", ignore=ignored))
+
+
+def replace(path, old, new):
+    """Replace a text that is in a file once."""
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+def run(package, *arguments):
+    """Run a module of the copied package, which must succeed."""
+    done = python("-m", *arguments, env={"PYTHONPATH": str(package.parent)})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_strategy_takes_its_file_and_its_name_in_the_list(package, tmp_path):
+    """It's pmap under another name, so it trains to the bits of pmap."""
+    steps = package / "steps"
+    shutil.copy(steps / "pmap.py", steps / "another.py")
+    names = '"pmap", "shard_map", "jit", "single"]'
+    replace(package / "config.py", names, f'"another", {names}')
+
+    results = []
+    for strategy in ("another", "pmap"):
+        workdir = tmp_path / strategy
+        train = ("pmapdp.train", "--strategy", strategy, "--workdir", workdir)
+        run(package, *train, *SHORT, "3")
+        shown = run(package, "pmapdp.evaluate", workdir, "--json")
+        results.append(json.loads(shown))
+    another, pmap = results
+    assert another.pop("strategy") == "another"
+    assert pmap.pop("strategy") == "pmap"
+    assert another == pmap
+
+    file = tmp_path / "compare.json"
+    run(package, "pmapdp.compare", "--json", file, *SHORT, "20")
+    names = [row["name"] for row in json.loads(file.read_text())["runs"]]
+    assert any(name.startswith("another") for name in names), names
+
+
+def test_a_data_set_takes_its_file_an_import_and_a_line(package, tmp_path):
+    (package / "data" / "shades.py").write_text(SHADES)
+    registry = package / "registry.py"
+    replace(registry, "import digits,", "import shades, digits,")
+    line = '"reviews": lambda folder: reviews.load(),'
+    replace(registry, line, f'"shades": lambda folder: shades.load(), {line}')
+
+    metrics = tmp_path / "metrics.jsonl"
+    flags = ("--dataset", "shades", "--model", "mlp", "--devices", "2", "--epochs", "2")
+    shown = run(package, "pmapdp.train", *flags, "--metrics-file", metrics)
+    assert "shades" in shown
+    assert metrics.read_text()
