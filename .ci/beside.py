@@ -1,4 +1,6 @@
-"""A program beside the clone, where the wheel alone is installed: `python beside.py`, in an empty folder.
+"""A program beside the clone, where only the wheel is installed.
+
+`python beside.py`, in an empty folder.
 
 It trains a model of its own on 4 devices in three ways, evaluates and exports the run,
 and uses the console script.

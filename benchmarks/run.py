@@ -60,7 +60,8 @@ def peers_python(folder: Path) -> Path:
 def peers_versions(python: Path) -> dict[str, str]:
     """Return the versions in the peers' environment."""
     names = ["tensorflow", "torch", "keras", "jax"]
-    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names}}}))"
+    code = "import importlib.metadata as m, json; "
+    code += f"print(json.dumps({{n: m.version(n) for n in {names}}}))"
     return json.loads(
         subprocess.run(
             [python, "-c", code], check=True, capture_output=True, text=True
@@ -175,10 +176,8 @@ def main() -> None:
         for number in range(options.rounds):
             for run in runs:
                 speeds[run.name].append(speed(run, folder, python))
-                print(
-                    f"round {number + 1}: {run.name:40} {speeds[run.name][-1]:9,.0f} examples/s",
-                    flush=True,
-                )
+                shown = f"{speeds[run.name][-1]:9,.0f} examples/s"
+                print(f"round {number + 1}: {run.name:40} {shown}", flush=True)
             summary.RESULTS.write_text(json.dumps(results, indent=1) + "\n")
             summary.write(results)
 

@@ -137,11 +137,15 @@ def table(results: dict[str, Any]) -> str:
     peers = ", ".join(
         f"{name} {version}" for name, version in machine.get("peers", {}).items()
     )
+    versions = f"Python {machine['python']}, jax {machine['jax']}"
+    if peers:
+        versions += f"; peers: {peers}"
+    runs = len(next(iter(speeds.values())))
     lines += [
         "",
-        f"Medians of {len(next(iter(speeds.values())))} runs each, in turn; a command's runs lay up to {max(spreads):.0%} of "
-        f"their median apart. {machine['cores']} cores ({machine['processor']}), devices simulated on the CPU, "
-        f"Python {machine['python']}, jax {machine['jax']}{f'; peers: {peers}' if peers else ''}.",
+        f"Medians of {runs} runs each, in turn; a command's runs lay up to "
+        f"{max(spreads):.0%} of their median apart. {machine['cores']} cores "
+        f"({machine['processor']}), devices simulated on the CPU, {versions}.",
         "",
         "| whole command, compiled programs cached | seconds |",
         "| --- | --- |",
@@ -156,9 +160,11 @@ def table(results: dict[str, Any]) -> str:
 def table_of_accelerators(results: dict[str, Any]) -> str:
     """Return the table of `benchmarks.accelerators` in Markdown."""
     lines = [
-        "Examples/s. In brackets: the trainer over the bare loop of the same strategy, median and range of the pairs.",
+        "Examples/s. In brackets: the trainer over the bare loop of the same strategy, "
+        "median and range of the pairs.",
         "",
-        "| work | trainer, pmap | trainer, jit | bare loop, jit | PyTorch eager | PyTorch compiled |",
+        "| work | trainer, pmap | trainer, jit | bare loop, jit | PyTorch eager "
+        "| PyTorch compiled |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for work, row in results["rows"].items():

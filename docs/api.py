@@ -16,9 +16,12 @@ from pmapdp.config import Config
 
 TOP = """# API
 
-This page has what your editor shows for the names that programs import. `python docs/api.py` makes it from the docstrings.
-Import each name from its module, because the package itself exports nothing. What isn't on this page may change without notice.
-[`pmapdp/__init__.py`](../pmapdp/__init__.py) lists the other modules, in the order in which to read them.
+This page has what your editor shows for the names that programs import.
+`python docs/api.py` makes it from the docstrings. Import each name from its module,
+because the package itself exports nothing. What isn't on this page may change without
+notice.
+[`pmapdp/__init__.py`](../pmapdp/__init__.py) lists the other modules, in the order in
+which to read them.
 """
 TRAIN = """
 import numpy as np

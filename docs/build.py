@@ -7,7 +7,9 @@ and every link that leads nowhere is an error.
 Where the repository is hosted, its address adds "open in Colab" and a link to the
 repository:
 
-    python docs/build.py https://github.com/OWNER/NAME      # or PMAPDP_REPOSITORY in the environment
+    python docs/build.py https://github.com/OWNER/NAME
+
+The variable PMAPDP_REPOSITORY can hold the address, too.
 """
 
 import argparse
@@ -79,9 +81,8 @@ def main() -> None:
         sum(path.stat().st_size for path in files) / 1e6,
     )
     seconds = time.perf_counter() - started
-    print(
-        f"{HTML}: {pages} pages, {size:.1f} MB, {seconds:.0f} s, {len(broken)} broken links"
-    )
+    size_and_time = f"{pages} pages, {size:.1f} MB, {seconds:.0f} s"
+    print(f"{HTML}: {size_and_time}, {len(broken)} broken links")
     sys.exit(bool(broken))
 
 

@@ -8,12 +8,12 @@ from pmapdp.port.find import TABLE
 HEAD = """# Pmap, construct by construct
 
 Look up a line of your pmap program here: what it does today, and what it becomes under
-`shard_map` and under `jit`. [Porting](porting.md) takes you through a whole program, and
-`python -m pmapdp.port train.py` finds these constructs in yours.
+`shard_map` and under `jit`. [Porting](porting.md) takes you through a whole program,
+and `python -m pmapdp.port train.py` finds these constructs in yours.
 
-*Today* says what JAX 0.10 and later do with the old line. Tests run every line that fails,
-and the collectives and steps in their old and new form. N is the number of devices, and
-`[B, ...]` the global batch.
+*Today* says what JAX 0.10 and later do with the old line. Tests run every line that
+fails, and the collectives and steps in their old and new form. N is the number of
+devices, and `[B, ...]` the global batch.
 
 | status | meaning |
 | --- | --- |

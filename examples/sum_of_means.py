@@ -1,8 +1,8 @@
-"""A training step with a mistake that raises no error: `python -m pmapdp.verify examples/sum_of_means.py:check`.
+"""A wrong training step: `python -m pmapdp.verify examples/sum_of_means.py:check`.
 
-The gradients of the devices are added up with `lax.psum`. Each is already a mean over
-the device's examples, so the update is as many times too long as there are devices.
-`lax.pmean` is right.
+No error is raised. The devices' gradients are added up with `lax.psum`, but each is
+already a mean over the device's examples. So the update is as many times too long as
+there are devices. `lax.pmean` is right.
 """
 
 import jax
@@ -14,7 +14,7 @@ from pmapdp.verify import one_device
 
 
 def loss(weights, batch):
-    """Mean squared error of a linear model: `[D]`, and a batch of `[b, D]` inputs and `[b]` targets."""
+    """Mean squared error of a linear model, on `[b, D]` inputs and `[b]` targets."""
     return jnp.square(batch["x"] @ weights - batch["y"]).mean()
 
 

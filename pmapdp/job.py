@@ -49,7 +49,10 @@ class Job:
 
     @property
     def held_out(self) -> str | None:
-        """Return the part to evaluate after each epoch: "validation", else "test", else None."""
+        """Return the part to evaluate after each epoch.
+
+        It's "validation", else "test", else None.
+        """
         for part in ("validation", "test"):
             if part in self.batches:
                 return part

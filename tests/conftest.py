@@ -105,7 +105,8 @@ def data_folder(name: str, files: Iterable[str]) -> Path:
     """
     folder = default_data_dir()
     if not any((folder / file).exists() for file in files):
-        message = f"{name} IS NOT TESTED: set PMAPDP_DATA to the folder that holds it, unlike {folder}"
+        message = f"{name} IS NOT TESTED: set PMAPDP_DATA to the folder that holds it, "
+        message += f"unlike {folder}"
         if os.environ.get(f"PMAPDP_REQUIRE_{name}") == "1":
             pytest.fail(message)
         pytest.skip(message)

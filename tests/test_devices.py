@@ -57,7 +57,8 @@ FEW = [
         8,
         {},
         True,
-        "8 devices cannot be simulated any more: JAX has already started with 1; call pmapdp.",
+        "8 devices cannot be simulated any more: JAX has already started with 1; call "
+        "pmapdp.",
     ),
     (
         "choose",
@@ -98,8 +99,11 @@ import jax, numpy as np
 from jax import lax
 from pmapdp.devices import choose
 
-step = jax.pmap(lambda W, x: (W + lax.pmean(x.T @ x, "d"), lax.pmean((x @ W).sum(), "d")),
-                axis_name="d", in_axes=(None, 0), out_axes=None, devices=choose(4))
+def update(W, x):
+    return W + lax.pmean(x.T @ x, "d"), lax.pmean((x @ W).sum(), "d")
+
+step = jax.pmap(update, axis_name="d", in_axes=(None, 0), out_axes=None,
+                devices=choose(4))
 W, x = np.zeros((256, 256), np.float32), np.ones((4, 8, 256), np.float32)
 for _ in range(1500):
     W, _ = step(W, x)

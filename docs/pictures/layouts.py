@@ -1,4 +1,6 @@
-"""Draw what each device holds: `python docs/pictures/layouts.py > docs/pictures/layouts.svg`.
+"""Draw what each device holds.
+
+`python docs/pictures/layouts.py > docs/pictures/layouts.svg`.
 
 For each way to split and each of eight devices there are three bars: the batch, the
 parameters and the optimizer's state. The coloured part is what the device holds.
@@ -15,13 +17,15 @@ QUARTERS = (4, lambda device: device // 2)
 HALVES = (2, lambda device: device % 2)
 ROWS = [
     (
-        "pmap, shard_map, jit: each device has a part of the batch, and the whole model",
+        "pmap, shard_map, jit: each device has a part of the batch, and the whole "
+        "model",
         (EIGHTHS, WHOLE, WHOLE),
     ),
     ("jit, --shard-state optimizer (ZeRO-1)", (EIGHTHS, WHOLE, EIGHTHS)),
     ("jit, --shard-state parameters (ZeRO-3)", (EIGHTHS, EIGHTHS, EIGHTHS)),
     (
-        "jit, --mesh data=4,model=2 --layout model: two devices share a quarter of the batch",
+        "jit, --mesh data=4,model=2 --layout model: two devices share a quarter of the "
+        "batch",
         (QUARTERS, HALVES, HALVES),
     ),
 ]
@@ -38,8 +42,10 @@ def bar(x: float, y: float, parts: int, part: int, colour: str) -> Iterator[str]
     """Yield an array as a pale bar, and the part of it that a device holds."""
     width = BAR_WIDTH / parts
     size = f'height="{BAR_HEIGHT}"'
-    yield f'<rect x="{x}" y="{y}" width="{BAR_WIDTH}" {size} fill="{colour}" opacity="0.18"/>'
-    yield f'<rect x="{x + part * width:g}" y="{y}" width="{width:g}" {size} fill="{colour}"/>'
+    rest = f'{size} fill="{colour}"'
+    left = x + part * width
+    yield f'<rect x="{x}" y="{y}" width="{BAR_WIDTH}" {rest} opacity="0.18"/>'
+    yield f'<rect x="{left:g}" y="{y}" width="{width:g}" {rest}/>'
 
 
 def picture() -> str:

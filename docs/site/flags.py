@@ -17,12 +17,15 @@ from pmapdp.recipes import RECIPES
 
 TOP = """# Flags
 
-This page is made by `python docs/site/flags.py` from the settings in [config.py](../pmapdp/config.py) and in the
-commands, whose `--help` says the same. Give flags and arguments in any order. A flag that is on by default is turned
-off by its form with `--no-`. From Python, a flag of the trainer is a field of `pmapdp.config.Config`, with underscores.
+This page is made by `python docs/site/flags.py` from the settings in
+[config.py](../pmapdp/config.py) and in the commands, whose `--help` says the same. Give
+flags and arguments in any order. A flag that is on by default is turned off by its form
+with `--no-`. From Python, a flag of the trainer is a field of `pmapdp.config.Config`,
+with underscores.
 """
 SHARED = {
-    "compare": "It takes the recipes and the flags of the trainer's sections data, model and optimization, too.",
+    "compare": "It takes the recipes and the flags of the trainer's sections data, "
+    "model and optimization, too.",
     "scaling": "It takes no flags.",
 }
 KINDS = {int: "whole number", float: "number", str: "text", bool: "yes or no"}
@@ -112,9 +115,8 @@ def recipes() -> str:
         flags = " ".join(
             f"{flag(key)} {shown(value)}" for key, value in set_here.items()
         )
-        lines.append(
-            f"| `{name}` | {recipe.summary} | {f'`{flags}`' if flags else 'the defaults'} |\n"
-        )
+        settings = f"`{flags}`" if flags else "the defaults"
+        lines.append(f"| `{name}` | {recipe.summary} | {settings} |\n")
     return "| recipe | what it is | its settings |\n| --- | --- | --- |\n" + "".join(
         lines
     )
@@ -122,7 +124,8 @@ def recipes() -> str:
 
 def page() -> str:
     """Return the text of docs/flags.md."""
-    text = f"{TOP}\n## Recipes\n\n`python -m pmapdp.train RECIPE` runs one. Flags replace its settings.\n\n{recipes()}"
+    text = f"{TOP}\n## Recipes\n\n`python -m pmapdp.train RECIPE` runs one. "
+    text += f"Flags replace its settings.\n\n{recipes()}"
     for command in COMMANDS:
         said = f"\n{SHARED[command]}\n" if command in SHARED else ""
         text += f"\n## pmapdp.{command}\n{said}{table(options(command))}"

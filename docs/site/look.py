@@ -22,20 +22,32 @@ CHROMIUM = (
     or shutil.which("chromium-browser")
     or shutil.which("google-chrome")
 )
-FRAME = """<title>begun</title><iframe id="frame" style="width:WIDTHpx;height:1200px;border:0"></iframe><script>
+FRAME = """<title>begun</title>
+<iframe id="frame" style="width:WIDTHpx;height:1200px;border:0"></iframe><script>
 const pages = PAGES, out = [];
-const scrolls = element => /auto|scroll|hidden/.test(getComputedStyle(element).overflowX);
-function inside(element) { while (element = element.parentElement) if (scrolls(element)) return true; return false; }
+function scrolls(element) {
+  return /auto|scroll|hidden/.test(getComputedStyle(element).overflowX);
+}
+function inside(element) {
+  while (element = element.parentElement) if (scrolls(element)) return true;
+  return false;
+}
 function look() {
   const page = frame.contentDocument, wide = page.documentElement.clientWidth;
-  const wider = [...page.querySelectorAll(".bd-article *, body:not(:has(.bd-article)) *")].filter(
+  const parts = ".bd-article *, body:not(:has(.bd-article)) *";
+  const wider = [...page.querySelectorAll(parts)].filter(
     element => element.getBoundingClientRect().right > wide + 1 && !inside(element));
-  if (page.documentElement.scrollWidth > wide + 1 || wider.length)
-    out.push(`${pages[0]} at ${wide} pixels: ${wider.slice(0, 3).map(each => each.tagName + "." + each.className)}`);
+  if (page.documentElement.scrollWidth > wide + 1 || wider.length) {
+    const names = wider.slice(0, 3).map(each => each.tagName + "." + each.className);
+    out.push(`${pages[0]} at ${wide} pixels: ${names}`);
+  }
   pages.shift();
   next();
 }
-function next() { if (pages.length) frame.src = pages[0]; else document.title = JSON.stringify(out); }
+function next() {
+  if (pages.length) frame.src = pages[0];
+  else document.title = JSON.stringify(out);
+}
 frame.onload = () => setTimeout(look, 100);
 next();
 </script>"""

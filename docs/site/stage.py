@@ -41,9 +41,15 @@ START = f"""{FENCE}{{admonition}} Start here
 """
 FOUR_WAYS = """
 <iframe src="../four_ways.html" title="One training step, four ways" loading="lazy"
- style="width: 100%; height: 90vh; border: 1px solid #8888; border-radius: 8px"></iframe>
+ style="width: 100%; height: 90vh; border: 1px solid #8888; border-radius: 8px">
+</iframe>
 """
-HIDDEN = "---\norphan: true\nnosearch: true\nhtml_theme.sidebar_secondary.remove: true\n---\n"
+HIDDEN = """---
+orphan: true
+nosearch: true
+html_theme.sidebar_secondary.remove: true
+---
+"""
 
 
 def page_of(path: PurePosixPath) -> PurePosixPath:

@@ -91,7 +91,8 @@ def test_from_python_messages_name_arguments_and_not_flags(capsys):
 
 
 COMMAND = "import sys; from pmapdp import cli; sys.exit(cli.run(lambda _: {body}))"
-RICH = "[__import__('rich.console').console.Console().print('x' * 80) for _ in range(9999)]"
+PRINT = "__import__('rich.console').console.Console().print('x' * 80)"
+RICH = f"[{PRINT} for _ in range(9999)]"
 
 
 @pytest.mark.parametrize("body", ["print('x')", RICH])

@@ -120,9 +120,11 @@ def test_changes_are_those_that_diff_finds_with_the_numbers_of_the_files():
 
 
 def test_a_program_is_followed_into_the_files_that_it_imports(tmp_path):
-    step = "import jax\nRATE = 0.1\ndef step(w, x):\n  return w - RATE * jax.grad(loss)(w, x)\n"
+    step = "import jax\nRATE = 0.1\n"
+    step += "def step(w, x):\n  return w - RATE * jax.grad(loss)(w, x)\n"
     (tmp_path / "steps.py").write_text(step)
-    program = "from steps import step\ndef other(): pass\ndef program():\n  return {'step': step}\n"
+    program = "from steps import step\ndef other(): pass\n"
+    program += "def program():\n  return {'step': step}\n"
     (tmp_path / "new.py").write_text(program)
     found = split_program(str(tmp_path / "new.py"), "program")
     assert found["The step"] == [
@@ -177,7 +179,8 @@ def test_a_difference_is_drawn_on_a_log_scale():
     curve = ElementTree.fromstring(differences([single, run]))[-2]
     points = curve.get("d").removeprefix("M").split("L")
     first, second = (float(point.split()[1]) for point in points)
-    # 1e-1 and 1e-8 are seven powers of ten apart, and the axis has eighteen in 170 pixels.
+    # 1e-1 and 1e-8 are seven powers of ten apart, and the axis has eighteen in 170
+    # pixels.
     assert second - first == pytest.approx(7 * 170 / 18, abs=0.2)
 
 
@@ -189,7 +192,8 @@ def test_a_difference_is_drawn_on_a_log_scale():
             ("all-reduce", 1, 512 * 10 * 4),
         ),
         (
-            "ROOT %r = (f32[8]{0}, /*index=1*/bf16[4,4]{1,0}, f32[]) all-reduce(%a, %b, %c)",
+            "ROOT %r = (f32[8]{0}, /*index=1*/bf16[4,4]{1,0}, f32[]) "
+            "all-reduce(%a, %b, %c)",
             ("all-reduce", 1, 68),
         ),
         (

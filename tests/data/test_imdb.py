@@ -15,7 +15,9 @@ from pmapdp.errors import UserError
 
 # Three reviews in each of the four folders, in no order; numbers sort as numbers.
 REVIEWS = {
-    f"aclImdb/{part}/{name}/{number}_{stars}.txt": f"{part} {name} {number} caf\u00e9<br />\u2026"
+    f"aclImdb/{part}/{name}/{number}_{stars}.txt": (
+        f"{part} {name} {number} caf\u00e9<br />\u2026"
+    )
     for part in ("test", "train")
     for name, stars in (("pos", 10), ("neg", 1))
     for number in (10, 2, 0)

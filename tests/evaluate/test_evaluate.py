@@ -128,7 +128,8 @@ def test_code_that_a_file_names_is_not_run(folder):
     assert str(folder).encode() not in (folder / "model.zip").read_bytes()
     os.remove("ran")
     done = entry.run_command("evaluate", "model.zip")
-    sentence = "error: model.zip was trained on data of yours, data.py:make: name it, as in --dataset my_data.npz\n"
+    sentence = "error: model.zip was trained on data of yours, data.py:make: name it, "
+    sentence += "as in --dataset my_data.npz\n"
     assert (done.status, done.err) == (2, sentence)
     assert not os.path.exists("ran")
     assert result_of("model.zip", "--dataset", "data.py:make")["test"]["examples"] == 20
@@ -139,7 +140,8 @@ def test_code_that_a_file_names_is_not_run(folder):
     [
         (
             ["FILE", "--strategy", "jit"],
-            "FILE is an exported model, for one device and of one epoch: leave out --best",
+            "FILE is an exported model, for one device and of one epoch: leave out "
+            "--best",
         ),
         (
             ["FILE", "--dataset", "rows.npz"],

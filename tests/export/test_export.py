@@ -122,7 +122,9 @@ def test_readable_with_jax_and_numpy_alone(trained):
     """
     _, _, path, exported = trained
     np.save(path.parent / "images.npy", INPUTS[:5])
-    start = "import sys; sys.modules.update(dict.fromkeys(('pmapdp', 'flax', 'orbax', 'optax')))  # none is imported\n"
+    start = "import sys\n"
+    start += "absent = ('pmapdp', 'flax', 'orbax', 'optax')  # none is imported\n"
+    start += "sys.modules.update(dict.fromkeys(absent))\n"
     start += "import numpy as np; images = np.load('images.npy')\n"
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
     end = "np.savez('outputs.npz', **outputs); print(' '.join(classes))"
@@ -155,7 +157,8 @@ def test_the_command_says_what_was_measured_and_when(folder, monkeypatch):
     }
     points.run(own={"data": data}, **settings, workdir="run")
     for read, arguments in ((export_run, ("run", "x.zip")), (evaluate_run, ("run",))):
-        call = f"import {read.__name__}; {read.__name__}({', '.join(map(repr, arguments))}, data=...)"
+        values = ", ".join(map(repr, arguments))
+        call = f"import {read.__name__}; {read.__name__}({values}, data=...)"
         with pytest.raises(UserError, match=re.escape(call)):
             read(*arguments, model=points.Net)
     last = export_run("run", "model.zip", model=points.Net, data=data)

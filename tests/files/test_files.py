@@ -89,12 +89,14 @@ def test_a_file_is_replaced_whole_or_not_at_all(folder, monkeypatch):
     [
         (
             "\nx = = 5",
-            r"code.py cannot be read \(invalid syntax \(code.py, line 2\)\): correct it, or name another",
+            r"code.py cannot be read \(invalid syntax \(code.py, line 2\)\): "
+            "correct it, or name another",
         ),
         ("x = 5\ndef g(): pass", "unknown name in /.*/code.py 'f': choose from g$"),
         (
             None,
-            r"code.py cannot be read \(No such file or directory\): .*, as in my_file.py:f$",
+            r"code.py cannot be read \(No such file or directory\): "
+            r".*, as in my_file.py:f$",
         ),
     ],
 )

@@ -137,7 +137,8 @@ WAITS = """
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 def step(x):
-    return jax.lax.cond(jax.lax.axis_index("data") == 0, lambda: jax.lax.psum(x, "data"), lambda: x)
+    is_first = jax.lax.axis_index("data") == 0
+    return jax.lax.cond(is_first, lambda: jax.lax.psum(x, "data"), lambda: x)
 print(jax.pmap(step, axis_name="data")(jax.numpy.ones((2, 3))))
 """
 
@@ -150,7 +151,8 @@ def test_a_device_waits_for_those_that_never_reach_the_collective():
         "-c",
         WAITS,
         env={
-            "XLA_FLAGS": f"{stuck} --xla_cpu_collective_call_terminate_timeout_seconds=2"
+            "XLA_FLAGS": f"{stuck} "
+            "--xla_cpu_collective_call_terminate_timeout_seconds=2"
         },
     )
     assert run.returncode == -signal.SIGABRT

@@ -1,4 +1,7 @@
-"""docs/api.md: made from the docstrings of today, which list what a caller needs, and its examples run."""
+"""docs/api.md is made from today's docstrings, and its examples run.
+
+The docstrings list what a caller needs.
+"""
 
 import importlib.util
 import inspect

@@ -58,11 +58,13 @@ PMAPS = [
     ("import jax as j\nj.pmap(f, axis_name='i')", "2 pmap"),
     ("import jax\nfrom jax import pmap as p\npmap = jax.pmap\np(f, 'i')\npmap(f, 'i')",
      "3 pmap, 4 pmap, 5 pmap"),
-    ("import jax, functools as t\n@t.partial(jax.pmap, axis_name='i')\ndef f(x): return x\n", "2 pmap"),
+    ("import jax, functools as t\n@t.partial(jax.pmap, axis_name='i')\n"
+     "def f(x): return x\n", "2 pmap"),
     ("import jax\n@jax.pmap\ndef f(x):\n    return x, x\na, b = f(x)\nb[0]",
      "2 pmap, 6 first-copy"),
     (CLASS, "4 pmap, 7 first-copy"),
-    ("import jax\nfrom functools import partial\np = partial(jax.pmap, axis_name='i')\np(f)", "3 pmap, 4 pmap"),
+    ("import jax\nfrom functools import partial\n"
+     "p = partial(jax.pmap, axis_name='i')\np(f)", "3 pmap, 4 pmap"),
     ("import equinox as eqx\n@eqx.filter_pmap(axis_name='i')\ndef f(x): return x",
      "2 filter-pmap"),
     ("import jax\njax.pmap(f, 'i', in_axes=(None, 0), out_axes=None)",
@@ -76,12 +78,15 @@ PMAPS = [
      "2 axis-size, 2 global-shapes, 2 pmap"),
     ("import jax\ns = jax.shard_map(f, mesh=m, in_specs=p, out_specs=p)\njax.pmap(s)",
      "3 nested, 3 pmap"),
-    ("try:\n    from jax import linear_util\nexcept ImportError:\n    linear_util = None\n", ""),
+    ("try:\n    from jax import linear_util\n"
+     "except ImportError:\n    linear_util = None\n", ""),
     (AVERAGE + "jax.shard_map(f, mesh=m)", "4 check-vma"),
     (AVERAGE + "jax.shard_map(f, check_vma=False)", ""),
     (AVERAGE.replace("grad", "vmap") + "jax.shard_map(f, mesh=m)", ""),
-    # A formatter puts the call on several lines: the name on its right side is the function.
-    ("import jax\ndef f(x): return x\nf = jax.pmap(\n    f, axis_name='i'\n)\ny = f(x)[1][0]", "3 pmap, 6 first-copy"),
+    # A formatter puts the call on several lines: the name on its right side is the
+    # function.
+    ("import jax\ndef f(x): return x\n"
+     "f = jax.pmap(\n    f, axis_name='i'\n)\ny = f(x)[1][0]", "3 pmap, 6 first-copy"),
     (METHOD, "4 pmap, 8 first-copy"),
     # Names of one function are not those of another.
     ("import jax\ndef f():\n  p = jax.pmap(g, 'i')\ndef h(p):\n  return p(x)[1][0]",
@@ -122,7 +127,8 @@ LINES = [
     ("from flax.optim import dynamic_scale", ["moved-scale"]),
     ("k = jax.random.split(k, 4 * n_devices).reshape(n_devices, -1)", ["prng-key"]),
     ("b = batch_size // jax.process_count()", ["hosts"]),
-    ("epoch = int(steps * jax.process_count() / len(data)); first = offset // jax.process_count()", []),
+    ("epoch = int(steps * jax.process_count() / len(data)); "
+     "first = offset // jax.process_count()", []),
     ("y = jax.tree_util.tree_map(lambda x: x[0], p(x))", ["first-copy"]),
     ("y = jax.tree.map(lambda x: x[0], batch)", []),
     ("def save(state): return jax.tree_map(lambda x: x[0], state)",
@@ -183,7 +189,8 @@ def test_every_name_of_the_table_is_found_and_what_is_gone_is_gone(tmp_path):
 
 def test_names_are_followed_from_file_to_file(tmp_path):
     tools = "import jax\nAXIS = 'i'\np = jax.pmap\nq = jax.pmap(f, axis_name=AXIS)\n"
-    main_file = "from tools import q, AXIS\nimport tools as t\nfrom jax import lax\nq(x)[1][0]\n"
+    main_file = "from tools import q, AXIS\nimport tools as t\n"
+    main_file += "from jax import lax\nq(x)[1][0]\n"
     main_file += "t.p(f, AXIS)\nlax.pmean(x, AXIS)"
     wanted = ["4 first-copy", "5 pmap", "6 pmean", "tools 3 pmap", "tools 4 pmap"]
     assert found(tmp_path, tools=tools, main=main_file) == wanted
@@ -194,7 +201,8 @@ def test_names_are_followed_from_file_to_file(tmp_path):
 
 
 def test_collectives_of_other_maps_and_programs_without_pmap_are_left_out(tmp_path):
-    other = "import jax\ndef f(x):\n    return jax.lax.psum(x, 'v')\njax.vmap(f, axis_name='v')\n"
+    other = "import jax\ndef f(x):\n    return jax.lax.psum(x, 'v')\n"
+    other += "jax.vmap(f, axis_name='v')\n"
     assert found(tmp_path, other=other) == []
     assert found(tmp_path, other=other, main=MAPPED) == ["2 pmap"]
     assert found(tmp_path, other=other.replace("'v'", "'i'"), main=MAPPED) == [
@@ -326,7 +334,8 @@ def test_the_programs_of_tests_and_lesson_12(name):
 def test_status_1_if_a_line_fails_and_fine_lines_only_with_all(tmp_path):
     path = tmp_path / "old.py"
     path.write_text(
-        "import jax\nraise SystemExit('this is never run')\njax.tree_map(f, jax.pmap(f, 'i')(x))\n"
+        "import jax\nraise SystemExit('this is never run')\n"
+        "jax.tree_map(f, jax.pmap(f, 'i')(x))\n"
     )
     status, out, err = entry.run_command("port", path)
     assert (status, err.count("\n"), f"first {path}:3 (tree-map): gone" in err) == (

@@ -23,7 +23,8 @@ def free_port() -> int:
 
 def by_hand() -> list[list[str]]:
     """The flags of two processes that say who the other is."""
-    flags = f"--coordinator 127.0.0.1:{free_port()} --num-processes 2 --heartbeat-timeout {HEARTBEAT} --process-id"
+    flags = f"--coordinator 127.0.0.1:{free_port()} --num-processes 2 "
+    flags += f"--heartbeat-timeout {HEARTBEAT} --process-id"
     return [[*flags.split(), process] for process in "01"]
 
 

@@ -49,7 +49,9 @@ class Rows:
         return x[i], int(x[i, :3].argmax()), 1.0 + i % 3
 
 def make():
-    return DataSet(Rows(), Rows(), augment=lambda x, key: x + 0.1 * jax.random.normal(key, x.shape))
+    def augment(x, key):
+        return x + 0.1 * jax.random.normal(key, x.shape)
+    return DataSet(Rows(), Rows(), augment=augment)
 """
 
 
@@ -106,14 +108,15 @@ def require_lost(ended) -> None:
     else:
         assert ended.status == -signal.SIGABRT, ended
         theirs = (
-            "Terminating process because the JAX distributed service detected fatal errors",
+            "Terminating process because the JAX distributed service detected fatal "
+            "errors",
             "instance of 'gloo::",
         )
         assert any(words in ended.err for words in theirs), ended
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_killed_and_hang_and_stopped_and_resumed_equal_one_device(
+def test_two_processes_that_are_killed_and_hang_and_resumed_equal_one_device(
     small_run, tmp_path
 ):
     """Promises 1 and 4 over processes: the coordinator is killed, a process hangs (with
@@ -298,15 +301,18 @@ def test_not_all_come():
         ),
         (
             {"coordinator": "localhost:9"},
-            "(Number of processes must be defined.): start each once, with --distributed",
+            "(Number of processes must be defined.): start each once, with "
+            "--distributed",
         ),
         (
             {"process_id": 0},
-            "(coordinator_address should be defined.): start each once, with --distributed",
+            "(coordinator_address should be defined.): start each once, with "
+            "--distributed",
         ),
         (
             {"distributed": True},
-            "or with its number from 0 and a free port of process 0's machine, as in --coordinator",
+            "or with its number from 0 and a free port of process 0's machine, as in "
+            "--coordinator",
         ),
         (
             {"coordinator": "here", "num_processes": 2, "process_id": 0},

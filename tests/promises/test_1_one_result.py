@@ -93,9 +93,8 @@ def require_equal(found, wanted, most, where):
             difference = np.abs(np.asarray(shard.data, right.dtype) - right).max(
                 initial=0
             )
-            assert difference <= limit, (
-                f"{where}, {jax.tree_util.keystr(path)} on {shard.device}: {difference:.2g}"
-            )
+            leaf = f"{jax.tree_util.keystr(path)} on {shard.device}"
+            assert difference <= limit, f"{where}, {leaf}: {difference:.2g}"
 
 
 def hold(strategy, count, model, optimizer, dtype):

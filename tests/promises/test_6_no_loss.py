@@ -252,7 +252,8 @@ def pictures(folder):
 def test_a_picture_starts_no_other_program(tmp_path, monkeypatch):
     """A `.png` that is PostScript would make Pillow start Ghostscript on it."""
     pictures(tmp_path / "photos")
-    text = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    text = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+    text += "showpage\n%%EOF\n"
     (tmp_path / "photos" / "cat" / "x.png").write_text(text)
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "gs"

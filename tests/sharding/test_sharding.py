@@ -172,7 +172,8 @@ def test_flags_that_cannot_be(mesh, layout, shard_state, strategy, message):
         ({"mesh": "data:8", "devices": 8},
          "--mesh 'data:8' is not a list of different axes with their sizes: try", {}),
         ({"layout": "modle"}, "did you mean 'model'?", {}),
-        ({"mesh": "data=4,model=3"}, "does not fit hidden1.bias [512] on data=4,model=3 (",
+        ({"mesh": "data=4,model=3"},
+         "does not fit hidden1.bias [512] on data=4,model=3 (",
          {"mesh": "data=12", "layout": "data"}),
         ({"mesh": "data=4,model=2", "devices": 4}, "has 8 places for 4 device(s): try",
          {}),
@@ -180,17 +181,21 @@ def test_flags_that_cannot_be(mesh, layout, shard_state, strategy, message):
          {"mesh": "data=4,model=2"}),
         ({"devices": 8, "layout": "spatial"}, "try --mesh data=2,model=2,feature=2",
          {"mesh": "data=2,feature=2,model=2", "layout": "spatial"}),
-        ({"mesh": "data=4,model=2", "layout": "data"}, "model of data=4,model=2 splits nothing under --layout data",
+        ({"mesh": "data=4,model=2", "layout": "data"},
+         "model of data=4,model=2 splits nothing under --layout data",
          {"mesh": "data=8", "layout": "data"}),
-        ({"mesh": "data=8", "layout": "batch=none"}, "would do the same work: try --mesh data=8 --layout data",
+        ({"mesh": "data=8", "layout": "batch=none"},
+         "would do the same work: try --mesh data=8 --layout data",
          {"mesh": "data=8", "layout": "data"}),
         ({"mesh": "data=4,model=2", "layout": "hidden=modle"},
          "modle, which is no axis of the mesh data=4", {}),
         ({"mesh": "data=4,model=2", "layout": "hiden=model"}, "did you mean 'hidden'?",
          {"mesh": "data=4,model=2"}),
-        ({"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"}, "not fit hidden2.kernel [512, 512]",
+        ({"mesh": "data=4,model=2", "layout": "hidden=model,embed=model"},
+         "not fit hidden2.kernel [512, 512]",
          {"mesh": "data=4,model=2", "layout": "hidden=model,embed=none"}),
-        ({"mesh": "data=1,model=8", "layout": "features=model"}, "not fit the inputs [0, 28]",
+        ({"mesh": "data=1,model=8", "layout": "features=model"},
+         "not fit the inputs [0, 28]",
          {"mesh": "data=8", "layout": "data"}),
         ({"mesh": "data=1,model=8", "shard_state": "optimizer"}, "over the 1 device(s)",
          {"mesh": "data=1,model=8"}),
@@ -232,8 +237,8 @@ def test_a_split_optimizer_state_gathers_the_parameters_once():
             split += param.nbytes
     assert moved["all-gather"] == split
     assert (
-        state_line(state)
-        == "each device holds 41.7 % of it: parameters 2.68 MB + optimizer state 0.67 MB"
+        state_line(state) == "each device holds 41.7 % of it: parameters 2.68 MB "
+        "+ optimizer state 0.67 MB"
     )
 
 
@@ -242,7 +247,8 @@ def test_a_split_optimizer_state_gathers_the_parameters_once():
 def test_a_split_state_needs_jit(strategy, shard_state):
     with pytest.raises(UserError) as error:
         check_sharding(None, "data", shard_state, strategy)
-    words = f"--shard-state {shard_state} needs --strategy jit, because --strategy {strategy}"
+    words = f"--shard-state {shard_state} needs --strategy jit, "
+    words += f"because --strategy {strategy}"
     assert words in error.value.message
 
 
