@@ -64,7 +64,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # **Predict:** `x[0]` gives you copy 0. How much do the devices have to send: nothing, one copy, or all eight?
 
 # %% tags=["prediction"]
-from pmapdp.compare.collectives import collectives  # lists them, from a compiled program
+from pmapdp.collectives import collectives  # lists them, from a compiled program
 
 copies = jax_utils.replicate(np.ones((1024, 1024), np.float32))  # [8, 1024, 1024]
 communication = collectives(jax.jit(lambda x: x[0]).lower(copies).compile().as_text())

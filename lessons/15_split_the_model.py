@@ -48,7 +48,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # each device has two of the four numbers and two rows of w. Then we split w by its columns, and both devices have all of x.
 
 # %%
-from pmapdp.compare.collectives import collectives
+from pmapdp.collectives import collectives
 
 two_devices = Mesh(jax.devices()[:2], ("model",))
 x, w = np.array([[1.0, 2, 3, 4]]), np.ones((4, 2))

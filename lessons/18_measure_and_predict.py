@@ -146,7 +146,7 @@ import optax
 from jax import P  # short for PartitionSpec
 from jax.sharding import Mesh, NamedSharding
 
-from pmapdp.compare.collectives import collectives  # reads the all-reduces from a compiled program
+from pmapdp.collectives import collectives  # reads the all-reduces from a compiled program
 from pmapdp.lessons import drawing
 
 shapes = {"W1": (784, 512), "W2": (512, 512), "W3": (512, 10)}

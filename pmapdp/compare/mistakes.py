@@ -13,7 +13,7 @@ import numpy as np
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
 
-from pmapdp.compare.collectives import instructions
+from pmapdp.collectives import instructions
 from pmapdp.compare.words import EQUAL
 from pmapdp.devices import choose
 

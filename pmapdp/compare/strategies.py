@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmapdp.compare.collectives import instructions
+from pmapdp.collectives import instructions
 from pmapdp.compare.words import Run
 from pmapdp.compare.wrong import WRONG
 from pmapdp.config import Config

@@ -6,6 +6,8 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from pmapdp.collectives import describe_exchange
+
 Run = dict[str, Any]
 # If rounding alone differs, parameters after some updates with Adam differ by at most
 # this.
@@ -26,7 +28,7 @@ def describe(run: Run) -> dict[str, str]:
         "rate": f"{run['examples_per_second']:,.0f}",
         "who": who_adds_up(run),
         "memory": f"{decimal(sum(run['memory'].values()))}: {', '.join(parts)}",
-        "exchanged": exchanged(run["collectives"]),
+        "exchanged": describe_exchange(run["collectives"]),
     }
 
 
@@ -38,36 +40,6 @@ def who_adds_up(run: Run) -> str:
     if largest["written"]:
         return f"you, {largest['source'].rpartition('/')[2]}"
     return "the compiler"
-
-
-def exchanged(collectives: Sequence[dict[str, Any]]) -> str:
-    """Say what devices exchange: `1 all-reduce, 576 bytes`.
-
-    One in a loop runs more than once: `4 all-reduces, run 16 times an update, 2.3 kB: 4
-    times at accumulate.py:81`.
-    """
-    rows_of: dict[str, list[dict[str, Any]]] = {}
-    for collective in collectives:
-        rows_of.setdefault(collective["kind"], []).append(collective)
-    texts = []
-    for kind, rows in rows_of.items():
-        text = f"{len(rows)} {kind}{'s' if len(rows) > 1 else ''}"
-        loops = [row for row in rows if row["runs"] != 1]
-        if any(row["runs"] is None for row in rows):
-            text += ", in a loop whose length only the run shows"
-        elif loops:
-            text += f", run {sum(row['runs'] for row in rows)} times an update"
-        total = sum(row["bytes"] * (row["runs"] or 1) for row in rows)
-        text += f", {decimal(total)}"
-        places = [
-            f"{row['runs'] or '?'} times at {row['source'].rpartition('/')[2]}"
-            for row in loops
-            if row["source"]
-        ]
-        if places:
-            text += f": {', '.join(places[:3])}"
-        texts.append(text)
-    return "; ".join(texts) or "no collective"
 
 
 def summary(report: dict[str, Any]) -> str:

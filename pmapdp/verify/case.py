@@ -154,6 +154,16 @@ class Case:
         return {name: found[name] for name in farthest}
 
     @cached_property
+    def traced(self) -> Any:
+        """The step as JAX traces it."""
+        return jax.jit(self.step).trace(*step_arguments(*self.place(self.update)))
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The step as compiled, also one that a plain function is around."""
+        return self.traced.lower().compile()
+
+    @cached_property
     def parts(self) -> list[Leaves]:
         """What the reference makes of each device's examples; empty if it can't."""
         update = self.update

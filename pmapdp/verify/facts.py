@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pmapdp.collectives import describe_exchange, instructions
 from pmapdp.verify import trees
 from pmapdp.verify.case import CLEAR, PREDICTS, Case
 from pmapdp.verify.reference import equations, step_arguments
@@ -402,8 +403,7 @@ def find_unsplit_work(cases: list[Case]) -> list[Fact]:
     update = case.update
     if case.N == 1 or not update.examples or update.examples % case.N:
         raise CheckError("there is no batch that is split over several devices")
-    step = jax.jit(case.step).trace(*step_arguments(*case.place(update)))
-    for each in step.jaxpr.eqns:
+    for each in case.traced.jaxpr.eqns:
         places = each.params.get("devices", ())
         is_placed = any(place is not None for place in places)
         if each.primitive.name == "device_put" and is_placed:
@@ -414,8 +414,9 @@ def find_unsplit_work(cases: list[Case]) -> list[Fact]:
     rows = update.rows(slice(update.examples // case.N))
     device = reference.jitted_device.lower(0, update.state, rows, *update.key)
     whole = reference.jitted.lower(*update.arguments)
-    mine, part, total = [each.compile() for each in (step.lower(), device, whole)]
-    if find_loops(mine) not in (find_loops(part), find_loops(total)):
+    part = device.compile()
+    total = whole.compile()
+    if find_loops(case.compiled) not in (find_loops(part), find_loops(total)):
         raise CheckError(
             "the compiler counts a loop once, and the loops of step and reference "
             "differ"
@@ -424,7 +425,7 @@ def find_unsplit_work(cases: list[Case]) -> list[Fact]:
     if not all_of_it:
         raise CheckError("the compiler counts no operations")
     share = count_flops(part) / all_of_it
-    ratio = count_flops(mine) / all_of_it
+    ratio = count_flops(case.compiled) / all_of_it
     # Some of the work is the same for any batch, such as the update of the state.
     same_for_all = (share - 1 / case.N) / (1 - 1 / case.N)
     most = max(MOST_WORK * share, share + 3 * same_for_all)
@@ -444,3 +445,10 @@ def find_loops(program: Any) -> list[str]:
 def count_flops(program: Any) -> float:
     """Return the floating-point operations of a compiled program, loops once."""
     return (program.cost_analysis() or {}).get("flops", 0)
+
+
+def find_exchange(case: Case) -> str:
+    """Say what the devices exchange in an update, as far as the compiled step shows."""
+    with contextlib.suppress(Exception):  # a step need not be traceable as a whole
+        return describe_exchange(instructions(case.compiled.as_text()))
+    return ""

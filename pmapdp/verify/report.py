@@ -100,6 +100,7 @@ class Report(NamedTuple):
             compared.
         precision: the type in which it was computed, and why it was not float64.
         unseen: what this reference can't show.
+        exchange: what the devices exchange in an update.
     """
 
     checks: list[Check]
@@ -107,6 +108,7 @@ class Report(NamedTuple):
     updates: dict[int, tuple[int, ...]]
     precision: str
     unseen: str = ""
+    exchange: str = ""
 
     @property
     def failed(self) -> list[Check]:
@@ -172,6 +174,8 @@ class Report(NamedTuple):
         if unchecked:
             lines.append(wrap(f"Not checked: {'; '.join(unchecked)}."))
         lines += self.describe_compared()
+        if self.exchange:
+            lines.append(wrap(f"The devices exchange in an update: {self.exchange}."))
         if self.unseen:
             lines.append(wrap(f"Can't see: {self.unseen}"))
         lines.append(self.conclude())
@@ -186,7 +190,8 @@ class Report(NamedTuple):
             anchor = row.replace(" ", "-").replace("'", "").lower()
             lines.append(
                 wrap(
-                    f"This fits a row of the usual mistakes, {row!r}. {mistake['see']}. "
+                    f"This fits a row of the usual mistakes, {row!r}. "
+                    f"{mistake['see']}. "
                     f"Usually {usually}. What to write, and what it is if the program "
                     f"is correct: docs/mistakes.md#{anchor}"
                 )

@@ -16,6 +16,7 @@ from pmapdp.verify.case import Case
 from pmapdp.verify.facts import (
     describe_metrics,
     describe_state,
+    find_exchange,
     find_fixed_key,
     find_unsplit_work,
 )
@@ -112,13 +113,9 @@ def verify(
         batches,
         keys,
     )
-    checks, made, runs, why_not = run_in_best_type(task, float64)
-    if last_batch is None and batch is not None:
-        why = "give last_batch, if yours is uneven or padded"
-        checks.append(Check("last batch", "not checked", sentence=why))
-    if make_step is None:
-        why = "give make_step"
-        checks.append(Check("other numbers of devices", "not checked", sentence=why))
+    found, why_not = run_in_best_type(task, float64)
+    checks, made, runs, _ = found
+    checks += list_skipped(batch, last_batch, make_step)
     on = {}
     for each in made:
         compared = [N for N, cases in runs.items() if each.number < len(cases)]
@@ -128,7 +125,7 @@ def verify(
     precision = "float64"
     if why_not:
         precision = f"the given types, not float64 ({why_not})"
-    return Report(checks, kinds, on, precision, plain.unseen)
+    return Report(checks, kinds, on, precision, plain.unseen, found.exchange)
 
 
 def list_inputs(
@@ -147,6 +144,18 @@ def list_inputs(
         else:
             keys.append((key,))
     return batches, keys
+
+
+def list_skipped(batch: Any, last_batch: Any, make_step: Any) -> list[Check]:
+    """Return the checks for which an argument wasn't given."""
+    skipped = []
+    if last_batch is None and batch is not None:
+        why = "give last_batch, if yours is uneven or padded"
+        skipped.append(Check("last batch", "not checked", sentence=why))
+    if make_step is None:
+        why = "give make_step"
+        skipped.append(Check("other numbers of devices", "not checked", sentence=why))
+    return skipped
 
 
 def join_kinds(updates: list[Update]) -> dict[str, str]:
@@ -181,30 +190,44 @@ class Task(NamedTuple):
     keys: list[tuple[Any, ...]]
 
 
-def run_in_best_type(
-    task: Task, float64: bool
-) -> tuple[list[Check], list[Update], Runs, str]:
+class Found(NamedTuple):
+    """What came out.
+
+    Attributes:
+        checks: of the results, the random numbers and the work.
+        updates: the reference's.
+        runs: the step's.
+        exchange: what the devices exchange in an update.
+    """
+
+    checks: list[Check]
+    updates: list[Update]
+    runs: Runs
+    exchange: str
+
+
+def run_in_best_type(task: Task, float64: bool) -> tuple[Found, str]:
     """Make the updates and all checks in float64, or else in the types that are given.
 
     Returns:
-        The checks, the updates, the cases, and why it was not float64.
+        What came out, and why it was not float64.
     """
     with jax.transfer_guard("allow"):  # programs are given arrays of the host
         why_not = "as asked"
         if float64:
             try:
                 with jax.enable_x64(True):
-                    return *run_in(task, np.float64), ""
+                    return run_in(task, np.float64), ""
             except ArgumentsError:
                 raise
             except CheckError as error:
                 why_not = str(error)
             except Exception as error:
                 why_not = f"the reference raises {type(error).__name__}"
-        return *run_in(task, None), why_not
+        return run_in(task, None), why_not
 
 
-def run_in(task: Task, dtype: Any) -> tuple[list[Check], list[Update], Runs]:
+def run_in(task: Task, dtype: Any) -> Found:
     """Make the updates and all checks in one type, or in the given ones.
 
     Raises:
@@ -234,7 +257,11 @@ def run_in(task: Task, dtype: Any) -> tuple[list[Check], list[Update], Runs]:
                 checks.append(Check("runs", status, (N,), blame(error)))
                 continue
         runs[N] = cases
-    return checks + make_checks(runs), made, runs
+    checks += make_checks(runs)
+    exchange = ""
+    if runs:
+        exchange = find_exchange(runs[max(runs)][0])
+    return Found(checks, made, runs, exchange)
 
 
 def make_checks(runs: Runs) -> list[Check]:

@@ -14,13 +14,12 @@ import pytest
 from jax import P, lax
 from jax.sharding import Mesh
 
+from pmapdp.collectives import Collective, collectives, describe_exchange, instructions
 from pmapdp.compare.code import align, as_html, find_changes, kind_of
-from pmapdp.compare.collectives import Collective, collectives, instructions
 from pmapdp.compare.mistakes import load_mistakes
 from pmapdp.compare.pictures import DEVICE_COLOURS, differences, flow, holdings
 from pmapdp.compare.programs import split_program
 from pmapdp.compare.sources import read_sections
-from pmapdp.compare.words import exchanged
 from pmapdp.steps import STRATEGIES
 
 STEPS = Path(__file__).parents[2] / "pmapdp" / "steps"
@@ -250,7 +249,9 @@ def test_a_collective_in_a_loop_counts_as_often_as_it_runs():
     assert sorted(found, key=str) == [(1, True), (12, False), (4, False), (None, False)]
     assert collectives(lowered.compile().as_text())[0].runs is None
     known = [row for row in rows if row["runs"]]
-    assert "3 all-reduces, run 17 times an update, 340 bytes" in exchanged(known)
+    assert "3 all-reduces, run 17 times an update, 340 bytes" in describe_exchange(
+        known
+    )
 
 
 def test_an_all_reduce_of_each_micro_batch_is_counted():

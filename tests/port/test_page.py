@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from launch import environment
 from pmap_programs import load
 
-from pmapdp.compare.collectives import collectives
+from pmapdp.collectives import collectives
 from pmapdp.devices import simulate
 from pmapdp.port.__main__ import as_text, report_program
 from pmapdp.port.find import BROKEN, STATUS, TABLE

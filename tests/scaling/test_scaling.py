@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from pmapdp.compare.collectives import collectives
+from pmapdp.collectives import collectives
 from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError
 from pmapdp.registry import MODELS

@@ -15,7 +15,7 @@ from flax import nnx
 from jax import P
 from marks import quick
 
-from pmapdp.compare.collectives import collectives
+from pmapdp.collectives import collectives
 from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet, Split

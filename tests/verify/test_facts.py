@@ -272,6 +272,26 @@ def test_a_report_says_what_its_reference_cannot_show():
     assert "Can't see" not in str(plain)
 
 
+def test_the_report_says_how_often_an_all_reduce_runs():
+    """Two micro-batches, and an all-reduce for each of them: the numbers are right."""
+
+    def step(w, x):
+        def add(gradients, part):
+            gradient = jax.grad(loss_of)(w, {"x": part, "y": 1.0})
+            return gradients + mean(gradient), None
+
+        parts = x.reshape(2, -1, 5)
+        gradients, _ = lax.scan(add, jnp.zeros_like(w), parts)
+        return w - 0.05 * gradients
+
+    batch = np.concatenate([BATCH["x"]] * 4)
+    report = verify(**given(step, W, batch, float64=False))
+    assert report.ok, str(report)
+    # Five numbers of four bytes, twice.
+    assert report.exchange.startswith("1 all-reduce, run 2 times an update, 40 bytes")
+    assert report.exchange in " ".join(str(report).split())
+
+
 def test_work_that_a_plain_function_places_is_not_called_split():
     """The compiler's counts would leave its `device_put` out, so nothing is said of the work."""
     jitted = jax.jit(descend)

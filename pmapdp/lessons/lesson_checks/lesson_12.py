@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from jax import P
 
-from pmapdp.compare.collectives import collectives
+from pmapdp.collectives import collectives
 from pmapdp.lessons.checks import close, mesh_of, refuse, require
 
 N = 4

@@ -6,7 +6,7 @@ import numpy as np
 from jax import P
 from jax.sharding import NamedSharding
 
-from pmapdp.compare.collectives import collectives
+from pmapdp.collectives import collectives
 from pmapdp.lessons.checks import close, mesh_of, refuse, require
 
 N, K, D = 4, 3, 5  # devices, micro-batches, features

@@ -7,7 +7,7 @@ import numpy as np
 from jax import P
 from jax.sharding import NamedSharding
 
-from pmapdp.compare.collectives import collectives
+from pmapdp.collectives import collectives
 from pmapdp.lessons.checks import close, mesh_of, refuse, require
 
 SHAPES = {"W1": (12, 8), "W2": (8, 6)}

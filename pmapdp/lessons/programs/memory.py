@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from pmapdp.compare.collectives import ARRAY, size
+from pmapdp.collectives import ARRAY, size
 
 INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*)")
 NO_MEMORY_OF_ITS_OWN = {
