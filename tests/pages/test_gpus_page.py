@@ -8,22 +8,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from launch import python
 
 from pmapdp.data.dataset import DataSet, Split
 
 PAGE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text()
-(PROGRAM,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+NETWORK, PROGRAM = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 HEADER = re.search(r"```\n(run  .*?)```", PAGE, re.DOTALL)[1]
-
-
-class Net(nnx.Module):
-    def __init__(self, *, dtype, rngs):
-        self.logits = nnx.Linear(6, 3, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x):
-        return self.logits(x)
 
 
 def test_the_program_trains_on_all_devices(folder):
@@ -42,8 +33,8 @@ def test_the_program_trains_on_all_devices(folder):
     }.items():
         assert code.count(old) == 1
         code = code.replace(old, new)
-    names = {"Net": Net, "data": data}
-    exec(code, names)
+    names = {"data": data}
+    exec(NETWORK + code, names)
     last = names["result"].epochs[-1]
     assert last["step"] == 2 * 256 // (16 * len(jax.devices()))
     assert np.isfinite(last["train"]["loss"])
