@@ -294,7 +294,7 @@ def make_exact(model: nnx.Module) -> nnx.Module:
     known.
     """
     layer: Any
-    for _, layer in nnx.iter_modules(model):
+    for _, layer in nnx.iter_modules(model, graph=True):
         if type(layer) is nnx.BatchNorm:
             layer.__class__ = ExactBatchNorm
             for moment in (layer.mean, layer.var):
@@ -337,6 +337,6 @@ def freeze_batch_norms(model: nnx.Module, trainable: Any) -> None:
     """
     is_trained = nnx.filterlib.to_predicate(trainable)
     parameter = nnx.Param(jnp.zeros(()))
-    for path, layer in nnx.iter_modules(model):
+    for path, layer in nnx.iter_modules(model, graph=True):
         if isinstance(layer, ExactBatchNorm):
             layer.is_frozen = not is_trained((*path, "scale"), parameter)

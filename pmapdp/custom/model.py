@@ -131,7 +131,7 @@ def check_call(task: Task, examples: Batch) -> Any:
 
 def advise_on_inputs(task: Task, examples: Batch) -> str:
     """Say what to do if a model doesn't take its inputs."""
-    for _, module in nnx.iter_modules(task.model):
+    for _, module in nnx.iter_modules(task.model, graph=True):
         if isinstance(module, nnx.bridge.ToNNX):
             return LINEN_ADVICE
     shape: Any = getattr(examples.inputs, "shape", ())

@@ -95,7 +95,7 @@ def make_trial(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
             context = Context(batch.weights, keys, step, train=True, axis_name=AXIS)
         if mode == MICRO_BATCHES:
             context = dataclasses.replace(context, axis_name=None)
-            for _, layer in nnx.iter_modules(model):
+            for _, layer in nnx.iter_modules(model, graph=True):
                 if isinstance(layer, nnx.BatchNorm):
                     layer.use_running_average = True
         with use_context(context), jax.default_matmul_precision("highest"):  # no TF32
