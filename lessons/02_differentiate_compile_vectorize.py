@@ -86,11 +86,7 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 #
 # ## Your program, without a backward pass
 #
-# Here's lesson 01's program:
-#
-# include program/01_numpy.py
-#
-# And this is what changes. `np` becomes `jnp` wherever gradients have to pass. `backward` goes, and its check goes with
+# You start from lesson 01's program, [program/01_numpy.py](program/01_numpy.py). `np` becomes `jnp` wherever gradients have to pass. `backward` goes, and its check goes with
 # it, because now `jax.grad` finds the gradients of `loss_sums`. That function now returns a pair: the loss, and the
 # sums for the metrics. With `has_aux=True`, `grad` differentiates only the first, and hands you the second as it is.
 #
@@ -102,18 +98,14 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 #
 # Lesson 01's program ended with loss 0.2535 and accuracy 0.9174, and 0.3487 and 0.8820 on the test set.
 #
-# **Predict:** what does this one end with?
+# This is the new program, to take home:
 
-# %% tags=["prediction", "take-home"]
+# %% tags=["take-home"]
 # include program/02_jax.py
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# The same numbers, because it's the same gradient. But now nobody has to derive it. (On another machine the last digits
-# may differ, because float32 rounds after every addition, and the additions may come in another order.)
-#
-# </details>
+# It ends with the same numbers, because it's the same gradient. But now nobody has to derive it. On another machine the
+# last digits may differ, because float32 rounds after every addition, and the additions may come in another order.
 #
 # ## jit: trace once, then run without Python
 #

@@ -162,11 +162,7 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 #
 # ## The program
 #
-# Here it is as you left it in lesson 02:
-#
-# include program/02_jax.py
-#
-# And this is what changes:
+# You start from lesson 02's program, [program/02_jax.py](program/02_jax.py). This is what changes:
 #
 # include the difference of 02_jax.py and 03_flax.py
 #

@@ -156,18 +156,14 @@ lesson_04.mesh_and_specs()
 #
 # Lesson 03's program ended with loss 0.3540 and accuracy 0.8730 on the test set.
 #
-# **Predict:** what does this one end with?
+# This is the new program:
 
-# %% tags=["prediction", "take-home"]
+# %% tags=["take-home"]
 # include program/04_evaluate.py
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# The same numbers, because a sum doesn't care who adds up which part, except for rounding. On another machine the last
-# digits may differ, and a few of the examples may tip over to another class.
-#
-# </details>
+# It ends with the same numbers, because a sum doesn't care who adds up which part, except for rounding. On another
+# machine the last digits may differ, and a few of the examples may tip over to another class.
 #
 # Take that cell home. Its mesh, `place_state` and `place_batch` stay as they are in lesson 05.
 #

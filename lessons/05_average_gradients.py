@@ -124,9 +124,8 @@ for average in (mean_of_means, mean_of_sums):
 #
 # ## The program so far
 #
-# include program/03_flax.py
-#
-# And here's everything that changes for eight devices. A line with a - is removed, and a line with a + is new.
+# You start from lesson 03's program, [program/03_flax.py](program/03_flax.py). Here's everything that changes for eight
+# devices. A line with a - is removed, and a line with a + is new.
 #
 # include the difference of 03_flax.py and 05_pmap.py
 #

@@ -147,9 +147,7 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 #
 # ## The program so far
 #
-# include program/05_pmap.py
-#
-# And here's what changes for batch norm. Because the layer keeps state, it touches the network, the loss and the step.
+# You start from [program/05_pmap.py](program/05_pmap.py). Here's what changes for batch norm. Because the layer keeps state, it touches the network, the loss and the step.
 #
 # include the difference of 05_pmap.py and 07_batch_norm.py
 #

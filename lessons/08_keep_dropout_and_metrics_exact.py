@@ -131,9 +131,7 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 #
 # ## The program so far
 #
-# include program/05_pmap.py
-#
-# And with dropout:
+# You start from [program/05_pmap.py](program/05_pmap.py). Here's what changes with dropout:
 #
 # include the difference of 05_pmap.py and 08_exact.py
 #
