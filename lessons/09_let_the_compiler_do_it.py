@@ -17,8 +17,8 @@
 #
 # In lesson 05 you wrote an all-reduce. Now delete it. Delete `pmap`, too, and the reshape to `[N, b, ...]`. What's left is
 # lesson 03's step for one device, and it trains on eight, with the same losses. The compiler sees where your arrays are
-# and puts the all-reduce in for you. There's one way to get it wrong, and it's a quiet one: the result is right, but
-# every device does all of the work.
+# and puts the all-reduce in for you. There's one quiet way to get it wrong: you get the correct result, but every
+# device does all of the work.
 #
 # **You will** write a data-parallel step with `jax.jit` and shardings, find the compiler's all-reduce, and notice when the
 # batch isn't split. 18 minutes, 33 with exercises. You need [05 Average gradients](05_average_gradients.ipynb).
@@ -46,8 +46,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # With `pmap` you wrote what *one device* does with its part. With `jit` you write what happens to the *global batch*, as
 # if there were one device. So the sums in `loss_sums` are now sums over all 128 examples, and you don't have to add
 # anything up afterwards. `in_shardings` says where the arguments are (the state on every device, the batch split), and
-# `out_shardings` says where you want the results. (If you know PyTorch's DTensor: `replicated` is its `Replicate()`,
-# and `split` is its `Shard(0)`.)
+# `out_shardings` says where you want the results. If you know PyTorch's DTensor, `replicated` is its `Replicate()` and
+# `split` is its `Shard(0)`.
 #
 # Lesson 05's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set. Here's the new one:
 
@@ -122,8 +122,8 @@ assert all_reduces[0].partition(" all-reduce(")[0].count("f32[") == 7
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One. Between `=` and `all-reduce(` you see what it returns, seven arrays: the gradients of two kernels (transposed)
-# and two biases, and the three sums. XLA for CPUs has merged them into one message. On GPUs and TPUs it may be several.
+# One. The part before `all-reduce(` lists its seven results: the gradients of two kernels (transposed) and two
+# biases, and the three sums. XLA for CPUs has merged them into one message. On GPUs and TPUs it may be several.
 #
 # </details>
 #
@@ -152,8 +152,8 @@ cases = {
 # %% [markdown]
 # Let's compile the step for each of them, and ask the compiler how many operations each device will do.
 #
-# **Predict:** for which of the first three does each device compute only its own 16 rows? (The last case is up to the
-# compiler, so just look.)
+# **Predict:** for which of the first three does each device compute only its own 16 rows? You can't work out the last
+# case, because it's up to the compiler.
 
 # %% tags=["prediction"]
 work = {}
@@ -169,14 +169,14 @@ assert work["only the inputs are"] < 1.5 * work["all three are placed"]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# For the first alone. The state is on eight devices, so all eight run the step. If nothing tells the compiler that
-# the batch is split, each of them gets all of it and computes the whole gradient. That's 1.4 million operations on each
-# device, as many as one device needs alone, instead of 0.2 million. Nobody has to communicate, and the result is right,
-# but you paid for eight devices and got the speed of one. In the last case one of the arrays is split, and this compiler
-# splits the others to match. But that's its choice, so don't count on it.
+# For the first alone. The state is on eight devices, so all eight run the step. If nothing says that the batch is
+# split, every device gets the whole batch and computes the whole gradient. That's 1.4 million operations on each
+# device, as many as one device needs alone, instead of 0.2 million. Nobody has to communicate, and the gradient is
+# correct, but you paid for eight devices and got the speed of one. In the last case one of the arrays is split, and
+# this compiler splits the others to match. Another version may choose differently, so don't count on it.
 #
-# (Even then a device does more than an eighth of the work, because every device runs Adam on all parameters. Lesson 16
-# splits that, too.)
+# Even with a split batch a device does more than an eighth of the work, because every device runs Adam on all
+# parameters. Lesson 16 splits Adam's work, too.
 #
 # </details>
 #
@@ -215,9 +215,9 @@ assert outcome.startswith("ValueError")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Refused, and that's the good case, because you notice it. A batch that you've replicated over the mesh is refused,
-# too, and so is a batch of 100 rows, because 100 isn't divisible by 8. (Your program never has one, because `batches`
-# pads the last batch to 128 rows.)
+# Refused, and that's the good case, because you notice the mistake. A batch that you've replicated over the mesh is
+# refused, too, and so is a batch of 100 rows, because 100 isn't divisible by 8. Your program never passes such a batch,
+# because `batches` pads the last one to 128 rows.
 #
 # </details>
 #
@@ -238,8 +238,8 @@ assert outcome.startswith("ValueError")
 #    must be replicated. <details><summary>Hint</summary>Write the step for one device with <code>jax.value_and_grad</code>
 #    and <code>jax.tree.map</code>. In <code>in_shardings</code> and <code>out_shardings</code> one sharding stands for a
 #    whole pytree.</details>
-# 2. `fixed_evaluation` (5 minutes, find the mistake): `broken_evaluation` returns a jitted function. Its result is right,
-#    but each of eight devices evaluates all examples. Write it so that each evaluates its share.
+# 2. `fixed_evaluation` (5 minutes, find the mistake): `broken_evaluation` returns a jitted function. Its result is
+#    correct, but each of eight devices evaluates all examples. Write it so that each evaluates its share.
 #    <details><summary>Hint</summary>If you pass one sharding as <code>in_shardings</code>, it applies to all three
 #    arguments.</details>
 

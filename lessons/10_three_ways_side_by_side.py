@@ -73,8 +73,8 @@ lesson_10.three_ways()
 # ## How much of the batch does your loss see?
 #
 # Now the smallest case: one weight `w`, and the numbers 0 to 15, two on each of eight devices. The loss is the mean of
-# `w * x`. At w = 1 that's 7.5, and its gradient, the mean of `x`, is 7.5 as well. To show how much of the batch it sees,
-# `loss` appends the shape of `x` to a list.
+# `w * x`. At w = 1 the loss is 7.5. Its gradient is the mean of `x`, which is 7.5 as well. `loss` appends the shape of `x` to a
+# list, so that you can see how much of the batch reaches it.
 
 
 # %%
@@ -146,12 +146,12 @@ lesson_10.trap()
 # The factor comes from a check, `check_vma`, which is on unless you switch it off. With the check on, JAX knows that all
 # devices hold the same `w`. JAX sees one weight used eight times, so its gradient is the sum of eight. `jax.grad` adds
 # them up for you, and you never see that all-reduce. pmap runs your step in a `shard_map` whose check is off, so in
-# lesson 05 the same line was right.
+# lesson 05 the same line was correct.
 #
 # **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w`
 # doesn't vary, `x` does. You can read the record in a jaxpr, the program that JAX has traced. `V:data` marks what
 # varies. The first `pvary` is JAX's cast of `w`, and `psum_invariant` adds up the gradients of all devices: that's the
-# all-reduce you didn't write. (The second block only calls the first.)
+# all-reduce you didn't write. The second block only calls the first.
 
 # %%
 jaxpr = jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x)
@@ -160,11 +160,11 @@ print(jaxpr.pretty_print(use_color=False))
 # %% [markdown]
 # ## Two ways around it
 #
-# Once you know that `jax.grad` adds up, you can use it: average the *loss*. Then each of the eight gradients is an eighth
-# of what it was, and their sum is right. Or you can avoid it: `lax.pcast(w, "data", to="varying")` says that from here on,
-# each device has a `w` of its own. So there's nothing to add up, and your `pmean` averages eight different gradients, as
-# under pmap. That's the strange line in your program. It's the `pvary` of the jaxpr, and it costs nothing, because it
-# changes what JAX knows about `w` and doesn't move any numbers.
+# Once you know that `jax.grad` adds up, you can let it: average the *loss*. Then each of the eight gradients is an eighth
+# of what it was, and their sum is the gradient you want. Or you can keep `jax.grad` from adding up, with the strange line
+# in your program: `lax.pcast(w, "data", to="varying")` says that from now on, each device has a `w` of its own. So there's
+# nothing to add up, and your `pmean` averages eight different gradients, as under pmap. The cast is the `pvary` of the
+# jaxpr. It costs nothing, because it changes what JAX knows about `w` and doesn't move any numbers.
 
 
 # %%
@@ -197,20 +197,20 @@ for function in (average_gradient, average_loss, cast_first):
 # <details><summary>Answer</summary>
 #
 # `average_loss`. Nobody averages its gradient now, so each device ends up with the mean of its own two numbers. The other
-# two average the gradient themselves, and they're right.
+# two average the gradient themselves, so they still find 7.5.
 #
 # | | with the check (default) | `check_vma=False` |
 # | --- | --- | --- |
-# | `pmean(grad(loss))`, as under pmap | **60, eight times too large** | right |
-# | `grad(pmean(loss))` | right | **not averaged**: each device has its own |
-# | `pcast`, then `pmean(grad(loss))` | right | right |
+# | `pmean(grad(loss))`, as under pmap | **60, eight times too large** | correct |
+# | `grad(pmean(loss))` | correct | **not averaged**: each device has its own |
+# | `pcast`, then `pmean(grad(loss))` | correct | correct |
 #
 # </details>
 #
 # ## Why you want the check
 #
-# So why not switch it off for good, and write what you wrote under pmap? Because you'd lose the best thing about it. In
-# lesson 05 you forgot the all-reduce, and nobody noticed. Let's forget it here, too, first without the check.
+# So why not switch the check off for good, and write what you wrote under pmap? Because it finds a mistake that pmap
+# doesn't. In lesson 05 you forgot the all-reduce, and nobody noticed. Let's forget it here, too, first without the check.
 
 
 # %%
@@ -245,17 +245,17 @@ assert "can't be statically inferred" in refusal
 # **So keep the check on in new code**, and either cast first, as your program does, or take the gradient of the averaged
 # loss.
 #
-# pmapdp's own [steps/shard_map.py](../pmapdp/steps/shard_map.py) turns it off, with `check_vma=False` and pmap's
-# `pmean`, and you should know why. It has to run *your* model, whatever is in it, and JAX's check refuses some models
-# that are right. `nnx.RNN`, for example, loops over time and starts from zeros. The zeros are the same on all devices,
+# pmapdp's own [steps/shard_map.py](../pmapdp/steps/shard_map.py) turns the check off, with `check_vma=False` and pmap's
+# `pmean`, and you should know why. pmapdp has to run *your* model, whatever is in it, and the check refuses some models
+# that have no mistake. `nnx.RNN`, for example, loops over time and starts from zeros. The zeros are the same on all devices,
 # but after the first step the state varies, and JAX refuses a loop whose state starts out equal and then varies.
 # There's a price: if pmapdp itself forgot an all-reduce, JAX wouldn't notice. So pmapdp's tests compare every update
 # with one device's, on one to eight devices.
 #
 # ## What the trap does to a run
 #
-# Here's your program's step without the cast. We'll train for an epoch with it, and for an epoch with the right
-# step. We leave out the last batch, because it isn't full. That makes 39 updates each.
+# Here's your program's step without the cast. We'll train for an epoch with it, and for an epoch with the
+# correct step. We leave out the last batch, because it isn't full. That makes 39 updates each.
 
 
 # %%
@@ -281,9 +281,9 @@ full_batches = list(batches(*train_data, seed=0))[:-1]
 steps = {"cast first": train_step, "trapped": map_over_devices(trapped_step)}
 
 # %% [markdown]
-# We do it once with SGD and once with Adam. SGD's state has a different structure, so `jit` traces the steps again. Only
-# because of that does it see the new optimizer: if you changed nothing but the learning rate, the compiled steps would go
-# on with the old one (lesson 05).
+# We do it once with SGD and once with Adam. SGD's state has a different structure, so `jit` traces the steps again, and
+# reads the new `optimizer`. If you changed nothing but the learning rate, it wouldn't: the compiled steps would go on
+# with the old rate (lesson 05).
 #
 # **Predict:** with which of the two will you notice that every gradient is eight times too large?
 
@@ -332,6 +332,22 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 #
 # ## The three, side by side
 #
+# Here are the three steps of your programs, one column each. Read a row from left to right: a dash means that
+# you write nothing.
+#
+# | | pmap (05) | shard_map (10) | jit (09) |
+# | :-- | :-- | :-- | :-- |
+# | the batch | `[8, 16, 64]` | `[128, 64]` | `[128, 64]` |
+# | the step sees | `[16, 64]` | `[16, 64]` | `[128, 64]` |
+# | keep `jax.grad` from adding up | - | `local = lax.pcast(`<br>`model, "data",`<br>`to="varying")` | - |
+# | gradients | `jax.grad(loss_sums, ...)`<br>`(model, batch)` | `jax.grad(loss_sums, ...)`<br>`(local, batch)` | `jax.grad(loss_sums, ...)`<br>`(model, batch)` |
+# | **all-reduce** | `lax.pmean(`<br>`(gradients, count),`<br>`"data")` | `lax.pmean(`<br>`(gradients, count),`<br>`"data")` | - (the compiler's) |
+# | divide, update | `g / count`, Adam | `g / count`, Adam | `g / count`, Adam |
+# | metric sums | `lax.psum(sums, "data")` | `lax.psum(sums, "data")` | `sums` |
+# | where arrays are | `in_axes=(None, 0)`<br>`out_axes=None` | `in_specs=(P(), P("data"))`<br>`out_specs=P()` | `in_shardings=`<br>`(replicated, split)`<br>`out_shardings=replicated` |
+#
+# So `shard_map` shares its step with pmap, except for the cast, and its arrays with jit.
+#
 # `python -m pmapdp.compare --dtype float64 --html page.html` trains on one device and in all three ways, and writes a
 # page with the code, the arrays, the proof, and nine mistakes that raise no error. This is how it begins. It trains a
 # small CNN on images of digits, so its losses aren't the ones above.
@@ -353,9 +369,9 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 #
 # Solutions, with reasons: [solutions/10_three_ways_side_by_side.py](solutions/10_three_ways_side_by_side.py).
 #
-# 1. `fixed_gradient` (5 minutes, find the mistake): `broken_gradient` is right under pmap. But here it runs inside a
+# 1. `fixed_gradient` (5 minutes, find the mistake): `broken_gradient` is correct under pmap. But here it runs inside a
 #    `shard_map` with the check on, over the axis `"data"`. Return the gradient of the mean over all devices.
-#    <details><summary>Hint</summary>With the check on there are three right ways, and you've seen two of them. The
+#    <details><summary>Hint</summary>With the check on there are three correct ways, and you've seen two of them. The
 #    third starts from the sum that <code>jax.grad</code> returns.</details>
 # 2. `make_step` (10 minutes): the whole lesson. You get `loss(params, x, y)`, the mean over the examples that it's given,
 #    and an Optax optimizer. Return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state, loss)`

@@ -14,12 +14,12 @@
 # %% [markdown]
 # # 11. Use explicit sharding
 #
-# In lesson 09 you forgot to place a batch. The result was right, but all eight devices did all of the work, and nobody
-# told you. Under `jit` the compiler chooses where arrays go, and you only see its choice if you go and look for it. It
-# doesn't have to be like that. In this lesson you'll change eleven lines, and the sharding becomes part of an array's
-# *type*. So you can print it, even while JAX traces your function. JAX won't find the forgotten batch for you, because a
-# replicated batch is a possible one. But now *you* can, with one assert. And where an operation has more than one
-# sensible result, JAX raises an error and asks.
+# In lesson 09 you forgot to place a batch. The result was correct, but all eight devices did all of the work, and nobody
+# told you. Under `jit` the compiler chooses where arrays go, and you only see its choice if you go and look. In this
+# lesson you'll change eleven lines, and the sharding becomes part of an array's *type*, which you can print even while
+# JAX traces your function. JAX won't find the forgotten batch for you, because you might have wanted a replicated one.
+# But now *you* can find it, with one assert. And if an operation has more than one sensible result, JAX raises an error
+# and asks.
 #
 # **You will** read shardings as types, fix what JAX refuses, run Flax layers that need one more argument, and decide when
 # this is worth it. 25 minutes, 43 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
@@ -140,9 +140,9 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2)))  # by their
 # ## Where JAX asks
 #
 # Sometimes there's more than one good answer, and then JAX doesn't pick one. Here's a matrix of 16 x 16, once split by rows
-# and once by columns, and three expressions that JAX refuses. (The entries of a spec belong to the array's axes, in
-# order, so `P(None, "data")` splits the columns. Axes without an entry aren't split. And now that you've called
-# `set_mesh`, a spec alone will do where you needed a `NamedSharding`.)
+# and once by columns. The entries of a spec belong to the array's axes, in order, so `P(None, "data")` splits the
+# columns, and axes without an entry aren't split. Because you've called `set_mesh`, a spec alone is enough now, and you
+# don't need a `NamedSharding`. JAX refuses all three expressions:
 
 # %%
 square = np.arange(256, dtype=np.float32).reshape(16, 16)
@@ -181,14 +181,13 @@ for name, function in expressions.items():
 #
 # </details>
 #
-# Each choice means different communication, so JAX leaves it to you. That's also why `weights @ losses` had to go. If
+# Each choice means different communication, so JAX leaves it to you. That's also why `weights @ losses` had to go: if
 # both factors of a product are split along the axis that it adds up, JAX asks, even though this result is a single
-# number. If only one factor is split, or if you call `.sum()`, there's just one possible type. So JAX doesn't ask, and
-# adds the communication silently. It doesn't ask in the backward pass either, because a gradient has its parameter's
-# type.
+# number. If only one factor is split, or if you call `.sum()`, there's just one possible type, so JAX adds the
+# communication without asking. Nor does JAX ask in the backward pass, because a gradient has its parameter's type.
 #
-# You answer with `out_sharding`, which says how you want the result. And `jax.reshard` changes the sharding of an array that
-# you already have.
+# You answer with `out_sharding`, which says how you want the result. And if you already have an array, `jax.reshard`
+# changes its sharding.
 
 # %%
 answers = {
@@ -203,7 +202,7 @@ lesson_11.shardings(answers)
 
 # %% [markdown]
 # The third array is a stack, because `P()` asks for a copy on every device. The last three are split by rows, just as you
-# asked. The last one takes eight rows, so that there's something to split. For row 0 alone you'd write
+# asked. The last one takes eight rows, because a single row can't be split by rows. For row 0 alone you'd write
 # `rows.at[0].get(out_sharding=P())`.
 #
 # ## What works unchanged?
@@ -353,7 +352,7 @@ np.testing.assert_array_equal(
 #
 # 1. `result_spec` (3 minutes): return the PartitionSpec of the *result* of `function(x)`, without computing anything.
 #    <details><summary>Hint</summary><code>jax.eval_shape</code> gives a result's shape and sharding.</details>
-# 2. `fixed_gram` (5 minutes, find the mistake): `broken_gram` is right with Auto axes, but here JAX asks. `x` is `[B@data,
+# 2. `fixed_gram` (5 minutes, find the mistake): `broken_gram` works with Auto axes, but here JAX asks. `x` is `[B@data,
 #    D]`. Return the `[D, D]` matrix, replicated. No device may get the other devices' rows.
 #    <details><summary>Hint</summary>Which axis does the product add up over? Say how you want the result.</details>
 # 3. `normalized_step` (10 minutes): one gradient step for `w` `[D]`, which is replicated. The loss is the mean of

@@ -77,7 +77,7 @@ print("addressable_shards[0].data[0] is on", first_copy.devices())
 #
 # One copy, in an all-reduce of 4 MB. To you the copies are equal, but to JAX they're eight different slices of one
 # array. The result of `x[0]` lives on all devices, so every device needs device 0's slice. The compiler sends it as a sum
-# in which all others contribute zeros. (JAX's guide speaks of gathering the whole array.) But if you only
+# in which all others contribute zeros. But if you only
 # want to read a copy, the first shard already has one. In the Flax version that runs here, `jax_utils.unreplicate`
 # reads that shard, too.
 #
@@ -103,7 +103,7 @@ lesson_12.before_and_after()
 # | after batch means 1 and 3 | 0.5 | 1.5 | **1** | (0 + 2) / 2 = **1** |
 # | after batch means 5 and 7 | 2.75 | 4.25 | **3.5** | (1 + 6) / 2 = **3.5** |
 #
-# It doesn't. Running averages are weighted sums, so you can average before or after, and nothing reads them during training.
+# No, the result is the same. Running averages are weighted sums, so you can average before or after, and nothing reads them during training.
 #
 # Here's everything that changes:
 #
@@ -156,10 +156,10 @@ except ValueError as error:
 # JAX refuses the step before anything runs. The message doesn't say which results may differ from device to device, but it
 # has two entries, for the running mean and the running variance.
 #
-# Now switch the check off. Each device updates its running mean from its own 16 examples, but `out_specs` promises that the
-# new state is replicated.
+# Now switch the check off. Each device updates its running mean from its own 16 examples, so there are eight different
+# means. But `out_specs` promises that the new state is replicated.
 #
-# **Predict:** what's in it now: one average, or eight different means?
+# **Predict:** you ask JAX whether the running mean is replicated. What does it say?
 
 # %% tags=["prediction"]
 wrong_state, _ = jax.jit(jax.shard_map(careless_step, **specs, check_vma=False))(*arguments)
@@ -171,8 +171,7 @@ lesson_12.running_means(means)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Eight different means, in an array that JAX calls replicated. Nobody averages, and without the check JAX believes your
-# promise. A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight.
+# It says yes, of an array with eight different means. Without the check JAX believes your promise. A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight.
 #
 # </details>
 #
@@ -180,7 +179,7 @@ lesson_12.running_means(means)
 # dropout key in the state. Your checkpoint gets device 0's key. So a run that resumes from it draws the same masks on
 # all devices. [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how to keep all eight keys.
 #
-# ## Is it the old program? Is it right?
+# ## Is it the old program? Is it one device's?
 #
 # These are two questions. `pmapdp.verify` compares your step with a reference, update by update: parameters, optimizer
 # state, statistics and metrics. For the first question the reference is the old step. `old_program` runs it for eight parts
@@ -203,7 +202,7 @@ verify(step=p_train_step, reference=reference, state=init_state(), **case).requi
 print("the old program: equal")
 
 # %% [markdown]
-# So it's the old program. Is it right? Now the reference is the step that you'd write for one device. Dropout is off for
+# So it's the old program. Is it one device's, too? Now the reference is the step that you'd write for one device. Dropout is off for
 # this comparison, because each of the eight devices draws its own mask, and one device would draw a different one for the
 # whole batch. The comparison still fails, because of batch norm: each device normalizes with its own 16 examples. Then the
 # step averages the eight running means, and the eight running variances.
@@ -232,7 +231,7 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 # </details>
 #
 # The loss and the gradients differ, too, so this network isn't the one that a single device would train, and it never
-# was. That may be what you want, but you should know it. (`print(report)` names the cause and the remedy.)
+# was. That may be what you want, but you should know it. `print(report)` names the cause and the remedy.
 #
 # ## On to jit
 #

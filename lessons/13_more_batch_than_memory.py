@@ -16,15 +16,14 @@
 #
 # You want to repeat a published result. The paper used a batch of 8,192, but your GPUs run out of memory above 2,048.
 # You don't need more GPUs: cut the batch into four parts, compute their gradients one after another, add them up, and
-# update once. In this lesson you'll change thirteen lines of your program for it, and get the same losses. You'll also
-# see a cut that gives the right numbers, but silently does four times the work and needs more memory than no cut at
-# all. And if accumulating isn't enough,
-# you'll try two other ways to save memory.
+# update once. In this lesson you'll change eighteen lines of your program for it, and get the same losses. On the way
+# you'll meet a cut whose numbers are correct, but which does four times the work and needs more memory than no cut at
+# all. And if accumulating isn't enough, you'll try two other ways to save memory.
 #
 # **You will** accumulate gradients, watch memory over an update, see why batch norm is an exception, compute in
-# bfloat16, and recompute activations instead of storing them. 31 minutes, 51 with exercises. You need
+# bfloat16, and recompute activations instead of storing them. 34 minutes, 54 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
-# [10 Three ways side by side](10_three_ways_side_by_side.ipynb) for the first exercise.
+# [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -109,8 +108,8 @@ print(f"unequal parts {unequal_parts[0]} and {unequal_parts[1]}, mean {sum(unequ
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. The halves give -3 and -7, with the mean -5. The unequal parts give -4 and -8, with the mean -6: the 4 counts as
-# much as the other three together.
+# No. The halves give -3 and -7, with the mean -5. The unequal parts give -4 and -8, with the mean -6, because the 4
+# counts as much as the other three together.
 #
 # </details>
 #
@@ -135,10 +134,10 @@ def every_fourth(x):
 lesson_13.cuts()
 
 # %% [markdown]
-# Both ways give the right gradient. With the left one, the rows of a micro-batch are on only two devices.
+# Both ways give the correct gradient. With the left one, the rows of a micro-batch are on only two devices.
 #
-# **Predict:** what do the other six devices do meanwhile? The cell counts the work of one device. (It uses a Python loop,
-# because `cost_analysis` counts the body of a `scan` once.)
+# **Predict:** what do the other six devices do meanwhile? The cell counts the work of one device. It writes the loop in
+# Python, because `cost_analysis` counts the body of a `scan` only once.
 
 
 # %% tags=["prediction"]
@@ -157,17 +156,25 @@ lesson_13.work_by_device(work)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# They repeat the work of the other two. The rows of a micro-batch are cut in two, and the compiler copies each half to
-# four devices, which all compute it. So your eight devices are only as fast as two. Nothing warns you, because the
-# result is right. (With the Explicit axes of lesson 11, JAX refuses this cut.)
+# They repeat the work of the other two. Only two devices have rows of this micro-batch, so the compiler gives each half
+# to four devices, and all four compute the same thing. Your eight devices are only as fast as two, and nothing warns
+# you, because the gradient is correct. With Explicit axes, as in lesson 11, JAX refuses this cut.
 #
 # </details>
 #
-# In a `scan`, as your program has it, the wrong cut loses the memory as well. Each device needs rows that others hold, so
-# it gathers them before the loop starts:
+# ## How often do the devices communicate?
+#
+# So `every_fourth` is the cut to use under `jit`. Your program needs a `scan` over the micro-batches. Let's compile one
+# for each cut, and count the collectives that run in one update.
+#
+# **Predict:** you need the gradients only once, after the last of four micro-batches. How often do the devices
+# all-reduce them with `every_fourth`?
 
 
-# %%
+# %% tags=["prediction"]
+from pmapdp.compare.collectives import collectives
+
+
 def compile_scan(cut):
     def scan(layers, batch):
         def add(total, part):
@@ -178,15 +185,27 @@ def compile_scan(cut):
     return compile_for_devices(scan)
 
 
-megabytes_by_cut = {"the whole batch": temp_megabytes(whole_batch)}
-for cut in (neighbours, every_fourth):
-    megabytes_by_cut[cut.__name__] = temp_megabytes(compile_scan(cut))
-for name, size in megabytes_by_cut.items():
-    print(f"{name}: {size:.1f} MB")
+scans = {cut.__name__: compile_scan(cut) for cut in (neighbours, every_fourth)}
+for name, scan in scans.items():
+    print(f"{name}: {temp_megabytes(scan):.1f} MB")
+    for each in collectives(scan.as_text()):
+        print(f"  {each.kind}: {each.bytes / 1e6:.1f} MB, runs {each.runs} times")
 
 # %% [markdown]
-# `every_fourth` leaves each row where it is, and takes about half the memory of the whole batch. That's the cut for your
-# program. The other one takes more memory than if you hadn't cut the batch at all.
+# <details><summary>Answer</summary>
+#
+# Four times, once after each micro-batch. The sum that the scan carries is replicated, so the compiler makes each
+# gradient replicated before it's added. XLA for CPUs doesn't see that it could wait until the end.
+#
+# `every_fourth` leaves each row where it is, and takes about half of the 7.1 MB that the whole batch took. With
+# `neighbours` each device gathers rows that others hold before the loop starts. That takes 12.3 MB, so you'd be better
+# off without any cut.
+#
+# </details>
+#
+# Lesson 10 has the remedy. Inside a `shard_map` *you* decide when the devices communicate: let each device add up the
+# gradients of its own rows, and all-reduce the total once. You don't need `every_fourth` for that, because a device that
+# sees only its own rows may cut them anywhere. In PyTorch you'd use `no_sync`.
 #
 # ## The program so far, and what changes
 #
@@ -194,17 +213,18 @@ for name, size in megabytes_by_cut.items():
 #
 # include the difference of 09_jit.py and 13_accumulate.py
 #
-# `accumulate` runs a function on one micro-batch after the other, and adds up whatever it returns: here the gradients
+# `accumulate` runs a function on one micro-batch after the other, and adds up whatever it returns, which is the gradients
 # and the metric sums. `lax.scan` is the loop. `eval_shape` finds the shapes of the results without computing anything,
-# so that the sums can start at 0. Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on
+# so that the sums can start at 0. The cast is lesson 10's: without it `jax.grad` itself would all-reduce, K times. The
+# rest of the step is still lesson 09's, so a `shard_map` inside a `jit` is enough. Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on
 # the test set.
 
 # %% tags=["take-home"]
 # include program/13_accumulate.py
 
 # %% [markdown]
-# This one ends with the same losses, up to rounding: the sums are added up in another order. On another processor, rounding
-# may tip a few examples into another class.
+# This one ends with the same losses, up to rounding, because the sums are added up in another order. On another processor,
+# rounding may tip a few examples into another class.
 #
 # If you have convolutions and no GPU, write `lax.scan(..., unroll=K)`, because XLA for CPUs is many times slower at
 # convolutions in a loop. pmapdp does so, too ([steps/shared.py](../pmapdp/steps/shared.py)). But unrolled, the compiler
@@ -217,35 +237,35 @@ for name, size in megabytes_by_cut.items():
 # **Predict:** does twice the number of micro-batches halve the memory?
 
 # %% tags=["prediction"]
+import functools
+
 programs = {1: whole_batch}
-for K in (2, 4, 8, 16):  # accumulate reads this variable
-
-    def sums(layers, batch):
-        return accumulate(jax.grad(deep_loss), layers, batch)
-
-    programs[K] = compile_for_devices(sums)
+for count in (2, 4, 8, 16):
+    gradient_sum = functools.partial(accumulate, jax.grad(deep_loss), K=count)
+    programs[count] = compile_for_devices(gradient_sum)
 for count, program in programs.items():
     print(f"K = {count:2d}: {temp_megabytes(program):.1f} MB")
-lesson_13.memory_over_time({f"K = {K}": programs[K] for K in (1, 4, 16)})
+lesson_13.memory_over_time({f"K = {count}": programs[count] for count in (1, 4, 16)})
+communication = collectives(programs[4].as_text())
+print("K = 4:", *[f"{each.kind}, runs {each.runs} time" for each in communication])
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. The hills are the activations: they rise in the forward pass and fall in the backward pass, and with K = 4 there
-# are four lower hills. But they stand on a plateau that doesn't shrink: a copy of the batch, cut into micro-batches
-# (1.0 MB), the sum of the gradients, and the gradients of the current micro-batch (0.8 MB each, as large as the
-# parameters). (The curves lie a little above the printed numbers. The compiler counts the sum of the gradients as the
-# result, not as temporary memory, and it lets some arrays share memory.)
+# No. Each hill is the activations of one micro-batch, so K = 4 has four lower hills. What they stand on doesn't depend on
+# K: the sum of the gradients, and the gradients of the current micro-batch. Both are as large as the parameters, 0.8 MB.
+# With K = 16 the activations are down to 0.4 MB, and the two gradients take the other 1.6 MB.
+#
+# The last line says that the devices all-reduce once.
 #
 # </details>
 #
-# Accumulation saves memory, but it doesn't make an update faster. The work stays the same, small micro-batches keep a
-# GPU less busy, and XLA for CPUs even all-reduces after every micro-batch instead of once. (To all-reduce only once,
-# put a `shard_map` around the loop and one `pmean` after it, as in exercise 1. In PyTorch you'd use `no_sync`.) So take
-# the smallest K that fits. Choose the learning rate for B, as before, not for B / K.
+# Accumulation saves memory, but it doesn't make an update faster. The work stays the same, and small micro-batches keep a
+# GPU less busy. So take the smallest K that fits. Choose the learning rate for B, as before, not for B / K.
 #
-# `optax.MultiSteps(optimizer, K)` also accumulates, over K calls of your step with B / K examples each. The step stays
-# as it is, but the devices communicate in every call, and its mean of means is wrong for padded batches.
+# `optax.MultiSteps(optimizer, K)` is the ready-made version. You call your step K times with B / K examples each, and the
+# K-th call updates. The step stays as it is, but the devices communicate in every call, and a mean of means is wrong for
+# padded batches.
 #
 # ## Batch norm sees the micro-batch
 #
@@ -254,9 +274,10 @@ lesson_13.memory_over_time({f"K = {K}": programs[K] for K in (1, 4, 16)})
 # 0, 1, 2, 3. If its halves come one after the other, batch norm makes -1, 1, -1, 1 of them, so the 0 and the 2 have
 # become the same number. The network's outputs are different, and you get the gradient of a different loss.
 #
-# PyTorch does the same, and so does pmapdp's `--accumulate`. The running statistics also change:
-# they get K updates instead of one. So with batch norm, K is part of the recipe. Don't make the micro-batches too
-# small: in the [group norm paper](https://arxiv.org/abs/1803.08494), batch norm gets worse below 16 examples. Or use
+# PyTorch does the same, and so does pmapdp's `--accumulate`. And in the `shard_map` of your program, batch norm would see
+# even less, only one device's rows of the micro-batch, unless you add up its moments over the devices. The running
+# statistics also change, because they get K updates instead of one. So with batch norm, K is part of the recipe. Don't
+# make the micro-batches too small: in the [group norm paper](https://arxiv.org/abs/1803.08494), batch norm gets worse below 16 examples. Or use
 # group norm or layer norm, which look at one example at a time.
 #
 # ## bfloat16
@@ -342,9 +363,10 @@ print(f"below 1/8: {has_changed[~is_large].mean():.0%} changed")
 #
 # So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. float16 also takes two bytes, but
 # its smallest positive number is 6e-8. Smaller gradients become 0, so people multiply the loss by a large number
-# (PyTorch's `GradScaler` starts with 2¹⁶). bfloat16 goes down to 1e-38 and doesn't need that. (In jax 0.10, XLA for CPUs
-# converts to float32, multiplies, and rounds the result: you can read it in the compiled program. So here you see the
-# rounding, but neither the memory nor the speed.)
+# (PyTorch's `GradScaler` starts with 2¹⁶). bfloat16 goes down to 1e-38 and doesn't need that.
+#
+# On your CPU you see the rounding of bfloat16, but neither its memory nor its speed. XLA for CPUs in jax 0.10 converts to
+# float32, multiplies, and rounds the result.
 #
 # ## Compute again instead of keeping
 #
@@ -405,8 +427,11 @@ assert abs(mixed_loss / float32_loss - 1) < 0.02
 assert bfloat16_loss > 1.3 * float32_loss
 assert not has_changed[is_large].any()
 assert has_changed[~is_large].mean() > 0.9
-assert megabytes_by_cut["neighbours"] > 1.5 * temp_megabytes(whole_batch)
-assert megabytes_by_cut["every_fourth"] < 0.6 * temp_megabytes(whole_batch)
+assert 12 < temp_megabytes(scans["neighbours"]) < 12.5
+assert temp_megabytes(scans["every_fourth"]) < 0.6 * temp_megabytes(whole_batch)
+scan_text = scans["every_fourth"].as_text()
+assert [(each.kind, each.runs) for each in collectives(scan_text)] == [("all-reduce", 4)]
+assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 assert list(products.values()) == [3, 3, 4]
 assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep everything"]
 
@@ -418,14 +443,15 @@ assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep e
 #
 # </details>
 #
-# (Why 39.4 MB, when twelve layers took 7.1 MB at the beginning? These layers have two functions after the product, and
-# JAX hands six arrays of each layer to the backward loop.)
+# Why 39.4 MB, when twelve layers took 7.1 MB at the beginning? A scan saves more: these layers have two functions after
+# the product, and JAX hands six arrays of each layer to the backward loop.
 #
-# Why the loop? If you write the twelve layers out, XLA for CPUs in jax 0.10.2 notices that it computes something twice.
-# It does it once and keeps the result, so *keep inputs* takes 12.3 MB instead of 18.6, and not 7.1 as in jax 0.12.0.1.
+# And why the loop? If you write the twelve layers out, XLA for CPUs in jax 0.10.2 sees that the same product appears
+# twice, computes it once, and keeps the result. Then *keep inputs* takes 12.3 MB instead of 18.6. In jax 0.12.0.1 it
+# takes 7.1.
 #
-# So which way comes first? bfloat16, because it makes a GPU faster, too. Then accumulation, because it computes nothing
-# twice. Recompute when the micro-batches get too small to keep the GPU busy, or when not even one example fits.
+# So which way comes first? Start with bfloat16, because it makes a GPU faster, too. Then accumulate, because that computes
+# nothing twice. Recompute when the micro-batches get too small to keep the GPU busy, or when not even one example fits.
 #
 # ## Exercises
 #
@@ -434,14 +460,15 @@ assert megabytes["keep inputs"] < megabytes["keep products"] < megabytes["keep e
 # 1. `global_gradient` (10 minutes): the gradient under `shard_map`, with one all-reduce. It runs with the check on, as in
 #    lesson 10, and the mapped axis is `"data"`. `loss(w, x)` is a mean over the rows of x. You get this device's rows `x`
 #    `[b, D]`, and `w`, which is the same on all devices. Return the gradient for `w` of the mean over *all* devices' rows.
-#    Call `loss` with b / K rows at a time, and communicate once. <details><summary>Hint</summary>Cast w first. Then a scan,
-#    or a Python loop, over <code>x.reshape(K, -1, D)</code>, and one pmean at the end.</details>
+#    Call `loss` with b / K rows at a time, and communicate once. <details><summary>Hint</summary>Your program has it for
+#    sums. Cast w first. Then a scan, or a Python loop, over <code>x.reshape(K, -1, D)</code>, and one pmean at the
+#    end.</details>
 # 2. `join_rows` (5 minutes): you've cut a batch with `every_fourth`, and your network has turned the micro-batches into
 #    logits `[K, B / K, C]`. Return them as `[B, C]` in the order of the batch. No row may leave its device.
 #    <details><summary>Hint</summary>Undo the cut, step by step: first the swap, then the reshape.</details>
 # 3. `fixed_gradient` (5 minutes, find the mistake): padding has weight 0. `broken_gradient` should return the gradient for
-#    `w` of `sum(weights * (x @ w - y) ** 2) / sum(weights)` over all micro-batches. It's right only if every micro-batch
-#    has the same amount of padding. x is `[K, rows, D]`, y and weights are `[K, rows]`.
+#    `w` of `sum(weights * (x @ w - y) ** 2) / sum(weights)` over all micro-batches. It does so only if every
+#    micro-batch has the same amount of padding. x is `[K, rows, D]`, y and weights are `[K, rows]`.
 #    <details><summary>Hint</summary>Accumulate two sums, and divide once.</details>
 
 
@@ -478,7 +505,7 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # ## Take away
 #
 # - Add up the sums of K micro-batches, and divide once. Under jit, cut with `reshape(-1, K)` and a swap, so that every
-#   device works on every micro-batch.
+#   device works on every micro-batch. In a `shard_map`, cut as you like, and all-reduce once, after the loop.
 # - Accumulation and rematerialization save memory, cost time, and leave the gradients the same. The exception is batch
 #   norm: with accumulation it sees only the micro-batch.
 # - Compute in bfloat16. Keep parameters, optimizer state and sums in float32.
@@ -486,12 +513,12 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
 # | `K` | `--accumulate` | [config.py](../pmapdp/config.py) |
-# | `accumulate` | `gradient_sums`, where the first micro-batch gives the shapes | [steps/shared.py](../pmapdp/steps/shared.py) |
-# | the same under jit, one all-reduce | `accumulated_sums` | [steps/jit.py](../pmapdp/steps/jit.py) |
+# | `add_up`, without its `psum` | `gradient_sums`, with the same cut | [steps/shared.py](../pmapdp/steps/shared.py) |
+# | `accumulate`, with the `shard_map` | `accumulated_sums` | [steps/jit.py](../pmapdp/steps/jit.py) |
 # | bfloat16 | `--dtype bfloat16` | [config.py](../pmapdp/config.py) |
 #
-# `gradient_sums` cuts with `reshape(K, -1, ...)`, the cut that was wrong for you. It's right there, because pmap and
-# shard_map have already split the batch: the function sees only one device's rows.
+# **With pmap** a device has only its own rows anyway. So the loop goes into your step as it is, without `shard_map` and
+# without the cast, and lesson 05's `pmean` comes after it. That's `python -m pmapdp.train --strategy pmap --accumulate 4`.
 #
 # To read on: JAX on [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and the
 # [scaling book on training](https://jax-ml.github.io/scaling-book/training/). Next, your run survives a kill:

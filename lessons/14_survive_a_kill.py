@@ -307,7 +307,7 @@ assert answer == [f"{classes} Flax is imported: False"]
 # Solutions, with reasons: [solutions/14_survive_a_kill.py](solutions/14_survive_a_kill.py).
 #
 # 1. `fixed_batches` (5 minutes, find the mistake): `broken_batches` yields the rows of the batches of updates `first`,
-#    `first + 1` and so on. If you start at update 0 it's right, but a resumed run gets other batches than a run that
+#    `first + 1` and so on. From update 0 on the batches are correct, but a resumed run gets other batches than a run that
 #    wasn't killed. Each epoch has its own order, and its last batch may be shorter. <details><summary>Hint</summary>The
 #    order may depend on the seed and the epoch only. An epoch has <code>-(-examples // batch_size)</code> updates, which
 #    is rounded up. <code>divmod</code> gives you the epoch and the place in it.</details>
@@ -370,6 +370,9 @@ for exercise in (fixed_batches, train_or_resume, export_bytes):
 # | `checkpoints.save` | `run.after_update`, `run.end_epoch` | [run/open_run.py](../pmapdp/run/open_run.py) |
 # | SIGTERM | `StopRequest` | [run/signals.py](../pmapdp/run/signals.py) |
 # | `jax.export` | `python -m pmapdp.export` | [export.py](../pmapdp/export.py) |
+#
+# **With pmap** save one copy of the state: with `out_axes=None`, as in lesson 05, the state has no device axis and is saved
+# as it is here. With an old program's device axis, save `jax_utils.unreplicate(state)`, and replicate after restoring.
 #
 # `python -m pmapdp.train --workdir runs/first` does all of this as a command, and [docs/custom.md](../docs/custom.md) says
 # how to give it your model and your data. Next: [15 Split the model](15_split_the_model.ipynb).

@@ -18,7 +18,7 @@
 # the model has 192 matrices of this size. Up to now every device held the whole model, and no device can hold this one.
 # In this lesson you'll split the matrices themselves. It takes about twenty new lines, none of them in the training step,
 # and the compiler works out who has to talk to whom. You'll learn to predict what it comes up with, because a matrix
-# that's split the wrong way raises no error: the result is right, and the program is slow.
+# that's split the wrong way raises no error: the result is correct, and the program is slow.
 #
 # **You will** split a network by tensor parallelism, predict its all-reduces forward and backward, split attention by heads,
 # and say when all this sends less than data parallelism. 26 minutes, 46 with exercises. You need
@@ -242,7 +242,7 @@ lesson_15.bytes_by_batch(sizes, bytes_sent)
 # ## The mistake: columns, then columns
 #
 # Suppose you split both matrices by their columns. Each device still holds half of each matrix, and the result is
-# still right.
+# the same.
 
 # %%
 random = np.random.default_rng(0)
@@ -343,8 +343,8 @@ assert abs(totals["correct"] / totals["count"] - 0.9184) < 2e-3
 #    every device, with a single collective. <details><summary>Hint</summary>The relu works on each hidden unit alone. Which
 #    product sums over a split axis?</details>
 # 3. `fixed_layer` (5 minutes, find the mistake): `broken_layer` is the second layer with a bias, in the same `shard_map`: `h`
-#    `[B, h]` and `W2` `[h, C]` hold this device's hidden units, and `bias` `[C]` is replicated. On one device it's right. On
-#    four it raises no error, and the result is wrong. <details><summary>Hint</summary>Let <code>h</code> be 0, and compute the
+#    `[B, h]` and `W2` `[h, C]` hold this device's hidden units, and `bias` `[C]` is replicated. On one device the result is
+#    correct. On four there's no error, and the result is wrong. <details><summary>Hint</summary>Let <code>h</code> be 0, and compute the
 #    result in your head.</details>
 
 # %%

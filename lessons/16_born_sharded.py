@@ -17,8 +17,8 @@
 # You want to train a model with seven billion parameters, and you have eight GPUs with 80 GB each, 640 GB in all. Data
 # parallelism can't do it, on eight GPUs or on a thousand: each of them holds a copy of everything, and a copy takes
 # 112 GB. In this lesson you'll change twelve lines of your program, none in the training step, and then each device will
-# hold an eighth. Then you'll watch the memory during a step, because a single misplaced line there gives most of the
-# saving away again.
+# hold an eighth. Then you'll watch the memory during a step, where a single misplaced line can cost you most of the
+# saving.
 #
 # **You will** count the bytes of a training state, create and restore it in shards, split it with ZeRO (also called
 # FSDP), and keep the peak low. 26 minutes, 46 with exercises. You need
@@ -44,8 +44,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Seven billion parameters, in bytes
 #
 # For each parameter, training with Adam keeps four numbers: the parameter, its gradient, and Adam's two moments. In
-# float32 that's 16 bytes, so 7 billion parameters take 112 GB. (In bfloat16 with a float32 copy of the parameters it's
-# 2 + 2 + 4 + 4 + 4 = 16 as well.) Activations come on top.
+# float32 they take 16 bytes, so 7 billion parameters take 112 GB. You don't save any of it with bfloat16 and a float32
+# copy of the parameters, because 2 + 2 + 4 + 4 + 4 is 16 as well. Activations come on top.
 #
 # In data parallelism, every device holds the same 112 GB. **ZeRO** ([Rajbhandari et al.,
 # 2020](https://arxiv.org/abs/1910.02054)) splits them over the devices, in three stages:
@@ -80,8 +80,8 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # What does it cost? If the parameters take n bytes, each device sends nearly n bytes in a reduce-scatter, and nearly n
 # in an all-gather. An all-reduce does first one and then the other (lesson 06), so it sends 2 n. Stages 1 and 2 put the
 # update between the two, and send the same bytes. Stage 3 gathers the parameters twice, before the forward and before
-# the backward pass, so it sends 3 n. (The next picture has one bar for all layers. In reality each layer is gathered just
-# before it's used, and you'll see below why that matters.)
+# the backward pass, so it sends 3 n. The next picture draws one bar for all layers. In reality each layer is gathered
+# just before it's used, and you'll soon see why the difference matters.
 
 # %%
 lesson_16.zero_over_time()
@@ -132,8 +132,11 @@ for update in (replicated_update, zero_1_update):
 #
 # </details>
 #
-# Under `jit` you write none of this. You say where the state is, and the compiler does the rest. That's why pmapdp splits the
-# state under `jit` alone.
+# Under `jit` you write none of this. You say where the state is, and the compiler does the rest. So pmapdp splits the
+# state only under `jit`.
+#
+# **With pmap** you'd write `zero_1_update` into your step, and the new moments would stay on the devices as `[N, ...]`
+# arrays. Stage 3 isn't practical there, because your step would have to gather every layer by hand.
 #
 # ## The program so far, and what changes
 #
@@ -156,10 +159,10 @@ for update in (replicated_update, zero_1_update):
 # include program/16_zero.py
 
 # %% [markdown]
-# This one ends with the same losses within 1e-3. Where you put an array decides which device computes what. It doesn't change the
-# result beyond rounding, which may tip a few examples into another class.
+# This one ends with the same losses within 1e-3. Where you put an array decides which device computes what, but it doesn't
+# change the result beyond rounding, which may tip a few examples into another class.
 #
-# In the last line, the program says what each device holds: 12.9 % of the state. An eighth would be 12.5 %.
+# The last line says how much of the state each device holds: 12.9 %. An eighth would be 12.5 %.
 #
 # **Predict:** which array is to blame?
 
@@ -189,8 +192,8 @@ assert replicated_shapes == [(10,)]
 # The bias of the last layer. It has 10 numbers, and 10 isn't divisible by 8, so it stays whole, and so do its two moments.
 #
 # The second line comes from XLA's plan for the program that makes the state: its result takes up only a device's part.
-# The third one adds what that program needs on the way. It's less than half of the state, so no device ever held all of
-# it.
+# The third line adds what that program needs on the way. The sum is less than half of the state, so no device ever held
+# all of the state.
 #
 # </details>
 #
@@ -281,8 +284,8 @@ np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Three of them: replicated, gathered first and, less obviously, gathered in the layer. From the highest peak to the
-# lowest (light blue is what the step needs on top of the state):
+# Three of them: replicated, gathered first and, less obviously, gathered in the layer. In the picture, light blue is what
+# the step needs on top of the state. From the highest peak to the lowest:
 #
 # - *Replicated* holds everything, all the time.
 # - *Gathered first* keeps all layers to the end. It saves something here only because Adam's moments are split. With plain
@@ -290,19 +293,19 @@ np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
 # - *Gathered in the layer* still takes more than twice the memory of the best. The backward pass needs the gathered
 #   weights. JAX treats them as it treats any intermediate result: it keeps them, all sixteen.
 # - *Gathered again* throws the gathered layer away. The backward pass gathers it once more, and computes the layer once
-#   more, too. (A policy as in lesson 13 avoids the second computation.)
+#   more, too, unless you avoid the second computation with a policy, as in lesson 13.
 # - *Left to the compiler* needs the least: it keeps only the shards, and gathers each layer where it's used.
 #
 # </details>
 #
 # So don't gather by hand. Scan over the layers, say where the state is, and look at the plan: `memory_analysis()` gives
-# you the peak without running anything. Look again on your GPUs, because this plan was made by XLA for CPUs. (To hide
-# the gathers, XLA for GPUs and TPUs may fetch the next layer while the current one is being
-# computed. Then a device holds two gathered layers.)
+# you the peak without running anything. Look again on your GPUs, because this plan was made by XLA for CPUs. XLA for GPUs
+# and TPUs may fetch the next layer while it computes the current one, to hide the gathers. Then a device holds two
+# gathered layers.
 #
 # Look at the collectives, too (lesson 15). In your program, and in the four of these five that split the state, XLA for
-# CPUs *all-reduces* the gradients, and then each device keeps its part. That gives the same numbers, but it sends more
-# than the 3 n of the picture. XLA for GPUs and TPUs has a pass that turns the two operations into a reduce-scatter.
+# CPUs *all-reduces* the gradients, and then each device keeps its part. The numbers are the same, but the devices send
+# more than the 3 n of the picture. XLA for GPUs and TPUs has a pass that turns the two operations into a reduce-scatter.
 #
 # ## The mistake: a norm of a part
 #

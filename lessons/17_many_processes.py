@@ -98,11 +98,14 @@ launch.run(print_eight_numbers)
 # - Process 0 alone prints the results.
 #
 # With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so `jax.distributed.initialize()` needs
-# no arguments there. (JAX 0.10 doesn't recognize Open MPI 5.) The program asks for the number of tasks that `srun`
+# no arguments there. JAX 0.10 doesn't recognize Open MPI 5. The program asks for the number of tasks that `srun`
 # starts. For another launcher, read its variable: Open MPI's is `OMPI_COMM_WORLD_SIZE`.
 #
-# The `assert` is what you'd miss most. Processes that aren't connected don't fail: each trains a whole run of its own,
-# prints it, and writes its files over the others'. The training step doesn't know about any of this.
+# You'd miss the `assert` most. Processes that aren't connected don't fail: each trains a whole run of its own, prints it,
+# and writes its files over the others'. The training step doesn't know about any of this.
+#
+# **With pmap** each process passes only its own rows, `[local devices, b, ...]`, and gets its own devices' results back.
+# `jax.distributed.initialize()` and the `assert` stay the same, and `lax.pmean` adds up over all processes' devices.
 #
 # If you run the program alone, as in this notebook, it's one process with eight devices. So it should end as lesson
 # 09's program did: with loss 0.2486 and accuracy 0.9184, and with 0.3540 and 0.8730 on the test set.
@@ -133,7 +136,7 @@ print("process 1:", *second, sep="\n  ")
 # ## The mistake: rows by process number
 #
 # Many programs don't use the callback. With two processes, they simply let process 0 take the first half of the batch
-# and process 1 the second half. That's right only if the mesh lists the devices process by process. But on TPUs
+# and process 1 the second half. They're only correct if the mesh lists the devices process by process. But on TPUs
 # `jax.make_mesh` orders chips by their wiring, not by host. On a v5e of 4 x 2 chips the hosts come in the order
 # 0 0 1 1 1 1 0 0. `place_halves` makes such a mesh, and places eight numbers on it, once by process number and once with
 # the callback:
@@ -187,8 +190,8 @@ lesson_17.accuracy_by_part(correct.reshape(8, 125).mean(1))
 # <details><summary>Answer</summary>
 #
 # Two of the eight, the first ones. The other six are compared with labels of other examples, and about one in ten of
-# those is right by chance. So you expect about 0.25 x 0.87 + 0.75 x 0.1, or 0.29. (The cell finds 0.305, because 86 of
-# those 750 happen to be right, and not 75.) You'd think that the network has hardly learned anything.
+# those matches by chance. So you expect about 0.25 x 0.87 + 0.75 x 0.1, or 0.29. The cell finds 0.305, because 86 of
+# those 750 happen to match, and not 75. You'd think that the network has hardly learned anything.
 #
 # </details>
 #
@@ -273,7 +276,7 @@ launch.run(connect_twice, 1, connect=False, **slurm)
 # batch = NamedSharding(mesh, PartitionSpec(("replica", "shard")))
 # ```
 #
-# PyTorch calls this `HYBRID_SHARD`. The reshape is right if `jax.devices()` lists the devices machine by machine, which
+# PyTorch calls this `HYBRID_SHARD`. The reshape is correct if `jax.devices()` lists the devices machine by machine, which
 # exercise 2 takes care of.
 #
 # ## Kill one
@@ -348,11 +351,11 @@ assert process_0.returncode in (4, -6), output
 # </details>
 #
 # What's left is the last checkpoint. You start the same command again, or Slurm or Kubernetes does, and it goes on from
-# there. It doesn't need as many processes as before, because a checkpoint holds global arrays. So let's go on right
-# here, in a single process with four devices, and compare with a run that has no accident.
+# there. It doesn't need as many processes as before, because a checkpoint holds global arrays. So let's go on in
+# this notebook, in a single process with four devices, and compare with a run that has no accident.
 #
-# (Your own program can do this, too: put lesson 14's lines for Orbax into it as they are. All processes call `restore`
-# and `save`, with the same folder on a disk that all of them reach.)
+# Your own program can do this, too: put lesson 14's lines for Orbax into it as they are. All processes call `restore`
+# and `save`, with the same folder on a disk that all of them reach.
 
 # %%
 import contextlib

@@ -261,9 +261,9 @@ lesson_18.roofline(b, attainable)
 #
 # </details>
 #
-# This is called a **roofline**. It tells you two things. With 8 examples on each GPU, such a layer leaves most of it idle.
-# (A transformer uses a weight once for each token, and a convolution once for each place in the image, so they reach
-# the limit with fewer examples.) And elementwise work, such as an optimizer update, is always limited by memory,
+# This is called a **roofline**. It tells you two things. With 8 examples per GPU, such a layer leaves most of the GPU
+# idle. A transformer uses a weight once for each token, and a convolution once for each place in the image, so both need
+# fewer examples. And elementwise work, such as an optimizer update, is always limited by memory,
 # because it does few operations for each byte.
 #
 # ## Where the time goes: a profile

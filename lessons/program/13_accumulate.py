@@ -72,22 +72,29 @@ def place_batch(batch):
     return jax.device_put(batch, split)
 
 
-def accumulate(f, model, batch):
-    """The sum of f over K micro-batches [K, B / K, ...] in turn, each split over all devices."""
+def accumulate(f, model, batch, K):
+    """The sum of f over K micro-batches in turn, and then over all devices."""
 
-    def add(totals, micro_batch):
-        return jax.tree.map(jnp.add, totals, f(model, micro_batch)), None
+    @jax.shard_map(mesh=mesh, in_specs=(replicated.spec, split.spec), out_specs=replicated.spec)
+    def add_up(model, batch):  # on one device, with its own rows
+        model = lax.pcast(model, "data", to="varying")  # or every jax.grad adds up over devices
+        micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
+        first = jax.tree.map(lambda x: x[0], micro_batches)
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(f, model, first))
 
-    micro_batches = jax.tree.map(lambda x: x.reshape(-1, K, *x.shape[1:]).swapaxes(0, 1), batch)
-    shapes = jax.eval_shape(f, model, jax.tree.map(lambda x: x[0], micro_batches))
-    zeros = jax.tree.map(jnp.zeros_like, shapes)
-    return lax.scan(add, zeros, micro_batches)[0]
+        def add(totals, micro_batch):
+            return jax.tree.map(jnp.add, totals, f(model, micro_batch)), None
+
+        totals, _ = lax.scan(add, zeros, micro_batches)
+        return lax.psum(totals, "data")  # the one all-reduce
+
+    return add_up(model, batch)
 
 
 def train_step(state, batch):
     """One update: the new state, and the metric sums of this batch."""
     model, optimizer_state = state
-    gradients, sums = accumulate(jax.grad(loss_sums, has_aux=True), model, batch)
+    gradients, sums = accumulate(jax.grad(loss_sums, has_aux=True), model, batch, K)
     count = sums["count"]
     gradients = jax.tree.map(lambda g: g / count, gradients)
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
