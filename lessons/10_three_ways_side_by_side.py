@@ -340,11 +340,11 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 # | the batch | `[8, 16, 64]` | `[128, 64]` | `[128, 64]` |
 # | the step sees | `[16, 64]` | `[16, 64]` | `[128, 64]` |
 # | keep `jax.grad` from adding up | - | `local = lax.pcast(`<br>`model, "data",`<br>`to="varying")` | - |
-# | gradients | `jax.grad(loss_sums, ...)`<br>`(model, batch)` | `jax.grad(loss_sums, ...)`<br>`(local, batch)` | `jax.grad(loss_sums, ...)`<br>`(model, batch)` |
+# | gradients | `jax.grad(loss_sums,`<br>`has_aux=True)`<br>`(model, batch)` | `jax.grad(loss_sums,`<br>`has_aux=True)`<br>`(local, batch)` | `jax.grad(loss_sums,`<br>`has_aux=True)`<br>`(model, batch)` |
 # | **all-reduce** | `lax.pmean(`<br>`(gradients, count),`<br>`"data")` | `lax.pmean(`<br>`(gradients, count),`<br>`"data")` | - (the compiler's) |
 # | divide, update | `g / count`, Adam | `g / count`, Adam | `g / count`, Adam |
 # | metric sums | `lax.psum(sums, "data")` | `lax.psum(sums, "data")` | `sums` |
-# | where arrays are | `in_axes=(None, 0)`<br>`out_axes=None` | `in_specs=(P(), P("data"))`<br>`out_specs=P()` | `in_shardings=`<br>`(replicated, split)`<br>`out_shardings=replicated` |
+# | where arrays are | `in_axes=(None, 0)`<br>`out_axes=None` | `in_specs=`<br>`(P(), P("data"))`<br>`out_specs=P()` | `in_shardings=`<br>`(replicated, split)`<br>`out_shardings=replicated` |
 #
 # So `shard_map` shares its step with pmap, except for the cast, and its arrays with jit.
 #
