@@ -9,7 +9,7 @@
 #     bash deploy/mpirun.sh --map-by ppr:1:node --host node1,node2 -x JAX_LOCAL_DEVICE_IDS=0,1,2,3,4,5,6,7 \
 #         -- mirrored --devices 8 ...
 #
-# What stands before -- is for mpirun. Only the launcher is used: the arrays travel by gloo (CPU) or NCCL (GPU).
+# Everything before -- is for mpirun. Only the launcher is used: the arrays travel by gloo (CPU) or NCCL (GPU).
 #
 #   --bind-to none                      else each process gets a single core
 #   orte_abort_on_non_zero_status 0     lets the other processes say why they end, and end by themselves

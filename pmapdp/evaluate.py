@@ -55,7 +55,7 @@ class Options:
     strategy: StrategyName | None = setting(
         "options",
         None,
-        "Of a run: how the batch is split and added up; default: as in training.",
+        "Runs only: the strategy to evaluate with; default: as in training.",
     )
     devices: int | None = setting(
         "options",
