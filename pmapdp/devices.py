@@ -39,7 +39,9 @@ def count_from_environment() -> tuple[str, int] | None:
     if match:
         return "XLA_FLAGS", int(match[1])
     value = os.environ.get("JAX_NUM_CPU_DEVICES", "")
-    return ("JAX_NUM_CPU_DEVICES", int(value)) if value.isdigit() else None
+    if value.isdigit():
+        return "JAX_NUM_CPU_DEVICES", int(value)
+    return None
 
 
 def simulate(count: int = DEFAULT_SIMULATED) -> None:

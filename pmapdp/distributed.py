@@ -306,7 +306,9 @@ def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
     if process_id == 0:
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         socket.create_server((listen_on, int(port)), family=family).close()
-    return coordinator if is_numeric else None
+    if is_numeric:
+        return coordinator
+    return None
 
 
 def check_launcher(config: Config) -> None:

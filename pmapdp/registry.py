@@ -127,7 +127,8 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     takes as `data`.
     """
     if name in DATA_SETS:
-        return DATA_SETS[name](Path(data_dir) if data_dir else default_data_dir())
+        folder = Path(data_dir) if data_dir else default_data_dir()
+        return DATA_SETS[name](folder)
     if name.endswith(".npz"):
         return load_npz(Path(name))
     if ".py:" in name:

@@ -139,7 +139,9 @@ def build(
 
 def accepts(model: Callable[..., nnx.Module], name: str) -> bool:
     """Return True if a class or function has an argument of this name."""
-    function: Any = model.func if isinstance(model, functools.partial) else model
+    function: Any = model
+    if isinstance(model, functools.partial):
+        function = model.func
     if isinstance(function, type):
         # A class of Flax itself seems to take any argument.
         function = getattr(function, "__init__")  # noqa: B009
@@ -178,7 +180,9 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
     """
     with use_host(), jax.transfer_guard("allow"):
         state = jax.device_get(initial_state(task))
-    return state if sharding is None else jax.device_put(state, sharding)
+    if sharding is None:
+        return state
+    return jax.device_put(state, sharding)
 
 
 def named_leaves(*trees: Any) -> dict[str, Any]:

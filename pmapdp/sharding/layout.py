@@ -259,7 +259,9 @@ class MeshLayout:
         def sharding_of(leaf: Any, sharding: NamedSharding, param: Any) -> Any:
             if is_masked(leaf):  # a rule for other parameters, as in optax.partition
                 return leaf
-            return sharding if leaf.shape == param.shape else self.replicated
+            if leaf.shape == param.shape:
+                return sharding
+            return self.replicated
 
         # Optax makes some arrays to find the places of the parameters.
         with jax.transfer_guard("allow"):
@@ -363,7 +365,9 @@ def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], advice: str) ->
 
     The devices along an axis that splits nothing would all do the same work.
     """
-    used = {axis: name for name, axes in rules.items() for axis in axes}
+    used: dict[str, str] = {}  # {mesh axis: axis of the model}
+    for name, axes in rules.items():
+        used |= dict.fromkeys(axes, name)
     missing = {axis: 2 for axis in used if axis not in sizes}
     for axis in missing:
         rest, left = divmod(math.prod(sizes.values()), 2 ** len(missing))
