@@ -187,7 +187,7 @@ def table_of_accelerators(results: dict[str, Any]) -> str:
 def write(results: dict[str, Any]) -> None:
     """Write a table into the page.
 
-    Of accelerators if the results have rows, else of `benchmarks.run`.
+    It's the one of accelerators if the results have rows, else of `benchmarks.run`.
     """
     begin, text = (
         (BEGIN_ACCELERATORS, table_of_accelerators)

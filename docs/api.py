@@ -195,7 +195,7 @@ def definition_of(public: Any) -> ast.ClassDef | ast.FunctionDef:
 def types_of(public: Any) -> dict[str, str]:
     """Return the type of each parameter or field, as the source has it.
 
-    A setting's with its default.
+    A setting has its default, too.
     """
     definition = definition_of(public)
     types = {}

@@ -327,7 +327,7 @@ def batches(
 ) -> list[Any]:
     """The host batches of an epoch (from 0) from one of its steps (from 0) on.
 
-    Without a seed in the data's order.
+    Without a seed they're in the data's order.
     """
     from pmapdp.data.batches import Batches
     from pmapdp.data.dataset import Split

@@ -39,7 +39,7 @@ STEPS = Path(__file__).parents[2] / "pmapdp" / "steps"
 def test_columns_are_aligned_with_the_first(columns, wanted):
     """A character stands for a line.
 
-    A text for a row that all have, and a tuple for one in which they differ.
+    A text is a row that all have, and a tuple one in which they differ.
     """
     rows = align({str(n): list(each) for n, each in enumerate(columns)})
     texts = [tuple("".join(lines) for lines in cells.values()) for _, cells in rows]

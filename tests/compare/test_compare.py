@@ -35,9 +35,9 @@ JOB = [
 
 
 def compare(folder, *arguments):
-    """Run the command here, without processes of its own.
+    """Run the command in this process.
 
-    Its printed lines, report and page.
+    Returns its printed lines, report and page.
     """
     context, printed = pytest.MonkeyPatch(), io.StringIO()
     for module in (
