@@ -31,7 +31,7 @@ from pmapdp.export import Exported, describe_arrays, load_exported
 from pmapdp.loss import MetricSums
 from pmapdp.metrics import Meter
 from pmapdp.registry import DATA_SETS, load_data, require_python_values
-from pmapdp.run.checkpoints import load_state
+from pmapdp.run.checkpoints import load_state, require_functions_again
 from pmapdp.run.workdir import read_config
 from pmapdp.train import EVALUATION_BATCH_PER_DEVICE, Custom, evaluate, prepare
 
@@ -109,6 +109,7 @@ def evaluate_run(
     require_python_values(
         config, python_values, "pmapdp.evaluate.evaluate_run", workdir
     )
+    require_functions_again(workdir, python_values)
     # An evaluation needs no learning rate, so your schedule needn't be found.
     changes: dict[str, Any] = {"schedule": "constant", "switch_epochs": ()}
     if data_dir:

@@ -26,7 +26,7 @@ from etils.epath.gpath import PosixGPath
 
 from pmapdp.archive import read_archive
 from pmapdp.errors import UserError, explain_errors
-from pmapdp.run.workdir import identity, read_config, require_same_run
+from pmapdp.run.workdir import CODE, identity, read_config, require_same_run
 from pmapdp.state import Task, TrainState, initial_state, named_leaves, use_host
 
 
@@ -251,6 +251,28 @@ def open_checkpoints(path: str | Path) -> Checkpoints:
             f"{path} holds no checkpoint yet: let the training run finish an epoch first"
         )
     return checkpoints
+
+
+def require_functions_again(path: str, python_values: dict[str, Any]) -> None:
+    """Refuse to evaluate a run whose loss or metrics came from Python and aren't given.
+
+    The settings don't name them, but the checkpoint has their hashes. The cross-entropy
+    would be shown as the run's loss.
+    """
+    checkpoints = open_checkpoints(path)
+    with explain_errors(f"a checkpoint in {path} cannot be read", "delete it"):
+        progress = checkpoints.restore(
+            checkpoints.steps()[-1], progress=checkpoints.args.JsonRestore()
+        )
+    for name in ("loss", "metrics"):
+        # A checkpoint of 0.3 has no hashes.
+        had_yours = progress["belongs_to"].get(CODE + name, "built in") != "built in"
+        if had_yours and python_values.get(name) is None:
+            raise UserError(
+                f"this run was given its {name} from Python, so give it again: "
+                "from pmapdp.evaluate import evaluate_run; "
+                f"evaluate_run({path!r}, {name}=...)"
+            )
 
 
 def load_weights(task: Task, path: str) -> tuple[Task, str]:

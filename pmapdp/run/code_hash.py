@@ -7,11 +7,10 @@ another version of Python, whose bytecode differs.
 
 import contextlib
 import dataclasses
-import enum
-import functools
 import hashlib
 import inspect
 import os
+import pickle
 import sys
 import sysconfig
 import types
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import pmapdp
@@ -34,6 +34,9 @@ NOT_CODE = {
     "__module__",
     "__qualname__",
     "__doc__",
+    "__dict__",
+    "__weakref__",
+    "__slotnames__",
     "__firstlineno__",
     "__static_attributes__",
     "__annotations__",
@@ -43,26 +46,26 @@ NOT_CODE = {
     "__dataclass_params__",
     "_abc_impl",
 }
+# Flax's own attributes, which it derives from the others or makes anew in each process.
+FLAX_ATTRIBUTES = ("_pytree__", "_trace_state")
 
 
 def hash_function(function: Any) -> str | None:
     """Return a hash of a function, class or callable object.
 
-    It depends on its code, defaults, closure and `partial` arguments, and on the
-    functions and values of your files that it names.
+    It depends on its code, defaults, closure and `partial` arguments, on the functions
+    and values of your files that it names, and on every number of the arrays and
+    modules that it holds.
 
     Returns:
         16 hexadecimal digits, or None if it holds a value that can't be hashed.
     """
     try:
         described = Description().describe(function)
-    except NotHashableError:
+    # A file or a lock can't be pickled, so it isn't the same in another process.
+    except (TypeError, pickle.PicklingError):
         return None
     return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
-
-
-class NotHashableError(Exception):
-    """A function holds a value that isn't the same in another process."""
 
 
 class Description:
@@ -73,25 +76,37 @@ class Description:
 
     def describe(self, value: Any) -> Any:
         """Describe any value."""
+        kind = type(value).__name__
         if isinstance(value, PLAIN):
-            return type(value).__name__, repr(value)
-        if isinstance(value, jax.Array | np.ndarray | np.generic):
+            return kind, repr(value)
+        if isinstance(value, jax.Array) and jnp.issubdtype(
+            value.dtype, jax.dtypes.prng_key
+        ):
+            value = jax.random.key_data(value)
+        if isinstance(value, jax.Array | np.ndarray):
             array = np.asarray(value)
             return "array", str(array.dtype), array.shape, array.tobytes()
-        if isinstance(value, np.dtype | enum.Enum):
-            return type(value).__name__, str(value)
         if isinstance(value, types.ModuleType):
             return "module", value.__name__
+        if isinstance(value, jax.tree_util.PyTreeDef):
+            return kind, str(value)
+        # Whether equal constants are one object depends on Python's cache of bytecode.
+        # So these don't count as seen.
+        if isinstance(value, tuple):
+            return kind, [self.describe(item) for item in value]
+        if isinstance(value, set | frozenset):
+            return kind, sorted(repr(self.describe(item)) for item in value)
+        if isinstance(value, types.CodeType):
+            parts = value.co_code, value.co_names, value.co_varnames, value.co_consts
+            return kind, self.describe(parts)
         for number, earlier in enumerate(self.seen):
             if earlier is value:
                 return "seen", number
         self.seen.append(value)
+        if isinstance(value, list):
+            return kind, [self.describe(item) for item in value]
         if isinstance(value, dict):
-            return "dict", [self.describe(item) for item in value.items()]
-        if isinstance(value, set | frozenset):
-            return "set", sorted(repr(self.describe(item)) for item in value)
-        if isinstance(value, tuple | list):
-            return type(value).__name__, [self.describe(item) for item in value]
+            return kind, [self.describe(item) for item in value.items()]
         return self.describe_code(value)
 
     def describe_code(self, value: Any) -> Any:
@@ -100,50 +115,28 @@ class Description:
         module = sys.modules.get(getattr(value, "__module__", None) or "builtins")
         if is_of_library(value) and getattr(module, str(name), None) is value:
             return "library", value.__module__, name
-        if isinstance(value, functools.partial):
-            parts = value.func, value.args, value.keywords
-            return "partial", [self.describe(part) for part in parts]
-        if isinstance(value, types.MethodType):
-            return (
-                "method",
-                self.describe(value.__func__),
-                self.describe(value.__self__),
-            )
-        if isinstance(value, staticmethod | classmethod):
-            return type(value).__name__, self.describe(value.__func__)
-        if isinstance(value, property):
-            return "property", self.describe(value.fget)
         if isinstance(value, types.FunctionType):
             return self.describe_function(value)
         if isinstance(value, type):
             return self.describe_class(value)
-        if hasattr(value, "__wrapped__"):  # as jax.jit makes it
+        if isinstance(value, property):
+            return "property", self.describe(value.fget)
+        if hasattr(value, "__wrapped__"):  # as jax.jit and staticmethod make it
             return type(value).__name__, self.describe(value.__wrapped__)
-        return self.describe_object(value)
-
-    def describe_object(self, value: Any) -> Any:
-        """Describe an object by its class and fields."""
         if dataclasses.is_dataclass(value):
             names = [field.name for field in dataclasses.fields(value)]
-        elif is_of_library(type(value)) or not hasattr(value, "__dict__"):
-            raise NotHashableError
-        else:
-            names = sorted(vars(value))
-        fields = [(name, self.describe(getattr(value, name))) for name in names]
-        return "object", self.describe(type(value)), fields
+            fields = [(name, self.describe(getattr(value, name))) for name in names]
+            return "dataclass", self.describe(type(value)), fields
+        # Any other object says how to make it again in another process.
+        return "object", self.describe(without_flax(value.__reduce_ex__(4)))
 
     def describe_class(self, value: type) -> Any:
-        """Describe a class by its attributes and bases, or by its name if a library has it."""
+        """Describe a class by its attributes and bases, or by its name in a library."""
         if is_of_library(value):
             return "library", value.__module__, value.__qualname__
         attributes = []
         for name, attribute in sorted(vars(value).items()):
-            is_slot = isinstance(
-                attribute, types.GetSetDescriptorType | types.MemberDescriptorType
-            )
-            # Flax derives its own attributes from the others.
-            is_flax = name.startswith("_pytree__")
-            if name not in NOT_CODE and not is_slot and not is_flax:
+            if name not in NOT_CODE and not name.startswith(FLAX_ATTRIBUTES):
                 attributes.append((name, self.describe(attribute)))
         return "class", attributes, [self.describe(base) for base in value.__bases__]
 
@@ -155,25 +148,36 @@ class Description:
             "keyword defaults": function.__kwdefaults__,
             "wrapped": getattr(function, "__wrapped__", None),
         }
-        for name, cell in zip(
-            code.co_freevars, function.__closure__ or (), strict=True
-        ):
+        cells = function.__closure__ or ()
+        for name, cell in zip(code.co_freevars, cells, strict=True):
             # The cell may be empty until a later assignment.
             with contextlib.suppress(ValueError):
                 values[f"closure {name}"] = cell.cell_contents
-        described = [(name, self.describe(held)) for name, held in values.items()]
         if is_of_library(function):
             full_name = f"{function.__module__}.{function.__qualname__}"
-            return "library function", full_name, described
-        in_file = function.__globals__
-        names = sorted(names_of(code) & in_file.keys())
-        described += [(name, self.describe(in_file[name])) for name in names]
-        return "function", describe_bytecode(code), described
+            return "library function", full_name, self.describe(values)
+        for name in sorted(names_of(code) & function.__globals__.keys()):
+            values[f"global {name}"] = function.__globals__[name]
+        return "function", self.describe(code), self.describe(values)
+
+
+def without_flax(parts: Any) -> Any:
+    """Leave Flax's own attributes out of what `__reduce_ex__` returned."""
+    if isinstance(parts, str) or len(parts) < 3 or not isinstance(parts[2], dict):
+        return parts
+    state = {
+        name: value
+        for name, value in parts[2].items()
+        if not str(name).startswith(FLAX_ATTRIBUTES)
+    }
+    return *parts[:2], state, *parts[3:]
 
 
 def is_of_library(value: Any) -> bool:
     """Return if a function or class comes from Python, an installed package or pmapdp."""
-    module = sys.modules.get(getattr(value, "__module__", None) or "builtins")
+    name = getattr(value, "__module__", None) or "builtins"
+    # A module of C++ code may not be listed under its own name.
+    module = sys.modules.get(name) or sys.modules.get(name.partition(".")[0])
     file = getattr(module, "__file__", None)
     code = getattr(value, "__code__", None)
     if code is not None and not code.co_filename.startswith("<"):
@@ -191,14 +195,3 @@ def names_of(code: types.CodeType) -> set[str]:
         if inspect.iscode(constant):
             names |= names_of(constant)
     return names
-
-
-def describe_bytecode(code: types.CodeType) -> Any:
-    """Describe compiled code without its place in the file."""
-    constants = []
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            constants.append(describe_bytecode(constant))
-        else:
-            constants.append(Description().describe(constant))
-    return code.co_code.hex(), code.co_names, code.co_varnames, constants

@@ -18,6 +18,7 @@ from points import DATA, Net, run
 
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import DivergedError, UserError
+from pmapdp.evaluate import evaluate_run
 from pmapdp.loss import MetricSums
 from pmapdp.run.code_hash import hash_function
 
@@ -55,6 +56,10 @@ def adam(b1):
 
 def scaled(metrics, factor):
     return {"half": (factor * metrics.weights.sum(), metrics.weights.sum())}
+
+
+def scaled_metrics(logits, batch):
+    return scaled(batch, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +140,21 @@ def test_a_file_that_was_edited_is_refused_and_one_that_was_moved_is_not(tmp_pat
     assert int(found.state.step) == 10
 
 
+@pytest.mark.parametrize(
+    ("name", "function"), [("loss", weighted(5)), ("metrics", scaled_metrics)]
+)
+def test_an_evaluation_asks_for_the_loss_and_metrics_again(name, function, tmp_path):
+    """Otherwise the cross-entropy would be shown as the run's loss."""
+    workdir = str(tmp_path / "run")
+    trained = run(own={name: function}, workdir=workdir)
+    python_values = {"model": Net, "data": DATA}
+    sentence = rf"its {name} from Python, so give it again: .*evaluate_run\(.*{name}="
+    with pytest.raises(UserError, match=sentence):
+        evaluate_run(workdir, **python_values)
+    means, _ = evaluate_run(workdir, **python_values, **{name: function})
+    assert means == pytest.approx(trained.epochs[-1]["test"], rel=1e-6)
+
+
 PROGRAM = """
 import functools
 import sys
@@ -200,6 +220,69 @@ def test_hashes_are_the_same_in_two_processes_and_show_each_number(tmp_path):
         ({"rate": 0.01}, {"update"}),
     ):
         second = hashes(tmp_path, **change)
+        assert {name for name in first if first[name] != second[name]} == changed
+
+
+HELD = """
+import json
+import optax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from pmapdp.run.code_hash import hash_function
+class Linen(nn.Module):
+    width: int = {width}
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.width)(x)
+class Teacher(nnx.Module):
+    def __init__(self, *, rngs):
+        self.layer = nnx.Linear(3, 2, rngs=rngs)
+        self.dropout = nnx.Dropout({rate}, rngs=rngs)
+teacher = Teacher(rngs=nnx.Rngs({seed}))
+teacher.layer.kernel[...] += {change}
+def holding(value):
+    return lambda model, batch: (value, model, batch)
+FUNCTIONS = {{
+    "nnx": holding(teacher),
+    "linen": holding(Linen()),
+    "arrays": holding([{{"w": jnp.ones(3) * {scale}}}, np.float32({scale})]),
+    "key": holding(jax.random.key({seed})),
+    "state": holding(nnx.state(teacher)),
+    "split": holding(nnx.split(teacher)),
+    "optimizer": holding(optax.adam({scale})),
+}}
+print(json.dumps({{name: hash_function(f) for name, f in FUNCTIONS.items()}}))
+"""
+
+
+def hash_held(**changes):
+    """Hash functions that hold a teacher, arrays and so on, in a process of its own."""
+    values = {"width": 2, "rate": 0.5, "seed": 0, "change": 0.0, "scale": 1.0}
+    result = subprocess.run(
+        [sys.executable, "-c", HELD.format(**values | changes)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(result.stdout)
+
+
+def test_what_a_loss_holds_is_hashed_by_its_numbers():
+    """A frozen teacher, for example. Nothing of it needs a flag to be resumed."""
+    first = hash_held()
+    assert all(first.values()), first
+    assert hash_held() == first
+    for change, changed in (
+        ({"rate": 0.25}, {"nnx", "split"}),
+        ({"change": 0.5}, {"nnx", "split", "state"}),
+        ({"width": 3, "scale": 2.0}, {"linen", "arrays", "optimizer"}),
+        ({"seed": 1}, {"nnx", "split", "state", "key"}),
+    ):
+        second = hash_held(**change)
         assert {name for name in first if first[name] != second[name]} == changed
 
 
