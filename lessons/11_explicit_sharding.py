@@ -22,7 +22,7 @@
 # and asks.
 #
 # **You will** read shardings as types, fix what JAX refuses, run Flax layers that need one more argument, and decide when
-# this is worth it. 25 minutes, 43 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
+# this is worth it. 28 minutes, 46 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -87,13 +87,21 @@ for step in (train_step, eval_step):
 # `jax.typeof` shows the type of any array, also inside a function that's being traced. Here's an array of 16 rows and 4
 # columns, split by rows: its type is `float32[16@data,4]`.
 #
+# The cell below prints while JAX traces, before anything runs.
+#
 # **Predict:** what are the types of `2 * x`, of `x.sum(1)` and of `x.sum(0)`?
 
+
 # %% tags=["prediction"]
-x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), split)
-results = {"2 * x": 2 * x, "x.sum(1)": x.sum(1), "x.sum(0)": x.sum(0)}
-for name, result in results.items():
-    print(f"{name:9s} {jax.typeof(result)}")
+@jax.jit
+def print_types(x):
+    results = {"2 * x": 2 * x, "x.sum(1)": x.sum(1), "x.sum(0)": x.sum(0)}
+    for name, result in results.items():
+        print(f"{name:9s} {jax.typeof(result)}")
+    return results
+
+
+results = print_types(jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), split))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -205,14 +213,59 @@ lesson_11.shardings(answers)
 # asked. The last one takes eight rows, because a single row can't be split by rows. For row 0 alone you'd write
 # `rows.at[0].get(out_sharding=P())`.
 #
+# ## A mesh of 4 x 2
+#
+# With one axis you can follow the shardings in your head. Types help most if a mesh has several. Let's arrange the eight
+# devices in four rows of two, with the axes "data" and "model". The inputs are split over "data". The first matrix is
+# split by columns over "model", and the second one by rows, so each device holds half of each matrix.
+#
+# **Predict:** what's the type of `hidden`, the result of the first product? And why does the second product need
+# `out_sharding`?
+
+
+# %% tags=["prediction"]
+grid = jax.make_mesh((4, 2), ("data", "model"))
+
+
+@jax.jit
+def two_layers(inputs, W1, W2):
+    hidden = nnx.relu(inputs @ W1)
+    logits = jnp.matmul(hidden, W2, out_sharding=P("data"))
+    types = [str(jax.typeof(x)) for x in (inputs, W1, hidden, W2, logits)]
+    grid_types.append(types)
+    print(" ".join(types))
+    return logits
+
+
+grid_types = []
+kernels = np.ones((64, 32), np.float32), np.ones((32, 10), np.float32)
+with jax.set_mesh(grid):
+    grid_arguments = jax.device_put(
+        (host_batch[0], *kernels), (P("data"), P(None, "model"), P("model"))
+    )
+    grid_logits = two_layers(*grid_arguments)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# `float32[128@data,32@model]`: split both ways, so a device holds 32 rows and 16 columns of it. The second product adds
+# up over those columns, which are on two devices. JAX asks, and `P("data")` answers that you want the sum, split by rows
+# only. So each pair of devices all-reduces. Lesson 15 builds on this.
+#
+# </details>
+#
 # ## What works unchanged?
 #
 # Most Flax layers work on each example separately, or add up over all of them, so their result has just one possible type.
 # These work unchanged: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention`.
 #
-# Others need your help. Let's try two layers, and `jnp.sort` along both axes:
+# Others need your help. Let's try two layers and a sort, on arrays whose 16 rows are split. `embed(tokens)` looks up rows of
+# a table. `rnn(sequences)` loops over time, starting from zeros that the layer makes. `jnp.sort(matrix, axis=0)` sorts
+# each column, and `jnp.sort(matrix, axis=1)` sorts each row.
+#
+# **Predict:** which one of these four works?
 
-# %%
+# %% tags=["prediction"]
 rngs = nnx.Rngs(0)
 embed = nnx.Embed(10, 8, rngs=rngs)
 rnn = nnx.RNN(nnx.GRUCell(8, 4, rngs=rngs))
@@ -225,14 +278,6 @@ calls = {
     "jnp.sort(matrix, axis=0)": lambda: jnp.sort(matrix, axis=0),
     "jnp.sort(matrix, axis=1)": lambda: jnp.sort(matrix, axis=1),
 }
-
-# %% [markdown]
-# `Embed` looks up rows of a table, and the tokens are split. `RNN` loops over time, starting from zeros that it makes
-# itself. The first `sort` sorts each column of the matrix, and the second one sorts each row.
-#
-# **Predict:** which one of these four works?
-
-# %% tags=["prediction"]
 failures = []
 for name, call in calls.items():
     try:
@@ -318,11 +363,15 @@ assert np.isclose(auto_work, explicit_work, rtol=0.02)
 assert mesh.axis_types == (AxisType.Explicit,)
 assert len(refusals) == 2
 assert all("float32[128,64]" in refusal for refusal in refusals)
-assert [str(jax.typeof(result)) for result in results.values()] == [
-    "float32[16@data,4]",
-    "float32[16@data]",
-    "float32[4]",
-]
+assert {name: str(jax.typeof(result)) for name, result in results.items()} == {
+    "2 * x": "float32[16@data,4]",
+    "x.sum(1)": "float32[16@data]",
+    "x.sum(0)": "float32[4]",
+}
+assert grid_types[0][2] == "float32[128@data,32@model]"
+assert grid_types[0][4] == "float32[128@data,10]"
+hidden_in_numpy = np.maximum(host_batch[0] @ kernels[0], 0)
+np.testing.assert_allclose(grid_logits, hidden_in_numpy @ kernels[1], rtol=1e-4)
 assert str(jax.typeof(arrays["gradient of hidden.kernel"])) == "float32[64,32]"
 assert list(errors.values()) == ["ShardingTypeError"] * 3
 assert failures == list(calls)[:3]

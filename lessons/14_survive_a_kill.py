@@ -246,7 +246,7 @@ assert 0.8 < np.mean(forgetful_losses[-40:]) / np.mean(losses[-40:]) < 0.95
 #
 # Keep the best checkpoint as well as the newest: if the loss becomes NaN, the newest ones hold NaN.
 # With Orbax, pass `metrics={"loss": loss}` to `save`, and replace `max_to_keep=2` by a `preservation_policy` that
-# combines `LatestN` and `BestN`. (For a loss, `BestN` needs `reverse=True`, and a NaN should count as infinite.)
+# combines `LatestN` and `BestN`. For a loss, `BestN` needs `reverse=True`, and a NaN should count as infinite.
 # And don't change the learning rate or the batch size in the middle of a run, because afterwards you couldn't say
 # which value gave the result. pmapdp refuses to resume if you do. (What doesn't change the result may change: lesson
 # 17 resumes with fewer processes.)

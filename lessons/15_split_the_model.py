@@ -213,7 +213,7 @@ print(*attention_collectives)
 # Data parallelism all-reduces the gradients, whose size doesn't depend on the batch. Tensor parallelism all-reduces
 # activations, which grow with it. Take two pairs of 128 x 512 and 512 x 128 on eight devices. Data parallelism
 # all-reduces one gradient for each of their 262,144 weights. Tensor parallelism needs two all-reduces of `[B, 128]`
-# for each pair. (B is the whole batch, because now every device works on all the examples.)
+# for each pair. B is the whole batch, because now every device works on all the examples.
 #
 # **Predict:** for which batch size B do both send the same number of bytes?
 
@@ -236,8 +236,10 @@ lesson_15.bytes_by_batch(sizes, bytes_sent)
 # But the number of bytes isn't everything. Data parallelism can send the gradients of the last layers while the
 # backward pass is still working on the first ones. With tensor parallelism, the next layer has to wait. So split your
 # matrices if a layer doesn't fit on a device, or if each device would get only a handful of examples, and only between
-# devices with fast links. (*Sequence parallelism* also splits the activations between the pairs, along the tokens: a
-# reduce-scatter and an all-gather take the place of each all-reduce.)
+# devices with fast links.
+#
+# *Sequence parallelism* also splits the activations between the pairs, along the tokens. A reduce-scatter and an
+# all-gather take the place of each all-reduce.
 #
 # ## The mistake: columns, then columns
 #

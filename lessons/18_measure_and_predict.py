@@ -305,7 +305,7 @@ lesson_18.traces_of_an_h200()
 #
 # First look for gaps, in which the GPU waits for Python or for data. The upper trace shows three updates of pmapdp's
 # CNN. In each of them the GPU computes for 0.12 ms, and for the other 1.4 ms it waits for Python, which is too slow for
-# it. (Recording slows Python down: otherwise an update took 1.0 ms, not 1.5.) With a larger batch the GPU has more to do,
+# it. Recording slows Python down: without it an update took 1.0 ms, not 1.5. With a larger batch the GPU has more to do,
 # and Python hardly more, so the gaps close.
 #
 # The lower trace shows one update of ResNet-18. All four rows are the GPU, sorted by the kind of work, and together
