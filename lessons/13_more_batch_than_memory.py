@@ -172,7 +172,7 @@ lesson_13.work_by_device(work)
 
 
 # %% tags=["prediction"]
-from pmapdp.compare.collectives import collectives
+from pmapdp.collectives import collectives
 
 
 def compile_scan(cut):
