@@ -84,7 +84,7 @@ class StoppedError(KeyboardInterrupt):
 
 
 def name_in_python(match: re.Match[str]) -> str:
-    """Return a setting's name in Python, `learning_rate=` for `--learning-rate `."""
+    """Return a setting's name in Python, as in `learning_rate=0.1`."""
     name = match[1].replace("-", "_")
     return f"{name}=" if match[2] else name
 

@@ -61,7 +61,6 @@ class Options:
         "options",
         None,
         "Of a run: number of devices; default: as in training.",
-        takes="FOLDER",
     )
     best: bool = setting(
         "options",

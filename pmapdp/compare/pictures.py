@@ -190,7 +190,10 @@ def curves(
         line = f'd="M{"L".join(points)}" stroke-dasharray="{dashes}"'
         parts.append(f'<path class="{kind}" {line}/>')
     bottom = CURVE_TOP + CURVE_HEIGHT
+    last = max(len(run["losses"]) for run in runs)
+    parts.append(label(48, bottom + 15, "1"))
     parts.append(label(CURVE_WIDTH / 2, bottom + 15, "update", "middle"))
+    parts.append(label(CURVE_WIDTH - 4, bottom + 15, str(last), "end"))
     names = ", ".join(run["name"] for run in runs)
     note = f"The {name} by update: {names}"
     return picture(CURVE_WIDTH, bottom + 20, note, *parts)

@@ -100,9 +100,9 @@ def run_strategies(config: Config, names: Sequence[str]) -> list[tuple[Run, Any]
     """
     with jax.enable_x64(config.dtype == "float64"):
         trainings = [Training(config, name) for name in names]
-        for _ in range(GROUPS):
+        for group in range(GROUPS):
             for training in trainings:
-                training.run_group()
+                training.run_group(group)
         return [(training.describe(), training.parameters()) for training in trainings]
 
 
@@ -145,9 +145,10 @@ class Training:
         for epoch in itertools.count():
             yield from self.job.batches["train"].epoch(epoch)
 
-    def run_group(self) -> None:
+    def run_group(self, number: int) -> None:
         """Make some updates. Their time includes reading batches and placing them."""
-        updates = self.job.total_steps // GROUPS
+        groups = np.array_split(np.arange(self.job.total_steps), GROUPS)
+        updates = len(groups[number])
         group = []
         started = time.perf_counter()
         for batch in itertools.islice(self.batches, updates):

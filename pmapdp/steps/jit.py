@@ -3,7 +3,8 @@
 Lesson 09 teaches this file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,6 +27,10 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     replicated = NamedSharding(mesh, PartitionSpec())
     split = NamedSharding(mesh, PartitionSpec(AXIS))
 
+    compute_sums: Callable[..., Any] = gradient_sums
+    if task.accumulate > 1:
+        compute_sums = partial(accumulated_sums, mesh=mesh, axes=(AXIS,))
+
     # Placing
     def place_state(state: TrainState) -> TrainState:
         return jax.device_put(state, replicated)
@@ -35,12 +40,7 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
 
     # The step
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
-        if task.accumulate == 1:
-            gradients, sums, model_state = gradient_sums(task, state, batch)
-        else:
-            gradients, sums, model_state = accumulated_sums(
-                task, state, batch, mesh, (AXIS,)
-            )
+        gradients, sums, model_state = compute_sums(task, state, batch)
         return update(task, state, gradients, sums.count, model_state), sums
 
     # Evaluation

@@ -2,6 +2,7 @@
 mistakes.
 """
 
+import re
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
@@ -175,7 +176,7 @@ def test_the_yellow_bar_is_in_your_function_or_outside_of_it():
 def test_a_difference_is_drawn_on_a_log_scale():
     single = {"name": "single", "strategy": "single", "losses": [1.0, 1.0]}
     run = {"name": "pmap", "strategy": "pmap", "losses": [1.1, 1.0 + 1e-8]}
-    curve = ElementTree.fromstring(differences([single, run]))[-2]
+    curve = ElementTree.fromstring(differences([single, run]))[-4]
     points = curve.get("d").removeprefix("M").split("L")
     first, second = (float(point.split()[1]) for point in points)
     # 1e-1 and 1e-8 are seven powers of ten apart, and the axis has eighteen in 170
@@ -286,3 +287,15 @@ def test_the_catalogue_of_mistakes_is_whole():
     for mistake in mistakes:
         assert set(mistake) - {"check_vma", "ddp"} == keys
         assert mistake["wrong"] != mistake["right"] or mistake["check_vma"]
+
+
+def test_the_page_on_the_site_names_the_lines_that_add_up_today():
+    """It's made by docs/pictures/make.py, and so is the picture in README.md."""
+    page = (STEPS.parents[1] / "docs" / "pictures" / "four_ways.html").read_text(
+        encoding="utf-8"
+    )
+    places = set(re.findall(r"steps/(pmap|shard_map)\.py:(\d+)", page))
+    assert {name for name, _ in places} == {"pmap", "shard_map"}
+    for name, number in places:
+        lines = (STEPS / f"{name}.py").read_text().splitlines()
+        assert re.search("psum|pmean", lines[int(number) - 1]), (name, number)
