@@ -17,8 +17,8 @@
 # Somebody hands you a training program from 2022. It uses `jax.pmap`, and it still runs. But pmap is only maintained,
 # and JAX's developers [recommend shard_map in its place](https://docs.jax.dev/en/latest/migrate_pmap.html). How do you
 # move the program without changing its results? In this lesson you'll change seventeen lines, and the new program prints
-# the old one's losses, up to rounding, because even its dropout masks are the same. Then you'll forget a line on purpose, to see that
-# this time JAX notices. And you'll find out something that the old program never told you.
+# the old one's losses, up to rounding, because even its dropout masks are the same. Then you'll
+# forget a line on purpose, and see that JAX notices this time. And you'll find out something that the old program never told you.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against one
 # device. 29 minutes, 49 with exercises. You need [05 Average gradients](05_average_gradients.ipynb),

@@ -85,9 +85,9 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 # [Orbax](https://orbax.readthedocs.io/en/latest/) writes JAX arrays to a folder. You have it already, because Flax
 # needs it. `restore` has to know shapes, dtypes and shardings, so you give it the state that you've just made. `save`
 # only copies the state to the host before it returns, so the devices can train on while a thread writes the copy. And
-# what if a kill comes in the middle of that? The folder has a temporary name until everything is in it, so nobody takes
-# it for a checkpoint. (That's on a disk. In Google's cloud storage, Orbax marks a complete checkpoint with a small
-# file.)
+# what if a kill comes while the thread is writing? On a disk, the folder has a temporary name until everything is in it,
+# so nobody takes the folder for a checkpoint. In Google's cloud storage, Orbax marks a complete checkpoint with a small
+# file.
 
 # %%
 lesson_14.timeline()

@@ -262,12 +262,12 @@ launch.run(connect_twice, 1, connect=False, **slurm)
 # | Open MPI 4 | `mpirun --map-by ppr:8:node` | `mpirun --map-by ppr:1:node` |
 # | in the program | `initialize()` | `initialize(local_device_ids=range(8))` |
 #
-# Don't combine one process for each GPU with Slurm's `--gpus-per-task=1`. Each task would then see only one GPU, and its
-# number would be 0. But JAX asks for GPU k in the k-th task. And whatever you start, assert what you expect. For two
+# Don't combine one process for each GPU with Slurm's `--gpus-per-task=1`. Each task would then see only one GPU, as
+# number 0. But JAX asks for GPU k in the k-th task. And whatever you start, assert what you expect. For two
 # machines with eight GPUs each, that's `assert jax.device_count() == 16`.
 #
-# **Which devices should be neighbours?** Inside a machine, an H100 sends 450 GB/s by NVLink. To another machine it's
-# about 50 GB/s (a network card of 400 Gbit/s). So keep the busiest mesh axis inside the machines. If you shard the state
+# **Which devices should be neighbours?** Inside a machine, an H100 sends 450 GB/s by NVLink. To another machine a
+# network card of 400 Gbit/s sends 50 GB/s. So keep the busiest mesh axis inside the machines. If you shard the state
 # as in lesson 16, make a mesh of two axes, one row for each machine, and split the parameters along the second axis only:
 #
 # ```python
