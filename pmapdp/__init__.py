@@ -32,4 +32,4 @@ has the lessons' pictures and checks. The core imports none of them, except in
 `train.py`, where all parts meet.
 """
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
