@@ -295,13 +295,13 @@ def describe_run(job: Job, state: TrainState) -> tuple[dict[str, Any], list[str]
         "data": ", ".join([config.dataset, *data]),
         "started": f"{job.peers.launcher}, {processes}, jax {jax.__version__}, Python {platform.python_version()}",
     }
-    if job.task.classifies and config.label_smoothing:
-        rows["loss"] += ", smoothed in training alone: the test loss may be lower"
     if job.task.augment is not None:
         name = getattr(
             job.task.augment, "__qualname__", type(job.task.augment).__name__
         )
         rows["loss"] += f" of examples changed by {name}"
+    if job.task.classifies and config.label_smoothing:
+        rows["loss"] += ", smoothed in training alone: the test loss may be lower"
     return facts, [f"{name:<7}  {value}" for name, value in rows.items()]
 
 

@@ -266,7 +266,10 @@ def test_with_a_validation_set_and_without_any(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "100 to train, 40 to test, 100 to validate" in shown
     assert "validation accuracy: best" in shown
-    assert "cross_entropy(label_smoothing=0.1) of examples changed by " in shown
+    loss = (
+        "cross_entropy(label_smoothing=0.1) of examples changed by moved, smoothed in"
+    )
+    assert f"{loss} training alone: the test loss may be lower" in shown
     assert epoch["validation"]["examples"] == 100
     assert "test" not in epoch
     assert "test" not in alone
@@ -322,7 +325,7 @@ def test_a_run_with_values_is_resumed_with_them_alone(tmp_path):
             },
             **settings,
         )
-    with pytest.raises(UserError, match="the loss of 4 examples"):
+    with pytest.raises(UserError, match="the code of your augmentation"):
         run(own={"optimizer": optax.lion}, **settings)
     with pytest.raises(
         UserError, match=r"given its optimizer from Python.*optimizer=\.\.\."
