@@ -207,12 +207,18 @@ def parse_with_recipe(
     summaries = [f"    {name}: {recipe.summary}" for name, recipe in RECIPES.items()]
     paragraphs = [(command.description or "").strip(), "The recipes:"]
     paragraphs.append("\n".join(summaries))
+    fields = [*config_fields, *option_fields]
     if sections:  # a command that isn't about recipes
         paragraphs[1:] = [f"The recipes: {', '.join(RECIPES)}."]
+        # Its own flags come first, and files that it writes last.
+        own = [
+            field for field in option_fields if field.metadata["section"] != "output"
+        ]
+        fields = [*own, *(field for field in fields if field not in own)]
     text = "\n\n".join(paragraphs)
     values = read_flags(
         command._replace(description=text),
-        [*config_fields, *option_fields],
+        fields,
         arguments,
         defaults,
     )
