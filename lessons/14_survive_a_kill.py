@@ -367,7 +367,7 @@ for exercise in (fixed_batches, train_or_resume, export_bytes):
 # | --- | --- | --- |
 # | the loop | `train` | [train.py](../pmapdp/train.py) |
 # | `checkpoints.latest_step`, `restore` | `restore_or_init` | [run/open_run.py](../pmapdp/run/open_run.py), [run/checkpoints.py](../pmapdp/run/checkpoints.py) |
-# | `checkpoints.save` | `run.after_update`, `run.end_epoch` | [run/open_run.py](../pmapdp/run/open_run.py) |
+# | `checkpoints.save` | `run.save`, in the loop of `train` | [train.py](../pmapdp/train.py), [run/open_run.py](../pmapdp/run/open_run.py) |
 # | SIGTERM | `StopRequest` | [run/signals.py](../pmapdp/run/signals.py) |
 # | `jax.export` | `python -m pmapdp.export` | [export.py](../pmapdp/export.py) |
 #

@@ -29,6 +29,7 @@ from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import build_model, check_task
 from pmapdp.custom.optimizer import check_optimizer, check_schedule, trainable_filter
 from pmapdp.data.batches import Batches
+from pmapdp.data.dataset import DataSet
 from pmapdp.distributed import (
     SINGLE_PROCESS,
     Peers,
@@ -51,7 +52,8 @@ from pmapdp.registry import (
     require_python_values,
 )
 from pmapdp.run.checkpoints import load_state
-from pmapdp.run.open_run import AfterEpoch, keep_compiled_programs, open_run
+from pmapdp.run.compile_cache import keep_compiled_programs
+from pmapdp.run.open_run import open_run
 from pmapdp.run.workdir import read_config, with_full_paths
 from pmapdp.sharding.layout import (
     MeshLayout,
@@ -66,6 +68,7 @@ from pmapdp.steps.placing import prefetch
 from pmapdp.steps.shared import Strategy
 
 EVALUATION_BATCH_PER_DEVICE = 64
+AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,9 @@ def train(
         peers: the processes that take part; all call this function alike. Default:
             those that the program has connected by `jax.distributed.initialize`.
 
+    Returns:
+        The state and the results of each epoch.
+
     Raises:
         UserError: the configuration doesn't fit the machine, the data or the workdir,
             training diverged, or a file can't be written.
@@ -148,32 +154,40 @@ def train(
     # JAX's random numbers change.
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, custom, peers)
-        strategy, batches = (
-            job.strategy,
-            job.batches["train"],
-        )  # the strategy's functions are in steps/ or sharding/
-        with open_run(job, started, after_epoch) as run:
+        strategy = job.strategy  # its functions are in steps/ or sharding/
+        batches = job.batches["train"]
+        save_every = job.config.checkpoint_every
+        with open_run(job, started) as run:
             state, step = run.restore_or_init()
             while not run.is_done(step):
+                meter = run.open_meter()  # not empty if the epoch is resumed
                 epoch, done = divmod(step, batches.per_epoch)
-                # not empty if the epoch is resumed
-                meter = Meter(
-                    run.progress["sums"],
-                    run.progress["examples"],
-                    is_weighted=batches.is_weighted,
-                )
-                rest_of_epoch = itertools.islice(
-                    batches.epoch(epoch, done), job.total_steps - step
-                )
+                end = min((epoch + 1) * batches.per_epoch, job.total_steps)
+                rest_of_epoch = itertools.islice(batches.epoch(epoch, done), end - step)
                 with prefetch(rest_of_epoch, strategy.place_batch) as placed_batches:
                     for batch in placed_batches:
                         state, sums = strategy.train_step(state, batch)
                         meter.add(step + 1, sums, batches.examples_in(step))
                         step += 1
-                        run.after_update(
-                            step, state, meter
-                        )  # shows, saves, and stops on Ctrl-C
-                run.end_epoch(step, state, meter, evaluate(job, state, job.held_out))
+                        run.show_update(step, state, meter)
+                        stop = run.stop_request.agree(step)
+                        if step == end:
+                            continue  # evaluated below before it's saved
+                        if stop or is_due(step, save_every):
+                            meter.finish()
+                            run.save(step, state, meter)
+                        if stop:
+                            run.raise_stopped(stop, step, state)
+                    meter.finish()
+                results = run.end_epoch(
+                    step, state, meter, evaluate(job, state, job.held_out)
+                )
+                run.save(step, state, meter)
+                if after_epoch is not None:
+                    after_epoch(results, state)
+                stop = run.stop_request.agreed
+                if stop and not run.is_done(step):
+                    run.raise_stopped(stop, step, state)
             run.end(step)
             epochs = list(run.epochs.values())
             run.report.line(
@@ -182,8 +196,20 @@ def train(
             return Result(run.fetch_result(state), epochs)
 
 
+def is_due(step: int, every: int | None) -> bool:
+    """Return True after each `every`-th update."""
+    return every is not None and step % every == 0
+
+
 def evaluate(job: Job, state: TrainState, part: str | None) -> dict[str, float]:
-    """Return the metrics of a placed state over exactly the examples of a part of the data set, {} without a part."""
+    """Return the metrics of a placed state over exactly the examples of a part.
+
+    Args:
+        job: has the batches and the evaluation step.
+        state: as the strategy places it.
+        part: "test" or "validation". None: the data set has neither, and the metrics
+            are {}.
+    """
     if part is None:
         return {}
     batches = job.batches[part]
@@ -191,21 +217,21 @@ def evaluate(job: Job, state: TrainState, part: str | None) -> dict[str, float]:
     try:
         with prefetch(batches.epoch(0), job.strategy.place_batch) as placed_batches:
             for step, batch in enumerate(placed_batches):
-                meter.add(
-                    step + 1,
-                    job.strategy.eval_step(state, batch),
-                    batches.examples_in(step),
-                )
+                sums = job.strategy.eval_step(state, batch)
+                meter.add(step + 1, sums, batches.examples_in(step))
         meter.finish()
     except DivergedError as error:
         if not is_finite(state):
             raise DivergedError(
-                f"the last update left no finite state, though its loss was: {DIVERGED_ADVICE}"
+                "the last update left no finite state, though its loss was: "
+                f"{DIVERGED_ADVICE}"
             ) from None
         first = (error.step - 1) * batches.batch_size
-        there = f"{part} examples {first} to {min(first + batches.batch_size, batches.examples) - 1}, counted from 0"
-        why = f"the {part} loss is not finite, though the state is: look at {there}, or {DIVERGED_ADVICE}"
-        raise DivergedError(why) from None
+        last = min(first + batches.batch_size, batches.examples) - 1
+        raise DivergedError(
+            f"the {part} loss is not finite, though the state is: look at {part} "
+            f"examples {first} to {last}, counted from 0, or {DIVERGED_ADVICE}"
+        ) from None
     return meter.means
 
 
@@ -221,105 +247,140 @@ def prepare(
         "JAX would make float32 of it"
     )
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
-    number = (
-        1
-        if config.strategy == "single"
-        else number_of_devices(config.devices, config.mesh, peers.count)
-    )
+    number: int | None = 1
+    if config.strategy != "single":
+        number = number_of_devices(config.devices, config.mesh, peers.count)
     local_devices = devices.choose(number)
     all_devices = devices.extend_to_all_processes(local_devices)
-    rule = custom.optimizer or find_code(
-        "optimizer", config.optimizer
-    )  # None: built in
-    rate = custom.schedule or find_code("schedule", config.schedule)
+    functions = find_functions(config, custom)
 
-    # Data
-    if not peers.is_first:
-        peers.wait("the data set")  # process 0 may have to download it
-    data = (
-        load_data(config.dataset, config.data_dir)
-        if custom.data is None
-        else make_data_set(custom.data)
-    )
-    if peers.is_first:
-        peers.wait("the data set")
-
-    # Model and loss
-    task = make_task(config, custom)
-    model = custom.model
-    if ".py:" in config.model:
-        model = find_code("model", config.model)
+    data = read_data(config, custom, peers)
+    task, arrays = build_task(config, custom, data)
     config = dataclasses.replace(config, **name_custom_parts(custom, task))
-    arrays, _ = featurize(data, task.model)
-    task = dataclasses.replace(task, augment=arrays.augment)
-    yours = (
-        config.model not in MODELS
-        or custom.loss is not None
-        or custom.metrics is not None
-    )
-    check_task(task, arrays, custom=yours, best=config.best)
     content = None
     if config.workdir or peers.count > 1:
         content = fingerprint(data)
         peers.require_same({f"the content of the data set {config.dataset}": content})
-
-    # Batches, laid out for the devices
-    example = jax.tree.leaves(arrays.train.select(np.arange(1)).inputs)[0][0]
-    asked: dict[str, Any] = {
-        "mesh": config.mesh,
-        "layout": config.layout,
-        "shard_state": config.shard_state,
-    }
-    layout = fit_layout(all_devices, task, example.shape, **asked)
-    N, here = layout.batch_shards, layout.shards_on(local_devices, task)
-    B = global_batch_size(config, N, arrays.train.examples)
-    split = functools.partial(Batches, devices=N, local_shards=here)
-    batches = {
-        name: split(part, max(B, EVALUATION_BATCH_PER_DEVICE * N))
-        for name, part in arrays.parts.items()
-    }
-    batches["train"] = split(
-        arrays.train, B, accumulate=config.accumulate, shuffle_seed=config.seed
-    )
-
-    # Update rule, whose schedule depends on the number of batches
-    all_steps = config.epochs * batches["train"].per_epoch
-    if rate is None:
-        rate = make_schedule(config, B, batches["train"].per_epoch, all_steps)
-    else:
-        check_schedule(rate)
-    if rule is not None:
-        check_optimizer(rule, rate, task)
-    task = dataclasses.replace(task, optimizer=make_optimizer(config, rate, rule))
+    layout, batches = make_batches(config, task, arrays, local_devices, all_devices)
+    # The schedule depends on the number of batches.
+    rule, schedule = make_update_rule(config, functions, task, batches["train"])
+    task = dataclasses.replace(task, optimizer=rule)
+    updates = config.epochs * batches["train"].per_epoch
     return Job(
         config=dataclasses.replace(
-            config, global_batch_size=B, per_device_batch_size=None
+            config,
+            global_batch_size=batches["train"].batch_size,
+            per_device_batch_size=None,
         ),
         devices=all_devices,
         data=arrays,
         task=task,
         batches=batches,
-        total_steps=min(config.steps or all_steps, all_steps),
-        schedule=jax.jit(
-            rate
-        ),  # operation by operation it would be a dozen programs to compile
+        total_steps=min(config.steps or updates, updates),
+        # Operation by operation it would be a dozen programs to compile.
+        schedule=jax.jit(schedule),
         strategy=choose_strategy(config.strategy, task, all_devices, layout),
         layout=layout,
         peers=peers,
         content=content,
-        functions={
-            "model": model,
-            "loss": custom.loss,
-            "metrics": custom.metrics,
-            "optimizer": rule,
-            "schedule": custom.schedule or find_code("schedule", config.schedule),
-            "augmentation": arrays.augment,
-        },
+        functions=functions | {"augmentation": arrays.augment},
     )
 
 
+def find_functions(config: Config, custom: Custom) -> dict[str, Any]:
+    """Return your functions by what they are, None where the trainer's own is used."""
+    model = custom.model
+    if ".py:" in config.model:
+        model = find_code("model", config.model)
+    return {
+        "model": model,
+        "loss": custom.loss,
+        "metrics": custom.metrics,
+        "optimizer": custom.optimizer or find_code("optimizer", config.optimizer),
+        "schedule": custom.schedule or find_code("schedule", config.schedule),
+    }
+
+
+def read_data(config: Config, custom: Custom, peers: Peers) -> DataSet:
+    """Read the data set, or take yours. Process 0 goes first: it may download it."""
+    if not peers.is_first:
+        peers.wait("the data set")
+    if custom.data is None:
+        data = load_data(config.dataset, config.data_dir)
+    else:
+        data = make_data_set(custom.data)
+    if peers.is_first:
+        peers.wait("the data set")
+    return data
+
+
+def build_task(config: Config, custom: Custom, data: DataSet) -> tuple[Task, DataSet]:
+    """Build the model, choose its loss, and try both on examples.
+
+    Returns:
+        (task, arrays): without its update rule, and the data as the model takes them.
+    """
+    task = make_task(config, custom)
+    arrays, _ = featurize(data, task.model)
+    task = dataclasses.replace(task, augment=arrays.augment)
+    # Yours is tried; the built-in ones have their tests.
+    built_in = custom.model is None and config.model in MODELS
+    custom_loss = custom.loss is not None or custom.metrics is not None
+    check_task(task, arrays, custom=custom_loss or not built_in, best=config.best)
+    return task, arrays
+
+
+def make_batches(
+    config: Config,
+    task: Task,
+    arrays: DataSet,
+    local_devices: Sequence[jax.Device],
+    all_devices: Sequence[jax.Device],
+) -> tuple[MeshLayout, dict[str, Batches]]:
+    """Lay the arrays out for the devices, and cut the data into batches."""
+    example = jax.tree.leaves(arrays.train.select(np.arange(1)).inputs)[0][0]
+    layout = fit_layout(
+        all_devices,
+        task,
+        example.shape,
+        mesh=config.mesh,
+        layout=config.layout,
+        shard_state=config.shard_state,
+    )
+    N = layout.batch_shards
+    B = global_batch_size(config, N, arrays.train.examples)
+    local_shards = layout.shards_on(local_devices, task)
+    split = functools.partial(Batches, devices=N, local_shards=local_shards)
+    batches = {}
+    for name, part in arrays.parts.items():
+        batches[name] = split(part, max(B, EVALUATION_BATCH_PER_DEVICE * N))
+    batches["train"] = split(
+        arrays.train, B, accumulate=config.accumulate, shuffle_seed=config.seed
+    )
+    return layout, batches
+
+
+def make_update_rule(
+    config: Config, functions: dict[str, Any], task: Task, batches: Batches
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """Return the update rule, and its learning rate by the updates made."""
+    schedule = functions["schedule"]
+    if schedule is None:
+        updates = config.epochs * batches.per_epoch
+        schedule = make_schedule(config, batches.batch_size, batches.per_epoch, updates)
+    else:
+        check_schedule(schedule)
+    rule = functions["optimizer"]
+    if rule is not None:
+        check_optimizer(rule, schedule, task)
+    return make_optimizer(config, schedule, rule), schedule
+
+
 def make_task(config: Config, custom: Custom) -> Task:
-    """Build the model, and choose its loss. The update rule is missing, because it depends on the batch size."""
+    """Build the model, and choose its loss.
+
+    The update rule is missing, because it depends on the batch size.
+    """
     model = build_model(
         custom.model or find_code("model", config.model), config.seed, config.dtype
     )
@@ -370,23 +431,26 @@ def name_custom_parts(custom: Custom, task: Task) -> dict[str, Any]:
 
 
 def global_batch_size(config: Config, shards: int, examples: int) -> int:
-    """Return the global batch size B from the settings, by default 64. Refuse one that is larger than the data."""
-    name, times = (
-        ("per_device_batch_size", shards)
-        if config.per_device_batch_size
-        else ("global_batch_size", 1)
-    )
-    given = getattr(config, name) or min(64, examples)
-    size = given * times
+    """Return the global batch size B from the settings, by default 64.
+
+    One that is larger than the data is refused.
+    """
+    if config.per_device_batch_size:
+        name, times = "per_device_batch_size", shards
+    else:
+        name, times = "global_batch_size", 1
+    setting = getattr(config, name) or min(64, examples)
+    size = setting * times
     if size > examples:
         raise UserError(
-            f"{flag(name)} {given} on {shards} device(s) takes {size} examples an update, but the training set of "
-            f"{config.dataset} has {examples}: use at most {flag(name)} {examples // times}"
+            f"{flag(name)} {setting} on {shards} device(s) takes {size} examples an "
+            f"update, but the training set of {config.dataset} has {examples}: use at "
+            f"most {flag(name)} {examples // times}"
         )
     if config.accumulate > size:
         raise UserError(
-            f"--accumulate {config.accumulate} cuts a global batch of {size} into more micro-batches than it has "
-            f"examples: use at most --accumulate {size}"
+            f"--accumulate {config.accumulate} cuts a global batch of {size} into more "
+            f"micro-batches than it has examples: use at most --accumulate {size}"
         )
     return size
 
@@ -401,7 +465,10 @@ def choose_strategy(
 
 
 def rebuild_task(config: Config, **yours: Any) -> Task:
-    """Make the task of a run whose state is only read. It needs no learning rate, which isn't part of the state."""
+    """Make the task of a run whose state is only read.
+
+    It needs no learning rate, which isn't part of the state.
+    """
     custom = Custom(**yours)
     rule = custom.optimizer or find_code("optimizer", config.optimizer)
     optimizer = make_optimizer(config, optax.constant_schedule(0.0), rule)
@@ -411,12 +478,15 @@ def rebuild_task(config: Config, **yours: Any) -> Task:
 def load_run(
     path: str | Path, *, best: bool = False, **yours: Any
 ) -> tuple[Config, TrainState, dict[str, Any]]:
-    """Read a run: its configuration, its newest state on the host, and the results of its last epoch.
+    """Read a run: its configuration, its newest state, and its last epoch's results.
 
     Args:
         path: its folder.
         best: read the state and the results of the best epoch instead.
         yours: `model` and `optimizer` again if `train` had them as Python values.
+
+    Returns:
+        (config, state, results): the state is on the host.
     """
     config = read_config(path)
     parts = {"data": "not needed"} | yours

@@ -69,7 +69,7 @@ def hash_function(function: Any) -> str | None:
 
 
 class Description:
-    """Describes values as nested tuples of plain values, each function or class once."""
+    """Describes values as tuples of plain values, each function or class once."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -174,7 +174,7 @@ def without_flax(parts: Any) -> Any:
 
 
 def is_of_library(value: Any) -> bool:
-    """Return if a function or class comes from Python, an installed package or pmapdp."""
+    """Return True for a function or class of Python, a package or pmapdp."""
     name = getattr(value, "__module__", None) or "builtins"
     # A module of C++ code may not be listed under its own name.
     module = sys.modules.get(name) or sys.modules.get(name.partition(".")[0])

@@ -1,29 +1,24 @@
 """Resume, save, show and stop a run, around its updates. Lesson 14 teaches this file.
 
-The loop in `pmapdp/train.py` calls `restore_or_init`, `after_update`, `end_epoch` and
-`end`, in this order.
+The loop in `pmapdp/train.py` says when.
 """
 
 import contextlib
-import dataclasses
-import functools
-import os
 import signal
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
-from pmapdp.data.batches import Batches
 from pmapdp.distributed import make_global
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, StoppedError
 from pmapdp.job import Job
 from pmapdp.metrics import ACCURACIES, Meter
 from pmapdp.run.checkpoints import Checkpoints, load_weights
+from pmapdp.run.not_finite import find_first_not_finite
 from pmapdp.run.report import Reporter, read_epochs
 from pmapdp.run.signals import StopRequest
 from pmapdp.run.workdir import (
@@ -32,30 +27,21 @@ from pmapdp.run.workdir import (
     lock_workdir,
     write_config,
 )
-from pmapdp.state import TrainState, create_state, is_finite, named_leaves
-from pmapdp.steps.shared import gradient_sums
-
-HUGE = 1e4  # times the median, beyond what differently scaled columns give
-AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
+from pmapdp.state import TrainState, create_state, is_finite
 
 
 class Run:
-    """A run of `job`. Each process saves its own shards, and only the first one prints and writes logs."""
+    """A run of `job`, as its loop sees it.
 
-    def __init__(
-        self,
-        job: Job,
-        started: float,
-        after_epoch: AfterEpoch | None,
-        stack: contextlib.ExitStack,
-    ):
-        self.job, self.config, self.started, self.after_epoch = (
-            job,
-            job.config,
-            started,
-            after_epoch,
-        )
-        self.per_epoch, self.stack = job.batches["train"].per_epoch, stack
+    Each process saves its own shards, and only the first one prints and writes logs.
+    """
+
+    def __init__(self, job: Job, started: float, stack: contextlib.ExitStack):
+        self.job = job
+        self.config = job.config
+        self.started = started
+        self.stack = stack
+        self.per_epoch = job.batches["train"].per_epoch
         self.compile_seconds: float | None = None
         # By number. An epoch that was stopped in its middle is there twice in the file.
         self.epochs: dict[int, dict[str, Any]] = {}
@@ -80,7 +66,7 @@ class Run:
                 Path(workdir, "checkpoints"), job.config.keep_checkpoints
             )
             stack.callback(self.checkpoints.close)
-        self.stop = StopRequest(job.peers, stack)
+        self.stop_request = StopRequest(job.peers, stack)
         stack.enter_context(job.peers.exit_on_error())
 
     def restore_or_init(self) -> tuple[TrainState, int]:
@@ -120,69 +106,72 @@ class Run:
             jax.debug.visualize_array_sharding(labels)
         return state, step
 
-    def is_done(self, step: int) -> bool:
-        """Return True after the last update, or if the last `--patience` epochs were no better than the best."""
-        last, patience = self.progress["last"], self.config.patience
-        ended_early = (
-            patience
-            and last
-            and last["epoch"] - self.progress["best"]["epoch"] >= patience
+    def open_meter(self) -> Meter:
+        """Return the meter of an epoch. It isn't empty if the epoch is resumed."""
+        return Meter(
+            self.progress["sums"],
+            self.progress["examples"],
+            is_weighted=self.job.batches["train"].is_weighted,
         )
-        return step >= self.job.total_steps or bool(ended_early)
 
-    def after_update(self, step: int, state: TrainState, meter: Meter) -> None:
-        """Show the progress, and save or stop if it's time. The devices may still compute update `step`."""
-        if (
-            self.compile_seconds is None
-        ):  # the first update, whose time counts as compiling
+    def is_done(self, step: int) -> bool:
+        """Return True after the last update, or if patience has run out.
+
+        That's so if the last `--patience` epochs were no better than the best.
+        """
+        if step >= self.job.total_steps:
+            return True
+        last = self.progress["last"]
+        if not self.config.patience or not last:
+            return False
+        return last["epoch"] - self.progress["best"]["epoch"] >= self.config.patience
+
+    def show_update(self, step: int, state: TrainState, meter: Meter) -> None:
+        """Show the progress. The devices may still compute update `step`."""
+        # The first update's time counts as compiling.
+        if self.compile_seconds is None:
             meter.finish()
             self.compile_seconds = meter.seconds
             meter.start_clock()
         self.report.update(step, state, meter)
-        stopping = self.stop.agree(step)
-        if step % self.per_epoch == 0 or step == self.job.total_steps:
-            meter.finish()
-            self.report.log_losses(meter)
-            return
-        save_every = self.config.checkpoint_every
-        if stopping or (save_every and step % save_every == 0):
-            meter.finish()
-            self.save(step, state, meter)
-        if stopping:
-            self.end_stopped(stopping, step, state)
 
     def end_epoch(
         self, step: int, state: TrainState, meter: Meter, tested: dict[str, float]
-    ) -> None:
-        """Report and save the results of an epoch, after which `state` was evaluated."""
+    ) -> dict[str, Any]:
+        """Report the results of an epoch, after which `state` was evaluated.
+
+        Returns:
+            The results, as in the metrics file.
+        """
         results: dict[str, Any] = {
             "epoch": (step - 1) // self.per_epoch + 1,
             "step": step,
             "train": meter.means,
-            **({self.job.held_out: tested} if self.job.held_out else {}),
-            "learning_rate": float(
-                jax.device_get(self.job.schedule(jax.device_put(step - 1)))
-            ),
-            **meter.speed,
         }
+        if self.job.held_out:
+            results[self.job.held_out] = tested
+        rate = self.job.schedule(jax.device_put(step - 1))
+        results["learning_rate"] = float(jax.device_get(rate))
+        results |= meter.speed
+        self.report.log_losses(meter)
         self.epochs[results["epoch"]] = results
         self.report.end_epoch(results)
-        best = max(
-            self.progress["best"] or results,
-            results,
-            key=lambda each: best_metric(each, self.config.best)[2],
-        )
+        best = self.progress["best"]
+        if not best or self.score(results) > self.score(best):
+            best = results
+            if self.chooses_best and not self.checkpoints:
+                self.best_state = self.job.strategy.fetch(state)
         self.progress |= {"best": best, "last": results}
-        if self.chooses_best and not self.checkpoints and best is results:
-            self.best_state = self.job.strategy.fetch(state)
-        self.save(step, state, meter if step % self.per_epoch else Meter())
-        if self.after_epoch is not None:
-            self.after_epoch(dict(results), state)
-        if self.stop.agreed and not self.is_done(step):
-            self.end_stopped(self.stop.agreed, step, state)
+        return dict(results)
+
+    def score(self, results: dict[str, Any]) -> float:
+        """Return how good an epoch was. Higher is better."""
+        return best_metric(results, self.config.best)[2]
 
     def save(self, step: int, state: TrainState, meter: Meter) -> None:
-        """Save the state after update `step`. After an epoch `meter` is empty."""
+        """Save the state after update `step`, and the sums of an epoch that is open."""
+        if step % self.per_epoch == 0:
+            meter = Meter()
         self.progress |= {"sums": meter.sums, "examples": meter.examples}
         if self.checkpoints:
             state = make_global(state, self.job.strategy.state_sharding)
@@ -216,7 +205,7 @@ class Run:
         )
         return self.job.strategy.fetch(best)
 
-    def end_stopped(
+    def raise_stopped(
         self, number: signal.Signals, step: int, state: TrainState
     ) -> NoReturn:
         """End the run after update `step`, because a signal asked for it."""
@@ -257,88 +246,34 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(
-    job: Job, started: float, after_epoch: AfterEpoch | None = None
-) -> Iterator[Run]:
-    """Open the workdir, the checkpoints and the log of a run that began at `time.perf_counter() == started`."""
+def open_run(job: Job, started: float) -> Iterator[Run]:
+    """Open the workdir, the checkpoints and the log of a run.
+
+    It began when `time.perf_counter()` was `started`.
+    """
     with contextlib.ExitStack() as stack:
         try:
-            yield Run(job, started, after_epoch, stack)
+            yield Run(job, started, stack)
         except DivergedError as error:
-            found = f": {find_first_not_finite(job, error.step)}" if error.step else ""
-            message = f"{error.message}{found}"
+            message = error.message
+            if error.step:
+                message += f": {find_first_not_finite(job, error.step)}"
             raise DivergedError(message, error.step, error.losses) from None
 
 
-def find_first_not_finite(job: Job, step: int) -> str:
-    """Say what is not finite in update `step` or in the one before, which made its parameters, or advise another rate.
-
-    The loss and the gradients of single examples are looked at in the first update
-    alone, whose parameters are known.
-    """
-    batches, state = job.batches["train"], create_state(job.task)
-    compute = jax.jit(
-        functools.partial(gradient_sums, dataclasses.replace(job.task, accumulate=1))
-    )
-    sizes: dict[int, float] = {}  # largest input of each example
-    for update in range(max(step - 1, 1), step + 1):
-        epoch, done = divmod(update - 1, batches.per_epoch)
-        for row in batches.order(epoch)[done * batches.batch_size :][
-            : batches.batch_size
-        ].tolist():
-            batch = Batches(batches.split, 1).read_batch(np.array([row]))
-            values = {"the inputs are": batch.inputs, "the labels are": batch.labels}
-            if update == 1 and not job.config.init_from:
-                gradients, sums, _ = jax.device_get(compute(state, batch))
-                values["the first loss is"] = sums.loss
-                values |= {
-                    f"the first gradient of {name} is": each
-                    for name, each in named_leaves(gradients).items()
-                }
-            for name, value in values.items():
-                if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value)):
-                    return f"{name} not finite for training example {row}, counted from 0: look at it, model and loss"
-            sizes[row] = max(
-                float(np.abs(leaf).max(initial=0))
-                for leaf in jax.tree.leaves(batch.inputs)
-            )
-    largest = max(sizes, key=lambda row: sizes[row])
-    if sizes[largest] > HUGE * np.median(list(sizes.values())):
-        return (
-            f"the inputs of training example {largest}, counted from 0, are up to "
-            f"{sizes[largest]:.3g}, far above the others' of this update: look at it"
-        )
-    return f"{DIVERGED_ADVICE}, and look at the training examples of this update"
-
-
-def keep_compiled_programs() -> None:
-    """Let JAX keep compiled programs in `~/.cache/pmapdp/compiled`, or in the folder that you have set."""
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        with contextlib.suppress(
-            OSError, RuntimeError
-        ):  # some containers have no home; JAX would warn of each program
-            cache = Path(
-                os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache",
-                "pmapdp",
-                "compiled",
-            )
-            cache.mkdir(parents=True, exist_ok=True)
-            jax.config.update("jax_compilation_cache_dir", str(cache))
-    # Two processes that write the same entry make JAX warn, but the cache is optional.
-    warnings.filterwarnings(
-        "ignore", "Error (reading|writing) persistent compilation cache entry"
-    )
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-
-
 def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, float]:
-    """Return the part of the data and the metric that decide which epoch is best, and its score (higher is better)."""
+    """Return the part and the metric that decide which epoch is best, and its score.
+
+    A higher score is better.
+    """
     part = next(part for part in ("validation", "test", "train") if part in results)
-    accuracy = next(
-        (f"highest:{name}" for name in ACCURACIES if name in results[part]),
-        "lowest:loss",
-    )
-    order, _, name = (best or accuracy).partition(":")
+    if best is None:
+        best = "lowest:loss"
+        for accuracy in ACCURACIES:
+            if accuracy in results[part]:
+                best = f"highest:{accuracy}"
+                break
+    order, _, name = best.partition(":")
     score = float(results[part][name])
     if order == "lowest":
         score = -score

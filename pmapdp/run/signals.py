@@ -1,4 +1,7 @@
-"""Let a signal stop a run after an update that all processes agree on. Lesson 14 teaches this file."""
+"""Let a signal stop a run after an update that all processes agree on.
+
+Lesson 14 teaches this file.
+"""
 
 import contextlib
 import signal
@@ -41,7 +44,7 @@ class StopRequest:
             signal.raise_signal(signal.SIGTERM)
 
     def agree(self, step: int) -> signal.Signals | None:
-        """Return the signal after which all processes stop with update `step`, or None if they go on."""
+        """Return the signal after which all stop with update `step`, or None to go on."""
         is_open = self.peers.count > 1 and not self.agreed
         if is_open and reached_preemption_sync_point(step):
             numbers = self.peers.allgather(int(self.signal or 0))

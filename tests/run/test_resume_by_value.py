@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -372,3 +373,13 @@ def test_a_user_without_a_home_trains(no_home, tmp_path, monkeypatch):
     ):
         assert entry.run_command(*command).status == 0
     assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_a_checkpoint_within_an_epoch_has_all_sums_so_far(tmp_path):
+    """Resumed from update 4 of 5, the epoch's train loss is over all 100 examples."""
+    settings = {"workdir": str(tmp_path / "run"), "checkpoint_every": 2}
+    whole = run(**settings).epochs[-1]["train"]
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "5")
+    resumed = run(**settings).epochs[-1]["train"]
+    assert whole["examples"] == 100
+    assert resumed == whole
