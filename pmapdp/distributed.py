@@ -90,7 +90,7 @@ class LostError(UserError):
 
 
 @dataclass(frozen=True)
-class Peers:
+class Processes:
     """The processes of a run, seen from one of them.
 
     All of them make the same calls in the same order.
@@ -158,7 +158,7 @@ class Peers:
             os._exit(status)
 
 
-SINGLE_PROCESS = Peers()
+SINGLE_PROCESS = Processes()
 
 
 def find_lost_process(error: BaseException) -> LostError | None:
@@ -192,7 +192,7 @@ def require_same_on_all(facts: list[dict[str, Any]]) -> None:
 
 
 @contextlib.contextmanager
-def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Peers]:
+def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Processes]:
     """Connect with the other processes of the run, if there are any.
 
     At the end all leave together. This must come before JAX starts its backends, and
@@ -210,7 +210,7 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pee
     processes = options.num_processes or 1
     # How many there are isn't known yet, but with more than one an error ends this
     # process.
-    several = Peers(count=2)
+    several = Processes(count=2)
     try:
         with several.exit_on_error():
             number = number_of_devices(config.devices, config.mesh, processes)
@@ -220,7 +220,7 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pee
             jax.distributed.shutdown()
 
 
-def find_peers(config: Config) -> Peers:
+def find_processes(config: Config) -> Processes:
     """Return the processes of a program that has called `jax.distributed.initialize`.
 
     A program that hasn't has the `SINGLE_PROCESS`.
@@ -230,7 +230,7 @@ def find_peers(config: Config) -> Peers:
     return SINGLE_PROCESS
 
 
-def agree(config: Config, number: int | None, launcher: str) -> Peers:
+def agree(config: Config, number: int | None, launcher: str) -> Processes:
     """Start JAX with `number` devices, and return the connected processes.
 
     All must have the same settings and devices, and the same version of JAX.
@@ -241,11 +241,11 @@ def agree(config: Config, number: int | None, launcher: str) -> Peers:
         given = f"--strategy {config.strategy} with --shard-state {config.shard_state}"
         raise UserError(f"{given} runs in one process only: use --strategy shard_map")
     devices.choose(number)
-    peers = Peers(jax.process_index() == 0, jax.process_count(), launcher)
+    processes = Processes(jax.process_index() == 0, jax.process_count(), launcher)
     # Before any collective, because JAX's own between processes don't work with
     # different devices.
     descriptions = []
-    for process in range(peers.count):
+    for process in range(processes.count):
         local_devices = jax.local_devices(process)
         kind = local_devices[0].device_kind
         descriptions.append({"its devices": f"{len(local_devices)} x {kind}"})
@@ -254,8 +254,8 @@ def agree(config: Config, number: int | None, launcher: str) -> Peers:
     for name, value in vars(config).items():
         if name not in MAY_DIFFER:
             facts[flag(name)] = value
-    peers.require_same(facts)
-    return peers
+    processes.require_same(facts)
+    return processes
 
 
 def connect(options: ProcessesOptions) -> None:

@@ -9,7 +9,7 @@ import jax
 from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
-from pmapdp.distributed import Peers
+from pmapdp.distributed import Processes
 from pmapdp.sharding.layout import MeshLayout
 from pmapdp.state import Task
 from pmapdp.steps.shared import Strategy
@@ -29,7 +29,7 @@ class Job:
         schedule: (updates made) -> learning rate.
         strategy: its functions are in `steps/` or `sharding/`.
         layout: which shard of every array each device holds.
-        peers: the processes that own the devices.
+        processes: the processes that own the devices.
         content: a fingerprint of the data, None without a workdir and with one process.
         functions: yours, or None, by what they are.
     """
@@ -43,7 +43,7 @@ class Job:
     schedule: Callable[[Any], Any]
     strategy: Strategy
     layout: MeshLayout
-    peers: Peers
+    processes: Processes
     content: str | None
     functions: dict[str, Any]
 

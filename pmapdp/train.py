@@ -32,10 +32,10 @@ from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.distributed import (
     SINGLE_PROCESS,
-    Peers,
+    Processes,
     ProcessesOptions,
     connect_processes,
-    find_peers,
+    find_processes,
 )
 from pmapdp.errors import DIVERGED_ADVICE, DivergedError, UserError
 from pmapdp.job import Job
@@ -109,7 +109,7 @@ def train(
     schedule: optax.Schedule | None = None,
     trainable: Any = None,
     after_epoch: AfterEpoch | None = None,
-    peers: Peers | None = None,
+    processes: Processes | None = None,
 ) -> Result:
     """Run `config` from start to end, or resume the run in its workdir.
 
@@ -130,7 +130,7 @@ def train(
         after_epoch: called after each epoch as after_epoch(results, state). The state
             is on the devices, and the next update overwrites it, so copy what you keep.
             With several processes, each one calls it.
-        peers: the processes that take part; all call this function alike. Default:
+        processes: the processes that take part; all call this function alike. Default:
             those that the program has connected by `jax.distributed.initialize`.
 
     Returns:
@@ -145,15 +145,15 @@ def train(
     """
     started = time.perf_counter()
     custom = Custom(model, data, loss, metrics, optimizer, schedule, trainable)
-    peers = peers or find_peers(config)
-    config = with_full_paths(config, is_first=peers.is_first)
+    processes = processes or find_processes(config)
+    config = with_full_paths(config, is_first=processes.is_first)
     require_recipe(config)
     if config.compile_cache:
         keep_compiled_programs()
     # Only a float64 run uses 64 bits, whatever the caller has set, because with them
     # JAX's random numbers change.
     with jax.enable_x64(config.dtype == "float64"):
-        job = prepare(config, custom, peers)
+        job = prepare(config, custom, processes)
         strategy = job.strategy  # its functions are in steps/ or sharding/
         batches = job.batches["train"]
         save_every = job.config.checkpoint_every
@@ -236,7 +236,7 @@ def evaluate(job: Job, state: TrainState, part: str | None) -> dict[str, float]:
 
 
 def prepare(
-    config: Config, custom: Custom | None = None, peers: Peers = SINGLE_PROCESS
+    config: Config, custom: Custom | None = None, processes: Processes = SINGLE_PROCESS
 ) -> Job:
     """Choose the devices, read the data, build the model, and make the step.
 
@@ -249,18 +249,20 @@ def prepare(
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
     number: int | None = 1
     if config.strategy != "single":
-        number = number_of_devices(config.devices, config.mesh, peers.count)
+        number = number_of_devices(config.devices, config.mesh, processes.count)
     local_devices = devices.choose(number)
     all_devices = devices.extend_to_all_processes(local_devices)
     functions = find_functions(config, custom)
 
-    data = read_data(config, custom, peers)
+    data = read_data(config, custom, processes)
     task, arrays = build_task(config, custom, data)
     config = dataclasses.replace(config, **name_custom_parts(custom, task))
     content = None
-    if config.workdir or peers.count > 1:
+    if config.workdir or processes.count > 1:
         content = fingerprint(data)
-        peers.require_same({f"the content of the data set {config.dataset}": content})
+        processes.require_same(
+            {f"the content of the data set {config.dataset}": content}
+        )
     layout, batches = make_batches(config, task, arrays, local_devices, all_devices)
     # The schedule depends on the number of batches.
     rule, schedule = make_update_rule(config, functions, task, batches["train"])
@@ -281,7 +283,7 @@ def prepare(
         schedule=jax.jit(schedule),
         strategy=choose_strategy(config.strategy, task, all_devices, layout),
         layout=layout,
-        peers=peers,
+        processes=processes,
         content=content,
         functions=functions | {"augmentation": arrays.augment},
     )
@@ -301,16 +303,16 @@ def find_functions(config: Config, custom: Custom) -> dict[str, Any]:
     }
 
 
-def read_data(config: Config, custom: Custom, peers: Peers) -> DataSet:
+def read_data(config: Config, custom: Custom, processes: Processes) -> DataSet:
     """Read the data set, or take yours. Process 0 goes first: it may download it."""
-    if not peers.is_first:
-        peers.wait("the data set")
+    if not processes.is_first:
+        processes.wait("the data set")
     if custom.data is None:
         data = load_data(config.dataset, config.data_dir)
     else:
         data = make_data_set(custom.data)
-    if peers.is_first:
-        peers.wait("the data set")
+    if processes.is_first:
+        processes.wait("the data set")
     return data
 
 
@@ -507,8 +509,8 @@ COMMAND = cli.Command(
 def main(arguments: list[str]) -> None:
     """Run the command."""
     config, options = cli.parse_with_recipe(COMMAND, ProcessesOptions, arguments)
-    with connect_processes(options, config) as peers:
-        train(config, peers=peers)
+    with connect_processes(options, config) as processes:
+        train(config, processes=processes)
 
 
 if __name__ == "__main__":

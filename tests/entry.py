@@ -165,7 +165,7 @@ def user_error() -> type[Exception]:
     return UserError
 
 
-PYTHON_VALUES = ("model", "data", "loss", "metrics", "peers")
+PYTHON_VALUES = ("model", "data", "loss", "metrics", "processes")
 
 
 def loss_of_package(loss: Callable[[Any, Any], dict[str, Any]]) -> Callable[..., Any]:

@@ -54,11 +54,11 @@ class Run:
         }
         self.checkpoints: Checkpoints | None = None
         if workdir := job.config.workdir:
-            if job.peers.is_first:
+            if job.processes.is_first:
                 stack.enter_context(lock_workdir(workdir))
-            job.peers.wait("the workdir")  # until process 0 has made its lock
+            job.processes.wait("the workdir")  # until process 0 has made its lock
             # If the folder isn't shared, only process 0 finds the file.
-            job.peers.require_same(
+            job.processes.require_same(
                 {f"--workdir {workdir}": Path(workdir, "pmapdp.lock").exists()}
             )
             self.identity = identity(job.config, job.content) | identify_functions(job)
@@ -66,8 +66,8 @@ class Run:
                 Path(workdir, "checkpoints"), job.config.keep_checkpoints
             )
             stack.callback(self.checkpoints.close)
-        self.stop_request = StopRequest(job.peers, stack)
-        stack.enter_context(job.peers.exit_on_error())
+        self.stop_request = StopRequest(job.processes, stack)
+        stack.enter_context(job.processes.exit_on_error())
 
     def restore_or_init(self) -> tuple[TrainState, int]:
         """Return the state on the devices and the updates made, from a checkpoint, `--init-from` or the seed."""
@@ -92,13 +92,13 @@ class Run:
                 else (job.task, "")
             )
             state, step, event = create_state(task, sharding), 0, "init_from"
-        if self.config.workdir and job.peers.is_first:
+        if self.config.workdir and job.processes.is_first:
             write_config(self.config, self.config.workdir)
         self.report = Reporter(job, state, step, self.stack)
         if news:
             self.report.event(event, step=step)
             self.report.line(news)
-        if self.config.draw_sharding and step == 0 and job.peers.is_first:
+        if self.config.draw_sharding and step == 0 and job.processes.is_first:
             labels = job.strategy.place_batch(
                 next(job.batches["train"].epoch(0))
             ).labels

@@ -79,7 +79,7 @@ class Reporter:
     ):
         config, self.is_first, self.epochs = (
             job.config,
-            job.peers.is_first,
+            job.processes.is_first,
             job.config.epochs,
         )
         self.steps, self.per_epoch, self.updates = (
@@ -283,7 +283,7 @@ def describe_run(job: Job, state: TrainState) -> tuple[dict[str, Any], list[str]
         for name, x in job.batches.items()
     ]
     data += [f"content {job.content}"] if job.content else []
-    processes = f"{job.peers.count} process{'es' if job.peers.count > 1 else ''}"
+    count = f"{job.processes.count} process{'es' if job.processes.count > 1 else ''}"
     rows = {
         "run": f"{recipe}strategy {config.strategy}, seed {config.seed}, {config.dtype}",
         "devices": describe(job.devices) + layout,
@@ -293,7 +293,7 @@ def describe_run(job: Job, state: TrainState) -> tuple[dict[str, Any], list[str]
         "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch; {config.optimizer}, {config.schedule}",
         "state": state_line(state),
         "data": ", ".join([config.dataset, *data]),
-        "started": f"{job.peers.launcher}, {processes}, jax {jax.__version__}, Python {platform.python_version()}",
+        "started": f"{job.processes.launcher}, {count}, jax {jax.__version__}, Python {platform.python_version()}",
     }
     if job.task.augment is not None:
         name = getattr(

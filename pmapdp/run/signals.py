@@ -11,7 +11,7 @@ from types import FrameType
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from pmapdp.cli import SIGNALS, catch_signals, stop
-from pmapdp.distributed import Peers
+from pmapdp.distributed import Processes
 
 
 class StopRequest:
@@ -22,14 +22,14 @@ class StopRequest:
     which they stop, and the other signals are passed on as SIGTERM.
     """
 
-    def __init__(self, peers: Peers, stack: contextlib.ExitStack):
-        self.peers = peers
+    def __init__(self, processes: Processes, stack: contextlib.ExitStack):
+        self.processes = processes
         self.signal: signal.Signals | None = None  # that came to this process
         self.agreed: signal.Signals | None = None  # after which the run stops
         # In other threads Python can't catch signals.
         if threading.current_thread() is threading.main_thread():
             numbers = set(SIGNALS)
-            if peers.count > 1:
+            if processes.count > 1:
                 numbers.remove(signal.SIGTERM)
             stack.enter_context(catch_signals(self.on_signal, numbers))
 
@@ -38,16 +38,16 @@ class StopRequest:
         if self.signal:
             stop(number, frame)
         self.signal = signal.Signals(number)
-        if self.peers.count == 1:
+        if self.processes.count == 1:
             self.agreed = self.signal
         else:
             signal.raise_signal(signal.SIGTERM)
 
     def agree(self, step: int) -> signal.Signals | None:
         """Return the signal after which all stop with update `step`, or None to go on."""
-        is_open = self.peers.count > 1 and not self.agreed
+        is_open = self.processes.count > 1 and not self.agreed
         if is_open and reached_preemption_sync_point(step):
-            numbers = self.peers.allgather(int(self.signal or 0))
+            numbers = self.processes.allgather(int(self.signal or 0))
             # 0 on all: JAX took the SIGTERM.
             self.agreed = signal.Signals(max(numbers) or signal.SIGTERM)
         return self.agreed

@@ -210,8 +210,8 @@ def test_the_parts_of_all_processes_make_up_the_batch():
 def test_a_launcher_without_the_flag_is_named(monkeypatch, capsys, launcher):
     for name, value in launcher.items():
         monkeypatch.setenv(name, value)
-    with connect_processes(ProcessesOptions(), Config()) as peers:
-        assert peers.count == 1
+    with connect_processes(ProcessesOptions(), Config()) as processes:
+        assert processes.count == 1
     assert re.fullmatch(
         r"warning: \w+=2 processes were started, .* add --distributed\n",
         capsys.readouterr().err,
