@@ -235,11 +235,10 @@ def agree(config: Config, number: int | None, launcher: str) -> Processes:
 
     All must have the same settings and devices, and the same version of JAX.
     """
-    if config.strategy == "single" or (
-        config.strategy == "pmap" and config.shard_state != "none"
-    ):
-        given = f"--strategy {config.strategy} with --shard-state {config.shard_state}"
-        raise UserError(f"{given} runs in one process only: use --strategy shard_map")
+    if config.strategy == "single":
+        raise UserError(
+            "--strategy single runs in one process only: use --strategy shard_map"
+        )
     devices.choose(number)
     processes = Processes(jax.process_index() == 0, jax.process_count(), launcher)
     # Before any collective, because JAX's own between processes don't work with

@@ -1,1 +1,4 @@
-"""Save, resume, stop and log long runs, each in its own folder. Lesson 14 teaches these files."""
+"""Save, resume, stop and log long runs, each in its own folder.
+
+Lesson 14 teaches these files.
+"""

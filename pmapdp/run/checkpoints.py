@@ -1,4 +1,6 @@
-"""Save and restore checkpoints with Orbax, in the background, and whole or not at all. Lesson 14 teaches this file.
+"""Save and restore checkpoints with Orbax, in the background, and whole or not at all.
+
+Lesson 14 teaches this file.
 
 A checkpoint holds the train state as it is on one device. It knows nothing of the
 strategy or the number of devices that wrote it, so any other may resume from it. It
@@ -31,7 +33,10 @@ from pmapdp.state import Task, TrainState, initial_state, named_leaves, use_host
 
 
 class LiteralPath(PosixGPath):  # type: ignore[misc] # etils has no types
-    """A path for Orbax, which lists files by patterns, and would take the brackets in `run[1]` for one."""
+    """A path for Orbax, which lists files by patterns.
+
+    Otherwise it would take the brackets in `run[1]` for a pattern.
+    """
 
     def glob(self, pattern: str) -> Iterator["LiteralPath"]:
         """List the paths in this folder that fit a pattern."""
@@ -52,44 +57,41 @@ class Checkpoints:
             raise UserError(
                 f"{folder} is a file, but checkpoints go there: move it away"
             )
-        logging.getLogger("absl").setLevel(
-            logging.CRITICAL
-        )  # its threads log the errors that the caller gets as well
-        self.folder, self.args, self.steps_to_keep = (
-            folder,
-            ocp.args,
-            ocp.checkpoint_managers.CustomSteps,
-        )
-        self.policies = [
-            ocp.checkpoint_managers.LatestN(keep),
-            self.steps_to_keep([]),
-        ]  # `save` puts in the best
+        # Orbax's threads log the errors that the caller gets as well.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        self.folder = folder
+        self.args = ocp.args
+        managers = ocp.checkpoint_managers
+        self.steps_to_keep = managers.CustomSteps
+        # `save` puts the best epoch's step into the second.
+        self.policies = [managers.LatestN(keep), self.steps_to_keep([])]
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(
-                self.policies
-            ),
-            cleanup_tmp_directories=not read_only,  # what a killed run left half-written
+            preservation_policy=managers.AnyPreservationPolicy(self.policies),
+            # What a killed run left half-written.
+            cleanup_tmp_directories=not read_only,
             read_only=read_only,
             # Otherwise a folder that can't be made keeps threads waiting for minutes.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
-        self.manager = ocp.CheckpointManager(
-            LiteralPath(folder.absolute()), options=options
-        )
-        self.steps = (
-            self.manager.all_steps
-        )  # the updates after which there are checkpoints, oldest first
-        self.wait, self.close = self.manager.wait_until_finished, self.manager.close
+        path = LiteralPath(folder.absolute())
+        self.manager = ocp.CheckpointManager(path, options=options)
+        # The updates after which there are checkpoints, oldest first.
+        self.steps = self.manager.all_steps
+        self.wait = self.manager.wait_until_finished
+        self.close = self.manager.close
 
     def save(self, step: int, state: TrainState, progress: dict[str, Any]) -> None:
-        """Start to write the state after update `step`. When this returns, its memory may be used again."""
+        """Start to write the state after update `step`.
+
+        When this returns, the state's memory may be used again.
+        """
         needed = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        if (
-            shutil.disk_usage(self.folder).free < needed
-        ):  # if a write failed, Orbax's threads would wait for minutes
+        # If a write failed, Orbax's threads would wait for minutes.
+        if shutil.disk_usage(self.folder).free < needed:
             raise UserError(
-                f"a checkpoint of up to {needed / 1e6:,.0f} MB could not be written to {self.folder} (No space left on "
-                "device): those before it are intact, so free some space and start the same command again"
+                f"a checkpoint of up to {needed / 1e6:,.0f} MB could not be written to "
+                f"{self.folder} (No space left on device): those before it are "
+                "intact, so free some space and start the same command again"
             )
         facts = {
             "shapes": shapes_of(state),
@@ -112,29 +114,36 @@ class Checkpoints:
         *,
         accept_changed_functions: bool = False,
     ) -> tuple[TrainState, Any]:
-        """Read the state after update `step` and the progress, for a run whose identity is `ours`.
+        """Read the state after update `step` and the progress.
 
-        `sharding` is one for all arrays or a pytree like the state. None: the default
-        device holds all.
+        Args:
+            step: the name of the checkpoint.
+            task: the run's task, which says the shapes.
+            ours: the run's identity. A checkpoint of another run is refused.
+            sharding: one for all arrays or a pytree like the state. None: the default
+                device holds all.
+            accept_changed_functions: take a checkpoint of other functions of yours.
         """
+        name = f"the checkpoint of step {step} in {self.folder}"
+        advice = (
+            f"correct that, or delete {self.folder / str(step)}, and the same command "
+            "goes on from the one before"
+        )
         wanted = jax.eval_shape(lambda: initial_state(task))
-        advice = f"correct that, or delete {self.folder / str(step)}, and the same command goes on from the one before"
-        with explain_errors(
-            f"the checkpoint of step {step} in {self.folder} cannot be read", advice
-        ):
+        with explain_errors(f"{name} cannot be read", advice):
             progress = self.restore(step, progress=self.args.JsonRestore())
-            then, now = progress.pop("shapes"), shapes_of(wanted)
-            theirs = progress["belongs_to"] | {
-                f"the shape of {name}": then.get(name) for name in then | now
-            }
-            ours = ours | {f"the shape of {name}": now.get(name) for name in then | now}
+            theirs = dict(progress["belongs_to"])
+            ours = dict(ours)
+            then = progress.pop("shapes")
+            now = shapes_of(wanted)
+            for array in then | now:
+                theirs[f"the shape of {array}"] = then.get(array)
+                ours[f"the shape of {array}"] = now.get(array)
             # The last epoch has left no open sums.
-            ended = (
-                not progress["examples"]
-                and progress["last"].get("epoch") == theirs["epochs"]
-            )
+            last_epoch = progress["last"].get("epoch")
+            ended = not progress["examples"] and last_epoch == theirs["epochs"]
             require_same_run(
-                f"the checkpoint of step {step} in {self.folder}",
+                name,
                 theirs,
                 ours,
                 ended=ended,
@@ -151,13 +160,13 @@ class Checkpoints:
         return state, progress
 
     def restore(self, step: int, **item: Any) -> Any:
-        """Read one item of a checkpoint."""
+        """Read one item of a checkpoint, given as its name and how Orbax reads it."""
+        (name,) = item
+        items = self.args.Composite(**item)
 
         def read(x64: bool) -> Any:
             with jax.enable_x64(x64):
-                return self.manager.restore(step, args=self.args.Composite(**item))[
-                    next(iter(item))
-                ]
+                return self.manager.restore(step, args=items)[name]
 
         # In a notebook's thread, which has an event loop, Orbax would start a thread of
         # its own, without float64.
@@ -179,7 +188,10 @@ def show_unless_late(show: Callable[[Any], Any], error: Any) -> None:
 
 
 def require_step(folder: Path, step: Any) -> None:
-    """Refuse a checkpoint whose folder was renamed or copied, because its name is the update to go on from."""
+    """Refuse a checkpoint whose folder was renamed or copied.
+
+    Its name is the update from which the run would go on.
+    """
     if int(step) != int(folder.name):
         raise UserError(
             f"{folder} holds the state after update {int(step)}, so it was renamed or "
@@ -189,10 +201,10 @@ def require_step(folder: Path, step: Any) -> None:
 
 @jax.jit
 def checksums(arrays: Any) -> jax.Array:
-    """Return the sum of byte * (2 * position + 1) modulo 2**32 for each of n arrays, as `[n]` uint32.
+    """Return a checksum for each of n arrays, as `[n]` uint32.
 
-    One bit that differs always shows, because the factor is odd. An array that is split
-    stays where it is.
+    It's the sum of byte * (2 * position + 1) modulo 2**32. One bit that differs always
+    shows, because the factor is odd. An array that is split stays where it is.
     """
 
     def checksum(x: jax.Array) -> jax.Array:
@@ -208,11 +220,9 @@ def checksums(arrays: Any) -> jax.Array:
 
 
 def checkpoint_checksum(state: Any, progress: dict[str, Any]) -> int:
-    """Return one number for all numbers of a checkpoint, whatever the layout of its arrays."""
-    return zlib.crc32(
-        json.dumps(progress, sort_keys=True).encode()
-        + jax.device_get(checksums(state)).tobytes()
-    )
+    """Return one number for all numbers of a checkpoint, however it was split."""
+    text = json.dumps(progress, sort_keys=True).encode()
+    return zlib.crc32(text + jax.device_get(checksums(state)).tobytes())
 
 
 def shapes_of(state: TrainState) -> dict[str, list[int]]:
@@ -223,18 +233,19 @@ def shapes_of(state: TrainState) -> dict[str, list[int]]:
 def load_state(
     path: str | Path, task: Task, *, best: bool = False, content: str | None = None
 ) -> tuple[TrainState, Any]:
-    """Read the newest state in the folder of a run to the host, or its best epoch's, and the progress.
+    """Read the newest state of a run to the host, or its best epoch's.
 
-    A `UserError` says if it's of another run, or if `content`, the fingerprint of the
-    data, is another one.
+    With it comes the progress. A `UserError` says if it's of another run, or if
+    `content`, the fingerprint of the data, is another one.
     """
-    checkpoints, ours = open_checkpoints(path), identity(read_config(path), content)
-    with (
-        use_host()
-    ):  # one accelerator may be too small for a state that was split over several
+    checkpoints = open_checkpoints(path)
+    ours = identity(read_config(path), content)
+    # One accelerator may be too small for a state that was split over several.
+    with use_host():
         state, progress = checkpoints.read(checkpoints.steps()[-1], task, ours)
         if best:
-            if (step := progress["best"].get("step")) not in checkpoints.steps():
+            step = progress["best"].get("step")
+            if step not in checkpoints.steps():
                 raise UserError(
                     f"{path} holds no checkpoint of its best epoch: leave --best out"
                 )
@@ -243,12 +254,16 @@ def load_state(
 
 
 def open_checkpoints(path: str | Path) -> Checkpoints:
-    """Open the checkpoints in the folder of a run, to read them. A `UserError` says that there are none."""
+    """Open the checkpoints in the folder of a run, to read them.
+
+    A `UserError` says that there are none.
+    """
     read_config(path)
     checkpoints = Checkpoints(Path(path) / "checkpoints", read_only=True)
     if not checkpoints.steps():
         raise UserError(
-            f"{path} holds no checkpoint yet: let the training run finish an epoch first"
+            f"{path} holds no checkpoint yet: let the training run finish an epoch "
+            "first"
         )
     return checkpoints
 
@@ -276,59 +291,68 @@ def require_functions_again(path: str, python_values: dict[str, Any]) -> None:
 
 
 def load_weights(task: Task, path: str) -> tuple[Task, str]:
-    """Return the task with the weights of a run or an exported file in its model, and a line that says what was taken.
+    """Put the weights of a run or an exported file into a task's model.
 
     An array is taken if the model has one of its name and shape. The others stay as the
     seed made them.
+
+    Returns:
+        The task, and a line that says what was taken.
     """
     advice = "name the --workdir of a run, or a file of python -m pmapdp.export"
     if os.path.isdir(path):
-        checkpoints = open_checkpoints(path)
-        step = checkpoints.steps()[-1]
-        # As it was written: whatever devices it came from, and in float64 if that run
-        # was.
-        with (
-            explain_errors(f"the checkpoint in {path} cannot be read", advice),
-            use_host(),
-            jax.enable_x64(True),
-        ):
-            on_host = checkpoints.args.StandardRestore(
-                fallback_sharding=jnp.zeros(()).sharding
-            )
-            progress = checkpoints.restore(
-                step, progress=checkpoints.args.JsonRestore()
-            )
-            state = checkpoints.restore(step, state=on_host)
-            require_step(checkpoints.folder / str(step), state["step"])
-            leaves = list(
-                map(named_leaves(state).get, progress.pop("shapes"))
-            )  # in the order of the checksum
-            if progress.pop("checksum") != checkpoint_checksum(leaves, progress):
-                raise ValueError("its numbers are not those that were written")
-            theirs = jax.device_get(
-                named_leaves(state["params"], state.get("model_state", {}))
-            )
+        step, theirs = read_weights(path, advice)
     else:
         exported = read_archive(path, advice=advice)  # its program isn't run
         step = exported.metadata.get("step", 0)
-        theirs = {
-            name.replace("/", "."): array for name, array in exported.arrays.items()
-        }
+        theirs = {}
+        for name, array in exported.arrays.items():
+            theirs[name.replace("/", ".")] = array
     arrays = task.split_arrays(task.model)
-    ours = named_leaves(*arrays)
-    left = [
-        name
-        for name, x in ours.items()
-        if name not in theirs or theirs[name].shape != x.shape
-    ]
-    if len(left) == len(ours):
+    leaves = []
+    left = []
+    for name, ours in named_leaves(*arrays).items():
+        if name in theirs and theirs[name].shape == ours.shape:
+            leaves.append(theirs[name].astype(ours.dtype))
+        else:
+            leaves.append(ours)
+            left.append(name)
+    taken = len(leaves) - len(left)
+    if not taken:
         raise UserError(
-            f"--init-from {path} has no array of {task.name}, for example no {min(left)}: {advice}"
+            f"--init-from {path} has no array of {task.name}, for example no "
+            f"{min(left)}: {advice}"
         )
-    leaves = [
-        x if name in left else theirs[name].astype(x.dtype) for name, x in ours.items()
-    ]
     model = task.model_with(*jax.tree.unflatten(jax.tree.structure(arrays), leaves))
-    news = f"starts from {len(ours) - len(left)} arrays of {path}, which had made {step:,} updates"
-    news += f"; as the seed makes them: {', '.join(left)}" if left else ""
+    news = f"starts from {taken} arrays of {path}, which had made {step:,} updates"
+    if left:
+        news += f"; as the seed makes them: {', '.join(left)}"
     return dataclasses.replace(task, model=model), news
+
+
+def read_weights(path: str, advice: str) -> tuple[int, dict[str, Any]]:
+    """Return the number of updates of a run's newest checkpoint, and its weights.
+
+    They come as they were written: whatever devices they came from, and in float64 if
+    that run was.
+    """
+    checkpoints = open_checkpoints(path)
+    step = checkpoints.steps()[-1]
+    with (
+        explain_errors(f"the checkpoint in {path} cannot be read", advice),
+        use_host(),
+        jax.enable_x64(True),
+    ):
+        on_host = checkpoints.args.StandardRestore(
+            fallback_sharding=jnp.zeros(()).sharding
+        )
+        progress = checkpoints.restore(step, progress=checkpoints.args.JsonRestore())
+        state = checkpoints.restore(step, state=on_host)
+        require_step(checkpoints.folder / str(step), state["step"])
+        leaves = named_leaves(state)
+        # In the order of the checksum.
+        ordered = [leaves.get(name) for name in progress.pop("shapes")]
+        if progress.pop("checksum") != checkpoint_checksum(ordered, progress):
+            raise ValueError("its numbers are not those that were written")
+        weights = named_leaves(state["params"], state.get("model_state", {}))
+        return step, jax.device_get(weights)

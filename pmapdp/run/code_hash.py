@@ -90,6 +90,11 @@ class Description:
             return "module", value.__name__
         if isinstance(value, jax.tree_util.PyTreeDef):
             return kind, str(value)
+        return self.describe_parts(value)
+
+    def describe_parts(self, value: Any) -> Any:
+        """Describe a value that holds others."""
+        kind = type(value).__name__
         # Whether equal constants are one object depends on Python's cache of bytecode.
         # So these don't count as seen.
         if isinstance(value, tuple):

@@ -53,27 +53,35 @@ class Run:
             "last": {},
         }
         self.checkpoints: Checkpoints | None = None
-        if workdir := job.config.workdir:
+        if job.config.workdir:
+            folder = Path(job.config.workdir)
             if job.processes.is_first:
-                stack.enter_context(lock_workdir(workdir))
+                stack.enter_context(lock_workdir(job.config.workdir))
             job.processes.wait("the workdir")  # until process 0 has made its lock
             # If the folder isn't shared, only process 0 finds the file.
-            job.processes.require_same(
-                {f"--workdir {workdir}": Path(workdir, "pmapdp.lock").exists()}
-            )
+            has_lock = (folder / "pmapdp.lock").exists()
+            job.processes.require_same({f"--workdir {folder}": has_lock})
             self.identity = identity(job.config, job.content) | identify_functions(job)
-            self.checkpoints = Checkpoints(
-                Path(workdir, "checkpoints"), job.config.keep_checkpoints
-            )
+            keep = job.config.keep_checkpoints
+            self.checkpoints = Checkpoints(folder / "checkpoints", keep)
             stack.callback(self.checkpoints.close)
         self.stop_request = StopRequest(job.processes, stack)
         stack.enter_context(job.processes.exit_on_error())
 
     def restore_or_init(self) -> tuple[TrainState, int]:
-        """Return the state on the devices and the updates made, from a checkpoint, `--init-from` or the seed."""
-        job, sharding = self.job, self.job.strategy.state_sharding
-        if self.checkpoints and (steps := self.checkpoints.steps()):
-            step = steps[-1]
+        """Return the state on the devices, and how many updates it has made.
+
+        It comes from the newest checkpoint, else from `--init-from`, else the seed.
+        """
+        job = self.job
+        sharding = job.strategy.state_sharding
+        step = 0
+        event = "init_from"
+        news = ""
+        if self.checkpoints and self.checkpoints.steps():
+            step = self.checkpoints.steps()[-1]
+            event = "resume"
+            news = f"restored from the checkpoint of step {step:,}"
             state, self.progress = self.checkpoints.read(
                 step,
                 job.task,
@@ -81,17 +89,14 @@ class Run:
                 sharding,
                 accept_changed_functions=self.config.accept_changed_functions,
             )
-            event, news = "resume", f"restored from the checkpoint of step {step:,}"
             for results in read_epochs(self.checkpoints.folder.parent):
                 if results["step"] <= step:
                     self.epochs[results["epoch"]] = results
         else:
-            task, news = (
-                load_weights(job.task, self.config.init_from)
-                if self.config.init_from
-                else (job.task, "")
-            )
-            state, step, event = create_state(task, sharding), 0, "init_from"
+            task = job.task
+            if self.config.init_from:
+                task, news = load_weights(task, self.config.init_from)
+            state = create_state(task, sharding)
         if self.config.workdir and job.processes.is_first:
             write_config(self.config, self.config.workdir)
         self.report = Reporter(job, state, step, self.stack)
@@ -99,9 +104,8 @@ class Run:
             self.report.event(event, step=step)
             self.report.line(news)
         if self.config.draw_sharding and step == 0 and job.processes.is_first:
-            labels = job.strategy.place_batch(
-                next(job.batches["train"].epoch(0))
-            ).labels
+            batch = next(job.batches["train"].epoch(0))
+            labels = job.strategy.place_batch(batch).labels
             print(f"labels {labels.shape} of the first batch on the devices:")
             jax.debug.visualize_array_sharding(labels)
         return state, step
@@ -189,7 +193,7 @@ class Run:
         return bool(self.config.best or self.config.patience)
 
     def fetch_result(self, state: TrainState) -> TrainState:
-        """Copy the last state to the host, or the best epoch's if the run was asked for it."""
+        """Copy the last state to the host, or the best epoch's if that's asked for."""
         best_step = self.progress["best"].get("step")
         if not self.chooses_best or best_step in (None, int(state.step)):
             return self.job.strategy.fetch(state)
@@ -212,7 +216,10 @@ class Run:
         news = "nothing was kept; with --workdir runs/first a run can be resumed"
         if self.checkpoints:
             self.checkpoints.wait()
-            news = f"a checkpoint is in {self.config.workdir}, and the same command resumes from it"
+            news = (
+                f"a checkpoint is in {self.config.workdir}, and the same command "
+                "resumes from it"
+            )
         unsaved = None if self.checkpoints else self.job.strategy.fetch(state)
         raise StoppedError(
             f"stopped by {number.name} after step {step:,}: {news}",
@@ -225,24 +232,25 @@ class Run:
         self.report.end_trace()
         if self.checkpoints:
             self.checkpoints.wait()
-        best, last, lines = self.progress["best"], self.progress["last"], [""]
+        best = self.progress["best"]
+        last = self.progress["last"]
+        lines = [""]
         if step < self.job.total_steps:
             why = f"the last {self.config.patience} were no better than the best"
             lines.append(f"ended after epoch {last['epoch']}: {why}")
         if best:
             part, name, _ = best_metric(best, self.config.best)
-            epochs = f"best {best[part][name]:.4f} (epoch {best['epoch']}), last {last[part][name]:.4f}"
-            lines.append(f"{part} {name}: {epochs}")
-        seconds, compiling = (
-            time.perf_counter() - self.started,
-            self.compile_seconds or 0.0,
-        )
+            lines.append(
+                f"{part} {name}: best {best[part][name]:.4f} (epoch {best['epoch']}), "
+                f"last {last[part][name]:.4f}"
+            )
+        seconds = time.perf_counter() - self.started
+        compiling = self.compile_seconds or 0.0
         self.report.event(
             "end", steps=step, compile_seconds=compiling, total_seconds=seconds
         )
-        self.report.line(
-            *lines, f"{seconds:.1f} s in all, of which {compiling:.1f} s to compile"
-        )
+        lines.append(f"{seconds:.1f} s in all, of which {compiling:.1f} s to compile")
+        self.report.line(*lines)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Output of a run: lines, a progress bar, its log, metrics, TensorBoard files and a trace."""
+"""Report a run: lines, a progress bar, its log, metrics, TensorBoard and a trace."""
 
 import contextlib
 import functools
@@ -29,26 +29,24 @@ from pmapdp.recipes import RECIPES
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
 from pmapdp.state import TrainState
 
-USES = {
-    "train": "train",
-    "validation": "validate",
-    "test": "test",
-}  # of the parts of a data set
-SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_REFRESHES = (
-    10.0,
-    0.2,
-)  # of progress lines, and of the bar on a terminal
+# What the parts of a data set are for.
+USES = {"train": "train", "validation": "validate", "test": "test"}
+SECONDS_BETWEEN_LINES = 10.0  # of progress
+SECONDS_BETWEEN_REFRESHES = 0.2  # of the bar on a terminal
 UPDATES_BETWEEN_POINTS = 50  # of the train loss in TensorBoard
-WARM_UP, TRACED = 4, 10  # updates before the trace of --profile, and in it
+WARM_UP = 4  # updates before the trace of --profile
+TRACED = 10  # updates in it
 
 
 def open_lines(path: str | Path) -> TextIO:
-    """Open a text file to append whole lines. Half a line at its end, which a kill may leave, is ended first."""
+    """Open a text file to append whole lines.
+
+    Half a line at its end, which a kill may leave, is ended first.
+    """
     with explain_errors(f"{path} cannot be written", ADVICE):
         descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        if (end := os.fstat(descriptor).st_size) and os.pread(
-            descriptor, 1, end - 1
-        ) != b"\n":
+        end = os.fstat(descriptor).st_size
+        if end and os.pread(descriptor, 1, end - 1) != b"\n":
             os.write(descriptor, b"\n")
         return open(
             descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace"
@@ -72,22 +70,22 @@ def read_epochs(folder: str | Path) -> list[dict[str, Any]]:
 
 
 class Reporter:
-    """Shows and writes what a run of `job` reports from `step` on. Only the first process does."""
+    """Shows and writes what a run reports from update `step` on.
+
+    Only the first process does.
+    """
 
     def __init__(
         self, job: Job, state: TrainState, step: int, stack: contextlib.ExitStack
     ):
-        config, self.is_first, self.epochs = (
-            job.config,
-            job.processes.is_first,
-            job.config.epochs,
-        )
-        self.steps, self.per_epoch, self.updates = (
-            job.total_steps,
-            job.batches["train"].per_epoch,
-            0,
-        )
-        self.log_every, self.logged_step = config.log_every, step
+        config = job.config
+        self.is_first = job.processes.is_first
+        self.epochs = config.epochs
+        self.steps = job.total_steps
+        self.per_epoch = job.batches["train"].per_epoch
+        self.updates = 0
+        self.log_every = config.log_every
+        self.logged_step = step
         self.bar: Progress | None = None
         self.log: TextIO | None = None
         self.metrics: list[TextIO] = []
@@ -99,35 +97,31 @@ class Reporter:
             from tensorboardX import SummaryWriter  # takes a while to import
 
             folder = Path(config.workdir)
-            self.metrics.append(
-                stack.enter_context(open_lines(folder / "metrics.jsonl"))
-            )
+            metrics = stack.enter_context(open_lines(folder / "metrics.jsonl"))
+            self.metrics.append(metrics)
             self.log = stack.enter_context(open_lines(folder / "log.txt"))
-            self.tensorboard = stack.enter_context(
-                contextlib.closing(SummaryWriter(str(folder)))
-            )
-            self.tensorboard.add_text(
-                "configuration",
-                "\n".join(f"- {name}: {x}" for name, x in vars(config).items()),
-            )
-            self.trace = folder / "profile" if config.profile else None
+            writer = contextlib.closing(SummaryWriter(str(folder)))
+            self.tensorboard = stack.enter_context(writer)
+            settings = [f"- {name}: {value}" for name, value in vars(config).items()]
+            self.tensorboard.add_text("configuration", "\n".join(settings))
+            if config.profile:
+                self.trace = folder / "profile"
         facts, header = describe_run(job, state)
         self.event("start", **vars(config) | facts)
         self.line(*header, "")
         self.show_progress = config.progress and self.is_first
+        self.shown = time.monotonic()
         if self.show_progress and sys.stdout.isatty():
-            columns = [
+            self.bar = Progress(
                 BarColumn(12),
                 MofNCompleteColumn(),
                 TextColumn("{task.description}"),
-            ]
-            self.bar = stack.enter_context(
-                Progress(*columns, TimeRemainingColumn(compact=True), transient=True)
+                TimeRemainingColumn(compact=True),
+                transient=True,
             )
+            stack.enter_context(self.bar)
             self.bar.add_task("compiling", total=self.steps, completed=step)
-        self.shown = (
-            -math.inf if self.bar else time.monotonic()
-        )  # a bar changes as soon as it has compiled
+            self.shown = -math.inf  # it changes as soon as it has compiled
 
     def line(self, *texts: str) -> None:
         """Print lines as they are, and write them to the log."""
@@ -156,7 +150,10 @@ class Reporter:
                 self.logged_step = step
 
     def update(self, step: int, state: TrainState, meter: Meter) -> None:
-        """Show the progress now and then, add a point to TensorBoard, and trace some updates with --profile."""
+        """Show the progress now and then.
+
+        Also add a point to TensorBoard, and trace some updates with --profile.
+        """
         self.updates += 1
         if self.updates == WARM_UP and self.trace:
             jax.block_until_ready(state)
@@ -164,161 +161,166 @@ class Reporter:
         elif self.updates == WARM_UP + TRACED:
             self.end_trace(state)
         if self.tensorboard and step % UPDATES_BETWEEN_POINTS == 0 and meter.means:
-            self.tensorboard.add_scalar(
-                "train/loss_so_far_in_the_epoch", meter.means["loss"], step
-            )
+            tag = "train/loss_so_far_in_the_epoch"
+            self.tensorboard.add_scalar(tag, meter.means["loss"], step)
         self.log_losses(meter)
-        now, wait = (
-            time.monotonic(),
-            SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES,
-        )
-        if not self.show_progress or now - self.shown < wait:
-            return
-        epoch, figures = (
-            f"epoch {(step - 1) // self.per_epoch + 1}/{self.epochs}",
-            in_words(meter.means),
-        )
-        speed = (
-            [f"{meter.timed_examples / meter.seconds:,.0f} examples/s"]
-            if meter.timed_updates
-            else []
-        )
+        wait = SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
+        now = time.monotonic()
+        if self.show_progress and now - self.shown >= wait:
+            self.show_progress_at(step, meter)
+            self.shown = now
+
+    def show_progress_at(self, step: int, meter: Meter) -> None:
+        """Move the bar, or print a line if there is none."""
+        epoch = f"epoch {(step - 1) // self.per_epoch + 1}/{self.epochs}"
+        figures = in_words(meter.means)
+        speed = []
+        if meter.timed_updates:
+            speed = [f"{meter.timed_examples / meter.seconds:,.0f} examples/s"]
         if self.bar:
-            text = "  ".join(
-                [epoch, *figures[:1], *speed]
-            )  # the loss alone fits 80 columns
-            self.bar.update(self.bar.task_ids[0], completed=step, description=text)
+            # The loss alone fits 80 columns.
+            text = "  ".join([epoch, *figures[:1], *speed])
+            task = self.bar.task_ids[0]
+            self.bar.update(task, completed=step, description=text)
         elif speed:
-            left = max(
-                1, round((self.steps - step) * meter.seconds / meter.timed_updates)
-            )
-            self.line(
-                "  ".join(
-                    [
-                        epoch,
-                        f"update {step:,}/{self.steps:,}",
-                        *figures,
-                        *speed,
-                        f"{left:,} s left",
-                    ]
-                )
-            )
-        self.shown = now
+            left = (self.steps - step) * meter.seconds / meter.timed_updates
+            seconds = f"{max(1, round(left)):,} s left"
+            update = f"update {step:,}/{self.steps:,}"
+            self.line("  ".join([epoch, update, *figures, *speed, seconds]))
 
     def end_epoch(self, results: dict[str, Any]) -> None:
         """Print and write the results of a finished epoch."""
         self.event("epoch", **results)
         parts = {name: results[name] for name in USES if name in results}
         if self.tensorboard:
-            figures = {
-                f"{name}/{metric}": value
-                for name, part in parts.items()
-                for metric, value in part.items()
-            }
-            for tag, value in (
-                figures | {"learning_rate": results["learning_rate"]}
-            ).items():
+            scalars = {"learning_rate": results["learning_rate"]}
+            for name, part in parts.items():
+                for metric, value in part.items():
+                    scalars[f"{name}/{metric}"] = value
+            for tag, value in scalars.items():
                 self.tensorboard.add_scalar(tag, value, results["step"])
             self.tensorboard.flush()
-        speed = (
-            f"{results['examples_per_second']:,.0f} examples/s"
-            if results["step_ms"]
-            else "one update, not timed"
-        )
-        shown = [
-            " ".join([name.replace("validation", "valid"), *in_words(part)])
-            for name, part in parts.items()
-        ]
-        self.line(
-            "  ".join([f"epoch {results['epoch']}/{self.epochs}", *shown, speed])
-        )  # at most 100 columns
+        texts = [f"epoch {results['epoch']}/{self.epochs}"]
+        for name, part in parts.items():
+            name = name.replace("validation", "valid")
+            texts.append(" ".join([name, *in_words(part)]))
+        if results["step_ms"]:
+            texts.append(f"{results['examples_per_second']:,.0f} examples/s")
+        else:
+            texts.append("one update, not timed")
+        self.line("  ".join(texts))  # at most 100 columns
 
     def end_trace(self, state: TrainState | None = None) -> None:
         """End the trace, even if the run ended before it did."""
         if self.trace and self.updates >= WARM_UP:
             jax.block_until_ready(state)
             jax.profiler.stop_trace()
-            file = max(
-                self.trace.glob("**/perfetto_trace.json.gz"),
-                key=lambda path: path.stat().st_mtime,
-            )
+            files = self.trace.glob("**/perfetto_trace.json.gz")
+            file = max(files, key=lambda path: path.stat().st_mtime)
             self.line(f"trace: open {file} at ui.perfetto.dev")
             self.trace = None
 
 
 def describe_run(job: Job, state: TrainState) -> tuple[dict[str, Any], list[str]]:
-    """Return the facts about a run for the metrics files, and the lines of the header."""
-    config, batches = job.config, job.batches["train"]
+    """Return the facts about a run for the metrics files, and the header's lines."""
+    batches = job.batches["train"]
     per_device = math.ceil(batches.batch_size / batches.devices)
+    arrays = (state.params, state.optimizer_state)
     facts = {
         "devices": len(job.devices),
         "global_batch_size": batches.batch_size,
         "per_device_batch_size": per_device,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "examples": {name: part.examples for name, part in job.batches.items()},
-        "state_bytes_on_a_device": bytes_on_a_device(
-            (state.params, state.optimizer_state)
-        ),
+        "state_bytes_on_a_device": bytes_on_a_device(arrays),
         "jax": jax.__version__,
     }
-    named = RECIPES[config.recipe].config
-    recipe = (
-        f"recipe {named.recipe}, "
-        if (config.dataset, config.model) == (named.dataset, named.model)
-        else ""
-    )
-    layout = f", {job.layout.text}" if config.mesh or config.layout != "data" else ""
-    few = (
-        len(job.devices) == 1
-        and job.devices[0].platform == "cpu"
-        and config.strategy != "single"
-    )
-    if few and not config.devices and not count_from_environment():
-        layout += ", with which JAX had started: call pmapdp.devices.simulate(8) before its first use for more"
-    micro_batches = (
-        f", in {config.accumulate} micro-batches" if config.accumulate > 1 else ""
-    )
-    data = [
-        f"{x.examples:,} to {USES[name]}{' (weighted)' * x.is_weighted}"
-        for name, x in job.batches.items()
-    ]
-    data += [f"content {job.content}"] if job.content else []
-    count = f"{job.processes.count} process{'es' if job.processes.count > 1 else ''}"
-    rows = {
-        "run": f"{recipe}strategy {config.strategy}, seed {config.seed}, {config.dtype}",
-        "devices": describe(job.devices) + layout,
-        "batch": f"{batches.batch_size:,} over all devices, at most {per_device:,} on one{micro_batches}",
-        "model": f"{config.model}, {facts['parameters']:,} parameters",
-        "loss": name_of_loss(job.task.loss),
-        "updates": f"{job.total_steps:,}, {batches.per_epoch:,} an epoch; {config.optimizer}, {config.schedule}",
-        "state": state_line(state),
-        "data": ", ".join([config.dataset, *data]),
-        "started": f"{job.processes.launcher}, {count}, jax {jax.__version__}, Python {platform.python_version()}",
-    }
-    if job.task.augment is not None:
-        name = getattr(
-            job.task.augment, "__qualname__", type(job.task.augment).__name__
-        )
-        rows["loss"] += f" of examples changed by {name}"
-    if job.task.classifies and config.label_smoothing:
-        rows["loss"] += ", smoothed in training alone: the test loss may be lower"
+    rows = describe_settings(job, facts) | {"state": state_line(state)}
+    rows |= {"data": describe_data(job), "started": describe_start(job)}
     return facts, [f"{name:<7}  {value}" for name, value in rows.items()]
 
 
+def describe_settings(job: Job, facts: dict[str, Any]) -> dict[str, str]:
+    """Return the header's rows about how the run trains."""
+    config = job.config
+    run = f"strategy {config.strategy}, seed {config.seed}, {config.dtype}"
+    named = RECIPES[config.recipe].config
+    if (config.dataset, config.model) == (named.dataset, named.model):
+        run = f"recipe {named.recipe}, {run}"
+    batch = (
+        f"{facts['global_batch_size']:,} over all devices, at most "
+        f"{facts['per_device_batch_size']:,} on one"
+    )
+    if config.accumulate > 1:
+        batch += f", in {config.accumulate} micro-batches"
+    loss = name_of_loss(job.task.loss)
+    augment: Any = job.task.augment
+    if augment is not None:
+        name = getattr(augment, "__qualname__", type(augment).__name__)
+        loss += f" of examples changed by {name}"
+    if job.task.classifies and config.label_smoothing:
+        loss += ", smoothed in training alone: the test loss may be lower"
+    per_epoch = job.batches["train"].per_epoch
+    return {
+        "run": run,
+        "devices": describe_devices(job),
+        "batch": batch,
+        "model": f"{config.model}, {facts['parameters']:,} parameters",
+        "loss": loss,
+        "updates": f"{job.total_steps:,}, {per_epoch:,} an epoch; {config.optimizer}, "
+        f"{config.schedule}",
+    }
+
+
+def describe_devices(job: Job) -> str:
+    """Describe the devices and the mesh, and say if more could have been simulated."""
+    config = job.config
+    text = describe(job.devices)
+    if config.mesh or config.layout != "data":
+        text += f", {job.layout.text}"
+    is_one_cpu = len(job.devices) == 1 and job.devices[0].platform == "cpu"
+    was_asked = config.devices or count_from_environment()
+    if is_one_cpu and config.strategy != "single" and not was_asked:
+        text += (
+            ", with which JAX had started: call pmapdp.devices.simulate(8) before its "
+            "first use for more"
+        )
+    return text
+
+
+def describe_data(job: Job) -> str:
+    """Describe the data set and its parts."""
+    texts = [job.config.dataset]
+    for name, part in job.batches.items():
+        text = f"{part.examples:,} to {USES[name]}"
+        if part.is_weighted:
+            text += " (weighted)"
+        texts.append(text)
+    if job.content:
+        texts.append(f"content {job.content}")
+    return ", ".join(texts)
+
+
+def describe_start(job: Job) -> str:
+    """Say who started how many processes, and with which versions."""
+    count = job.processes.count
+    unit = "process" if count == 1 else "processes"
+    versions = f"jax {jax.__version__}, Python {platform.python_version()}"
+    return f"{job.processes.launcher}, {count} {unit}, {versions}"
+
+
 def name_of_loss(loss: Any) -> str:
-    """Name a loss with its settings, for example `cross_entropy(label_smoothing=0.1)`."""
+    """Name a loss with its settings, as in `cross_entropy(label_smoothing=0.1)`."""
     if not isinstance(loss, functools.partial):
         return getattr(loss, "__qualname__", type(loss).__name__)
-    settings = [
-        f"{name}={getattr(value, '__name__', value)}"
-        for name, value in loss.keywords.items()
-        if value
-    ]
+    settings = []
+    for name, value in loss.keywords.items():
+        if value:
+            settings.append(f"{name}={getattr(value, '__name__', value)}")
     return f"{name_of_loss(loss.func)}({', '.join(settings)})"
 
 
 def in_words(results: dict[str, float]) -> list[str]:
-    """Return the metrics of a part of the data set for the screen, for example `loss 0.1234` and `accuracy 0.9876`."""
-    return [
-        f"{name} {value:.4f}" for name, value in results.items() if name != "examples"
-    ]
+    """Return a part's metrics for the screen, as `loss 0.1234`, `accuracy 0.9876`."""
+    metrics = {name: x for name, x in results.items() if name != "examples"}
+    return [f"{name} {value:.4f}" for name, value in metrics.items()]

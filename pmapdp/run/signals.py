@@ -44,7 +44,7 @@ class StopRequest:
             signal.raise_signal(signal.SIGTERM)
 
     def agree(self, step: int) -> signal.Signals | None:
-        """Return the signal after which all stop with update `step`, or None to go on."""
+        """Return the signal after which all stop with update `step`; None to go on."""
         is_open = self.processes.count > 1 and not self.agreed
         if is_open and reached_preemption_sync_point(step):
             numbers = self.processes.allgather(int(self.signal or 0))

@@ -1,12 +1,12 @@
-"""The folder of a run, which belongs to one configuration, and to one process at a time.
+"""Open the folder of a run, which belongs to one configuration and one process.
 
 config.json       what the run does
-checkpoints/      the newest states, and the best epoch's; a run of another configuration is refused
+checkpoints/      the newest states, and the best epoch's
 metrics.jsonl     results, one JSON object a line
 log.txt           what was printed
 events.out.*      for `tensorboard --logdir DIR`
 profile/          a trace, with --profile
-pmapdp.lock       held by the running process; the system releases it when that process ends
+pmapdp.lock       held by the running process; the system releases it when that ends
 """
 
 import contextlib
@@ -37,55 +37,53 @@ WORKDIR_ADVICE = "name a --workdir of yours with free space, for example runs/fi
 
 
 def with_full_paths(config: Config, *, is_first: bool = True) -> Config:
-    """Make all paths absolute, because your code may change the current folder. If `is_first`, try the metrics file."""
-    names = [
-        name
-        for name in ("workdir", "data_dir", "metrics_file", "init_from")
-        if getattr(config, name)
-    ]
-    names += [
-        name
-        for name in ("dataset", "model", "optimizer", "schedule")
-        if ".py:" in getattr(config, name)
-    ]
-    if config.dataset.endswith(".npz") or (
-        config.dataset not in DATA_SETS and os.path.isdir(config.dataset)
-    ):
+    """Make all paths absolute, because your code may change the current folder.
+
+    If `is_first`, check that the metrics file can be written.
+    """
+    folders = ("workdir", "data_dir", "metrics_file", "init_from")
+    code = ("dataset", "model", "optimizer", "schedule")
+    names = [name for name in folders if getattr(config, name)]
+    names += [name for name in code if ".py:" in getattr(config, name)]
+    is_folder = config.dataset not in DATA_SETS and os.path.isdir(config.dataset)
+    if config.dataset.endswith(".npz") or is_folder:
         names.append("dataset")
-    paths = {
-        name: os.path.expanduser(getattr(config, name)) for name in names
-    }  # a shell leaves --workdir=~/runs
+    paths = {}
+    for name in names:
+        # A shell leaves --workdir=~/runs as it is.
+        paths[name] = os.path.expanduser(getattr(config, name))
     if is_first:
         check_output("--metrics-file", paths.get("metrics_file"), LINES)
-    return dataclasses.replace(
-        config, **{name: os.path.abspath(path) for name, path in paths.items()}
-    )
+    full = {name: os.path.abspath(path) for name, path in paths.items()}
+    return dataclasses.replace(config, **full)
 
 
 def identity(config: Config, content: str | None = None) -> dict[str, Any]:
-    """Return the settings on which the results of a run depend, as JSON gives them back.
+    """Return the settings on which a run's results depend, as JSON gives them back.
 
     Folders of your code and data don't count, because you may move them. Names of your
     optimizer and schedule don't count either: `identify_functions` compares their code.
     `content` is the `fingerprint` of the data.
     """
-    settings = {
-        each.name: getattr(config, each.name)
-        for each in dataclasses.fields(config)
-        if each.metadata["fixed_on_resume"]
-    }
-    settings |= {
-        name: os.path.basename(settings[name]) for name in ("dataset", "model")
-    }
-    for kind, ours in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
-        settings[kind] = settings[kind] if settings[kind] in ours else "yours"
-    return json.loads(
-        json.dumps(settings | ({"the content of the data": content} if content else {}))
-    )
+    settings: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if field.metadata["fixed_on_resume"]:
+            settings[field.name] = getattr(config, field.name)
+    for name in ("dataset", "model"):
+        settings[name] = os.path.basename(settings[name])
+    if settings["optimizer"] not in OPTIMIZERS:
+        settings["optimizer"] = "yours"
+    if settings["schedule"] not in SCHEDULES:
+        settings["schedule"] = "yours"
+    if content:
+        settings["the content of the data"] = content
+    return json.loads(json.dumps(settings))
 
 
 def identify_functions(job: Job) -> dict[str, Any]:
-    """Return what tells the run's functions from others, because you may edit one and keep its name.
+    """Return what tells the run's functions from others.
+
+    You may edit one and keep its name.
 
     - The learning rates at 64 even points of the run, and their sum over all updates.
     - A hash of the code of each of your functions and of the values that it holds.
@@ -149,7 +147,10 @@ def require_same_run(
 def require_same_code(
     checkpoint: str, saved: dict[str, Any], requested: dict[str, Any]
 ) -> None:
-    """Refuse a checkpoint that was made with other functions of yours. One of 0.3 has no hashes."""
+    """Refuse a checkpoint that was made with other functions of yours.
+
+    One of 0.3 has no hashes.
+    """
     for name in requested:
         if not name.startswith(CODE) or name not in saved:
             continue
@@ -169,7 +170,10 @@ def require_same_code(
 
 @contextlib.contextmanager
 def lock_workdir(path: str) -> Iterator[None]:
-    """Keep the folder of a run for this process, and make it if it's missing. A `UserError` says why it can't."""
+    """Keep the folder of a run for this process, and make it if it's missing.
+
+    A `UserError` says why it can't.
+    """
     folder = Path(path)
     with explain_errors(f"--workdir {path} cannot be written", WORKDIR_ADVICE):
         if "\\" in path:
@@ -177,29 +181,32 @@ def lock_workdir(path: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(folder / "config.json"):
             read_config(folder)  # refuses one that isn't ours
-        elif foreign := [
-            *folder.glob("metrics.jsonl"),
-            *folder.glob("log.txt"),
-            *folder.glob("checkpoints/[0-9]*"),
-        ]:
-            raise UserError(
-                f"--workdir {folder} holds {foreign[0].relative_to(folder)}, and no config.json says that a run of "
-                "pmapdp wrote it: name a new folder, for example runs/first"
-            )
+        else:
+            require_empty(folder)
         descriptor = open_regular(folder / "pmapdp.lock", os.O_RDWR | os.O_CREAT)
     with open(descriptor, "r+") as lock:
         try:
-            fcntl.flock(
-                lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # held as long as the file is open
+            # Held as long as the file is open.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"--workdir {path} is in use by process {lock.read(99)}: wait until that run has ended, or name "
-                "another folder"
+                f"--workdir {path} is in use by process {lock.read(99)}: wait until "
+                "that run has ended, or name another folder"
             ) from None
         lock.truncate(0)
         os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())
         yield
+
+
+def require_empty(folder: Path) -> None:
+    """Refuse a folder with files like a run's, which no run of ours has written."""
+    for pattern in ("metrics.jsonl", "log.txt", "checkpoints/[0-9]*"):
+        for foreign in folder.glob(pattern):
+            raise UserError(
+                f"--workdir {folder} holds {foreign.relative_to(folder)}, and no "
+                "config.json says that a run of pmapdp wrote it: name a new folder, "
+                "for example runs/first"
+            )
 
 
 def write_config(config: Config, folder: str) -> None:
@@ -213,7 +220,8 @@ def read_config(path: str | Path) -> Config:
     file = Path(path) / "config.json"
     if not os.path.lexists(file):
         raise UserError(
-            f"{path} holds no run (no config.json): name the --workdir of a training run"
+            f"{path} holds no run (no config.json): name the --workdir of a training "
+            "run"
         )
     with open_file(file, advice="name another folder") as opened:
         content = json.load(opened)
