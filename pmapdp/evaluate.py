@@ -25,7 +25,7 @@ from pmapdp.custom.data import make_part
 from pmapdp.custom.examples import check_labels
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split, Texts
-from pmapdp.devices import describe
+from pmapdp.devices import choose, describe
 from pmapdp.errors import UserError
 from pmapdp.export import Exported, describe_arrays, load_exported
 from pmapdp.loss import MetricSums
@@ -33,6 +33,7 @@ from pmapdp.metrics import Meter
 from pmapdp.registry import DATA_SETS, load_data, require_python_values
 from pmapdp.run.checkpoints import load_state, require_functions_again
 from pmapdp.run.workdir import read_config
+from pmapdp.sharding.layout import number_of_devices
 from pmapdp.train import EVALUATION_BATCH_PER_DEVICE, Custom, evaluate, prepare
 
 COMMAND = cli.Command(
@@ -108,7 +109,6 @@ def evaluate_run(
     require_python_values(
         config, python_values, "pmapdp.evaluate.evaluate_run", workdir
     )
-    require_functions_again(workdir, python_values)
     # An evaluation needs no learning rate, so your schedule needn't be found.
     changes: dict[str, Any] = {"schedule": "constant", "switch_epochs": ()}
     if data_dir:
@@ -122,6 +122,12 @@ def evaluate_run(
     if devices or strategy == "single":
         changes["devices"] = devices
     config = dataclasses.replace(config, **changes)
+    # Before the checkpoint is read, which starts JAX.
+    number = number_of_devices(config.devices, config.mesh)
+    if config.strategy == "single":
+        number = 1
+    choose(number)
+    require_functions_again(workdir, python_values)
     # Before your code runs, which may change the current folder.
     workdir = os.path.abspath(workdir)
     with jax.enable_x64(config.dtype == "float64"):

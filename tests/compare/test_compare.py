@@ -282,11 +282,9 @@ def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
     assert 'value, gradients = lax.pmean((value, gradients), "batch")' in step
     for text in ("\n".join(lines), page):
         assert "sum_of_means.py:check × 8: FAILED" in text
-    programs = Path(__file__).parents[1] / "verify" / "test_right_programs.py"
-    scan = f"{programs}:three_updates_in_a_scan"
-    assert (
-        programs.run_program(scan, 2)[0]["global_batch_size"] == 16
-    )  # along its batch_axis
+    file = Path(__file__).parents[1] / "verify" / "test_right_programs.py"
+    run, _, _ = programs.run_program(f"{file}:three_updates_in_a_scan", 2)
+    assert run["global_batch_size"] == 16  # along its batch_axis
 
 
 @pytest.mark.slow
