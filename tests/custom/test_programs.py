@@ -77,11 +77,20 @@ for line in open("/proc/self/status"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "n"), [("uint8", 510_000), ("float64", 64_000), ("int64", 64_000)]
+    ("dtype", "n", "most"),
+    [
+        ("uint8", 510_000, 1024),
+        # The rows that are sampled are 8 times as wide.
+        ("float64", 64_000, 1536),
+        ("int64", 64_000, 1536),
+    ],
 )
-def test_a_hundred_gigabytes_train_within_one(dtype, n, tmp_path):
-    """Three updates from a sparse file, in a workdir, for which the content of the data
-    is sampled. The peak of the resident memory has the pages of the file in it."""
+def test_a_hundred_gigabytes_train_within_one(dtype, n, most, tmp_path):
+    """Three updates from a sparse file take about a gigabyte.
+
+    They have a workdir, for which the content of the data is sampled. The peak of the
+    resident memory has the pages of the file in it.
+    """
     file = tmp_path / "images.npy"
     np.lib.format.open_memmap(file, "w+", dtype, (n, 256, 256, 3))
     assert file.stat().st_size > 100e9
@@ -89,7 +98,7 @@ def test_a_hundred_gigabytes_train_within_one(dtype, n, tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"{n:,} to train, 40 to test, content" in done.stdout
     assert "from one in" in done.stdout
-    assert int(done.stdout.split("peak of ")[1].split()[0]) < 1024
+    assert int(done.stdout.split("peak of ")[1].split()[0]) < most
 
 
 @pytest.mark.slow
