@@ -47,7 +47,10 @@ PER_DEVICE = {per_device}
 given = dict({given}, per_device=PER_DEVICE)
 
 # The reference is your step on one device, where a psum and a pmean are the same. So
-# this finds a sum in place of a mean.
+# this finds a sum in place of a mean. But if PER_DEVICE isn't empty, a correct step
+# differs from one device as well: each device draws masks or keeps statistics of its
+# own. Then verify the step once without dropout and with a shared batch norm. Or take
+# old_program as the reference, as below, which can't see a sum in place of a mean.
 report = verify(
     step=jax.pmap(step, axis_name=AXIS), reference=one_device(step, AXIS), **given
 )

@@ -77,6 +77,10 @@ def test_the_reference(folder, capsys):
     for metric in ("weighted accuracy", "recall of 0"):
         assert metric in printed
     assert len(names["accuracies"]) == 4
+    # 192 examples in batches of 64, 40 times.
+    assert len(names["losses"]) == 120
+    assert min(names["losses"]) < 0.7 * names["losses"][0]
+    assert max(names["losses"][-20:]) > 2 * min(names["losses"])
     assert 0.2 < names["accuracy"] <= 1
     # The average lies between the first weights and the last ones.
     first = names["Net"](rngs=nnx.Rngs(0)).head.kernel[...]
