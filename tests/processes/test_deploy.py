@@ -147,3 +147,4 @@ def test_the_job_script_goes_on_after_a_loss(tmp_path, status, is_requeued):
     assert ("scontrol requeue 7" in out) == is_requeued
     tired = slurm | {"SLURM_RESTART_COUNT": "20"}
     assert "scontrol" not in run_script(tmp_path, "mirrored", **tired)[1]
+    assert "scontrol" not in run_script(tmp_path, "check", **slurm)[1]
