@@ -1,4 +1,4 @@
-"""Measure the memory that a large file takes in training: `python -m benchmarks.memory`.
+"""Measure the memory that a large file takes: `python -m benchmarks.memory`.
 
 Each type gets a sparse file of the same size, which is opened by `np.load` with
 `mmap_mode="r"`, and a process of its own. The peak is of the resident memory, with the
