@@ -243,5 +243,7 @@ def describe_exchange(collectives: Sequence[dict[str, Any]]) -> str:
         ]
         if places:
             text += f": {', '.join(places[:3])}"
+        if any(row["in_branch"] for row in rows):
+            text += " (at most: some are in a branch that may not be taken)"
         texts.append(text)
     return "; ".join(texts) or "no collective"
