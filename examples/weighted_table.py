@@ -33,7 +33,7 @@ class Net(nnx.Module):
 
 
 def squared_error(model, batch):
-    """`batch.weights` are those of the rows, and 0 for padding."""
+    """Add up the weighted errors. `batch.weights` has 0 for padding."""
     errors = jnp.square(model(batch.inputs) - batch.labels)
     return MetricSums((batch.weights * errors).sum(), None, batch.weights.sum())
 

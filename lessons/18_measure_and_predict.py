@@ -295,7 +295,7 @@ lesson_18.print_longest_operations(folder)
 lesson_18.traces_of_an_h200()
 
 # %% [markdown]
-# The milliseconds are those of all five steps together. A `dot`
+# The milliseconds are for all five steps together. A `dot`
 # is a matrix product, and a `fusion` is several operations that the compiler has merged into one. Open the file at
 # [ui.perfetto.dev](https://ui.perfetto.dev) to see them over time. On a GPU or TPU, the details have the names of your
 # scopes.

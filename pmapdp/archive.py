@@ -31,10 +31,10 @@ METADATA_TYPES = {
 
 
 class Archive(NamedTuple):
-    """What an exported file holds. Nothing of it has been run.
+    """The contents of an exported file. None of its code has been run.
 
     Attributes:
-        metadata: What is in `metadata.json`.
+        metadata: The values in `metadata.json`.
         arrays: Parameters and running statistics by name.
         files: The bytes of the other files in the zip by name.
     """

@@ -59,11 +59,11 @@ Options = TypeVar("Options")
 
 
 class Command(NamedTuple):
-    """What a command says of itself.
+    """The texts of a command.
 
     Attributes:
         usage: The first line of `--help`.
-        example: A command line that works, which a mistake ends with.
+        example: A command line that works. Error messages end with it.
         description: The text of `--help`, with paragraphs and indented examples.
         removed: Flags that there are no more, and what to do instead.
     """

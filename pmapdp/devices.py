@@ -1,4 +1,4 @@
-"""Devices: simulate several on one CPU, choose those of a run, and describe them.
+"""Devices: simulate several on one CPU, choose some for a run, and describe them.
 
 Lesson 00 teaches this file. Simulated devices share the machine's cores: they show that
 a program is right, not how fast it would be on as many real devices.

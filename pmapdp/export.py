@@ -180,7 +180,7 @@ def export_run(
     Args:
         workdir: The folder of the run.
         path: The file to write, or to replace.
-        data_dir: The folder of downloaded data sets, if it isn't that of the training.
+        data_dir: The folder of downloaded data sets. Default: as in training.
         best: Take the checkpoint of the best epoch.
         data: The data, if `train` was given them as Python values.
         python_values: `model`, `optimizer` and so on, if `train` was given them.

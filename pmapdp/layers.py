@@ -29,7 +29,7 @@ AxisName = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Context:
-    """What a layer needs to know about its batch, and can't see in its activations.
+    """Facts about the batch that a layer needs and can't see in its activations.
 
     Attributes:
         weights: `[b]`, 0 for padding; None if all examples count alike.

@@ -135,13 +135,13 @@ def make_example(N: int) -> tuple[Any, Any, Any]:
 def compare_results(
     function: Any, arguments: Any, expected: tuple[Any, Any]
 ) -> dict[str, Any]:
-    """Compare loss and gradient with those of one device.
+    """Compare loss and gradient with one device's.
 
     Returns:
         loss, gradient: the relative difference, on the device that's farthest off.
         factor: how many times as long the gradient is along the expected one.
         agree: True if all devices have the same.
-        collectives: those of the compiled program.
+        collectives: the compiled program's.
     """
     compiled = function.lower(*arguments).compile()
     results = jax.device_get(compiled(*arguments))

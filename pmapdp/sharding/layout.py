@@ -266,15 +266,22 @@ class MeshLayout:
         # Optax makes some arrays to find the places of the parameters.
         with jax.transfer_guard("allow"):
             shapes = jax.eval_shape(lambda: initial_state(task))
-            return optax.tree_map_params(
-                task.optimizer,
-                sharding_of,
-                shapes.optimizer_state,
-                self.params_sharding(task, split=self.shard_state != "none"),
-                shapes.params,
-                transform_non_params=lambda _: self.replicated,
-                is_leaf=is_masked,
-            )
+            try:
+                return optax.tree_map_params(
+                    task.optimizer,
+                    sharding_of,
+                    shapes.optimizer_state,
+                    self.params_sharding(task, split=self.shard_state != "none"),
+                    shapes.params,
+                    transform_non_params=lambda _: self.replicated,
+                    is_leaf=is_masked,
+                )
+            except ValueError as error:  # optax.flatten and scale_by_sm3 have such
+                raise UserError(
+                    "the optimizer keeps its state in other arrays than one for each "
+                    "parameter, so it can't be placed with --shard-state or --mesh: "
+                    "leave these out, or take another optimizer"
+                ) from error
 
     def shards_on(self, devices: Sequence[jax.Device], task: Task) -> range:
         """Return the numbers of the batch's shards on the devices of one process.

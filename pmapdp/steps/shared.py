@@ -1,4 +1,4 @@
-"""What all four strategies share: a device's gradient sums, and the update.
+"""The parts that all four strategies share: gradient sums and the update.
 
 Between the two comes the all-reduce, which each file of this folder does in its own
 way. Lesson 13 teaches this file.

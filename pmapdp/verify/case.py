@@ -165,7 +165,7 @@ class Case:
 
     @cached_property
     def parts(self) -> list[Leaves]:
-        """What the reference makes of each device's examples; empty if it can't."""
+        """The reference's results on each device's own examples; empty if it can't."""
         update = self.update
         b, rest = divmod(update.examples, self.N)
         if not b or rest:
@@ -189,7 +189,7 @@ class Case:
 
     @cached_property
     def random_leaves(self) -> dict[str, float]:
-        """How far each leaf moves with other random numbers, if it does."""
+        """The distance that each leaf moves with other random numbers, if it does."""
         return self.distances(self.update.values, self.other_seed.values)
 
     def distances(self, first: Leaves, second: Leaves) -> dict[str, float]:

@@ -29,6 +29,9 @@ from pmapdp.verify.table import Fact, fact, few
 from pmapdp.verify.trees import distance, multiple
 
 MOST_EXAMPLES = 128  # are replaced one by one: each costs a run of step and reference
+# How near two examples count alike. Counts are quotients of two differences, so they're
+# less exact than a prediction.
+ALIKE = 0.01
 MOST_WORK = 1.75  # times its part of the operations: twice the work is more
 
 
@@ -211,15 +214,15 @@ def describe_examples(case: Case) -> list[Fact]:
     best = found[min(found, key=lambda name: found[name][1])][0]
     ends = [int(np.nanargmin(best)), int(np.nanargmax(best))]
     low, high = best[ends]
-    if high - low < 0.03 * abs(high):
+    if high - low < 3 * ALIKE * abs(high):
         medians = [float(np.nanmedian(counts)) for counts, _ in found.values()]
         return describe_ratios(case, medians)
-    if low < -0.01 * high or is_masked(case, ends, best[ends]):
+    if low < -ALIKE * high or is_masked(case, ends, best[ends]):
         return []
     light, heavy = [
-        few(np.flatnonzero(np.abs(best - end) < 0.01 * high)) for end in (low, high)
+        few(np.flatnonzero(np.abs(best - end) < ALIKE * high)) for end in (low, high)
     ]
-    if low < 0.01 * high:
+    if low < ALIKE * high:
         return [fact("no_influence", light=light)]
     return [fact("unequal", light=light, heavy=heavy, ratio=high / low)]
 
@@ -232,7 +235,7 @@ def is_masked(case: Case, ends: list[int], counts: np.ndarray) -> bool:
         case.step, case.reference, case.layout, case.devices, case.other_seed
     )
     others = measure_influence(other_case, ends, list(case.wrong()))
-    return not any(np.allclose(counts, x, 0.01, 0.01) for x, _ in others.values())
+    return not any(np.allclose(counts, x, ALIKE, ALIKE) for x, _ in others.values())
 
 
 def measure_influence(
@@ -276,7 +279,7 @@ def measure_influence(
             size = sum(distance(moved) for moved in moves)
             rest = distance(together[name] - first, sum(moves))
             is_sum = rest <= 2 * PREDICTS * size
-        if is_sum and len(errors) > len(counts) / 2 and max(errors) < 0.01:
+        if is_sum and len(errors) > len(counts) / 2 and max(errors) < ALIKE:
             found[name] = (np.array(counts), max(errors))
     return found
 

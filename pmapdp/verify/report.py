@@ -117,7 +117,7 @@ class Report(NamedTuple):
 
     @property
     def missing(self) -> list[Check]:
-        """What could not be compared, so that nothing is proven about it."""
+        """The checks of things that could not be compared, so nothing is proven."""
         return [check for check in self.checks if check.status == "not compared"]
 
     @property

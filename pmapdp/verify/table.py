@@ -13,7 +13,7 @@ MISTAKES: dict[str, dict[str, Any]] = TABLE["mistakes"]
 
 
 class Fact(NamedTuple):
-    """What an experiment showed: its name in the rules, and its sentence."""
+    """A result of an experiment: its name in the rules, and its sentence."""
 
     name: str
     sentence: str

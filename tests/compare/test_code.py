@@ -250,9 +250,12 @@ def test_a_collective_in_a_loop_counts_as_often_as_it_runs():
     assert sorted(found, key=str) == [(1, True), (12, False), (4, False), (None, False)]
     assert collectives(lowered.compile().as_text())[0].runs is None
     known = [row for row in rows if row["runs"]]
-    assert "3 all-reduces, run 17 times an update, 340 bytes" in describe_exchange(
-        known
-    )
+    text = describe_exchange(known)
+    assert "3 all-reduces, run 17 times an update, 340 bytes" in text
+    in_branch = "(at most: some are in a branch that may not be taken)"
+    assert in_branch in text
+    always = [row for row in known if not row["in_branch"]]
+    assert in_branch not in describe_exchange(always)
 
 
 def test_an_all_reduce_of_each_micro_batch_is_counted():

@@ -329,46 +329,97 @@ def test_rules_for_parts_of_the_model_work_with_a_split_state(name):
             np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
-def rules_of_optax():
-    """Every function of optax and optax.contrib that makes a rule from a learning
-    rate.
-    """
-    rules = {}
+def exports_of_optax():
+    """Every function of optax and optax.contrib that returns a transformation."""
+    exports = {}
     for module in (optax, optax.contrib):
         for name, function in vars(module).items():
-            if not callable(function) or name.startswith(("_", "scale_by")):
+            if not inspect.isfunction(function) or name.startswith("_"):
                 continue
-            try:
-                names = list(inspect.signature(function).parameters)
-                rule = function(0.01) if names[:1] == ["learning_rate"] else None
-            except (TypeError, ValueError):
-                continue
-            if isinstance(rule, optax.GradientTransformation):
-                rules[f"{module.__name__}.{name}"] = function
-    return rules
+            returned = str(inspect.signature(function).return_annotation)
+            if "GradientTransformation" in returned:
+                exports[f"{module.__name__}.{name}"] = function
+    return exports
 
 
-# Rules that the trainer refuses, whatever is split, and why.
+BY_LAYER = {"body": optax.adam(0.01), "head": optax.sgd(0.01)}
+# Of those that don't begin with the learning rate: what they need.
+ARGUMENTS = {
+    "optax.adaptive_grad_clip": (0.1,),
+    "optax.add_noise": (0.01, 0.5, 0),
+    "optax.apply_if_finite": (optax.sgd(0.01), 5),
+    "optax.chain": (optax.clip(0.1), optax.sgd(0.01)),
+    "optax.clip": (0.1,),
+    "optax.clip_by_block_rms": (0.1,),
+    "optax.clip_by_global_norm": (0.1,),
+    "optax.conditionally_mask": (optax.sgd(0.01), lambda step: step > 1),
+    "optax.conditionally_transform": (optax.sgd(0.01), lambda step: step > 1),
+    "optax.contrib.differentially_private_aggregate": (0.1, 0.5, 0),
+    "optax.contrib.mechanize": (optax.sgd(0.01),),
+    "optax.contrib.sam": (optax.sgd(0.01), optax.sgd(0.05)),
+    "optax.contrib.schedule_free": (optax.sgd(0.01), 0.01),
+    "optax.contrib.split_real_and_imaginary": (optax.adam(0.01),),
+    "optax.ema": (0.9,),
+    "optax.flatten": (optax.adam(0.01),),
+    "optax.freeze": (True,),
+    "optax.lookahead": (optax.sgd(0.01), 2, 0.5),
+    "optax.masked": (optax.sgd(0.01), is_matrix),
+    "optax.measure_with_ema": (lambda updates, *_: updates, 0.9),
+    "optax.multi_transform": (BY_LAYER, by_layer),
+    "optax.named_chain": (("clip", optax.clip(0.1)), ("sgd", optax.sgd(0.01))),
+    "optax.partition": (BY_LAYER, by_layer),
+    "optax.scale": (0.5,),
+    "optax.scale_by_backtracking_linesearch": (5,),
+    "optax.scale_by_learning_rate": (0.01,),
+    "optax.scale_by_schedule": (lambda step: 1 / (1 + step),),
+    "optax.scale_by_zoom_linesearch": (5,),
+    "optax.selective_transform": (optax.adam(0.01),),
+    "optax.snapshot": ("norm", optax.global_norm),
+    "optax.stateless": (lambda updates, params: updates,),
+    "optax.stateless_with_tree_map": (lambda update, param: update,),
+    "optax.trace": (0.9,),
+    "optax.with_extra_args_support": (optax.adam(0.01),),
+}
+KEYWORDS = {"optax.selective_transform": {"freeze_mask": is_matrix}}
+# What the trainer refuses, whatever is split, and why.
+TAKES_THE_LOSS = "its update takes the loss"
 REFUSED = {
-    "optax.lbfgs": "its update takes the loss",
-    "optax.contrib.momo": "its update takes the loss",
-    "optax.contrib.momo_adam": "its update takes the loss",
-    "optax.contrib.sophia": "its update takes the loss",
+    "optax.lbfgs": TAKES_THE_LOSS,
+    "optax.polyak_sgd": TAKES_THE_LOSS,
+    "optax.scale_by_backtracking_linesearch": TAKES_THE_LOSS,
+    "optax.scale_by_polyak": TAKES_THE_LOSS,
+    "optax.scale_by_zoom_linesearch": TAKES_THE_LOSS,
+    "optax.contrib.momo": TAKES_THE_LOSS,
+    "optax.contrib.momo_adam": TAKES_THE_LOSS,
+    "optax.contrib.reduce_on_plateau": TAKES_THE_LOSS,
+    "optax.contrib.sophia": TAKES_THE_LOSS,
     "optax.sm3": "it takes a number, and no schedule",
     "optax.rprop": "it takes a number, and no schedule",
+    "optax.scale_by_rprop": "it takes a number, and no schedule",
     "optax.optimistic_adam": "it takes a number, and no schedule",
+    "optax.inject_hyperparams": "tested below, with the rule that it wraps",
+    "optax.inject_stateful_hyperparams": "tested below, with the rule that it wraps",
+    "optax.lookahead": "its parameters are pairs",
+    "optax.contrib.differentially_private_aggregate": "it takes gradients by example",
+    "optax.contrib.dpsgd": "it takes gradients by example",
+    "optax.contrib.scale_by_muon": "it takes matrices alone, and muon masks the others",
 }
+# Their state isn't made of an array for each parameter.
+REFUSED_IF_SPLIT = ("optax.flatten", "optax.scale_by_sm3")
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", rules_of_optax())
-def test_every_rule_of_optax_with_a_split_state(name):
-    """Equal to the whole state in float64, or refused with one message."""
-    make = rules_of_optax()[name]
-    if name in REFUSED:
-        with pytest.raises(UserError, match="fails"):
-            split_run(make, devices=1)
-        return
+def make_rule(name):
+    """Return a function of the learning rate, or schedule, that makes a whole rule."""
+    function = exports_of_optax()[name]
+    if next(iter(inspect.signature(function).parameters), "") == "learning_rate":
+        return function
+    arguments = ARGUMENTS.get(name, ())
+    keywords = KEYWORDS.get(name, {})
+    return lambda rate: optax.chain(function(*arguments, **keywords), optax.sgd(rate))
+
+
+def require_equal_if_split(make):
+    """Require that a split state ends as a whole one does, in float64."""
     whole = split_run(make, devices=1)
     split = split_run(make, **SPLITS["parameters"])
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(split), strict=True):
@@ -376,10 +427,32 @@ def test_every_rule_of_optax_with_a_split_state(name):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
 
 
-def test_the_table_of_refused_rules_names_rules():
-    rules = rules_of_optax()
-    assert len(rules) > 40
-    assert REFUSED.keys() <= rules.keys()
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", exports_of_optax())
+def test_every_rule_of_optax_with_a_split_state(name):
+    """Equal to the whole state in float64, or refused with one message."""
+    make = make_rule(name)
+    if name in REFUSED:
+        with pytest.raises(UserError, match="fails"):
+            split_run(make, devices=1)
+    elif name in REFUSED_IF_SPLIT:
+        split_run(make, devices=1)
+        for settings in SPLITS.values():
+            with pytest.raises(UserError, match="keeps its state in other arrays"):
+                split_run(make, **settings)
+    else:
+        require_equal_if_split(make)
+
+
+def test_a_rule_with_injected_settings_works_with_a_split_state():
+    inject = optax.inject_hyperparams(optax.adam)
+    require_equal_if_split(lambda rate: inject(learning_rate=rate))
+
+
+def test_the_tables_of_rules_name_rules():
+    exports = exports_of_optax()
+    assert len(exports) > 100
+    assert {*ARGUMENTS, *REFUSED, *REFUSED_IF_SPLIT} <= exports.keys()
 
 
 def test_a_later_rule_wins():

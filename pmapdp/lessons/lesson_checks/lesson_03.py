@@ -72,7 +72,7 @@ def make_step(answer):
 
 
 def compare_with_nnx(step, optimizer):
-    """Make four updates, and compare each with that of nnx.Optimizer."""
+    """Make four updates, and compare each with nnx.Optimizer's."""
     rng = np.random.default_rng(0)
     model = regression()
     nnx_model = regression()

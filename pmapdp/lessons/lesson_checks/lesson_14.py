@@ -24,7 +24,7 @@ def fixed_batches(answer):
 
 
 def check_batches(answer, examples):
-    """Check the batches of EPOCHS epochs, and those of later starts."""
+    """Check the batches of EPOCHS epochs, and the batches after later starts."""
     per_epoch = -(-examples // BATCH_SIZE)
 
     def read_batches(seed, first, count):
