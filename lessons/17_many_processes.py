@@ -15,7 +15,7 @@
 # # 17. Train with many processes
 #
 # Your program from lesson 09 uses all devices of one machine. For two machines you need two processes, one on each. In
-# this lesson you'll change eighteen lines, none of them in the training step, and two processes will compute the
+# this lesson you'll change twenty-four lines, none of them in the training step, and two processes will compute the
 # losses that one computed, up to rounding. Then you'll deal out a batch by process number, as many programs do. Nothing complains,
 # and a good network suddenly looks bad. At the end you'll kill a process in the middle of a run, and go on from its
 # last checkpoint.
