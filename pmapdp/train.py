@@ -255,7 +255,7 @@ def prepare(
     functions = find_functions(config, custom)
 
     data = read_data(config, custom, processes)
-    task, arrays = build_task(config, custom, data)
+    task, arrays = build_task(config, custom, functions["model"], data)
     config = dataclasses.replace(config, **name_custom_parts(custom, task))
     content = None
     if config.workdir or processes.count > 1:
@@ -316,13 +316,19 @@ def read_data(config: Config, custom: Custom, processes: Processes) -> DataSet:
     return data
 
 
-def build_task(config: Config, custom: Custom, data: DataSet) -> tuple[Task, DataSet]:
+def build_task(
+    config: Config, custom: Custom, model: Any, data: DataSet
+) -> tuple[Task, DataSet]:
     """Build the model, choose its loss, and try both on examples.
+
+    `model` is yours, or None for a built-in one.
 
     Returns:
         (task, arrays): without its update rule, and the data as the model takes them.
     """
-    task = make_task(config, custom)
+    if model is None:
+        model = find_code("model", config.model)
+    task = make_task(config, custom, model)
     arrays, _ = featurize(data, task.model)
     task = dataclasses.replace(task, augment=arrays.augment)
     # Yours is tried; the built-in ones have their tests.
@@ -378,14 +384,12 @@ def make_update_rule(
     return make_optimizer(config, schedule, rule), schedule
 
 
-def make_task(config: Config, custom: Custom) -> Task:
-    """Build the model, and choose its loss.
+def make_task(config: Config, custom: Custom, make_model: Any) -> Task:
+    """Build the model with `make_model`, and choose its loss.
 
     The update rule is missing, because it depends on the batch size.
     """
-    model = build_model(
-        custom.model or find_code("model", config.model), config.seed, config.dtype
-    )
+    model = build_model(make_model, config.seed, config.dtype)
     trainable = config.trainable if custom.trainable is None else custom.trainable
     loss = custom.loss or getattr(type(model), "loss", None)
     if loss is None:
@@ -474,7 +478,9 @@ def rebuild_task(config: Config, **yours: Any) -> Task:
     custom = Custom(**yours)
     rule = custom.optimizer or find_code("optimizer", config.optimizer)
     optimizer = make_optimizer(config, optax.constant_schedule(0.0), rule)
-    return dataclasses.replace(make_task(config, custom), optimizer=optimizer)
+    make_model = custom.model or find_code("model", config.model)
+    task = make_task(config, custom, make_model)
+    return dataclasses.replace(task, optimizer=optimizer)
 
 
 def load_run(

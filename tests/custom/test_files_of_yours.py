@@ -110,3 +110,16 @@ def test_an_error_in_a_library_names_your_line(tmp_path):
     assert done.status == 2
     assert "yours.py:make fails (Expecting value" in done.err.splitlines()[-1]
     assert 'yours.py", line 4, in make' in done.err
+
+
+def test_the_file_of_a_model_runs_once(tmp_path, monkeypatch):
+    """It may take long, or write something."""
+    monkeypatch.chdir(tmp_path)
+    file = 'from points import Net\nopen("runs.txt", "a").write("ran ")\n'
+    (tmp_path / "once.py").write_text(file)
+    small_job.write_data(tmp_path)
+    arguments = [*TRAIN[:11], "--steps", 1]
+    arguments[2] = "once.py:Net"
+    done = entry.run_command(*arguments)
+    assert done.status == 0, done.err
+    assert (tmp_path / "runs.txt").read_text() == "ran "

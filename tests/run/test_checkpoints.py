@@ -24,6 +24,7 @@ from points import DATA, FiveClasses, Net, run
 from pmapdp.config import Config
 from pmapdp.errors import DivergedError, UserError
 from pmapdp.export import export_run
+from pmapdp.registry import MODELS
 from pmapdp.run.checkpoints import Checkpoints, load_weights
 from pmapdp.run.workdir import identity
 from pmapdp.state import Task, build, create_state
@@ -244,7 +245,7 @@ def test_a_run_starts_from_the_weights_of_another_and_says_so(finished, tmp_path
 @pytest.mark.parametrize("kind", ["run", "file"])
 def test_another_head_starts_as_the_seed_makes_it(finished, source, kind):
     task, news = load_weights(
-        make_task(Config(), Custom(model=FiveClasses)), str(source[kind])
+        make_task(Config(), Custom(), FiveClasses), str(source[kind])
     )
     np.testing.assert_array_equal(
         task.model.hidden.kernel[...], finished[1].state.params["hidden"]["kernel"]
@@ -280,7 +281,7 @@ def test_the_other_run_may_have_had_more_devices(finished, tmp_path):
 def test_a_file_without_weights_is_one_sentence(source):
     cut, task = (
         source["file"].with_name("cut"),
-        make_task(Config(model="mlp"), Custom()),
+        make_task(Config(), Custom(), MODELS["mlp"]),
     )
     cut.write_bytes(source["file"].read_bytes()[:-100])
     for path, sentence in (
