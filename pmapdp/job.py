@@ -23,7 +23,7 @@ class Job:
         config: with the global batch size, and the names of your own parts.
         devices: of all processes.
         data: in arrays.
-        task: model, loss and update rule.
+        task: model, loss and optimizer.
         batches: of "train", and of "test" and "validation" if the data set has them.
         total_steps: the most updates that the run makes.
         schedule: (updates made) -> learning rate.

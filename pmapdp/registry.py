@@ -53,27 +53,21 @@ DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
 FEATURIZERS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 
 
-def find_code(kind: str, name: str) -> Any:
-    """Return the model, optimizer or schedule of this name.
-
-    It's None for an optimizer or schedule that `optimizer.py` builds.
+def load_custom(kind: str, name: str) -> Any:
+    """Load your model, optimizer or schedule from its file; None for a built-in one.
 
     Args:
         kind: "model", "optimizer" or "schedule".
-        name: a name on the command line, or `my_file.py:Net`, which is yours.
+        name: a name on the command line: `my_file.py:Net`, or a built-in one's.
     """
     if ".py:" in name:
         return load_from_file(name)
-    built_in: Any = {
-        "model": MODELS,
-        "optimizer": dict.fromkeys(OPTIMIZERS),
-        "schedule": dict.fromkeys(SCHEDULES),
-    }[kind]
-    if name not in built_in:
+    built_in: Any = {"model": MODELS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
+    if name not in built_in[kind]:
         example = {"model": "Net", "optimizer": "make", "schedule": "rate"}[kind]
         yours = f"my_file.py:{example} (yours; from Python {kind}=...)"
-        raise unknown(kind, name, [*built_in, yours])
-    return built_in[name]
+        raise unknown(kind, name, [*built_in[kind], yours])
+    return None
 
 
 def require_python_values(

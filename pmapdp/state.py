@@ -1,6 +1,6 @@
 """The train state, one pytree without any device axis, and the task.
 
-The task is the built model, the loss and the update rule of a training step. Lesson 05
+The task is the built model, the loss and the optimizer of a training step. Lesson 05
 teaches this file.
 """
 
@@ -42,7 +42,7 @@ class TrainState:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The model, its loss and the update rule, and nothing about devices.
+    """The model, its loss and its optimizer, and nothing about devices.
 
     Attributes:
         model: built, its arrays on the host.

@@ -47,7 +47,7 @@ from pmapdp.recipes import compare_with_reported, require_recipe
 from pmapdp.registry import (
     MODELS,
     featurize,
-    find_code,
+    load_custom,
     load_data,
     require_python_values,
 )
@@ -121,7 +121,7 @@ def train(
         loss: your loss, in place of `model.loss` or the cross-entropy; see `Task.loss`.
         metrics: of a classifier, a function of (logits, batch) that returns further
             sums by name.
-        optimizer: a function of the schedule that returns an update rule of optax, for
+        optimizer: a function of the schedule that returns an optimizer of Optax, for
             example `optax.lion`.
         schedule: a function of the number of updates made that returns the learning
             rate.
@@ -256,21 +256,19 @@ def prepare(
 
     data = read_data(config, custom, processes)
     task, arrays = build_task(config, custom, functions["model"], data)
-    config = dataclasses.replace(config, **name_custom_parts(custom, task))
     content = None
     if config.workdir or processes.count > 1:
         content = fingerprint(data)
-        processes.require_same(
-            {f"the content of the data set {config.dataset}": content}
-        )
+        processes.require_same({"the content of the data": content})
     layout, batches = make_batches(config, task, arrays, local_devices, all_devices)
     # The schedule depends on the number of batches.
-    rule, schedule = make_update_rule(config, functions, task, batches["train"])
-    task = dataclasses.replace(task, optimizer=rule)
+    optimizer, schedule = build_optimizer(config, functions, task, batches["train"])
+    task = dataclasses.replace(task, optimizer=optimizer)
     updates = config.epochs * batches["train"].per_epoch
     return Job(
         config=dataclasses.replace(
             config,
+            **name_custom_parts(custom, task),
             global_batch_size=batches["train"].batch_size,
             per_device_batch_size=None,
         ),
@@ -291,15 +289,12 @@ def prepare(
 
 def find_functions(config: Config, custom: Custom) -> dict[str, Any]:
     """Return your functions by what they are, None where the trainer's own is used."""
-    model = custom.model
-    if ".py:" in config.model:
-        model = find_code("model", config.model)
     return {
-        "model": model,
+        "model": custom.model or load_custom("model", config.model),
         "loss": custom.loss,
         "metrics": custom.metrics,
-        "optimizer": custom.optimizer or find_code("optimizer", config.optimizer),
-        "schedule": custom.schedule or find_code("schedule", config.schedule),
+        "optimizer": custom.optimizer or load_custom("optimizer", config.optimizer),
+        "schedule": custom.schedule or load_custom("schedule", config.schedule),
     }
 
 
@@ -317,24 +312,23 @@ def read_data(config: Config, custom: Custom, processes: Processes) -> DataSet:
 
 
 def build_task(
-    config: Config, custom: Custom, model: Any, data: DataSet
+    config: Config, custom: Custom, custom_model: Any, data: DataSet
 ) -> tuple[Task, DataSet]:
     """Build the model, choose its loss, and try both on examples.
 
-    `model` is yours, or None for a built-in one.
+    `custom_model` is yours, or None for a built-in one.
 
     Returns:
-        (task, arrays): without its update rule, and the data as the model takes them.
+        (task, arrays): the task without its optimizer, which depends on the number of
+        batches, and the data as the model takes them.
     """
-    if model is None:
-        model = find_code("model", config.model)
-    task = make_task(config, custom, model)
-    arrays, _ = featurize(data, task.model)
-    task = dataclasses.replace(task, augment=arrays.augment)
-    # Yours is tried; the built-in ones have their tests.
-    built_in = custom.model is None and config.model in MODELS
-    custom_loss = custom.loss is not None or custom.metrics is not None
-    check_task(task, arrays, custom=custom_loss or not built_in, best=config.best)
+    make_model = custom_model or MODELS[config.model]
+    model = build_model(make_model, config.seed, config.dtype)
+    arrays, _ = featurize(data, model)
+    task = make_task(config, custom, model, arrays.augment)
+    # Yours are tried; the built-in ones have their tests.
+    is_custom = (custom_model, custom.loss, custom.metrics) != (None, None, None)
+    check_task(task, arrays, custom=is_custom, best=config.best)
     return task, arrays
 
 
@@ -368,28 +362,26 @@ def make_batches(
     return layout, batches
 
 
-def make_update_rule(
+def build_optimizer(
     config: Config, functions: dict[str, Any], task: Task, batches: Batches
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """Return the update rule, and its learning rate by the updates made."""
+    """Return the optimizer, and its learning rate by the updates made."""
     schedule = functions["schedule"]
     if schedule is None:
         updates = config.epochs * batches.per_epoch
         schedule = make_schedule(config, batches.batch_size, batches.per_epoch, updates)
     else:
         check_schedule(schedule)
-    rule = functions["optimizer"]
-    if rule is not None:
-        check_optimizer(rule, schedule, task)
-    return make_optimizer(config, schedule, rule), schedule
+    custom_optimizer = functions["optimizer"]
+    if custom_optimizer is not None:
+        check_optimizer(custom_optimizer, schedule, task)
+    return make_optimizer(config, schedule, custom_optimizer), schedule
 
 
-def make_task(config: Config, custom: Custom, make_model: Any) -> Task:
-    """Build the model with `make_model`, and choose its loss.
-
-    The update rule is missing, because it depends on the batch size.
-    """
-    model = build_model(make_model, config.seed, config.dtype)
+def make_task(
+    config: Config, custom: Custom, model: nnx.Module, augment: Any = None
+) -> Task:
+    """Choose the loss of a model and what is trained. Its optimizer is missing."""
     trainable = config.trainable if custom.trainable is None else custom.trainable
     loss = custom.loss or getattr(type(model), "loss", None)
     if loss is None:
@@ -414,6 +406,7 @@ def make_task(config: Config, custom: Custom, make_model: Any) -> Task:
         dtype=config.dtype,
         loss=loss,
         classifies=classifies,
+        augment=augment,
         accumulate=config.accumulate,
         trainable=chosen,
     )
@@ -426,13 +419,14 @@ def name_custom_parts(custom: Custom, task: Task) -> dict[str, Any]:
         names["model"] = task.name
     if custom.trainable is not None:
         names["trainable"] = tuple(named_leaves(task.split_arrays(task.model)[0]))
-    for kind, value in {
-        "optimizer": custom.optimizer,
-        "schedule": custom.schedule,
-    }.items():
-        if value is not None:
-            name = getattr(value, "__name__", type(value).__name__)
-            names[kind] = f"your {name}" if name in (*OPTIMIZERS, *SCHEDULES) else name
+    functions = {"optimizer": custom.optimizer, "schedule": custom.schedule}
+    for part, function in functions.items():
+        if function is None:
+            continue
+        name = getattr(function, "__name__", type(function).__name__)
+        if name in (*OPTIMIZERS, *SCHEDULES):
+            name = f"your {name}"
+        names[part] = name
     return names
 
 
@@ -450,8 +444,8 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
     if size > examples:
         raise UserError(
             f"{flag(name)} {setting} on {shards} device(s) takes {size} examples an "
-            f"update, but the training set of {config.dataset} has {examples}: use at "
-            f"most {flag(name)} {examples // times}"
+            f"update, but the training set has {examples}: use at most "
+            f" {flag(name)} {examples // times}"
         )
     if config.accumulate > size:
         raise UserError(
@@ -476,10 +470,12 @@ def rebuild_task(config: Config, **yours: Any) -> Task:
     It needs no learning rate, which isn't part of the state.
     """
     custom = Custom(**yours)
-    rule = custom.optimizer or find_code("optimizer", config.optimizer)
-    optimizer = make_optimizer(config, optax.constant_schedule(0.0), rule)
-    make_model = custom.model or find_code("model", config.model)
-    task = make_task(config, custom, make_model)
+    custom_model = custom.model or load_custom("model", config.model)
+    make_model = custom_model or MODELS[config.model]
+    model = build_model(make_model, config.seed, config.dtype)
+    task = make_task(config, custom, model)
+    custom_optimizer = custom.optimizer or load_custom("optimizer", config.optimizer)
+    optimizer = make_optimizer(config, optax.constant_schedule(0.0), custom_optimizer)
     return dataclasses.replace(task, optimizer=optimizer)
 
 

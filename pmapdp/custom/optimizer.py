@@ -46,9 +46,9 @@ def check_optimizer(
     # The state and the updates are only traced, so they take no memory.
     params, _ = jax.device_get(task.split_arrays(task.model))
     with explain_errors(f"{name} fails", advice, YourCodeError):
-        rule = optimizer(record)
-        state = jax.eval_shape(rule.init, params)
-        jax.eval_shape(rule.update, params, state, params)
+        built = optimizer(record)
+        state = jax.eval_shape(built.init, params)
+        jax.eval_shape(built.update, params, state, params)
     if not steps:  # the run would show a learning rate that is not the optimizer's
         raise UserError(
             f"{name} does not use its schedule, so --learning-rate would have no "

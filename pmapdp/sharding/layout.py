@@ -147,7 +147,7 @@ def is_variable(leaf: Any) -> bool:
 
 
 def is_masked(leaf: Any) -> bool:
-    """Return True for what Optax keeps for a parameter that a rule leaves alone."""
+    """Return True for what Optax keeps for a parameter that an optimizer leaves out."""
     return isinstance(leaf, optax.MaskedNode)
 
 
@@ -257,7 +257,7 @@ class MeshLayout:
         """
 
         def sharding_of(leaf: Any, sharding: NamedSharding, param: Any) -> Any:
-            if is_masked(leaf):  # a rule for other parameters, as in optax.partition
+            if is_masked(leaf):  # of an optimizer for others, as in optax.partition
                 return leaf
             if leaf.shape == param.shape:
                 return sharding

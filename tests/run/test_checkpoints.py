@@ -245,7 +245,7 @@ def test_a_run_starts_from_the_weights_of_another_and_says_so(finished, tmp_path
 @pytest.mark.parametrize("kind", ["run", "file"])
 def test_another_head_starts_as_the_seed_makes_it(finished, source, kind):
     task, news = load_weights(
-        make_task(Config(), Custom(), FiveClasses), str(source[kind])
+        make_task(Config(), Custom(), build(FiveClasses)), str(source[kind])
     )
     np.testing.assert_array_equal(
         task.model.hidden.kernel[...], finished[1].state.params["hidden"]["kernel"]
@@ -281,7 +281,7 @@ def test_the_other_run_may_have_had_more_devices(finished, tmp_path):
 def test_a_file_without_weights_is_one_sentence(source):
     cut, task = (
         source["file"].with_name("cut"),
-        make_task(Config(), Custom(), MODELS["mlp"]),
+        make_task(Config(), Custom(), build(MODELS["mlp"])),
     )
     cut.write_bytes(source["file"].read_bytes()[:-100])
     for path, sentence in (
