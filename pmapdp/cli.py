@@ -114,7 +114,7 @@ def report(error: BaseException) -> int:
         # Python flushes standard output at its end, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit):  # argparse's, after --help
         return int(error.code or 0)
     traceback.print_exception(error)
     return 1
@@ -295,6 +295,7 @@ def read_flags(
 ) -> dict[str, Any]:
     """Return the values that a command line gives, by name."""
     parser = make_parser(command, fields, defaults)
+    # Intermixed, because people write `train --devices 4 mirrored`, too.
     namespace, unread = parser.parse_known_intermixed_args(arguments)
     if unread:
         # The value of an unknown flag is unread, too.

@@ -112,6 +112,8 @@ class Config:
         "Number of devices; default: all accelerators, or 8 simulated CPU devices.",
         (1, MAX_INT, "8"),
     )
+    # At most one of the next two is given. The global size is what decides the result,
+    # so it belongs to the run, and the other one follows from the devices.
     global_batch_size: int | None = setting(
         "parallel",
         None,
@@ -132,6 +134,8 @@ class Config:
         (1, MAX_INT, "2"),
         fixed_on_resume=True,
     )
+    # Where arrays lie changes no result, so a resumed run may choose the next three
+    # anew.
     mesh: str | None = setting(
         "parallel",
         None,
@@ -175,6 +179,7 @@ class Config:
         "Piecewise schedule: the rate changes at the start of these epochs (from 0).",
         fixed_on_resume=True,
     )
+    # The least factor is above 0, because after a switch to 0 nothing would be learned.
     switch_factor: float = setting(
         "optimization",
         0.1,
@@ -217,6 +222,7 @@ class Config:
         (1e-30, MAX_FLOAT, "1.0"),
         fixed_on_resume=True,
     )
+    # Below 1, where the target would no longer depend on the class.
     label_smoothing: float = setting(
         "optimization",
         0.1,
@@ -238,6 +244,8 @@ class Config:
         (1, MAX_INT, "10"),
         fixed_on_resume=True,
     )
+    # It ends the run early and leaves the schedule as it is. So it isn't fixed: a run
+    # that ended after 100 updates may go on to 200.
     steps: int | None = setting(
         "run", None, "Stop after this many updates.", (1, MAX_INT, "100")
     )
@@ -259,7 +267,7 @@ class Config:
         "run",
         0,
         "Determines initial parameters, order of examples and dropout.",
-        (0, 2**63 - 1, "0"),
+        (0, 2**63 - 1, "0"),  # an int64's
         fixed_on_resume=True,
     )
 
@@ -326,8 +334,9 @@ def config_from_json(settings: dict[str, Any]) -> Config:
     for name, value in settings.items():
         if name not in hints:
             if name in REMOVED_SETTINGS:
-                continue
+                continue  # it changed no result
             raise unknown("setting", name, hints)
+        # JSON has lists only, and settings are frozen.
         values[name] = tuple(value) if isinstance(value, list) else value
         if not has_type(values[name], hints[name]):
             right_type = str(getattr(hints[name], "__name__", hints[name]))
@@ -363,7 +372,7 @@ def check_values(settings: Any) -> None:
             choices = typing.get_args(hints[field.name])
             if value not in choices:
                 raise unknown(field.name.replace("_", " "), str(value), choices)
-        if value == "":
+        if value == "":  # an empty variable of a shell script, for example
             raise UserError(f"{flag(field.name)} '' is empty: leave it out")
         limits = field.metadata["limits"]
         if limits and value is not None:
@@ -373,6 +382,7 @@ def check_values(settings: Any) -> None:
 def check_limits(flag: str, value: float, limits: tuple[float, float, str]) -> None:
     """Refuse a number that isn't within its limits."""
     least, most, example = limits
+    # NaN is neither below nor above a limit.
     if isinstance(value, float) and not math.isfinite(value):
         reason = "is not a finite number"
     elif value < least:
@@ -402,6 +412,7 @@ def check_together(config: Config) -> None:
             f"--strategy single runs on one device, not {config.devices}: "
             "use --devices 1 or --strategy pmap"
         )
+    # A setting without effect would be a wrong number in somebody's table.
     if config.weight_decay and config.optimizer != "adamw":
         raise UserError(
             f"--weight-decay {config.weight_decay} has an effect only with adamw: "

@@ -271,6 +271,7 @@ def connect(options: ProcessesOptions) -> None:
     timer = threading.Timer(waited, lambda: os._exit(report(late)))
     timer.daemon = True
     timer.start()
+    # JAX then lets all processes agree on the update after which they stop.
     jax.config.update("jax_enable_preemption_service", True)
     with (
         contextlib.ExitStack() as stack,

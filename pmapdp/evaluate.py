@@ -138,6 +138,7 @@ def evaluate_run(
                 "give one, DataSet(train, test)"
             )
         state, _ = load_state(workdir, job.task, best=best, content=job.content)
+        # The same function as in training, so the numbers are the same, too.
         means = evaluate(job, job.strategy.place_state(state), "test")
     about = {
         "dataset": config.dataset,
@@ -190,7 +191,7 @@ def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
             sums = compute_sums(arrays, *placed)
             loss = sums.pop("loss")
             count = sums.pop("count")
-            correct = sums.pop("correct", None)
+            correct = sums.pop("correct", None)  # a model without classes has none
             metric_sums = MetricSums(loss, correct, count, sums)
             meter.add(step + 1, metric_sums, batches.examples_in(step))
         meter.finish()

@@ -280,7 +280,7 @@ def export_model(
         "step": 0,
         "dataset": "arrays",
         "arrays": [*arrays],
-        **metadata,
+        **metadata,  # of a run: its step and data set in place of these
         "labels": [str(label) for label in labels],
     }
     exported = Exported(metadata, model, arrays, loss, featurizer)
@@ -305,6 +305,7 @@ def export_programs(
         model = build(arrays)
         if task.classifies:
             outputs = model(inputs)
+            # Probabilities of bfloat16 wouldn't add up to 1.
             logits = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
             return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
         outputs = getattr(model, "predict", model)(inputs)
@@ -321,6 +322,7 @@ def export_programs(
         batch = Batch(inputs, labels, indices, weights)
         return named_sums(task.loss(build(arrays), batch))
 
+    # The number of examples is a symbol, so one program serves every batch size.
     with jax.enable_x64(task.dtype == "float64"), without_locations():
         inputs, labels, weights = jax.export.symbolic_args_specs(
             (examples.inputs, examples.labels, np.ones(1, np.float32)), "batch, ..."

@@ -54,6 +54,7 @@ class Context:
         Every call returns new ones, so no two layers draw the same mask. Layers in a
         scan are traced once and share one call, so each gives a `number` of its own.
         """
+        # A model makes far fewer than 2**16 calls, so the two don't collide.
         number = next(self.draws) + (number << 16)
         return jax.vmap(jax.random.fold_in, (0, None))(self.keys, number)
 
@@ -125,11 +126,14 @@ class ExactBatchNorm(nnx.BatchNorm):
         dtype = self.dtype or jnp.result_type(x, *params)
         # Moments of bfloat16 are taken in float32, the type of the running ones.
         x = x.astype(jnp.promote_types(x.dtype, self.mean.dtype))
+        # From here on, everything is relative to the running mean.
         x = x - self.mean[...].reshape(shape)
         mean = jnp.zeros_like(self.mean[...])
         variance = self.var[...]
         if context.train and not use_running_average and not self.is_frozen:
             mean, variance = self.moments(x, context)
+        # x * scale + bias is one multiplication and one addition for each number, and
+        # the subtraction of the mean is in the bias.
         scale = lax.rsqrt(variance + self.epsilon)
         if self.scale is not None:
             scale = scale * self.scale[...]
@@ -167,6 +171,7 @@ class ExactBatchNorm(nnx.BatchNorm):
             sums = lax.pmean(sums, context.axis_name)  # the layer's one all-reduce
         count = sums[0]
         mean, squares = sums[1:] / jnp.where(count > 0, count, 1)
+        # Rounding may make it negative, and its root a NaN.
         variance = jnp.maximum(squares - jnp.square(mean), 0)
         # If all is padding, nothing moves.
         moved = jnp.where(count > 0, 1 - self.momentum, 0)
@@ -190,7 +195,7 @@ class ExactDropout(nnx.Dropout):
             deterministic = self.deterministic
         if not current_context().train or deterministic or self.rate == 0:
             return inputs
-        if self.rate == 1:
+        if self.rate == 1:  # below, it would divide by 0
             return jnp.zeros_like(inputs)
         shape = list(inputs.shape)
         for axis in self.broadcast_dims:
@@ -242,6 +247,7 @@ def attend(
     `dropout_rng` is `[b]` keys, or None without dropout.
     """
     dtype = jnp.promote_types(query.dtype, jnp.float32)
+    # Grouped queries: several heads may share one of keys and values.
     key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
     value = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
     scores = jnp.einsum(
@@ -252,6 +258,7 @@ def attend(
         causal = jnp.tri(query.shape[1], key.shape[1], dtype=bool)
         mask = causal if mask is None else mask & causal
     if mask is not None:
+        # Not -inf: a row whose keys are all masked would become NaN.
         scores = jnp.where(mask, scores, jnp.finfo(dtype).min)
     weights = jax.nn.softmax(scores)
     if dropout_rng is not None:
@@ -297,6 +304,7 @@ def make_exact(model: nnx.Module) -> nnx.Module:
     for _, layer in nnx.iter_modules(model, graph=True):
         if type(layer) is nnx.BatchNorm:
             layer.__class__ = ExactBatchNorm
+            # Under float64 Flax makes them in float32.
             for moment in (layer.mean, layer.var):
                 dtype = jnp.promote_types(moment.dtype, layer.param_dtype)
                 moment.set_value(moment[...].astype(dtype))

@@ -15,7 +15,7 @@ from pmapdp.data.batches import Batch
 from pmapdp.layers import current_context
 
 NO_METRICS: dict[str, Any] = {}
-DIVISOR = " (divisor)"
+DIVISOR = " (divisor)"  # no metric of yours has this name by chance
 
 
 class MetricSums(NamedTuple):
@@ -70,6 +70,7 @@ def cross_entropy(
             None.
     """
     logits = model(batch.inputs)
+    # A test loss with smoothing couldn't be compared with anybody's.
     if not current_context().train:
         label_smoothing = 0.0
     sums = metric_sums(logits, batch, label_smoothing)
@@ -82,6 +83,7 @@ def metric_sums(
     logits: jax.Array, batch: Batch, label_smoothing: float = 0.0
 ) -> MetricSums:
     """Return the weighted sums of `[b, C]` logits against the batch's labels."""
+    # A sum over a batch in bfloat16 would keep three digits.
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     weights = batch.weights.astype(logits.dtype)
     targets = jax.nn.one_hot(batch.labels, logits.shape[-1], dtype=logits.dtype)

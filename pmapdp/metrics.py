@@ -77,6 +77,8 @@ class Meter:
 
         A `DivergedError` says that the loss of an earlier update is not finite.
         """
+        # The sums are arrays that may not be computed yet. Reading them now would stop
+        # the host until they are.
         self.unread.append(Update(step, sums, examples))
         self.timed_updates += 1
         self.timed_examples += examples
@@ -110,6 +112,7 @@ class Meter:
             for name, value in named_sums(row).items():
                 self.sums[name] = self.sums.get(name, 0.0) + float(value)
             self.examples += update.examples
+            # Weights may add up to 0 in a batch, which then has no mean.
             count = float(row.count)
             mean_loss = float(row.loss) / count if count else math.nan
             self.losses.append((update.step, mean_loss))
@@ -144,6 +147,7 @@ class Meter:
         for name, value in self.sums.items():
             if name == "count" or name.endswith(DIVISOR):
                 continue
+            # A metric may have a divisor of its own, tokens for example.
             divisor = self.sums.get(name + DIVISOR, self.sums["count"])
             shown_name = self.accuracy if name == "correct" else name
             means[shown_name] = value / divisor if divisor else math.nan

@@ -48,6 +48,7 @@ def make_schedule(
         schedule = optax.cosine_decay_schedule(peak, max(1, schedule_steps - warmup))
     else:
         schedule = optax.constant_schedule(peak)
+    # It rises to the peak, and then the schedule takes over at its beginning.
     if warmup:
         rise = optax.linear_schedule(0.0, peak, warmup)
         schedule = optax.join_schedules([rise, schedule], [warmup])
@@ -64,6 +65,7 @@ def make_optimizer(
         optimizer = custom(schedule)
     else:
         optimizer = OPTIMIZERS[config.optimizer](schedule, config)
+    # Clipped first: the norm is of the gradient, not of what Adam makes of it.
     if config.clip_norm is None:
         return optimizer
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)

@@ -89,6 +89,7 @@ def require_python_values(
         missing.append("optimizer")
     if config.dataset == "arrays":
         missing.append("data")
+    # What you have given again is no longer missing.
     missing = [name for name in missing if given.get(name) is None]
     if missing:
         module, _, function = reader.rpartition(".")
@@ -131,6 +132,7 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
         with explain_errors(f"{name} fails", advice, YourCodeError):
             data = make()
         return make_data_set(data)
+    # A folder that isn't there gets the message about folders by its slash.
     if name.endswith("/") or os.path.isdir(name):
         return load_folder(Path(name))
     yours = "my_data.npz, folder/ or my_data.py:make (yours; from Python data=...)"
@@ -161,6 +163,7 @@ def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
         raise UserError(f"{type(model).__name__} {wrong}: {advice}")
     if not texts:
         return data, None
+    # Fitted to the training texts alone: test texts would leak into the vocabulary.
     featurizer = FEATURIZERS[name].fit(data.train.texts)
     arrays: dict[str, Any] = {
         name: Split(featurizer(part.texts), part.labels)

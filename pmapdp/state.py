@@ -126,11 +126,13 @@ def build(
         dtype: type of the computation; parameters, optimizer state and all-reduce stay
             in float32 under bfloat16.
     """
+    # In bfloat16 an update below 1/512 of its weight would be rounded away.
     param_dtype = "float64" if dtype == "float64" else "float32"
     types = {"dtype": jnp.dtype(dtype), "param_dtype": jnp.dtype(param_dtype)}
     with use_host(), jax.transfer_guard("allow"):
         # Not under jit: there Flax would treat a constant array that the model keeps as
         # part of its structure.
+        # A model of yours may take neither type.
         accepted = {name: types[name] for name in types if accepts(model, name)}
         built = model(rngs=nnx.Rngs(seed), **accepted)
         structure, arrays = nnx.split(built)
@@ -182,6 +184,7 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
         state = jax.device_get(initial_state(task))
     if sharding is None:
         return state
+    # From the host, so that no device ever holds the whole state.
     return jax.device_put(state, sharding)
 
 

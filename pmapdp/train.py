@@ -143,9 +143,10 @@ def train(
             the run. With a workdir a checkpoint was written, without one the error's
             `state` has the state.
     """
-    started = time.perf_counter()
+    started = time.perf_counter()  # the run's last line says how long it all took
     custom = Custom(model, data, loss, metrics, optimizer, schedule, trainable)
     processes = processes or find_processes(config)
+    # Your code may change the current folder, so relative paths wouldn't do.
     config = with_full_paths(config, is_first=processes.is_first)
     require_recipe(config)
     if config.compile_cache:
@@ -161,11 +162,15 @@ def train(
             state, step = run.restore_or_init()
             while not run.is_done(step):
                 meter = run.open_meter()  # not empty if the epoch is resumed
+                # A resumed run may begin in the middle of an epoch, and --steps may end
+                # it there.
                 epoch, done = divmod(step, batches.per_epoch)
                 end = min((epoch + 1) * batches.per_epoch, job.total_steps)
                 rest_of_epoch = itertools.islice(batches.epoch(epoch, done), end - step)
                 with prefetch(rest_of_epoch, strategy.place_batch) as placed_batches:
                     for batch in placed_batches:
+                        # This returns before the devices have computed anything, so
+                        # the host can start the next update meanwhile.
                         state, sums = strategy.train_step(state, batch)
                         meter.add(step + 1, sums, batches.examples_in(step))
                         step += 1
@@ -174,6 +179,8 @@ def train(
                         if step == end:
                             continue  # evaluated below before it's saved
                         if stop or is_due(step, save_every):
+                            # The checkpoint has the open epoch's sums, so that its
+                            # means are over all examples even after a resume.
                             meter.finish()
                             run.save(step, state, meter)
                         if stop:
@@ -185,6 +192,7 @@ def train(
                 run.save(step, state, meter)
                 if after_epoch is not None:
                     after_epoch(results, state)
+                # A signal in the epoch's last update: its checkpoint is written by now.
                 stop = run.stop_request.agreed
                 if stop and not run.is_done(step):
                     run.raise_stopped(stop, step, state)
@@ -221,6 +229,7 @@ def evaluate(job: Job, state: TrainState, part: str | None) -> dict[str, float]:
                 meter.add(step + 1, sums, batches.examples_in(step))
         meter.finish()
     except DivergedError as error:
+        # Training only sees losses, so the last update's result is first used here.
         if not is_finite(state):
             raise DivergedError(
                 "the last update left no finite state, though its loss was: "
@@ -250,13 +259,14 @@ def prepare(
     number: int | None = 1
     if config.strategy != "single":
         number = number_of_devices(config.devices, config.mesh, processes.count)
-    local_devices = devices.choose(number)
+    local_devices = devices.choose(number)  # starts JAX's devices
     all_devices = devices.extend_to_all_processes(local_devices)
     functions = find_functions(config, custom)
 
     data = read_data(config, custom, processes)
     task, arrays = build_task(config, custom, functions["model"], data)
     content = None
+    # It takes a pass over the data, so only a run that must compare it does this.
     if config.workdir or processes.count > 1:
         content = fingerprint(data)
         processes.require_same({"the content of the data": content})
@@ -340,6 +350,7 @@ def make_batches(
     all_devices: Sequence[jax.Device],
 ) -> tuple[MeshLayout, dict[str, Batches]]:
     """Lay the arrays out for the devices, and cut the data into batches."""
+    # Only its shape is needed, to see which of its axes the mesh can split.
     example = jax.tree.leaves(arrays.train.select(np.arange(1)).inputs)[0][0]
     layout = fit_layout(
         all_devices,
@@ -354,6 +365,8 @@ def make_batches(
     local_shards = layout.shards_on(local_devices, task)
     split = functools.partial(Batches, devices=N, local_shards=local_shards)
     batches = {}
+    # An evaluation keeps no gradients, so larger batches fit. The training set is
+    # replaced below.
     for name, part in arrays.parts.items():
         batches[name] = split(part, max(B, EVALUATION_BATCH_PER_DEVICE * N))
     batches["train"] = split(
@@ -383,6 +396,7 @@ def make_task(
 ) -> Task:
     """Choose the loss of a model and what is trained. Its optimizer is missing."""
     trainable = config.trainable if custom.trainable is None else custom.trainable
+    # Yours, else the one that the model's class brings along, else the cross-entropy.
     loss = custom.loss or getattr(type(model), "loss", None)
     if loss is None:
         loss = functools.partial(
@@ -399,6 +413,7 @@ def make_task(
                 "MetricSums in your own loss"
             )
     chosen = trainable_filter(model, trainable)
+    # Otherwise the running moments of a part that isn't trained would still move.
     freeze_batch_norms(model, chosen)
     return Task(
         model,
@@ -424,6 +439,7 @@ def name_custom_parts(custom: Custom, task: Task) -> dict[str, Any]:
         if function is None:
             continue
         name = getattr(function, "__name__", type(function).__name__)
+        # config.json must not say that a built-in one was used.
         if name in (*OPTIMIZERS, *SCHEDULES):
             name = f"your {name}"
         names[part] = name
@@ -493,6 +509,7 @@ def load_run(
         (config, state, results): the state is on the host.
     """
     config = read_config(path)
+    # The state is read without the data, so nobody has to give them.
     parts = {"data": "not needed"} | yours
     require_python_values(config, parts, "pmapdp.train.load_run", str(path))
     with jax.enable_x64(config.dtype == "float64"):

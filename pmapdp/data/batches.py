@@ -78,6 +78,7 @@ class Batches:
         """Return the indices `[n]` of the examples in the order of `epoch` (from 0)."""
         if self.shuffle_seed is None:
             return np.arange(self.examples)
+        # A new generator for each epoch: a resumed run needs no state of an old one.
         random = np.random.default_rng([self.shuffle_seed, epoch])
         return random.permutation(self.examples)
 
@@ -91,6 +92,8 @@ class Batches:
         m = self.rows_per_device
         rows = np.full((N, self.accumulate, m), -1, np.int32)
         for k in range(self.accumulate):
+            # All devices share each micro-batch. So batch norm takes its moments over
+            # the same examples on any number of devices.
             part = indices[k * self.micro_batch : (k + 1) * self.micro_batch]
             padded = np.full(N * m, -1, np.int32)
             padded[: len(part)] = part
@@ -101,7 +104,7 @@ class Batches:
         """Read at most B examples. Padding is a copy of example 0 with weight 0."""
         rows = self.lay_out(indices).reshape(-1)
         weights = (rows >= 0).astype(self.weight_dtype)
-        rows = np.maximum(rows, 0)
+        rows = np.maximum(rows, 0)  # -1 would read the last example
         examples = self.split.select(rows)
         if examples.weights is not None:
             weights = weights * examples.weights

@@ -313,11 +313,13 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
     left = []
     for name, ours in named_leaves(*arrays).items():
         if name in theirs and theirs[name].shape == ours.shape:
+            # Weights of a float64 run may start one of float32.
             leaves.append(theirs[name].astype(ours.dtype))
         else:
             leaves.append(ours)
             left.append(name)
     taken = len(leaves) - len(left)
+    # The name of another model's folder is a common mistake.
     if not taken:
         raise UserError(
             f"--init-from {path} has no array of {task.name}, for example no "

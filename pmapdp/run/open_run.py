@@ -78,6 +78,7 @@ class Run:
         step = 0
         event = "init_from"
         news = ""
+        # --init-from is for the first start. Later there are checkpoints.
         if self.checkpoints and self.checkpoints.steps():
             step = self.checkpoints.steps()[-1]
             event = "resume"
@@ -97,6 +98,7 @@ class Run:
             if self.config.init_from:
                 task, news = load_weights(task, self.config.init_from)
             state = create_state(task, sharding)
+        # After the checkpoint was accepted, so that a refused run changes nothing.
         if self.config.workdir and job.processes.is_first:
             write_config(self.config, self.config.workdir)
         self.report = Reporter(job, state, step, self.stack)
@@ -154,6 +156,7 @@ class Run:
         }
         if self.job.held_out:
             results[self.job.held_out] = tested
+        # The rate of the update that was made last, not of the next one.
         rate = self.job.schedule(jax.device_put(step - 1))
         results["learning_rate"] = float(jax.device_get(rate))
         results |= meter.speed
@@ -174,11 +177,13 @@ class Run:
 
     def save(self, step: int, state: TrainState, meter: Meter) -> None:
         """Save the state after update `step`, and the sums of an epoch that is open."""
+        # The sums of an epoch that is over are in `last`.
         if step % self.per_epoch == 0:
             meter = Meter()
         self.progress |= {"sums": meter.sums, "examples": meter.examples}
         if self.checkpoints:
             state = make_global(state, self.job.strategy.state_sharding)
+            # A run that resumed from a NaN would end at once, every time.
             if not is_finite(state):
                 raise DivergedError(
                     f"the state is not finite after step {step}: {DIVERGED_ADVICE}"
@@ -198,7 +203,7 @@ class Run:
         if not self.chooses_best or best_step in (None, int(state.step)):
             return self.job.strategy.fetch(state)
         if not self.checkpoints:
-            return self.best_state
+            return self.best_state  # copied to the host when that epoch ended
         sharding = self.job.strategy.state_sharding
         best, _ = self.checkpoints.read(
             best_step,
@@ -220,6 +225,7 @@ class Run:
                 f"a checkpoint is in {self.config.workdir}, and the same command "
                 "resumes from it"
             )
+        # Without a folder the caller gets the state, so that nothing is lost.
         unsaved = None if self.checkpoints else self.job.strategy.fetch(state)
         raise StoppedError(
             f"stopped by {number.name} after step {step:,}: {news}",
@@ -285,6 +291,7 @@ def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, fl
     score = float(results[part][name])
     if order == "lowest":
         score = -score
+    # NaN compares False with everything, so a first epoch of NaN would stay the best.
     if np.isnan(score):
         score = -np.inf
     return part, name, score

@@ -156,6 +156,7 @@ class Reporter:
         """
         self.updates += 1
         if self.updates == WARM_UP and self.trace:
+            # Otherwise the trace would begin with updates that were started before.
             jax.block_until_ready(state)
             jax.profiler.start_trace(str(self.trace), create_perfetto_trace=True)
         elif self.updates == WARM_UP + TRACED:
@@ -202,7 +203,7 @@ class Reporter:
             self.tensorboard.flush()
         texts = [f"epoch {results['epoch']}/{self.epochs}"]
         for name, part in parts.items():
-            name = name.replace("validation", "valid")
+            name = name.replace("validation", "valid")  # keeps the line short
             texts.append(" ".join([name, *in_words(part)]))
         if results["step_ms"]:
             texts.append(f"{results['examples_per_second']:,.0f} examples/s")
@@ -215,6 +216,7 @@ class Reporter:
         if self.trace and self.updates >= WARM_UP:
             jax.block_until_ready(state)
             jax.profiler.stop_trace()
+            # A resumed run may have traced before.
             files = self.trace.glob("**/perfetto_trace.json.gz")
             file = max(files, key=lambda path: path.stat().st_mtime)
             self.line(f"trace: open {file} at ui.perfetto.dev")

@@ -69,6 +69,7 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
     for field in dataclasses.fields(config):
         if field.metadata["fixed_on_resume"]:
             settings[field.name] = getattr(config, field.name)
+    # What's in them is compared, by the content of the data and the code's hash.
     for name in ("dataset", "model"):
         settings[name] = os.path.basename(settings[name])
     if settings["optimizer"] not in OPTIMIZERS:
@@ -77,7 +78,7 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
         settings["schedule"] = "yours"
     if content:
         settings["the content of the data"] = content
-    return json.loads(json.dumps(settings))
+    return json.loads(json.dumps(settings))  # tuples become lists, as they come back
 
 
 def identify_functions(job: Job) -> dict[str, Any]:
@@ -193,6 +194,7 @@ def lock_workdir(path: str) -> Iterator[None]:
                 f"--workdir {path} is in use by process {lock.read(99)}: wait until "
                 "that run has ended, or name another folder"
             ) from None
+        # Whoever is refused can read who has it.
         lock.truncate(0)
         os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())
         yield
