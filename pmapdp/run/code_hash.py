@@ -76,9 +76,9 @@ class Description:
 
     def describe(self, value: Any) -> Any:
         """Describe any value."""
-        kind = type(value).__name__
+        type_name = type(value).__name__
         if isinstance(value, PLAIN):
-            return kind, repr(value)
+            return type_name, repr(value)
         if isinstance(value, jax.Array) and jnp.issubdtype(
             value.dtype, jax.dtypes.prng_key
         ):
@@ -89,29 +89,29 @@ class Description:
         if isinstance(value, types.ModuleType):
             return "module", value.__name__
         if isinstance(value, jax.tree_util.PyTreeDef):
-            return kind, str(value)
+            return type_name, str(value)
         return self.describe_parts(value)
 
     def describe_parts(self, value: Any) -> Any:
         """Describe a value that holds others."""
-        kind = type(value).__name__
+        type_name = type(value).__name__
         # Whether equal constants are one object depends on Python's cache of bytecode.
         # So these don't count as seen.
         if isinstance(value, tuple):
-            return kind, [self.describe(item) for item in value]
+            return type_name, [self.describe(element) for element in value]
         if isinstance(value, set | frozenset):
-            return kind, sorted(repr(self.describe(item)) for item in value)
+            return type_name, sorted(repr(self.describe(element)) for element in value)
         if isinstance(value, types.CodeType):
             parts = value.co_code, value.co_names, value.co_varnames, value.co_consts
-            return kind, self.describe(parts)
+            return type_name, self.describe(parts)
         for number, earlier in enumerate(self.seen):
             if earlier is value:
                 return "seen", number
         self.seen.append(value)
         if isinstance(value, list):
-            return kind, [self.describe(item) for item in value]
+            return type_name, [self.describe(element) for element in value]
         if isinstance(value, dict):
-            return kind, [self.describe(item) for item in value.items()]
+            return type_name, [self.describe(pair) for pair in value.items()]
         return self.describe_code(value)
 
     def describe_code(self, value: Any) -> Any:
