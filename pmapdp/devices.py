@@ -55,7 +55,7 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
         count: The number of devices, at least.
 
     Raises:
-        UserError: the environment allows fewer than `count`, or JAX has already started
+        UserError: The environment allows fewer than `count`, or JAX has already started
             with fewer.
     """
     if not 1 <= count <= MOST_SIMULATED:
@@ -104,12 +104,12 @@ def choose(count: int | None = None) -> list[jax.Device]:
     """Return the devices of this process that a run uses.
 
     Args:
-        count: the first `count`. None: all accelerators, or as many simulated CPU
+        count: The first `count`. None: all accelerators, or as many simulated CPU
             devices as the environment or the program has asked for, or 8. Once JAX has
             started, no more can be added.
 
     Raises:
-        UserError: there are fewer than `count`, or none of the kind that
+        UserError: There are fewer than `count`, or none of the kind that
             `JAX_PLATFORMS` asks for.
     """
     if count is not None:

@@ -97,8 +97,8 @@ class Processes:
 
     Attributes:
         is_first: True for process 0, which writes logs and metrics.
-        count: the number of processes.
-        launcher: who started them, for the header.
+        count: The number of processes.
+        launcher: Who started them, for the header.
     """
 
     is_first: bool = True
@@ -337,7 +337,7 @@ def make_global(tree: Any, sharding: Any) -> Any:
     The arrays of the other strategies are global already.
 
     Args:
-        tree: replicated arrays on a process's own devices, or global arrays.
+        tree: Replicated arrays on a process's own devices, or global arrays.
         sharding: `Strategy.state_sharding`.
     """
 

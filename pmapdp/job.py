@@ -20,18 +20,18 @@ class Job:
     """All parts of a run before its first update.
 
     Attributes:
-        config: with the global batch size, and the names of your own parts.
-        devices: of all processes.
-        data: in arrays.
-        task: model, loss and optimizer.
-        batches: of "train", and of "test" and "validation" if the data set has them.
-        total_steps: the most updates that the run makes.
+        config: With the global batch size, and the names of your own parts.
+        devices: Of all processes.
+        data: In arrays.
+        task: Model, loss and optimizer.
+        batches: Of "train", and of "test" and "validation" if the data set has them.
+        total_steps: The most updates that the run makes.
         schedule: (updates made) -> learning rate.
-        strategy: its functions are in `steps/` or `sharding/`.
-        layout: which shard of every array each device holds.
-        processes: the processes that own the devices.
-        content: a fingerprint of the data, None without a workdir and with one process.
-        functions: yours, or None, by what they are.
+        strategy: Its functions are in `steps/` or `sharding/`.
+        layout: Which shard of every array each device holds.
+        processes: The processes that own the devices.
+        content: A fingerprint of the data, None without a workdir and with one process.
+        functions: Yours, or None, by what they are.
     """
 
     config: Config

@@ -36,9 +36,9 @@ class Context:
         keys: `[b]` random keys, one per example; None in evaluation.
         step: `[]`, the updates made so far.
         train: True in a training step.
-        axis_name: the mapped axis over which the batch is split; None if the arrays
+        axis_name: The mapped axis over which the batch is split; None if the arrays
             hold all of it.
-        draws: numbers the calls of `next_keys`.
+        draws: Numbers the calls of `next_keys`.
     """
 
     weights: Any = None
@@ -149,7 +149,7 @@ class ExactBatchNorm(nnx.BatchNorm):
 
         Args:
             x: `[b, ...]`, relative to the running mean.
-            context: of the batch.
+            context: Of the batch.
 
         Returns:
             Mean `[C]`, relative to the running mean, and variance `[C]`.
@@ -339,8 +339,8 @@ def freeze_batch_norms(model: nnx.Module, trainable: Any) -> None:
     that's meant to stay as it is.
 
     Args:
-        model: with exact layers.
-        trainable: the filter of Flax that chooses the parameters to train. It's asked
+        model: With exact layers.
+        trainable: The filter of Flax that chooses the parameters to train. It's asked
             about a parameter of each layer, also of those that have none.
     """
     is_trained = nnx.filterlib.to_predicate(trainable)

@@ -24,12 +24,12 @@ class MetricSums(NamedTuple):
     Added field by field, the sums of two batches are the sums over all examples.
 
     Attributes:
-        loss: the sum of the weighted losses; the cross-entropy is in nats.
-        correct: the weights of the examples whose highest logit is at their class; None
+        loss: The sum of the weighted losses; the cross-entropy is in nats.
+        correct: The weights of the examples whose highest logit is at their class; None
             if there are no classes.
-        count: the sum of the weights, the number of examples if each weighs 1. The
+        count: The sum of the weights, the number of examples if each weighs 1. The
             gradients are divided by it.
-        others: further metrics by name, each a sum, which is shown as sum / count, or a
+        others: Further metrics by name, each a sum, which is shown as sum / count, or a
             pair of sums, which is shown as first / second.
     """
 
@@ -63,10 +63,10 @@ def cross_entropy(
     """Return the sums of a classifier's loss. Your own loss takes and returns the same.
 
     Args:
-        model: called as `model(batch.inputs)`; returns logits `[b, C]`.
-        batch: b examples; padding has weight 0.
-        label_smoothing: share of the target spread over all classes, only in training.
-        metrics: a function of (logits, batch) that returns further sums by name, or
+        model: Called as `model(batch.inputs)`; returns logits `[b, C]`.
+        batch: B examples; padding has weight 0.
+        label_smoothing: Share of the target spread over all classes, only in training.
+        metrics: A function of (logits, batch) that returns further sums by name, or
             None.
     """
     logits = model(batch.inputs)

@@ -41,12 +41,12 @@ class Meter:
     It lets the host run at most two updates ahead of the devices.
 
     Attributes:
-        sums: over all examples so far, by name, in double precision; "count" is the sum
+        sums: Over all examples so far, by name, in double precision; "count" is the sum
             of their weights.
-        examples: their number.
-        accuracy: its name, "accuracy", or "weighted_accuracy" if the data have weights.
+        examples: Their number.
+        accuracy: Its name, "accuracy", or "weighted_accuracy" if the data have weights.
         losses: (step, mean loss) of the last updates that were read.
-        seconds: from the start of the clock to the last update.
+        seconds: From the start of the clock to the last update.
     """
 
     def __init__(

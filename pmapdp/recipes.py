@@ -13,8 +13,8 @@ class Recipe:
     """A configuration, and the figures that its source reports.
 
     Attributes:
-        summary: one line for --help.
-        config: the settings.
+        summary: One line for --help.
+        config: The settings.
         reported: {metric: {epoch, from 1: figure}}.
     """
 

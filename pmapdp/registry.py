@@ -58,7 +58,7 @@ def load_custom(kind: str, name: str) -> Any:
 
     Args:
         kind: "model", "optimizer" or "schedule".
-        name: a name on the command line: `my_file.py:Net`, or a built-in one's.
+        name: A name on the command line: `my_file.py:Net`, or a built-in one's.
     """
     if ".py:" in name:
         return load_from_file(name)
@@ -76,11 +76,11 @@ def require_python_values(
     """Refuse to read a run without the Python values that it was made from.
 
     Args:
-        config: the settings of the run.
-        given: the values that you gave, by name.
-        reader: module and name of the function that reads the run. The error message
+        config: The settings of the run.
+        given: The values that you gave, by name.
+        reader: Module and name of the function that reads the run. The error message
             shows the call to make.
-        arguments: the function's other arguments in this call.
+        arguments: The function's other arguments in this call.
     """
     missing = []
     if config.model not in MODELS and ".py:" not in config.model:

@@ -28,8 +28,8 @@ class TrainState:
 
     Attributes:
         step: `[]` int32, the updates made so far.
-        params: what is trained.
-        model_state: the model's other arrays: running statistics, constants, and
+        params: What is trained.
+        model_state: The model's other arrays: running statistics, constants, and
             parameters that are not trained.
         optimizer_state: Optax's.
     """
@@ -45,16 +45,16 @@ class Task:
     """The model, its loss and its optimizer, and nothing about devices.
 
     Attributes:
-        model: built, its arrays on the host.
-        optimizer: the default is enough to evaluate.
-        seed: of the dropout masks.
-        dtype: of the computation.
-        loss: a function of (model, batch) that returns `MetricSums`.
+        model: Built, its arrays on the host.
+        optimizer: The default is enough to evaluate.
+        seed: Of the dropout masks.
+        dtype: Of the computation.
+        loss: A function of (model, batch) that returns `MetricSums`.
         classifies: True if the loss is the cross-entropy, so that the model gives the
             logits of classes.
-        augment: changes an example in training: (its inputs, a key) -> new inputs.
-        accumulate: micro-batches per device and update.
-        trainable: a filter of Flax that chooses the parameters to train.
+        augment: Changes an example in training: (its inputs, a key) -> new inputs.
+        accumulate: Micro-batches per device and update.
+        trainable: A filter of Flax that chooses the parameters to train.
     """
 
     model: nnx.Module
@@ -120,10 +120,10 @@ def build(
     """Build a network with its initial parameters and exact layers, on the host.
 
     Args:
-        model: a class or function that takes `rngs`, and, if it names them, `dtype` and
+        model: A class or function that takes `rngs`, and, if it names them, `dtype` and
             `param_dtype`.
-        seed: determines the initial parameters.
-        dtype: type of the computation; parameters, optimizer state and all-reduce stay
+        seed: Determines the initial parameters.
+        dtype: Type of the computation; parameters, optimizer state and all-reduce stay
             in float32 under bfloat16.
     """
     # In bfloat16 an update below 1/512 of its weight would be rounded away.
@@ -176,8 +176,8 @@ def create_state(task: Task, sharding: Any = None) -> TrainState:
     Its arrays are NumPy's, or placed on devices if you give a sharding.
 
     Args:
-        task: what is trained.
-        sharding: one for all arrays, or a pytree of them like the state. Each device
+        task: What is trained.
+        sharding: One for all arrays, or a pytree of them like the state. Each device
             gets only its shards.
     """
     with use_host(), jax.transfer_guard("allow"):

@@ -76,8 +76,8 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-        state: the last one on the host, or with `best` or `patience` the best epoch's.
-        epochs: the results of each epoch of the run, as in its metrics file:
+        state: The last one on the host, or with `best` or `patience` the best epoch's.
+        epochs: The results of each epoch of the run, as in its metrics file:
             `{"epoch": 1, "step": 23, "train": {"loss": ..., "accuracy": ...,
             "examples": 1437}, "test": {...}, ...}`.
     """
@@ -114,30 +114,30 @@ def train(
     """Run `config` from start to end, or resume the run in its workdir.
 
     Args:
-        config: the settings.
-        model: builds your network, in place of the one that the configuration names;
+        config: The settings.
+        model: Builds your network, in place of the one that the configuration names;
             see `pmapdp.state.build`.
-        data: your data set; see `pmapdp.custom.data.make_data_set`.
-        loss: your loss, in place of `model.loss` or the cross-entropy; see `Task.loss`.
-        metrics: of a classifier, a function of (logits, batch) that returns further
+        data: Your data set; see `pmapdp.custom.data.make_data_set`.
+        loss: Your loss, in place of `model.loss` or the cross-entropy; see `Task.loss`.
+        metrics: Of a classifier, a function of (logits, batch) that returns further
             sums by name.
-        optimizer: a function of the schedule that returns an optimizer of Optax, for
+        optimizer: A function of the schedule that returns an optimizer of Optax, for
             example `optax.lion`.
-        schedule: a function of the number of updates made that returns the learning
+        schedule: A function of the number of updates made that returns the learning
             rate.
-        trainable: the parameters to train, by a filter of Flax or names. The others
+        trainable: The parameters to train, by a filter of Flax or names. The others
             stay fixed, even with weight decay.
-        after_epoch: called after each epoch as after_epoch(results, state). The state
+        after_epoch: Called after each epoch as after_epoch(results, state). The state
             is on the devices, and the next update overwrites it, so copy what you keep.
             With several processes, each one calls it.
-        processes: the processes that take part; all call this function alike. Default:
+        processes: The processes that take part; all call this function alike. Default:
             those that the program has connected by `jax.distributed.initialize`.
 
     Returns:
         The state and the results of each epoch.
 
     Raises:
-        UserError: the configuration doesn't fit the machine, the data or the workdir,
+        UserError: The configuration doesn't fit the machine, the data or the workdir,
             training diverged, or a file can't be written.
         StoppedError: SIGTERM, SIGINT or SIGHUP (in a notebook: its stop button) stopped
             the run. With a workdir a checkpoint was written, without one the error's
@@ -213,8 +213,8 @@ def evaluate(job: Job, state: TrainState, part: str | None) -> dict[str, float]:
     """Return the metrics of a placed state over exactly the examples of a part.
 
     Args:
-        job: has the batches and the evaluation step.
-        state: as the strategy places it.
+        job: Has the batches and the evaluation step.
+        state: As the strategy places it.
         part: "test" or "validation". None: the data set has neither, and the metrics
             are {}.
     """
@@ -480,12 +480,12 @@ def choose_strategy(
     return STRATEGIES[name](task, devices)
 
 
-def rebuild_task(config: Config, **yours: Any) -> Task:
+def rebuild_task(config: Config, **python_values: Any) -> Task:
     """Make the task of a run whose state is only read.
 
     It needs no learning rate, which isn't part of the state.
     """
-    custom = Custom(**yours)
+    custom = Custom(**python_values)
     custom_model = custom.model or load_custom("model", config.model)
     make_model = custom_model or MODELS[config.model]
     model = build_model(make_model, config.seed, config.dtype)
@@ -496,24 +496,24 @@ def rebuild_task(config: Config, **yours: Any) -> Task:
 
 
 def load_run(
-    path: str | Path, *, best: bool = False, **yours: Any
+    path: str | Path, *, best: bool = False, **python_values: Any
 ) -> tuple[Config, TrainState, dict[str, Any]]:
     """Read a run: its configuration, its newest state, and its last epoch's results.
 
     Args:
-        path: its folder.
-        best: read the state and the results of the best epoch instead.
-        yours: `model` and `optimizer` again if `train` had them as Python values.
+        path: Its folder.
+        best: Read the state and the results of the best epoch instead.
+        python_values: `model` and `optimizer` again, if `train` was given them.
 
     Returns:
         (config, state, results): the state is on the host.
     """
     config = read_config(path)
     # The state is read without the data, so nobody has to give them.
-    parts = {"data": "not needed"} | yours
+    parts = {"data": "not needed"} | python_values
     require_python_values(config, parts, "pmapdp.train.load_run", str(path))
     with jax.enable_x64(config.dtype == "float64"):
-        task = rebuild_task(config, **yours)
+        task = rebuild_task(config, **python_values)
         state, progress = load_state(path, task, best=best)
     return config, state, progress["last"]
 

@@ -80,12 +80,12 @@ def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> A
     """Convert an array, or each in a dictionary, to the type that JAX has for it.
 
     Args:
-        name: what messages call the array.
-        values: anything that NumPy makes an array of, or a dictionary.
-        classes: for labels. Whole numbers and names of classes become int32 numbers.
+        name: What messages call the array.
+        values: Anything that NumPy makes an array of, or a dictionary.
+        classes: For labels. Whole numbers and names of classes become int32 numbers.
 
     Raises:
-        UserError: it is no array of finite numbers, or JAX's type can't hold them.
+        UserError: It is no array of finite numbers, or JAX's type can't hold them.
     """
     if isinstance(values, Mapping) and values:
         return {

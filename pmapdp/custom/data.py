@@ -31,7 +31,7 @@ def make_data_set(data: Any) -> DataSet:
     """Make a data set whose arrays have JAX's types.
 
     Args:
-        data: a `DataSet`, or a dictionary of `train`, `test` and `validation`. Each
+        data: A `DataSet`, or a dictionary of `train`, `test` and `validation`. Each
             part is a `Split` or a tuple (inputs, labels, perhaps weights), `Texts`, or
             a map-style data set. Labels that are strings become numbers of `classes`,
             by default the strings of the training set in alphabetical order.
@@ -111,7 +111,7 @@ def load_npz(path: Path) -> DataSet:
     """Read the data set in an .npz file.
 
     Raises:
-        UserError: it can't be read, or lacks an array.
+        UserError: It can't be read, or lacks an array.
     """
     advice = (
         "write it with numpy.savez(file, train_inputs=..., train_labels=..., "

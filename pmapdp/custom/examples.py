@@ -30,9 +30,9 @@ class Examples:
     """The examples of a map-style data set, with the methods of a `Split`.
 
     Attributes:
-        examples: their number.
+        examples: Their number.
         weights: None if each counts 1.
-        logits: of the model, if labels are numbers of classes, which are then checked.
+        logits: Of the model, if labels are numbers of classes, which are then checked.
     """
 
     def __init__(self, source: Any, name: str, classes: tuple[str, ...]):

@@ -42,7 +42,7 @@ class ImageFolder:
     """A map-style data set of `[H, W, C]` uint8 images and the names of their classes.
 
     Args:
-        folder: holds a subfolder for each class, and these hold images, also in folders
+        folder: Holds a subfolder for each class, and these hold images, also in folders
             of their own.
         size: (H, W) to which each image is scaled, its longer side cut off evenly; None
             if all have one size.
@@ -94,7 +94,7 @@ def read_image(
     has transparency.
 
     Args:
-        file: opened for reading. If it's damaged, Pillow raises one of its errors.
+        file: Opened for reading. If it's damaged, Pillow raises one of its errors.
         mode: Pillow's name of the colours.
         size: (H, W) to which the image is scaled.
     """

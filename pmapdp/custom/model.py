@@ -70,10 +70,10 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
     """Refuse a model or loss that doesn't fit the data, or could break a promise.
 
     Args:
-        task: the model and its loss.
-        data: in arrays.
-        custom: the model, its loss or its metrics are yours, so they're tried.
-        best: the setting `--best`, which must name a metric.
+        task: The model and its loss.
+        data: In arrays.
+        custom: The model, its loss or its metrics are yours, so they're tried.
+        best: The setting `--best`, which must name a metric.
     """
     # Nothing is computed here: JAX only looks at shapes.
     examples = read_examples(data, ROWS)

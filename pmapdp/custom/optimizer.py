@@ -60,8 +60,8 @@ def trainable_filter(model: nnx.Module, trainable: Any) -> Any:
     """Return Flax's filter of the parameters to train.
 
     Args:
-        model: has them.
-        trainable: a filter of Flax, or names of parts, such as ("head", "layers.0").
+        model: Has them.
+        trainable: A filter of Flax, or names of parts, such as ("head", "layers.0").
             Without names, all parameters.
     """
     if isinstance(trainable, str):

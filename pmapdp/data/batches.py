@@ -42,10 +42,10 @@ class Batches:
     serves all.
 
     Args:
-        split: the examples, a `Split` or an object with its methods.
+        split: The examples, a `Split` or an object with its methods.
         batch_size: B; the last batch of an epoch holds what is left.
         devices: N, over which a batch is split.
-        local_shards: which of the N this process reads; None: all.
+        local_shards: Which of the N this process reads; None: all.
         accumulate: K, micro-batches per device and update.
         shuffle_seed: None keeps the order of the data set, for evaluation.
     """

@@ -15,7 +15,7 @@ class Split(NamedTuple):
     """The n examples of one part of a data set, as the model takes them.
 
     Attributes:
-        inputs: an array or a dictionary of arrays, which keep their dtype until they
+        inputs: An array or a dictionary of arrays, which keep their dtype until they
             reach the device: `[n, 28, 28, 1]` uint8 images, `[n, 1200]` float32 tf-idf
             weights, or `[n, 128]` int32 token ids.
         labels: `[n]` int32 classes, or what your loss takes: an array, or a dictionary
@@ -41,7 +41,7 @@ class Texts(NamedTuple):
     """The n texts of one part of a data set.
 
     Attributes:
-        texts: the texts.
+        texts: The texts.
         labels: `[n]` int32 classes.
     """
 
@@ -56,12 +56,12 @@ class DataSet:
     Each part is a `Split`, `Texts`, or an object with the methods of a `Split`.
 
     Attributes:
-        train: the training set.
-        test: evaluated after each epoch, if there is no validation set.
-        classes: the names of the classes, in the order of their numbers.
-        validation: evaluated after each epoch instead of the test set, which then waits
+        train: The training set.
+        test: Evaluated after each epoch, if there is no validation set.
+        classes: The names of the classes, in the order of their numbers.
+        validation: Evaluated after each epoch instead of the test set, which then waits
             for `pmapdp.evaluate`.
-        augment: changes an example in training: (its inputs, a key) -> new inputs.
+        augment: Changes an example in training: (its inputs, a key) -> new inputs.
     """
 
     train: Any

@@ -21,9 +21,9 @@ class Tfidf:
     The attributes are plain data, so an exported file holds them as JSON.
 
     Attributes:
-        vocabulary: the most frequent tokens of the training set, at most 1,200. Token i
+        vocabulary: The most frequent tokens of the training set, at most 1,200. Token i
             has column i.
-        idf: their inverse document frequencies.
+        idf: Their inverse document frequencies.
     """
 
     vocabulary: list[str]

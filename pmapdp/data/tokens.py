@@ -34,7 +34,7 @@ class Tokens:
     The attribute is plain data, so an exported file holds it as JSON.
 
     Attributes:
-        vocabulary: at most 8,190 tokens, the most frequent first. Token i has the id
+        vocabulary: At most 8,190 tokens, the most frequent first. Token i has the id
             i + 2.
     """
 

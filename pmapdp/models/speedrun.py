@@ -58,7 +58,7 @@ def move(images: jax.Array, keys: jax.Array, most: int) -> jax.Array:
     Args:
         images: `[b, H, W, C]`.
         keys: `[b]`.
-        most: the most that an image is moved, in pixels.
+        most: The most that an image is moved, in pixels.
     """
     padded = jnp.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
 

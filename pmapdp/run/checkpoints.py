@@ -117,12 +117,12 @@ class Checkpoints:
         """Read the state after update `step` and the progress.
 
         Args:
-            step: the name of the checkpoint.
-            task: the run's task, which says the shapes.
-            ours: the run's identity. A checkpoint of another run is refused.
-            sharding: one for all arrays or a pytree like the state. None: the default
+            step: The name of the checkpoint.
+            task: The run's task, which says the shapes.
+            ours: The run's identity. A checkpoint of another run is refused.
+            sharding: One for all arrays or a pytree like the state. None: the default
                 device holds all.
-            accept_changed_functions: take a checkpoint of other functions of yours.
+            accept_changed_functions: Take a checkpoint of other functions of yours.
         """
         name = f"the checkpoint of step {step} in {self.folder}"
         advice = (

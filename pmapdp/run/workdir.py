@@ -114,11 +114,11 @@ def require_same_run(
     """Refuse a checkpoint of another run.
 
     Args:
-        checkpoint: what it's called in the message.
-        saved: its identity.
-        requested: the identity of the run that would go on from it.
-        ended: its run has made all its epochs, and may be given more.
-        accept_changed_functions: the code of your functions may differ.
+        checkpoint: What it's called in the message.
+        saved: Its identity.
+        requested: The identity of the run that would go on from it.
+        ended: Its run has made all its epochs, and may be given more.
+        accept_changed_functions: The code of your functions may differ.
     """
     # With more epochs, a schedule is compared by its code alone.
     is_extended = ended and requested["epochs"] > saved["epochs"]

@@ -115,8 +115,8 @@ class Axes:
     """The axes of an array.
 
     Attributes:
-        names: the logical name of each axis; one that is None is never split.
-        shape: their sizes.
+        names: The logical name of each axis; one that is None is never split.
+        shape: Their sizes.
     """
 
     names: tuple[str | None, ...]
@@ -156,8 +156,8 @@ class MeshLayout:
     """The shardings of all arrays.
 
     Attributes:
-        mesh: of the devices.
-        rules: the axes of the mesh that split each logical axis.
+        mesh: Of the devices.
+        rules: The axes of the mesh that split each logical axis.
         shard_state: "optimizer" or "parameters" splits these over the batch's axes too,
             although all of their devices need them: stage 1 and stage 3 of Rajbhandari
             et al., "ZeRO", SC 2020.

@@ -19,9 +19,9 @@ def place(rows: Any, sharding: Any) -> Any:
     """Split host arrays over devices.
 
     Args:
-        rows: pytree of `[rows, ...]`. With several processes, each gives its own
+        rows: Pytree of `[rows, ...]`. With several processes, each gives its own
             devices' rows, in the devices' order.
-        sharding: of the global arrays, one for all or a pytree like `rows`. Their shape
+        sharding: Of the global arrays, one for all or a pytree like `rows`. Their shape
             follows from it and the rows.
     """
     if jax.tree.leaves(sharding)[0].is_fully_addressable:

@@ -24,12 +24,12 @@ class Strategy(NamedTuple):
     """All that a trainer needs of a strategy.
 
     Attributes:
-        place_state: brings a state from the host to the devices.
-        place_batch: brings a batch from the host to the devices.
-        train_step: makes an update. It reuses the memory of the state that it gets.
-        eval_step: returns the metrics of a batch.
-        fetch: copies a tree from the devices to the host, once and without device axis.
-        state_sharding: one sharding for all arrays, or a pytree of them like the state.
+        place_state: Brings a state from the host to the devices.
+        place_batch: Brings a batch from the host to the devices.
+        train_step: Makes an update. It reuses the memory of the state that it gets.
+        eval_step: Returns the metrics of a batch.
+        fetch: Copies a tree from the devices to the host, once and without device axis.
+        state_sharding: One sharding for all arrays, or a pytree of them like the state.
     """
 
     place_state: Callable[[TrainState], TrainState]
@@ -46,11 +46,11 @@ def gradient_sums(
     """Compute the gradients of the summed loss over a device's examples.
 
     Args:
-        task: what is trained.
-        state: before the update.
-        batch: a device's part, `[b, ...]`, or all of it. With K micro-batches their
+        task: What is trained.
+        state: Before the update.
+        batch: A device's part, `[b, ...]`, or all of it. With K micro-batches their
             rows follow one another.
-        axis_name: the axis over which the batch is split, because batch norm needs
+        axis_name: The axis over which the batch is split, because batch norm needs
             moments over all devices in the middle of the model. None: the arrays hold
             the global batch.
 
@@ -101,11 +101,11 @@ def update(
     """Update by the gradient of the mean loss over the global batch, sum(w g) / sum(w).
 
     Args:
-        task: what is trained.
-        state: before the update.
-        gradients: of the summed loss, added up over the devices, or averaged.
-        count: the sum of the weights, added up or averaged as the gradients are.
-        model_state: after the update.
+        task: What is trained.
+        state: Before the update.
+        gradients: Of the summed loss, added up over the devices, or averaged.
+        count: The sum of the weights, added up or averaged as the gradients are.
+        model_state: After the update.
     """
     gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)
     updates, optimizer_state = task.optimizer.update(
