@@ -15,14 +15,14 @@
 # %% [markdown]
 # # 06. Communicate between devices
 #
-# Your `lax.pmean` is one line, but it can take longer than the rest of the step. How long depends on the cable. Over
-# the fast links inside a node, eight GPUs can average the gradients of a ResNet-50 in about a millisecond. Over an
-# ordinary network cable the same line takes at least a seventh of a second. In this lesson you'll build an all-reduce
-# with your own hands, and find a formula that predicts its time from two numbers, before you buy anything. Then you'll
-# compare it with measurements, and see how far you can trust it.
+# Your `lax.pmean` is one line, but it can take longer than the rest of the step. How long depends on what connects your
+# devices. Over the fast links inside a node, eight GPUs can average the gradients of a ResNet-50 in about a
+# millisecond. Over an ordinary network cable the same line takes at least a seventh of a second. In this lesson you'll
+# build an all-reduce with your own hands, and find a formula that predicts its time from two numbers, before you buy
+# anything. Then you'll compare it with measurements, and see how far you can trust it.
 #
 # **You will** explain a ring all-reduce, predict its time and compare it with measured ones, and use JAX's collectives:
-# `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 25 minutes, 45 with exercises. You
+# `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 24 minutes, 44 with exercises. You
 # need [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
@@ -164,18 +164,17 @@ for link in links.values():
 #
 # </details>
 #
-# So if the devices do nothing else meanwhile, one message with all gradients is cheaper than one for each layer. (For
-# small messages on many devices, libraries also use algorithms with fewer steps: trees, or the butterfly of exercise
-# 2.)
+# So if the devices do nothing else meanwhile, one message with all gradients is cheaper than one for each layer. For
+# small messages on many devices, libraries also use algorithms with fewer steps: trees, or the butterfly of exercise 2.
 #
 # ## Does the formula hold?
 #
 # We can only measure what we have, so we time an all-reduce on eight simulated devices. No link is involved, because
 # they share one memory, but you'll see whether the time behaves as the formula says: flat at first, then proportional
-# to the size. For a real link we take two published measurements of eight H100s in one node. (Its switches could do
-# some of the adding, but for these two that was off.) JAX's
-# [scaling book](https://jax-ml.github.io/scaling-book/gpus/) finds that with 58 MB each GPU's links carry about 150
-# GB/s, and with 10 GB about 370 GB/s. The vendor's figure is 450.
+# to the size. For a real link we take two published measurements of eight H100s in one node. The switches in such a
+# node can add, too, but in these two runs they didn't. JAX's [scaling
+# book](https://jax-ml.github.io/scaling-book/gpus/) finds that with 58 MB each GPU's links carry about 150 GB/s, and
+# with 10 GB about 370 GB/s. The vendor's figure is 450.
 
 # %%
 import time
@@ -200,9 +199,9 @@ for size, seconds in h100_seconds.items():
     print(f"H100, {size / 1e6:,.0f} MB: {comparison}")
 
 # %% [markdown]
-# The shape is right: curves and dots are flat where the latency rules, and rise where the bytes do. (It's chance that
-# our simulated devices lie so close to Ethernet. Yours may not.) But the vendor's figure is too good to be true. With
-# 10 GB the H100s need 1.2 times as long as the formula says, and with 58 MB even 2.7 times, because it takes large
+# The shape is as predicted: curves and dots are flat where the latency rules, and rise where the bytes do. That our
+# simulated devices lie close to Ethernet is chance, and yours may not. But the vendor's figure is too good to be true.
+# With 10 GB the H100s need 1.2 times as long as the formula says, and with 58 MB even 2.7 times, because it takes large
 # messages to fill the links. That's why this lesson began with a millisecond for a ResNet-50, and not with the table's
 # 0.43. So measure an all-reduce or two on your own machine, and put *those* numbers into the formula.
 #
@@ -223,12 +222,11 @@ drawing.overlap("merged", "overlapped")
 
 # %% [markdown]
 # If you merge everything, you pay the latency only once, but then nothing is left to overlap with. To overlap, you need
-# at least two all-reduces, and hardware that can send while it computes. What does XLA do on our CPU?
-#
-# **Predict:** we average four arrays, as many as lesson 05's network has, so JAX hands four all-reduces to the
-# compiler. How many does the compiled program have?
+# at least two all-reduces, and hardware that can send while it computes. What does XLA do on our CPU? We average four
+# arrays, as many as lesson 05's network has, so JAX hands four all-reduces to the compiler. Let's count them again when
+# it's done.
 
-# %% tags=["prediction"]
+# %%
 gradients = [np.ones((8, *shape), np.float32) for shape in ((64, 32), (32,), (32, 10), (10,))]
 average = jax.pmap(lambda gradients: lax.pmean(gradients, "data"), axis_name="data")
 lowered = average.lower(gradients)  # what the compiler gets
@@ -237,19 +235,15 @@ count_after = lowered.compile().as_text().count(" all-reduce(")
 print("before compiling:", count_before, "| after:", count_after)
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# One: XLA has merged the four. On GPUs, its flags decide up to which size it merges, and whether it overlaps
-# ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). Lesson 18 shows how to see it in a
+# XLA has merged the four into one. On GPUs, its flags decide up to which size it merges, and whether it overlaps ([GPU
+# performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). Lesson 18 shows how to see it in a
 # profile.
-#
-# </details>
 #
 # ## JAX's collectives
 #
 # An operation that all devices take part in is a **collective**. It names the mapped axis: "add this up over `data`".
-# All devices come to the same line, and wait for each other there. In the picture, values that meet in a box are added
-# up, and all others are only copied. (`pmax` isn't drawn: it's `psum` with a maximum in the box.)
+# All devices come to the same line, and wait for each other there. In the picture, a box adds, and an arrow without a
+# box copies. `pmax` isn't drawn, because it's `psum` with a maximum in the box.
 
 # %%
 lesson_06.collectives()
@@ -316,8 +310,8 @@ for name, result in numpy_results(rows).items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# [2222], chunk 1 of the sum. (`tiled=True` cuts the axis you have. Without it, the axis must have length N, and
-# disappears.)
+# [2222], chunk 1 of the sum. `tiled=True` cuts the axis you have. Without it, the axis must have length N, and
+# disappears.
 #
 # </details>
 #
@@ -367,7 +361,7 @@ assert outcome.startswith("NameError")
 # <details><summary>Answer</summary>
 #
 # JAX notices it while it traces the function, so nothing has run yet. You get the same error for a collective outside
-# of `pmap`. (The message names `jax.shard_map` because that's today's way to name an axis: lesson 10.)
+# of `pmap`. The message names `jax.shard_map`, because that's today's way to name an axis (lesson 10).
 #
 # </details>
 #

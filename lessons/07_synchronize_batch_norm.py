@@ -20,7 +20,7 @@
 # that forgot its all-reduce, and watch the eight copies of its running mean drift apart.
 #
 # **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
-# layer is enough, and count what synchronizing costs. 25 minutes, 45 with exercises. You need [05 Average
+# layer is enough, and count what synchronizing costs. 26 minutes, 46 with exercises. You need [05 Average
 # gradients](05_average_gradients.ipynb), and for the cost [06 Communicate between
 # devices](06_communicate_between_devices.ipynb).
 
@@ -42,8 +42,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # In training, batch norm subtracts the batch's mean and divides by its standard deviation, channel by channel. But
 # inside `pmap`, `x.mean(0)` is only the mean of this device's rows. To normalize with the whole batch, the layer has to
-# average over the devices in the middle of the forward pass. PyTorch calls that `SyncBatchNorm`. Here it is, and you can
-# switch the average off:
+# average over the devices in the middle of the forward pass. PyTorch calls that `SyncBatchNorm`. Here it is, and you
+# can switch the average off:
 
 
 # %%
@@ -110,7 +110,7 @@ print("Flax finds", flax_means)
 #
 # </details>
 #
-# So Flax's layer is right as long as every device has the same number of real examples. If you drop the ragged last
+# So Flax's layer is correct as long as every device has the same number of real examples. If you drop the ragged last
 # batch, you can use Flax's layer, and you're done. If you want to keep every example, you need sums and counts, as for
 # the loss: each device adds up its values and counts them, `pmean` averages both, and we divide once.
 
@@ -137,17 +137,19 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 # **Running averages.** When you evaluate, the output for an example mustn't depend on the other examples in its batch.
 # So the layer keeps a running mean and a running variance, moves them a little in every update, and normalizes with
 # them in evaluation. They're part of the state, but no gradient flows to them. And because all devices compute the same
-# moments, all copies of the running averages stay equal.
+# moments, all copies of the running averages stay equal. If you come from PyTorch, mind that its momentum runs the
+# other way: Flax's 0.9 is PyTorch's 0.1 ([layers and weights](../docs/pytorch.md)).
 #
 # **Digits.** If the mean is large, `E[x²] - E[x]²` is a small difference of two large numbers, and float32 has only
-# seven digits for it. If the mean is d standard deviations away from 0, you lose about 2 log₁₀(d) of the seven: two at
-# d = 10, six at d = 1,000. So the layer subtracts its running mean first. That doesn't change the variance, and now
-# it's only the distance from the running mean that counts. At first that helps little, because the running mean starts
-# at 0. But each update closes a tenth of the gap, and after 40 updates only 1.5 % of it is left.
+# seven digits for it. A mean ten standard deviations away from 0 costs about two of the seven, and one a thousand away
+# costs six. So the layer subtracts its running mean first. That doesn't change the variance, and now it's only the
+# distance from the running mean that counts. At first that helps little, because the running mean starts at 0. But each
+# update closes a tenth of the gap, and after 40 updates only 1.5 % of it is left.
 #
 # ## The program so far
 #
-# You start from [program/05_pmap.py](program/05_pmap.py). Here's what changes for batch norm. Because the layer keeps state, it touches the network, the loss and the step.
+# You start from [program/05_pmap.py](program/05_pmap.py). Here's what changes for batch norm. Because the layer keeps
+# state, it touches the network, the loss and the step.
 #
 # include the difference of 05_pmap.py and 07_batch_norm.py
 #
@@ -164,10 +166,10 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 lesson_07.all_reduces()
 
 # %% [markdown]
-# So each update waits for three all-reduces. (The picture shows four of your eight devices.) You wrote the first one,
-# in the layer, and the third is lesson 05's. The second you didn't write at all. Each example has changed the mean that
-# all devices use, so its gradient needs a term from every device. JAX puts in the all-reduce that adds them up when it
-# differentiates `pmean`. Here's the whole program.
+# So each update waits for three all-reduces. The picture shows four of your eight devices. You wrote the first
+# all-reduce, in the layer, and the third is lesson 05's. The second you didn't write at all. Every example moved the
+# mean that all devices used, so its gradient gets a contribution from every device. When JAX differentiates `pmean`, it
+# puts in the all-reduce that adds these contributions up. Here's the whole program.
 
 # %% tags=["take-home"]
 # include program/07_batch_norm.py
@@ -220,8 +222,9 @@ print(f"one device and eight differ by {distance(model_1, model_8):.0e}")
 assert distance(model_1, model_8) < 1e-4
 
 # %% [markdown]
-# They agree, so the gradients agree as well, although you wrote no backward pass for the all-reduce. (Why 37?
-# Most of it is the 32 running variances. They start at 1 and end at 7.4 on average. The inputs' variance is 7.2.)
+# They agree, so the gradients agree as well, although you wrote no backward pass for the all-reduce. Why has the model
+# moved so far? The distance counts the running variances, too. Each of the 32 goes from 1 to about 7.4, and √32 times
+# 6.4 is 36.
 #
 # ## The mistake: forget the axis
 #
@@ -229,7 +232,8 @@ assert distance(model_1, model_8) < 1e-4
 # stays as it is, so the gradients are still averaged.
 
 # %%
-synchronized_step = train_step.lower(init_state(), cut(all_batches[0], 8))  # for the last section
+# We need this one again for "What it costs", and the class below replaces its layer.
+synchronized_step = train_step.lower(init_state(), cut(all_batches[0], 8))
 
 
 class BatchNorm(nnx.BatchNorm):
@@ -261,8 +265,7 @@ print("JAX says they are:", local_model.norm.mean[...].is_fully_replicated)
 #
 # </details>
 #
-# Here you see it. Each curve is one device's running mean of the first unit, and the dashed one is the synchronized
-# layer's:
+# Each curve below is one device's running mean of the first unit, and the dashed one is the synchronized layer's:
 
 # %%
 lesson_07.running_means(local_means, synchronized_means[:-1])
@@ -278,18 +281,18 @@ assert np.ptp(synchronized_means, axis=1).max() == 0
 assert local_model.norm.mean[...].is_fully_replicated
 
 # %% [markdown]
-# Your checkpoint keeps the end of only one of these eight curves, so the accuracy you report depends on the device it
-# comes from. And even the parameters aren't the ones that a single device would have found, because here each device
-# normalized with its own 16 examples.
+# A checkpoint saves just one of the eight copies, so the accuracy you report depends on which one it happens to be. And
+# even the parameters aren't the ones that a single device would have found, because here each device normalized with
+# its own 16 examples.
 #
 # Some programs do this on purpose. With local batch norm no device waits for the others in the middle of a pass, and
-# with many examples on each device its moments are close to the global ones. But then you have to average the running
-# averages before you evaluate or save. PyTorch's DDP keeps batch norm local, too, unless you convert the model with
-# `convert_sync_batchnorm`. It does broadcast process 0's running averages before every forward pass in training, so
-# that all processes start from the same ones.
+# with many examples per device, the local moments are close to the global ones. But then you have to average the
+# running averages before you evaluate or save. PyTorch's DDP keeps batch norm local, too, unless you convert the model
+# with `convert_sync_batchnorm`. It does broadcast process 0's running averages before every forward pass in training,
+# so that all processes start from the same ones.
 #
 # Under `jit` (lesson 09) the problem goes away. There the layer sees the global batch, so plain `nnx.BatchNorm` is
-# synchronized, and its `mask` is right for ragged batches, too.
+# synchronized, and its `mask` is correct for ragged batches, too.
 #
 # ## What it costs
 #
@@ -314,10 +317,10 @@ assert all_reduces["synchronized"] == all_reduces["local"] + 2
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Two, one forward and one backward. XLA can't do with fewer than three, because the second needs the first one's
-# result, and the gradient of the hidden layer, which the third adds up, needs the second one's. Batch norm's two carry
-# only a few numbers for each channel, so you pay for their latency and not for their bytes (lesson 06). But a network
-# with 50 of these layers has a hundred more all-reduces to wait for in every update.
+# Two, one forward and one backward. XLA can't merge the three of the picture, because each needs the result of the one
+# before. The layer's own all-reduce carries a count and two numbers for each channel, here 65 numbers. So you pay for
+# its latency and not for its bytes. Lesson 06's formula gives 14 times 2 µs for eight GPUs on NVLink. That sounds like
+# nothing, but a network with 50 of these layers waits a hundred times in every update, which makes 2.8 ms.
 #
 # </details>
 #
@@ -327,14 +330,14 @@ assert all_reduces["synchronized"] == all_reduces["local"] + 2
 # [solutions/07_synchronize_batch_norm.py](solutions/07_synchronize_batch_norm.py).
 #
 # 1. `global_variance` (5 minutes): the variance of the valid values on all devices, in two passes: first the global
-#    mean, then the mean of the squared distances from it. It must be right for values around 20,000 in float32, too.
+#    mean, then the mean of the squared distances from it. It must be correct for values around 20,000 in float32, too.
 #    <details><summary>Hint</summary>Both passes are a sum over a count. Divide after the all-reduce.</details>
 # 2. `standardize_backward` (10 minutes): the backward pass of `standardize(x, True)`, by hand. `x` and `g` `[b, C]` are
 #    this device's rows of the examples and of the gradient with respect to the output. Return this device's rows of the
 #    gradient with respect to `x`. All devices hold the same number of examples. <details><summary>Hint</summary>On one
 #    device it is <code>(g - g.mean(0) - y * (g * y).mean(0)) / deviation</code>, where y is the standardized x. Which
 #    of these means have to be means over all devices?</details>
-# 3. `fixed_centre` (5 minutes, find the mistake): `broken_centre` subtracts the right mean, so training goes well. But
+# 3. `fixed_centre` (5 minutes, find the mistake): `broken_centre` subtracts the global mean, so training goes well. But
 #    its running mean is different on every device. <details><summary>Hint</summary>Which mean goes into the running
 #    mean?</details>
 

@@ -15,13 +15,13 @@
 # # 08. Keep dropout and metrics exact
 #
 # Add dropout to your program, and run it on four devices and on eight. The two runs differ from the first update on.
-# Neither has a mistake: they only drew different masks. But now, when a loss looks odd on eight devices, a run on one
+# Neither is wrong. They just drew different masks. But now, when a loss looks odd on eight devices, a run on one
 # device can't tell you whether it's a bug. And when four devices break, you can't go on with the other four and get the
 # run you had. In this lesson you'll tie each mask to its example, and the runs agree again. Then you'll meet a mean
 # that many programs get wrong, because their examples have different lengths.
 #
 # **You will** draw dropout masks that don't depend on the number of devices, and compute means that count every
-# example, or every token, exactly once. 20 minutes, 40 with exercises. You need
+# example, or every token, exactly once. 22 minutes, 42 with exercises. You need
 # [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
@@ -39,11 +39,11 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Whose key is it?
 #
-# Dropout sets random activations to 0, here each with probability one half. In JAX the same key and the same shape always give the same
-# random numbers, and `fold_in(key, number)` makes a new key from a key and a number (lesson 02). Inside `pmap` each
-# device draws the masks of its own examples. But from which key? You could give all devices the same key, or each
-# device its own, or each example its own. In the functions below, `indices` says which examples of the data set this
-# device has, and each example has twelve activations. `draw_masks` runs one of the three on N devices.
+# Dropout sets random activations to 0, here each with probability one half. In JAX the same key and the same shape
+# always give the same random numbers, and `fold_in(key, number)` makes a new key from a key and a number (lesson 02).
+# Inside `pmap` each device draws the masks of its own examples. But from which key? You could give all devices the same
+# key, or each device its own, or each example its own. In the functions below, `indices` says which examples of the
+# data set this device has, and each example has twelve activations. `draw_masks` runs one of the three on N devices.
 
 
 # %%
@@ -83,18 +83,18 @@ lesson_08.masks(masks)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only the last one. With the same key, the devices repeat each other's masks, so on four devices there are only two
-# different masks, each of them four times. With a key per device the masks are independent, but they change with the
-# number of devices. With a key per example they're independent, and they don't change.
+# Only the last one. With the same key, the devices repeat each other's masks, so four devices share just two masks, and
+# each is used four times. With a key per device the masks are independent, but they change with the number of devices.
+# With a key per example they're independent, and they don't change.
 #
 # </details>
 #
 # Many pmap programs fold in the device's number, and they train just as well. But they lose the comparison with one
-# device, which is how you find out that everything *else* is right.
+# device, which is how you find out that everything *else* is correct.
 #
 # There's one caveat. A key per example gives equal masks with JAX's default generator, threefry. Some people switch to
-# `rbg` or `unsafe_rbg`, because these two are faster on TPUs. But under `vmap` they draw all numbers at once, from the
-# first key, so even with a key per example the masks depend on the number of devices.
+# `rbg` or `unsafe_rbg`, because these two are faster on TPUs. But under `vmap` they use only the first key. So a key
+# per example doesn't help there, and the masks change with the number of devices.
 #
 # All this is about `pmap` and `shard_map`, where your function sees only one device's rows. Under `jit` it sees the
 # whole batch.
@@ -144,8 +144,8 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 #
 # Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask,
 # as in the first row of the picture. You can call it with a key, `nnx.Dropout(0.2)(x, deterministic=False, rngs=key)`,
-# and then it has no state. But one key would draw the masks of all the device's examples, so they'd depend on the
-# number of devices again, as in the second row.
+# and then it has no state. But then one key per device draws all its masks, and you're back in the second row of the
+# picture.
 
 # %% tags=["take-home"]
 # include program/08_exact.py
@@ -153,8 +153,8 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 # %% [markdown]
 # ## Proof, and what a key per device does
 #
-# Let's train for an epoch on one device and on eight. `pmap` uses as many devices as the batch has parts, so all we have
-# to change is how we `cut` the batch.
+# Let's train for an epoch on one device and on eight. `pmap` uses as many devices as the batch has parts, so all we
+# have to change is how we `cut` the batch.
 
 
 # %%
@@ -189,9 +189,9 @@ optimizer = optax.sgd(0.1)
 
 # %% [markdown]
 # We train twice: with the program's key per example, and with a key per device, as many programs do. We don't even have
-# to change the program for that, because `example_keys` makes keys from any numbers. So the second time we pass it
-# `device_numbers`, which stand for a device and a row there, and not for an example. SGD replaces Adam again, because
-# Adam blows up rounding (lesson 05). If the masks are the same, the parameters must agree within 1e-5.
+# to change the program for that, because `example_keys` makes keys from any numbers. The second time, we give it
+# `device_numbers`, made from the device and the row instead. SGD replaces Adam again, because Adam blows up rounding
+# (lesson 05). If the masks are the same, the parameters must agree within 1e-5.
 #
 # **Predict:** with which of the two do eight devices find the losses of one?
 
@@ -216,8 +216,8 @@ assert differences["key per device"][0] > 1e-3
 # <details><summary>Answer</summary>
 #
 # With a key per example, the losses agree as well as without dropout: they're equal, or they differ in float32's last
-# digit. With a key per device, the loss differs from the first update on, mostly in the first or second decimal place.
-# That isn't a mistake. But if you also made a real mistake of that size, you couldn't tell the two apart.
+# digit. With a key per device, the loss differs from the first update on, mostly by 0.01 to 0.2. That's harmless, but a
+# real bug of the same size would hide behind it.
 #
 # </details>
 #
@@ -279,9 +279,9 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 #
 # </details>
 #
-# A mean of means spoils the gradient in the same way, and here even in a full batch, because two devices hardly ever
-# have equally many tokens. It happens on a single device, too, if you accumulate gradients and average the means of the
-# micro-batches. Until October 2024, Hugging Face's Trainer [did just
+# The gradient goes wrong in the same way, and with tokens it does so even in a full batch, because two devices hardly
+# ever have equally many tokens. It happens on a single device, too, if you accumulate gradients and average the means
+# of the micro-batches. Until October 2024, Hugging Face's Trainer [did just
 # that](https://huggingface.co/blog/gradient_accumulation). The cure is always the same: add up sums and counts over
 # devices *and* batches, and divide once, at the end. That also saves you from NaN. If a device holds nothing but
 # padding, its own mean is 0 / 0, and one NaN is enough to spoil the average.
@@ -301,7 +301,7 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 #    <details><summary>Hint</summary>Pad x, labels and weights to a multiple of <code>N * b</code>
 #    with <code>np.pad</code>. Map a function that returns <code>lax.psum</code> of two sums. Add
 #    them up over the batches.</details>
-# 3. `fixed_mean` (5 minutes, find the mistake): `broken_mean` is right for every full batch, and wrong for the last
+# 3. `fixed_mean` (5 minutes, find the mistake): `broken_mean` is correct for every full batch, and wrong for the last
 #    batch of an epoch. <details><summary>Hint</summary>What does <code>len(x)</code> count?</details>
 
 # %%

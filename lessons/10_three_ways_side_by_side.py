@@ -16,12 +16,11 @@
 #
 # You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
 # the compiler works it out. There's a third way, `shard_map`, and since jax 0.8 pmap itself is built on it. It takes
-# jit's arrays and runs pmap's step. You'll want it when you have a pmap program to port, or when you need to decide
-# yourself what the devices send. But it has a trap: if you copy pmap's line for the gradient, you get a wrong gradient,
-# and nothing raises an error.
+# jit's arrays and runs pmap's step. Use it to port a pmap program, or to control what the devices send. But it has a
+# trap: if you copy pmap's line for the gradient, you get a wrong gradient, and nothing raises an error.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
-# shard_map. 24 minutes, 39 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
+# shard_map. 25 minutes, 40 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -49,8 +48,8 @@ lesson_10.three_ways()
 
 # %% [markdown]
 # So `shard_map` cuts the global arrays the way `in_specs` says, runs your function once on each device, and puts the
-# results together the way `out_specs` says. `P("data")` means split along the mesh axis "data", and `P()` means a copy on
-# every device. And mind the last box: under `shard_map`, `jax.grad` adds up some gradients without being asked.
+# results together the way `out_specs` says. `P("data")` means split along the mesh axis "data", and `P()` means a copy
+# on every device. And mind the last box: under `shard_map`, `jax.grad` adds up some gradients without being asked.
 #
 # ## The program so far
 #
@@ -73,8 +72,8 @@ lesson_10.three_ways()
 # ## How much of the batch does your loss see?
 #
 # Now the smallest case: one weight `w`, and the numbers 0 to 15, two on each of eight devices. The loss is the mean of
-# `w * x`. At w = 1 the loss is 7.5. Its gradient is the mean of `x`, which is 7.5 as well. `loss` appends the shape of `x` to a
-# list, so that you can see how much of the batch reaches it.
+# `w * x`. At w = 1 the loss is 7.5. Its gradient is the mean of `x`, which is 7.5 as well. `loss` appends the shape of
+# `x` to a list, so that you can see how much of the batch reaches it.
 
 
 # %%
@@ -119,9 +118,9 @@ print(f"shard_map: {shapes[2]}, result {shard_map_loss}")
 #
 # ## And your gradient?
 #
-# Now the gradient, which should be 7.5. Under pmap you took the gradient of this device's loss, and then you averaged it
-# over the devices. Here's the same line under `shard_map`. Remember the last box of the picture: `jax.grad` has already
-# added up the gradient for the replicated `w` over the devices, and then comes your `pmean`.
+# Now the gradient, which should be 7.5. Under pmap you took the gradient of this device's loss, and then you averaged
+# it over the devices. Here's the same line under `shard_map`. Remember the last box of the picture: `jax.grad` has
+# already added up the gradient for the replicated `w` over the devices, and then comes your `pmean`.
 #
 # **Predict:** the devices' own gradients have the mean 7.5. What do you get?
 
@@ -143,10 +142,10 @@ lesson_10.trap()
 #
 # </details>
 #
-# The factor comes from a check, `check_vma`, which is on unless you switch it off. With the check on, JAX knows that all
-# devices hold the same `w`. JAX sees one weight used eight times, so its gradient is the sum of eight. `jax.grad` adds
-# them up for you, and you never see that all-reduce. pmap runs your step in a `shard_map` whose check is off, so in
-# lesson 05 the same line was correct.
+# The factor comes from a check, `check_vma`, which is on unless you switch it off. With the check on, JAX knows that
+# all devices hold the same `w`. JAX sees one weight used eight times, so its gradient is the sum of eight. `jax.grad`
+# adds them up for you, and you never see that all-reduce. pmap runs your step in a `shard_map` whose check is off, so
+# in lesson 05 the same line was correct.
 #
 # **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w`
 # doesn't vary, `x` does. You can read the record in a jaxpr, the program that JAX has traced. `V:data` marks what
@@ -160,11 +159,11 @@ print(jaxpr.pretty_print(use_color=False))
 # %% [markdown]
 # ## Two ways around it
 #
-# Once you know that `jax.grad` adds up, you can let it: average the *loss*. Then each of the eight gradients is an eighth
-# of what it was, and their sum is the gradient you want. Or you can keep `jax.grad` from adding up, with the strange line
-# in your program: `lax.pcast(w, "data", to="varying")` says that from now on, each device has a `w` of its own. So there's
-# nothing to add up, and your `pmean` averages eight different gradients, as under pmap. The cast is the `pvary` of the
-# jaxpr. It costs nothing, because it changes what JAX knows about `w` and doesn't move any numbers.
+# Once you know that `jax.grad` adds up, you can let it: average the *loss*. Then each of the eight gradients is an
+# eighth of what it was, and their sum is the gradient you want. Or you can keep `jax.grad` from adding up, with the
+# strange line in your program: `lax.pcast(w, "data", to="varying")` says that from now on, each device has a `w` of its
+# own. So there's nothing to add up, and your `pmean` averages eight different gradients, as under pmap. The cast is the
+# `pvary` of the jaxpr. It only relabels `w`, so it's free.
 
 
 # %%
@@ -196,8 +195,8 @@ for function in (average_gradient, average_loss, cast_first):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `average_loss`. Nobody averages its gradient now, so each device ends up with the mean of its own two numbers. The other
-# two average the gradient themselves, so they still find 7.5.
+# `average_loss`. No one averages its gradient now, so each device ends up with the mean of its own two numbers. The
+# other two average the gradient themselves, so they still find 7.5.
 #
 # | | with the check (default) | `check_vma=False` |
 # | --- | --- | --- |
@@ -210,7 +209,8 @@ for function in (average_gradient, average_loss, cast_first):
 # ## Why you want the check
 #
 # So why not switch the check off for good, and write what you wrote under pmap? Because it finds a mistake that pmap
-# doesn't. In lesson 05 you forgot the all-reduce, and nobody noticed. Let's forget it here, too, first without the check.
+# doesn't. In lesson 05 you forgot the all-reduce, and nobody noticed. Let's forget it here, too, first without the
+# check.
 
 
 # %%
@@ -242,15 +242,15 @@ assert "can't be statically inferred" in refusal
 # Without the check you get eight different gradients under one name. With it, JAX notices before anything runs:
 # `out_specs=P()` promises that all devices return the same, and JAX sees that this gradient varies.
 #
-# **So keep the check on in new code**, and either cast first, as your program does, or take the gradient of the averaged
-# loss.
+# **So keep the check on in new code**, and either cast first, as your program does, or take the gradient of the
+# averaged loss.
 #
 # pmapdp's own [steps/shard_map.py](../pmapdp/steps/shard_map.py) turns the check off, with `check_vma=False` and pmap's
 # `pmean`, and you should know why. pmapdp has to run *your* model, whatever is in it, and the check refuses some models
-# that have no mistake. `nnx.RNN`, for example, loops over time and starts from zeros. The zeros are the same on all devices,
-# but after the first step the state varies, and JAX refuses a loop whose state starts out equal and then varies.
-# There's a price: if pmapdp itself forgot an all-reduce, JAX wouldn't notice. So pmapdp's tests compare every update
-# with one device's, on one to eight devices.
+# that have no mistake. `nnx.RNN`, for example, loops over time and starts from zeros. The zeros are the same
+# everywhere, and after one step the state differs from device to device. JAX won't accept a loop whose state changes
+# its type. Switching the check off has a price: if pmapdp itself forgot an all-reduce, JAX wouldn't notice. So pmapdp's
+# tests compare every update with one device's, on one to eight devices.
 #
 # ## What the trap does to a run
 #
@@ -373,10 +373,10 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 #    `shard_map` with the check on, over the axis `"data"`. Return the gradient of the mean over all devices.
 #    <details><summary>Hint</summary>With the check on there are three correct ways, and you've seen two of them. The
 #    third starts from the sum that <code>jax.grad</code> returns.</details>
-# 2. `make_step` (10 minutes): the whole lesson. You get `loss(params, x, y)`, the mean over the examples that it's given,
-#    and an Optax optimizer. Return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state, loss)`
-#    with `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays, and all results are replicated.
-#    <details><summary>Hint</summary>Start from your program. One spec, <code>P()</code>, stands for a whole
+# 2. `make_step` (10 minutes): the whole lesson. You get `loss(params, x, y)`, the mean over the examples that it's
+#    given, and an Optax optimizer. Return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state,
+#    loss)` with `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays, and all results are
+#    replicated. <details><summary>Hint</summary>Start from your program. One spec, <code>P()</code>, stands for a whole
 #    pytree.</details>
 
 # %%
@@ -405,7 +405,8 @@ for exercise in (fixed_gradient, make_step):
 #
 # - `shard_map` takes jit's arrays and runs pmap's step. `in_specs` says how to cut the arrays, and
 #   `out_specs` how to put the results together.
-# - With the check on, `jax.grad` of a replicated weight is already summed over the devices. Cast first, or average the loss.
+# - With the check on, `jax.grad` of a replicated weight is already summed over the devices. Cast first, or average the
+#   loss.
 # - The check finds a forgotten all-reduce before anything runs. Without it, compare one update with one device's.
 #
 # | your program | in pmapdp | file |

@@ -16,13 +16,13 @@
 #
 # Somebody hands you a training program from 2022. It uses `jax.pmap`, and it still runs. But pmap is only maintained,
 # and JAX's developers [recommend shard_map in its place](https://docs.jax.dev/en/latest/migrate_pmap.html). How do you
-# move the program without changing its results? In this lesson you'll change seventeen lines, and the new program prints
-# the old one's losses, up to rounding, because even its dropout masks are the same. Then you'll
-# forget a line on purpose, and see that JAX notices this time. And you'll find out something that the old program never told you.
+# move the program without changing its results? In this lesson you'll change seventeen lines, and the new program
+# prints the old one's losses, up to rounding, because even its dropout masks are the same. Then you'll forget a line on
+# purpose, and see that JAX notices this time. And you'll find out something that the old program never told you.
 #
-# **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against one
-# device. 29 minutes, 49 with exercises. You need [05 Average gradients](05_average_gradients.ipynb),
-# [10 Three ways side by side](10_three_ways_side_by_side.ipynb), and what [07](07_synchronize_batch_norm.ipynb) and
+# **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
+# one device. 29 minutes, 49 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
+# side by side](10_three_ways_side_by_side.ipynb), and what [07](07_synchronize_batch_norm.ipynb) and
 # [08](08_keep_dropout_and_metrics_exact.ipynb) say about the variance of a batch and about dropout keys.
 
 # %%
@@ -44,8 +44,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # Here it is. It trains on the clouds you know, and the rest is how people wrote these programs:
 #
-# - The network is a module of Linen, Flax's API before NNX. A `TrainState` holds its parameters, its batch statistics and
-#   the optimizer's state.
+# - The network is a module of Linen, Flax's API before NNX. A `TrainState` holds its parameters, its batch statistics
+#   and the optimizer's state.
 # - `replicate` makes N copies of the state, so every array in it is `[N, ...]`. `shard` reshapes a batch to
 #   `[N, b, ...]`.
 # - Each device folds its number into the dropout key (lesson 08).
@@ -76,16 +76,15 @@ print("addressable_shards[0].data[0] is on", first_copy.devices())
 # <details><summary>Answer</summary>
 #
 # One copy, in an all-reduce of 4 MB. To you the copies are equal, but to JAX they're eight different slices of one
-# array. The result of `x[0]` lives on all devices, so every device needs device 0's slice. The compiler sends it as a sum
-# in which all others contribute zeros. But if you only
-# want to read a copy, the first shard already has one. In the Flax version that runs here, `jax_utils.unreplicate`
-# reads that shard, too.
+# array. The result of `x[0]` lives on all devices, so every device needs device 0's slice. The compiler sends it as a
+# sum in which all others contribute zeros. But if you only want to read a copy, the first shard already has one. In the
+# Flax version that runs here, `jax_utils.unreplicate` reads that shard, too.
 #
 # </details>
 #
-# After the port you won't have copies to choose from. In the picture a colour is a device. In the first two columns,
-# stripes are slices of an array, one on each device, and a stack of cards is an array that every device holds whole. In
-# the last column each bar is one run of your step.
+# After the port you won't have copies to choose from. Each colour below is a device. Stripes mean that each device
+# holds a slice, and a stack of cards means that each holds everything. In the last column each bar is one run of your
+# step.
 
 # %%
 lesson_12.before_and_after()
@@ -93,9 +92,9 @@ lesson_12.before_and_after()
 # %% [markdown]
 # ## The port to shard_map
 #
-# There's one thing to think about before you start. The old state has eight sets of batch statistics, and the new state has
-# one. So the new step must average them in every update, but the old program did that only once an epoch. Doesn't that
-# change the result? Try it in your head, on two devices, with `running = (running + batch) / 2`:
+# There's one thing to think about before you start. The old state has eight sets of batch statistics, and the new state
+# has one. So the new step must average them in every update, but the old program did that only once an epoch. Doesn't
+# that change the result? Try it in your head, on two devices, with `running = (running + batch) / 2`:
 #
 # | | old: device 0 | old: device 1 | their mean | new: one copy |
 # | --- | --- | --- | --- | --- |
@@ -103,7 +102,8 @@ lesson_12.before_and_after()
 # | after batch means 1 and 3 | 0.5 | 1.5 | **1** | (0 + 2) / 2 = **1** |
 # | after batch means 5 and 7 | 2.75 | 4.25 | **3.5** | (1 + 6) / 2 = **3.5** |
 #
-# No, the result is the same. Running averages are weighted sums, so you can average before or after, and nothing reads them during training.
+# No, the result is the same. Running averages are weighted sums, so you can average before or after, and nothing reads
+# them during training.
 #
 # Here's everything that changes:
 #
@@ -116,11 +116,11 @@ lesson_12.before_and_after()
 #   parameters need it, because nothing else is differentiated.
 #
 # If your program is large, you don't have to do all of it at once: `my_pmap` in
-# [Porting](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, and leaves the arrays as
-# they are.
+# [Porting](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, and leaves the arrays
+# as they are.
 #
-# Now run it, and compare each epoch with the old program's. Even the dropout masks are the old ones, because each device
-# still folds its number into the same key.
+# Now run it, and compare each epoch with the old program's. Even the dropout masks are the old ones, because each
+# device still folds its number into the same key.
 
 # %%
 old_train_step, old_p_train_step = train_step, p_train_step  # the next cell defines them anew
@@ -153,8 +153,8 @@ except ValueError as error:
         print(textwrap.fill(line, 100))
 
 # %% [markdown]
-# JAX refuses the step before anything runs. The message doesn't say which results may differ from device to device, but it
-# has two entries, for the running mean and the running variance.
+# JAX refuses the step before anything runs. The message has an entry for each result that may differ from device to
+# device. The two entries are the running mean and the running variance.
 #
 # Now switch the check off. Each device updates its running mean from its own 16 examples, so there are eight different
 # means. But `out_specs` promises that the new state is replicated.
@@ -171,7 +171,8 @@ lesson_12.running_means(means)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It says yes, of an array with eight different means. Without the check JAX believes your promise. A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight.
+# It says yes, of an array with eight different means. Without the check JAX believes your promise. A checkpoint gets
+# device 0's mean, and nothing tells you that it isn't the mean of the eight.
 #
 # </details>
 #
@@ -182,8 +183,8 @@ lesson_12.running_means(means)
 # ## Is it the old program? Is it one device's?
 #
 # These are two questions. `pmapdp.verify` compares your step with a reference, update by update: parameters, optimizer
-# state, statistics and metrics. For the first question the reference is the old step. `old_program` runs it for eight parts
-# of the batch on one device.
+# state, statistics and metrics. For the first question the reference is the old step. `old_program` replays the old
+# step on one device, with the batch in eight parts.
 
 
 # %%
@@ -202,12 +203,12 @@ verify(step=p_train_step, reference=reference, state=init_state(), **case).requi
 print("the old program: equal")
 
 # %% [markdown]
-# So it's the old program. Is it one device's, too? Now the reference is the step that you'd write for one device. Dropout is off for
-# this comparison, because each of the eight devices draws its own mask, and one device would draw a different one for the
-# whole batch. The comparison still fails, because of batch norm: each device normalizes with its own 16 examples. Then the
-# step averages the eight running means, and the eight running variances.
+# So it's the old program. Is it one device's, too? Now the reference is the step that you'd write for one device.
+# Dropout is off for this comparison, because each of the eight devices draws its own mask, and one device would draw a
+# different one for the whole batch. The comparison still fails, because of batch norm: each device normalizes with its
+# own 16 examples. Then the step averages the eight running means, and the eight running variances.
 #
-# **Predict:** which of these two averages isn't what one device finds?
+# **Predict:** one of these two averages is wrong. Which?
 
 
 # %% tags=["prediction"]
@@ -235,8 +236,8 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 #
 # ## On to jit
 #
-# If you'd rather have one device's result, go on to `jit`. There the step *is* one device's step, `plain_step`. The `pmean`s
-# go, the `pcast` goes, and so does `fold_in`.
+# If you'd rather have one device's result, go on to `jit`. There the step *is* one device's step, `plain_step`. The
+# `pmean`s go, the `pcast` goes, and so does `fold_in`.
 
 # %%
 shardings = {"in_shardings": (replicated, split, replicated), "out_shardings": replicated}
@@ -287,14 +288,14 @@ np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
 assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 
 # %% [markdown]
-# The curve of shard_map lies on the old one (within 1e-4 of the loss, in float32). The curve of jit is different, but it
-# falls in much the same way. So if you go to jit, compare the final accuracy with the old program's, and the exact numbers
-# with one device's.
+# The curve of shard_map lies on the old one (within 1e-4 of the loss, in float32). The curve of jit is different, but
+# it falls in much the same way. So if you go to jit, compare the final accuracy with the old program's, and the exact
+# numbers with one device's.
 #
 # ## What else is in such a program
 #
-# - **Evaluation.** The ported program still leaves out 104 of the 1,000 test examples, as the old one did. Don't drop the
-#   last batch: pad it, give the padding weight 0, and divide by the sum of the weights, as your own program has done
+# - **Evaluation.** The ported program still leaves out 104 of the 1,000 test examples, as the old one did. Don't drop
+#   the last batch: pad it, give the padding weight 0, and divide by the sum of the weights, as your own program has done
 #   since lesson 03.
 # - **Checkpoints.** If your old program saved `unreplicate(state)`, its checkpoints load as they are. If it saved the
 #   device axis, too, take copy 0 of each array on the host. Only do that where the copies agree. Batch statistics agree
@@ -302,27 +303,28 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 # - **Several processes.** Under pmap each process passed only its own rows. `jax.device_put(batch, split)` wants the
 #   same global batch in every process, and raises an error otherwise. So give your rows to
 #   `jax.make_array_from_process_local_data` ([lesson 17](17_many_processes.ipynb)).
-# - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it, lists the lines that need
-#   your attention, and prints a script that verifies your step, in which you fill in the first arguments. It can miss a
-#   line: in this program it lists one of the two `[0]`s, because the other one indexes a call. [Porting](../docs/porting.md)
-#   shows what it says about this program, and has a row for every construct.
+# - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it, lists the lines that
+#   need your attention, and prints a script that verifies your step, in which you fill in the first arguments. It can
+#   miss a line: in this program it lists one of the two `[0]`s, because the other one indexes a call.
+#   [Porting](../docs/porting.md) shows what it says about this program, and has a row for every construct.
 #
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/12_port_a_pmap_program.py](solutions/12_port_a_pmap_program.py).
 #
-# 1. `drop_device_axis` (5 minutes): an old checkpoint was saved with the device axis, so `tree` holds NumPy arrays `[N, ...]`.
-#    The copies aren't equal. Return the tree with copy 0 alone, placed on every device of `mesh`. The devices must never
-#    hold all N copies.
-#    <details><summary>Hint</summary>Index on the host, where it costs nothing. Then one device_put.</details>
-# 2. `make_step` (10 minutes): port the `step` below this list to `jit` or `shard_map`, over the axis "batch" of `mesh`. Return a
-#    compiled `step(w, x, y) -> (w, loss)` for `w` `[D]`, `x` `[B, D]` and `y` `[B]`, with the same results, replicated.
-#    You get NumPy arrays, and each device must compute only its own rows.
+# 1. `drop_device_axis` (5 minutes): an old checkpoint was saved with the device axis, so `tree` holds NumPy arrays `[N,
+#    ...]`. The copies aren't equal. Return the tree with copy 0 alone, placed on every device of `mesh`. The devices must
+#    never hold all N copies. <details><summary>Hint</summary>Index on the host, where it costs nothing. Then one
+#    device_put.</details>
+# 2. `make_step` (10 minutes): port the `step` below this list to `jit` or `shard_map`, over the axis "batch" of `mesh`.
+#    Return a compiled `step(w, x, y) -> (w, loss)` for `w` `[D]`, `x` `[B, D]` and `y` `[B]`, with the same results,
+#    replicated. You get NumPy arrays, and each device must compute only its own rows.
 #    <details><summary>Hint</summary>Under jit the loss is the mean over the whole batch. Under shard_map, mind the
 #    trap.</details>
-# 3. `corrected_variance` (5 minutes, find the mistake): `broken_variance` runs in a `shard_map` over the axis "batch", and
-#    `x` `[b, D]` holds this device's rows. All devices agree, on a wrong number. Return the variance `[D]` of the global
-#    batch. <details><summary>Hint</summary>The devices' rows have different means. Average the mean first.</details>
+# 3. `corrected_variance` (5 minutes, find the mistake): `broken_variance` runs in a `shard_map` over the axis "batch",
+#    and `x` `[b, D]` holds this device's rows. All devices agree, on a wrong number. Return the variance `[D]` of the
+#    global batch. <details><summary>Hint</summary>The devices' rows have different means. Average the mean
+#    first.</details>
 #
 # ```python
 # def step(w, x, y):  # exercise 2, inside pmap: w [D], x [b, D], y [b]
@@ -364,8 +366,8 @@ for exercise in (drop_device_axis, make_step, corrected_variance):
 # ## Take away
 #
 # - shard_map takes the device axis away and leaves the step. jit takes the collectives away as well.
-# - A replicated state has one value of each array. So average batch statistics in the step, and keep the check on: it finds
-#   what you forgot.
+# - A replicated state has one value of each array. So average batch statistics in the step, and keep the check on: it
+#   finds what you forgot.
 # - Verify twice: against the old program, and against one device. The old program itself may not pass the second check.
 #
 # In pmapdp, [verify/](../pmapdp/verify/verification.py) compares, and [port/](../pmapdp/port/read.py) reads your

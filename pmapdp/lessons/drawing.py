@@ -218,8 +218,9 @@ def curves_by_device(
     """Curves `[updates, N]`, one for each device, and a dashed one, `name`, to compare them with."""
     updates = range(1, len(curves) + 1)
     for d, curve in enumerate(curves.T):
-        plt.plot(updates, curve, color=DEVICE_COLOURS[d], label=f"device {d}")
-    plt.plot(updates, reference, color=INK, linestyle="--", linewidth=3, label=name)
+        colour = DEVICE_COLOURS[d]
+        plt.plot(updates, curve, color=colour, linewidth=1, label=f"device {d}")
+    plt.plot(updates, reference, color=ACCENT, linestyle="--", linewidth=3, label=name)
     plt.gca().set(xlabel="update", ylabel=ylabel, xlim=(0, None))
     legend_beside(plt.gca())
 
