@@ -73,44 +73,49 @@ class Run:
 
         It comes from the newest checkpoint, else from `--init-from`, else the seed.
         """
-        job = self.job
-        sharding = job.strategy.state_sharding
-        step = 0
-        event = "init_from"
-        news = ""
         # --init-from is for the first start. Later there are checkpoints.
         if self.checkpoints and self.checkpoints.steps():
             step = self.checkpoints.steps()[-1]
+            state = self.restore(self.checkpoints, step)
             event = "resume"
             news = f"restored from the checkpoint of step {step:,}"
-            state, self.progress = self.checkpoints.read(
-                step,
-                job.task,
-                self.identity,
-                sharding,
-                accept_changed_functions=self.config.accept_changed_functions,
-            )
-            for results in read_epochs(self.checkpoints.folder.parent):
-                if results["step"] <= step:
-                    self.epochs[results["epoch"]] = results
         else:
-            task = job.task
-            if self.config.init_from:
-                task, news = load_weights(task, self.config.init_from)
-            state = create_state(task, sharding)
+            step = 0
+            state, news = self.init()
+            event = "init_from"
         # After the checkpoint was accepted, so that a refused run changes nothing.
-        if self.config.workdir and job.processes.is_first:
+        if self.config.workdir and self.job.processes.is_first:
             write_config(self.config, self.config.workdir)
-        self.report = Reporter(job, state, step, self.stack)
+        self.report = Reporter(self.job, state, step, self.stack)
         if news:
             self.report.event(event, step=step)
             self.report.line(news)
-        if self.config.draw_sharding and step == 0 and job.processes.is_first:
-            batch = next(job.batches["train"].epoch(0))
-            labels = job.strategy.place_batch(batch).labels
-            print(f"labels {labels.shape} of the first batch on the devices:")
-            jax.debug.visualize_array_sharding(labels)
+        if self.config.draw_sharding and step == 0:
+            self.report.draw_first_batch(self.job)
         return state, step
+
+    def restore(self, checkpoints: Checkpoints, step: int) -> TrainState:
+        """Return the state of a checkpoint, and take over its progress."""
+        state, self.progress = checkpoints.read(
+            step,
+            self.job.task,
+            self.identity,
+            self.job.strategy.state_sharding,
+            accept_changed_functions=self.config.accept_changed_functions,
+        )
+        # A run that was killed may have reported epochs that it has to make again.
+        for results in read_epochs(checkpoints.folder.parent):
+            if results["step"] <= step:
+                self.epochs[results["epoch"]] = results
+        return state
+
+    def init(self) -> tuple[TrainState, str]:
+        """Return the state before the first update, and a line about its weights."""
+        task = self.job.task
+        news = ""
+        if self.config.init_from:
+            task, news = load_weights(task, self.config.init_from)
+        return create_state(task, self.job.strategy.state_sharding), news
 
     def open_meter(self) -> Meter:
         """Return the meter of an epoch. It isn't empty if the epoch is resumed."""

@@ -140,6 +140,15 @@ class Reporter:
         for file in self.metrics:
             file.write(json.dumps({"event": name, **values}) + "\n")
 
+    def draw_first_batch(self, job: Job) -> None:
+        """Draw how the labels of the first batch lie on the devices."""
+        if not self.is_first:
+            return
+        batch = next(job.batches["train"].epoch(0))
+        labels = job.strategy.place_batch(batch).labels
+        print(f"labels {labels.shape} of the first batch on the devices:")
+        jax.debug.visualize_array_sharding(labels)
+
     def log_losses(self, meter: Meter) -> None:
         """Write the losses that were read since the last call, of each N-th update."""
         if self.log_every is None:
