@@ -246,8 +246,8 @@ def agree(config: Config, number: int | None, launcher: str) -> Processes:
     descriptions = []
     for process in range(processes.count):
         local_devices = jax.local_devices(process)
-        kind = local_devices[0].device_kind
-        descriptions.append({"its devices": f"{len(local_devices)} x {kind}"})
+        device_kind = local_devices[0].device_kind
+        descriptions.append({"its devices": f"{len(local_devices)} x {device_kind}"})
     require_same_on_all(descriptions)
     facts: dict[str, Any] = {"the version of jax": jax.__version__}
     for name, value in vars(config).items():

@@ -137,7 +137,9 @@ def evaluate_run(
                 f"{config.dataset} has no test set to evaluate on: "
                 "give one, DataSet(train, test)"
             )
-        state, _ = load_state(workdir, job.task, best=best, content=job.content)
+        state, _ = load_state(
+            workdir, job.task, best=best, data_fingerprint=job.data_fingerprint
+        )
         # The same function as in training, so the numbers are the same, too.
         means = evaluate(job, job.strategy.place_state(state), "test")
     about = {

@@ -202,11 +202,11 @@ def export_run(
         else:
             data_set = make_data_set(data)
         task = rebuild_task(config, **python_values)
-        state, progress = load_state(
-            folder, task, best=best, content=fingerprint(data_set)
+        state, epoch_progress = load_state(
+            folder, task, best=best, data_fingerprint=fingerprint(data_set)
         )
     arrays, featurizer = featurize(data_set, task.model)
-    last = progress["last"]
+    last = epoch_progress["last"]
     metrics = {}
     # A checkpoint from the middle of an epoch wasn't evaluated.
     if last.get("step") == int(state.step):

@@ -30,7 +30,8 @@ class Job:
         strategy: Its functions are in `steps/` or `sharding/`.
         layout: Which shard of every array each device holds.
         processes: The processes that own the devices.
-        content: A fingerprint of the data, None without a workdir and with one process.
+        data_fingerprint: Tells data sets apart. None without a workdir and with one
+            process.
         functions: Yours, or None, by what they are.
     """
 
@@ -44,7 +45,7 @@ class Job:
     strategy: Strategy
     layout: MeshLayout
     processes: Processes
-    content: str | None
+    data_fingerprint: str | None
     functions: dict[str, Any]
 
     @property

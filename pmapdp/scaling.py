@@ -85,13 +85,13 @@ def reduce_scatter(n: float, N: int, levels: Sequence[Level]) -> float:
     the one inside.
     """
     seconds = 0.0
-    joined = 1
+    devices_so_far = 1
     for level in levels:
-        members = min(N // joined, level.devices)
-        seconds += reduce_scatter_at(n / joined, members, level)
-        joined *= members
-    if joined != N:
-        raise UserError(f"{N} devices don't fill these levels: try {joined}")
+        members = min(N // devices_so_far, level.devices)
+        seconds += reduce_scatter_at(n / devices_so_far, members, level)
+        devices_so_far *= members
+    if devices_so_far != N:
+        raise UserError(f"{N} devices don't fill these levels: try {devices_so_far}")
     return seconds
 
 
@@ -138,8 +138,8 @@ def main(arguments: list[str]) -> None:
         )
     print("Predicted for ResNet-50 on A100s: 64 images on each, Adam, no overlap.")
     print("type      devices  step, ms  all-reduce, ms  waiting  efficiency")
-    for dtype, share in RESNET_SHARES.items():
-        model = (64, RESNET_PARAMETERS, RESNET_FLOPS, share, dtype)
+    for dtype, utilization in RESNET_SHARES.items():
+        model = (64, RESNET_PARAMETERS, RESNET_FLOPS, utilization, dtype)
         one_device = predict(A100, 1, *model)
         for N in (1, 8, 64, 512, 4096):
             many = predict(A100, N, *model)

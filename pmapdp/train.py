@@ -265,11 +265,11 @@ def prepare(
 
     data = read_data(config, custom, processes)
     task, arrays = build_task(config, custom, functions["model"], data)
-    content = None
+    data_fingerprint = None
     # It takes a pass over the data, so only a run that must compare it does this.
     if config.workdir or processes.count > 1:
-        content = fingerprint(data)
-        processes.require_same({"the content of the data": content})
+        data_fingerprint = fingerprint(data)
+        processes.require_same({"the content of the data": data_fingerprint})
     layout, batches = make_batches(config, task, arrays, local_devices, all_devices)
     # The schedule depends on the number of batches.
     optimizer, schedule = build_optimizer(config, functions, task, batches["train"])
@@ -292,7 +292,7 @@ def prepare(
         strategy=choose_strategy(config.strategy, task, all_devices, layout),
         layout=layout,
         processes=processes,
-        content=content,
+        data_fingerprint=data_fingerprint,
         functions=functions | {"augmentation": arrays.augment},
     )
 
@@ -514,8 +514,8 @@ def load_run(
     require_python_values(config, parts, "pmapdp.train.load_run", str(path))
     with jax.enable_x64(config.dtype == "float64"):
         task = rebuild_task(config, **python_values)
-        state, progress = load_state(path, task, best=best)
-    return config, state, progress["last"]
+        state, epoch_progress = load_state(path, task, best=best)
+    return config, state, epoch_progress["last"]
 
 
 COMMAND = cli.Command(

@@ -77,10 +77,10 @@ def load(name: str, data_dir: Path) -> DataSet:
 def read_idx(path: Path, checksum: str) -> np.ndarray:
     """Read the array of bytes in a gzipped IDX file, whose MD5 must be `checksum`."""
     packed = read_file(path, advice="make it readable, or name another --data-dir")
-    found = hashlib.md5(packed, usedforsecurity=False).hexdigest()
-    if found != checksum:
+    md5 = hashlib.md5(packed, usedforsecurity=False).hexdigest()
+    if md5 != checksum:
         raise UserError(
-            f"{path} is damaged: its MD5 is {found}, not {checksum}; delete it and "
+            f"{path} is damaged: its MD5 is {md5}, not {checksum}; delete it and "
             "start again to download it anew"
         )
     content = gzip.decompress(packed)

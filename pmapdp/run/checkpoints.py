@@ -5,7 +5,7 @@ Lesson 14 teaches this file.
 A checkpoint holds the train state as it is on one device. It knows nothing of the
 strategy or the number of devices that wrote it, so any other may resume from it. It
 also holds the run's progress as JSON: the open epoch's sums, the best and last results,
-and the identity of the run as "belongs_to".
+and the fixed settings of the run as "belongs_to".
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from etils.epath.gpath import PosixGPath
 
 from pmapdp.archive import read_archive
 from pmapdp.errors import UserError, explain_errors
-from pmapdp.run.workdir import CODE, identity, read_config, require_same_run
+from pmapdp.run.workdir import CODE, fixed_settings, read_config, require_same_run
 from pmapdp.state import Task, TrainState, initial_state, named_leaves, use_host
 
 
@@ -80,7 +80,9 @@ class Checkpoints:
         self.wait = self.manager.wait_until_finished
         self.close = self.manager.close
 
-    def save(self, step: int, state: TrainState, progress: dict[str, Any]) -> None:
+    def save(
+        self, step: int, state: TrainState, epoch_progress: dict[str, Any]
+    ) -> None:
         """Start to write the state after update `step`.
 
         When this returns, the state's memory may be used again.
@@ -95,13 +97,13 @@ class Checkpoints:
             )
         facts = {
             "shapes": shapes_of(state),
-            "checksum": checkpoint_checksum(state, progress),
+            "checksum": checkpoint_checksum(state, epoch_progress),
         }
         self.wait()
-        self.policies[1] = self.steps_to_keep([progress["best"].get("step")])
+        self.policies[1] = self.steps_to_keep([epoch_progress["best"].get("step")])
         items = {
             "state": self.args.StandardSave(state),
-            "progress": self.args.JsonSave(progress | facts),
+            "progress": self.args.JsonSave(epoch_progress | facts),
         }
         self.manager.save(step, args=self.args.Composite(**items))
 
@@ -109,7 +111,7 @@ class Checkpoints:
         self,
         step: int,
         task: Task,
-        ours: dict[str, Any],
+        requested: dict[str, Any],
         sharding: Any = None,
         *,
         accept_changed_functions: bool = False,
@@ -119,7 +121,7 @@ class Checkpoints:
         Args:
             step: The name of the checkpoint.
             task: The run's task, which says the shapes.
-            ours: The run's identity. A checkpoint of another run is refused.
+            requested: The run's fixed settings. A checkpoint of another run is refused.
             sharding: One for all arrays or a pytree like the state. None: the default
                 device holds all.
             accept_changed_functions: Take a checkpoint of other functions of yours.
@@ -131,21 +133,21 @@ class Checkpoints:
         )
         wanted = jax.eval_shape(lambda: initial_state(task))
         with explain_errors(f"{name} cannot be read", advice):
-            progress = self.restore(step, progress=self.args.JsonRestore())
-            theirs = dict(progress["belongs_to"])
-            ours = dict(ours)
-            then = progress.pop("shapes")
-            now = shapes_of(wanted)
-            for array in then | now:
-                theirs[f"the shape of {array}"] = then.get(array)
-                ours[f"the shape of {array}"] = now.get(array)
+            epoch_progress = self.restore(step, progress=self.args.JsonRestore())
+            saved = dict(epoch_progress["belongs_to"])
+            requested = dict(requested)
+            saved_shapes = epoch_progress.pop("shapes")
+            requested_shapes = shapes_of(wanted)
+            for array in saved_shapes | requested_shapes:
+                saved[f"the shape of {array}"] = saved_shapes.get(array)
+                requested[f"the shape of {array}"] = requested_shapes.get(array)
             # The last epoch has left no open sums.
-            last_epoch = progress["last"].get("epoch")
-            ended = not progress["examples"] and last_epoch == theirs["epochs"]
+            last_epoch = epoch_progress["last"].get("epoch")
+            ended = not epoch_progress["examples"] and last_epoch == saved["epochs"]
             require_same_run(
                 name,
-                theirs,
-                ours,
+                saved,
+                requested,
                 ended=ended,
                 accept_changed_functions=accept_changed_functions,
             )
@@ -155,9 +157,11 @@ class Checkpoints:
             )
             state = self.restore(step, state=self.args.StandardRestore(wanted))
             require_step(self.folder / str(step), state.step)
-            if progress.pop("checksum") != checkpoint_checksum(state, progress):
+            if epoch_progress.pop("checksum") != checkpoint_checksum(
+                state, epoch_progress
+            ):
                 raise ValueError("its numbers are not those that were written")
-        return state, progress
+        return state, epoch_progress
 
     def restore(self, step: int, **item: Any) -> Any:
         """Read one item of a checkpoint, given as its name and how Orbax reads it."""
@@ -219,9 +223,9 @@ def checksums(arrays: Any) -> jax.Array:
     return jnp.stack([checksum(leaf) for leaf in jax.tree.leaves(arrays)])
 
 
-def checkpoint_checksum(state: Any, progress: dict[str, Any]) -> int:
+def checkpoint_checksum(state: Any, epoch_progress: dict[str, Any]) -> int:
     """Return one number for all numbers of a checkpoint, however it was split."""
-    text = json.dumps(progress, sort_keys=True).encode()
+    text = json.dumps(epoch_progress, sort_keys=True).encode()
     return zlib.crc32(text + jax.device_get(checksums(state)).tobytes())
 
 
@@ -231,26 +235,32 @@ def shapes_of(state: TrainState) -> dict[str, list[int]]:
 
 
 def load_state(
-    path: str | Path, task: Task, *, best: bool = False, content: str | None = None
+    path: str | Path,
+    task: Task,
+    *,
+    best: bool = False,
+    data_fingerprint: str | None = None,
 ) -> tuple[TrainState, Any]:
     """Read the newest state of a run to the host, or its best epoch's.
 
     With it comes the progress. A `UserError` says if it's of another run, or if
-    `content`, the fingerprint of the data, is another one.
+    the fingerprint of the data is another one.
     """
     checkpoints = open_checkpoints(path)
-    ours = identity(read_config(path), content)
+    requested = fixed_settings(read_config(path), data_fingerprint)
     # One accelerator may be too small for a state that was split over several.
     with use_host():
-        state, progress = checkpoints.read(checkpoints.steps()[-1], task, ours)
+        state, epoch_progress = checkpoints.read(
+            checkpoints.steps()[-1], task, requested
+        )
         if best:
-            step = progress["best"].get("step")
+            step = epoch_progress["best"].get("step")
             if step not in checkpoints.steps():
                 raise UserError(
                     f"{path} holds no checkpoint of its best epoch: leave --best out"
                 )
-            state, progress = checkpoints.read(step, task, ours)
-    return jax.device_get(state), progress
+            state, epoch_progress = checkpoints.read(step, task, requested)
+    return jax.device_get(state), epoch_progress
 
 
 def open_checkpoints(path: str | Path) -> Checkpoints:
@@ -276,12 +286,14 @@ def require_functions_again(path: str, python_values: dict[str, Any]) -> None:
     """
     checkpoints = open_checkpoints(path)
     with explain_errors(f"a checkpoint in {path} cannot be read", "delete it"):
-        progress = checkpoints.restore(
+        epoch_progress = checkpoints.restore(
             checkpoints.steps()[-1], progress=checkpoints.args.JsonRestore()
         )
     for name in ("loss", "metrics"):
         # A checkpoint of 0.3 has no hashes.
-        had_yours = progress["belongs_to"].get(CODE + name, "built in") != "built in"
+        had_yours = (
+            epoch_progress["belongs_to"].get(CODE + name, "built in") != "built in"
+        )
         if had_yours and python_values.get(name) is None:
             raise UserError(
                 f"this run was given its {name} from Python, so give it again: "
@@ -301,22 +313,22 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
     """
     advice = "name the --workdir of a run, or a file of python -m pmapdp.export"
     if os.path.isdir(path):
-        step, theirs = read_weights(path, advice)
+        step, saved = read_weights(path, advice)
     else:
         exported = read_archive(path, advice=advice)  # its program isn't run
         step = exported.metadata.get("step", 0)
-        theirs = {}
+        saved = {}
         for name, array in exported.arrays.items():
-            theirs[name.replace("/", ".")] = array
+            saved[name.replace("/", ".")] = array
     arrays = task.split_arrays(task.model)
     leaves = []
     left = []
-    for name, ours in named_leaves(*arrays).items():
-        if name in theirs and theirs[name].shape == ours.shape:
+    for name, array in named_leaves(*arrays).items():
+        if name in saved and saved[name].shape == array.shape:
             # Weights of a float64 run may start one of float32.
-            leaves.append(theirs[name].astype(ours.dtype))
+            leaves.append(saved[name].astype(array.dtype))
         else:
-            leaves.append(ours)
+            leaves.append(array)
             left.append(name)
     taken = len(leaves) - len(left)
     # The name of another model's folder is a common mistake.
@@ -348,13 +360,17 @@ def read_weights(path: str, advice: str) -> tuple[int, dict[str, Any]]:
         on_host = checkpoints.args.StandardRestore(
             fallback_sharding=jnp.zeros(()).sharding
         )
-        progress = checkpoints.restore(step, progress=checkpoints.args.JsonRestore())
+        epoch_progress = checkpoints.restore(
+            step, progress=checkpoints.args.JsonRestore()
+        )
         state = checkpoints.restore(step, state=on_host)
         require_step(checkpoints.folder / str(step), state["step"])
         leaves = named_leaves(state)
         # In the order of the checksum.
-        ordered = [leaves.get(name) for name in progress.pop("shapes")]
-        if progress.pop("checksum") != checkpoint_checksum(ordered, progress):
+        ordered = [leaves.get(name) for name in epoch_progress.pop("shapes")]
+        if epoch_progress.pop("checksum") != checkpoint_checksum(
+            ordered, epoch_progress
+        ):
             raise ValueError("its numbers are not those that were written")
         weights = named_leaves(state["params"], state.get("model_state", {}))
         return step, jax.device_get(weights)

@@ -22,8 +22,8 @@ from pmapdp.run.not_finite import find_first_not_finite
 from pmapdp.run.report import Reporter, read_epochs
 from pmapdp.run.signals import StopRequest
 from pmapdp.run.workdir import (
-    identify_functions,
-    identity,
+    fixed_settings,
+    hash_functions,
     lock_workdir,
     write_config,
 )
@@ -46,7 +46,7 @@ class Run:
         # By number. An epoch that was stopped in its middle is there twice in the file.
         self.epochs: dict[int, dict[str, Any]] = {}
         self.best_state: Any = None  # on the host, if no checkpoint has it
-        self.progress: dict[str, Any] = {
+        self.epoch_progress: dict[str, Any] = {
             "sums": {},
             "examples": 0,
             "best": {},
@@ -61,7 +61,9 @@ class Run:
             # If the folder isn't shared, only process 0 finds the file.
             has_lock = (folder / "pmapdp.lock").exists()
             job.processes.require_same({f"--workdir {folder}": has_lock})
-            self.identity = identity(job.config, job.content) | identify_functions(job)
+            self.fixed_settings = fixed_settings(
+                job.config, job.data_fingerprint
+            ) | hash_functions(job)
             keep = job.config.keep_checkpoints
             self.checkpoints = Checkpoints(folder / "checkpoints", keep)
             stack.callback(self.checkpoints.close)
@@ -96,10 +98,10 @@ class Run:
 
     def restore(self, checkpoints: Checkpoints, step: int) -> TrainState:
         """Return the state of a checkpoint, and take over its progress."""
-        state, self.progress = checkpoints.read(
+        state, self.epoch_progress = checkpoints.read(
             step,
             self.job.task,
-            self.identity,
+            self.fixed_settings,
             self.job.strategy.state_sharding,
             accept_changed_functions=self.config.accept_changed_functions,
         )
@@ -120,8 +122,8 @@ class Run:
     def open_meter(self) -> Meter:
         """Return the meter of an epoch. It isn't empty if the epoch is resumed."""
         return Meter(
-            self.progress["sums"],
-            self.progress["examples"],
+            self.epoch_progress["sums"],
+            self.epoch_progress["examples"],
             is_weighted=self.job.batches["train"].is_weighted,
         )
 
@@ -132,10 +134,12 @@ class Run:
         """
         if step >= self.job.total_steps:
             return True
-        last = self.progress["last"]
+        last = self.epoch_progress["last"]
         if not self.config.patience or not last:
             return False
-        return last["epoch"] - self.progress["best"]["epoch"] >= self.config.patience
+        return (
+            last["epoch"] - self.epoch_progress["best"]["epoch"] >= self.config.patience
+        )
 
     def show_update(self, step: int, state: TrainState, meter: Meter) -> None:
         """Show the progress. The devices may still compute update `step`."""
@@ -162,18 +166,18 @@ class Run:
         if self.job.held_out:
             results[self.job.held_out] = tested
         # The rate of the update that was made last, not of the next one.
-        rate = self.job.schedule(jax.device_put(step - 1))
-        results["learning_rate"] = float(jax.device_get(rate))
+        learning_rate = self.job.schedule(jax.device_put(step - 1))
+        results["learning_rate"] = float(jax.device_get(learning_rate))
         results |= meter.speed
         self.report.log_losses(meter)
         self.epochs[results["epoch"]] = results
         self.report.end_epoch(results)
-        best = self.progress["best"]
+        best = self.epoch_progress["best"]
         if not best or self.score(results) > self.score(best):
             best = results
             if self.chooses_best and not self.checkpoints:
                 self.best_state = self.job.strategy.fetch(state)
-        self.progress |= {"best": best, "last": results}
+        self.epoch_progress |= {"best": best, "last": results}
         return dict(results)
 
     def score(self, results: dict[str, Any]) -> float:
@@ -185,7 +189,7 @@ class Run:
         # The sums of an epoch that is over are in `last`.
         if step % self.per_epoch == 0:
             meter = Meter()
-        self.progress |= {"sums": meter.sums, "examples": meter.examples}
+        self.epoch_progress |= {"sums": meter.sums, "examples": meter.examples}
         if self.checkpoints:
             state = make_global(state, self.job.strategy.state_sharding)
             # A run that resumed from a NaN would end at once, every time.
@@ -194,7 +198,7 @@ class Run:
                     f"the state is not finite after step {step}: {DIVERGED_ADVICE}"
                 )
             self.checkpoints.save(
-                step, state, self.progress | {"belongs_to": self.identity}
+                step, state, self.epoch_progress | {"belongs_to": self.fixed_settings}
             )
 
     @property
@@ -204,7 +208,7 @@ class Run:
 
     def fetch_result(self, state: TrainState) -> TrainState:
         """Copy the last state to the host, or the best epoch's if that's asked for."""
-        best_step = self.progress["best"].get("step")
+        best_step = self.epoch_progress["best"].get("step")
         if not self.chooses_best or best_step in (None, int(state.step)):
             return self.job.strategy.fetch(state)
         if not self.checkpoints:
@@ -213,7 +217,7 @@ class Run:
         best, _ = self.checkpoints.read(
             best_step,
             self.job.task,
-            self.identity,
+            self.fixed_settings,
             sharding,
             accept_changed_functions=True,
         )
@@ -243,8 +247,8 @@ class Run:
         self.report.end_trace()
         if self.checkpoints:
             self.checkpoints.wait()
-        best = self.progress["best"]
-        last = self.progress["last"]
+        best = self.epoch_progress["best"]
+        last = self.epoch_progress["last"]
         lines = [""]
         if step < self.job.total_steps:
             why = f"the last {self.config.patience} were no better than the best"

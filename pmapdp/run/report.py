@@ -307,8 +307,8 @@ def describe_data(job: Job) -> str:
         if part.is_weighted:
             text += " (weighted)"
         texts.append(text)
-    if job.content:
-        texts.append(f"content {job.content}")
+    if job.data_fingerprint:
+        texts.append(f"content {job.data_fingerprint}")
     return ", ".join(texts)
 
 

@@ -32,7 +32,7 @@ from pmapdp.run.code_hash import hash_function
 from pmapdp.state import use_host
 
 FORMAT = "pmapdp run 2"
-CODE = "the code of the "  # starts the name of a hash in the identity of a run
+CODE = "the code of the "  # starts the name of a hash in the fixed settings
 WORKDIR_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 
 
@@ -58,12 +58,13 @@ def with_full_paths(config: Config, *, is_first: bool = True) -> Config:
     return dataclasses.replace(config, **full)
 
 
-def identity(config: Config, content: str | None = None) -> dict[str, Any]:
+def fixed_settings(
+    config: Config, data_fingerprint: str | None = None
+) -> dict[str, Any]:
     """Return the settings on which a run's results depend, as JSON gives them back.
 
     Folders of your code and data don't count, because you may move them. Names of your
-    optimizer and schedule don't count either: `identify_functions` compares their code.
-    `content` is the `fingerprint` of the data.
+    optimizer and schedule don't count either: `hash_functions` compares their code.
     """
     settings: dict[str, Any] = {}
     for field in dataclasses.fields(config):
@@ -76,12 +77,12 @@ def identity(config: Config, content: str | None = None) -> dict[str, Any]:
         settings["optimizer"] = "yours"
     if settings["schedule"] not in SCHEDULES:
         settings["schedule"] = "yours"
-    if content:
-        settings["the content of the data"] = content
+    if data_fingerprint:
+        settings["the content of the data"] = data_fingerprint
     return json.loads(json.dumps(settings))  # tuples become lists, as they come back
 
 
-def identify_functions(job: Job) -> dict[str, Any]:
+def hash_functions(job: Job) -> dict[str, Any]:
     """Return what tells the run's functions from others.
 
     You may edit one and keep its name.
@@ -115,8 +116,8 @@ def require_same_run(
 
     Args:
         checkpoint: What it's called in the message.
-        saved: Its identity.
-        requested: The identity of the run that would go on from it.
+        saved: Its fixed settings.
+        requested: Those of the run that would go on from it.
         ended: Its run has made all its epochs, and may be given more.
         accept_changed_functions: The code of your functions may differ.
     """
@@ -226,15 +227,15 @@ def read_config(path: str | Path) -> Config:
             "run"
         )
     with open_file(file, advice="name another folder") as opened:
-        content = json.load(opened)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        stored = json.load(opened)
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise UserError(
             f"{file} is not from this version: "
             "name another folder, or use pmapdp 0.2 if that wrote it"
         )
     advice = "correct it, or name another folder"
     try:
-        return config_from_json(dict(content["config"]))
+        return config_from_json(dict(stored["config"]))
     except UserError as error:
         raise UserError(f"{file} cannot be used ({error.message}): {advice}") from None
     except (KeyError, TypeError, ValueError):

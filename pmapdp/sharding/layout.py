@@ -410,7 +410,7 @@ def state_line(state: TrainState) -> str:
     trees = {"parameters": state.params, "optimizer state": state.optimizer_state}
     sizes = {name: bytes_on_a_device(tree) for name, tree in trees.items()}
     whole = sum(leaf.nbytes for leaf in jax.tree.leaves(trees))
-    share = sum(sizes.values()) / max(whole, 1)
+    fraction = sum(sizes.values()) / max(whole, 1)
     parts = [f"{name} {size / 1e6:.2f} MB" for name, size in sizes.items()]
-    held = "all" if share == 1 else f"{100 * share:.1f} %"
-    return f"each device holds {held} of it: {' + '.join(parts)}"
+    shown = "all" if fraction == 1 else f"{100 * fraction:.1f} %"
+    return f"each device holds {shown} of it: {' + '.join(parts)}"

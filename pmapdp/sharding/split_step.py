@@ -27,7 +27,7 @@ def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
     # parameters are gathered for the model, and the gradients are split like the
     # optimizer state: each device updates the shard that it keeps.
     gathered = layout.params_sharding(task, split=False)
-    kept = layout.params_sharding(task, split=layout.shard_state != "none")
+    update_sharding = layout.params_sharding(task, split=layout.shard_state != "none")
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         params = lax.with_sharding_constraint(state.params, gathered)
@@ -38,7 +38,7 @@ def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
             gradients, sums, model_state = accumulated_sums(
                 task, whole, batch, layout.mesh, layout.batch_axes
             )
-        gradients = lax.with_sharding_constraint(gradients, kept)
+        gradients = lax.with_sharding_constraint(gradients, update_sharding)
         return update(task, state, gradients, sums.count, model_state), sums
 
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:

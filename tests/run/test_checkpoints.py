@@ -26,12 +26,12 @@ from pmapdp.errors import DivergedError, UserError
 from pmapdp.export import export_run
 from pmapdp.registry import MODELS
 from pmapdp.run.checkpoints import Checkpoints, load_weights
-from pmapdp.run.workdir import identity
+from pmapdp.run.workdir import fixed_settings
 from pmapdp.state import Task, build, create_state
 from pmapdp.train import Custom, load_run, make_task, prepare
 
-IDENTITY = identity(Config())
-PROGRESS = {"belongs_to": IDENTITY, "examples": 0, "best": {}, "last": {}}
+SETTINGS = fixed_settings(Config())
+PROGRESS = {"belongs_to": SETTINGS, "examples": 0, "best": {}, "last": {}}
 
 
 def assert_same(one, other):
@@ -57,7 +57,7 @@ def test_it_holds_the_state_of_the_call(tmp_path):
     checkpoints.wait()
     assert checkpoints.steps() == [1, 2, 3]
     for step, expected in saved.items():
-        assert_same(checkpoints.read(step, job.task, IDENTITY)[0], expected)
+        assert_same(checkpoints.read(step, job.task, SETTINGS)[0], expected)
     checkpoints.close()
 
 
@@ -66,7 +66,7 @@ def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(tmp_path):
     folder = tmp_path / "run[1] {a,b}*?$~'\" ü☃" / "checkpoints"
 
     async def read(reader):
-        return reader.read(3, task, IDENTITY)[0]
+        return reader.read(3, task, SETTINGS)[0]
 
     with jax.enable_x64(True):
         task = Task(build(Net, dtype="float64"), optax.sgd(0.1))

@@ -13,7 +13,12 @@ from points import DATA, Net, run
 
 from pmapdp.config import REMOVED_SETTINGS, Config
 from pmapdp.errors import DivergedError, UserError
-from pmapdp.run.workdir import identity, lock_workdir, read_config, with_full_paths
+from pmapdp.run.workdir import (
+    fixed_settings,
+    lock_workdir,
+    read_config,
+    with_full_paths,
+)
 from pmapdp.train import load_run
 
 
@@ -212,4 +217,4 @@ def test_paths_are_whole_and_a_moved_project_is_the_same_run(tmp_path, monkeypat
     assert with_full_paths(Config(workdir="~/run")).workdir == config.workdir
     (tmp_path / "moved" / "pictures").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "moved")
-    assert identity(with_full_paths(Config(**given))) == identity(config)
+    assert fixed_settings(with_full_paths(Config(**given))) == fixed_settings(config)
