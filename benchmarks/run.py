@@ -162,7 +162,7 @@ def main() -> None:
     if python:
         machine["peers"] = peers_versions(python)
     runs = list(
-        dict.fromkeys(run for _, *pair, _ in comparisons(options.peers) for run in pair)
+        dict.fromkeys(run for _, *pair in comparisons(options.peers) for run in pair)
     )
     speeds: dict[str, list[float]] = {run.name: [] for run in runs}
     results: dict[str, Any] = {"machine": machine, "examples_per_second": speeds}
