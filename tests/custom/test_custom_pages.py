@@ -9,6 +9,7 @@ import entry
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 
 from pmapdp.custom.data import make_data_set
 from pmapdp.train import load_run
@@ -20,7 +21,7 @@ BLOCK = re.compile(r"```(python|console)\n(.*?)```", re.DOTALL)
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty current folder, from which the page imports its files."""
-    for module in ("net", "data"):  # of other tests
+    for module in ("net", "data", "weights"):  # of other tests
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -45,10 +46,17 @@ def run_commands(block: str) -> None:
             assert line == "..." or any(row.startswith(wanted) for row in printed), line
 
 
-def run_page(name: str) -> dict:
-    """Run a page's blocks in their order. A block may begin with its file's name."""
+def run_page(name: str, changes: dict[str, str] | None = None) -> dict:
+    """Run a page's blocks in their order. A block may begin with its file's name.
+
+    `changes` makes the job smaller.
+    """
     names: dict = {}
-    for language, block in BLOCK.findall((ROOT / "docs" / name).read_text()):
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for old, new in (changes or {}).items():
+        assert old in page
+        page = page.replace(old, new)
+    for language, block in BLOCK.findall(page):
         if language == "console":
             run_commands(block)
         elif file := re.match(r"# (\w+\.py)\n", block):
@@ -99,7 +107,122 @@ def test_the_reference(folder, capsys):
     assert data.train.select(np.array([7])).inputs.max() == 7
 
 
-# PyTorch 2.14's answers by the page's network, with what `write_weights` draws.
+# The first logits of torchvision 0.29's ResNet-18 for two images, with what
+# `draw_resnet` draws. PyTorch 2.13.
+OF_TORCHVISION = [
+    [0.7642272114753723, 0.30942413210868835, -3.334965467453003, 1.8339968919754028],
+    [0.37452200055122375, 0.4876093566417694, -3.348867177963257, 2.2465968132019043],
+]
+
+
+def norm_shapes(name: str, features: int) -> dict[str, tuple]:
+    parts = ("weight", "bias", "running_mean", "running_var")
+    shapes: dict[str, tuple] = {f"{name}.{part}": (features,) for part in parts}
+    return shapes | {f"{name}.num_batches_tracked": ()}
+
+
+def resnet_shapes(width: int) -> dict[str, tuple]:
+    """Return the shapes of a ResNet-18, in the order of torchvision's state_dict."""
+    shapes = {"conv1.weight": (width, 3, 7, 7)} | norm_shapes("bn1", width)
+    inputs = width
+    for layer, outputs in enumerate((width, 2 * width, 4 * width, 8 * width), 1):
+        for number in range(2):
+            block = f"layer{layer}.{number}"
+            shapes[f"{block}.conv1.weight"] = (outputs, inputs, 3, 3)
+            shapes |= norm_shapes(f"{block}.bn1", outputs)
+            shapes[f"{block}.conv2.weight"] = (outputs, outputs, 3, 3)
+            shapes |= norm_shapes(f"{block}.bn2", outputs)
+            if inputs != outputs:
+                shapes[f"{block}.downsample.0.weight"] = (outputs, inputs, 1, 1)
+                shapes |= norm_shapes(f"{block}.downsample.1", outputs)
+            inputs = outputs
+    return shapes | {"fc.weight": (1000, 8 * width), "fc.bias": (1000,)}
+
+
+def draw_resnet(width: int = 64) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Draw a state_dict, whose logits from 4 on are constants, and two images.
+
+    `width` is torchvision's, or a smaller one.
+    """
+    random = np.random.default_rng(0)
+    weights = {}
+    for name, shape in resnet_shapes(width).items():
+        if name.endswith("running_var"):
+            values = random.uniform(0.5, 1.5, shape)
+        elif len(shape) > 1:
+            values = random.normal(0, np.prod(shape[1:]) ** -0.5, shape)
+        elif name.endswith("weight"):
+            values = random.uniform(0.5, 1.5, shape)
+        elif shape:
+            values = random.normal(0, 0.2, shape)
+        else:
+            values = np.array(7.0)
+        weights[name] = values.astype(np.float32)
+    weights["fc.weight"][4:] = 0
+    return weights, random.integers(0, 256, (2, 64, 64, 3), np.uint8)
+
+
+def write_photos(folder: Path) -> None:
+    """Write 32 images for training and 16 to test, dark ones and bright ones."""
+    random = np.random.default_rng(0)
+    for part, n in {"train": 16, "test": 8}.items():
+        for kind, lowest in {"bright": 120, "dark": 0}.items():
+            (folder / part / kind).mkdir(parents=True)
+            for number in range(n):
+                pixels = random.integers(lowest, lowest + 100, (40, 48, 3), np.uint8)
+                path = folder / part / kind / f"{number}.png"
+                Image.fromarray(pixels).save(path)
+
+
+def test_the_copied_resnet_gives_the_logits_of_torchvision(folder):
+    """The page itself compares them, in its third block."""
+    weights, images = draw_resnet()
+    np.savez("weights.npz", **weights)
+    logits = np.tile(weights["fc.bias"], (2, 1))
+    logits[:, :4] = OF_TORCHVISION
+    np.savez("answers.npz", images=images, logits=logits)
+    page = (ROOT / "docs" / "pytorch_loop.md").read_text(encoding="utf-8")
+    network, copy, compare, *_ = [block for _, block in BLOCK.findall(page)]
+    Path("net.py").write_text(network)
+    Path("weights.py").write_text(copy)
+    names: dict = {}
+    exec(compare, names)
+    np.testing.assert_allclose(names["answers"], logits, rtol=1e-4, atol=1e-4)
+
+
+# An eighth of the channels, and smaller images.
+SMALLER = {
+    "(3, 64, 7, 2": "(3, 8, 7, 2",
+    "norm(64, ": "norm(8, ",
+    "(1, 64, 64)": "(1, 8, 8)",
+    "(2, 64, 128)": "(2, 8, 16)",
+    "(3, 128, 256)": "(3, 16, 32)",
+    "(4, 256, 512)": "(4, 32, 64)",
+    "nnx.Linear(512, ": "nnx.Linear(64, ",
+    "size=(224, 224)": "size=(32, 32)",
+    "per_device_batch_size=32": "per_device_batch_size=2",
+    # Of the full network: the test above.
+    "rtol=1e-2, atol=1e-2": "atol=np.inf",
+}
+
+
+@pytest.mark.slow
+def test_a_loop_of_pytorch_becomes_a_run(folder):
+    """It learns, and running it again resumes."""
+    weights, images = draw_resnet(width=8)
+    np.savez("weights.npz", **weights)
+    np.savez("answers.npz", images=images, logits=0)
+    write_photos(folder / "photos")
+    names = run_page("pytorch_loop.md", SMALLER)
+    epochs = names["result"].epochs
+    assert [epoch["step"] for epoch in epochs] == [2, 4, 6, 8]
+    assert epochs[-1]["train"]["loss"] < epochs[0]["train"]["loss"]
+    assert names["metrics"]["accuracy"] == epochs[-1]["test"]["accuracy"]
+    assert run_page("pytorch_loop.md", SMALLER)["result"].epochs == epochs
+
+
+# The layers of docs/pytorch.md that ResNet-18 doesn't have: PyTorch 2.14's answers by
+# the network below, with what `draw_small` draws.
 OF_PYTORCH = [
     [-0.6080760955810547, 0.17920619249343872, -1.338866949081421],
     [0.7314133048057556, 2.3738584518432617, 0.003546774387359619],
@@ -107,11 +230,7 @@ OF_PYTORCH = [
 SHAPES = {
     "conv.weight": (4, 3, 3, 3),
     "conv.bias": (4,),
-    "norm.weight": (4,),
-    "norm.bias": (4,),
-    "norm.running_mean": (4,),
-    "norm.running_var": (4,),
-    "norm.num_batches_tracked": (),
+    **norm_shapes("norm", 4),
     "layers.0.weight": (8, 64),
     "layers.0.bias": (8,),
     "layers.1.weight": (3, 8),
@@ -119,8 +238,24 @@ SHAPES = {
 }
 
 
-def write_weights() -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Write and return a state_dict and images, drawn by NumPy."""
+class Net(nnx.Module):
+    """`[b, 8, 8, 3]` to three logits."""
+
+    def __init__(self, *, rngs):
+        self.conv = nnx.Conv(3, 4, (3, 3), strides=2, padding=1, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, momentum=0.9, rngs=rngs)
+        first = nnx.Linear(64, 8, rngs=rngs)
+        self.layers = nnx.List([first, nnx.Linear(8, 3, rngs=rngs)])
+
+    def __call__(self, x):
+        x = nnx.relu(self.norm(self.conv(x)))
+        x = x.transpose(0, 3, 1, 2).reshape(len(x), -1)  # PyTorch's order
+        first, second = self.layers
+        return second(nnx.gelu(first(x), approximate=False))
+
+
+def draw_small() -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Draw a state_dict and images by NumPy."""
     random = np.random.default_rng(0)
     weights = {}
     for name, shape in SHAPES.items():
@@ -131,19 +266,24 @@ def write_weights() -> tuple[dict[str, np.ndarray], np.ndarray]:
         else:
             weights[name] = np.array(7)
     images = random.normal(size=(2, 3, 8, 8)).astype(np.float32)
-    np.savez("weights.npz", **weights)
-    np.save("images.npy", images)
     return weights, images
 
 
-def test_weights_of_pytorch_give_its_answers(folder):
-    write_weights()
-    names = run_page("pytorch.md")
-    np.testing.assert_allclose(names["answers"], OF_PYTORCH, rtol=1e-5, atol=1e-5)
+def test_weights_of_pytorch_give_its_answers():
+    page = (ROOT / "docs" / "pytorch_loop.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n# weights.py\n(.*?)```", page, re.DOTALL)
+    names: dict = {}
+    exec(program, names)
+    weights, images = draw_small()
+    model = Net(rngs=nnx.Rngs(0))
+    names["copy_weights"](model, weights)
+    model.eval()
+    answers = model(images.transpose(0, 2, 3, 1))
+    np.testing.assert_allclose(answers, OF_PYTORCH, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.torch
-def test_the_stored_answers_are_those_of_pytorch(folder):
+def test_the_stored_answers_are_those_of_pytorch():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     nn = torch.nn
 
@@ -158,13 +298,31 @@ def test_the_stored_answers_are_those_of_pytorch(folder):
             x = nn.functional.relu(self.norm(self.conv(x))).flatten(1)
             return self.layers[1](nn.functional.gelu(self.layers[0](x)))
 
-    weights, images = write_weights()
+    weights, images = draw_small()
     model = Net()
     model.load_state_dict(
         {name: torch.tensor(value) for name, value in weights.items()}
     )
     answers = model.eval()(torch.tensor(images)).detach().numpy()
     np.testing.assert_allclose(answers, OF_PYTORCH, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.torch
+def test_the_stored_logits_are_those_of_torchvision():
+    """With the lines of the page, up to the downloaded weights."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torchvision = pytest.importorskip("torchvision", reason="it is not installed")
+    weights, images = draw_resnet()
+    model = torchvision.models.resnet18(weights=None)
+    model.load_state_dict(
+        {name: torch.tensor(value) for name, value in weights.items()}
+    )
+    normalize = torchvision.transforms.Normalize(
+        [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    )
+    pixels = normalize(torch.tensor(images).permute(0, 3, 1, 2) / 255)
+    logits = model.eval()(pixels).detach().numpy()
+    np.testing.assert_allclose(logits[:, :4], OF_TORCHVISION, rtol=1e-4, atol=1e-4)
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
