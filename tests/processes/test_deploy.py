@@ -136,9 +136,16 @@ def test_the_job_script_gives_each_process_all_gpus_of_its_node(tmp_path, gpus, 
         assert (config.devices, processes.distributed) == (int(gpus), True)
 
 
+def test_the_job_script_starts_a_program_of_yours(tmp_path):
+    status, out = run_script(tmp_path, "my_train.py", "--fast", SLURM_CPUS_ON_NODE="4")
+    assert status == 0
+    arguments = "--unbuffered --cpus-per-task=4 python my_train.py --fast"
+    assert f"arguments {arguments}\n" in out
+
+
 @pytest.mark.parametrize(
     ("status", "is_requeued"),
-    [(0, False), (2, False), (3, False), (4, True), (143, True)],
+    [(0, False), (1, False), (2, False), (3, False), (4, True), (143, True)],
 )
 def test_the_job_script_goes_on_after_a_loss(tmp_path, status, is_requeued):
     slurm = {"SRUN_STATUS": str(status), "SLURM_JOB_ID": "7"}

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import time
+from pathlib import Path
 
 import entry
 import jax
@@ -252,6 +253,38 @@ def test_a_program_that_has_connected_its_processes(tmp_path):
         pytest.approx(loss(strategy="single", devices=1), abs=1e-5)
     ]
     assert "by the program, 2 processes" in (tmp_path / "run" / "log.txt").read_text()
+
+
+PAGES = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page_under_slurm(tmp_path):
+    """With the files of docs/custom.md, 2 devices in each process, and one epoch."""
+    page = (PAGES / "processes.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(# my_train.py.*?)```", page, re.DOTALL)
+    changes = {
+        "devices=8,": "devices=2, epochs=1, progress=False,",
+        "/shared/runs/cars": str(tmp_path / "run"),
+    }
+    for old, new in changes.items():
+        assert program.count(old) == 1
+        program = program.replace(old, new)
+    # As `python my_train.py` does.
+    folder_first = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+    (tmp_path / "my_train.py").write_text(folder_first + program)
+    custom = (PAGES / "custom.md").read_text(encoding="utf-8")
+    for file in ("data.py", "net.py"):
+        (text,) = re.findall(rf"```python\n(# {file}\n.*?)```", custom, re.DOTALL)
+        (tmp_path / file).write_text(text)
+    env = launched(SLURM)["env"]
+    first, second = train_together(
+        hands=[[], []], env=env, program=tmp_path / "my_train.py"
+    )
+    assert "4 in 2 processes, each 2 simulated CPU devices" in first.out
+    assert "by the program, 2 processes" in first.out
+    assert "epoch 1/1" in first.out
+    assert "epoch 1/1" not in second.out
 
 
 # Refusals
