@@ -46,6 +46,12 @@ def test_the_header_is_what_the_command_prints():
         assert line in printed.splitlines()
 
 
+def test_the_version_names_the_devices_in_the_line_that_the_page_says():
+    assert "the line `device info` begins with `cpu`" in PAGE
+    done = python("-m", "pmapdp.train", "--version")
+    assert re.search(r"^device info: cpu", done.stdout, re.MULTILINE)
+
+
 class Block(nnx.Module):
     """`[b, 256]` to `[b, 256]`."""
 
