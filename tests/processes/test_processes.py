@@ -429,6 +429,39 @@ def test_a_loss_that_is_not_finite_ends_both_after_the_same_update(small_run, tm
     assert "error: the loss is " in first.err
 
 
+# The program of `pmapdp.train` on a disk that is full after the first epoch.
+FULL_DISK = """
+import shutil, sys
+from pmapdp import cli
+from pmapdp.train import main
+
+usage = shutil.disk_usage
+free = iter([10**12])
+
+def almost_full(path):
+    return usage(path)._replace(free=next(free, 1000))
+
+shutil.disk_usage = almost_full
+sys.exit(cli.run(main, sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_all_and_the_checkpoints_before_it_are_intact(
+    small_run, tmp_path
+):
+    """As docs/processes.md says."""
+    (tmp_path / "full.py").write_text(FULL_DISK)
+    workdir = tmp_path / "run"
+    job = [*small_run, "--devices", 2, "--epochs", 2, "--workdir", workdir]
+    hands = [[*job, *hand] for hand in by_hand()]
+    for ended in train_together(hands=hands, status=2, program=tmp_path / "full.py"):
+        assert f"could not be written to {workdir}/checkpoints" in ended.err
+    assert entry.checkpoint_steps(workdir) == [6]
+    first, _ = train_together(*job)
+    assert "restored from the checkpoint of step 6" in first.out
+
+
 # Process 0 takes the mean of x. Process 1 leaves it out, and is at its next collective,
 # the sum of y.
 OUT_OF_STEP = """
