@@ -12,10 +12,13 @@ import inspect
 import linecache
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -55,6 +58,51 @@ def refuse(found: Any, wrong: dict[str, Any], *, atol: float = 1e-4) -> None:
 def mesh_of(N: int = 4, axis: str = "data") -> jax.sharding.Mesh:
     """Return a mesh of the first N devices."""
     return jax.sharding.Mesh(np.array(jax.devices()[:N]), (axis,))
+
+
+def call_and_watch(answer: Callable[..., Any], *arguments: Any) -> tuple[Any, list]:
+    """In a check: call the answer, and note what it places on devices.
+
+    Returns:
+        The answer's result, and all arrays that it gave to `jax.device_put`,
+        `jnp.asarray`, `jnp.array`, `to_device` or a function that `jax.pmap` returned.
+        Something that was computed before it was placed shows among them.
+    """
+    placed: list[Any] = []
+
+    def note(*values: Any) -> None:
+        for leaf in jax.tree.leaves(values):
+            is_number = not hasattr(leaf, "shape")
+            is_tracer = isinstance(leaf, jax.core.Tracer)
+            if not is_number and not is_tracer:
+                placed.append(leaf)
+
+    def watch(place: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(x: Any, *others: Any, **named: Any) -> Any:
+            note(x)
+            return place(x, *others, **named)
+
+        return watched
+
+    def watch_pmap(function: Callable[..., Any], *axes: Any, **named: Any) -> Any:
+        mapped = pmap(function, *axes, **named)
+
+        def watched(*values: Any) -> Any:
+            note(*values)
+            return mapped(*values)
+
+        return watched
+
+    pmap = jax.pmap
+    array_type = type(jnp.zeros(1))
+    names = ((jax, "device_put"), (jnp, "asarray"), (jnp, "array"))
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(jax, "pmap", watch_pmap))
+        for owner, name in (*names, (array_type, "to_device")):
+            watched = watch(getattr(owner, name))
+            patches.enter_context(mock.patch.object(owner, name, watched))
+        result = answer(*arguments)
+    return result, placed
 
 
 def on_devices(

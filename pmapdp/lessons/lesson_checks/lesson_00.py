@@ -1,31 +1,10 @@
 """Checks of lesson 00's exercises."""
 
-from unittest import mock
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmapdp.lessons.checks import require
-
-
-def call_and_watch(answer, *arguments):
-    """Call the answer.
-
-    Returns:
-        Its result, and all arrays that it gave to `jax.device_put`. A result that
-        was computed elsewhere shows among them.
-    """
-    moved = []
-    device_put = jax.device_put
-
-    def watched_device_put(x, *others, **named):
-        moved.extend(jax.tree.leaves(x))
-        return device_put(x, *others, **named)
-
-    with mock.patch.object(jax, "device_put", watched_device_put):
-        result = answer(*arguments)
-    return result, moved
+from pmapdp.lessons.checks import call_and_watch, require
 
 
 def is_one_of(array, originals):

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from pmapdp.lessons.checks import refuse, require
+from pmapdp.lessons.checks import call_and_watch, refuse, require
 
 
 def require_all_devices(result, how):
@@ -16,6 +16,23 @@ def require_all_devices(result, how):
     N = len(jax.devices())
     used = len(result.sharding.device_set)
     require(used == N, f"only {used} of {N} devices worked: {how}")
+    largest = max(shard.data.size for shard in result.addressable_shards)
+    require(
+        largest * N == result.size,
+        f"a device holds {largest} of {result.size} numbers, all of the result: "
+        "leave its part on each device, as jax.pmap does",
+    )
+
+
+def require_computed_on_devices(answer, arrays, how):
+    """Reject a result that was computed elsewhere and then spread over the devices."""
+    result, placed = call_and_watch(answer, *arrays)
+    numbers = np.asarray(result)
+    require(
+        not any(np.isin(numbers, np.asarray(array)).all() for array in placed),
+        "the result was there before you placed it, so one device or the host "
+        f"computed all of it: {how}",
+    )
 
 
 def dot_product(answer):
@@ -37,7 +54,9 @@ def dot_product(answer):
             f"a number is off by {error:.3g}: "
             "result i should be xs[i] . ys[i], in that order",
         )
-        require_all_devices(result, "map over the device axis with jax.pmap")
+        how = "map over the device axis with jax.pmap"
+        require_all_devices(result, how)
+        require_computed_on_devices(answer, (xs, ys), how)
 
 
 def block_product(answer):
@@ -67,7 +86,9 @@ def block_product(answer):
         f"the blocks {wrong} are not row block i of a times column block j of b, "
         "for 4 i + j",
     )
-    require_all_devices(result, "map over the stacked blocks with jax.pmap")
+    how = "map over the stacked blocks with jax.pmap"
+    require_all_devices(result, how)
+    require_computed_on_devices(answer, (a, b), how)
 
 
 def fixed_accuracy(answer):

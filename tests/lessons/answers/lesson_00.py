@@ -8,6 +8,11 @@ STANDARDIZED = "(x - x.mean()) / x.std()"
 MOVED = "    x = jax.device_put(x, device)\n"
 ADD_ELSEWHERE = "jax.device_put(a + jax.device_put(b, *a.devices()), device)"
 ADD_ON_HOST = "jax.device_put(np.asarray(a) + np.asarray(b), device)"
+TO_DEVICE = "(a + b.to_device(*a.devices())).to_device(device)"
+BY_ASARRAY = "jnp.asarray(np.asarray(a) + np.asarray(b), device=device)"
+SUM_UNDER_A_DEFAULT = """None
+    with jax.default_device(device):
+        return jnp.array(np.asarray(a) + np.asarray(b))"""
 MOVED_LAST = f"return jax.device_put({STANDARDIZED}, device)"
 MEAN_ELSEWHERE = f"    mean = jax.device_put(x.mean(), device)\n{MOVED}"
 
@@ -16,6 +21,9 @@ WRONG = {
     "add_on": [
         ("Move a and b first", SUM, ADD_ELSEWHERE),
         ("Move a and b first", SUM, ADD_ON_HOST),
+        ("Move a and b first", SUM, TO_DEVICE),
+        ("Move a and b first", SUM, BY_ASARRAY),
+        ("Move a and b first", f"return {SUM}", SUM_UNDER_A_DEFAULT),
         ("not a + b", SUM, SUM.replace("+", "-")),
         ("move both before you add", SUM, "a + b"),
         (
@@ -56,6 +64,20 @@ WRONG = {
             f"return {STANDARDIZED}",
             MOVED_LAST,
         ),
+        (
+            "move x first",
+            MOVED,
+            "",
+            f"return {STANDARDIZED}",
+            f"return ({STANDARDIZED}).to_device(device)",
+        ),
+        (
+            "move x first",
+            MOVED,
+            "    x = np.asarray(x)\n",
+            f"return {STANDARDIZED}",
+            f"return jnp.array({STANDARDIZED}, device=device)",
+        ),
         ("move x first", MOVED, MEAN_ELSEWHERE, "x - x.mean()", "x - mean"),
         ("device_put returns a copy", MOVED, ""),
         ("mean 0", STANDARDIZED, "x - x.mean()"),
@@ -67,6 +89,8 @@ RIGHT = {
     "add_on": [
         (f"return {SUM}", UNDER_A_DEFAULT),
         (SUM, "jnp.add(*jax.device_put((a, b), device))"),
+        (SUM, "a.to_device(device) + b.to_device(device)"),
+        (SUM, "jnp.array(0.0) + jax.device_put(a, device) + jax.device_put(b, device)"),
     ],
     "sum_in_pairs": [
         (ADD, "jax.device_put(right, left.sharding) + left for left, right in pairs"),
@@ -74,6 +98,7 @@ RIGHT = {
     ],
     "fixed_standardize": [
         ("jax.device_put(x, device)", "jax.device_put(np.asarray(x), device)"),
+        ("jax.device_put(x, device)", "jnp.asarray(np.asarray(x), device=device)"),
         (STANDARDIZED, "(x - jnp.mean(x)) / jnp.sqrt(jnp.var(x))"),
     ],
 }

@@ -52,6 +52,21 @@ WRONG = {
             "    jax.random.uniform(key)\n    return jnp",
         ),
         ("split it", SPLIT, "down_key = right_key = key"),
+        (
+            "a key is used twice",
+            SPLIT,
+            "down_key, right_key = key, jax.random.fold_in(key, 1)",
+        ),
+        (
+            "a key is used twice",
+            SPLIT,
+            "down_key, right_key = jax.random.fold_in(key, 0), key",
+        ),
+        (
+            "a key is used twice",
+            SPLIT,
+            "down_key, right_key = jax.random.split(key)[1], jax.random.fold_in(key, 0)",
+        ),
         ("randint(-2, 3)", "-2, 3", "-1, 2"),
         ("longer than 2", "-2, 3", "-3, 4"),
         ("gives an image", "return jnp", "return image[1:]\n    return jnp"),

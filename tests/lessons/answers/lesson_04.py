@@ -7,6 +7,9 @@ CARDS = """jax.pmap(jax.vmap(jnp.dot))(
 OVER_A_MESH = (
     'jax.NamedSharding(jax.sharding.Mesh(jax.devices(), ("data",)), jax.P("data"))'
 )
+ON_THE_HOST = 'np.einsum("bd,bd->b", xs, ys)'
+OF_THE_HOST = "np.matmul(np.asarray(rows), np.asarray(columns))"
+REPLICATED = 'jax.NamedSharding(jax.sharding.Mesh(jax.devices(), ("data",)), jax.P())'
 BY_JIT = f"""jax.jit(lambda xs, ys: (xs * ys).sum(1))(
         *jax.device_put((xs, ys), {OVER_A_MESH})
     )"""
@@ -35,6 +38,27 @@ WRONG = {
         ("result i should be xs[i] . ys[i]", PER_DEVICE, CARDS),
         ("on the host", PER_DEVICE, 'np.einsum("bd,bd->b", xs, ys)'),
         ("only 1 of", PER_DEVICE, "jax.vmap(jnp.dot)(xs, ys)"),
+        (
+            "before you placed it",
+            PER_DEVICE,
+            f"jax.device_put({ON_THE_HOST}, {OVER_A_MESH})",
+        ),
+        (
+            "before you placed it",
+            PER_DEVICE,
+            f"jax.pmap(lambda x: x)({ON_THE_HOST}.reshape(N, -1))",
+        ),
+        (
+            "before you placed it",
+            PER_DEVICE,
+            f"jax.device_put(jax.vmap(jnp.dot)(xs, ys), {OVER_A_MESH})",
+        ),
+        (
+            "all of the result",
+            "return per_device.reshape(-1)",
+            f"return jax.jit(lambda x: x, out_shardings={REPLICATED})(\n"
+            "        per_device.reshape(-1)\n    )",
+        ),
     ],
     "block_product": [
         ("return the JAX array", BLOCKS, f"np.asarray({BLOCKS})"),
@@ -53,6 +77,22 @@ WRONG = {
         ),
         ("are not row block i", BLOCKS, f"-{BLOCKS}"),
         ("should have the shape", BLOCKS, "a @ b"),
+        (
+            "before you placed it",
+            BLOCKS,
+            f"jax.device_put({OF_THE_HOST}, {OVER_A_MESH})",
+        ),
+        ("before you placed it", BLOCKS, f"jax.pmap(lambda x: x)({OF_THE_HOST})"),
+        (
+            "before you placed it",
+            BLOCKS,
+            f"jax.device_put(jnp.matmul(rows, columns), {OVER_A_MESH})",
+        ),
+        (
+            "all of the result",
+            BLOCKS,
+            f"jax.jit(lambda x: x, out_shardings={REPLICATED})({BLOCKS})",
+        ),
     ],
     "fixed_accuracy": [
         ("sum of the 8", f"{MAPPED}.mean()", f"{MAPPED}.sum()"),
@@ -73,6 +113,11 @@ RIGHT = {
     "dot_product": [
         (PER_DEVICE, BY_JIT),
         ("jax.vmap(jnp.dot)", "lambda x, y: (x * y).sum(-1)"),
+        ("jax.vmap(jnp.dot)", "lambda x, y: (jnp.asarray(x) * y).sum(-1)"),
+        (
+            PER_DEVICE,
+            f"jax.vmap(jnp.dot)(*jax.device_put((xs, ys), {OVER_A_MESH}))",
+        ),
     ],
     "block_product": [
         (
@@ -82,6 +127,10 @@ RIGHT = {
             "jax.pmap(jnp.matmul, in_axes=(1, 0))",
         ),
         (BLOCKS, BY_INDEX),
+        (
+            "jnp.repeat(a.reshape(2, -1, K), 4, axis=0)",
+            "jnp.asarray(a.reshape(2, -1, K))[jnp.array([0, 0, 0, 0, 1, 1, 1, 1])]",
+        ),
     ],
     "fixed_accuracy": [
         (f"{MAPPED}.mean()", BY_PMEAN),
