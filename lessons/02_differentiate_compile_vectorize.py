@@ -16,14 +16,13 @@
 # # 02. Differentiate, compile, vectorize
 #
 # In lesson 01 you derived a backward pass for two layers. A transformer has hundreds, and whenever you changed one
-# you'd have to start over. In this lesson the backward pass disappears from your program, because JAX derives it, and
-# the program still prints the same numbers. Then you'll compile your step, and elementwise code gets several times
-# faster. All of that has one price: your functions must be **pure**. The result depends on the arguments alone, and the
-# function changes nothing else. Most of what people curse about JAX follows from this one rule, so we'll walk into the
-# traps on purpose.
+# you'd have to start over. In this lesson the backward pass disappears from your program, because JAX derives it. Then
+# you'll compile your step, and some code gets several times faster. All of that has one price: your functions must be
+# **pure**. The result depends on the arguments alone, and the function changes nothing else. Most of what people curse
+# about JAX follows from this one rule, so we'll walk into the traps on purpose.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and measure honestly.
-# 35 minutes, 55 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
+# 33 minutes, 53 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
 # NumPy](01_train_a_network_in_numpy.ipynb)).
 
 # %%
@@ -45,6 +44,14 @@ def time_call(function, *arguments):
     return time.perf_counter() - start
 
 
+def measure(function, x):
+    """Return milliseconds without `jit` and with it: [2]."""
+    compiled_function = jax.jit(function)
+    plain = min(time_call(function, x) for _ in range(30))
+    compiled = min(time_call(compiled_function, x) for _ in range(30))
+    return 1000 * np.array([plain, compiled])
+
+
 def result_or_error(function, x):
     """Return the function's result as text. If JAX refuses, return the first line of the error."""
     try:
@@ -53,16 +60,14 @@ def result_or_error(function, x):
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 
-lesson_02.trace()
-
 # %% [markdown]
-# That's what `jit` does, and we'll come to it. (The two functions above only measure and report.) First, gradients.
+# The three functions above only measure and report. You'll need them further down.
 #
 # ## grad: from a function to its derivative
 #
 # `jax.grad(f)` is a new function: the derivative of f with respect to its first argument. f must return one number,
-# such as a loss. (`jax.value_and_grad(f)` returns that number, too.) The derivative is a function again, so you can
-# take `grad` of it, and again. Let's try f(x) = x³, whose derivatives are 3 x², 6 x and 6.
+# such as a loss. If you want that number as well, take `jax.value_and_grad(f)`. The derivative is a function again, so
+# you can take `grad` of it, and again. Let's try f(x) = x³, whose derivatives are 3 x², 6 x and 6.
 #
 # **Predict** the four numbers at x = 2.
 
@@ -86,35 +91,41 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 #
 # ## Your program, without a backward pass
 #
-# You start from lesson 01's program, [program/01_numpy.py](program/01_numpy.py). `np` becomes `jnp` wherever gradients have to pass. `backward` goes, and its check goes with
-# it, because now `jax.grad` finds the gradients of `loss_sums`. That function now returns a pair: the loss, and the
-# sums for the metrics. With `has_aux=True`, `grad` differentiates only the first, and hands you the second as it is.
+# You start from lesson 01's program, [program/01_numpy.py](program/01_numpy.py). `np` becomes `jnp` wherever gradients
+# have to pass. `jax.grad` replaces `backward`, so you can delete that function. `grad` needs
+# a function that returns the loss, so `loss_sums` now returns two things: the loss, and the sums for the metrics. With
+# `has_aux=True`, `grad` differentiates only the first, and hands you the second as it is.
 #
 # include the difference of 01_numpy.py and 02_jax.py
 #
-# The model is still a dictionary of arrays. JAX calls such a nesting (dictionaries, lists, tuples, any depth) a
-# **pytree**. The gradient is nested like the model, so `jax.tree.map` can walk through both: it calls the function with
-# one array of the model and the gradient that belongs to it, again and again, and nests the results in the same way.
+# The model is still a dictionary of arrays. Dictionaries, lists and tuples of arrays, nested as deeply as you like, are
+# what JAX calls a **pytree**. The gradient is a pytree of the same structure. So `jax.tree.map` can walk through both:
+# it calls a function with one array of the model and the gradient that belongs to it, again and again, and nests the
+# results in the same way. With numbers in place of arrays, `jax.tree.map(lambda w, g: w - 0.1 * g, {"W": 5, "b": 1},
+# {"W": 10, "b": 0})` gives you `{"W": 4.0, "b": 1.0}`.
 #
-# Lesson 01's program ended with loss 0.2535 and accuracy 0.9174, and 0.3487 and 0.8820 on the test set.
-#
-# This is the new program, to take home:
+# Here's the new program, to take home. Nobody has derived its gradients by hand, and yet it prints lesson 01's losses
+# and accuracies:
 
 # %% tags=["take-home"]
 # include program/02_jax.py
 
 # %% [markdown]
-# It ends with the same numbers, because it's the same gradient. But now nobody has to derive it. On another machine the
-# last digits may differ, because float32 rounds after every addition, and the additions may come in another order.
+# If a last digit differs on your machine, that's rounding: float32 rounds after every addition, and the additions may
+# come in another order.
 #
 # ## jit: trace once, then run without Python
 #
-# The line `@jax.jit` above each step is the second transformation. When you call such a function for the first time,
-# JAX runs your Python code with **tracers** in place of arrays. A tracer has a shape and a type, but no values. JAX
-# writes down every operation it meets, and compiles the list. A later call with the same shapes and types runs the
-# compiled program, and your Python code isn't touched any more. That's the picture at the top.
-#
-# Let's give our `train_step` five batches.
+# `jax.jit` is the second transformation, and your program applies it to both of its steps. When you call a jitted
+# function for the first time, JAX runs your Python code with **tracers** in place of arrays. A tracer has a shape and a
+# type, but no values. JAX writes down every operation it meets, and compiles the list. A later call with the same
+# shapes and types runs the compiled program, and your Python code isn't touched any more.
+
+# %%
+lesson_02.trace()
+
+# %% [markdown]
+# Let's give our `train_step` five batches. `@jax.jit` above a function is the same as `jax.jit(function)` below it.
 #
 # **Predict:** how many times is "tracing" printed?
 
@@ -134,17 +145,16 @@ lesson_02.five_calls(batch_sizes, seconds)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Twice, once for each shape, and a new dtype would cost a third time. These two calls take about a hundred times as
-# long as the others, or far more, so you can hardly see the other bars. That makes the small last batch of an epoch
-# expensive, and lesson 03 will pad it.
+# Twice, once for each shape, and a new dtype would cost a third time. These two calls take so long that you can hardly
+# see the bars of the others. That makes the small last batch of an epoch expensive, and lesson 03 will pad it.
 #
 # </details>
 #
 # ## What the compiler sees
 #
 # The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Here are five layers in a Python
-# loop, and five layers with `lax.scan`, which repeats a function from (state, input) to (new state, output). (To keep
-# the lists short, a layer is only its activation. It changes the state and needs no more, hence `_` and `None`.)
+# loop, and five layers with `lax.scan`, which repeats a function from (state, input) to (new state, output). To keep
+# the lists short, a layer is just a tanh. It needs no input and has no output, so we write `_` and `None`.
 #
 # **Predict:** how many times does `tanh` appear in each jaxpr?
 
@@ -172,9 +182,10 @@ for function in (loop_over_layers, scan_over_layers):
 # </details>
 #
 # Python's `print` isn't an array operation, so no jaxpr contains it. That's why `verbose_step` printed only while JAX
-# traced it, and not when the compiled program ran. (To print values from a compiled function, use `jax.debug.print`.)
+# traced it, and not when the compiled program ran. To print values from a compiled function, use `jax.debug.print`.
 #
-# That's the first trap, and here's the second. A tracer has no values, so Python can't look at them.
+# A `print` that stays silent is the first trap, and here's the second. A tracer has no values, so Python can't look at
+# them.
 #
 # **Predict:** which of these three raise an error under `jit`?
 
@@ -198,8 +209,9 @@ for function in (python_if, jnp_where, numpy_tanh):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first and the last. `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an array. Use
-# `jnp.where`, which computes both branches and picks, and `jnp.tanh`. If an argument has only a few values, such as a
+# The first and the last. `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an array. In
+# place of `if` use `jnp.where`, which computes both branches and picks. In place of `np.tanh` use `jnp.tanh`. If an
+# argument has only a few values, such as a
 # flag for training, declare it static: `jax.jit(f, static_argnums=1)`. Then JAX compiles once for each value.
 #
 # </details>
@@ -226,8 +238,8 @@ print("rate 0.5:", shrink(1.0))
 # <details><summary>Answer</summary>
 #
 # Still 0.9. JAX read `rate` while it traced, so the compiled program has 0.1 inside. Whatever changes from step to step
-# must be an argument. Your program's `RATE` is such a variable: that's fine, but if you change it in a notebook, run
-# the cell that defines the step again, too.
+# must be an argument. Your program's `RATE` is a global variable, too. It never changes while the program runs, so
+# that's fine. But if you change it in a notebook, run the cell that defines the step again.
 #
 # </details>
 #
@@ -248,12 +260,12 @@ print(numbers, copy)
 # <details><summary>Answer</summary>
 #
 # 1. JAX computes in **float32** unless you ask for more with `jax.config.update("jax_enable_x64", True)`. A float64
-#    array from NumPy becomes float32 without a warning. (You get one only if you write `dtype="float64"` yourself.)
+#    array from NumPy becomes float32 without a warning. You're warned only if you write `dtype="float64"` yourself.
 # 2. If you read beyond the end with square brackets, you get the last element, because a compiled program on a GPU can't
 #    raise an error. `jnp.take` gives you NaN there, and if you write beyond the end, nothing happens. So look at your
 #    indices twice.
 # 3. Arrays never change. If they did, a function could change its arguments, and it wouldn't be pure. So
-#    `x.at[i].set(v)` returns a new array. (Inside `jit`, the compiler avoids the copy if nobody needs the old one.)
+#    `x.at[i].set(v)` returns a new array. Inside `jit`, the compiler avoids the copy if nobody needs the old one.
 #
 # </details>
 #
@@ -278,11 +290,12 @@ with jax.debug_nans(True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The multiplication. log(0) is -inf, which isn't a NaN yet, but 0 times -inf is one. Under
-# `jax.debug_nans` a compiled function that returns a NaN runs again, operation by operation, and stops at the first
-# one, with a traceback to your line. That's slow, so switch it on only while you search. (For the value, the cure is
-# `jax.scipy.special.xlogy(p, p)`, which is p log p, and 0 where p is 0. But its gradient is still NaN there. So in a
-# loss, start from the logits: `jax.nn.log_softmax` stays finite, and so does its gradient.)
+# The multiplication. log(0) is -inf, which isn't a NaN yet, but 0 times -inf is one. Under `jax.debug_nans` a compiled
+# function that returns a NaN runs again, operation by operation, and stops at the first one, with a traceback to your
+# line. That's slow, so switch it on only while you search.
+#
+# There are two cures. `jax.scipy.special.xlogy(p, p)` is p log p, and 0 where p is 0. But its gradient there is still
+# NaN. So in a loss, start from the logits instead: `jax.nn.log_softmax` stays finite, and so does its gradient.
 #
 # </details>
 #
@@ -308,30 +321,20 @@ for name, draw in draws.items():
 #
 # The first two. In your own code use a key **once**, for one draw or for one split, or your random numbers aren't
 # independent. We broke this rule here, to show you. Under `with jax.debug_key_reuse(True):` JAX refuses a key that was
-# used before, and the check of your third exercise does that, too. Only `fold_in` may get the same key again, with another number:
-# you keep one key for the whole run, and `fold_in(key, step)` makes a new one for each step. A run that you resume then
-# gets the same keys again. But don't split this key or draw from it as well, because `split(key)[0]` and
-# `fold_in(key, 0)` are the same key.
+# used before, and the check of your third exercise does that, too.
+#
+# There's one exception. Keep one key for the whole run, and call `fold_in(key, step)` in each step, with another number
+# each time. A run that you resume then gets the same keys again. But don't split such a key or draw from it as well.
+# `split(key)[0]` and `fold_in(key, 0)`, for example, are the same key.
 #
 # </details>
 #
 # ## When does jit pay off?
 #
 # To find out, we have to measure honestly. JAX returns before the work is done, so `time_call`, in this notebook's
-# first cell, waits with `block_until_ready` before it reads the clock. The first call compiles, so it mustn't count,
-# and other programs disturb the clock. So we take the fastest of 30 calls:
-
-
-# %%
-def measure(function, x):
-    """Return milliseconds without `jit` and with it: [2]."""
-    compiled_function = jax.jit(function)
-    plain = min(time_call(function, x) for _ in range(30))
-    compiled = min(time_call(compiled_function, x) for _ in range(30))
-    return 1000 * np.array([plain, compiled])
-
-
-# %% [markdown]
+# first cell, waits with `block_until_ready` before it reads the clock. The first call compiles, so it mustn't count.
+# And other programs disturb the clock. So `measure` takes the fastest of 30 calls, without `jit` and with it.
+#
 # GELU, the activation in many transformers, multiplies, adds and takes a tanh, number by number.
 #
 # **Predict:** which gains more from `jit`, GELU on a million numbers or ten products of 384 x 384 matrices?
@@ -367,7 +370,7 @@ lesson_02.jit_or_not(times)
 # which all examples share, and `0` for the inputs and the labels, which are stacked along axis 0.
 #
 # Transformations combine, so `jit` of `vmap` of `grad` is a compiled function that returns the gradient of *each*
-# example. (PyTorch has it, too, in `torch.func`.)
+# example. In PyTorch you find the same in `torch.func`.
 #
 # `inputs` and `labels` are still the 128 examples from above.
 #
@@ -394,6 +397,8 @@ assert str(jax.make_jaxpr(scan_over_layers)(jnp.ones(3))).count("= tanh") == 1
 assert "Error" in result_or_error(jax.jit(python_if), 3.0)
 assert result_or_error(jax.jit(jnp_where), 3.0) == "1.0"
 assert "Error" in result_or_error(jax.jit(numpy_tanh), 3.0)
+stepped = jax.tree.map(lambda w, g: w - 0.1 * g, {"W": 5, "b": 1}, {"W": 10, "b": 0})
+assert stepped == {"W": 4, "b": 1}
 assert np.isclose(shrink(1.0), 0.9)
 assert jnp.arange(3.0).dtype == jnp.float32
 assert jnp.arange(3)[10] == 2
@@ -408,10 +413,10 @@ for name, gradient in mean_loss_grad.items():
 # <details><summary>Answer</summary>
 #
 # They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is
-# one example's gradient with respect to the biases of two hidden units. The dots are scattered widely. (Many line up
-# at 0, because a unit whose ReLU was off for an example gets the gradient 0.) But their mean, the cross, is right in
-# the circle, which is the gradient of the mean loss. That's why data parallelism works: each device can compute the
-# gradients of its own examples, and only the mean needs them all.
+# one example's gradient with respect to the biases of two hidden units. The dots are scattered widely, and many line up
+# at 0, because a unit whose ReLU was off for an example gets the gradient 0. But their mean, the cross, lies in the
+# middle of the circle, which is the gradient of the mean loss. That's why data parallelism works: each device can
+# compute the gradients of its own examples, and only the mean needs them all.
 #
 # </details>
 #

@@ -15,13 +15,14 @@
 # %% [markdown]
 # # 03. Train with Flax and Optax
 #
-# You know this loop from PyTorch: forward, backward, step, repeat. In lesson 02 you wrote it in bare JAX, with weights
-# in a dictionary and plain gradient descent, and nobody wants to write a transformer like that. So in this lesson
-# you'll take layers from Flax and an optimizer from Optax, and end up with a program of a hundred lines. The rest of
-# the course changes this program a few lines at a time. In lesson 05, sixteen new lines make it train on eight devices.
+# In lesson 02 you wrote a training program in bare JAX, with weights in a dictionary and plain gradient descent. It has
+# two weak spots. Its last batch is smaller than the others, so JAX compiles everything twice. And nobody wants to write
+# a transformer out of dictionaries. You'll mend one after the other: first every batch gets the same shape, and then
+# the layers come from Flax and the optimizer from Optax. You end up with a program of a hundred lines, and the rest of
+# the course changes it a few lines at a time. In lesson 05, sixteen new lines make it train on eight devices.
 #
 # **You will** write a complete training program with Flax NNX and Optax, count every example exactly once, and read a
-# learning curve. 20 minutes, 40 with exercises. You need
+# learning curve. 24 minutes, 42 with exercises. You need
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
@@ -35,29 +36,82 @@ from flax import nnx
 from pmapdp.lessons.pictures import lesson_03
 
 # %% [markdown]
+# ## The last batch is ragged
+#
+# 5,000 examples in batches of 128 make 39 full batches, and 8 examples are left over. You don't want to drop these 8.
+# But a batch of another size makes `jit` compile a second program (lesson 02), and later you couldn't split 8 rows
+# over 16 devices at all. So we **pad** the last batch to 128 rows, and give each row a **weight**: 1 for an example, 0
+# for padding. These weights have nothing to do with the weights of the network.
+#
+# Here's a case that fits in your head. Three examples have the losses 2, 2 and 5, so their mean is 3. A row of padding
+# gets a loss, too, and here it's 2.
+#
+# **Predict:** what's the mean over all four rows?
+
+# %% tags=["prediction"]
+losses, weights = np.array([2.0, 2, 5, 2]), np.array([1.0, 1, 1, 0])
+print("mean of the rows:", losses.mean())
+print("sum of weight times loss, over the sum of the weights:", weights @ losses / weights.sum())
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# 2.75, because the padding pulls it down. To get 3, multiply each loss by its weight, add up, and divide by the sum of
+# the weights, which is the number of real examples.
+#
+# </details>
+#
+# ## First step: every example counts once
+#
+# You start from lesson 02's program, [program/02_jax.py](program/02_jax.py). The weights of the network are still
+# written by hand. This is what changes:
+#
+# include the difference of 02_jax.py and 03_padded.py
+#
+# `np.resize` fills the last batch up with copies of its own rows, and their weight 0 keeps the copies out of every sum.
+# `loss_sums` still returns **sums and a count**, not means. You can add up sums over all batches of an epoch and divide
+# once, and then every example has counted exactly once. In lesson 04 you'll add up sums over devices in the same way.
+#
+# The other changes prepare what's to come:
+#
+# - Whatever an update changes is now called the `state`. So far that's only the model.
+# - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
+# - `donate_argnums=0` lets XLA write the new state over the old one, so you don't hold two states in memory.
+# - `report` fetches all sums of an epoch at once, with `jax.device_get`. Until then the loop doesn't look at them.
+#   That matters, because JAX returns before a step is computed: while the device works, Python already prepares the
+#   next batch. If you printed the loss in every step, Python would have to wait for it.
+#
+# Here's the whole program. The batches have a new shape, but the numbers should be lesson 02's, digit for digit:
+
+# %% tags=["take-home"]
+# include program/03_padded.py
+
+# %% [markdown]
+# And they are, on the machine that made this page. So the padding is safe, and you can turn to the layers.
+#
 # ## The same loop, twice
 #
-# Here's the step in PyTorch:
+# Here's a training step in PyTorch:
 #
 # ```python
 # optimizer.zero_grad()
-# loss = loss_function(model(inputs), labels)
+# loss = cross_entropy(model(inputs), labels)
 # loss.backward()           # puts the gradients into the parameters
 # optimizer.step()          # changes the parameters
 # ```
 #
-# And here it is in JAX:
+# And here's a step in JAX, with Flax and Optax. `loss` is a function of the model and the batch:
 #
 # ```python
-# gradients = jax.grad(loss_function)(model, inputs, labels)
+# gradients = jax.grad(loss)(model, batch)
 # updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
 # model = optax.apply_updates(model, updates)
 # ```
 #
-# In PyTorch the model, its gradients and the optimizer change in place. In JAX nothing changes, so whatever the next
-# step needs comes in as an argument and goes out as a result: the model and the optimizer's state. That's a little more
-# typing, but it makes the rest of this course easy, because a function without side effects is easy to handle. You can
-# compile it, run it on eight devices, save what goes in and out, and compare it with another version, number by number.
+# In PyTorch the model, its gradients and the optimizer change in place. In JAX nothing changes. So whatever the next
+# step needs comes in as an argument and goes out as a result: the model and the optimizer's state. You type a little
+# more, and get a function without side effects. You can compile it, run it on eight devices, save what goes in and
+# out, and compare it with another version, number by number.
 
 # %%
 lesson_03.step()
@@ -85,7 +139,7 @@ model = Network(nnx.Rngs(0))
 # Since Flax 0.11 a module is also a **pytree**, like the dictionary of lesson 02. JAX finds the arrays in it by itself,
 # so you can hand a whole module to `jax.grad`.
 #
-# **Predict:** what does `jax.grad` return here, a list of arrays, a dictionary, or something else?
+# **Predict:** what does `jax.grad` return for a module, a list of arrays, a dictionary, or something else?
 
 # %% tags=["prediction"]
 gradients = jax.grad(lambda model, inputs: model(inputs).mean())(model, jnp.ones((128, 64)))
@@ -96,9 +150,9 @@ for path, array in jax.tree.leaves_with_path(gradients):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Another `Network`, with a gradient where each parameter was. Because the two are nested alike, `jax.tree.map` can
-# combine them. (Flax wraps each array in an `nnx.Param`, so the paths end in `.value`. You get the array itself by
-# `model.hidden.kernel[...]`.)
+# Another `Network`, with a gradient where each parameter was. Both have the same structure, so `jax.tree.map` can walk
+# through them together. The paths end in `.value`, because Flax wraps each array in an `nnx.Param`. You get the array
+# itself with `model.hidden.kernel[...]`.
 #
 # </details>
 #
@@ -123,70 +177,35 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # </details>
 #
-# `update` also gets the model, because some optimizers look at it: `optax.adamw` makes all weights a bit smaller in each
-# update, so it has to know them. SGD and Adam work without the model. But pass it always, and your step runs with any
-# optimizer.
+# `update` also gets the model, because some optimizers look at it: `optax.adamw` makes all weights a bit smaller in
+# each update, so it has to know them. SGD and Adam work without the model. But pass it always, and your step runs with
+# any optimizer.
 #
-# You can also chain several such pairs: `optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))` clips the
-# gradients and then hands them to Adam. Here `schedule` is a function that gets the number of the update and returns
-# the learning rate, such as `optax.cosine_decay_schedule(3e-3, 200)`.
+# Optimizers can be chained. `optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))` clips the gradients and
+# then hands them to Adam. And in place of a learning rate you can pass a schedule, a function from the number of the
+# update to the rate, such as `optax.cosine_decay_schedule(3e-3, 200)`.
 #
-# ## The last batch is ragged
+# ## Second step: layers and an optimizer from a library
 #
-# 5,000 examples in batches of 128 make 39 full batches, and 8 examples are left over. A batch of a different size would
-# make `jit` compile a second program (lesson 02), and you can't split 8 rows over 16 devices at all. But you don't want
-# to drop the 8 either. So we **pad** the last batch to 128 rows and give each row a **weight**: 1 for an example, 0 for
-# padding. (It has nothing to do with the weights of the network.)
+# You start from the program with padding. `Network` takes the place of `init_state`'s dictionary and of `forward`, and
+# Adam takes the place of `w - RATE * g`. The state becomes a pair: the model, and the optimizer's state.
 #
-# Here's a case that fits in your head. Three examples have the losses 2, 2 and 5, so their mean is 3. A row of padding
-# gets a loss, too, here 2.
+# include the difference of 03_padded.py and 03_flax.py
 #
-# **Predict:** what's the mean over all four rows?
-
-# %% tags=["prediction"]
-losses, weights = np.array([2.0, 2, 5, 2]), np.array([1.0, 1, 1, 0])
-print("mean of the rows:", losses.mean())
-print("sum of weight times loss, over the sum of the weights:", weights @ losses / weights.sum())
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# 2.75, because the padding pulls it down. To get 3, multiply by the weights, add up, and divide by the sum of the
-# weights, which is the number of real examples.
-#
-# </details>
-#
-# That's why the program's `loss_sums` returns **sums and a count**, not means. You can add up sums over all the batches
-# of an epoch and divide once, and then every example has counted exactly once. In lesson 04 you'll add them up over
-# devices in the same way.
-#
-# ## The program
-#
-# You start from lesson 02's program, [program/02_jax.py](program/02_jax.py). This is what changes:
-#
-# include the difference of 02_jax.py and 03_flax.py
-#
-# Four things in it may surprise you:
-#
-# - `np.resize` fills the last batch up with copies of its own rows. Their weight 0 keeps them out of every sum.
-# - `place_state` and `place_batch` do next to nothing yet. They put arrays on the one device you have, and in lesson 04
-#   they'll put them on eight.
-# - `donate_argnums=0` lets XLA write the new state over the old one, so you don't hold two states in memory.
-# - The loop doesn't look at `sums` until the epoch is over, because JAX returns before a step is computed: while the
-#   device works, Python already prepares the next batch. If you printed the loss in every step, Python would have to
-#   wait for it.
-#
-# Take this cell home: it needs no other file.
+# The data, the loop and the report stay as they were. Take this cell home: it needs no other file.
 
 # %% tags=["take-home"]
 # include program/03_flax.py
 
 # %% [markdown]
+# Adam and Flax's initial weights give other numbers than plain gradient descent did. Remember how this one ends,
+# because from now on the program may run on more devices, but its numbers should stay.
+#
 # ## The learning curve
 #
-# The clouds overlap, so even if you knew the ten centres, you'd get only 92 % of the points right. Still, the loss on
-# the training data has fallen in every epoch. Let's train six times as long, and watch a third data set that we don't
-# train on, the **validation set**. Here it is, with a function that evaluates the network on any data set:
+# The clouds overlap, so even if you knew the ten centres, you'd get only 92 % of the training points right. Still, the
+# training loss has fallen in every epoch. Let's train six times as long, and watch a third data set that we don't train
+# on, the **validation set**:
 
 
 # %%
@@ -214,25 +233,30 @@ lesson_03.learning_curve(curve)
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
+assert weights @ losses / weights.sum() == 3
 assert isinstance(gradients, type(model))
 assert update == np.float32(-0.2)
 assert 3 < curve[:, 2].argmin() < 12  # the validation loss is lowest early ...
 assert curve[-1, 2] > 1.2 * curve[:, 2].min()  # ... and rises from there
 assert curve[-1, 1] > 0.95 > curve[-1, 3]
+centres = np.random.default_rng(0).normal(size=(10, 64))
+distances = np.linalg.norm(train_data[0][:, None] - centres, axis=-1)
+assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # No. After a few epochs it turns and rises, while the training loss goes on falling. The training accuracy even passes
-# 92 %, and that's all you'd get on these 5,000 points if you knew the ten centres. So the network has begun to learn its
-# points by heart. On new points it's right about as often as before. But when it's wrong, it's more and more sure of itself, and the loss punishes that.
+# the 92 % that the true centres would give you. So the network has begun to learn its points by heart. On new points
+# it's right about as often as before. But when it's wrong, it's more and more sure of itself, and the loss punishes
+# that.
 #
 # </details>
 #
-# So stop where the validation loss is lowest. Make all your choices (when to stop, how large the network is, which
-# learning rate) with the validation set, and **touch the test set once, at the end.** A number that you've tuned on
-# looks better than it is. (Our program prints its test loss after every epoch, but we make no choice with it. It's
-# there so that you can compare the program's versions.)
+# So stop where the validation loss is lowest. Make all your choices with the validation set: when to stop, how large
+# the network is, which learning rate. And **touch the test set once, at the end**, because a number that you've tuned
+# on looks better than it is. Our program prints its test loss after every epoch, but we make no choice with it. It's
+# there so that you can compare the program's versions.
 #
 # ## How it fails
 #
@@ -255,8 +279,8 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# An error, because the array has been deleted: its memory went to the new state. The cure is a habit: give the result
-# the name of the argument, as in `state, sums = train_step(state, batch)`. Then you can't reach the old state by
+# An error, because the array has been deleted: its memory went to the new state. The cure is a habit. Give the result
+# the name of the argument, as in `state, sums = train_step(state, batch)`, and you can't reach the old state by
 # mistake.
 #
 # </details>
@@ -274,7 +298,7 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 #     optimizer.update(model, gradients)
 # ```
 #
-# It computes the same updates. (The check of exercise 2 compares your step with it.) This course uses the pure form,
+# It computes the same updates, and the check of exercise 2 compares your step with it. This course uses the pure form,
 # because you can map it over devices, test it against another version, and save its state.
 #
 # </details>
@@ -346,8 +370,9 @@ for exercise in (decay_weights, make_step, fixed_loss):
 # - A training step is a pure function: old state and batch in, new state and sums out.
 # - Pad the last batch with weight 0, add up sums and counts, and divide once. Then every example counts once.
 #
-# In pmapdp, this step is [steps/single.py](../pmapdp/steps/single.py), and the batches are in
-# [data/batches.py](../pmapdp/data/batches.py). Lesson 14 saves the state with Orbax. To read on:
+# In pmapdp, this step is [steps/single.py](../pmapdp/steps/single.py). The two lines with `jax.grad` and
+# `optimizer.update` are in [steps/shared.py](../pmapdp/steps/shared.py), where all four training steps find them, and
+# the batches are in [data/batches.py](../pmapdp/data/batches.py). Lesson 14 saves the state with Orbax. To read on:
 # [Flax NNX basics](https://flax.readthedocs.io/en/latest/nnx_basics.html) and
 # [Optax's getting started](https://optax.readthedocs.io/en/latest/getting_started.html). Next, more devices:
 # [04 Map over devices](04_map_over_devices.ipynb).

@@ -52,7 +52,6 @@ def loss_sums(model, batch):
     return sums["loss"], sums
 
 
-@jax.jit  # compiled at the first call
 def train_step(model, batch):
     """One update: the new model, and the metric sums of this batch."""
     # Gradients of the loss, nested like the model. `has_aux` hands the sums through as they are.
@@ -61,10 +60,13 @@ def train_step(model, batch):
     return jax.tree.map(lambda w, g: w - RATE * g / count, model, gradients), sums
 
 
-@jax.jit
 def eval_step(model, batch):
     """The metric sums of a batch."""
     return loss_sums(model, batch)[1]
+
+
+train_step = jax.jit(train_step)  # compiled at the first call
+eval_step = jax.jit(eval_step)
 
 
 def report(all_sums):

@@ -50,7 +50,7 @@ def learning_curve(
         arrowprops={"arrowstyle": "-"},
     )
     panels[1].axhline(
-        0.92, color=drawing.INK, linestyle=":", label="knowing the centres"
+        0.92, color=drawing.INK, linestyle=":", label="training, knowing the centres"
     )
     for panel in panels:
         panel.legend()
