@@ -17,22 +17,22 @@
 #
 # In lesson 02, `vmap` ran your function for every row of a batch, on one device. Change one letter, and the rows run on
 # eight devices at the same time: `pmap`. That's the shortest way from one device to many, and in lesson 05 you'll train
-# with it. But first you need to know who gets which part of an array, who gets a copy, and what JAX believes without
-# checking. That's the dangerous part, because nothing raises an error if JAX believes something wrong.
+# with it. Before that you need to know which device gets which part of an array, which one gets a copy, and what JAX
+# takes your word for. The last is dangerous: if you're wrong, there's no error.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
-# test lesson 03's network on eight devices. 25 minutes, 45 with exercises. You need
+# test lesson 03's network on eight devices. 23 minutes, 43 with exercises. You need
 # [00 Meet your devices](00_meet_your_devices.ipynb) and
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
 #
 # <details><summary>Should you still use <code>pmap</code>?</summary>
 #
 # Not in new programs. JAX keeps `pmap` working, but doesn't develop it any further. Since JAX 0.8 it's made of `jit`
-# and `shard_map`, and those two are what new programs use (lessons 09 and 10). We begin with `pmap` because you see
-# everything that matters: you write what one device does, and you write each message between devices. So later you'll
-# know what the compiler does for you under `jit`. To move your step on to `shard_map`, you'll need one more line.
-# (Without it, and with `shard_map`'s default settings, the gradient comes out N times too large, and nothing tells you.
-# Lesson 10 shows why.)
+# and `shard_map`, and those two are what new programs use (lessons 09 and 10). We begin with `pmap` because it hides
+# nothing: you write what one device does, and you write each message between devices. So later you'll know what the
+# compiler does for you under `jit`.
+#
+# If you'd rather do without it, go on with lesson 09. [The README](README.md) describes that way.
 #
 # </details>
 
@@ -58,7 +58,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # `pmap` gives row d to device d, runs `jnp.dot` on all eight devices at once, and stacks the results. So the first axis
 # of `xs` and `ys` is the **device axis**, and inside the function it's gone: `jnp.dot` gets two arrays of shape `[10]`.
 #
-# **Predict:** on which device is the number 345?
+# **Predict:** `pmap` returns one array with eight numbers. Is it on device 0, or does each device have a part, or all?
 
 # %% tags=["prediction"]
 xs = np.arange(80, dtype=np.float32).reshape(8, 10)  # row d counts from 10 d
@@ -73,8 +73,8 @@ for shard in dots.addressable_shards:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# On device 3. The result is *one* array of shape `[8]`, as with `vmap`, but nobody has collected the numbers: each
-# device still holds its own piece of the array, a **shard**.
+# Each device has a part. The result is *one* array of shape `[8]`, as with `vmap`, but nobody has collected the numbers.
+# Device 3 computed 345 and still holds it. Such a piece of an array is called a **shard**.
 #
 # </details>
 
@@ -124,8 +124,8 @@ assert np.array_equal(products, (xs * ys).T)
 #   of it: the array is **replicated**.
 #
 # Together they make a `NamedSharding`, and `jax.device_put(x, sharding)` puts an array there, or all arrays of a
-# pytree. (JAX's own pages write `P` for `PartitionSpec`, and many make the mesh with `jax.make_mesh`. Stay with `Mesh`
-# for now, because `make_mesh` gives the axes another type, which lesson 11 explains.)
+# pytree. On JAX's own pages you'll see `P` for `PartitionSpec`, and often `jax.make_mesh(...)` instead of `Mesh(...)`.
+# Use `Mesh` for now, because a mesh from `make_mesh` behaves differently, as lesson 11 explains.
 
 # %%
 mesh = Mesh(jax.devices(), ("data",))
@@ -149,23 +149,19 @@ lesson_04.mesh_and_specs()
 # You still train on one device. After each epoch, `place_state` copies the state to all eight. Every device needs all
 # of it, so it has `None` in `in_axes`, and the batch is split. `pmap` wants exactly one row for each device, so
 # `place_batch` cuts `[128, 64]` into `[8, 16, 64]`, and each device gets a batch of 16 points. Every sum comes back
-# with a device axis, `[8]`, and `report` adds up the eight numbers.
+# with a device axis, `[8]`, and the last new line adds up the eight numbers on the host.
 #
-# Don't keep `copies` for later, though. Device 0 didn't need a copy, so there `copies` shares the state's memory, and
-# the next `train_step` gives that memory away (lesson 03). If you then read `copies`, you get "Array has been deleted".
+# Don't keep `copies` for later, though. On device 0, `copies` shares the memory of `state`, because nothing had to be
+# copied there. The next `train_step` gives that memory away (lesson 03), and if you then read `copies`, you get "Array
+# has been deleted".
 #
-# Lesson 03's program ended with loss 0.3540 and accuracy 0.8730 on the test set.
-#
-# This is the new program:
+# Here's the new program. Its test losses and accuracies are lesson 03's, up to rounding:
 
 # %% tags=["take-home"]
 # include program/04_evaluate.py
 
 # %% [markdown]
-# It ends with the same numbers, because a sum doesn't care who adds up which part, except for rounding. On another
-# machine the last digits may differ, and a few of the examples may tip over to another class.
-#
-# Take that cell home. Its mesh, `place_state` and `place_batch` stay as they are in lesson 05.
+# Take that cell home. Its mesh, `place_state` and `place_batch` stay as they are in lesson 05, which adds training.
 #
 # Now look at the last test batch. Of 1,000 points, 104 are left for it, and `batches` pads them to 128 rows.
 #
@@ -253,23 +249,26 @@ assert not is_copied_between_devices(jax.device_put(xs[0], replicated))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first two. JAX refuses to mix arrays that are committed to different sets of devices, because it can't know which
-# set you meant. It also refuses an array that's committed to one device if `pmap` needs it split over eight. But
-# `in_axes=None` asks for a copy on each device, and `pmap` makes these copies silently, in every call. So if your state
-# is on the wrong device, your program is slow and nobody tells you. To find out, wrap the call in
+# The first two.
+#
+# | what you ask for | what JAX does |
+# | --- | --- |
+# | arrays that are committed to different devices, in one operation | refuses: it can't know which device you meant |
+# | an array that's committed to one device, split over eight by `pmap` | refuses |
+# | the same array on every device (`in_axes=None`) | copies it, silently, in every call |
+# | two arrays on *one* mesh, split in different ways, in one `jit` | moves the parts, silently (lesson 15) |
+#
+# The third case makes your program slow, and nobody tells you. To find it, wrap the call in
 # `with jax.transfer_guard_device_to_device("disallow"):`, which turns the copy into an error. To avoid it, place your
 # arrays once, with `jax.device_put(x, sharding)`.
 #
 # </details>
 #
-# JAX does move arrays among the devices of *one* mesh: if one argument of a `jit` is split along its rows and another
-# along its columns, it exchanges the parts without asking. Lesson 15 has a case in which that hurts.
-#
 # ## What JAX believes
 #
-# With `out_axes=None` you promise that all devices return the same, so the result needs no device axis. That's what
-# we'll want for the state of a training run, because then neither its shape nor a checkpoint depends on the number of
-# devices. (Older programs stack N copies, `[N, ...]`.) Now let's break the promise. Each device returns its own row.
+# With `out_axes=None` you promise that all devices return the same, so the result needs no device axis. We'll want that
+# for the state of a training run, because then neither its shape nor a checkpoint depends on the number of devices.
+# Older programs stack N copies instead, `[N, ...]`. Now let's break the promise: each device returns its own row.
 #
 # **Predict:** what does the result show?
 
@@ -378,8 +377,8 @@ for exercise in (dot_product, block_product, fixed_accuracy):
 # - With `out_axes=None` you promise that all devices agree. JAX believes you. To see what each of them holds, read
 #   `addressable_shards`.
 #
-# In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) has this mesh, these two shardings, and `place_state` and
-# `place_batch`. Old tutorials call `jax.device_put_replicated`. JAX 0.8.1 deprecated it, and 0.10 no longer has it, so
+# In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) has this mesh, these two shardings, `place_state`, `place_batch`
+# and `eval_step`, which calls `evaluation_sums` in [steps/shared.py](../pmapdp/steps/shared.py). Old tutorials call `jax.device_put_replicated`. JAX 0.8.1 deprecated it, and 0.10 no longer has it, so
 # write `jax.device_put(x, replicated)`. To read on:
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). So far every device has worked
 # alone. Next, they talk: [05 Average gradients](05_average_gradients.ipynb).

@@ -15,13 +15,13 @@
 # %% [markdown]
 # # 05. Average gradients
 #
-# Your program from lesson 03 keeps one device busy, and you have eight. In this lesson you'll change sixteen lines, two
-# of them inside the training step, and all eight will train the same network to the same loss. Then you'll break it in
+# Your program can test a network on eight devices, but it still trains on one. In this lesson you'll change ten lines,
+# two of them inside the training step, and all eight devices train the same network. Then you'll break the program in
 # four ways. You need to see these four once, because none of them raises an error. The loss falls, the run ends, and
 # only the model or the numbers are wrong.
 #
 # **You will** train on eight devices with `jax.pmap`, show that one device gets the same result, and recognize an
-# all-reduce that's missing or wrong. 25 minutes, 45 with exercises. You need
+# all-reduce that's missing or wrong. 30 minutes, 50 with exercises. You need
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
 # [04 Map over devices](04_map_over_devices.ipynb).
 
@@ -70,8 +70,8 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 # </details>
 #
 # That's all there is to data parallelism, as long as every device has equally many examples. If every device averages
-# its gradient with everyone else's, they all make the same update, and it's the update of the whole batch. So the copies of the model stay equal, and you never have to send
-# the model again.
+# its gradient with everyone else's, they all make the same update, and it's the update of the whole batch. So the
+# copies of the model stay equal, and you never have to send the model again.
 #
 # Inside a mapped function, "average with everyone else" is one line:
 #
@@ -79,12 +79,13 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 # gradients = lax.pmean(gradients, "data")
 # ```
 #
-# This is an **all-reduce**: all devices arrive at this line, and all of them leave it with the same average. `"data"`
-# is the name you give to the axis that `pmap` splits, with `axis_name="data"`. The mesh that places our arrays has an axis
-# called `"data"`, too, but `pmap` doesn't look at it: you can rename either of the two, and the program runs as before.
-# PyTorch's `DistributedDataParallel` (DDP) does the same, but
-# hides it in `loss.backward()`. In JAX it's a line of your own step. So you can read it and move it, but you can also
-# leave it out by mistake.
+# This is an **all-reduce**: all devices arrive at this line, and all of them leave it with the same average. `"data"` is
+# the name that you give to the axis over which `pmap` splits, with `axis_name="data"`. The mesh that places our arrays
+# has an axis called `"data"`, too, but `pmap` doesn't look at it. You can rename either of the two, and the program runs
+# as before.
+#
+# PyTorch's `DistributedDataParallel` (DDP) does the same, but hides it in `loss.backward()`. In JAX it's a line of your
+# own step. So you can read it and move it, but you can also leave it out by mistake.
 #
 # ## Three examples, two devices
 #
@@ -111,37 +112,37 @@ for average in (mean_of_means, mean_of_sums):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it gives (-2 - 5) / 2 = -3.5, because device 1's only example counts as much as both examples of device 0.
-# That's the first of the four mistakes. The second function is correct. What you want is all sums added up, divided by
-# all counts added up, so `lax.psum` of both is the thing itself. `pmean` divides both by the number of devices, and in
-# their ratio that cancels.
+# No, it gives (-2 - 5) / 2 = -3.5, because device 1's only example counts as much as both examples of device 0. That's
+# the first of the four mistakes. The second function is correct.
 #
 # </details>
 #
-# That's why our program works with sums and counts, and not with means. The last batch of an epoch is hardly ever full,
-# so we pad it, and then some devices get more padding than others. DDP doesn't protect you from this mistake: if each
-# process takes the mean loss of its own examples, and their numbers differ, DDP gives you -3.5, too.
+# So **add up all sums, add up all counts, and divide once.** Adding up over the devices is `lax.psum`, so `psum` of both
+# is the thing itself. `mean_of_sums` takes `pmean` of both instead, which divides each of them by the number of devices.
+# In their ratio that number cancels, so the result is the same. We write `pmean`, because you'll find it in most pmap
+# programs.
+#
+# The last batch of an epoch is hardly ever full, so we pad it, and then some devices get more padding than others.
+# That's why our program works with sums and counts, and not with means. DDP doesn't protect you from this mistake: if
+# each process takes the mean loss of its own examples, and their numbers differ, DDP gives you -3.5, too.
 #
 # ## The program so far
 #
-# You start from lesson 03's program, [program/03_flax.py](program/03_flax.py). Here's everything that changes for eight
-# devices. A line with a - is removed, and a line with a + is new.
+# You start from lesson 04's program, [program/04_evaluate.py](program/04_evaluate.py). It already has a mesh, it places
+# the state **replicated** (a copy on each device) and the batch **split** (a part on each), and it tests with `pmap`.
+# Here's everything that changes. A line with a - is removed, and a line with a + is new.
 #
-# include the difference of 03_flax.py and 05_pmap.py
+# include the difference of 04_evaluate.py and 05_pmap.py
 #
-# Read it from the top:
-#
-# - Two lines simulate the devices (lesson 00). Two more describe them: a mesh of all devices, and the two ways in which
-#   we place arrays on it, **replicated** (a copy on each device) and **split** (a part on each).
-# - `place_batch` cuts the batch `[B, ...]` into `[N, b, ...]`, which is N = 8 parts of b = 16 examples.
-# - `train_step` gets its all-reduce. We add up gradients and counts over the devices and divide, which is the mean over
-#   all examples. `pmean` of both gives the same ratio, and it's the line that you'll find in other pmap programs. The
-#   metrics are added up over many batches, so there we need true sums, which only `psum` gives, here and in
-#   `eval_step`.
-# - `jax.pmap` takes the place of `jax.jit`: it compiles the function, too. The state goes in and out replicated
+# - `train_step` gets its all-reduce: gradients and count are averaged over the devices, and then divided. The metrics
+#   are added up over many batches, so there we need true sums. They come from `psum`, in `eval_step`, too, and the host
+#   no longer has to add up eight numbers.
+# - `jax.pmap` takes the place of `jax.jit`. It compiles the function, too. The state goes in and out replicated
 #   (`None`), and the batch is split along its first axis (`0`).
+# - The state is placed once, before the loop, and stays on the devices. So `copies` is gone.
 #
-# Nothing else changes: not the data, not the network, not the loss, not the loop.
+# Nothing else changes: not the data, not the network, not the loss, not the loop. Compared with lesson 03's program for
+# one device, sixteen lines are new.
 
 # %%
 lesson_05.data_parallel_step()
@@ -150,9 +151,9 @@ lesson_05.data_parallel_step()
 # ## Your program, on eight devices
 #
 # This is the whole program. Take it home: copy the cell into an empty file, put your data and your network in, and it
-# trains on all GPUs or TPUs of your machine, as long as their number divides B. (Without any, it simulates eight
-# devices.) On the machine that made this page, lesson 03's program ended with loss 0.2486, accuracy 0.9184, and on the
-# test set 0.3540 and 0.8730.
+# trains on all GPUs or TPUs of your machine, as long as their number divides B. Without any, it simulates eight devices.
+#
+# On one device, lesson 03's program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set.
 #
 # **Predict:** what does this one end with?
 
@@ -162,10 +163,10 @@ lesson_05.data_parallel_step()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With almost the same numbers. Eight devices add up the 128 gradients in a different order than one device, and each
-# addition rounds. So on your machine the last digits may differ, and a few of the 5,000 examples may tip over to another
-# class. In float64 the numbers that the two programs print agree to about fourteen digits, and a test in this
-# repository checks that they do.
+# With almost the same numbers: compare the four decimals in lesson 03's notebook. Eight devices add up the 128 gradients
+# in a different order than one device, and each addition rounds. So the last digits may differ, and a few of the 5,000
+# examples may tip over to another class. In float64 the numbers that the two programs print agree to about fourteen
+# digits, and a test in this repository checks that they do.
 #
 # </details>
 #
@@ -176,9 +177,9 @@ lesson_05.data_parallel_step()
 # comparison SGD replaces Adam, because Adam divides by the size of the gradient, and that blows up rounding if a
 # gradient is almost 0.
 #
-# (`train_step` reads `optimizer` while JAX traces it, so why does it notice the change? Because SGD's state is nested
-# differently from Adam's, and then JAX traces again. Another learning rate for SGD would go unnoticed, as in lesson
-# 02. If you want to try one, run the program's cell again first, because it makes a new `train_step`.)
+# One warning before you change the optimizer yourself. `train_step` reads the global `optimizer` while JAX traces it.
+# It notices SGD only because SGD's state has another structure than Adam's, so JAX traces again. If you changed just
+# the learning rate, the step would go on with the old one (lesson 02), until you run the program's cell again.
 
 
 # %%
@@ -202,16 +203,16 @@ def train(step, state, data):
     return state, losses
 
 
-optimizer = optax.sgd(0.1)  # another kind of state, so JAX traces the steps again
+optimizer = optax.sgd(0.1)  # its state has another structure, so JAX traces the steps again
 split_batches = [place_batch(batch) for batch in full_batches]
 (model_1, _), losses_1 = train(jax.jit(one_device_step), init_state(), full_batches)
 (model_8, _), losses_8 = train(train_step, place_state(init_state()), split_batches)
 lesson_05.loss_curves(losses_1, losses_8)
 
 # %% [markdown]
-# The two curves lie on top of each other. Below them you see their difference. It stays below a millionth, and with its
-# seven digits float32 can't do much better. On a GPU or a TPU the difference is larger if products of matrices are
-# shortened (lesson 00). The models agree just as well, and the eight devices' copies of the model
+# The two curves lie on top of each other. Below them you see their difference. It stays below a millionth, and float32
+# has seven digits, so that's about as good as it gets. On a GPU or a TPU the difference is larger if it multiplies
+# matrices in a shorter format (lesson 00). The models agree just as well, and the eight devices' copies of the model
 # are equal to the last bit:
 
 
@@ -235,7 +236,7 @@ assert all((copies(array) == copies(array)[0]).all() for array in jax.tree.leave
 # %% [markdown]
 # ## Mistake 2: no all-reduce
 #
-# The mean of means was the first mistake. For the second one, forget the line with `pmean`. That leaves lesson 03's
+# The mean of means was the first mistake. For the second one, forget the line with `pmean`. What's left is lesson 03's
 # step, under `pmap`.
 #
 # **Predict:** how would you notice: by an error, by the loss, or not at all?
@@ -252,14 +253,13 @@ print("the first weight on each device:", copies(kernel)[:, 0, 0].round(3))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# There's no error, and the loss falls nicely. (It starts at 4.67, because you only see the loss of device 0's sixteen
-# examples.) But these are eight different models, each trained on an eighth of the data, and your checkpoint would save
+# There's no error, and the loss falls nicely. It starts at 4.67, because you only see the loss of device 0's sixteen
+# examples. But these are eight different models, each trained on an eighth of the data, and your checkpoint would save
 # one of them. JAX can't tell. With `out_axes=None` you promised that all devices return the same, and
 # `is_fully_replicated` only repeats your promise, because it reads the sharding and not the numbers.
 #
-# With the last batch, which we left out, it would be worse. That batch holds eight examples, so all devices but the
-# first get nothing but padding. They'd divide 0 by 0, and hold NaN from then on. And you'd still see device 0's loss
-# fall.
+# The last batch, which we left out, would make it worse. It holds eight examples, so all devices but the first get
+# nothing but padding, divide 0 by 0, and hold NaN from then on. And you'd still see device 0's loss fall.
 #
 # </details>
 #
@@ -319,8 +319,9 @@ for name, step in {"pmean": train_step, "psum": jax.pmap(psum_step, **axes)}.ite
 # </details>
 #
 # So don't judge by the loss curve. **Compare an update with the update of one device**, on a batch with some padding,
-# and with SGD. That finds all three mistakes so far. (Without padding, even a mean of means is right, and Adam would
-# hide this last one.) `pmapdp.verify` makes this comparison for your own step, and says what differs.
+# and with SGD. This finds all three mistakes so far. You need the padding for the first one, because with equally many
+# examples a mean of means is correct. And you need SGD for the third one, because Adam would hide it. `pmapdp.verify`
+# makes this comparison for your own step, and says what differs.
 #
 # ## Mistake 4: one device's metrics
 #
@@ -353,33 +354,55 @@ assert example_counts == {"with psum": 1000, "without": 128}
 # ## What more devices buy
 #
 # Simulated devices share the cores of one machine, so they show you that a program is correct, but never how fast it
-# would be. Real devices can help you in two ways. You can split the batch that you have: then an eighth of it takes
-# about an eighth of the time, if that's still enough to keep a device busy. Or you can give every device a full batch of
-# its own, and read eight times as many images in the same time. Either way the all-reduce comes on top. So what you gain
-# depends on how long it takes, compared with the computation. Here is the second way, measured:
+# would be. On real devices you can split the batch that you have, and then an eighth of it takes about an eighth of the
+# time. Or you can give every device a full batch of its own, and read eight times as many images in the same time.
+# Either way the all-reduce comes on top. Here is the second way, measured:
 
 # %%
 lesson_05.published_scaling()
 
 # %% [markdown]
-# TensorFlow's developers measured this on one machine with eight GPUs, with synthetic images, so that reading data costs
-# nothing ([2017](https://github.com/tensorflow/docs/tree/master/site/en/r1/guide/performance)).
-# The per-device batch stays the same, so with eight GPUs you'd like to train on eight times as many images a second.
-# ResNet-50 comes close. VGG-16 has five times as many parameters (138 million), so it has five times as many bytes to
-# send, and it only reaches 7. The two also used different methods: ResNet-50's gradients were averaged on the CPU, and
-# VGG-16's with an all-reduce. With half the batch VGG-16 doesn't even reach 6: it sends as many bytes as before, and
-# probably less of that is hidden behind the computation, which is half as long. Between machines you can lose more: 512 GPUs did the work of 348 on VGG-16
-# ([Horovod](https://github.com/horovod/horovod)). In lesson 06 you'll calculate how long an all-reduce takes.
+# TensorFlow's developers measured this on eight GPUs of one machine, with synthetic images, so that reading data costs
+# nothing ([2017](https://github.com/tensorflow/docs/tree/master/site/en/r1/guide/performance)). ResNet-50 comes close to
+# eight times the speed. VGG-16 has five times as many parameters, so it has more to send, and gains less, most of all
+# with half the batch. The two networks also averaged in different ways, ResNet-50 on the CPU and VGG-16 with an
+# all-reduce. In lesson 06 you'll calculate how long an all-reduce takes.
 #
 # **Which batch size do you set?** With DDP it's the per-device batch, so with eight GPUs the global batch is eight
 # times as large. In JAX you usually set the global batch B. As long as B stays the same, this program gives the same
-# result on 1, 2 or 8 devices, and the learning rate can stay the same, too. If you let B grow with the number of
-# devices, an epoch has fewer updates. For SGD, people then multiply the learning rate by the same factor and warm it up
-# over the first epochs ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)). For Adam they often take the square
-# root of the factor ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are rules of thumb.
+# result on 1, 2 or 8 devices, with the same learning rate. If B grows with the number of devices, an epoch has fewer
+# updates. For SGD, people then multiply the learning rate by the same factor and warm it up
+# ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)). For Adam they often take the square root of the factor
+# ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are rules of thumb.
 #
 # With batch norm or dropout, it takes more care to get the same result on any number of devices: that's lessons 07 and
 # 08.
+#
+# ## Your step in pmapdp
+#
+# pmapdp's trainer has this step, too. On the left is a line of your program, and on the right the line that does the
+# same in pmapdp. Both were read from the files when this page was made.
+#
+# include 05_pmap.py beside steps/pmap.py
+# jax.device_put(state | jax.device_put(state
+# x.reshape( | x.reshape(
+# jax.grad( | gradient_sums(
+# lax.pmean( | lax.pmean(
+# lax.psum(sums | lax.psum(sums
+# lax.psum(loss_sums | lax.psum(evaluation_sums
+# train_step = | train_step =
+#
+# Open the file and read it from top to bottom: placing, the step, evaluation, the wrapper. Four things are new. `AXIS`
+# is the name `"data"`. `place` is `jax.device_put`, unless several processes share the work (lesson 17). `task` holds
+# what never changes, such as the optimizer. And `model_state` is what batch norm keeps (lesson 07).
+#
+# Two lines are missing there, the one with `jax.grad` and the one with `optimizer.update`. They're the same for pmap,
+# jit, shard_map and a single device, so all four call them in a file of its own:
+#
+# include 05_pmap.py beside steps/shared.py
+# jax.grad( | jax.grad(
+# optimizer.update( | optimizer.update(
+# optax.apply_updates( | optax.apply_updates(
 #
 # ## Exercises
 #
@@ -395,7 +418,7 @@ lesson_05.published_scaling()
 #    may hold nothing but padding. <details><summary>Hint</summary>As in <code>mean_of_sums</code>: divide after the
 #    all-reduce.</details>
 # 3. `fixed_clipping` (5 minutes, find the mistake): `broken_clipping` should clip the gradient of the global batch to a
-#    length of at most 1. It raises no error, all copies agree, and on one device it's right. On several it isn't.
+#    length of at most 1. It raises no error, all copies agree, and on one device it's correct. On several it isn't.
 #    <details><summary>Hint</summary>Which gradient should have a length of at most 1?</details>
 
 # %%
@@ -434,12 +457,12 @@ for exercise in (step, global_gradient, fixed_clipping):
 # - Average sums and counts, and divide once, because means of means are wrong as soon as a batch is ragged.
 # - A missing all-reduce and a sum for a mean raise no error. So compare an SGD update with the update of one device.
 #
-# You now know the heart of pmapdp's trainer. This is where you find your functions in it:
+# Now you know the heart of pmapdp's trainer. This is where you find your other functions in it:
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
-# | `jax.grad(...)` and `optimizer.update(...)` | `gradient_sums` and `update`, which all four strategies call | [steps/shared.py](../pmapdp/steps/shared.py) |
 # | `train_step`, `eval_step`, `place_state`, `place_batch` | the same names | [steps/pmap.py](../pmapdp/steps/pmap.py); without an all-reduce [steps/single.py](../pmapdp/steps/single.py) |
+# | `jax.grad(...)` and `optimizer.update(...)` | `gradient_sums` and `update` | [steps/shared.py](../pmapdp/steps/shared.py) |
 # | `loss_sums` | `cross_entropy`, which returns `MetricSums` | [loss.py](../pmapdp/loss.py) |
 # | `state`, a pair | `TrainState` | [state.py](../pmapdp/state.py) |
 # | `batches` | `Batches` | [data/batches.py](../pmapdp/data/batches.py) |

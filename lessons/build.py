@@ -13,9 +13,14 @@ A line of its own, in a cell of code or text, brings in the program that grows:
 
     include program/05_pmap.py                              the script; in a text it is folded
     include the difference of 03_flax.py and 05_pmap.py     its changes, marked, in a text
+    include 05_pmap.py beside steps/pmap.py                 a table of lines from the two files
+
+Below the last one stand the rows of the table, each with two pieces of text, `ONE | OTHER`. The table shows the
+statement of the script that has ONE, and the statement of pmapdp's file that has OTHER.
 """
 
 import argparse
+import ast
 import difflib
 import os
 import re
@@ -31,6 +36,8 @@ FOLDED = "Predict, then run this cell or unfold it."  # JupyterLab shows the fir
 ANSWER = "<details><summary>Answer</summary>\n\n"  # begins the text after a prediction
 SCRIPT = re.compile(r"^(?:# )?include program/(\S+)$", re.MULTILINE)
 DIFFERENCE = re.compile(r"^include the difference of (\S+) and (\S+)$", re.MULTILINE)
+CODE_ROW = re.compile(r"^\| `.*` \| `.*` \|$", re.MULTILINE)  # of a table that BESIDE makes
+BESIDE = re.compile(r"^include (\S+) beside (\S+)\n((?:.+ \| .+(?:\n|$))+)", re.MULTILINE)
 
 
 def sources() -> list[Path]:
@@ -49,6 +56,7 @@ def read(source: Path):
         else:
             cell.source = SCRIPT.sub(lambda found: listing(found[1]), cell.source)
             cell.source = DIFFERENCE.sub(lambda found: difference(*found.groups()), cell.source)
+            cell.source = BESIDE.sub(lambda found: beside(*found.groups()), cell.source)
     return notebook
 
 
@@ -83,10 +91,38 @@ def difference(earlier: str, later: str) -> str:
     )  # one empty line at a time, without a mark
 
 
+def beside(script: str, file: str, rows: str) -> str:
+    """A table of statements of a script and of a file of pmapdp, from rows `ONE | OTHER`."""
+    table = [f"| {script} | [{file}](../pmapdp/{file}) |", "| --- | --- |"]
+    core = (PACKAGES / "pmapdp" / file).read_text()
+    for row in rows.splitlines():
+        one, other = row.split(" | ")
+        table.append(f"| `{statement(program(script), one)}` | `{statement(core, other)}` |")
+    return "\n".join(table) + "\n"
+
+
+def statement(text: str, piece: str) -> str:
+    """The only simple statement of a program that has a piece of text, in one line and without comments."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            code = " ".join(ast.get_source_segment(text, node).split())
+            if piece in code:
+                found.append(code)
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} statements have {piece!r}, not one")
+    return found[0].replace("( ", "(").replace(", )", ")").replace(" )", ")")
+
+
+def prose(text: str) -> str:
+    """A text without the programs in it."""
+    return CODE_ROW.sub("", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
 def minutes(notebook) -> tuple[int, int]:
     """Minutes to read a lesson, without and with its exercises: 180 words, or 12 new lines of code, or one prediction.
 
-    Of a program that grew, its new lines count. The exercises say themselves how long they take.
+    Of a program that grew, its new lines count, and of two files side by side each row. The exercises say themselves how long they take.
     """
     code, words, exercises, predictions = 0, 0, 0, 0
     for cell in notebook.cells:
@@ -94,7 +130,8 @@ def minutes(notebook) -> tuple[int, int]:
         if cell.cell_type == "markdown":
             exercises += sum(int(found) for found in re.findall(r"\((\d+) minutes", cell.source))
             code += len(re.findall(r"^\+.*\w", cell.source, re.MULTILINE))
-            words += len(re.sub(r"```.*?```", "", cell.source, flags=re.DOTALL).split())
+            code += len(CODE_ROW.findall(cell.source))
+            words += len(prose(cell.source).split())
         elif PROOF not in tags and TAKE_HOME not in tags:
             code += sum(bool(line.strip()) for line in cell.source.splitlines())
         predictions += PREDICTION in tags

@@ -81,17 +81,16 @@ def train_step(state, batch):
 
 
 def eval_step(state, batch):
-    """One device's part: the metric sums of its examples [b]."""
     return loss_sums(state[0], batch)[1]
 
 
 train_step = jax.jit(train_step, donate_argnums=0)  # the new state takes the old one's memory
-eval_step = jax.pmap(eval_step, in_axes=(None, 0))  # sums [N], one number from each device
+eval_step = jax.pmap(eval_step, in_axes=(None, 0))  # each sum is [N]: one number from each device
 
 
 def report(all_sums):
     """Mean loss and accuracy over the examples of some batches."""
-    totals = jax.tree.map(lambda *sums: float(np.sum(sums)), *jax.device_get(all_sums))
+    totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
     count = totals["count"]
     return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
@@ -107,4 +106,5 @@ for epoch in range(EPOCHS):
         train_sums.append(sums)
     copies = place_state(state)
     test_sums = [eval_step(copies, place_batch(batch)) for batch in batches(*test_data, seed=0)]
+    test_sums = jax.tree.map(np.sum, jax.device_get(test_sums))  # the host adds up N numbers
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
