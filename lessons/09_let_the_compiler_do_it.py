@@ -16,12 +16,13 @@
 # # 09. Let the compiler do it
 #
 # In lesson 05 you wrote an all-reduce. Now delete it. Delete `pmap`, too, and the reshape to `[N, b, ...]`. What's left is
-# lesson 03's step for one device, and it trains on eight, with the same losses. The compiler sees where your arrays are
-# and puts the all-reduce in for you. There's one quiet way to get it wrong: you get the correct result, but every
-# device does all of the work.
+# lesson 03's step for one device, and yet it trains on eight. The compiler sees where your arrays are and puts the
+# all-reduce in for you. There's one quiet way to get it wrong: the result is correct, but every device does all of the
+# work.
 #
 # **You will** write a data-parallel step with `jax.jit` and shardings, find the compiler's all-reduce, and notice when the
-# batch isn't split. 18 minutes, 33 with exercises. You need [05 Average gradients](05_average_gradients.ipynb).
+# batch isn't split. 21 minutes, 36 with exercises. You need [05 Average gradients](05_average_gradients.ipynb). Without pmap,
+# [00](00_meet_your_devices.ipynb) and [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) are enough.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -49,16 +50,45 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # `out_shardings` says where you want the results. If you know PyTorch's DTensor, `replicated` is its `Replicate()` and
 # `split` is its `Shard(0)`.
 #
-# Lesson 05's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set. Here's the new one:
+# <details><summary>Do you come straight from lesson 03, without pmap?</summary>
+#
+# Then skip the difference above, which only takes away what lesson 05 has added. This is what's new since lesson 03:
+#
+# include the difference of 03_flax.py and 09_jit.py
+#
+# Two of the lines simulate eight devices, as in lesson 00. For the others you need four words:
+#
+# - A **mesh** is an array of devices with named axes. Ours is a row of eight devices, and its axis is called `"data"`.
+# - A **partition spec** says how to cut an array. `PartitionSpec("data")` cuts the first axis into eight parts, one for
+#   each device: the array is split. `PartitionSpec()` cuts nothing, so each device gets all of it: the array is
+#   replicated.
+# - A `NamedSharding` is a mesh with a partition spec, and `jax.device_put(x, sharding)` puts an array there.
+# - An array that you've placed like that is **committed**. One that nobody has placed, such as a NumPy array, is
+#   **uncommitted**, and JAX moves it to where it's needed.
+#
+# An **all-reduce** adds up an array over all devices and gives the sum to each of them. That's all you need from the
+# lessons in between.
+#
+# </details>
+#
+# Before, the program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set, on one device and with
+# pmap on eight.
+#
+# **Predict:** what does this one end with?
 
-# %% tags=["take-home"]
+# %% tags=["prediction", "take-home"]
 # include program/09_jit.py
 
 # %% [markdown]
-# The numbers are the same, and there's no `pmean` in sight. On another processor you may see other last digits: the
-# devices add up in another order, and rounding can tip a few of the 5,000 examples into another class. Most of the
-# course starts from this version: explicit sharding (lesson 11), micro-batches (13), resume (14), a split model (15),
-# ZeRO (16), several processes (17) and measuring (18) each change a few of its lines.
+# <details><summary>Answer</summary>
+#
+# With almost the same numbers again, and there's no `pmean` in sight. The devices add up in another order than a single
+# device would, so the last digits may differ, and a few of the 5,000 examples may tip over to another class.
+#
+# </details>
+#
+# Most of the course starts from this version: explicit sharding (lesson 11), micro-batches (13), resume (14), a split
+# model (15), ZeRO (16), several processes (17) and measuring (18) each change a few of its lines.
 #
 # ## How does the compiler know?
 #
@@ -95,15 +125,15 @@ for name, function in functions.items():
 #
 # </details>
 #
-# So that's how the compiler knows. It starts from the shardings that you give it, and works out one for every other
-# array. That's called *sharding propagation*, and Shardy is the part of the compiler that does it. If an operation
-# needs numbers from other devices, the compiler puts in the communication.
+# So that's how the compiler knows. It starts from the shardings that you give it, works out one for every other array,
+# and puts in the communication if an operation needs numbers from other devices. This is called *sharding propagation*,
+# and the part of the compiler that does it is called Shardy.
 #
 # Your gradient is a sum over the examples, and the examples are split, so it needs an all-reduce for the same reason. The
 # metric sums need one, too.
 #
-# **Predict:** there are four arrays of gradients and three sums. Each message costs some time by itself, and the compiler
-# knows that. How many all-reduces does the compiled step have?
+# **Predict:** there are four arrays of gradients and three sums. Every message costs some time, however short it is, and
+# the compiler knows that. How many all-reduces does the compiled step have?
 
 # %% tags=["prediction"]
 import textwrap
@@ -127,8 +157,7 @@ assert all_reduces[0].partition(" all-reduce(")[0].count("f32[") == 7
 #
 # </details>
 #
-# So here's one update on eight devices. Everything in colour is your program, and the all-reduce in the middle is the
-# compiler's.
+# So here's one update on eight devices. You wrote the coloured boxes, and the compiler added the one in the middle.
 
 # %%
 lesson_09.training_step()
@@ -137,7 +166,7 @@ lesson_09.training_step()
 # ## The quiet mistake
 #
 # Suppose you leave out `in_shardings`, and you forget to place the batch. An array that nobody has placed is uncommitted
-# (lesson 04), so `jit` may choose where it goes. Here's such a step, and four ways to pass it a batch:
+# (lesson 04), so `jit` may choose where it goes. Here's a step without `in_shardings`, and four ways to pass it a batch:
 
 # %%
 loose_step = jax.jit(train_step.__wrapped__, out_shardings=replicated)  # no in_shardings
@@ -171,9 +200,11 @@ assert work["only the inputs are"] < 1.5 * work["all three are placed"]
 #
 # For the first alone. The state is on eight devices, so all eight run the step. If nothing says that the batch is
 # split, every device gets the whole batch and computes the whole gradient. That's 1.4 million operations on each
-# device, as many as one device needs alone, instead of 0.2 million. Nobody has to communicate, and the gradient is
-# correct, but you paid for eight devices and got the speed of one. In the last case one of the arrays is split, and
-# this compiler splits the others to match. Another version may choose differently, so don't count on it.
+# device, as many as a single device needs for the whole batch, instead of 0.2 million. Nobody has to communicate, and
+# the gradient is correct, but you paid for eight devices and got the speed of one.
+#
+# In the last case one of the arrays is split, and this compiler splits the others to match. Another version may choose
+# differently, so don't count on it.
 #
 # Even with a split batch a device does more than an eighth of the work, because every device runs Adam on all
 # parameters. Lesson 16 splits Adam's work, too.
@@ -210,6 +241,7 @@ except ValueError as error:
 # %% tags=["proof"]
 # The asserts behind the answer.
 assert batch_shardings[0].spec == PartitionSpec("data")
+assert place_batch(host_batch)[0].sharding == split
 assert outcome.startswith("ValueError")
 
 # %% [markdown]
@@ -221,9 +253,13 @@ assert outcome.startswith("ValueError")
 #
 # </details>
 #
-# So set `in_shardings`, or place every batch yourself. And in a new program, check once that the batch is split: print
-# the compiled step's `input_shardings`, or `place_batch(batch)[0].sharding`. Inside a step you can demand a placement
-# with `jax.lax.with_sharding_constraint`.
+# So set `in_shardings`, or place every batch yourself. And in a new program, check once that the batch is split:
+#
+# ```python
+# assert place_batch(batch)[0].sharding == split
+# ```
+#
+# Inside a step you can demand a placement with `jax.lax.with_sharding_constraint(x, split)`.
 #
 # One more thing. Neither `place_batch` nor `train_step` waits for the devices. So while the devices compute, Python
 # already picks the rows of the next batch and sends them.
@@ -279,13 +315,23 @@ for exercise in (make_trainer, fixed_evaluation):
 # - `in_shardings` splits arrays that nobody has placed, and refuses arrays that you've placed differently. Without it,
 #   the compiler decides where unplaced arrays go.
 #
+# In pmapdp this is [steps/jit.py](../pmapdp/steps/jit.py), line by line:
+#
+# include 09_jit.py beside steps/jit.py
+# jax.device_put(state | jax.device_put(state
+# jax.device_put(batch | place(batch
+# jax.grad( | = compute_sums(
+# train_step = | train_step =
+#
+# pmapdp's step sets only `out_shardings`, because its loop places every batch with `place_batch`, two ahead, in a thread.
+# And the rest of your program:
+#
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
-# | `train_step`, `eval_step`, `place_state`, `place_batch` | the same names | [steps/jit.py](../pmapdp/steps/jit.py) |
+# | `jax.grad(...)` and `optimizer.update(...)` | `gradient_sums`, which is `compute_sums` without micro-batches, and `update` | [steps/shared.py](../pmapdp/steps/shared.py) |
 # | `loss_sums` | `cross_entropy`, which returns `MetricSums` | [loss.py](../pmapdp/loss.py) |
 # | `batches` | `Batches` | [data/batches.py](../pmapdp/data/batches.py) |
 # | the loop | `train` | [train.py](../pmapdp/train.py) |
 #
-# pmapdp's step sets only `out_shardings`, because its loop places every batch with `place_batch`, two ahead, in a thread.
 # To read on: the [JAX scaling book on sharding](https://jax-ml.github.io/scaling-book/sharding/). Next, the same step with
 # pmap, jit and shard_map: [10 Three ways side by side](10_three_ways_side_by_side.ipynb).

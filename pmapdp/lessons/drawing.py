@@ -232,9 +232,12 @@ def work_by_device(work: dict[str, float]) -> None:
     unit, name = (1e9, "billion") if max(work.values()) > 1e9 else (1e6, "million")
     operations = np.array(list(work.values())) / unit
     for d in range(8):
-        plt.barh(
+        bars = plt.barh(
             list(work), operations, 0.6, left=d * operations, color=DEVICE_COLOURS[d]
         )
+    labels = [f"{each:.2g} {name} each" for each in operations]
+    plt.bar_label(bars, labels, padding=4)
+    plt.gca().spines["bottom"].set_bounds(0, 8 * operations.max())
     plt.gca().invert_yaxis()
     plt.gca().set(xlabel=f"{name} operations, a colour for each of eight devices")
 
