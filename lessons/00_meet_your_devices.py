@@ -17,14 +17,15 @@
 #
 # You want to train on eight GPUs, and all you have is a laptop. That's enough to start, because JAX can pretend that
 # one CPU is eight devices. You can split arrays over them, average gradients, lose a process, and make every mistake in
-# this course. A correct program gives almost the same numbers here as on eight GPUs, and a broken one usually breaks in
-# the same way. Expect fewer equal digits on a GPU or a TPU: unless you set `JAX_DEFAULT_MATMUL_PRECISION=highest`, it
-# may multiply float32 matrices in a shorter format, such as TF32 or bfloat16. Speed and memory are different, too. In
-# this lesson you'll get your eight devices and put arrays on them, and you'll meet the one mistake that leaves you with
-# a single device and no error.
+# this course. In this lesson you'll get your eight devices and put arrays on them, and you'll meet the one mistake that
+# leaves you with a single device and no error.
+#
+# A correct program gives almost the same numbers on simulated devices as on eight GPUs, and a broken one usually breaks
+# in the same way. Expect fewer equal digits on a GPU or a TPU: unless you set `JAX_DEFAULT_MATMUL_PRECISION=highest`, it
+# may multiply float32 matrices in a shorter format, such as TF32 or bfloat16. Speed and memory are different, too.
 #
 # **You will** start JAX with eight simulated devices, say which device holds an array and which one computes, and know
-# what a simulation can't tell you. 15 minutes, 30 with exercises. You need Python and NumPy.
+# what a simulation can't tell you. 15 minutes, 31 with exercises. You need Python and NumPy.
 
 # %% [markdown]
 # ## Eight devices, please
@@ -37,9 +38,10 @@
 # ```
 #
 # The lessons call `devices.simulate(8)`. It does the same, makes sure that JAX has enough threads for eight devices,
-# and tells you what to do if you call it too late. If you have a GPU, `jax.devices()` still lists only the GPU, and
-# `jax.devices("cpu")` lists your eight. The lessons use JAX's default devices, so on such a machine make the eight the
-# default: start JupyterLab with `JAX_PLATFORMS=cpu jupyter lab`.
+# and tells you what to do if you call it too late.
+#
+# On a machine with a GPU, start JupyterLab with `JAX_PLATFORMS=cpu jupyter lab`. Otherwise JAX's default device is the
+# GPU, and you find your eight only with `jax.devices("cpu")`.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -110,8 +112,8 @@ assert (np.stack(host_arrays) == 2 * x).all()
 #
 # The next cell makes an array of each kind, with 16 numbers in it, and adds the two. It's a whole program: copy it into
 # an empty file, and you have eight devices anywhere. On a machine with GPUs, the same file uses the GPUs. The mesh and
-# the two partition specs say which part goes where, and lesson 04 explains them. In this notebook JAX already runs with
-# eight devices, so the line with `jax.config` changes nothing here.
+# the two partition specs say which part goes where, and lesson 04 explains them. JAX already runs with eight devices in
+# this notebook, so the line with `jax.config` changes nothing.
 #
 # **Predict:** you add the split array to the replicated one. What does device 7 hold of the sum?
 
@@ -136,7 +138,7 @@ def per_device(array):
 numbers = np.arange(2 * mesh.size, dtype=np.int32)  # [16] on the host: two for each device
 parts = jax.device_put(numbers, split)
 copies = jax.device_put(numbers, replicated)
-sum_parts = parts + copies  # each device adds where it has both, so nothing is sent
+sum_parts = parts + copies  # nothing is sent
 sum_copies = jax.device_put(sum_parts, replicated)  # now each device gets all the sums
 
 print(mesh.size, "devices:", jax.devices()[0].device_kind)
@@ -168,11 +170,11 @@ lesson_00.one_array({name: per_device(array) for name, array in arrays.items()})
 # | how your program is split, and its results (up to rounding) | speed: they share your machine's cores |
 # | the collectives that you write (lesson 06) | how the messages travel, and how long they take |
 #
-# So a simulation can tell you that a program is **right**, but never how **fast** it will be. See for yourself: we give
+# So a simulation can tell you that a program is **correct**, but never how **fast** it will be. See for yourself: we give
 # one, two, four and eight devices the same amount of work each, and time it. On GPUs, all four bars would be about
-# equally high, because the GPUs would work at the same time. Here they share your cores, so eight devices take much
-# longer than one. (Other programs on your machine disturb the clock. So we time all four in turn, 15 times, and draw
-# the fastest time of each.)
+# equally high, because the GPUs would work at the same time. Your simulated devices share your cores, so eight take
+# much longer than one. Other programs on your machine disturb the clock, so we time all four in turn, 15 times, and
+# draw the fastest time of each.
 
 # %%
 import time
@@ -188,8 +190,9 @@ for _ in range(15):  # the first round compiles
 lesson_00.same_work_each(seconds)
 
 # %% [markdown]
-# (Simulated devices that wait for each other need enough threads, or the program aborts. How many, you'll find in
-# [Simulated devices](../docs/simulated_devices.md).)
+# When simulated devices wait for each other, as they'll do from lesson 05 on, they need more threads than your machine
+# may give them. `devices.simulate` asks for them, and programs without it have a line of their own for that. The page
+# [Simulated devices](../docs/simulated_devices.md) says how many they need.
 #
 # ## How it fails: asking too late
 #
@@ -234,40 +237,27 @@ assert run.stderr.splitlines()[-1].startswith("RuntimeError")
 # <details><summary>Answer</summary>
 #
 # Only the setting: it raises an error, and that's why we use it. The environment variable does nothing and says
-# nothing, so you'd train on one device and never know. (Both work if they come before JAX looks for devices.)
+# nothing, so you'd train on one device and never know. Both work if they come before JAX looks for devices.
 #
 # </details>
 #
-# `devices.simulate` uses the setting, too, and its error tells you what to do. This notebook already runs with eight
-# devices, so let's ask for sixteen:
-
-# %%
-from pmapdp.errors import UserError
-
-try:
-    devices.simulate(16)
-except UserError as error:
-    print(error)
-else:
-    raise AssertionError("16 devices should have been refused")
-
-# %% [markdown]
+# `devices.simulate` uses the setting, too, and its error message tells you what to do: restart the kernel, and ask first.
+#
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/00_meet_your_devices.py](solutions/00_meet_your_devices.py).
 #
 # 1. `add_on` (3 minutes): add two arrays on a device that you're given, wherever the two are. That device has to do the
-#    adding, too.
-#    <details><summary>Hint</summary>Move both first.</details>
+#    adding, too. <details><summary>Hint</summary>Move both first.</details>
 # 2. `sum_in_pairs` (10 minutes): N devices hold one array each, and N is a power of two. Compute the sum on the first
 #    device. If you add one array after the other, that takes N - 1 rounds. In pairs it takes log2 N, as in the picture
 #    below: in round 1, every even device adds its right neighbour's array. In round 2, devices 0 and 4 add the array
 #    two places over. Keep doubling. Return the list of rounds: the N arrays, then N/2 sums, and so on down to one.
 #    <details><summary>Hint</summary>In each round, neighbours in the list are the pairs: <code>arrays[::2]</code> and
-#    <code>arrays[1::2]</code>. The first of each pair is on the right device already.</details>
+#    <code>arrays[1::2]</code>. The first of each pair is where it should be already.</details>
 # 3. `fixed_standardize` (3 minutes, find the mistake): `broken_standardize` should compute on the given device, not
-#    move a finished result there. The numbers are correct, but the device is wrong. <details><summary>Hint</summary>What does <code>device_put</code> do to
-#    its argument?</details>
+#    move a finished result there. The numbers are correct, but the device is wrong.
+#    <details><summary>Hint</summary>What does <code>device_put</code> do to its argument?</details>
 
 # %%
 drawing.rounds_of_sums(on_all=False)
@@ -308,7 +298,7 @@ for exercise in (add_on, sum_in_pairs, fixed_standardize):
 # - Ask for simulated devices before anything else, and look at `jax.devices()` to see what you got.
 # - The work goes where the data is. `jax.device_put` sends an array to one device, or splits it over all of them, and
 #   `jax.device_get` brings it back.
-# - Simulated devices show you whether a program is right. They never show you how fast it is.
+# - Simulated devices show you whether a program is correct. They never show you how fast it is.
 #
 # In pmapdp, this is [devices.py](../pmapdp/devices.py). If you've never written a backward pass, go on with
 # [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb). Otherwise:

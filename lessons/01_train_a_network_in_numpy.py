@@ -20,8 +20,8 @@
 # gradient comes from, and why eight devices can share the work of one. You'll also get the first version of the program
 # that grows through the whole course.
 #
-# **You will** write a backward pass by hand, prove that it's right, and see that the mean of eight gradients is the
-# gradient of the whole batch. 20 minutes, 40 with exercises. **Optional:** if you've written a backward pass before, go
+# **You will** write a backward pass by hand, check it, and see that the mean of eight gradients is the
+# gradient of the whole batch. 19 minutes, 39 with exercises. **Optional:** if you've written a backward pass before, go
 # straight to [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb). You need NumPy.
 
 # %%
@@ -40,7 +40,7 @@ lesson_01.forward_and_backward()
 # numbers by 0. The second layer gives you the **logits**, one number for each of ten classes, and softmax turns them
 # into probabilities.
 #
-# For one example the loss is -log p, where p is the probability that the network gives to the right class. So the loss
+# For one example the loss is -log p, where p is the probability that the network gives to the correct class. So the loss
 # is 0 if the network is certain and right, and it grows without limit as the network becomes certain of a wrong class.
 #
 # **Predict:** say a network knows nothing yet, and gives every class the same probability. What's its loss?
@@ -53,8 +53,8 @@ print("loss:", -np.log(p[3]).round(3))
 # <details><summary>Answer</summary>
 #
 # -log(1/10) = log(10) = 2.303. Remember this number. If a classifier with ten classes starts far above it, its first
-# guesses are too bold, so look at the scale of its inputs and of its initial weights. (Ours will start at 3.8, because
-# its inputs are large: their standard deviation is 2.7 instead of 1.)
+# guesses are too bold, so look at the scale of its inputs and of its initial weights. Ours will start at 3.8, because
+# its inputs are large: their standard deviation is 2.7 instead of 1.
 #
 # </details>
 #
@@ -63,34 +63,37 @@ print("loss:", -np.log(p[3]).round(3))
 # The backward pass goes from the loss back to the weights. It carries one array along, `g`, which says how fast the loss
 # changes if you nudge the activations that it has reached. Three rules are all you need:
 #
-# 1. **At the logits,** g is the probabilities, minus 1 at the right class.
+# 1. **At the logits,** g is the probabilities, minus 1 at the correct class.
 # 2. **At a layer** `h @ W + b`: the gradient of W is `h.T @ g`, the gradient of b is the sum of g over the examples,
 #    and `g @ W.T` goes on to h.
 # 3. **At the ReLU,** g passes where the ReLU's output was positive, and becomes 0 elsewhere.
 #
-# Here's rule 1 in numbers. Say the probabilities are 0.7, 0.2 and 0.1, and the first class is right. Then g is -0.3,
-# 0.2 and 0.1. A step against this gradient raises the right logit and lowers the other two. And because g is large
-# where the probabilities are far off, the network learns most where it was most wrong.
+# Rules 2 and 3 are the chain rule, for a product and for a function that is either x or 0. Rule 1 takes one more line.
+# Written with the logits z, the loss is log(exp(z₁) + ... + exp(z₁₀)) minus the logit of the correct class. If you
+# differentiate the logarithm by z₁, you get exp(z₁) over the sum of all ten, and that's the probability of class 1. The
+# second term gives the minus 1.
+#
+# In numbers: say the probabilities are 0.7, 0.2 and 0.1, and the first class is correct. Then g is -0.3, 0.2 and 0.1. A
+# step against this gradient raises the first logit and lowers the other two. And because g is large where the
+# probabilities are far off, the network learns most where it was most wrong.
 #
 # ## The program
 #
-# Here it is, in NumPy alone. The points come from ten clouds in 64 dimensions. The clouds overlap, so nobody can get
-# all points right: even if you knew the true centres, you'd reach only 92 %. **Stochastic gradient descent** takes 128
-# examples at a time, and moves the weights a little against their mean gradient. An **epoch** visits each example once.
-#
-# The last lines check the gradient of one of the model's 2,410 numbers. You'll see in a minute why that's worth it.
+# Here it is, in NumPy alone. The points come from ten clouds in 64 dimensions. The clouds overlap, so nobody can name the
+# cloud of every point: even if you knew the true centres, you'd reach only 92 %. **Stochastic gradient descent** takes
+# 128 examples at a time, and moves the weights a little against their mean gradient. An **epoch** visits each example
+# once.
 
 # %% tags=["take-home"]
 # include program/01_numpy.py
 
 # %% [markdown]
-# ## Is the gradient right?
+# ## Is the gradient correct?
 #
 # The loss falls, but it falls with some wrong gradients, too. To test a gradient you don't need calculus: move one
-# weight a little up and a little down, and see how much the loss changes. The program's last lines did that with one
-# weight, and now we'll do it with all of them. Such **finite differences** take two forward passes for each weight, so
-# we use a small network and three examples. And we compute in float64, because we divide a tiny difference by a tiny
-# step.
+# weight a little up and a little down, and see how much the loss changes. We'll do that with every weight. Such
+# **finite differences** take two forward passes for each, so we use a small network and three examples instead of the
+# program's 2,410 parameters. And we compute in float64, because we divide a tiny difference by a tiny step.
 
 
 # %%
@@ -154,7 +157,7 @@ assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# W1, and b1 with it. The backward pass has the gradient of W2 before it comes to the ReLU, so W2 is still right.
+# W1, and b1 with it. The backward pass has the gradient of W2 before it comes to the ReLU, so W2's is still correct.
 #
 # </details>
 #
@@ -242,8 +245,7 @@ assert abs(np.mean(unequal, axis=0) - whole).max() > 1e-3
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The mean over equal parts is, up to rounding in the seventeenth decimal: **the mean of the means is the mean.**
-# Each bar is the same weight's gradient on another part. The parts don't even agree about its sign, but their mean is
+# The eight equal parts: **the mean of the means is the mean**, up to rounding in the seventeenth decimal. Each bar is the same weight's gradient on another part. The parts don't even agree about its sign, but their mean is
 # the gradient of the whole batch. With unequal parts you're off by 0.1, because an example in a small part counts more
 # than one in the large part.
 #
