@@ -14,6 +14,7 @@ from notebooks import built, source
 LESSONS = build.sources()
 MOST_CELLS, MOST_CODE_LINES, MOST_WORDS, MOST_BYTES = 30, 200, 2500, 200_000
 MOST_IMPORTS = 6  # in the first cell
+README = (build.FOLDER / "README.md").read_text()
 WIDEST = 100  # columns of code that the site shows
 EACH = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 
@@ -45,9 +46,7 @@ def code_lines(notebook) -> int:
 def words(notebook) -> int:
     """Words of the texts, without the programs in them."""
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-    return sum(
-        len(re.sub(r"```.*?```", "", text, flags=re.DOTALL).split()) for text in texts
-    )
+    return sum(len(build.prose(text).split()) for text in texts)
 
 
 def test_there_are_lessons():
@@ -112,6 +111,42 @@ def test_the_minutes_are_honest(lesson):
 
 
 @EACH
+def test_the_readme_states_the_same_minutes(lesson):
+    words = source(lesson).cells[0].source.replace("\n", " ")
+    stated = re.search(r"(\d+) minutes, (\d+) with exercises", words).groups()
+    link = re.escape(f"({lesson.stem}.ipynb)")
+    row = re.search(link + r".*\| (\d+), (\d+) with exercises \|", README)
+    assert row.groups() == stated
+
+
+@pytest.mark.parametrize(
+    ("words", "hours", "numbers"),
+    [
+        (
+            "is 00, 02, 03, 04 and 05: two hours, or three and a half with exercises",
+            (2, 3.5),
+            ("00", "02", "03", "04", "05"),
+        ),
+        (
+            "As a PyTorch user, in three hours, or five with the exercises",
+            (3, 5),
+            ("00", "02", "03", "04", "05", "09", "10"),
+        ),
+        (
+            "Without pmap, in three hours, or five with the exercises",
+            (3, 5),
+            ("00", "02", "03", "09", "11", "10", "13"),
+        ),
+    ],
+)
+def test_the_readme_adds_up_the_minutes_of_its_ways(words, hours, numbers):
+    """To 20 minutes."""
+    assert words in " ".join(README.split())
+    minutes = [build.minutes(source(build.source_of(number))) for number in numbers]
+    np.testing.assert_allclose(np.sum(minutes, axis=0), np.array(hours) * 60, atol=20)
+
+
+@EACH
 def test_pictures_have_an_alternative_text(lesson):
     """As HTML elements, because JupyterLab gives an output of the type image/png or
     image/svg+xml none.
@@ -161,3 +196,36 @@ def test_what_answers_a_prediction_is_folded(lesson):
             )
             asserts = re.search(r"^ *(assert|np\.testing)\b", cell.source, re.MULTILINE)
             assert not asserts or has(cell, build.TAKE_HOME)
+
+
+@pytest.mark.parametrize(
+    ("number", "files"),
+    [
+        ("05", ("lessons/program/05_pmap.py", "steps/pmap.py", "steps/shared.py")),
+        ("09", ("lessons/program/09_jit.py", "steps/jit.py")),
+    ],
+)
+def test_lines_side_by_side_are_in_the_files(number, files):
+    script, *core = files
+    folder = build.FOLDER.parent
+    script_text = (folder / script).read_text()
+    core_text = "".join((folder / "pmapdp" / file).read_text() for file in core)
+    text = "\n".join(cell.source for cell in built(build.source_of(number)).cells)
+    rows = re.findall(r"^\| `(.*)` \| `(.*)` \|$", text, re.MULTILINE)
+    assert len(rows) > 3
+    for left, right in rows:
+        assert without_spaces(left) in without_spaces(script_text)
+        assert without_spaces(right) in without_spaces(core_text)
+
+
+def without_spaces(code: str) -> str:
+    """Code without what line breaks add: spaces, and a comma at the end."""
+    return re.sub(r",(?=\))", "", re.sub(r"\s", "", code))
+
+
+def test_a_statement_that_is_not_there_once_stops_the_build():
+    text = "x = 1\ndef f():\n    x = 2\n"
+    assert build.statement(text, "2") == "x = 2"
+    for piece in ("x", "y"):
+        with pytest.raises(ValueError, match="not one"):
+            build.statement(text, piece)
