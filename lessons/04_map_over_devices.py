@@ -21,7 +21,7 @@
 # takes your word for. The last is dangerous: if you're wrong, there's no error.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
-# test lesson 03's network on eight devices. 23 minutes, 43 with exercises. You need
+# test lesson 03's network on eight devices. 24 minutes, 44 with exercises. You need
 # [00 Meet your devices](00_meet_your_devices.ipynb) and
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
 #
@@ -191,7 +191,7 @@ assert np.array_equal(sums["correct"], (weights * is_right).reshape(8, 16).sum(1
 #
 # </details>
 #
-# ## What JAX refuses, and what it copies
+# ## Arrays in the wrong place
 #
 # Once you've placed an array with a device or a sharding, it's **committed**, and so is what you compute from it. If
 # you never said where it should be, as in `jnp.ones(3)`, it's uncommitted, and JAX moves it to where it's needed. NumPy
@@ -213,8 +213,8 @@ def outcome(compute):
 
 
 # %% [markdown]
-# Three lines use the array of device 5: a sum with an array on device 1, a `pmap` that splits it, and a `pmap` that
-# copies it.
+# Three lines use the array of device 5: a sum with an array on device 1, a `pmap` that wants one row of it on each
+# device, and a `pmap` that wants all of its first row on every device.
 #
 # **Predict:** which of the three raise an error?
 
@@ -255,7 +255,7 @@ assert not is_copied_between_devices(jax.device_put(xs[0], replicated))
 # | --- | --- |
 # | arrays that are committed to different devices, in one operation | refuses: it can't know which device you meant |
 # | an array that's committed to one device, split over eight by `pmap` | refuses |
-# | the same array on every device (`in_axes=None`) | copies it, silently, in every call |
+# | an array that's committed to one device, whole on every device (`in_axes=None`) | copies it, silently, in every call |
 # | two arrays on *one* mesh, split in different ways, in one `jit` | moves the parts, silently (lesson 15) |
 #
 # The third case makes your program slow, and nobody tells you. To find it, wrap the call in
@@ -378,7 +378,8 @@ for exercise in (dot_product, block_product, fixed_accuracy):
 #   `addressable_shards`.
 #
 # In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) has this mesh, these two shardings, `place_state`, `place_batch`
-# and `eval_step`, which calls `evaluation_sums` in [steps/shared.py](../pmapdp/steps/shared.py). Old tutorials call `jax.device_put_replicated`. JAX 0.8.1 deprecated it, and 0.10 no longer has it, so
-# write `jax.device_put(x, replicated)`. To read on:
+# and `eval_step`, which calls `evaluation_sums` in [steps/shared.py](../pmapdp/steps/shared.py). Old tutorials call
+# `jax.device_put_replicated`. JAX 0.8.1 deprecated it, and 0.10 no longer has it, so write
+# `jax.device_put(x, replicated)`. To read on:
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). So far every device has worked
 # alone. Next, they talk: [05 Average gradients](05_average_gradients.ipynb).

@@ -141,8 +141,8 @@ for average in (mean_of_means, mean_of_sums):
 #   (`None`), and the batch is split along its first axis (`0`).
 # - The state is placed once, before the loop, and stays on the devices. So `copies` is gone.
 #
-# Nothing else changes: not the data, not the network, not the loss, not the loop. Compared with lesson 03's program for
-# one device, sixteen lines are new.
+# Nothing else changes: not the data, not the network, not the loss. And compared with lesson 03's program for one
+# device, only sixteen lines are new.
 
 # %%
 lesson_05.data_parallel_step()
@@ -239,7 +239,7 @@ assert all((copies(array) == copies(array)[0]).all() for array in jax.tree.leave
 # The mean of means was the first mistake. For the second one, forget the line with `pmean`. What's left is lesson 03's
 # step, under `pmap`.
 #
-# **Predict:** how would you notice: by an error, by the loss, or not at all?
+# **Predict:** after these 39 updates, how many different models are there on the eight devices?
 
 # %% tags=["prediction"]
 axes = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
@@ -253,17 +253,18 @@ print("the first weight on each device:", copies(kernel)[:, 0, 0].round(3))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# There's no error, and the loss falls nicely. It starts at 4.67, because you only see the loss of device 0's sixteen
-# examples. But these are eight different models, each trained on an eighth of the data, and your checkpoint would save
-# one of them. JAX can't tell. With `out_axes=None` you promised that all devices return the same, and
-# `is_fully_replicated` only repeats your promise, because it reads the sharding and not the numbers.
+# Eight, each trained on an eighth of the data, and your checkpoint would save one of them. Yet there's no error, and the
+# loss falls nicely. It starts at 4.67, because you only see the loss of device 0's sixteen examples. JAX can't tell you.
+# With `out_axes=None` you promised that all devices return the same, and `is_fully_replicated` only repeats your
+# promise, because it reads the sharding and not the numbers.
 #
 # The last batch, which we left out, would make it worse. It holds eight examples, so all devices but the first get
 # nothing but padding, divide 0 by 0, and hold NaN from then on. And you'd still see device 0's loss fall.
 #
 # </details>
 #
-# Watch the copies drift. Each curve is this weight on one device, and the dashed one is the weight with `pmean`:
+# Watch the copies drift. Each curve is the first weight of the output layer on one device. The dashed curve is the same
+# weight with `pmean`:
 
 # %%
 wrong_state, right_state = place_state(init_state()), place_state(init_state())
@@ -396,8 +397,9 @@ lesson_05.published_scaling()
 # is the name `"data"`. `place` is `jax.device_put`, unless several processes share the work (lesson 17). `task` holds
 # what never changes, such as the optimizer. And `model_state` is what batch norm keeps (lesson 07).
 #
-# Two lines are missing there, the one with `jax.grad` and the one with `optimizer.update`. They're the same for pmap,
-# jit, shard_map and a single device, so all four call them in a file of its own:
+# Two of your lines are missing from that file, the one with `jax.grad` and the one with `optimizer.update`. They're the
+# same for pmap, jit, shard_map and a single device. So all four steps call `gradient_sums` and `update`, and there you
+# find your lines again:
 #
 # include 05_pmap.py beside steps/shared.py
 # jax.grad( | jax.grad(

@@ -17,8 +17,7 @@
 #
 # In lesson 05 you wrote an all-reduce. Now delete it. Delete `pmap`, too, and the reshape to `[N, b, ...]`. What's left is
 # lesson 03's step for one device, and yet it trains on eight. The compiler sees where your arrays are and puts the
-# all-reduce in for you. There's one quiet way to get it wrong: the result is correct, but every device does all of the
-# work.
+# all-reduce in for you. There's one quiet way to get it wrong, and you won't see it in the numbers.
 #
 # **You will** write a data-parallel step with `jax.jit` and shardings, find the compiler's all-reduce, and notice when the
 # batch isn't split. 21 minutes, 36 with exercises. You need [05 Average gradients](05_average_gradients.ipynb). Without pmap,

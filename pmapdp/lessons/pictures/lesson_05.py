@@ -14,7 +14,7 @@ def data_parallel_step() -> None:
     axes = drawing.canvas(18.9, 8.2)
     for row, label in {
         0.4: "batch",
-        2.05: "split",
+        2.05: "split:\n[8, 16, 64]",
         3.85: "gradient,\ncount",
         5.7: "all-reduce",
         7.6: "update",
