@@ -8,20 +8,20 @@ from pmapdp.lessons import drawing
 
 @drawing.picture
 def step() -> None:
-    """Model, optimizer state and batch go into train_step: grad, optimizer update, apply. Out come the new ones, and sums."""
-    axes = drawing.canvas(19, 4.4)
-    text = "train_step\n\n1. jax.grad\n2. optimizer.update\n3. apply_updates"
-    drawing.box(axes, 6.4, 0, text, width=5.4, height=4.35)
-    rows = {
-        0.0: ("model", "new model"),
-        1.7: ("optimizer state", "new optimizer state"),
-        3.4: ("batch", "sums"),
-    }
-    for top, (given, returned) in rows.items():
-        drawing.box(axes, 0, top, given, width=5.0, height=0.95)
-        drawing.arrow(axes, (5.0, top + 0.48), (6.3, top + 0.48))
-        drawing.arrow(axes, (11.9, top + 0.48), (13.2, top + 0.48))
-        drawing.box(axes, 13.3, top, returned, width=5.6, height=0.95)
+    """Three updates in a row. Each train_step takes a state and a batch, and returns the next state and sums; the state is the model and the optimizer's state."""
+    axes = drawing.canvas(26, 6.3, inches=8.4)
+    for update in range(3):
+        left = 8.0 * update
+        text = f"model {update}\noptimizer\nstate {update}"
+        drawing.box(axes, left, 2.0, text, width=3.0, height=2.1, size=9)
+        drawing.arrow(axes, (left + 3.0, 3.05), (left + 4.0, 3.05))
+        drawing.box(axes, left + 4.0, 2.0, "train_step", width=3.0, height=2.1, size=9)
+        drawing.arrow(axes, (left + 7.0, 3.05), (left + 8.0, 3.05))
+        drawing.box(axes, left + 4.0, 0, f"batch {update}", width=3.0, size=9)
+        drawing.arrow(axes, (left + 5.5, 0.8), (left + 5.5, 2.0))
+        drawing.arrow(axes, (left + 5.5, 4.1), (left + 5.5, 5.3))
+        drawing.box(axes, left + 4.0, 5.3, f"sums {update}", width=3.0, size=9)
+    axes.text(24.2, 3.05, "...", va="center")
 
 
 @drawing.picture
