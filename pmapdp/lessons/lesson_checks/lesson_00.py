@@ -53,7 +53,7 @@ def sum_in_pairs(answer):
         values = rng.integers(-9, 10, (N, 3)).astype(np.float32)
         arrays = [jax.device_put(values[d], devices[d]) for d in range(N)]
         try:
-            rounds = answer(arrays)
+            rounds, placed = call_and_watch(answer, arrays)
         except ValueError as error:
             require(
                 "incompatible devices" not in str(error),
@@ -73,6 +73,8 @@ def sum_in_pairs(answer):
         for r, sums in enumerate(rounds):
             for i, total in enumerate(sums):
                 check_sum(r, i, total, values, devices)
+                if r > 0 and i % 2 == 0:
+                    check_was_not_moved(r, i, total, placed)
 
 
 def check_sum(r, i, total, values, devices):
@@ -94,6 +96,17 @@ def check_sum(r, i, total, values, devices):
         f"sum {i} of round {r} should add up the devices {first} to {end - 1}, "
         f"{expected}, and is {total}",
     )
+
+
+def check_was_not_moved(r, i, total, placed):
+    """Check sum i of round r, which isn't sent on: nobody has placed it there."""
+    for array in placed:
+        was_there = isinstance(array, jax.Array) and array.devices() == total.devices()
+        require(
+            was_there or not np.array_equal(array, total),
+            f"sum {i} of round {r} was computed on another device, and then moved: "
+            "move the right array of the pair first, and add where the left one is",
+        )
 
 
 def fixed_standardize(answer):

@@ -53,6 +53,18 @@ WRONG = {
             ADD,
             "left + right for left, right in pairs",
         ),
+        (
+            "was computed on another device",
+            ADD,
+            "jax.device_put(jax.device_put(left, *right.devices()) + right, "
+            "*left.devices()) for left, right in pairs",
+        ),
+        (
+            "was computed on another device",
+            ADD,
+            "jax.device_put(np.asarray(left) + np.asarray(right), *left.devices()) "
+            "for left, right in pairs",
+        ),
         ("a list of rounds", "return rounds", "return sum(jax.device_get(arrays))"),
     ],
     "fixed_standardize": [
@@ -93,6 +105,11 @@ RIGHT = {
         (SUM, "jnp.array(0.0) + jax.device_put(a, device) + jax.device_put(b, device)"),
     ],
     "sum_in_pairs": [
+        (
+            ADD,
+            "jnp.add(*jax.device_put((left, right), *left.devices())) "
+            "for left, right in pairs",
+        ),
         (ADD, "jax.device_put(right, left.sharding) + left for left, right in pairs"),
         (PAIRS, "pairs = [last[i : i + 2] for i in range(0, len(last), 2)]"),
     ],
