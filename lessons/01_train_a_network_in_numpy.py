@@ -259,7 +259,7 @@ assert abs(np.mean(unequal, axis=0) - whole).max() > 1e-3
 #
 # 1. `softmax_gradient` (5 minutes): the gradient `[B, C]` of the *mean* loss with respect to the logits, from
 #    `probabilities` `[B, C]` and `labels` `[B]`. Don't change `probabilities`.
-#    <details><summary>Hint</summary><code>np.eye(C)[labels]</code> is 1 at the right class.</details>
+#    <details><summary>Hint</summary><code>np.eye(C)[labels]</code> is 1 at the correct class.</details>
 # 2. `standardize_backward` (10 minutes): the backward pass of batch norm, which lesson 07 computes on eight devices.
 #    The forward pass is `y = (x - x.mean(0)) / x.std(0)`, for each column of `x` `[B, D]`. You get `x` and the gradient
 #    `g` of the loss with respect to `y`. Return the gradient with respect to `x`. Every output depends on every

@@ -92,9 +92,9 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 # ## Your program, without a backward pass
 #
 # You start from lesson 01's program, [program/01_numpy.py](program/01_numpy.py). `np` becomes `jnp` wherever gradients
-# have to pass. `jax.grad` replaces `backward`, so you can delete that function. `grad` needs
-# a function that returns the loss, so `loss_sums` now returns two things: the loss, and the sums for the metrics. With
-# `has_aux=True`, `grad` differentiates only the first, and hands you the second as it is.
+# have to pass. `jax.grad` replaces `backward`, so you can delete that function. `grad` needs a function that returns the
+# loss, so `loss_sums` now returns two things: the loss, and the sums for the metrics. With `has_aux=True`, `grad`
+# differentiates only the first, and hands you the second as it is.
 #
 # include the difference of 01_numpy.py and 02_jax.py
 #
@@ -125,7 +125,8 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 lesson_02.trace()
 
 # %% [markdown]
-# Let's give our `train_step` five batches. `@jax.jit` above a function is the same as `jax.jit(function)` below it.
+# Let's give our `train_step` five batches. The line `@jax.jit` above a function is short for
+# `function = jax.jit(function)` below it.
 #
 # **Predict:** how many times is "tracing" printed?
 
@@ -211,8 +212,8 @@ for function in (python_if, jnp_where, numpy_tanh):
 #
 # The first and the last. `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an array. In
 # place of `if` use `jnp.where`, which computes both branches and picks. In place of `np.tanh` use `jnp.tanh`. If an
-# argument has only a few values, such as a
-# flag for training, declare it static: `jax.jit(f, static_argnums=1)`. Then JAX compiles once for each value.
+# argument has only a few values, such as a flag for training, declare it static: `jax.jit(f, static_argnums=1)`. Then
+# JAX compiles once for each value.
 #
 # </details>
 #
