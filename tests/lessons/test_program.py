@@ -83,17 +83,34 @@ def test_script_is_short_and_learns(number):
     assert found[-1, -1] > 0.86  # accuracy on the test set
 
 
-@pytest.mark.parametrize(("earlier", "later"), NEW_LINES)
-def test_the_difference_is_small(earlier, later):
+def new_lines(earlier: str, later: str) -> list[str]:
+    """The lines of the later script that the earlier one doesn't have."""
     old, new = (
         PROGRAMS[number].read_text().splitlines() for number in (earlier, later)
     )
-    added = [
+    return [
         line
         for line in difflib.ndiff(old, new)
         if line.startswith("+ ") and line[2:].strip()
     ]
+
+
+@pytest.mark.parametrize(("earlier", "later"), NEW_LINES)
+def test_the_difference_is_small(earlier, later):
+    added = new_lines(earlier, later)
     assert len(added) <= NEW_LINES[earlier, later], "\n".join(added)
+
+
+def test_lesson_05_counts_its_new_lines():
+    assert len(new_lines("04", "05")) == 10
+    assert len(new_lines("03", "05")) == 16
+    text = " ".join(
+        cell.source.replace("\n", " ")
+        for cell in built(build.source_of("05")).cells
+        if cell.cell_type == "markdown"
+    )
+    assert "you'll change ten lines, two of them inside the training step" in text
+    assert "only sixteen lines are new" in text
 
 
 def test_two_lines_of_the_training_step_differ_between_one_device_and_pmap():
