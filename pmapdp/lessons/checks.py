@@ -12,7 +12,6 @@ import inspect
 import linecache
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -69,40 +68,30 @@ def call_and_watch(answer: Callable[..., Any], *arguments: Any) -> tuple[Any, li
         Something that was computed before it was placed shows among them.
     """
     placed: list[Any] = []
-
-    def note(*values: Any) -> None:
-        for leaf in jax.tree.leaves(values):
-            is_number = not hasattr(leaf, "shape")
-            is_tracer = isinstance(leaf, jax.core.Tracer)
-            if not is_number and not is_tracer:
-                placed.append(leaf)
-
-    def watch(place: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(x: Any, *others: Any, **named: Any) -> Any:
-            note(x)
-            return place(x, *others, **named)
-
-        return watched
-
-    def watch_pmap(function: Callable[..., Any], *axes: Any, **named: Any) -> Any:
-        mapped = pmap(function, *axes, **named)
-
-        def watched(*values: Any) -> Any:
-            note(*values)
-            return mapped(*values)
-
-        return watched
-
     pmap = jax.pmap
+
+    def watch(function: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*values: Any, **named: Any) -> Any:
+            for leaf in jax.tree.leaves((values, named)):
+                is_array = isinstance(leaf, jax.Array | np.ndarray)
+                if is_array and not isinstance(leaf, jax.core.Tracer):
+                    placed.append(leaf)
+            return function(*values, **named)
+
+        return watched
+
+    def watched_pmap(*values: Any, **named: Any) -> Any:
+        return watch(pmap(*values, **named))
+
     array_type = type(jnp.zeros(1))
-    names = ((jax, "device_put"), (jnp, "asarray"), (jnp, "array"))
-    with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(jax, "pmap", watch_pmap))
-        for owner, name in (*names, (array_type, "to_device")):
-            watched = watch(getattr(owner, name))
-            patches.enter_context(mock.patch.object(owner, name, watched))
-        result = answer(*arguments)
-    return result, placed
+    with (
+        mock.patch.object(jax, "pmap", watched_pmap),
+        mock.patch.object(jax, "device_put", watch(jax.device_put)),
+        mock.patch.object(jnp, "asarray", watch(jnp.asarray)),
+        mock.patch.object(jnp, "array", watch(jnp.array)),
+        mock.patch.object(array_type, "to_device", watch(array_type.to_device)),
+    ):
+        return answer(*arguments), placed
 
 
 def on_devices(
