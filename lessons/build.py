@@ -15,8 +15,8 @@ A line of its own, in a cell of code or text, brings in the program that grows:
     include the difference of 03_flax.py and 05_pmap.py     its changes, marked, in a text
     include 05_pmap.py beside steps/pmap.py                 a table of lines from the two files
 
-Below the last one stand the rows of the table, each with two pieces of text, `ONE | OTHER`. The table shows the
-statement of the script that has ONE, and the statement of pmapdp's file that has OTHER.
+Below the last one stand the rows of the table, each with two pieces of text, `PIECE | PIECE`. The table shows the
+statement of the script that has the first piece, and the statement of pmapdp's file that has the second.
 """
 
 import argparse
@@ -36,8 +36,8 @@ FOLDED = "Predict, then run this cell or unfold it."  # JupyterLab shows the fir
 ANSWER = "<details><summary>Answer</summary>\n\n"  # begins the text after a prediction
 SCRIPT = re.compile(r"^(?:# )?include program/(\S+)$", re.MULTILINE)
 DIFFERENCE = re.compile(r"^include the difference of (\S+) and (\S+)$", re.MULTILINE)
-CODE_ROW = re.compile(r"^\| `.*` \| `.*` \|$", re.MULTILINE)  # of a table that BESIDE makes
-BESIDE = re.compile(r"^include (\S+) beside (\S+)\n((?:.+ \| .+(?:\n|$))+)", re.MULTILINE)
+CODE_ROW = re.compile(r"^\| `.*` \| `.*` \|$", re.MULTILINE)  # of a table that SIDE_BY_SIDE makes
+SIDE_BY_SIDE = re.compile(r"^include (\S+) beside (\S+)\n((?:.+ \| .+(?:\n|$))+)", re.MULTILINE)
 
 
 def sources() -> list[Path]:
@@ -56,7 +56,7 @@ def read(source: Path):
         else:
             cell.source = SCRIPT.sub(lambda found: listing(found[1]), cell.source)
             cell.source = DIFFERENCE.sub(lambda found: difference(*found.groups()), cell.source)
-            cell.source = BESIDE.sub(lambda found: beside(*found.groups()), cell.source)
+            cell.source = SIDE_BY_SIDE.sub(lambda found: side_by_side(*found.groups()), cell.source)
     return notebook
 
 
@@ -91,27 +91,29 @@ def difference(earlier: str, later: str) -> str:
     )  # one empty line at a time, without a mark
 
 
-def beside(script: str, file: str, rows: str) -> str:
-    """A table of statements of a script and of a file of pmapdp, from rows `ONE | OTHER`."""
+def side_by_side(script: str, file: str, rows: str) -> str:
+    """A table of statements of a script and of a file of pmapdp, from rows `PIECE | PIECE`."""
     table = [f"| {script} | [{file}](../pmapdp/{file}) |", "| --- | --- |"]
     core = (PACKAGES / "pmapdp" / file).read_text()
     for row in rows.splitlines():
-        one, other = row.split(" | ")
-        table.append(f"| `{statement(program(script), one)}` | `{statement(core, other)}` |")
+        script_piece, core_piece = row.split(" | ")
+        left = statement(program(script), script_piece)
+        right = statement(core, core_piece)
+        table.append(f"| `{left}` | `{right}` |")
     return "\n".join(table) + "\n"
 
 
 def statement(text: str, piece: str) -> str:
     """The only simple statement of a program that has a piece of text, in one line and without comments."""
-    found = []
+    statements = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.stmt) and not hasattr(node, "body"):
             code = " ".join(ast.get_source_segment(text, node).split())
             if piece in code:
-                found.append(code)
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} statements have {piece!r}, not one")
-    return found[0].replace("( ", "(").replace(", )", ")").replace(" )", ")")
+                statements.append(code)
+    if len(statements) != 1:
+        raise ValueError(f"{len(statements)} statements have {piece!r}, not one")
+    return statements[0].replace("( ", "(").replace(", )", ")").replace(" )", ")")
 
 
 def prose(text: str) -> str:
