@@ -21,7 +21,7 @@
 # that's split the wrong way raises no error: the result is correct, and the program is slow.
 #
 # **You will** split a network by tensor parallelism, predict its all-reduces forward and backward, split attention by heads,
-# and say when all this sends less than data parallelism. 26 minutes, 46 with exercises. You need
+# and say when all this sends less than data parallelism. 31 minutes, 51 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb) for the exercises.
 
@@ -39,29 +39,30 @@ devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 
 # %% [markdown]
-# ## Two ways to split a product
+# ## Three ways to split a product
 #
-# Look at `x @ w`. The product *sums over* the columns of x and the rows of w. It *keeps* the rows of x and the columns of
-# w, because they're axes of the result. You can split either kind of axis.
+# Look at `x @ w`, where x is `[B, D]` and w is `[D, H]`. B and H are the axes of the result, `[B, H]`. D is summed away. You
+# can split any of the three:
 #
-# `[1, 2, 3, 4]` times a 4 x 2 matrix of ones is `[10, 10]`. We have two devices. First we split the axis that's summed over, so
-# each device has two of the four numbers and two rows of w. Then we split w by its columns, and both devices have all of x.
+# - **B**, the rows of x. That's data parallelism.
+# - **D**, the columns of x and the rows of w.
+# - **H**, the columns of w.
+#
+# In the cell below B = 2, D = 4 and H = 2, and there are two devices. Because w is a matrix of ones, each row of the result
+# holds the sum of x's row twice: `[10, 10]` for `[1, 2, 3, 4]`. We split each axis once.
+#
+# **Predict:** in which of the three cases do the devices have to communicate?
 
-# %%
+# %% tags=["prediction"]
 from pmapdp.collectives import collectives
 
 two_devices = Mesh(jax.devices()[:2], ("model",))
-x, w = np.array([[1.0, 2, 3, 4]]), np.ones((4, 2))
+x = np.array([[1.0, 2, 3, 4], [5, 6, 7, 8]])
+w = np.ones((4, 2))
 
 
 def place(*axes):
     return NamedSharding(two_devices, PartitionSpec(*axes))
-
-
-cases = {  # the shardings of x and w, and the sharding of the result
-    "rows of w": ((place(None, "model"), place("model", None)), place()),
-    "columns of w": ((place(), place(None, "model")), place(None, "model")),
-}
 
 
 def read_collectives(jitted, *args):
@@ -69,44 +70,48 @@ def read_collectives(jitted, *args):
     return collectives(jitted.lower(*args).compile().as_text())
 
 
-# %% [markdown]
-# **Predict:** in which of the two cases do the devices have to communicate?
-
-# %% tags=["prediction"]
+cases = {  # the shardings of x [B, D], of w [D, H] and of the result [B, H]
+    "B": (place("model", None), place(), place("model", None)),
+    "D": (place(None, "model"), place("model", None), place()),
+    "H": (place(), place(None, "model"), place(None, "model")),
+}
 kinds = {}
-for name, (in_shardings, out_shardings) in cases.items():
-    product = jax.jit(jnp.matmul, in_shardings=in_shardings, out_shardings=out_shardings)
-    kinds[name] = [each.kind for each in read_collectives(product, x, w)]
-    print(f"{name:12s} result {np.asarray(product(x, w))}, collectives {kinds[name]}")
+for axis, (x_sharding, w_sharding, result_sharding) in cases.items():
+    product = jax.jit(
+        jnp.matmul, in_shardings=(x_sharding, w_sharding), out_shardings=result_sharding
+    )
+    kinds[axis] = [found.kind for found in read_collectives(product, x, w)]
+    print(f"{axis} is split: {np.asarray(product(x, w)).tolist()}, collectives {kinds[axis]}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# In the first. For each of the two columns, one device computes 1 + 2 = 3 and the other one 3 + 4 = 7, and an
-# **all-reduce** adds the two. In the second case each device computes one of the two 10s, and nothing is missing.
+# Only if D is split. Of the first 10, one device has 1 + 2 = 3 and the other one 3 + 4 = 7, and an **all-reduce** adds
+# the two. If B or H is split, each device computes some of the four results from beginning to end.
 #
 # </details>
 #
 # ## Columns, then rows
 #
-# A network multiplies twice in a row: `h = relu(x @ W1)`, then `y = h @ W2`. Split W1 by its columns, and each device
-# computes some of the hidden units, without any communication. The relu doesn't mind, because it works on each unit
-# alone. Now split W2 by its *rows*. It has one row for each hidden unit, so a device has exactly the rows that its part
-# of `h` needs. It multiplies the two, and one all-reduce adds up the results.
+# A network multiplies twice in a row: `h = relu(x @ W1)`, then `y = h @ W2`. The shapes are `[D, H]` for W1 and `[H, C]` for W2.
+# Split **H** in both. The first product keeps H, so each device computes its own hidden units, without any communication. The
+# relu doesn't mind, because it works on each unit alone. The second product sums over H, so one all-reduce adds up the
+# results.
 #
 # ```python
-# W1: PartitionSpec(None, "model")   # columns
-# W2: PartitionSpec("model", None)   # rows
+# W1: PartitionSpec(None, "model")   # [D, H]: columns
+# W2: PartitionSpec("model", None)   # [H, C]: rows
 # ```
 #
 # **One all-reduce for two products.** This is **tensor parallelism** as in
 # [Megatron-LM](https://arxiv.org/abs/1909.08053). If your mesh has two axes, you can combine it with
 # data parallelism. The picture shows both on eight devices: data parallelism alone in the upper row, and the combination
-# in the lower one. Each box is a shard, and the numbers are the devices that hold it. If several devices hold the same
+# in the lower one. Each box is a shard, with the numbers of the devices that hold it. If several devices hold the same
 # shard, you see a stack with a card for each of them. Above each array you see its name and the shape of one shard.
 
 # %%
-SHAPES = {"x": (64, 784), "W1": (784, 512), "h": (64, 512), "W2": (512, 10), "y": (64, 10)}
+B, D, H, C = 64, 784, 512, 10
+SHAPES = {"x": (B, D), "W1": (D, H), "h": (B, H), "W2": (H, C), "y": (B, C)}
 P = PartitionSpec
 data_specs = {"x": P("data"), "W1": P(), "h": P("data"), "W2": P(), "y": P("data")}
 both_specs = {
@@ -123,10 +128,13 @@ layouts = {
 lesson_15.layouts(layouts, SHAPES)
 
 # %% [markdown]
-# What about the backward pass? The picture shows the pair once more, with the gradients flowing back. The gradient for `x`
-# is `dh @ W1.T`, which sums over the hidden units H, and they're split. So there's a second all-reduce, at the other end
-# of the pair. But you need the gradient for `x` only if you train some layer before the pair. The cell below the picture
-# has several pairs in a row, after an embedding that's trained, too.
+# What about the backward pass? It has products of its own, and each of them has other axes. The gradient for x is
+# `dh @ W1.T`, `[B, H]` times `[H, D]`. It sums over H, and H is split, so there's a second all-reduce at the other end of
+# the pair. You need this gradient if you train some layer before the pair. The gradient for W1 is `x.T @ dh`, `[D, B]`
+# times `[B, H]`. It sums over B, which isn't split, so it needs nothing.
+#
+# The picture shows the pair once more, with the gradients flowing back. The cell below it has several pairs in a row,
+# after an embedding that's trained, too. There x is `[B, D]` before and after each pair, with D = 128 and H = 512.
 
 # %%
 lesson_15.pair()
@@ -137,9 +145,9 @@ rows = NamedSharding(mesh, PartitionSpec("model", None))
 
 
 def loss(params, x):  # x is [B, 32]
-    x = x @ params["embedding"]  # [B, 128]
-    for first, second in params["pairs"]:
-        x = x + jnp.tanh(x @ first) @ second  # the hidden units are [B, 512]
+    x = x @ params["embedding"]  # [B, D]
+    for W1, W2 in params["pairs"]:
+        x = x + jnp.tanh(x @ W1) @ W2  # the hidden units are [B, H]
     return jnp.square(x).sum()
 
 
@@ -150,7 +158,7 @@ def count_bytes(function, pairs, B):
     shardings = {"embedding": replicated, "pairs": [(columns, rows)] * pairs}
     jitted = jax.jit(function, in_shardings=(shardings, replicated))
     batch = np.ones((B, 32), np.float32)
-    return sum(each.bytes for each in read_collectives(jitted, params, batch))
+    return sum(found.bytes for found in read_collectives(jitted, params, batch))
 
 
 # %% [markdown]
@@ -180,14 +188,14 @@ for pairs in (1, 2, 3):
 # ## Attention: split the heads
 #
 # In a transformer you'd also split the attention. Its heads don't depend on each other until the end, so give each device
-# some of them: split the matrices that make queries, keys and values by their columns, and the output matrix by its rows.
+# some of them: split the matrix that makes queries, keys and values along the heads, and the output matrix by its rows.
 
 
 # %%
-def attention(params, x):  # [B, T, 128]
-    # Queries, keys and values are [B, T, heads, 16].
-    q, k, v = ((x @ params[name]).reshape(*x.shape[:2], 8, 16) for name in ("q", "k", "v"))
-    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / 4)  # 4 is the root of 16
+def attention(params, x):  # [B, T, D]
+    qkv = jnp.einsum("btd,dhk->bthk", x, params["qkv"])
+    q, k, v = jnp.split(qkv, 3, axis=-1)  # each is [B, T, heads, D / heads]
+    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5)
     return jnp.einsum("bhts,bshd->bthd", weights, v).reshape(x.shape) @ params["out"]
 
 
@@ -195,11 +203,11 @@ def attention(params, x):  # [B, T, 128]
 # **Predict:** eight heads on eight devices. How many all-reduces does the forward pass have?
 
 # %% tags=["prediction"]
-params = {name: np.eye(128, dtype=np.float32) for name in ("q", "k", "v", "out")}
-shardings = {"q": columns, "k": columns, "v": columns, "out": rows}
+params = {"qkv": np.ones((128, 8, 48), np.float32), "out": np.ones((128, 128), np.float32)}
+shardings = {"qkv": columns, "out": rows}  # columns: the second axis, which are the heads
 block = jax.jit(attention, in_shardings=(shardings, replicated), out_shardings=replicated)
 attention_collectives = read_collectives(block, params, np.ones((4, 16, 128), np.float32))
-print(*attention_collectives)
+print(*(f"{found.kind}s: {found.count}" for found in attention_collectives))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -211,9 +219,9 @@ print(*attention_collectives)
 # ## When does it send less?
 #
 # Data parallelism all-reduces the gradients, whose size doesn't depend on the batch. Tensor parallelism all-reduces
-# activations, which grow with it. Take two pairs of 128 x 512 and 512 x 128 on eight devices. Data parallelism
-# all-reduces one gradient for each of their 262,144 weights. Tensor parallelism needs two all-reduces of `[B, 128]`
-# for each pair. B is the whole batch, because now every device works on all the examples.
+# activations, which grow with B. Here B is the whole batch, because now every device works on all the examples. Take two
+# of the pairs above on eight devices, with D = 128 and H = 4 D. Each pair has 2 D H = 8 D² weights, and data parallelism
+# all-reduces a gradient for each of them. Tensor parallelism all-reduces B D numbers twice for each pair.
 #
 # **Predict:** for which batch size B do both send the same number of bytes?
 
@@ -229,24 +237,78 @@ lesson_15.bytes_by_batch(sizes, bytes_sent)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# At about 512: four all-reduces of 512 x 128 numbers make 262,144. With a smaller batch, tensor parallelism sends less.
+# At about 512: 2 B D is 8 D² if B is 4 D. With a smaller batch, tensor parallelism sends less.
 #
 # </details>
 #
-# But the number of bytes isn't everything. Data parallelism can send the gradients of the last layers while the
+# Now a real one. GPT-3 has D = 12,288, 96 heads and sequences of 2,048 tokens ([Brown et al.,
+# 2020](https://arxiv.org/abs/2005.14165), table 2.1). A layer has 4 D² weights in its attention and 8 D² in its pair. To
+# these products a sequence is 2,048 examples. We compile one such layer for eight devices, once with tensor and once with
+# data parallelism. Compiling needs only the shapes, so no device has to hold the layer.
+#
+# **Predict:** for how many sequences does a layer of GPT-3 send the same number of bytes in both ways?
+
+
+# %% tags=["prediction"]
+def layer_loss(params, x):  # [B, T, D]
+    x = x + attention(params, x)
+    x = x + jax.nn.gelu(x @ params["W1"]) @ params["W2"]
+    return jnp.square(x).sum()
+
+
+gpt_D, sequences = 12_288, 8
+shapes = {
+    "qkv": (gpt_D, 96, 3 * gpt_D // 96),
+    "out": (gpt_D, gpt_D),
+    "W1": (gpt_D, 4 * gpt_D),
+    "W2": (4 * gpt_D, gpt_D),
+}
+gpt_params = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+gpt_x = jax.ShapeDtypeStruct((sequences, 2_048, gpt_D), np.float32)
+batch_split = NamedSharding(mesh, PartitionSpec("model"))  # the eight devices of the mesh
+gpt_shardings = {
+    "tensor": ({"qkv": columns, "out": rows, "W1": columns, "W2": rows}, replicated),
+    "data": (dict.fromkeys(shapes, replicated), batch_split),
+}
+gpt_bytes = {}
+for name, layout in gpt_shardings.items():
+    gradient = jax.grad(layer_loss, argnums=(0, 1))
+    jitted = jax.jit(gradient, in_shardings=layout, out_shardings=layout)
+    (found,) = read_collectives(jitted, gpt_params, gpt_x)
+    gpt_bytes[name] = found.bytes
+    print(f"{name} parallelism, {sequences} sequences: {found.kind} of {found.bytes / 1e9:.2f} GB")
+crossover = sequences * gpt_bytes["data"] / gpt_bytes["tensor"]
+print(f"the same number of bytes for {crossover:g} sequences")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# For 18. A layer has 12 D² weights, and four all-reduces of B D numbers: forward and backward, for the attention and for
+# the pair. So B is 3 D, or 36,864 tokens, or 18 sequences.
+#
+# </details>
+#
+# GPT-3 was trained with 3.2 million tokens in an update, 87 times as many. Tensor parallelism alone would send 87 times
+# as many bytes as data parallelism. So nobody uses it alone. You make groups of devices, data parallelism splits the batch
+# over the groups, and tensor parallelism splits the matrices inside each group. With 128 groups, each has only 25,000 tokens.
+#
+# The number of bytes isn't everything, either. Data parallelism can send the gradients of the last layers while the
 # backward pass is still working on the first ones. With tensor parallelism, the next layer has to wait. So split your
 # matrices if a layer doesn't fit on a device, or if each device would get only a handful of examples, and only between
 # devices with fast links.
 #
-# *Sequence parallelism* also splits the activations between the pairs, along the tokens. A reduce-scatter and an
-# all-gather take the place of each all-reduce.
+# You'll meet three relatives. *Sequence parallelism* also splits the activations between the pairs, along the tokens: a
+# reduce-scatter and an all-gather take the place of each all-reduce. *Pipeline parallelism* gives each device some of the
+# layers. *Expert parallelism* gives each device some of the experts of a mixture, and sends each token to its expert.
 #
 # ## The mistake: columns, then columns
 #
-# Suppose you split both matrices by their columns. Each device still holds half of each matrix, and the result is
-# the same.
+# Suppose you split both matrices by their columns: H in W1 `[D, H]`, and C in W2 `[H, C]`. Each device still holds half of
+# each matrix, and the result is the same.
+#
+# **Predict:** h is split along H. What does a device still need for its columns of the second product?
 
-# %%
+# %% tags=["prediction"]
 random = np.random.default_rng(0)
 x, W1, W2 = (random.normal(size=SHAPES[name]).astype(np.float32) for name in ("x", "W1", "W2"))
 
@@ -259,11 +321,6 @@ W2_shardings = {
     "columns, then rows": place("model", None),
     "columns, then columns": place(None, "model"),
 }
-
-# %% [markdown]
-# **Predict:** `h` is split by its hidden units. What does a device still need for its columns of the second product?
-
-# %% tags=["prediction"]
 traffic = {}
 results = {}
 for name, W2_sharding in W2_shardings.items():
@@ -275,12 +332,17 @@ for name, W2_sharding in W2_shardings.items():
 
 # %% tags=["proof"]
 # The asserts behind all answers so far.
-assert kinds == {"rows of w": ["all-reduce"], "columns of w": []}
+assert kinds == {"B": [], "D": ["all-reduce"], "H": []}
 assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
-assert [(each.kind, each.count) for each in attention_collectives] == [("all-reduce", 1)]
+assert [(found.kind, found.count) for found in attention_collectives] == [("all-reduce", 1)]
 np.testing.assert_allclose(bytes_sent["tensor parallelism"], [4 * 4 * B * 128 for B in sizes])
 fifth_bytes = [series[4] for series in bytes_sent.values()]  # where the curves meet
 np.testing.assert_allclose(*fifth_bytes, rtol=0.02)
+assert gpt_bytes["tensor"] == 4 * 4 * sequences * 2_048 * gpt_D
+assert gpt_bytes["data"] == 4 * 12 * gpt_D**2
+assert crossover == 3 * gpt_D / 2_048 == 18
+assert round(3.2e6 / (3 * gpt_D)) == 87
+assert 3.2e6 / 128 == 25_000
 np.testing.assert_allclose(*results.values(), rtol=1e-3, atol=1e-2)
 rows_traffic, columns_traffic = traffic.values()
 assert rows_traffic.kind == "all-reduce"
@@ -290,13 +352,14 @@ assert columns_traffic.bytes > 40 * rows_traffic.bytes
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The other half of `h`, because a column of W2 needs all hidden units. So XLA gathers `h` on both devices, 64 x 512
-# numbers, and then it gathers the result, too. With rows, an all-reduce of 64 x 10 numbers was enough. (It costs so
-# much more here because the result has only 10 columns. In a transformer, `h` is four times as wide as the result:
-# you'd gather 4 + 1 = 5 parts, and an all-reduce sends one part twice. That's 5 / 2, two and a half times as much.)
-# Nothing warns you, and a deep network pays for it in every layer. So look at the collectives of your program.
+# The other half of h, because a column of W2 needs all hidden units. So XLA gathers h `[B, H]` on both devices, and then it
+# gathers the result `[B, C]`, too. With rows, an all-reduce of `[B, C]` was enough.
 #
 # </details>
+#
+# It costs so much more here because C is only 10. In a transformer, h is four times as wide as the result. If you gather
+# both, you send 4 + 1 = 5 parts. An all-reduce of the result sends one part twice (lesson 06). So the wrong split sends
+# 5 / 2 times as much, in every layer of a deep network, and nothing warns you. Look at the collectives of your program.
 #
 # ## The program so far, and what changes
 #
@@ -306,8 +369,9 @@ assert columns_traffic.bytes > 40 * rows_traffic.bytes
 #
 # - The mesh has two axes. Its four groups of two devices split the batch, and the two devices of a group split the hidden
 #   units.
-# - `SPECS` says which parameters are split, and how. `shard` looks for their names in the path of each array. Adam's moments
-#   have the parameters' names in their paths, so they're split in the same way.
+# - `SPECS` says which parameters are split, and how. `shard` looks for their names in the path of each array. The path of
+#   a kernel's first moment in Adam's state ends with `mu.hidden.kernel.value`. It contains the parameter's name,
+#   `hidden.kernel`, so the moment is split in the same way.
 # - `jax.eval_shape` finds shapes and paths without computing anything, and `jax.jit(init_state, out_shardings=...)`
 #   makes the state where it belongs. Lesson 16 explains both.
 # - The function `train_step` hasn't changed. Only the shardings that you give to `jax.jit` are new.
@@ -324,14 +388,16 @@ assert columns_traffic.bytes > 40 * rows_traffic.bytes
 totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(train_sums))
 assert abs(totals["loss"] / totals["count"] - 0.2486) < 1e-3
 assert abs(totals["correct"] / totals["count"] - 0.9184) < 2e-3
+paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(state)]
+assert any(path.endswith("mu.hidden.kernel.value") for path in paths)
 
 # %% [markdown]
-# This one ends with the same losses within 1e-3, although each device holds only half of the first kernel. A sharding decides which
-# device computes what. It doesn't change the result beyond rounding. But rounding can tip an example from one class to
+# This one ends with the same losses within 1e-3, although each device holds only half of the first kernel. A sharding decides
+# which device computes what, and doesn't change the result beyond rounding. But rounding can tip an example from one class to
 # another: on some processors it tips three of the 5,000 training examples, so the accuracy there is 0.9190.
 #
 # A checkpoint doesn't care about the layout, either, because it holds whole arrays. You can save it on this mesh and
-# resume on a different one. You'll do that in lesson 16.
+# resume on a different one, as you'll do in lesson 16.
 #
 # ## Exercises
 #
@@ -380,11 +446,12 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 # %% [markdown]
 # ## Take away
 #
-# - If you split an axis that a product keeps, the devices needn't communicate. If you split the axis that it sums over, they
-#   need an all-reduce. The backward pass sums over other axes, so check its products, too.
+# - `[B, D]` times `[D, H]`: split B or H, and the devices needn't communicate. Split D, and they need an all-reduce. The
+#   backward pass sums over other axes, so check its products, too.
 # - Columns, then rows: one all-reduce for a pair forward, and one backward if something before the pair is trained. Attention
 #   is a pair, too, if you split it by heads.
-# - Tensor parallelism sends activations, data parallelism sends gradients. A wrong split shows only in the collectives.
+# - Tensor parallelism sends activations, data parallelism sends gradients. A layer of GPT-3 breaks even at 3 D tokens. A wrong
+#   split shows only in the collectives.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
