@@ -21,7 +21,7 @@
 # saving.
 #
 # **You will** count the bytes of a training state, create and restore it in shards, split it with ZeRO (also called
-# FSDP), and keep the peak low. 26 minutes, 46 with exercises. You need
+# FSDP), keep the peak low, and read what the devices send. 30 minutes, 50 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb), and the section on `jax.checkpoint` in
@@ -44,8 +44,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Seven billion parameters, in bytes
 #
 # For each parameter, training with Adam keeps four numbers: the parameter, its gradient, and Adam's two moments. In
-# float32 they take 16 bytes, so 7 billion parameters take 112 GB. You don't save any of it with bfloat16 and a float32
-# copy of the parameters, because 2 + 2 + 4 + 4 + 4 is 16 as well. Activations come on top.
+# float32 they take 16 bytes, so 7 billion parameters take 112 GB. With bfloat16 you don't save any of it. The parameter
+# and its gradient take 2 bytes each, but you also keep a float32 copy of the parameter, so with the moments it's 2 + 2 +
+# 4 + 4 + 4, which is 16 as well. Activations come on top.
 #
 # In data parallelism, every device holds the same 112 GB. **ZeRO** ([Rajbhandari et al.,
 # 2020](https://arxiv.org/abs/1910.02054)) splits them over the devices, in three stages:
@@ -81,7 +82,7 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # in an all-gather. An all-reduce does first one and then the other (lesson 06), so it sends 2 n. Stages 1 and 2 put the
 # update between the two, and send the same bytes. Stage 3 gathers the parameters twice, before the forward and before
 # the backward pass, so it sends 3 n. The next picture draws one bar for all layers. In reality each layer is gathered
-# just before it's used, and you'll soon see why the difference matters.
+# just before it's used, and further down you'll see why that matters.
 
 # %%
 lesson_16.zero_over_time()
@@ -95,6 +96,8 @@ lesson_16.zero_over_time()
 
 # %%
 from jax import lax
+
+from pmapdp.collectives import collectives
 
 mesh = Mesh(jax.devices(), ("data",))
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
@@ -118,22 +121,26 @@ weights = np.arange(8.0)
 gradients = np.repeat(np.arange(8.0), 8)  # eight numbers for each device
 specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
 new_weights = []
+update_kinds = []
 for update in (replicated_update, zero_1_update):
     # Unchecked: JAX can't tell that all devices hold the same weights after an all-gather.
     on_devices = jax.jit(jax.shard_map(update, mesh=mesh, **specs, check_vma=False))
     new_weights.append(np.asarray(on_devices(weights, gradients)))
-    print(f"{update.__name__:17s}", new_weights[-1].round(1))
+    program = on_devices.lower(weights, gradients).compile()
+    update_kinds.append([found.kind for found in collectives(program.as_text())])
+    print(f"{update.__name__:17s}", new_weights[-1].round(1), *update_kinds[-1])
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # It was 3 and becomes 3 - 0.1 x 28 = 0.2. Both functions give the same eight weights. With the second one, a
-# device updates a single weight, so it needs the optimizer's state for that weight only.
+# device updates a single weight, so it needs the optimizer's state for that weight only. And in place of an
+# all-reduce, it has a reduce-scatter and an all-gather.
 #
 # </details>
 #
-# Under `jit` you write none of this. You say where the state is, and the compiler does the rest. So pmapdp splits the
-# state only under `jit`.
+# Under `jit` you write none of this. You say where the state is, and the compiler does the rest. That's why pmapdp splits
+# the state only under `jit`.
 #
 # **With pmap** you'd write `zero_1_update` into your step, and the new moments would stay on the devices as `[N, ...]`
 # arrays. Stage 3 isn't practical there, because your step would have to gather every layer by hand.
@@ -203,7 +210,17 @@ assert replicated_shapes == [(10,)]
 # ## The peak is inside the step
 #
 # Between two steps, a device holds an eighth. During a step it needs whole layers to multiply with. When are they gathered,
-# and how long do they stay? Here are 16 layers of 512 x 512. `gather` asks for a whole copy on every device:
+# and how long do they stay? Take 16 layers of 512 x 512. You can run an update of Adam in five ways:
+#
+# - *replicated*: no ZeRO.
+# - *gathered first*: all layers are gathered at the start of the step.
+# - *gathered in the layer*: each layer is gathered where it's used.
+# - *gathered again*: gathered in the layer, inside `jax.checkpoint`, so the backward pass gathers once more.
+# - *left to the compiler*: nothing but the shardings.
+#
+# In the cell, `gather` asks for a whole copy on every device, and `compile_step` compiles the update, with a scan over the
+# layers.
+
 
 # %%
 layers = np.random.default_rng(0).normal(0, 512**-0.5, (16, 512, 512)).astype(np.float32)
@@ -223,11 +240,6 @@ def gather_in_layer(x, w):
     return layer(x, gather(w))
 
 
-# %% [markdown]
-# `compile_step` compiles an update of Adam for them, with a scan over the layers:
-
-
-# %%
 def compile_step(sharding, layer, gather_first=False):
     def loss(layers, x):
         if gather_first:
@@ -248,14 +260,6 @@ def compile_step(sharding, layer, gather_first=False):
 
 
 # %% [markdown]
-# You can compile it in five ways:
-#
-# - *gathered in the layer*: stage 3, and `with_sharding_constraint` gathers each layer where it's used.
-# - *left to the compiler*: nothing but the shardings.
-# - *replicated*: no ZeRO.
-# - *gathered again*: gathered in the layer, inside `jax.checkpoint`, so the backward pass gathers once more.
-# - *gathered first*: all layers are gathered at the start of the step.
-#
 # **Predict:** which of the five hold all sixteen layers whole at some moment?
 
 # %% tags=["prediction"]
@@ -284,8 +288,8 @@ np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Three of them: replicated, gathered first and, less obviously, gathered in the layer. In the picture, light blue is what
-# the step needs on top of the state. From the highest peak to the lowest:
+# The first three. In the picture, light blue is what the step needs on top of the state. From the highest peak to the
+# lowest:
 #
 # - *Replicated* holds everything, all the time.
 # - *Gathered first* keeps all layers to the end. It saves something here only because Adam's moments are split. With plain
@@ -303,9 +307,37 @@ np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
 # and TPUs may fetch the next layer while it computes the current one, to hide the gathers. Then a device holds two
 # gathered layers.
 #
-# Look at the collectives, too (lesson 15). In your program, and in the four of these five that split the state, XLA for
-# CPUs *all-reduces* the gradients, and then each device keeps its part. The numbers are the same, but the devices send
-# more than the 3 n of the picture. XLA for GPUs and TPUs has a pass that turns the two operations into a reduce-scatter.
+# ## What the five ways send
+#
+# The plan also lists the collectives. The next cell counts how often each runs in one update, and how large it is. A layer
+# has 512 x 512 numbers in float32, so it's 1.0 MB.
+#
+# **Predict:** how many gathered layers does each of the five ways receive in an update?
+
+# %% tags=["prediction"]
+exchanged = {}
+for name, program in programs.items():
+    exchanged[name] = {"all-gather": "-", "reduce-scatter": "-", "all-reduce": "-"}
+    for found in collectives(program.as_text()):
+        megabytes = found.bytes / found.count / 1e6
+        exchanged[name][found.kind] = f"{found.runs} x {megabytes:.1f} MB"
+
+print(f"{'':22s}", *(f"{kind:>14s}" for kind in exchanged["replicated"]))
+for name, texts in exchanged.items():
+    print(f"{name:22s}", *(f"{text:>14s}" for text in texts.values()))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# None, 16, 16, 32 and 32. *Gathered first* receives all sixteen in one message. *Gathered again* and *left to the compiler*
+# gather each layer twice, for the forward and for the backward pass. That's the price of their low peaks, and it's stage
+# 3 of the picture above.
+#
+# </details>
+#
+# But where's the reduce-scatter? XLA for CPUs *all-reduces* each layer's gradient, and then each device keeps its part, in
+# these four ways and in your program. The numbers are the same, but the devices send more than the 3 n of the picture.
+# XLA for GPUs and TPUs has a pass that turns the two operations into a reduce-scatter.
 #
 # ## The mistake: a norm of a part
 #
@@ -327,8 +359,20 @@ lengths = [float(jnp.linalg.norm(clip(gradient))) for clip in (broken_clip, shar
 print(f"on one device {lengths[0]:.3f}, in eight parts {lengths[1]:.3f}")
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the last two answers.
 np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
+assert update_kinds == [["all-reduce"], ["all-gather", "reduce-scatter"]]
+assert {name: list(texts.values()) for name, texts in exchanged.items()} == {
+    "replicated": ["-", "-", "16 x 1.0 MB"],
+    "gathered first": ["1 x 16.8 MB", "-", "16 x 1.0 MB"],
+    "gathered in the layer": ["16 x 1.0 MB", "-", "16 x 1.0 MB"],
+    "gathered again": ["32 x 1.0 MB", "-", "16 x 1.0 MB"],
+    "left to the compiler": ["32 x 1.0 MB", "-", "16 x 1.0 MB"],
+}
+program = train_step.lower(state, place_batch(batch)).compile()
+kinds = [found.kind for found in collectives(program.as_text())]
+assert "all-reduce" in kinds
+assert "reduce-scatter" not in kinds
 
 # %% [markdown]
 # <details><summary>Answer</summary>
