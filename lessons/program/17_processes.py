@@ -1,30 +1,34 @@
-"""Train a small network on the devices of all processes: `python 17_processes.py`.
+"""Train a small network on the devices of all processes: `python 17_processes.py FOLDER`.
 
-COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=0 python 17_processes.py  # in one terminal
-COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=1 python 17_processes.py  # in another
-srun --ntasks-per-node=8 --gpus-per-node=8 python 17_processes.py  # with Slurm
+COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=0 python 17_processes.py FOLDER  # in a terminal
+COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=1 python 17_processes.py FOLDER  # in another
+srun --ntasks-per-node=8 --gpus-per-node=8 python 17_processes.py FOLDER  # with Slurm
+mpirun --map-by ppr:8:node python 17_processes.py FOLDER  # with Open MPI 4
 """
 
 import os
+import sys
 
 import jax
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 B, EPOCHS = 128, 5  # examples per update, passes over the data
 
 os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
-tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # set by srun
-processes = int(os.environ.get("PROCESSES", tasks))
+counts = ("PROCESSES", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # yours, srun's, mpirun's
+processes = max(int(os.environ.get(name, 1)) for name in counts)
 devices = max(1, 8 // processes)
 jax.config.update("jax_num_cpu_devices", devices)  # simulated, unless there are GPUs or TPUs
 if "COORDINATOR" in os.environ:  # before JAX starts its devices
-    jax.distributed.initialize(os.environ["COORDINATOR"], processes, int(os.environ["PROCESS_ID"]))
+    by_hand = (os.environ["COORDINATOR"], processes, int(os.environ["PROCESS_ID"]))
+    jax.distributed.initialize(*by_hand, heartbeat_timeout_seconds=10)  # by default 100
 elif processes > 1:
-    jax.distributed.initialize()  # asks Slurm, and takes one GPU for each process
-assert jax.process_count() == processes, "set COORDINATOR, or start all with one srun"
+    jax.distributed.initialize()  # asks Slurm or Open MPI, and takes one GPU for each process
+assert jax.process_count() == processes, "set COORDINATOR, or start all with one srun or mpirun"
 mesh = Mesh(jax.devices(), ("data",))  # the devices of all processes
 print(f"process {jax.process_index()} has {jax.local_device_count()} of {mesh.size} devices")
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
@@ -114,7 +118,14 @@ train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
 state = jax.jit(init_state, out_shardings=replicated)()  # the same in all processes
 
-for epoch in range(EPOCHS):
+directory = os.path.abspath(sys.argv[1])  # Orbax wants an absolute path
+checkpoints = ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(max_to_keep=2))
+last_epoch = checkpoints.latest_step()  # None if there is no checkpoint
+if last_epoch is not None:
+    state = checkpoints.restore(last_epoch, args=ocp.args.StandardRestore(state))
+    print("resumes after epoch", last_epoch)
+
+for epoch in range(0 if last_epoch is None else last_epoch + 1, EPOCHS):
     train_sums = []
     for batch in batches(*train_data, seed=epoch):
         state, sums = train_step(state, place_batch(batch))
@@ -122,3 +133,6 @@ for epoch in range(EPOCHS):
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
     if jax.process_index() == 0:  # all have computed the sums, so this needs no other process
         print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
+    checkpoints.save(epoch, args=ocp.args.StandardSave(state))  # written whole or not at all
+
+checkpoints.close()  # waits for the last one

@@ -10,6 +10,8 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from launch import python
 
+from pmapdp.lessons.programs import launch as launch_processes
+
 
 def test_pmap_copies_a_committed_array_silently_and_the_guard_refuses_it():
     """Lesson 04."""
@@ -158,3 +160,29 @@ def test_a_device_waits_for_those_that_never_reach_the_collective():
     assert run.returncode == -signal.SIGABRT
     assert "Expected 2 threads to join the rendezvous" in run.stderr
     assert run.stdout == ""
+
+
+CONNECT_TWICE = """
+import jax
+jax.distributed.initialize()
+print("without arguments:", jax.config.read("jax_cuda_visible_devices"))
+jax.distributed.shutdown()
+jax.distributed.initialize(local_device_ids=range(8))
+print("by number:", jax.config.read("jax_cuda_visible_devices"))
+"""
+
+
+@pytest.mark.slow
+def test_under_slurm_a_single_task_gets_one_gpu_unless_it_names_them():
+    """Lesson 17."""
+    slurm = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_NTASKS": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "JAX_COORDINATOR_PORT": str(launch_processes.free_port()),
+    }
+    started = launch_processes.start(1, "-c", CONNECT_TWICE, **slurm)
+    (lines,) = launch_processes.outputs(started)
+    assert lines == ["without arguments: 0", "by number: 0,1,2,3,4,5,6,7"]

@@ -1,8 +1,5 @@
 """Pictures of lesson 17."""
 
-import matplotlib.pyplot as plt
-import numpy as np
-
 from pmapdp.lessons import drawing
 
 ORDER = (
@@ -19,35 +16,17 @@ ORDER = (
 
 @drawing.picture
 def one_array() -> None:
-    """A global array of 16 rows: process 0 gives rows 0 to 7 to devices 0 and 1, process 1 rows 8 to 15 to devices 2 and 3."""
-    axes = drawing.canvas(14, 3.2)
-    for device in range(4):
-        drawing.box(
-            axes,
-            1 + 3.2 * device,
-            0.4,
-            f"rows {4 * device}-{4 * device + 3}",
-            device=device,
-            width=2.4,
-        )
-        axes.text(
-            2.2 + 3.2 * device,
-            0.2,
-            f"device {device}",
-            ha="center",
-            va="center",
-            color=drawing.INK,
-        )
+    """A global array of eight numbers on eight devices: process 0 holds 0 to 3, and process 1 holds 4 to 7."""
+    axes = drawing.canvas(19, 3.6)
+    axes.text(0, 0.8, "x, shape [8]", va="center")
+    axes.text(0, 2.2, "held by", va="center")
+    for device in range(8):
+        left = 3.2 + 1.9 * device + 0.5 * (device // 4)
+        drawing.box(axes, left, 0.3, f"{device}", device=device, width=1.7, height=1)
     for process in range(2):
-        text = f"process {process} gives rows {8 * process} to {8 * process + 7}"
-        drawing.box(axes, 0.7 + 6.4 * process, 1.8, text, width=6, height=1)
-        for device in (2 * process, 2 * process + 1):
-            drawing.arrow(
-                axes,
-                (2.2 + 3.2 * device, 1.8),
-                (2.2 + 3.2 * device, 1.2),
-                device=device,
-            )
+        left = 3.2 + 8.1 * process
+        text = f"process {process}: its four devices"
+        drawing.box(axes, left, 1.7, text, width=7.4, height=1)
 
 
 @drawing.picture
@@ -79,17 +58,21 @@ def who_holds_what() -> None:
 
 
 @drawing.picture
-def accuracy_by_part(parts: np.ndarray) -> None:
-    """Accuracy of the eight parts of the test set: about 87 % for the first two, which are in their place, and about 10 % for the others."""
-    plt.figure(figsize=(7, 2))
-    plt.bar(range(8), 100 * parts, color=drawing.DEVICE_COLOURS[0], width=0.7)
-    plt.axhline(100 * parts.mean(), color=drawing.INK, linestyle=":")
-    plt.text(
-        7.6,
-        100 * parts.mean() + 3,
-        f"all together: {100 * parts.mean():.1f} %",
-        ha="right",
-    )
-    ticks = [f"part {part},\nlabels {place}" for place, part in enumerate(ORDER)]
-    plt.gca().set(ylabel="% right", ylim=(0, 100), xticks=range(8))
-    plt.gca().set_xticklabels(ticks, fontsize=8)
+def a_process_is_lost() -> None:
+    """Two processes train epoch 0 and save it. Process 1 is killed, and process 0 waits until it's aborted. Then a single process restores epoch 0 and trains epochs 1 to 4."""
+    axes = drawing.canvas(27, 5.2, inches=8)
+    epoch_0 = {"epoch 0": 2.6, "save": 1.8}
+    rows = {
+        "process 0": (3.4, 0, epoch_0 | {"waits, is aborted": 5.2}),
+        "process 1": (3.4, 1, epoch_0 | {"is killed": 2.8}),
+        "the next start": (13.4, 0, {"restore": 2.4}),
+    }
+    rows["the next start"][2].update({f"epoch {number}": 2.6 for number in range(1, 5)})
+    for row, (name, (left, device, pieces)) in enumerate(rows.items()):
+        top = 0.2 + 1.7 * row
+        axes.text(0, top + 0.6, name, va="center")
+        for text, width in pieces.items():
+            owner = None if " is " in f" {text}" else device
+            size = {"width": width, "height": 1.2, "size": 9}
+            drawing.box(axes, left, top, text, device=owner, **size)
+            left += width + 0.1
