@@ -22,7 +22,7 @@
 # gradient in four parts, and send it once instead of four times.
 #
 # **You will** read shardings as types, fix what JAX refuses, run Flax layers that need one more argument, add up gradients
-# with a single all-reduce, and decide when this is worth it. 33 minutes, 51 with exercises. You need
+# with a single all-reduce, and decide when this is worth it. 33 minutes, 56 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -510,16 +510,17 @@ for found in (replicated_gradients, unreduced_gradients):
 # Each runs under a mesh with the Explicit axis "data". Solutions, with reasons:
 # [solutions/11_explicit_sharding.py](solutions/11_explicit_sharding.py).
 #
-# 1. `result_spec` (3 minutes): return the PartitionSpec of the *result* of `function(x)`, without computing anything.
-#    <details><summary>Hint</summary><code>jax.eval_shape</code> gives a result's shape and sharding.</details>
-# 2. `fixed_gram` (5 minutes, find the mistake): `broken_gram` works with Auto axes, but here JAX asks. `x` is `[B@data,
+# 1. `fixed_gram` (5 minutes, find the mistake): `broken_gram` works with Auto axes, but here JAX asks. `x` is `[B@data,
 #    D]`. Return the `[D, D]` matrix, replicated. No device may get the other devices' rows.
 #    <details><summary>Hint</summary>Which axis does the product add up over? Say how you want the result.</details>
-# 3. `normalized_step` (10 minutes): one gradient step for `w` `[D]`, which is replicated. The loss is the mean of
+# 2. `normalized_step` (10 minutes): one gradient step for `w` `[D]`, which is replicated. The loss is the mean of
 #    `(z @ w - y) ** 2`, and the learning rate is 0.1. z is `x` `[B@data, D]` with normalized columns: each column minus its
 #    mean, divided by its standard deviation, both over the global batch. Raise an AssertionError for a batch that isn't
 #    split. <details><summary>Hint</summary>It's the program of one device. Only the assert mentions
 #    a sharding.</details>
+# 3. `sum_gradients` (8 minutes): `w` `[D, C]` is replicated, and `xs` `[K, B@data, D]` are K micro-batches. Return the sum of
+#    the gradients of `loss(w, xs[k])` for `w`, replicated, with a single all-reduce. <details><summary>Hint</summary>Two
+#    casts before a <code>lax.scan</code>, and a <code>jax.reshard</code> after it.</details>
 
 # %%
 from pmapdp.lessons.checks import check
@@ -527,11 +528,6 @@ from pmapdp.lessons.checks import check
 
 def broken_gram(x):
     return x.T @ x
-
-
-def result_spec(function, x):
-    """The PartitionSpec of function(x)."""
-    ...  # your code: 1 line
 
 
 def fixed_gram(x):
@@ -544,7 +540,12 @@ def normalized_step(w, x, y):
     ...  # your code: 4 or 5 lines
 
 
-for exercise in (result_spec, fixed_gram, normalized_step):
+def sum_gradients(loss, w, xs):
+    """The sum of the gradients [D, C], replicated."""
+    ...  # your code: 4 lines
+
+
+for exercise in (fixed_gram, normalized_step, sum_gradients):
     check("11_explicit_sharding", exercise.__name__, exercise)
 
 # %% [markdown]

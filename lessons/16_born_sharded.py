@@ -183,9 +183,9 @@ print(f"with what it needs on the way: {most_bytes / total:.1%}")
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
-assert [sum(each) for each in gigabytes.values()] == [112, 63, 38.5, 14]
-for each in new_weights:
-    np.testing.assert_allclose(each, weights - 2.8, rtol=1e-6)
+assert [sum(parts) for parts in gigabytes.values()] == [112, 63, 38.5, 14]
+for found in new_weights:
+    np.testing.assert_allclose(found, weights - 2.8, rtol=1e-6)
 totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(train_sums))
 assert abs(totals["loss"] / totals["count"] - 0.2486) < 1e-3
 assert 1 / 8 < bytes_per_device / total < 0.15
@@ -309,8 +309,8 @@ np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
 #
 # ## What the five ways send
 #
-# The plan also lists the collectives. The next cell counts how often each runs in one update, and how large it is. A layer
-# has 512 x 512 numbers in float32, so it's 1.0 MB.
+# A compiled program also lists its collectives. The next cell counts how often each runs in one update, and how large it
+# is. A layer has 512 x 512 numbers in float32, which are 1.0 MB.
 #
 # **Predict:** how many gathered layers does each of the five ways receive in an update?
 
@@ -330,8 +330,8 @@ for name, texts in exchanged.items():
 # <details><summary>Answer</summary>
 #
 # None, 16, 16, 32 and 32. *Gathered first* receives all sixteen in one message. *Gathered again* and *left to the compiler*
-# gather each layer twice, for the forward and for the backward pass. That's the price of their low peaks, and it's stage
-# 3 of the picture above.
+# gather each layer twice, for the forward and for the backward pass, as stage 3 does in the picture above. That's the
+# price of their low peaks.
 #
 # </details>
 #
@@ -470,7 +470,8 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # - Training with Adam takes 16 bytes for each parameter. ZeRO splits them: moments, then gradients, then parameters.
 # - Find the shapes with `eval_shape`, choose the shardings, and only then make the numbers, with
 #   `jit(init, out_shardings=...)`. The training step stays as it is.
-# - You keep the saving only if one layer at a time is gathered. Scan over layers, and read the compiler's plan.
+# - You keep the saving only if one layer at a time is gathered, once forward and once backward. Scan over layers, and read
+#   the compiler's plan.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import P
-from jax.sharding import NamedSharding
 
 from pmapdp.collectives import collectives
-from pmapdp.lessons.checks import require
+from pmapdp.lessons.checks import close, refuse, require
 
 N = 4
 
@@ -17,35 +16,57 @@ def explicit_mesh():
     return jax.set_mesh(jax.make_mesh((N,), ("data",), devices=jax.devices()[:N]))
 
 
-def result_spec(answer):
-    """Accept the specs of three results, if nothing was computed."""
-    functions = {
-        "x.T": lambda x: x.T,
-        "x.sum(0)": lambda x: x.sum(0),
-        "x.sum(1)": lambda x: x.sum(1),
-    }
-    was_traced = []
+def sum_gradients(answer):
+    """Accept the sum of three micro-batches' gradients, if it needs one all-reduce."""
+    random = np.random.default_rng(0)
+    numbers = random.normal(size=(3, 8, 8)).astype(np.float32)  # [K, B, D]
+    weights = random.normal(size=(8, 2)).astype(np.float32)
 
-    def watch(function):
-        def watched(x):
-            was_traced.append(isinstance(x, jax.core.Tracer))
-            return function(x)
+    def loss(w, x):
+        return jnp.square(x @ w).sum()
 
-        return watched
-
+    gradients = [2 * x.T @ (x @ weights) for x in numbers]
+    wanted = np.sum(gradients, 0)
     with explicit_mesh():
-        x = jax.device_put(np.ones((8, 6), np.float32), P("data"))
-        mesh = jax.typeof(x).sharding.mesh
-        for name, function in functions.items():
-            spec = answer(watch(function), x)
-            require(isinstance(spec, P), f"return a PartitionSpec, yours is {spec}")
-            result = jax.eval_shape(function, x)
-            wanted = result.sharding
-            is_equal = len(spec) <= result.ndim and NamedSharding(
-                mesh, spec
-            ).is_equivalent_to(wanted, result.ndim)
-            require(is_equal, f"the spec of {name} is {wanted.spec}, yours is {spec}")
-    require(all(was_traced), "the function was computed: trace it only")
+        w = jax.device_put(weights, P())
+        xs = jax.device_put(numbers, P(None, "data"))
+        jitted = jax.jit(lambda w, xs: answer(loss, w, xs))
+        found = jitted(w, xs)
+        require(
+            isinstance(found, jax.Array) and found.shape == weights.shape,
+            f"return a jax.Array [D, C], yours has the shape {np.shape(found)}",
+        )
+        spec = jax.typeof(found).sharding.spec
+        require(
+            not spec.unreduced,
+            f"the result has the type {jax.typeof(found)}: the all-reduce is missing, "
+            "so reshard it",
+        )
+        require(
+            found.sharding.is_fully_replicated and not spec.reduced,
+            f"the result has the type {jax.typeof(found)}: it must be replicated",
+        )
+        mistakes = {
+            "this is the mean of the micro-batches' gradients: add them": wanted / 3,
+            "this is the gradient of the last micro-batch alone": gradients[-1],
+            "this is the gradient of the first micro-batch alone": gradients[0],
+            "the first micro-batch is in it twice": wanted + gradients[0],
+        }
+        refuse(found, mistakes)
+        require(close(found, wanted), "the sum of the gradients has other values")
+        communication = collectives(jitted.lower(w, xs).compile().as_text())
+        runs = sum(collective.runs for collective in communication)
+        require(
+            runs == 1,
+            f"right, but collectives run {runs} times. The gradient has the type of w: "
+            "make w reduced, and add up unreduced gradients",
+        )
+        (collective,) = communication
+        require(
+            collective.bytes == weights.nbytes,
+            f"right, but by an {collective.kind} of {collective.bytes} bytes, where "
+            f"{weights.nbytes} are enough: add up first",
+        )
 
 
 def fixed_gram(answer):

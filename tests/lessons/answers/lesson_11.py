@@ -1,4 +1,4 @@
-TYPED, GRAM = "jax.eval_shape(function, x)", "jnp.matmul(x.T, x, out_sharding=P())"
+GRAM = "jnp.matmul(x.T, x, out_sharding=P())"
 GATHERED = 'jnp.einsum("bi,bj->ij", *[jax.reshard(x, P())] * 2)'
 BY_SHARD_MAP = 'jax.shard_map(lambda x: REDUCED, in_specs=P("data"), out_specs=P(), check_vma=False)(x)'
 ASSERT = 'assert jax.typeof(x).sharding.spec[0] == "data", f"the batch is not split: {jax.typeof(x)}"'
@@ -9,20 +9,14 @@ Z, GRADIENT = (
 BY_HAND = '0.2 * jnp.einsum("bd,b->d", z, z @ w - y, out_sharding=P()) / len(y)'
 
 OUT = "out_sharding=P()"
+CAST = 'jax.reshard(w, P(reduced={"data"}))'
+UNREDUCED = 'P(unreduced={"data"})'
+REDUCED_EACH_ROUND = "jax.reshard(jax.grad(loss)(w, x), P())"
+SCAN = "total, _ = lax.scan(lambda total, x: (total + jax.grad(loss)(w, x), None), zeros, xs)"
+STACKED = "total = lax.map(lambda x: jax.grad(loss)(w, x), xs)"
+ADDED_UP = "jax.reshard(total, P())"
 
 WRONG = {
-    "result_spec": [
-        ("trace it only", TYPED, "jax.typeof(function(x))"),
-        ("the spec of x.T", TYPED, "x"),
-        ("the spec of x.T", f"{TYPED}.sharding.spec", 'P("data")'),
-        ("return a PartitionSpec", ".sharding.spec", ""),
-        ("return a PartitionSpec", ".sharding.spec", ".sharding"),
-        (
-            "the spec of x.sum(0)",
-            f"{TYPED}.sharding.spec",
-            f'P(*(None, "data")[2 - {TYPED}.ndim :])',
-        ),
-    ],
     "fixed_gram": [
         ("your code raised ShardingTypeError", f", {OUT}", ""),
         ("x.T @ x has other values", GRAM, f"{GRAM} + 1"),
@@ -43,13 +37,21 @@ WRONG = {
             "assert not jax.typeof(x).sharding.mesh.empty",
         ),
     ],
+    "sum_gradients": [
+        ("run 3 times", CAST, "w", UNREDUCED, "P()"),
+        ("run 3 times", "jax.grad(loss)(w, x)", REDUCED_EACH_ROUND, UNREDUCED, "P()"),
+        ("the all-reduce is missing", ADDED_UP, "total"),
+        ("it must be replicated", ADDED_UP, 'jax.reshard(total, P("data"))'),
+        ("the mean of the micro-batches", ADDED_UP, f"{ADDED_UP} / len(xs)"),
+        ("the last micro-batch alone", "total + jax", "jax"),
+        ("the first micro-batch alone", "zeros, xs)", "zeros, xs[:1])"),
+        ("twice", "zeros, xs)", "jax.grad(loss)(w, xs[0]), xs)"),
+        ("your code raised ShardingTypeError", UNREDUCED, "P()"),
+        ("add up first", SCAN, STACKED, ADDED_UP, "jax.reshard(total, P()).sum(0)"),
+    ],
 }
 
 RIGHT = {
-    "result_spec": [
-        (TYPED, "jax.jit(function).lower(x).out_info"),
-        (TYPED, "jax.make_jaxpr(function)(x).out_avals[0]"),
-    ],
     "fixed_gram": [
         (GRAM, BY_SHARD_MAP.replace("REDUCED", 'jax.lax.psum(x.T @ x, "data")')),
         (GRAM, f'jnp.einsum("bi,bj->ij", x, x, {OUT})'),
@@ -57,5 +59,12 @@ RIGHT = {
     "normalized_step": [
         (GRADIENT, BY_HAND),
         (ASSERT, 'assert "data" in jax.typeof(x).sharding.spec'),
+    ],
+    "sum_gradients": [
+        (
+            SCAN,
+            "total = zeros\n    for x in xs:\n        total += jax.grad(loss)(w, x)",
+        ),
+        (SCAN, STACKED, ADDED_UP, "jax.reshard(total.sum(0), P())"),
     ],
 }
