@@ -291,7 +291,8 @@ sort_errors = [
 # | *reduced*, `float32[64,32]{R:data}` | the same on all devices | *unreduced*, `float32[64,32]{U:data}` | each device's own part of the sum |
 #
 # So reduced and replicated arrays differ in their type, and not in their numbers. `jax.reshard` turns one into the other,
-# and sends nothing. But if you reshard an *unreduced* array, that's your all-reduce.
+# and sends nothing. But if you reshard an *unreduced* array, that's your all-reduce. These types are young. What you see
+# here we ran with jax 0.10.2 and 0.12.
 #
 # First a case that you can do in your head: device d holds the input d, and the weight is 1.
 #
@@ -372,10 +373,11 @@ reduced_model = jax.reshard(model, P(reduced={"data"}))
 errors.append(show_error("accumulate", lambda: run_accumulate(reduced_model, unreduced)))
 
 # %% [markdown]
-# That's the trap: `nnx.Linear` can't add a reduced bias. Its product is fine, because JAX has a rule for split rows times a
-# reduced kernel. But it has none for a sum of the two, so it advises to split the bias over "data" as well. You can't do
-# that with the bias itself, whose ten numbers aren't divisible by 8. But you can first copy the bias into a row for each
-# example, and then split *those rows*. Each device keeps its own rows, so nothing is sent.
+# That's the trap: `nnx.Linear` can't add a reduced bias. The layer's product is fine, because JAX has a rule for split rows
+# times a reduced kernel. But JAX has no rule for split rows *plus* a reduced bias, so the message advises you to split the
+# bias over "data" as well. You can't do that with the bias itself, whose ten numbers aren't divisible by 8. But you can
+# first copy the bias into a row for each example, and then split *those rows*. Each device keeps its own rows, so nothing is
+# sent.
 #
 # **Predict:** how often does an all-reduce run now, and of how many bytes?
 
@@ -519,7 +521,7 @@ for found in (replicated_gradients, unreduced_gradients):
 #    split. <details><summary>Hint</summary>It's the program of one device. Only the assert mentions
 #    a sharding.</details>
 # 3. `sum_gradients` (8 minutes): `w` `[D, C]` is replicated, and `xs` `[K, B@data, D]` are K micro-batches. Return the sum of
-#    the gradients of `loss(w, xs[k])` for `w`, replicated, with a single all-reduce. <details><summary>Hint</summary>Two
+#    the gradients of `loss(w, xs[k])` for `w`, replicated, with a single all-reduce of `[D, C]` numbers. <details><summary>Hint</summary>Two
 #    casts before a <code>lax.scan</code>, and a <code>jax.reshard</code> after it.</details>
 
 # %%

@@ -108,8 +108,8 @@ launch.run(print_eight_numbers)
 # and writes its checkpoints over the others'.
 #
 # With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so `initialize()` needs no arguments there.
-# On Cloud TPU, set PROCESSES to the number of hosts. JAX 0.10 doesn't recognize Open MPI 5, so there the program ends with
-# an error. Give it the address yourself, with one process on each machine:
+# On Cloud TPU, set PROCESSES to the number of hosts. JAX 0.10 doesn't recognize Open MPI 5, and JAX 0.12 wants the package
+# mpi4py there, so the program ends with an error. Give it the address yourself, with one process on each machine:
 #
 # ```
 # mpirun --map-by ppr:1:node -x COORDINATOR=HOST:1234 bash -c 'PROCESS_ID=$OMPI_COMM_WORLD_RANK python 17_processes.py FOLDER'
@@ -307,7 +307,7 @@ assert process_0.returncode != 0, output
 #   process also sends a *heartbeat* to the coordinator. If one of them is silent for too long, JAX aborts all the others.
 #   "Too long" is 100 s, unless you set `heartbeat_timeout_seconds`, as your program does.
 # - **`gloo::EnforceNotMet`, within a second.** gloo got nothing more from process 1, or only part of a message, and threw a C++
-#   exception. Its message doesn't name the process that is lost.
+#   exception. That message doesn't name the process that is lost.
 #
 # In both cases the exit status is -6: the process was aborted by signal 6, SIGABRT, which no Python code can catch.
 #
@@ -329,8 +329,9 @@ last_metrics = [float(word) for word in resumed[-1].replace(",", "").split() if 
 np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=2e-3)
 
 # %% [markdown]
-# It ends as the run that nobody disturbed, within 2e-3. And that's your own program: from here on it runs on as many machines as
-# you have, and you can start it again whenever one of them fails.
+# It ends as the run that nobody disturbed, within 2e-3. And that's your own program. If yours comes from lesson 09, give it
+# lesson 14's twelve lines and then the lines of this lesson. From there on it runs on as many machines as you have, and
+# you can start it again whenever one of them fails.
 #
 # If Slurm warns you first, with SIGTERM, you can save before the end (lesson 14). But all processes must save after
 # the same update, and the signal may not reach them at the same time. So ask

@@ -162,6 +162,33 @@ def test_a_device_waits_for_those_that_never_reach_the_collective():
     assert run.stdout == ""
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["Linear", "Conv", "BatchNorm", "LayerNorm", "Dropout", "max_pool", "attention"],
+)
+def test_layers_that_work_unchanged_with_explicit_axes(name):
+    """Lesson 11: forward and backward, with eight examples on four devices."""
+    rngs = nnx.Rngs(0)
+    layers = {
+        "Linear": nnx.Linear(4, 4, rngs=rngs),
+        "Conv": nnx.Conv(4, 4, (3, 3), rngs=rngs),
+        "BatchNorm": nnx.BatchNorm(4, use_running_average=False, rngs=rngs),
+        "LayerNorm": nnx.LayerNorm(4, rngs=rngs),
+        "Dropout": nnx.Dropout(0.5, rngs=rngs),
+        "max_pool": lambda x: nnx.max_pool(x, (2, 2), (2, 2)),
+        "attention": nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs),
+    }
+    layer = nnx.Sequential(layers[name])
+    x = np.ones((8, 6, 4) if name == "attention" else (8, 6, 6, 4), np.float32)
+    with jax.set_mesh(jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])):
+        x = jax.device_put(x, jax.P("data"))
+        assert jax.typeof(layer(x)).sharding.spec[0] == "data"
+        differentiate = nnx.grad(lambda layer, x: jnp.square(layer(x)).sum(), argnums=1)
+        gradient = differentiate(layer, x)
+        assert jax.typeof(gradient) == jax.typeof(x)
+
+
 CONNECT_TWICE = """
 import jax
 jax.distributed.initialize()
