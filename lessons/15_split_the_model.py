@@ -289,8 +289,11 @@ print(f"the same number of bytes for {crossover:g} sequences")
 # </details>
 #
 # GPT-3 was trained with 3.2 million tokens in an update, 87 times as many. Tensor parallelism alone would send 87 times
-# as many bytes as data parallelism. So nobody uses it alone. You make groups of devices, data parallelism splits the batch
-# over the groups, and tensor parallelism splits the matrices inside each group. With 128 groups, each has only 25,000 tokens.
+# as many bytes as data parallelism, so nobody uses it alone. You make groups of devices: data parallelism splits the batch
+# over the groups, and tensor parallelism splits the matrices inside each group. With 128 groups of eight, a group has
+# 25,000 tokens. A device holds an eighth of the matrices, so it also sends only an eighth of the gradients, and tensor
+# parallelism breaks even at 36,864 / 8 = 4,608 tokens. It still sends 5.4 times as many bytes. That's why a group belongs
+# where links are fast, and data parallelism gets the slower ones between the groups.
 #
 # The number of bytes isn't everything, either. Data parallelism can send the gradients of the last layers while the
 # backward pass is still working on the first ones. With tensor parallelism, the next layer has to wait. So split your
@@ -343,6 +346,8 @@ assert gpt_bytes["data"] == 4 * 12 * gpt_D**2
 assert crossover == 3 * gpt_D / 2_048 == 18
 assert round(3.2e6 / (3 * gpt_D)) == 87
 assert 3.2e6 / 128 == 25_000
+assert 3 * gpt_D / 8 == 4_608
+assert round(25_000 / 4_608, 1) == 5.4
 np.testing.assert_allclose(*results.values(), rtol=1e-3, atol=1e-2)
 rows_traffic, columns_traffic = traffic.values()
 assert rows_traffic.kind == "all-reduce"
