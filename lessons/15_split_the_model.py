@@ -21,7 +21,7 @@
 # that's split the wrong way raises no error: the result is correct, and the program is slow.
 #
 # **You will** split a network by tensor parallelism, predict its all-reduces forward and backward, split attention by heads,
-# and say when all this sends less than data parallelism. 31 minutes, 51 with exercises. You need
+# and say when all this sends less than data parallelism. 32 minutes, 52 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb) for the exercises.
 
