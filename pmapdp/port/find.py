@@ -1,7 +1,7 @@
 """Find the constructs of pmap in a program, node by node of its syntax tree.
 
-`table.toml` has a row for each construct, with the names and the patterns by which it's
-found. To add a construct, add a row.
+`table.toml` has a row for each construct, with the names by which it's found. What
+depends on the arguments of a call is in `calls`.
 """
 
 import ast
@@ -14,22 +14,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pmapdp.port.patterns import is_constant, matches, names_in
-from pmapdp.port.pmaps import PMAPS, Use, find_stacked, pmap_options, read_pmap
+from pmapdp.port.calls import (
+    divides_loss,
+    names_in,
+    names_of_arguments,
+    rows_of_call,
+)
+from pmapdp.port.pmaps import Use, find_stacked, read_pmap
 from pmapdp.port.read import Module, path_of, remember, resolve
 
 TABLE: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("table.toml").read_text()
 )
 STATUS = {row: entries["status"] for row, entries in TABLE.items()}
-ROW_OF_NAME = {
-    name: row for row, entries in TABLE.items() for name in entries.get("names", ())
-}
-PATTERNS = [
-    (row, ast.parse(text, mode="eval").body)
-    for row, entries in TABLE.items()
-    for text in entries.get("code", ())
-]
+ROW_OF_NAME: dict[str, str] = {}
+for row_name, entries in TABLE.items():
+    ROW_OF_NAME |= dict.fromkeys(entries.get("names", ()), row_name)
 BROKEN = ("gone", "fails", "wrong")
 MESHES = ("jax.make_mesh", "jax.sharding.Mesh", "jax.interpreters.pxla.Mesh")
 
@@ -42,36 +42,37 @@ def rows_of(node: Any) -> Iterator[str]:
         if STATUS.get(row) == "gone":
             yield row
     elif isinstance(node, ast.Attribute | ast.Name):
-        is_whole = not isinstance(node.parent, ast.Attribute)
-        if is_whole and isinstance(node.ctx, ast.Load):
-            name = getattr(node, "attr", "")
-            yield ROW_OF_NAME.get(f"?.{name}") or row_of_path(path_of(node))
-    elif isinstance(node, ast.Call | ast.BinOp):
-        yield from rows_of_expression(node)
-    elif isinstance(node, ast.Subscript) and is_constant(node.slice, 0):
-        # Of `mapped(x)[0]` nobody knows if it's a row or the first of two results.
-        call = find_stacked(node.value)
-        if call and call is not resolve(node.value):
-            yield "first-copy"
-    elif isinstance(node, ast.withitem):
-        manager = resolve(node.context_expr)
-        if path_of(getattr(manager, "func", None)) in MESHES:
-            yield "with-mesh"
+        yield row_of_use(node)
+    elif isinstance(node, ast.Call):
+        for name in names_of_arguments(node):
+            yield ROW_OF_NAME.get(name, "")
+        yield from rows_of_call(node)
+    elif is_first_row(node):
+        yield "first-copy"
+    elif divides_loss(node):
+        yield "divided-loss"
+    elif is_entered_mesh(node):
+        yield "with-mesh"
 
 
-def rows_of_expression(node: Any) -> Iterator[str]:
-    """Find the rows whose patterns match an expression."""
-    use = read_pmap(node)
-    options = use.options if use else pmap_options(node)
-    if options is not None:
-        if path_of(node.func) not in PMAPS:  # the program's name for a partial
-            yield "pmap"
-        keywords = [ast.keyword(name, value) for name, value in options.items()]
-        pmap: Any = "jax.pmap"  # which `path_of` returns as it is
-        node = ast.Call(pmap, node.args if use else [], keywords)
-    for row, pattern in PATTERNS:
-        if matches(pattern, node):
-            yield row
+def row_of_use(node: Any) -> str:
+    """Find the row of a name that is read, `jax.lax.pmean`, and not of its parts."""
+    if isinstance(node.parent, ast.Attribute) or not isinstance(node.ctx, ast.Load):
+        return ""
+    name = getattr(node, "attr", "")
+    return ROW_OF_NAME.get(f"?.{name}") or row_of_path(path_of(node))
+
+
+def is_first_row(node: Any) -> bool:
+    """Return True for `[0]` of what a pmapped function returned."""
+    is_first = isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "0"
+    return is_first and find_stacked(node.value) is not None
+
+
+def is_entered_mesh(node: Any) -> bool:
+    """Return True for the `mesh` of `with mesh:`."""
+    manager = resolve(getattr(node, "context_expr", None))
+    return path_of(getattr(manager, "func", None)) in MESHES
 
 
 @remember
@@ -110,18 +111,6 @@ def is_missing(path: str) -> bool:
     return False
 
 
-def is_over_another_axis(node: Any, axes: set[str]) -> bool:
-    """Return True for a collective over an axis that no pmap of the program has."""
-    call = node if isinstance(node, ast.Call) else node.parent
-    if not isinstance(call, ast.Call) or not path_of(call.func).startswith("jax.lax."):
-        return False
-    values = [resolve(argument) for argument in [*call.args, *call.keywords]]
-    values = [resolve(getattr(value, "value", value)) for value in values]
-    constants = [getattr(value, "value", value) for value in values]
-    texts = {text for text in constants if isinstance(text, str)}
-    return bool(texts) and "" not in axes and not texts & axes
-
-
 def is_guarded(node: Any) -> bool:
     """Return True if the program expects that a name is gone.
 
@@ -153,31 +142,32 @@ def find(files: dict[str, Module]) -> tuple[list[dict[str, Any]], list[Use]]:
         `code`, its `status` with this JAX and what to write `today`, and the calls of
         pmap with their arguments.
     """
-    nodes = [node for module in files.values() for node in module.nodes]
+    nodes: list[Any] = []
+    for module in files.values():
+        nodes += module.nodes
     calls = [node for node in nodes if isinstance(node, ast.Call | ast.FunctionDef)]
     uses = [use for use in map(read_pmap, calls) if use]
-    # The name of an axis is an empty text if it's made when the program runs.
-    axes = {
-        getattr(resolve(use.options["axis_name"]), "value", "")
-        for use in uses
-        if "axis_name" in use.options
-    }
     found: dict[tuple[str, int, str], Any] = {}
     for node in nodes:
         for row in filter(None, rows_of(node)):
             # A program without pmap may use what isn't broken as it likes.
             counts = bool(uses) or STATUS[row] in (*BROKEN, "old")
             expected = STATUS[row] == "gone" and is_guarded(node)
-            if counts and not expected and not is_over_another_axis(node, axes):
+            if counts and not expected:
                 holder = node if hasattr(node, "lineno") else node.parent
                 found.setdefault((node.file.path, holder.lineno, row), node)
-    lines = []
-    for (path, number, row), node in sorted(found.items(), key=lambda entry: entry[0]):
-        texts = {"today": "", **TABLE[row]}
-        line = {"path": path, "line": number, "construct": row}
-        line["code"] = " ".join(ast.unparse(node).split())
-        line["link"] = f"docs/constructs.md#{row}"
-        for name in ("status", "today", "shard_map", "jit"):
-            line[name] = texts[name]
-        lines.append(line)
+    lines = [
+        describe_line(*place, found[place])  # by path, number and row
+        for place in sorted(found)
+    ]
     return lines, uses
+
+
+def describe_line(path: str, number: int, row: str, node: Any) -> dict[str, Any]:
+    """Return a line with a construct, and what the table says of it."""
+    line = {"path": path, "line": number, "construct": row}
+    line["code"] = " ".join(ast.unparse(node).split())
+    line["link"] = f"docs/constructs.md#{row}"
+    for name in ("status", "today", "shard_map", "jit"):
+        line[name] = TABLE[row].get(name, "")
+    return line

@@ -83,16 +83,40 @@ def read_pmap(node: Any) -> Use | None:
 def find_stacked(node: Any) -> Any:
     """Find the call of a pmapped function that returned a value `[N, ...]`, or None.
 
-    The value may be a part of the result.
+    The value may be a part of the result. The result itself is stacked if the function
+    returns one array: otherwise it may be a tuple, whose first part is no row.
     """
-    node = resolve(node)
-    if isinstance(node, ast.Subscript):
-        return find_stacked(node.value)
-    if isinstance(node, ast.Attribute) and node.attr not in dir(jax.Array):
-        return find_stacked(node.value)
-    if isinstance(node, ast.Call):
-        use = read_pmap(node.func)
-        out_axes = use and resolve(use.options.get("out_axes"))
-        if use and getattr(out_axes, "value", 0) is not None:
-            return node
-    return None
+    value = resolve(node)
+    use = read_pmap(value.func) if isinstance(value, ast.Call) else None
+    if use:
+        return value if is_stacked(use) and returns_array(use.function) else None
+    return find_part(value)
+
+
+def find_part(value: Any) -> Any:
+    """Find the call whose result a value is a part of, through its attributes."""
+    while isinstance(value, ast.Subscript | ast.Attribute):
+        if isinstance(value, ast.Attribute) and value.attr in dir(jax.Array):
+            return None
+        value = resolve(value.value)
+    use = read_pmap(value.func) if isinstance(value, ast.Call) else None
+    return value if use and is_stacked(use) else None
+
+
+def is_stacked(use: Use) -> bool:
+    """Return True if the results have a device axis."""
+    out_axes = resolve(use.options.get("out_axes"))
+    return getattr(out_axes, "value", 0) is not None
+
+
+def returns_array(function: Any) -> bool:
+    """Return True if a function returns what JAX computes of one array."""
+    parts = ast.walk(function) if function else ()
+    results = [resolve(part.value) for part in parts if isinstance(part, ast.Return)]
+    for result in results:
+        is_call = isinstance(result, ast.Call)
+        if not is_call or not path_of(result.func).startswith("jax."):
+            return False
+        if any(isinstance(argument, ast.Tuple) for argument in result.args):
+            return False
+    return bool(results)

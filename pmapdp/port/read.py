@@ -21,7 +21,6 @@ SKIPPED_FOLDERS = {
     "env",
     "build",
 }
-PROJECT_FILES = (".git", "pyproject.toml", "setup.py")  # the root of a project has one
 FUNCTION = (ast.FunctionDef, ast.Lambda)
 COMPREHENSION = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 SCOPE = (ast.Module, ast.ClassDef, ast.AsyncFunctionDef, *FUNCTION, *COMPREHENSION)
@@ -76,10 +75,10 @@ def bind_names(node: Any) -> None:
         for target in node.targets:
             bind_target(target, node.value, node)
     elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
-        bind_target(node.target, node.value or node, node)
+        bind_target(node.target, node.value, node)
     elif isinstance(node, ast.For | ast.comprehension):
         bind_target(node.target, node, node.target)
-    elif isinstance(node, ast.withitem) and node.optional_vars:
+    elif isinstance(node, ast.withitem):
         bind_target(node.optional_vars, node, node.optional_vars)
 
 
@@ -245,24 +244,28 @@ def read_program(given: str) -> tuple[dict[str, Module], list[str]]:
         if str(file) in files:
             continue
         try:
-            with warnings.catch_warnings(
-                action="ignore"
-            ):  # about the program's strings
-                tree = ast.parse(file.read_bytes())
-                module = Module(str(file), tree, modules)
+            module = read_module(file, modules)
         except (SyntaxError, OSError, ValueError, RecursionError) as error:
             unread.append(f"{file} can't be read ({reason(error)}): is it Python 3?")
             continue
         files[str(file)] = module
-        parts = str(file).removesuffix(".py").removesuffix("/__init__").split("/")
-        for number in range(len(parts)):  # it may be imported from any folder above
-            modules[".".join(parts[number:])] = module
         if path.is_file():
             waiting += imported_files(module)
     if not files:
         nothing = f"the folder {given!r} holds no Python: name one with .py files"
         raise UserError(unread[0] if unread else nothing)
     return files, unread
+
+
+def read_module(file: Path, modules: dict[str, Module]) -> Module:
+    """Read a file, and add its module to those of the program."""
+    with warnings.catch_warnings(action="ignore"):  # about the program's strings
+        tree = ast.parse(file.read_bytes())
+    module = Module(str(file), tree, modules)
+    parts = str(file).removesuffix(".py").removesuffix("/__init__").split("/")
+    for number in range(len(parts)):  # it may be imported from any folder above
+        modules[".".join(parts[number:])] = module
+    return module
 
 
 def source_files(folder: Path) -> Iterator[Path]:
@@ -275,26 +278,16 @@ def source_files(folder: Path) -> Iterator[Path]:
 
 
 def imported_files(module: Module) -> Iterator[Path]:
-    """List the files that a module imports.
-
-    They're looked for from its own folder up to the root of its project.
-    """
-    here = Path.cwd()
-    folders = []
-    for folder in Path(module.path).absolute().parents:
-        folders.append(folder)
-        if any((folder / name).exists() for name in PROJECT_FILES):
-            break
-    else:
-        folders = folders[:1]  # no project: only its neighbours
+    """List the files that a module imports, from its own folder or those above."""
+    path = Path(module.path)
+    folders = [*path.parents]
+    if not path.is_absolute():  # then the current folder is the last of them
+        folders += Path.cwd().parents
+    names = set()
     for node in module.nodes:
         if isinstance(node, ast.alias):
             source = getattr(node.parent, "module", None) or ""
-            for name in (source, f"{source}.{node.name}".strip(".")):
-                for folder in folders:
-                    file = folder / f"{name.replace('.', '/')}.py"
-                    if name and file.is_file():
-                        is_short = not Path(module.path).is_absolute()
-                        if is_short and file.is_relative_to(here):
-                            file = file.relative_to(here)
-                        yield file
+            names |= {source, f"{source}.{node.name}".strip(".")}
+    for name in sorted(names - {""}):
+        files = [folder / f"{name.replace('.', '/')}.py" for folder in folders]
+        yield from [file for file in files if file.is_file()][:1]

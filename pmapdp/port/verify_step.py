@@ -93,41 +93,39 @@ def write_verification(use: Use) -> dict[str, Any]:
     """
     function = use.function
     name = getattr(function, "name", "your step")
+    path = ""
     parameters: list[str] = []
+    leaves: list[str] = []
     if function is not None:
+        path = function.file.path
         parameters = [argument.arg for argument in function.args.args]
-    axis = getattr(resolve(use.options["axis_name"]), "value", None)
-    questions = ask_questions(use, name, parameters)
-    if axis is None:
-        questions.append("Which axis_name is it? It's made when the program runs.")
-    has_key = any(map(KEY.search, parameters))
-    arguments = "state, batch, key" if has_key else "state, batch"
-    per_device = []
-    if has_key and "in_axes" not in use.options:  # pmap gives each device its row
-        per_device.append("key")
-    if function is not None:
         source = ast.unparse(function.file.tree)
-        per_device += [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
+        leaves = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
+    arguments = "state, batch"
+    if any(map(KEY.search, parameters)):
+        arguments = "state, batch, key"
+        if "in_axes" not in use.options:  # pmap gives each device its row
+            leaves.insert(0, "key")
+    questions = ask_questions(use, name, parameters)
     if questions:
         comments = [f"    # {question}" for question in questions]
         step = OPEN_STEP.format(arguments=arguments, questions="\n".join(comments))
     else:
-        load = load_step(name, function.file.path)
-        step = TOP_LEVEL_STEP.format(load=load, name=name)
-    given = ", ".join(f"{argument}={argument}" for argument in arguments.split(", "))
-    return {
-        "step": name,
-        "path": function.file.path if function else "",
-        "questions": questions,
-        "program": PROGRAM.format(
-            name=name,
-            step=step,
-            arguments=arguments,
-            axis=repr(axis) if axis else '"batch"',
-            per_device=per_device,
-            given=given,
-        ),
-    }
+        step = TOP_LEVEL_STEP.format(load=load_step(name, path), name=name)
+    program = PROGRAM.format(
+        name=name,
+        step=step,
+        arguments=arguments,
+        axis=repr(axis_name(use) or "batch"),
+        per_device=leaves,
+        given=", ".join(f"{part}={part}" for part in arguments.split(", ")),
+    )
+    return {"step": name, "path": path, "questions": questions, "program": program}
+
+
+def axis_name(use: Use) -> Any:
+    """Return the name of the axis, or None if it's made when the program runs."""
+    return getattr(resolve(use.options["axis_name"]), "value", None)
 
 
 def ask_questions(use: Use, name: str, parameters: list[str]) -> list[str]:
@@ -151,6 +149,8 @@ def ask_questions(use: Use, name: str, parameters: list[str]) -> list[str]:
             f"{name} takes ({', '.join(parameters)}): which are the state, the batch "
             "and the key?"
         )
+    if axis_name(use) is None:
+        questions.append("Which axis_name is it? It's made when the program runs.")
     return questions
 
 
