@@ -53,7 +53,7 @@ def rows_of_method(node: ast.Call) -> Iterator[str]:
     given = keywords_of(node)
     if method in TREE_MAPS and len(node.args) > 1:
         function, tree, *_ = node.args
-        if takes_first_row(function) and is_stacked(tree):
+        if takes_first_row(function) and may_be_stacked(tree):
             yield "first-copy"
     elif method == "value_and_grad" and is_none(given.get("axis_name")):
         owner = getattr(node.func, "value", None)
@@ -122,7 +122,7 @@ def takes_first_row(node: Any) -> bool:
     return any(isinstance(p, ast.Subscript) and ast.unparse(p) == row for p in parts)
 
 
-def is_stacked(node: Any) -> bool:
+def may_be_stacked(node: Any) -> bool:
     """Return False for a tree that's on the host, or that is a batch by its name."""
     value = resolve(node)
     function = path_of(getattr(value, "func", None))

@@ -20,7 +20,7 @@ from pmapdp.port.calls import (
     names_of_arguments,
     rows_of_call,
 )
-from pmapdp.port.pmaps import Use, find_stacked, read_pmap
+from pmapdp.port.pmaps import Use, is_stacked, read_pmap
 from pmapdp.port.read import Module, path_of, remember, resolve
 
 TABLE: dict[str, dict[str, Any]] = tomllib.loads(
@@ -66,7 +66,7 @@ def row_of_use(node: Any) -> str:
 def is_first_row(node: Any) -> bool:
     """Return True for `[0]` of what a pmapped function returned."""
     is_first = isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "0"
-    return is_first and find_stacked(node.value) is not None
+    return is_first and is_stacked(node.value)
 
 
 def is_entered_mesh(node: Any) -> bool:

@@ -80,31 +80,25 @@ def read_pmap(node: Any) -> Use | None:
 
 
 @remember
-def find_stacked(node: Any) -> Any:
-    """Find the call of a pmapped function that returned a value `[N, ...]`, or None.
+def is_stacked(node: Any) -> bool:
+    """Return True for `[N, ...]`: a pmapped function's result, or a replicated tree.
 
-    The value may be a part of the result. The result itself is stacked if the function
-    returns one array: otherwise it may be a tuple, whose first part is no row.
+    A part of either is stacked, too. The result itself isn't known to be, unless the
+    function returns one array: otherwise it may be a tuple, whose first part is no row.
     """
     value = resolve(node)
-    use = read_pmap(value.func) if isinstance(value, ast.Call) else None
-    if use:
-        return value if is_stacked(use) and returns_array(use.function) else None
-    return find_part(value)
-
-
-def find_part(value: Any) -> Any:
-    """Find the call whose result a value is a part of, through its attributes."""
+    is_whole = isinstance(value, ast.Call)
     while isinstance(value, ast.Subscript | ast.Attribute):
         if isinstance(value, ast.Attribute) and value.attr in dir(jax.Array):
-            return None
+            return False
         value = resolve(value.value)
-    use = read_pmap(value.func) if isinstance(value, ast.Call) else None
-    return value if use and is_stacked(use) else None
-
-
-def is_stacked(use: Use) -> bool:
-    """Return True if the results have a device axis."""
+    if not isinstance(value, ast.Call):
+        return False
+    if path_of(value.func) == "flax.jax_utils.replicate":
+        return True
+    use = read_pmap(value.func)
+    if use is None or (is_whole and not returns_array(use.function)):
+        return False
     out_axes = resolve(use.options.get("out_axes"))
     return getattr(out_axes, "value", 0) is not None
 

@@ -36,16 +36,17 @@ class Module:
         self.path = path
         self.tree: Any = tree
         self.modules = modules  # the program's modules, by name
-        self.nodes: list[Any] = list(ast.walk(tree))  # parents before their children
+        self.nodes: list[Any] = []  # in the order of the lines
         self.mark(tree, None, None)
         for node in self.nodes:
             bind_names(node)
 
     def mark(self, node: Any, parent: Any, scope: Any) -> None:
-        """Give a node and its children their attributes.
+        """List a node and its children, and give them their attributes.
 
         A decorator is in the scope around its function.
         """
+        self.nodes.append(node)
         node.file = self
         node.parent = parent
         node.scope = scope

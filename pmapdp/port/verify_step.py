@@ -144,14 +144,30 @@ def ask_questions(use: Use, name: str, parameters: list[str]) -> list[str]:
     is_plain = len(parameters) == 2
     if len(parameters) == 3:
         is_plain = KEY.search(parameters[2]) is not None
+    result = find_odd_result(function)
     if not is_plain:
         questions.append(
             f"{name} takes ({', '.join(parameters)}): which are the state, the batch "
             "and the key?"
         )
+    elif result:
+        questions.append(
+            f"{name} returns {result}: which are the new state and the metrics?"
+        )
     if axis_name(use) is None:
         questions.append("Which axis_name is it? It's made when the program runs.")
     return questions
+
+
+def find_odd_result(function: Any) -> str:
+    """Return a tuple that a function returns, if it isn't a pair."""
+    returns = [part for part in ast.walk(function) if isinstance(part, ast.Return)]
+    for part in returns:
+        is_own = part.scope is function  # and not of a function in it
+        result = part.value
+        if is_own and isinstance(result, ast.Tuple) and len(result.elts) != 2:
+            return ast.unparse(result)
+    return ""
 
 
 def load_step(name: str, path: str) -> str:

@@ -97,6 +97,11 @@ PMAPS = [
      "3 pmean, 4 pmap"),
     ("import jax\ndef f(w):\n  return g(w)\np = jax.pmap(f, 'i')\ny = p(x)[0]",
      "4 pmap"),
+    # A name that's bound again, first by an import; and a replicated tree.
+    ("import jax\nfrom a import f\nf = jax.pmap(f, 'i')\nfor x in y:\n  s, z = f(x)\n"
+     "  z[0]", "3 pmap, 6 first-copy"),
+    ("import jax\nfrom flax import jax_utils as j\njax.pmap(f)\ns = j.replicate(s)\n"
+     "s.step[0]", "3 pmap, 4 replicate, 5 first-copy"),
     # Names of one function are not those of another.
     ("import jax\ndef f():\n  p = jax.pmap(g, 'i')\ndef h(p):\n  return p(x)[1][0]",
      "3 pmap"),
@@ -228,6 +233,9 @@ QUESTIONS = {
     },
     "takes (w, batch, labels): which are": {
         "train_step(w, batch, key):": "train_step(w, batch, labels):"
+    },
+    "returns (w - 0.1 * jax.lax.psum(grad, 'i'), key, loss): which are": {
+        'jax.lax.pmean(loss, "i")': "key, loss"
     },
     "Which function makes one update? It's made": {
         "p(train_step": "p(make_train_step()"
