@@ -55,11 +55,11 @@ def main(arguments: list[str]) -> None:
     print(report)
     if report_file:
         write_file(report_file, report.to_json() + "\n")
-    found = report.failed or report.missing
-    if found:
+    checks = report.failed or report.missing
+    if checks:
         raise FailedError(
-            f"{options.target} is not proven equal to its reference: {found[0].name} "
-            f"{found[0].status}"
+            f"{options.target} is not proven equal to its reference: {checks[0].name} "
+            f"{checks[0].status}"
         )
 
 

@@ -1,20 +1,25 @@
 """Run one update by a step on several devices, and compare it with the reference's.
 
 An experiment predicts the step's result, and the prediction holds or not. Two
-thresholds decide: what rounding allows (`Update.allowed`, which is measured), and how
-near a prediction must be (`PREDICTS`).
+thresholds decide: what rounding allows (`ReferenceUpdate.allowed`, which is measured),
+and how near a prediction must be (`PREDICTS`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from pmapdp.verify import trees
 from pmapdp.verify.layouts import Devices, Layout
-from pmapdp.verify.reference import Reference, Update, split_result, step_arguments
+from pmapdp.verify.reference import (
+    Reference,
+    ReferenceUpdate,
+    split_result,
+    step_arguments,
+)
 from pmapdp.verify.report import CheckError
 from pmapdp.verify.table import few
 from pmapdp.verify.trees import Leaves, distance, multiple
@@ -27,84 +32,94 @@ PREDICTS = 1e-3
 CLEAR = 10
 
 
+class Comparison(NamedTuple):
+    """What is compared: a step on some devices, and its reference.
+
+    Attributes:
+        step: the step.
+        reference: the reference.
+        layout: of the step's arguments.
+        devices: those on which the step runs.
+        state: what the training starts from.
+        batches: one for each update.
+        keys: one key for each update, in a tuple, or an empty one.
+    """
+
+    step: Callable
+    reference: Reference
+    layout: Layout
+    devices: Devices
+    state: Any
+    batches: list[Any]
+    keys: list[tuple[Any, ...]]
+
+
 class Case:
     """One update by a step on N devices, from the state that the reference had.
 
     Attributes:
         got: the devices' copies of each leaf of the result.
-        off: how far each compared leaf is off, on the device where it's farthest, and
-            how far rounding allows.
+        errors: how far each compared leaf is off, on the device where it's farthest,
+            and how far rounding allows.
         clear: the wrong leaves of the state that are off by much more than that, the
             farthest first.
         fractions: those of them that hold fractions.
     """
 
-    def __init__(
-        self,
-        step: Callable,
-        reference: Reference,
-        layout: Layout,
-        devices: Devices,
-        update: Update,
-    ):
-        self.step = step
-        self.reference = reference
-        self.layout = layout
-        self.devices = devices
+    def __init__(self, comparison: Comparison, update: ReferenceUpdate):
+        self.comparison = comparison
+        self.reference = comparison.reference
         self.update = update
-        self.N = len(devices)
+        self.N = len(comparison.devices)
         self.got = self.read(self.call(*self.place(update)))
-        self.off = {}
-        for name, kind in update.kinds.items():
-            if kind in ("close", "exact"):
-                far = max(
-                    distance(copy, update.values[name]) for copy in self.got[name]
-                )
-                self.off[name] = (far, update.allowed[name])
+        self.errors = {}
+        for name in update.compared:
+            value = update.values[name]
+            error = max(distance(copy, value) for copy in self.got[name])
+            self.errors[name] = (error, update.allowed[name])
         self.clear = []
-        for name, (far, allowed) in self.wrong().items():
-            if far > CLEAR * allowed:
+        for name, (error, allowed) in self.wrong().items():
+            if error > CLEAR * allowed:
                 self.clear.append(name)
         self.fractions = [
             name for name in self.clear if update.values[name].dtype.kind == "f"
         ]
 
-    def place(self, update: Update) -> tuple[Any, ...]:
+    def place(self, update: ReferenceUpdate) -> tuple[Any, ...]:
         """Put state, batch and key on the devices, in memory that nobody else uses.
 
         A step may donate what it's given.
         """
-        state, batch, *key = trees.to_host(update.arguments)
+        layout = self.comparison.layout
+        devices = self.comparison.devices
         is_own = self.reference.is_own
-        own = trees.map_with_names(
-            lambda path, leaf: leaf if is_own(path) else None, state
-        )
-        for leaf in jax.tree.leaves(own):
+        state, batch, *key = trees.to_host(update.arguments)
+
+        def place_own(leaf: Any, shared: Any) -> Any:
+            if shared is not None:
+                return shared
             if np.shape(leaf)[:1] != (self.N,):
                 raise CheckError(
                     f"a leaf that per_device names is {list(np.shape(leaf))}, which "
                     f"are not {self.N} rows"
                 )
+            return layout.place_own(leaf, devices)
+
         shared = trees.map_with_names(
             lambda path, leaf: None if is_own(path) else leaf, state
         )
-        shared = self.layout.place_state(shared, self.devices)
-        own = self.layout.place_own(own, self.devices)
-        state = jax.tree.map(
-            lambda mine, everyones: everyones if mine is None else mine,
-            own,
-            shared,
-            is_leaf=lambda leaf: leaf is None,
-        )
+        shared = layout.place_state(shared, devices)
+        state = jax.tree.map(place_own, state, shared)
         if batch is not None:
-            batch = self.layout.place_batch(batch, self.devices)
-        place_key = self.layout.place_own if is_own("key") else self.layout.place_key
-        key = [place_key(each, self.devices) for each in key]
+            batch = layout.place_batch(batch, devices)
+        place_key = layout.place_own if is_own("key") else layout.place_key
+        key = [place_key(only_key, devices) for only_key in key]
         return jax.block_until_ready((state, batch, *key))
 
     def call(self, *placed: Any) -> dict[str, Any]:
         """Return the "state" and the "metrics" of the step, computed."""
-        returned = jax.block_until_ready(self.step(*step_arguments(*placed)))
+        returned = self.comparison.step(*step_arguments(*placed))
+        returned = jax.block_until_ready(returned)
         return split_result(returned, self.reference.form, "the step")
 
     def read(self, returned: dict[str, Any]) -> dict[str, list[np.ndarray]]:
@@ -113,8 +128,9 @@ class Case:
         Raises:
             CheckError: if names or shapes are not those of the reference.
         """
-        if self.layout.fetch is not None:
-            returned = returned | {"state": self.layout.fetch(returned["state"])}
+        fetch = self.comparison.layout.fetch
+        if fetch is not None:
+            returned = returned | {"state": fetch(returned["state"])}
         got = self.reference.leaves(returned)
         values = self.update.values
         odd = sorted(set(got) ^ set(values))
@@ -142,21 +158,19 @@ class Case:
 
         The farthest comes first, measured by what rounding allows.
         """
-        found = {}
-        for name, off in self.off.items():
-            far, allowed = off
-            if far > allowed and self.reference.is_metric(name) == metrics:
-                found[name] = off
-        times = {
-            name: far / (allowed or 1e-300) for name, (far, allowed) in found.items()
-        }
-        farthest = sorted(found, key=lambda name: -times[name])
-        return {name: found[name] for name in farthest}
+        times_allowed = {}
+        for name, (error, allowed) in self.errors.items():
+            if error > allowed and self.reference.is_metric(name) == metrics:
+                times_allowed[name] = error / (allowed or 1e-300)
+        names = sorted(times_allowed, key=lambda name: -times_allowed[name])
+        return {name: self.errors[name] for name in names}
 
     @cached_property
     def traced(self) -> Any:
         """The step as JAX traces it."""
-        return jax.jit(self.step).trace(*step_arguments(*self.place(self.update)))
+        return jax.jit(self.comparison.step).trace(
+            *step_arguments(*self.place(self.update))
+        )
 
     @cached_property
     def compiled(self) -> Any:
@@ -170,18 +184,18 @@ class Case:
         b, rest = divmod(update.examples, self.N)
         if not b or rest:
             return []
-        found = []
+        parts = []
         for device in range(self.N):
-            rows = update.rows(slice(device * b, (device + 1) * b))
+            rows = update.rows(np.arange(device * b, (device + 1) * b))
             try:
                 part = self.reference((update.state, rows, *update.key), device)
             except Exception:  # a reference may take only one batch size
                 return []
-            found.append(part)
-        return found
+            parts.append(part)
+        return parts
 
     @cached_property
-    def other_seed(self) -> Update:
+    def other_seed(self) -> ReferenceUpdate:
         """The update with other random numbers."""
         state, key = trees.reseed((self.update.state, self.update.key))
         values = self.reference((state, self.update.batch, *key))
@@ -194,12 +208,13 @@ class Case:
 
     def distances(self, first: Leaves, second: Leaves) -> dict[str, float]:
         """Return the leaves in which two results differ, and by how much."""
-        found = {}
-        for name, kind in self.update.kinds.items():
-            far = distance(first[name], second[name])
-            if kind == "close" and far > 4 * self.update.allowed[name]:
-                found[name] = far
-        return found
+        distances = {}
+        for name in self.update.compared:
+            moved = distance(first[name], second[name])
+            is_exact = self.update.kinds[name] == "exact"
+            if not is_exact and moved > 4 * self.update.allowed[name]:
+                distances[name] = moved
+        return distances
 
     def rerun(self, index: Any) -> tuple[Leaves, Leaves]:
         """Return what step and reference make of the examples at `index`.
@@ -208,7 +223,7 @@ class Case:
         """
         update = self.update._replace(batch=self.update.rows(index))
         copies = self.read(self.call(*self.place(update)))
-        first = {name: each[0] for name, each in copies.items()}
+        first = {name: of_devices[0] for name, of_devices in copies.items()}
         return first, self.reference(update.arguments)
 
     def change(self, name: str) -> tuple[float, float]:
@@ -222,30 +237,18 @@ class Case:
     def is_near(self, name: str, predicted: Sequence[Any]) -> bool:
         """Return True if a wrong leaf is as predicted, for each device or for all."""
         copies = self.got[name]
-        far, allowed = self.off[name]
-        if len(predicted) == 1:
-            predicted = [predicted[0]] * len(copies)
-        if len(predicted) != len(copies):
+        error, allowed = self.errors[name]
+        if len(predicted) not in (1, len(copies)):
             return False
-        pairs = zip(copies, predicted, strict=True)
-        rest = max(distance(copy, value) for copy, value in pairs)
-        return rest <= max(PREDICTS * far, allowed) and rest < far / 4
+        rests = []
+        for device, copy in enumerate(copies):
+            rests.append(distance(copy, predicted[device % len(predicted)]))
+        rest = max(rests)
+        return rest <= max(PREDICTS * error, allowed) and rest < error / 4
 
     def differs_between_devices(self, name: str) -> bool:
         """Return True if the devices hold different values of a wrong leaf."""
         copies = self.got[name]
-        far, allowed = self.off[name]
+        error, allowed = self.errors[name]
         apart = max(distance(copy, copies[0]) for copy in copies)
-        return apart > max(allowed, PREDICTS * min(far, 1e300))
-
-    def find_nan(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield the leaves that hold NaN, and on which devices."""
-        for name, copies in self.got.items():
-            devices = [n for n, copy in enumerate(copies) if has_nan(copy)]
-            if devices and name in self.off:
-                yield name, devices
-
-
-def has_nan(array: np.ndarray) -> bool:
-    """Return True if an array holds NaN."""
-    return array.dtype.kind == "f" and bool(np.isnan(array).any())
+        return apart > max(allowed, PREDICTS * min(error, 1e300))

@@ -59,60 +59,51 @@ def describe_state(case: Case) -> list[Fact]:
 
 def describe_nan(case: Case, metrics: bool) -> list[Fact]:
     """Say which devices hold NaN, and if their own examples make it."""
-    facts = []
-    for name, devices in case.find_nan():
-        if case.reference.is_metric(name) != metrics:
-            continue
-        number = case.update.number + 1
-        facts.append(fact("nan", [name], devices=few(devices), update=number))
-        alone = [n for n, part in enumerate(case.parts) if np.isnan(part[name]).any()]
-        if alone:
-            facts.append(fact("nan_part", devices=few(alone)))
-        break  # the first of them made the others
-    return facts
+    for name in case.errors:
+        devices = find_nan(case.got[name])
+        if devices and case.reference.is_metric(name) == metrics:
+            number = case.update.number + 1
+            facts = [fact("nan", [name], devices=few(devices), update=number)]
+            alone = find_nan([part[name] for part in case.parts])
+            if alone:
+                facts.append(fact("nan_part", devices=few(alone)))
+            return facts  # the first of them made the others
+    return []
+
+
+def find_nan(arrays: Sequence[np.ndarray]) -> list[int]:
+    """Return the devices whose arrays hold NaN."""
+    return [device for device, array in enumerate(arrays) if (array != array).any()]
 
 
 def describe_devices(case: Case) -> list[Fact]:
     """Say what the devices hold, if they hold different values."""
-    differ = [name for name in case.wrong() if case.differs_between_devices(name)]
-    if not differ:
-        return []
-    own = [name for name in differ if is_own_part(case, name)]
-    rest = [name for name in differ if name not in own]
-    averaged = [name for name in rest if has_right_mean(case, name)]
-    facts = []
-    if own:
-        facts.append(fact("own_examples", own))
-    if averaged:
-        facts.append(fact("right_mean", averaged))
-    other = [name for name in rest if name not in averaged]
-    if other:
-        facts.append(fact("devices_differ", other))
-    if own or averaged:
-        facts += describe_use(case, [*own, *averaged])
+    names: dict[str, list[str]] = {}
+    for name in case.wrong():
+        if case.differs_between_devices(name):
+            names.setdefault(compare_devices(case, name), []).append(name)
+    order = ("own_examples", "right_mean", "devices_differ")
+    facts = [fact(what, names[what]) for what in order if what in names]
+    explained = names.get("own_examples", []) + names.get("right_mean", [])
+    if explained:
+        facts += describe_use(case, explained)
     return facts
 
 
-def is_own_part(case: Case, name: str) -> bool:
-    """Return True if each device holds what its own examples give."""
-    if not case.parts:
-        return False
-    return case.is_near(name, [part[name] for part in case.parts])
-
-
-def has_right_mean(case: Case, name: str) -> bool:
-    """Return True if the devices' values differ, but their mean is the reference's.
-
-    Adam's first moments are like that, where the parameters are not.
-    """
+def compare_devices(case: Case, name: str) -> str:
+    """Return the name of the fact about a leaf of which the devices differ."""
+    if case.parts and case.is_near(name, [part[name] for part in case.parts]):
+        return "own_examples"
+    # Adam's first moments have the right mean, where the parameters don't.
     copies = case.got[name]
-    far, allowed = case.off[name]
-    if name not in case.fractions or len(copies) != case.N or not np.isfinite(far):
-        return False
-    if any(distance(copy, copies[0]) <= PREDICTS * far for copy in copies[1:]):
-        return False
-    right = case.update.values[name]
-    return distance(np.mean(copies, 0), right) <= max(PREDICTS * far, allowed)
+    error, allowed = case.errors[name]
+    if name in case.fractions and len(copies) == case.N and np.isfinite(error):
+        nearest = min(distance(copy, copies[0]) for copy in copies[1:])
+        rest = distance(np.mean(copies, 0), case.update.values[name])
+        enough = PREDICTS * error
+        if nearest > enough and rest <= max(enough, allowed):
+            return "right_mean"
+    return "devices_differ"
 
 
 def describe_use(case: Case, names: list[str]) -> list[Fact]:
@@ -169,9 +160,11 @@ def checks_vma(case: Case) -> bool:
     # A Python function around compiled ones need not be traceable.
     with contextlib.suppress(Exception):
         arguments = step_arguments(*case.place(case.update))
-        program = jax.make_jaxpr(case.step)(*arguments)
+        program = jax.make_jaxpr(case.comparison.step)(*arguments)
         operations = equations(program.jaxpr)
-        return any(each.params.get("check_vma") is True for each in operations)
+        return any(
+            operation.params.get("check_vma") is True for operation in operations
+        )
     return False
 
 
@@ -231,11 +224,9 @@ def is_masked(case: Case, ends: list[int], counts: np.ndarray) -> bool:
     """Return True if other random numbers make other examples count."""
     if not case.random_leaves:
         return False
-    other_case = Case(
-        case.step, case.reference, case.layout, case.devices, case.other_seed
-    )
-    others = measure_influence(other_case, ends, list(case.wrong()))
-    return not any(np.allclose(counts, x, ALIKE, ALIKE) for x, _ in others.values())
+    reseeded = Case(case.comparison, case.other_seed)
+    influence = measure_influence(reseeded, ends, list(case.wrong()))
+    return not any(np.allclose(counts, x, ALIKE, ALIKE) for x, _ in influence.values())
 
 
 def measure_influence(
@@ -291,9 +282,9 @@ def describe_metrics(case: Case) -> list[Fact]:
         return facts
     found: dict[tuple[str, float], list[str]] = {}
     for name in case.wrong(metrics=True):
-        kind = compare_metric(case, name)
-        if kind:
-            found.setdefault(kind, []).append(name)
+        explained = compare_metric(case, name)
+        if explained:
+            found.setdefault(explained, []).append(name)
     for (name, ratio), leaves in found.items():
         facts.append(fact(name, leaves, ratio=ratio))
     return facts
@@ -303,8 +294,8 @@ def compare_metric(case: Case, name: str) -> tuple[str, float] | None:
     """Return the fact that predicts a wrong metric, and its factor."""
     if case.differs_between_devices(name):
         return "metric_differs", 1
-    far, allowed = case.off[name]
-    if far <= 4 * allowed:
+    error, allowed = case.errors[name]
+    if error <= 4 * allowed:
         return None
     got = case.got[name][0]
     right = case.update.values[name]
@@ -321,11 +312,11 @@ def compare_metric(case: Case, name: str) -> tuple[str, float] | None:
     guesses.append(("metric_times", 1 / case.N, right / case.N))
     rests = [distance(got, np.asarray(predicted)) for *_, predicted in guesses]
     nearest = min(rests)
-    if nearest > max(PREDICTS / 10 * far, allowed / 64):
+    if nearest > max(PREDICTS / 10 * error, allowed / 64):
         return None
-    for rest, (kind, factor, _) in zip(rests, guesses, strict=True):
+    for rest, (name_of_fact, factor, _) in zip(rests, guesses, strict=True):
         if rest <= max(4 * nearest, 1e-6 * distance(right)):
-            return kind, factor
+            return name_of_fact, factor
     return None
 
 
@@ -352,8 +343,8 @@ def find_fixed_key(cases: list[Case]) -> list[Fact]:
     if is_redrawn(case, again):
         return []
     one_key = bool(case.update.key) and case.update.key[0] is cases[1].update.key[0]
-    is_right = not any(each.wrong() or each.wrong(metrics=True) for each in cases)
-    if one_key and is_right:
+    is_wrong = any(case.wrong() or case.wrong(metrics=True) for case in cases)
+    if one_key and not is_wrong:
         raise CheckError(
             "every update was given the same key. If your loop passes new ones, give "
             "key=lambda update: jax.random.fold_in(key, update). If not, let the step "
@@ -373,10 +364,10 @@ def is_redrawn(case: Case, again: dict[str, list[np.ndarray]]) -> bool:
     metrics = []
     moves = []
     others = []
-    for name, far in case.random_leaves.items():
+    for name, distance_moved in case.random_leaves.items():
         first = np.stack(case.got[name])
         second = np.stack(again[name])
-        differs = distance(second, first) > PREDICTS * far
+        differs = distance(second, first) > PREDICTS * distance_moved
         if case.reference.is_metric(name):
             metrics.append(differs)
             continue
@@ -406,15 +397,15 @@ def find_unsplit_work(cases: list[Case]) -> list[Fact]:
     update = case.update
     if case.N == 1 or not update.examples or update.examples % case.N:
         raise CheckError("there is no batch that is split over several devices")
-    for each in case.traced.jaxpr.eqns:
-        places = each.params.get("devices", ())
+    for equation in case.traced.jaxpr.eqns:
+        places = equation.params.get("devices", ())
         is_placed = any(place is not None for place in places)
-        if each.primitive.name == "device_put" and is_placed:
+        if equation.primitive.name == "device_put" and is_placed:
             raise CheckError(
                 "the function around your step places arrays, and the compiler "
                 "doesn't count that"
             )
-    rows = update.rows(slice(update.examples // case.N))
+    rows = update.rows(np.arange(update.examples // case.N))
     device = reference.jitted_device.lower(0, update.state, rows, *update.key)
     whole = reference.jitted.lower(*update.arguments)
     part = device.compile()

@@ -47,7 +47,8 @@ def shard(batch: Any, devices: Devices, axis: int = 0) -> Any:
 
 def stack(tree: Any, devices: Devices) -> Any:
     """Make N copies in leaves `[N, ...]`, as `flax.jax_utils.replicate` does."""
-    copies = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * len(devices)), tree)
+    N = len(devices)
+    copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (N, *jnp.shape(x))), tree)
     return split(copies, devices)
 
 

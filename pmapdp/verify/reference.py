@@ -14,7 +14,7 @@ place. Whole numbers, truth values and keys must be equal.
 
 import contextlib
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from pmapdp.verify.report import ArgumentsError, CheckError
 from pmapdp.verify.table import few
 from pmapdp.verify.trees import Leaves, distance
 
+SHOWN_NAMES = 5  # of leaves, in a message
 # Of the largest number of a leaf: how far the groups of an old program may be apart.
 UNEQUAL = 1e-3
 # Operations that add numbers, so that rounding depends on their order.
@@ -41,13 +42,13 @@ SUMS = (
     "scatter-add",
 )
 SEEDS = 3  # runs with nudged numbers
+# By the bytes of the narrowest type: how many times the measured change a leaf may be
+# off, and which fraction of its change in the update.
+TOLERANCES = {8: (8, 1e-7), 4: (4, 7e-4)}
 BLIND = 0.3  # tolerance as a fraction of a leaf's change: more is not compared
 # Of the largest change of the state: what changes by less, and only by rounding, stands
 # still.
 STILL = 1e-6
-# Runs that ask which results depend on which leaves, at most. Then leaves are asked
-# together, by the beginning of their paths.
-MOST_GROUPS = 16
 # What says how many devices there are, also where an axis has the size 1.
 COUNTS = (
     "device_count",
@@ -147,7 +148,7 @@ def split_result(returned: Any, state: Any, who: str) -> dict[str, Any]:
     )
 
 
-class Update(NamedTuple):
+class ReferenceUpdate(NamedTuple):
     """One update of the reference, in host arrays as one device has them.
 
     Attributes:
@@ -161,7 +162,6 @@ class Update(NamedTuple):
         kinds: "close" and "exact" are compared; "blind" is not, because rounding hides
             it, nor "ignored", which a device owns.
         axis: of the examples in the batch.
-        examples: in the batch; 0 without one.
     """
 
     number: int
@@ -173,17 +173,41 @@ class Update(NamedTuple):
     allowed: dict[str, float]
     kinds: dict[str, str]
     axis: int
-    examples: int
+
+    @property
+    def examples(self) -> int:
+        """How many examples the batch has; 0 without one."""
+        leaves = jax.tree.leaves(self.batch)
+        return np.shape(leaves[0])[self.axis] if leaves else 0
 
     @property
     def arguments(self) -> tuple[Any, ...]:
         """State, batch and key."""
         return self.state, self.batch, *self.key
 
-    def rows(self, index: Any) -> Any:
-        """Return the examples at `index`, a slice or integers."""
-        place = (*[slice(None)] * self.axis, index)
-        return jax.tree.map(lambda leaf: leaf[place], self.batch)
+    @property
+    def compared(self) -> list[str]:
+        """The leaves that are compared."""
+        return [name for name in self.kinds if self.kinds[name] in ("close", "exact")]
+
+    @property
+    def blind(self) -> list[str]:
+        """The leaves that rounding hides."""
+        return [name for name in self.kinds if self.kinds[name] == "blind"]
+
+    def refuse_nan(self) -> None:
+        """Raise an error if a result is NaN, which nothing equals."""
+        nan = [name for name in self.compared if np.isnan(self.values[name]).any()]
+        if nan:
+            raise ArgumentsError(
+                f"{few(nan)} is NaN after update {self.number + 1}, in the reference "
+                "too, and nothing equals NaN: give a state and data with which it is a "
+                "number"
+            )
+
+    def rows(self, index: np.ndarray) -> Any:
+        """Return the examples at these places."""
+        return jax.tree.map(lambda leaf: np.take(leaf, index, self.axis), self.batch)
 
 
 class Reference:
@@ -192,7 +216,9 @@ class Reference:
     It takes the whole batch, or one device's examples and its number.
     """
 
-    def __init__(self, given: Any, form: Any, per_device: Sequence[str], axis: int):
+    def __init__(
+        self, given: Any, form: Any, per_device: str | Sequence[str], axis: int
+    ):
         self.step = given
         self.axis_name: Any = None
         self.groups = 0
@@ -213,6 +239,8 @@ class Reference:
             )
         self.form = form
         self.per_device = per_device
+        if isinstance(per_device, str):
+            self.per_device = [per_device]
         self.axis = axis
         self.jitted = jax.jit(self.run_all)
         self.jitted_device = jax.jit(run_part)
@@ -257,10 +285,13 @@ class Reference:
 
     def run_groups(self, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
         """Return the same of all groups of an old program, as `[groups, ...]`."""
-        axes = (0, None, 0, *[None] * len(key))
-        mapped = jax.vmap(self.run_device, axes, axis_name=self.axis_name)
         rows = trees.split_rows(batch, self.groups, self.axis)
-        return mapped(jnp.arange(self.groups), state, rows, *key)
+
+        def run_group(device: Any, rows: Any) -> dict[str, Any]:
+            return self.run_device(device, state, rows, *key)
+
+        mapped = jax.vmap(run_group, axis_name=self.axis_name)
+        return mapped(jnp.arange(self.groups), rows)
 
     def run_all(self, state: Any, batch: Any, *key: Any) -> dict[str, Any]:
         """Return what all devices make.
@@ -296,43 +327,39 @@ class Reference:
     def find_uses(self, names: Sequence[str], arguments: tuple) -> dict[str, list[str]]:
         """Ask if other results depend on some leaves, as they do on parameters.
 
-        Leaves with one beginning of their path are shifted together, and what moves
-        is seen. A leaf on which a used leaf depends is used, too, as momentum is.
+        Leaves are shifted, and what moves is seen. Leaves of one kind, such as all
+        kernels of the parameters, are shifted together: models have many. A leaf on
+        which a used leaf depends is used, too, as momentum is.
 
         Returns:
             The leaves of the state among `names` by what was found: "used" or "unused",
-            or "alone" if nothing else moves in the update, so that it can't be seen.
+            or "alone" if the state has no other array of fractions.
         """
         state = trees.leaves_by_name(arguments[0])
-        usual = self(arguments)
-        floats = [name for name, leaf in state.items() if trees.is_float(leaf)]
+        floats = [name for name in state if trees.is_float(state[name])]
         asked = [name for name in floats if name in names]
-        others = [n for n in floats if n not in names and not self.is_own(n)]
-        groups = group_by_path(asked)
-        moved_by = [self.find_moved(group, usual, arguments) for group in groups]
-        used = set(usual).difference(names)
-        found: list[str] = []
-        for _ in groups:  # the users of users
-            for group, moved in zip(groups, moved_by, strict=True):
-                if not used.isdisjoint(moved - set(group)):
-                    found += [name for name in group if name not in found]
-                    used |= set(group)
-        if not found:
-            is_seen = not self.find_moved(others, usual, arguments).isdisjoint(names)
-            for name in others:
-                moves = distance(usual[name], trees.numbers(state[name])) > 0
-                is_seen = is_seen or (moves and usual[name].size > 1)
-            if not is_seen:
-                return {"alone": asked}
-        unused = [name for name in asked if name not in found]
-        return {"used": found, "unused": unused}
+        others = [
+            name for name in floats if name not in names and np.size(state[name]) > 1
+        ]
+        usual = self(arguments)
+        moved_by = []
+        for group in group_by_ends(asked):
+            moved = self.find_moved(group, usual, arguments) - group
+            moved_by.append((group, moved))
+        users = set(usual).difference(names)
+        for _ in moved_by:  # the users of users
+            for group, moved in moved_by:
+                if moved & users:
+                    users |= group
+        used = [name for name in asked if name in users]
+        if not used and not others:
+            return {"alone": asked}
+        return {"used": used, "unused": [name for name in asked if name not in users]}
 
     def find_moved(
-        self, group: Sequence[str], usual: Leaves, arguments: tuple
+        self, group: Collection[str], usual: Leaves, arguments: tuple
     ) -> set[str]:
         """Return the results that move if these leaves of the state are shifted."""
-        if not group:
-            return set()
 
         def shift(path: str, leaf: Any) -> Any:
             if path not in group:
@@ -340,13 +367,13 @@ class Reference:
             return np.asarray(leaf * 1.5 + 0.1, leaf.dtype)
 
         shifted = trees.map_with_names(shift, arguments[0])
-        found = self((shifted, *arguments[1:]))
-        moved = set()
-        for name, value in usual.items():
-            # A scale that is multiplied in and divided out again moves by rounding.
-            if distance(value, found[name]) > 1e-6 * distance(value):
-                moved.add(name)
-        return moved
+        results = self((shifted, *arguments[1:]))
+        # A scale that is multiplied in and divided out again moves by rounding.
+        return {
+            name
+            for name, value in usual.items()
+            if distance(value, results[name]) > 1e-6 * distance(value)
+        }
 
     def check(self, arguments: tuple) -> np.dtype:
         """Return the type that sets the tolerances.
@@ -384,28 +411,17 @@ class Reference:
                 names.append(name)
         if not names:
             return
-        uses = self.find_uses(names, arguments)
-        trained = uses.get("used") or uses.get("alone")
-        if trained:
-            names = trained
-            cure = (
-                "the next update depends on them, so average the gradients in the old "
-                "program with lax.pmean"
-            )
-        else:
-            own = [*self.per_device, *names]
-            cure = (
-                f"if each device is meant to have its own, give per_device={own}, in "
-                f"the state as [{self.groups}, ...]"
-            )
+        own = [*self.per_device, *names[:SHOWN_NAMES]]
         raise ArgumentsError(
-            f"the groups of old_program return different values of {', '.join(names)}: "
-            f"{cure}"
+            f"the groups of old_program return different values of {few(names)}: if "
+            f"each device is meant to have its own, give per_device={own}, in the "
+            f"state as [{self.groups}, ...]; otherwise average the gradients in the "
+            "old program with lax.pmean"
         )
 
     def make_updates(
         self, state: Any, batches: list[Any], keys: Sequence[tuple], narrowest: np.dtype
-    ) -> list[Update]:
+    ) -> list[ReferenceUpdate]:
         """Make one update on each batch, with the tolerance of every leaf.
 
         Raises:
@@ -427,33 +443,11 @@ class Reference:
             old = self.values({"state": state, "metrics": {}})
             values = self.values(new)
             allowed, kinds = self.measure_tolerances(old, new, nudged, narrowest)
-            nan = []
-            for name, value in values.items():
-                if kinds[name] == "close" and np.isnan(value).any():
-                    nan.append(name)
-            if nan:
-                raise ArgumentsError(
-                    f"{few(nan)} is NaN after update {number + 1}, in the reference "
-                    "too, and nothing equals NaN: give a state and data with which it "
-                    "is a number"
-                )
-            examples = 0
-            if jax.tree.leaves(batch):
-                examples = np.shape(jax.tree.leaves(batch)[0])[self.axis]
-            updates.append(
-                Update(
-                    number,
-                    state,
-                    batch,
-                    key,
-                    old,
-                    values,
-                    allowed,
-                    kinds,
-                    self.axis,
-                    examples,
-                )
+            update = ReferenceUpdate(
+                number, state, batch, key, old, values, allowed, kinds, self.axis
             )
+            update.refuse_nan()
+            updates.append(update)
             state = new["state"]
         return updates
 
@@ -464,18 +458,14 @@ class Reference:
 
         `nudged` are results from numbers that were changed by rounding.
         """
-        # How many times the measured change, and which fraction of the update.
-        times, fraction = 2, 4 * float(jnp.finfo(narrowest).eps)
-        if narrowest.itemsize == 8:
-            times, fraction = 8, 1e-7
-        elif narrowest.itemsize == 4:
-            times, fraction = 4, 7e-4
+        narrow = (2, 4 * float(jnp.finfo(narrowest).eps))
+        times, fraction = TOLERANCES.get(narrowest.itemsize, narrow)
         allowed: dict[str, float] = {}
         kinds: dict[str, str] = {}
         changes: dict[str, float] = {}
         for name, leaf in self.leaves(new).items():
             value = trees.numbers(leaf)
-            spread = max(distance(other[name], value) for other in nudged)
+            spread = max(distance(near[name], value) for near in nudged)
             allowed[name] = 0.0
             kinds[name] = "exact"
             if not self.groups and self.is_own(name):
@@ -490,12 +480,15 @@ class Reference:
                 if not self.is_metric(name):
                     change = distance(value, old[name])
                 unit = float(jnp.finfo(leaf.dtype).eps)
-                units = 4 if unit < 1e-6 else 2
-                rounded = units * unit * max(size, change)
-                allowed[name] = times * spread + fraction * change + rounded
+                units = 4
+                changes[name] = change
                 # What is stored in a narrow type is rounded to that, so it's judged
                 # by its size.
-                changes[name] = change if unit < 1e-6 else max(size, change)
+                if unit > 1e-6:
+                    units = 2
+                    changes[name] = max(size, change)
+                rounded = units * unit * max(size, change)
+                allowed[name] = times * spread + fraction * change + rounded
         self.hide_rounding(allowed, kinds, changes)
         return allowed, kinds
 
@@ -515,20 +508,13 @@ class Reference:
                     kinds[name] = "blind"
 
 
-def group_by_path(names: Sequence[str]) -> list[list[str]]:
-    """Group leaves by the beginning of their paths, in 16 groups or fewer.
-
-    The beginning is as long as that allows: many models have a thousand leaves.
-    """
-    longest = max((name.count("/") + 1 for name in names), default=1)
-    for length in range(longest, 0, -1):
-        groups: dict[str, list[str]] = {}
-        for name in names:
-            beginning = "/".join(name.split("/")[:length])
-            groups.setdefault(beginning, []).append(name)
-        if len(groups) <= MOST_GROUPS:
-            return list(groups.values())
-    return [list(names)]
+def group_by_ends(names: Sequence[str]) -> list[set[str]]:
+    """Group leaves by the first and the last part of their paths."""
+    groups: dict[tuple[str, str], set[str]] = {}
+    for name in names:
+        parts = name.split("/")
+        groups.setdefault((parts[0], parts[-1]), set()).add(name)
+    return list(groups.values())
 
 
 def nudge(tree: Any, unit: float, seed: int) -> Any:

@@ -43,7 +43,7 @@ class Check(NamedTuple):
     Attributes:
         name: what was checked.
         status: what came out.
-        devices: the numbers of devices for which this holds.
+        devices: how many, if that matters.
         sentence: what differs, or why it could not be checked.
         facts: what the experiments showed, a sentence each.
         rows: of docs/mistakes.md, whose rules these facts fit.
@@ -54,7 +54,7 @@ class Check(NamedTuple):
 
     name: str
     status: Status
-    devices: tuple[int, ...] = ()
+    devices: int = 0
     sentence: str = ""
     facts: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
@@ -64,9 +64,7 @@ class Check(NamedTuple):
     def __str__(self) -> str:
         text = f"{self.status:<12} {self.name}"
         if self.devices:
-            counts = ", ".join(map(str, self.devices))
-            unit = "device" if counts == "1" else "devices"
-            text += f" ({counts} {unit})"
+            text += f" ({count(self.devices, 'device')})"
         if self.sentence or self.leaves:
             text += ":"
         if self.sentence:
@@ -81,10 +79,10 @@ class Check(NamedTuple):
         """Say which leaf is farthest from the reference."""
         leaves = self.leaves or {}
         worst = max(leaves, key=lambda name: leaves[name])
-        far, allowed = leaves[worst]
+        error, allowed = leaves[worst]
         after = f" after update {self.update}" if self.update else ""
         return (
-            f"Largest difference: {far:.2g} in {worst}{after}; rounding allows "
+            f"Largest difference: {error:.2g} in {worst}{after}; rounding allows "
             f"{allowed:.1g}."
         )
 
@@ -96,8 +94,8 @@ class Report(NamedTuple):
         checks: those that were made, and those that could not be.
         kinds: of the leaves: "close" and "exact" were compared, "blind" and "ignored"
             were not.
-        updates: by the number of each, from 1: on which numbers of devices it was
-            compared.
+        devices: on how many the step ran.
+        updates: how many were compared, from the first on.
         precision: the type in which it was computed, and why it was not float64.
         unseen: what this reference can't show.
         exchange: what the devices exchange in an update.
@@ -105,7 +103,8 @@ class Report(NamedTuple):
 
     checks: list[Check]
     kinds: dict[str, str]
-    updates: dict[int, tuple[int, ...]]
+    devices: int
+    updates: int
     precision: str
     unseen: str = ""
     exchange: str = ""
@@ -135,8 +134,15 @@ class Report(NamedTuple):
     @property
     def rows(self) -> list[str]:
         """The rows of docs/mistakes.md that fit the facts, each once."""
-        found = [row for check in self.failed for row in check.rows]
-        return list(dict.fromkeys(found))
+        rows: dict[str, None] = {}
+        for check in self.failed:
+            rows |= dict.fromkeys(check.rows)
+        return list(rows)
+
+    @property
+    def blind(self) -> list[str]:
+        """The leaves that were not compared, because rounding hides them."""
+        return [name for name in self.kinds if self.kinds[name] == "blind"]
 
     def require(self, not_compared: Collection[str] = ()) -> None:
         """Raise an error if a check failed or something was not compared.
@@ -148,9 +154,8 @@ class Report(NamedTuple):
         Raises:
             VerificationError: with the report as its message.
         """
-        blind = {name for name, kind in self.kinds.items() if kind == "blind"}
         accepted = ""
-        if blind and blind <= set(not_compared):
+        if self.blind and set(self.blind) <= set(not_compared):
             accepted = "every leaf"
         if self.failed or any(check.name != accepted for check in self.missing):
             raise VerificationError(f"\n{self}")
@@ -201,17 +206,14 @@ class Report(NamedTuple):
         return lines
 
     def describe_compared(self) -> list[str]:
-        """Say how many leaves were compared, and on how many devices."""
+        """Say how many leaves were compared, and how often."""
         kinds = list(self.kinds.values())
-        updates = []
-        for number, counts in self.updates.items():
-            on = ", ".join(map(str, counts)) or "none"
-            updates.append(f"{number} on {on}")
         lines = [
-            f"Compared: {kinds.count('close')} leaves within rounding, "
-            f"{kinds.count('exact')} exactly. Updates, devices: {'; '.join(updates)}."
+            f"Compared on {count(self.devices, 'device')} after each of "
+            f"{count(self.updates, 'update')}: {kinds.count('close')} leaves within "
+            f"rounding, {kinds.count('exact')} exactly."
         ]
-        own = [name for name, kind in self.kinds.items() if kind == "ignored"]
+        own = [name for name in self.kinds if self.kinds[name] == "ignored"]
         if own:
             names = ", ".join(own)
             text = f"Not compared, because per_device names them: {names}."
@@ -244,12 +246,21 @@ class Report(NamedTuple):
         return json.dumps(found, indent=2)
 
 
+def count(number: int, noun: str) -> str:
+    """Return `1 device` or `8 devices`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def wrap(text: str, indent: str = "") -> str:
-    """Break a text into lines of at most 100 characters."""
-    return textwrap.fill(
-        text,
-        100,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    """Break each line of a text into lines of at most 100 characters."""
+    lines = []
+    for line in text.split("\n"):
+        broken = textwrap.fill(
+            line,
+            100,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines.append(broken)
+    return f"\n{indent}".join(lines)

@@ -39,8 +39,8 @@ def find_rows(facts: Sequence[Fact]) -> tuple[str, ...]:
     A rule is a Python expression over the names of facts, each True or False.
     """
     names = dict.fromkeys(SENTENCES, False)
-    for each in facts:
-        names[each.name] = True
+    for known in facts:
+        names[known.name] = True
     rows = []
     for row, mistake in MISTAKES.items():
         if eval(mistake["rule"], {"__builtins__": {}}, names):

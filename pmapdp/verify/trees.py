@@ -39,18 +39,11 @@ def leaves_by_name(tree: Any) -> dict[str, Any]:
     return found
 
 
-def matches(path: str, names: Sequence[str]) -> bool:
-    """Return True if a path holds one of these names (`key`, `opt/key`).
-
-    A name with a leading `/` must stand at the path's beginning.
-    """
-    full = f"/{path}/"
-    for name in names:
-        if name.startswith("/") and full.startswith(f"{name}/"):
-            return True
-        if not name.startswith("/") and f"/{name}/" in full:
-            return True
-    return False
+def matches(path: str, names: str | Sequence[str]) -> bool:
+    """Return True if a path holds the name, or one of these (`key`, `opt/key`)."""
+    if isinstance(names, str):
+        names = [names]
+    return any(f"/{name}/" in f"/{path}/" for name in names)
 
 
 def numbers(leaf: Any) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from pmapdp.errors import FailedError, UserError
 from pmapdp.files import load_from_file
 from pmapdp.verify import trees
-from pmapdp.verify.case import Case
+from pmapdp.verify.case import Case, Comparison
 from pmapdp.verify.facts import (
     describe_metrics,
     describe_state,
@@ -21,20 +21,19 @@ from pmapdp.verify.facts import (
     find_unsplit_work,
 )
 from pmapdp.verify.layouts import Layout, blame, choose_layout
-from pmapdp.verify.reference import OldProgram, Reference, Update
+from pmapdp.verify.reference import OldProgram, Reference, ReferenceUpdate
 from pmapdp.verify.report import ArgumentsError, Check, CheckError, Report
-from pmapdp.verify.table import Fact, find_rows
+from pmapdp.verify.table import Fact, few, find_rows
 
-Runs = dict[int, list[Case]]  # by the number of devices, a case for each update
+NAMES_A_LINE = 5  # of leaves that a reader copies from the report
 
 
 def verify(
     *,
+    step: Callable,
     reference: Callable | OldProgram,
     state: Any,
     batch: Any = None,
-    step: Callable | None = None,
-    make_step: Callable[[Sequence[jax.Device]], Callable] | None = None,
     key: Any = None,
     layout: str | Layout | NamedSharding = "stacked",
     per_device: str | Sequence[str] = (),
@@ -50,16 +49,13 @@ def verify(
     the new state or `(state, metrics)`. docs/verify.md has wrappers for other steps.
 
     Args:
+        step: the same function as `reference`, pmapped, shard_mapped or jitted.
         reference: the plain step for one device, without collectives, or
             `one_device(step, axis_name)`, or `old_program(step, axis_name, groups)`.
         state: what the training starts from, as for one device. Leaves that
             `per_device` names are `[N, ...]`.
         batch: `[B, ...]`, or a function of the update's number, from 0, that returns
             one. None: the step takes none.
-        step: the same function as `reference`, pmapped, shard_mapped or jitted. It is
-            run on all `devices`.
-        make_step: a function of the devices that returns the step, in place of `step`:
-            it is run on 1, 2, 4 and 8.
         key: what your loop passes: a key, the same in every update, or a function of
             the update's number. None: no key.
         layout: of the step's arguments: `stacked`, `replicated` or `sharded`, the
@@ -81,200 +77,112 @@ def verify(
         ArgumentsError: a ValueError that says in one sentence why arguments cannot be
             used. An error of the reference is raised as it is.
     """
-    if (step is None) == (make_step is None):
-        raise ArgumentsError(
-            "verify takes either step, for all devices, or make_step, a function of "
-            "the devices"
-        )
-    if devices is None:
-        devices = jax.devices()
-    batches, keys = list_inputs(batch, last_batch, key, updates)
     state = jax.tree.map(
         lambda x: x if hasattr(x, "dtype") else np.asarray(x, jnp.result_type(x)), state
     )
-    if isinstance(per_device, str):
-        per_device = [per_device]
     plain = Reference(reference, state, per_device, batch_axis)
-    counts = [len(devices)]
+    devices = devices or jax.devices()
     if plain.groups:
-        counts = [plain.groups]
-    elif make_step:
-        counts = [N for N in (1, 2, 4, 8) if len(devices) >= N]
-
-    def make_given_step(_: Sequence[jax.Device]) -> Any:
-        return step
-
-    task = Task(
-        plain,
-        make_step or make_given_step,
-        choose_layout(layout, batch_axis),
-        [devices[:N] for N in counts],
-        state,
-        batches,
-        keys,
+        devices = devices[: plain.groups]
+    batches, keys = list_inputs(batch, last_batch, key, updates)
+    report = compare_in_best_type(
+        Comparison(
+            step,
+            plain,
+            choose_layout(layout, batch_axis),
+            devices,
+            state,
+            batches,
+            keys,
+        ),
+        float64,
     )
-    found, why_not = run_in_best_type(task, float64)
-    checks, made, runs, _ = found
-    checks += list_skipped(batch, last_batch, make_step)
-    on = {}
-    for each in made:
-        compared = [N for N, cases in runs.items() if each.number < len(cases)]
-        on[each.number + 1] = tuple(compared)
-    kinds = join_kinds(made)
-    checks += find_gaps(checks, kinds, on, made)
-    precision = "float64"
-    if why_not:
-        precision = f"the given types, not float64 ({why_not})"
-    return Report(checks, kinds, on, precision, plain.unseen, found.exchange)
+    if last_batch is None and batch is not None:
+        why = "give last_batch, if yours is uneven or padded"
+        report.checks.append(Check("last batch", "not checked", sentence=why))
+    return report
 
 
 def list_inputs(
     batch: Any, last_batch: Any, key: Any, updates: int
 ) -> tuple[list[Any], list[tuple[Any, ...]]]:
     """Return the batch of each update, and its key in a tuple, empty without one."""
-    batches = [batch(update) if callable(batch) else batch for update in range(updates)]
+
+    def value_of(given: Any, update: int) -> Any:
+        return given(update) if callable(given) else given
+
+    batches = [value_of(batch, update) for update in range(updates)]
     if last_batch is not None:
         batches.append(last_batch)
-    keys: list[tuple[Any, ...]] = []
-    for update in range(len(batches)):
-        if key is None:
-            keys.append(())
-        elif callable(key):
-            keys.append((key(update),))
-        else:
-            keys.append((key,))
-    return batches, keys
+    if key is None:
+        return batches, [() for _ in batches]
+    return batches, [(value_of(key, update),) for update in range(len(batches))]
 
 
-def list_skipped(batch: Any, last_batch: Any, make_step: Any) -> list[Check]:
-    """Return the checks for which an argument wasn't given."""
-    skipped = []
-    if last_batch is None and batch is not None:
-        why = "give last_batch, if yours is uneven or padded"
-        skipped.append(Check("last batch", "not checked", sentence=why))
-    if make_step is None:
-        why = "give make_step"
-        skipped.append(Check("other numbers of devices", "not checked", sentence=why))
-    return skipped
-
-
-def join_kinds(updates: list[Update]) -> dict[str, str]:
-    """Return the kinds of the leaves: what rounding hides in one update is blind."""
-    kinds = dict(updates[0].kinds)
-    for each in updates:
-        for name, kind in each.kinds.items():
-            if kind == "blind":
-                kinds[name] = "blind"
-    return kinds
-
-
-class Task(NamedTuple):
-    """What is compared: the reference, and the step on some numbers of devices.
-
-    Attributes:
-        reference: the reference.
-        make_step: returns the step for some devices.
-        layout: of the step's arguments.
-        devices: the first 1, 2, 4 and 8, or all.
-        state: what the training starts from.
-        batches: one for each update.
-        keys: one key for each update, in a tuple, or an empty one.
-    """
-
-    reference: Reference
-    make_step: Callable[[Sequence[jax.Device]], Any]
-    layout: Layout
-    devices: list[Sequence[jax.Device]]
-    state: Any
-    batches: list[Any]
-    keys: list[tuple[Any, ...]]
-
-
-class Found(NamedTuple):
-    """What came out.
-
-    Attributes:
-        checks: of the results, the random numbers and the work.
-        updates: the reference's.
-        runs: the step's.
-        exchange: what the devices exchange in an update.
-    """
-
-    checks: list[Check]
-    updates: list[Update]
-    runs: Runs
-    exchange: str
-
-
-def run_in_best_type(task: Task, float64: bool) -> tuple[Found, str]:
-    """Make the updates and all checks in float64, or else in the types that are given.
-
-    Returns:
-        What came out, and why it was not float64.
-    """
+def compare_in_best_type(comparison: Comparison, float64: bool) -> Report:
+    """Compare in float64, or else in the types that are given."""
     with jax.transfer_guard("allow"):  # programs are given arrays of the host
         why_not = "as asked"
         if float64:
             try:
                 with jax.enable_x64(True):
-                    return run_in(task, np.float64), ""
+                    return compare_in(comparison, np.float64, "float64")
             except ArgumentsError:
                 raise
             except CheckError as error:
                 why_not = str(error)
             except Exception as error:
                 why_not = f"the reference raises {type(error).__name__}"
-        return run_in(task, None), why_not
+        precision = f"the given types, not float64 ({why_not})"
+        return compare_in(comparison, None, precision)
 
 
-def run_in(task: Task, dtype: Any) -> Found:
+def compare_in(comparison: Comparison, dtype: Any, precision: str) -> Report:
     """Make the updates and all checks in one type, or in the given ones.
 
     Raises:
         CheckError: why it can't be done in this type.
     """
-    state, batches = trees.to_host((task.state, task.batches), dtype)
-    narrowest = task.reference.check((state, batches[0], *task.keys[0]))
+    plain = comparison.reference
+    given = (comparison.state, comparison.batches)
+    state, batches = trees.to_host(given, dtype)
+    narrowest = plain.check((state, batches[0], *comparison.keys[0]))
     if dtype and narrowest != dtype:
         raise CheckError(f"given float64, the reference computes in {narrowest}")
-    made = task.reference.make_updates(state, batches, task.keys, narrowest)
-    checks = []
-    runs: Runs = {}
-    for devices in task.devices:
-        N = len(devices)
-        cases: list[Case] = []
-        try:
-            step = task.make_step(devices)
-            for update in made:  # each from the reference's state
-                case = Case(step, task.reference, task.layout, devices, update)
-                cases.append(case)
-        except Exception as error:
-            status = error.status if isinstance(error, CheckError) else "FAILED"
-            if dtype and status == "FAILED":
-                raise CheckError("the step raises an error with float64") from error
-            # A ragged last batch may not divide: the others are compared.
-            if status == "FAILED" or not cases:
-                checks.append(Check("runs", status, (N,), blame(error)))
-                continue
-        runs[N] = cases
-    checks += make_checks(runs)
+    updates = plain.make_updates(state, batches, comparison.keys, narrowest)
+    N = len(comparison.devices)
+    checks: list[Check] = []
+    cases: list[Case] = []
+    try:
+        for update in updates:  # each from the reference's state
+            cases.append(Case(comparison, update))  # noqa: PERF401  # some may fail
+    except Exception as error:
+        status = error.status if isinstance(error, CheckError) else "FAILED"
+        if dtype and status == "FAILED":
+            raise CheckError("the step raises an error with float64") from error
+        # A ragged last batch may not divide: the others are compared.
+        if status == "FAILED" or not cases:
+            checks.append(Check("runs", status, N, blame(error)))
+            cases = []
     exchange = ""
-    if runs:
-        exchange = find_exchange(runs[max(runs)][0])
-    return Found(checks, made, runs, exchange)
+    if cases:
+        checks += make_checks(cases)
+        exchange = find_exchange(cases[0])
+    kinds = dict(updates[0].kinds)
+    for update in updates:  # what rounding hides in one update is blind
+        for name in update.blind:
+            kinds[name] = "blind"
+    report = Report(checks, kinds, N, len(cases), precision, plain.unseen, exchange)
+    report.checks.extend(find_gaps(report, updates))
+    return report
 
 
-def make_checks(runs: Runs) -> list[Check]:
-    """Compare the results on every number of devices, and look at keys and work.
-
-    The last two are seen on the largest number.
-    """
-    results = check_results(runs, metrics=False) + check_results(runs, metrics=True)
-    if not runs:
-        return results
+def make_checks(cases: list[Case]) -> list[Check]:
+    """Compare the results, and look at keys and work."""
+    results = [check_results(cases, metrics=False), check_results(cases, metrics=True)]
     others = [
-        check_by("random numbers advance", find_fixed_key, runs[max(runs)]),
-        check_by("the work is split", find_unsplit_work, runs[max(runs)]),
+        check_by("random numbers advance", find_fixed_key, cases),
+        check_by("the work is split", find_unsplit_work, cases),
     ]
     if any(check.status == "FAILED" for check in others):
         # Then the results look like mistakes that nobody made.
@@ -291,62 +199,43 @@ def check_by(
     name: str, look: Callable[[list[Case]], list[Fact]], cases: list[Case]
 ) -> Check:
     """Make a check that fails if it finds facts."""
-    on = (cases[0].N,)
+    N = cases[0].N
     try:
         facts = look(cases)
     except CheckError as error:
-        return Check(name, error.status, on, str(error))
+        return Check(name, error.status, N, str(error))
     except Exception as error:  # the step may be correct all the same
-        return Check(name, "not checked", on, blame(error))
+        return Check(name, "not checked", N, blame(error))
     if not facts:
-        return Check(name, "passed", on)
+        return Check(name, "passed", N)
     sentences = tuple(fact.sentence for fact in facts)
-    return Check(name, "FAILED", on, facts=sentences, rows=find_rows(facts))
+    return Check(name, "FAILED", N, facts=sentences, rows=find_rows(facts))
 
 
-def check_results(runs: Runs, metrics: bool) -> list[Check]:
+def check_results(cases: list[Case], metrics: bool) -> Check:
     """Check that the state, or the metrics, equal the reference's in every update."""
     name = "same metrics" if metrics else "same update"
-    wrong: dict[int, Case] = {}  # the first that differs, by the number of devices
-    for N, cases in runs.items():
-        differing = [case for case in cases if case.wrong(metrics)]
-        if differing:
-            wrong[N] = differing[0]
-    checks = []
-    equal = tuple(N for N in runs if N not in wrong)
-    if equal:
-        leaves = find_largest([case for N in equal for case in runs[N]], metrics)
-        if leaves:
-            checks.append(Check(name, "passed", equal, leaves=leaves))
-        else:
-            what = "metrics" if metrics else "state"
-            why = f"the step returns no {what} that can be compared"
-            checks.append(Check(name, "not checked", equal, why))
-    if wrong:
-        N = max(wrong)  # more devices tell mistakes apart more surely
-        checks.append(
-            describe_difference(name, wrong[N], runs[N][0], metrics, tuple(wrong))
-        )
-    return checks
-
-
-def find_largest(cases: list[Case], metrics: bool) -> dict[str, tuple[float, float]]:
-    """Return how far each leaf of the state, or metric, is off at most."""
-    leaves: dict[str, tuple[float, float]] = {}
+    N = cases[0].N
     for case in cases:
-        for leaf, off in case.off.items():
+        if case.wrong(metrics):
+            return describe_difference(name, case, cases[0], metrics)
+    leaves: dict[str, tuple[float, float]] = {}  # how far each is off at most
+    for case in cases:
+        for leaf, error in case.errors.items():
             if case.reference.is_metric(leaf) == metrics:
-                leaves[leaf] = max(off, leaves.get(leaf, off))
-    return leaves
+                leaves[leaf] = max(error, leaves.get(leaf, error))
+    if leaves:
+        return Check(name, "passed", N, leaves=leaves)
+    part = "metrics" if metrics else "state"
+    why = f"the step returns no {part} that can be compared"
+    return Check(name, "not checked", N, why)
 
 
-def describe_difference(
-    name: str, case: Case, first: Case, metrics: bool, devices: tuple[int, ...]
-) -> Check:
+def describe_difference(name: str, case: Case, first: Case, metrics: bool) -> Check:
     """Say which leaves differ, from which update on, and what is known about that."""
     leaves = case.wrong(metrics)
     number = case.update.number + 1
-    of = sum(case.reference.is_metric(leaf) == metrics for leaf in case.off)
+    of = sum(case.reference.is_metric(leaf) == metrics for leaf in case.errors)
     sentence = f"{len(leaves)} of {of} leaves differ, from update {number} on"
     if case.update.examples != first.update.examples:
         sentence += f", the only one with {case.update.examples} examples"
@@ -360,7 +249,7 @@ def describe_difference(
     return Check(
         name,
         "FAILED",
-        devices,
+        case.N,
         f"{sentence}.",
         tuple(fact.sentence for fact in facts),
         find_rows(facts),
@@ -369,47 +258,36 @@ def describe_difference(
     )
 
 
-def find_gaps(
-    checks: list[Check],
-    kinds: dict[str, str],
-    on: dict[int, tuple[int, ...]],
-    updates: list[Update],
-) -> list[Check]:
+def find_gaps(report: Report, updates: list[ReferenceUpdate]) -> list[Check]:
     """Say which leaves were not compared, and which updates on one device at most."""
     gaps = []
-    raised = any(check.name == "runs" and check.status == "FAILED" for check in checks)
-    lacking = [each for each in updates if max(on[each.number + 1], default=0) < 2]
-    if lacking and not raised:
-        number = lacking[0].number + 1
-        gaps.append(
-            Check(
-                "several devices",
-                "not compared",
-                sentence=f"update {number} was compared on no more than one device. "
-                "JAX_PLATFORMS=cpu lets pmapdp simulate eight; if its "
-                f"{lacking[0].examples} examples do not divide, give a Layout that "
-                "pads them",
-            )
+    raised = any(check.name == "runs" for check in report.failed)
+    compared = report.updates if report.devices > 1 else 0
+    if compared < len(updates) and not raised:
+        sentence = (
+            f"update {compared + 1} was compared on no more than one device. "
+            "JAX_PLATFORMS=cpu lets pmapdp simulate eight; if its "
+            f"{updates[compared].examples} examples do not divide, give a Layout that "
+            "pads them"
         )
-    blind = [name for name, kind in kinds.items() if kind == "blind"]
-    if blind:
-        gaps.append(
-            Check(
-                "every leaf",
-                "not compared",
-                sentence=f"rounding changes these leaves by more than 30 % of their "
-                "update. Give a state and data with larger updates, or accept it: "
-                f"report.require(not_compared={blind})",
-            )
+        gaps.append(Check("several devices", "not compared", sentence=sentence))
+    if report.blind:
+        sentence = (
+            f"rounding changes {few(report.blind)} by more than 30 % of their update. "
+            "Give a state and data with larger updates, or accept it:"
         )
-    elif "close" not in kinds.values():
+        lines = []
+        for start in range(0, len(report.blind), NAMES_A_LINE):
+            names = report.blind[start : start + NAMES_A_LINE]
+            lines.append(", ".join(map(repr, names)))
+        names_in_lines = ",\n".join(lines)
+        accept = f"report.require(not_compared=[{names_in_lines}])"
         gaps.append(
-            Check(
-                "every leaf",
-                "not compared",
-                sentence="no leaf holds floating-point numbers",
-            )
+            Check("every leaf", "not compared", sentence=sentence, facts=(accept,))
         )
+    elif "close" not in report.kinds.values():
+        sentence = "no leaf holds floating-point numbers"
+        gaps.append(Check("every leaf", "not compared", sentence=sentence))
     return gaps
 
 
@@ -423,7 +301,8 @@ def verify_program(
     """
     function = load_from_file(target)
     try:
-        call = inspect.signature(verify).bind(**{"devices": devices, **function()})
+        arguments = {"devices": devices, **function()}
+        call = inspect.signature(verify).bind(**arguments)
         report = verify(**call.arguments)
     except (UserError, KeyboardInterrupt):
         raise

@@ -10,12 +10,15 @@ import entry
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from jax import lax
+from flax.training.train_state import TrainState
+from jax import P, lax
+from jax.sharding import Mesh
 from marks import quick
 from steps import BATCH, W, loss_of
 
-from pmapdp.verify import VerificationError, one_device, verify
+from pmapdp.verify import VerificationError, old_program, one_device, verify
 
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "sum_of_means.py").read_text()
 FILE = """
@@ -58,7 +61,9 @@ def test_the_command_verifies_a_file_and_writes_the_report(
 
 PAGE = (Path(__file__).parents[2] / "docs" / "verify.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGE, re.DOTALL)
-FIRST, FAMILIES, _, TEST = [code for language, code in BLOCKS if language == "python"]
+FIRST, FAMILIES, OLD, KEYS, TEST = [
+    code for language, code in BLOCKS if language == "python"
+]
 (PRINTED,) = [text for language, text in BLOCKS if not language]
 
 
@@ -91,6 +96,81 @@ def test_the_test_of_the_page_passes_with_a_correct_step(monkeypatch):
     test["test_the_step_equals_one_device"]()
 
 
+def drop(x, key):
+    """Half of the numbers, chosen by the key, and the others 0."""
+    return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0)
+
+
+def old_step(state, batch):
+    """A step over "batch" with a dropout key and statistics of each device."""
+    key, now = jax.random.split(state["dropout_rng"])
+    inputs = {"x": drop(batch["x"], now), "y": batch["y"]}
+    gradient = lax.pmean(jax.grad(loss_of)(state["w"], inputs), "batch")
+    return {
+        "w": state["w"] - 0.1 * gradient,
+        "dropout_rng": key,
+        "batch_stats": batch["x"].mean(0),
+    }
+
+
+@pytest.mark.parametrize("average", ["lax.pmean", "lax.psum"])
+def test_the_comparison_of_a_port_with_the_old_program(average):
+    """A port that adds up fails, although the old program is its reference."""
+
+    def ported_device(state, batch):
+        rows = {name: x if name == "w" else x[0] for name, x in state.items()}
+        new = old_step(rows, batch)
+        if average == "lax.psum":
+            new["w"] = state["w"] + 8 * (new["w"] - state["w"])
+        return {name: x if name == "w" else x[None] for name, x in new.items()}
+
+    specs = {"w": P(), "dropout_rng": P("batch"), "batch_stats": P("batch")}
+    mapped = jax.shard_map(
+        ported_device,
+        mesh=Mesh(np.array(jax.devices()), ("batch",)),
+        in_specs=(specs, P("batch")),
+        out_specs=specs,
+        check_vma=False,
+    )
+    page = {"verify": verify, "old_program": old_program, "batch": BATCH}
+    page |= {"step": old_step, "ported": jax.jit(mapped)}
+    page["state"] = {
+        "w": W,
+        "dropout_rng": jax.random.split(jax.random.PRNGKey(0), 8),
+        "batch_stats": np.zeros((8, 5), np.float32),
+    }
+    if average == "lax.pmean":
+        exec(OLD, page)
+    else:
+        with pytest.raises(VerificationError, match="sum for mean"):
+            exec(OLD, page)
+
+
+@pytest.mark.parametrize("average", [lax.pmean, lax.psum])
+def test_the_reference_with_a_key_for_each_device_tells_a_sum_from_a_mean(average):
+    """It's exact under Adam, too."""
+
+    def loss(params, batch, key):
+        return loss_of(params["w"], {"x": drop(batch["x"], key), "y": batch["y"]})
+
+    def step(state, batch, key):
+        value, gradients = jax.value_and_grad(loss)(state.params, batch, key)
+        gradients = average(gradients, "batch")
+        return state.apply_gradients(grads=gradients), {
+            "loss": lax.pmean(value, "batch")
+        }
+
+    state = TrainState.create(apply_fn=None, params={"w": W}, tx=optax.adam(0.1))
+    page = {"verify": verify, "jax": jax, "jnp": jnp, "lax": lax, "step": step}
+    page |= {"loss": loss, "state": state, "batch": BATCH}
+    exec(KEYS, page)
+    report = page["report"]
+    assert report.ok == (average is lax.pmean), str(report)
+    assert report.rows == ([] if report.ok else ["sum for mean"]), str(report)
+    advance = [check for check in report.checks if check.name.startswith("random")]
+    assert [check.status for check in advance] == ["passed"]
+
+
 def moved(w, opt, batch):
     """A step over "i" of parameters and moments: the loss, and both."""
     loss, gradient = lax.pmean(jax.value_and_grad(loss_of)(w, batch), "i")
@@ -103,9 +183,6 @@ GIVEN = {
         lambda w, opt, rng, batch: (*moved(w, opt, batch)[1:], normal(rng)), {"state": PAIR, "key": jax.random.key}),
     "loss_first": (
         lambda w, opt, x, y: moved(w, opt, {"x": x, "y": y}), {"state": PAIR, "batch": (BATCH["x"], BATCH["y"])}),
-    "returns_a_key": (
-        lambda state, rng, batch: (moved(*state, batch)[1:], normal(rng), jax.random.split(rng)[0]),
-        {"state": (PAIR, np.zeros(2, np.uint32))}),
     "counts": (
         lambda state, number, batch: (moved(*state, batch)[1:], number + 0.5), {"state": (PAIR, np.float32(0))}),
 }  # fmt: skip
@@ -113,7 +190,7 @@ GIVEN = {
 
 @quick(0, "name", GIVEN)
 def test_the_functions_around_the_families_of_steps(name):
-    page = {"update": GIVEN[name][0], "eqx": None}
+    page = {"update": GIVEN[name][0]}
     exec(FAMILIES, page)
     given = {
         "step": jax.pmap(page[name], "i"),
