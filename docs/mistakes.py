@@ -7,8 +7,9 @@ from pmapdp.verify.table import MISTAKES, SENTENCES
 
 HEAD = """# Usual mistakes
 
-None of these raises an error, and with most of them the loss still falls. So if a run on eight devices is worse than on
-one, look for what you see in the first column, or let [`verify`](verify.md) look for you."""
+Your run on eight devices is worse than on one, and nothing raised an error? Look for your symptom in the first column,
+and follow the link in the last. Many of these mistakes show no symptom, because under Adam the loss curve often stays the
+same. So let [`verify`](verify.md) compare your step with one device: it looks by experiments, and names the rows that fit."""
 
 RULES = """
 ## How `verify` finds a row
@@ -42,14 +43,15 @@ def anchor(row: str) -> str:
 def main() -> None:
     """Print the page."""
     print(HEAD)
-    print("\n| you see | usually | row |\n| --- | --- | --- |")
+    print("\n| you notice | usually | what to write |\n| --- | --- | --- |")
     for row, mistake in MISTAKES.items():
         usually = one_line(mistake["usually"])
-        print(f"| {mistake['see']} | {usually} | [{row}](#{anchor(row)}) |")
+        print(f"| {mistake['symptom']} | {usually} | [{row}](#{anchor(row)}) |")
     print(ROWS)
     for row, mistake in MISTAKES.items():
         print(f"\n### {row}\n")
-        print(f"**You see:** {one_line(mistake['see'])}.\n")
+        print(f"**You notice:** {mistake['symptom']}.\n")
+        print(f"**`verify` sees:** {mistake['see']}.\n")
         print(f"**Usually** {one_line(mistake['usually'])}.\n")
         print(f"**What to write:** {one_line(mistake['write'])}\n")
         print(f"**If the program is correct:** {one_line(mistake['correct'])}\n")
