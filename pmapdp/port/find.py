@@ -131,6 +131,14 @@ def is_guarded(node: Any) -> bool:
     return False
 
 
+def is_listed(row: str, node: Any, has_pmap: bool) -> bool:
+    """Return False for a gone name that's guarded, and for what needs a pmap."""
+    if STATUS[row] == "gone":
+        return not is_guarded(node)
+    # A program without pmap may use what isn't broken as it likes.
+    return has_pmap or STATUS[row] in (*BROKEN, "old")
+
+
 def find(files: dict[str, Module]) -> tuple[list[dict[str, Any]], list[Use]]:
     """Find a program's constructs of pmap.
 
@@ -150,10 +158,7 @@ def find(files: dict[str, Module]) -> tuple[list[dict[str, Any]], list[Use]]:
     found: dict[tuple[str, int, str], Any] = {}
     for node in nodes:
         for row in filter(None, rows_of(node)):
-            # A program without pmap may use what isn't broken as it likes.
-            counts = bool(uses) or STATUS[row] in (*BROKEN, "old")
-            expected = STATUS[row] == "gone" and is_guarded(node)
-            if counts and not expected:
+            if is_listed(row, node, has_pmap=bool(uses)):
                 holder = node if hasattr(node, "lineno") else node.parent
                 found.setdefault((node.file.path, holder.lineno, row), node)
     lines = [
