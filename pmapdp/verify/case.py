@@ -166,16 +166,16 @@ class Case:
         return {name: self.errors[name] for name in names}
 
     @cached_property
-    def traced(self) -> Any:
-        """The step as JAX traces it."""
-        return jax.jit(self.comparison.step).trace(
-            *step_arguments(*self.place(self.update))
-        )
-
-    @cached_property
     def compiled(self) -> Any:
-        """The step as compiled, also one that a plain function is around."""
-        return self.traced.lower().compile()
+        """The step as compiled.
+
+        What pmap and jit return has been compiled by its call. A plain function around
+        it is compiled as a whole.
+        """
+        step: Any = self.comparison.step
+        if not hasattr(step, "lower"):
+            step = jax.jit(step)
+        return step.lower(*step_arguments(*self.place(self.update))).compile()
 
     @cached_property
     def parts(self) -> list[Leaves]:

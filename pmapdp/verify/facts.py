@@ -85,9 +85,7 @@ def describe_devices(case: Case) -> list[Fact]:
     order = ("own_examples", "right_mean", "devices_differ")
     facts = [fact(what, names[what]) for what in order if what in names]
     explained = names.get("own_examples", []) + names.get("right_mean", [])
-    if explained:
-        facts += describe_use(case, explained)
-    return facts
+    return facts + describe_use(case, explained)
 
 
 def compare_devices(case: Case, name: str) -> str:
@@ -108,6 +106,8 @@ def compare_devices(case: Case, name: str) -> str:
 
 def describe_use(case: Case, names: list[str]) -> list[Fact]:
     """Say if other results depend on these leaves, as they do on parameters."""
+    if not names:
+        return []
     uses = case.reference.find_uses(names, case.update.arguments)
     return [fact(use, leaves) for use, leaves in uses.items() if leaves]
 
@@ -172,8 +172,7 @@ def describe_parts(case: Case) -> list[Fact]:
     """Say what is made of the devices' own results: their mean, or the first."""
     if not case.parts:
         return []
-    means = []
-    first = []
+    names: dict[str, list[str]] = {}
     for name in case.clear:
         # Each part draws as the first device does, so a leaf that depends on random
         # numbers shows nothing.
@@ -181,17 +180,12 @@ def describe_parts(case: Case) -> list[Fact]:
             continue
         values = [part[name] for part in case.parts]
         if name in case.fractions and case.is_near(name, [np.mean(values, 0)]):
-            means.append(name)
+            names.setdefault("mean_of_parts", []).append(name)
         elif case.is_near(name, values[:1]):
-            first.append(name)
-    facts = []
-    if means:
-        facts.append(fact("mean_of_parts", means))
-    if first:
-        facts.append(fact("first_part", first))
-    if not facts:
-        return []
-    return facts + describe_use(case, means + first)
+            names.setdefault("first_part", []).append(name)
+    facts = [fact(what, leaves) for what, leaves in names.items()]
+    explained = names.get("mean_of_parts", []) + names.get("first_part", [])
+    return facts + describe_use(case, explained)
 
 
 def describe_examples(case: Case) -> list[Fact]:
@@ -297,7 +291,6 @@ def compare_metric(case: Case, name: str) -> tuple[str, float] | None:
     error, allowed = case.errors[name]
     if error <= 4 * allowed:
         return None
-    got = case.got[name][0]
     right = case.update.values[name]
     parts = [part[name] for part in case.parts]
     # A sum of equal means is also N times the mean: the first prediction is taken.
@@ -310,12 +303,8 @@ def compare_metric(case: Case, name: str) -> tuple[str, float] | None:
         guesses.append(("metric_mean", 1, np.mean(parts, 0)))
         guesses.append(("metric_sum", 1, np.sum(parts, 0)))
     guesses.append(("metric_times", 1 / case.N, right / case.N))
-    rests = [distance(got, np.asarray(predicted)) for *_, predicted in guesses]
-    nearest = min(rests)
-    if nearest > max(PREDICTS / 10 * error, allowed / 64):
-        return None
-    for rest, (name_of_fact, factor, _) in zip(rests, guesses, strict=True):
-        if rest <= max(4 * nearest, 1e-6 * distance(right)):
+    for name_of_fact, factor, predicted in guesses:
+        if case.is_near(name, [predicted]):
             return name_of_fact, factor
     return None
 
@@ -397,20 +386,17 @@ def find_unsplit_work(cases: list[Case]) -> list[Fact]:
     update = case.update
     if case.N == 1 or not update.examples or update.examples % case.N:
         raise CheckError("there is no batch that is split over several devices")
-    for equation in case.traced.jaxpr.eqns:
-        places = equation.params.get("devices", ())
-        is_placed = any(place is not None for place in places)
-        if equation.primitive.name == "device_put" and is_placed:
-            raise CheckError(
-                "the function around your step places arrays, and the compiler "
-                "doesn't count that"
-            )
+    if places_arrays(case):
+        raise CheckError(
+            "the function around your step places arrays, and the compiler doesn't "
+            "count that"
+        )
     rows = update.rows(np.arange(update.examples // case.N))
     device = reference.jitted_device.lower(0, update.state, rows, *update.key)
     whole = reference.jitted.lower(*update.arguments)
-    part = device.compile()
-    total = whole.compile()
-    if find_loops(case.compiled) not in (find_loops(part), find_loops(total)):
+    total = whole.compile()  # which its call has compiled
+    loops = find_loops(case.compiled)
+    if loops != find_loops(total) and loops != find_loops(device.compile()):
         raise CheckError(
             "the compiler counts a loop once, and the loops of step and reference "
             "differ"
@@ -418,7 +404,7 @@ def find_unsplit_work(cases: list[Case]) -> list[Fact]:
     all_of_it = count_flops(total)
     if not all_of_it:
         raise CheckError("the compiler counts no operations")
-    share = count_flops(part) / all_of_it
+    share = count_flops(device) / count_flops(whole)  # before it's compiled
     ratio = count_flops(case.compiled) / all_of_it
     # Some of the work is the same for any batch, such as the update of the state.
     same_for_all = (share - 1 / case.N) / (1 - 1 / case.N)
@@ -428,6 +414,20 @@ def find_unsplit_work(cases: list[Case]) -> list[Fact]:
     if ratio < most:
         return []
     return [fact("whole_work", ratio=ratio, part=share)]
+
+
+def places_arrays(case: Case) -> bool:
+    """Return True if a plain function around the step moves arrays between devices."""
+    step = case.comparison.step
+    if hasattr(step, "lower"):
+        return False
+    traced = jax.make_jaxpr(step)(*step_arguments(*case.place(case.update)))
+    for equation in traced.jaxpr.eqns:
+        places = equation.params.get("devices", ())
+        is_placed = any(place is not None for place in places)
+        if equation.primitive.name == "device_put" and is_placed:
+            return True
+    return False
 
 
 def find_loops(program: Any) -> list[str]:

@@ -36,7 +36,7 @@ def place(tree: Any, devices: Devices, *axes: str | None) -> Any:
 
 def split(tree: Any, devices: Devices, axis: int = 0) -> Any:
     """Split leaves `[B, ...]` or `[N, ...]` over N devices along an axis."""
-    trees.split_rows(tree, len(devices), axis)  # refuses what doesn't divide
+    trees.refuse_rest(tree, len(devices), axis)
     return place(tree, devices, *[None] * axis, "data")
 
 

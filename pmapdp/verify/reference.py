@@ -338,9 +338,8 @@ class Reference:
         state = trees.leaves_by_name(arguments[0])
         floats = [name for name in state if trees.is_float(state[name])]
         asked = [name for name in floats if name in names]
-        others = [
-            name for name in floats if name not in names and np.size(state[name]) > 1
-        ]
+        others = set(floats).difference(names)
+        is_alone = all(np.size(state[name]) == 1 for name in others)
         usual = self(arguments)
         moved_by = []
         for group in group_by_ends(asked):
@@ -352,7 +351,7 @@ class Reference:
                 if moved & users:
                     users |= group
         used = [name for name in asked if name in users]
-        if not used and not others:
+        if is_alone and not used:
             return {"alone": asked}
         return {"used": used, "unused": [name for name in asked if name not in users]}
 

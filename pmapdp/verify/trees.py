@@ -83,22 +83,24 @@ def to_host(tree: Any, dtype: Any = None) -> Any:
 
 
 def split_rows(tree: Any, N: int, axis: int = 0) -> Any:
-    """Cut leaves `[B, ...]` into `[N, b, ...]`; their examples are along `axis`.
-
-    Raises:
-        CheckError: if B isn't a multiple of N.
-    """
+    """Cut leaves `[B, ...]` into `[N, b, ...]`; their examples are along `axis`."""
 
     def cut(x: Any) -> Any:
-        if x.shape[axis] % N:
-            raise CheckError(
-                f"{x.shape[axis]} examples do not divide over {N} devices; your own "
-                "Layout can pad them"
-            )
         parts = x.reshape(*x.shape[:axis], N, -1, *x.shape[axis + 1 :])
         return jnp.moveaxis(parts, axis, 0)
 
+    refuse_rest(tree, N, axis)
     return jax.tree.map(cut, tree)
+
+
+def refuse_rest(tree: Any, N: int, axis: int) -> None:
+    """Raise an error if the size of a leaf isn't a multiple of N along an axis."""
+    for leaf in jax.tree.leaves(tree):
+        if leaf.shape[axis] % N:
+            raise CheckError(
+                f"{leaf.shape[axis]} examples do not divide over {N} devices; your own "
+                "Layout can pad them"
+            )
 
 
 def reseed(tree: Any) -> Any:

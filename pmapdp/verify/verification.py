@@ -25,7 +25,7 @@ from pmapdp.verify.reference import OldProgram, Reference, ReferenceUpdate
 from pmapdp.verify.report import ArgumentsError, Check, CheckError, Report
 from pmapdp.verify.table import Fact, few, find_rows
 
-NAMES_A_LINE = 5  # of leaves that a reader copies from the report
+NAMES_A_LINE = 3  # of leaves that a reader copies from the report
 
 
 def verify(
@@ -150,8 +150,28 @@ def compare_in(comparison: Comparison, dtype: Any, precision: str) -> Report:
     if dtype and narrowest != dtype:
         raise CheckError(f"given float64, the reference computes in {narrowest}")
     updates = plain.make_updates(state, batches, comparison.keys, narrowest)
+    cases, checks = run_cases(comparison, updates, dtype)
+    exchange = ""
+    if cases:
+        checks += make_checks(cases)
+        exchange = find_exchange(cases[0])
+    kinds = dict(updates[0].kinds)
+    for update in updates:  # what rounding hides in one update is blind
+        kinds |= dict.fromkeys(update.blind, "blind")
     N = len(comparison.devices)
-    checks: list[Check] = []
+    report = Report(checks, kinds, N, len(cases), precision, plain.unseen, exchange)
+    report.checks.extend(find_gaps(report, updates))
+    return report
+
+
+def run_cases(
+    comparison: Comparison, updates: list[ReferenceUpdate], dtype: Any
+) -> tuple[list[Case], list[Check]]:
+    """Run the step in each update, or as far as it can, and make a check if it fails.
+
+    Raises:
+        CheckError: if the step fails in float64, but may run in the given types.
+    """
     cases: list[Case] = []
     try:
         for update in updates:  # each from the reference's state
@@ -162,19 +182,8 @@ def compare_in(comparison: Comparison, dtype: Any, precision: str) -> Report:
             raise CheckError("the step raises an error with float64") from error
         # A ragged last batch may not divide: the others are compared.
         if status == "FAILED" or not cases:
-            checks.append(Check("runs", status, N, blame(error)))
-            cases = []
-    exchange = ""
-    if cases:
-        checks += make_checks(cases)
-        exchange = find_exchange(cases[0])
-    kinds = dict(updates[0].kinds)
-    for update in updates:  # what rounding hides in one update is blind
-        for name in update.blind:
-            kinds[name] = "blind"
-    report = Report(checks, kinds, N, len(cases), precision, plain.unseen, exchange)
-    report.checks.extend(find_gaps(report, updates))
-    return report
+            return [], [Check("runs", status, len(comparison.devices), blame(error))]
+    return cases, []
 
 
 def make_checks(cases: list[Case]) -> list[Check]:

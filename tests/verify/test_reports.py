@@ -1,5 +1,6 @@
 """A report says what differs, `verify` refuses what it can't compare, and nothing passes that was not compared."""
 
+import ast
 import collections
 import functools
 import json
@@ -16,11 +17,13 @@ from steps import BATCH, MESH, W, alone, descend, loss_of, mean, on_pmap
 
 from pmapdp.verify import (
     ArgumentsError,
+    Report,
     VerificationError,
     old_program,
     one_device,
     verify,
 )
+from pmapdp.verify.verification import find_gaps
 
 GIVEN = {"reference": descend, "state": W, "batch": BATCH}
 JIT = {**GIVEN, "step": jax.jit(descend), "layout": "sharded"}
@@ -235,6 +238,15 @@ def test_what_rounding_decides_is_not_compared_and_not_passed():
     ), str(report)
     assert "report.require(not_compared=['z'])" in flat(report)
     report.require(not_compared=["z"])
+
+
+def test_leaves_that_rounding_hides_are_three_a_line_to_copy():
+    kinds = {f"layer_{n}/bias": "blind" for n in range(12)}
+    report = Report([], kinds, devices=8, updates=1, precision="float64")
+    (gap,) = find_gaps(report, [])
+    names = str(gap).partition("not_compared=")[2].removesuffix(")")
+    assert [line.count("layer_") for line in names.splitlines()] == [3, 3, 3, 3]
+    assert ast.literal_eval(names) == list(kinds)
 
 
 def test_a_last_batch_is_compared_too():

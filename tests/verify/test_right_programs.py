@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from jax import lax
 from jax.sharding import NamedSharding
@@ -66,6 +67,24 @@ def shard_map_on_a_mesh_of_its_own():
         "reference": descend,
         "step": sharded(step),
         "layout": NamedSharding(MESH, P("i")),
+        "state": W,
+    }
+
+
+def shard_map_with_pcast():
+    """check_vma=True: the parameters are cast, so pmean of the gradient is the mean."""
+
+    def step(w, batch, average=mean):
+        own_w = lax.pcast(w, "i", to="varying")
+        loss, gradient = average(jax.value_and_grad(loss_of)(own_w, batch))
+        return w - 0.1 * gradient, {"loss": mean(loss)}
+
+    with pytest.raises(ValueError, match="can't be statically inferred"):
+        sharded(lambda w, batch: step(w, batch, lambda x: x)).lower(W, BATCH)
+    return {
+        "reference": descend,
+        "step": sharded(step),
+        "layout": "sharded",
         "state": W,
     }
 
@@ -209,7 +228,7 @@ def pmap_as_in_hugging_face():
 
 
 PROGRAMS = [
-    shard_map_on_a_mesh_of_its_own, jit_with_nnx, zero_1, a_ragged_batch_padded_by_the_layout, mixed_precision,
+    shard_map_on_a_mesh_of_its_own, shard_map_with_pcast, jit_with_nnx, zero_1, a_ragged_batch_padded_by_the_layout, mixed_precision,
     without_a_batch, three_updates_in_a_scan, pmap_as_in_hugging_face,
 ]  # fmt: skip
 
