@@ -207,7 +207,8 @@ class ReferenceUpdate(NamedTuple):
 
     def rows(self, index: np.ndarray) -> Any:
         """Return the examples at these places."""
-        return jax.tree.map(lambda leaf: np.take(leaf, index, self.axis), self.batch)
+        places = (*[slice(None)] * self.axis, index)
+        return jax.tree.map(lambda leaf: leaf[places], self.batch)  # keys, too
 
 
 class Reference:

@@ -178,6 +178,18 @@ def the_norm_of_a_sum():
     }
 
 
+def a_key_of_each_example():
+    """Noise from keys in the batch, and the gradients are added up."""
+
+    def step(w, batch, add=total):
+        noise = jax.vmap(jax.random.normal)(batch["key"])
+        loss = lambda w: loss_of(w, {"x": batch["x"], "y": batch["y"] + noise})
+        return w - 0.1 * add(jax.grad(loss)(w))
+
+    batch = {**BATCH, "key": jax.random.split(jax.random.key(0), 16)}
+    return given(step, W, batch, reference=partial(step, add=alone))
+
+
 def a_key_stands_still():
     """The rate warms up, and the loss is that of the new parameters."""
 
@@ -218,6 +230,7 @@ TABLE = {  # a program, the rows that fit, and what is said
         ["metrics/loss: NaN on device 0, 1, 2 and 5 more, from update 1 on",
          "On the examples of device 7 alone, the reference is NaN, too."]),
     "the norm of a sum": (the_norm_of_a_sum, ["sum for mean"], ["the state differs, too, so look at that first"]),
+    "a key of each example": (a_key_of_each_example, ["sum for mean"], ["a change 8 times the reference's"]),
     "a key stands still": (
         a_key_stands_still, ["key stands still"], ["the random numbers of the first are drawn again"]),
 }  # fmt: skip
