@@ -512,7 +512,7 @@ def group_by_ends(names: Sequence[str]) -> list[set[str]]:
     """Group leaves by the first and the last part of their paths."""
     groups: dict[tuple[str, str], set[str]] = {}
     for name in names:
-        parts = name.split("/")
+        parts = name.removesuffix("/value").split("/")  # of a variable of Flax NNX
         groups.setdefault((parts[0], parts[-1]), set()).add(name)
     return list(groups.values())
 
