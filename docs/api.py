@@ -116,7 +116,7 @@ print(lines[0]["code"], lines[0]["status"])
 if __name__ == "__main__":  # each number of devices gets a process of its own
     runs = compare_strategies(Config(epochs=1), ["pmap", "jit"], [8])
     for run in runs:
-        print(run["strategy"], run["largest_difference"])
+        print(run.strategy, run.largest_difference)
 """
 # A title, an example that can be pasted after those above it, and the names.
 SECTIONS = [
@@ -171,6 +171,7 @@ SECTIONS = [
             "pmapdp.port.find.find",
             "pmapdp.compare.strategies.compare_strategies",
             "pmapdp.compare.programs.compare_programs",
+            "pmapdp.compare.results.Measurement",
         ],
     ),
     ("Simulated devices", "", ["pmapdp.devices.simulate"]),

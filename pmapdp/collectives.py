@@ -11,7 +11,8 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.filesize import decimal
 
@@ -40,7 +41,7 @@ WRITTEN = {
 # `%name = TYPE all-reduce(`. An asynchronous one has two lines, `-start` and `-done`.
 # The second has the result's type.
 INSTRUCTION = re.compile(
-    rf"(?:ROOT )?%?[\w.-]+ = (.+?) ({'|'.join(KINDS)})(?:-done)?(\(.*?\))"
+    rf"(?:ROOT )?%?[\w.-]+ = (.+?) ({'|'.join(KINDS)})(?:-done)?\("
 )
 ARRAY = re.compile(r"([a-z]+)(\d*)\w*\[([\d,<=]*)\]")
 METADATA = re.compile(r'metadata=\{op_name="([^"]*)"(?:.*?stack_frame_id=(\d+))?')
@@ -72,35 +73,65 @@ class Collective(NamedTuple):
     runs: int | None
 
 
+@dataclass(frozen=True)
+class Instruction:
+    """One collective in a compiled program.
+
+    Attributes:
+        kind: its name in HLO.
+        bytes, arrays: size and number of its results on one device.
+        runs: how often it runs in one call, or None if that isn't known.
+        in_branch: it runs at most so often, because it's in a branch of a condition.
+        operations: the JAX operations that it comes from. Of a combined one, perhaps
+            not all.
+        source, text: the file and number of the line that it comes from, and the line.
+            Both are empty if HLO doesn't have them.
+        written: a line of the program asks for it.
+    """
+
+    kind: str
+    bytes: int
+    arrays: int
+    runs: int | None
+    in_branch: bool
+    operations: list[str]
+    source: str
+    text: str
+    written: bool
+
+
 def collectives(hlo: str) -> list[Collective]:
     """Add up the collectives of a compiled program by kind, in the order of `KINDS`."""
-    instructions_of: dict[str, list[dict[str, Any]]] = {}
-    for instruction in instructions(hlo):
-        instructions_of.setdefault(instruction["kind"], []).append(instruction)
+    rows_of = by_kind(instructions(hlo))
     result = []
     for kind in KINDS:
-        rows = instructions_of.get(kind, [])
+        rows = rows_of.get(kind, [])
         if rows:
-            total = sum(row["bytes"] for row in rows)
-            runs = [row["runs"] for row in rows]
-            all_runs = None if None in runs else sum(runs)
-            result.append(Collective(kind, len(rows), total, all_runs))
+            total = sum(row.bytes for row in rows)
+            result.append(Collective(kind, len(rows), total, add_runs(rows)))
     return result
 
 
-def instructions(hlo: str) -> list[dict[str, Any]]:
-    """List every collective in a compiled program, the largest first, as dictionaries.
+def by_kind(rows: Sequence[Instruction]) -> dict[str, list[Instruction]]:
+    """Sort instructions by kind."""
+    rows_of: dict[str, list[Instruction]] = {}
+    for row in rows:
+        rows_of.setdefault(row.kind, []).append(row)
+    return rows_of
 
-    - kind, bytes, arrays: as in HLO; `arrays` is their number
-    - runs: how often it runs in one call, or None if that isn't known
-    - in_branch: it runs at most so often, because it's in a branch of a condition
-    - instruction: its text, without types
-    - operations: the JAX operations that it comes from; of a combined one, perhaps not
-      all
-    - written: a line of the program asks for it
-    - source, text: that line's file and number, and the line. Both are empty if HLO
-      doesn't have them.
-    """
+
+def add_runs(rows: Sequence[Instruction]) -> int | None:
+    """Return how often instructions run together, or None if that isn't known."""
+    total = 0
+    for row in rows:
+        if row.runs is None:
+            return None
+        total += row.runs
+    return total
+
+
+def instructions(hlo: str) -> list[Instruction]:
+    """List every collective in a compiled program, the largest first."""
     runs_of = count_runs(hlo)
     computation = ""
     rows = []
@@ -113,29 +144,29 @@ def instructions(hlo: str) -> list[dict[str, Any]]:
         match = INSTRUCTION.match(plain.strip())
         if not match:
             continue
-        types, kind, inputs = match.groups()
-        sizes = [size(*array) for array in ARRAY.findall(types)]
+        sizes = [size(*array) for array in ARRAY.findall(match[1])]
         runs, in_branch = runs_of.get(computation, (1, False))
-        row: dict[str, Any] = {
-            "kind": kind,
-            "bytes": sum(sizes),
-            "arrays": len(sizes),
-            "runs": runs,
-            "in_branch": in_branch,
-            "instruction": kind + inputs,
-            "operations": [],
-            "source": "",
-            "text": "",
-        }
+        operations: list[str] = []
+        source = ""
+        text = ""
         origin = METADATA.search(line)
         if origin:
             operations = re.findall(r"(\w+)\)*(?=:|$)", origin[1])
-            row["operations"] = list(dict.fromkeys(operations))
             if origin[2]:
-                row["source"], row["text"] = source_line(hlo, origin[2])
-        row["written"] = bool(WRITTEN & set(row["operations"]))
-        rows.append(row)
-    return sorted(rows, key=lambda row: -row["bytes"])
+                source, text = source_line(hlo, origin[2])
+        instruction = Instruction(
+            kind=match[2],
+            bytes=sum(sizes),
+            arrays=len(sizes),
+            runs=runs,
+            in_branch=in_branch,
+            operations=list(dict.fromkeys(operations)),
+            source=source,
+            text=text,
+            written=bool(WRITTEN & set(operations)),
+        )
+        rows.append(instruction)
+    return sorted(rows, key=lambda row: -row.bytes)
 
 
 def count_runs(hlo: str) -> dict[str, tuple[int | None, bool]]:
@@ -217,33 +248,33 @@ def source_line(hlo: str, frame: str) -> tuple[str, str]:
     return "", ""
 
 
-def describe_exchange(collectives: Sequence[dict[str, Any]]) -> str:
+def describe_exchange(collectives: Sequence[Instruction]) -> str:
     """Say what devices exchange: `1 all-reduce, 576 bytes`.
 
     One in a loop runs more than once: `4 all-reduces, run 16 times an update, 2.3 kB: 4
     times at accumulate.py:81`.
     """
-    rows_of: dict[str, list[dict[str, Any]]] = {}
-    for collective in collectives:
-        rows_of.setdefault(collective["kind"], []).append(collective)
     texts = []
-    for kind, rows in rows_of.items():
-        text = f"{len(rows)} {kind}{'s' if len(rows) > 1 else ''}"
-        loops = [row for row in rows if row["runs"] != 1]
-        if any(row["runs"] is None for row in rows):
+    for kind, rows in by_kind(collectives).items():
+        text = f"{len(rows)} {kind}"
+        if len(rows) > 1:
+            text += "s"
+        loops = [row for row in rows if row.runs != 1]
+        runs = add_runs(rows)
+        if runs is None:
             text += ", in a loop whose length only the run shows"
         elif loops:
-            text += f", run {sum(row['runs'] for row in rows)} times an update"
-        total = sum(row["bytes"] * (row["runs"] or 1) for row in rows)
+            text += f", run {runs} times an update"
+        total = sum(row.bytes * (row.runs or 1) for row in rows)
         text += f", {decimal(total)}"
         places = [
-            f"{row['runs'] or '?'} times at {row['source'].rpartition('/')[2]}"
+            f"{row.runs or '?'} times at {row.source.rpartition('/')[2]}"
             for row in loops
-            if row["source"]
+            if row.source
         ]
         if places:
             text += f": {', '.join(places[:3])}"
-        if any(row["in_branch"] for row in rows):
+        if any(row.in_branch for row in rows):
             text += " (at most: some are in a branch that may not be taken)"
         texts.append(text)
     return "; ".join(texts) or "no collective"

@@ -25,6 +25,7 @@ from pmapdp.compare import words
 from pmapdp.compare.mistakes import run_mistakes
 from pmapdp.compare.page import make_page
 from pmapdp.compare.programs import compare_programs, program_sections
+from pmapdp.compare.results import Report
 from pmapdp.compare.sources import read_sections
 from pmapdp.compare.strategies import compare_strategies, in_new_process
 from pmapdp.compare.wrong import WRONG
@@ -33,7 +34,8 @@ from pmapdp.errors import UserError, unknown
 from pmapdp.files import HTML, JSON, check_output, write_file
 from pmapdp.steps import STRATEGIES
 
-WIDTH = 100  # columns, of a file or a wider terminal
+WIDTH = 100  # columns of the table, in a file or a wider terminal
+TEXT_WIDTH = 80  # columns of sentences
 OTHERS = tuple(name for name in STRATEGIES if name != "single")
 
 
@@ -118,7 +120,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--json and --html are both {json_file}: name two files")
     report = make_report()
     if json_file:  # before anything is printed, whose reader may go away
-        write_file(json_file, json.dumps(report, indent=2) + "\n")
+        write_file(json_file, json.dumps(asdict(report), indent=2) + "\n")
     if html_file:
         write_file(html_file, make_page(report))
     print_report(report)
@@ -137,7 +139,7 @@ def names_programs(arguments: Sequence[str]) -> bool:
     return False
 
 
-def report_strategies(config: Config, options: CompareOptions) -> dict[str, Any]:
+def report_strategies(config: Config, options: CompareOptions) -> Report:
     """Compare the strategies in one job."""
     for name in options.strategies:
         if name not in OTHERS:
@@ -148,59 +150,64 @@ def report_strategies(config: Config, options: CompareOptions) -> dict[str, Any]
         config = replace(config, global_batch_size=size, per_device_batch_size=None)
     counts: list[int | None] = [*sorted(set(options.devices), reverse=True)] or [None]
     runs = compare_strategies(config, [*options.strategies, *WRONG], counts)
-    most = max(run["devices"] for run in runs)
+    most = max(run.devices for run in runs)
     columns = ["single", *options.strategies]
-    return {
-        "config": asdict(config),
-        "columns": columns,
-        "runs": [run for run in runs if run["strategy"] not in WRONG],
-        "wrong": [run for run in runs if run["strategy"] in WRONG],
-        "mistakes": in_new_process(run_mistakes, most),
-        **read_sections({name: STRATEGIES[name] for name in columns}),
-    }
+    return Report(
+        config=config,
+        columns=columns,
+        runs=[run for run in runs if run.strategy not in WRONG],
+        wrong=[run for run in runs if run.strategy in WRONG],
+        mistakes=in_new_process(run_mistakes, most),
+        code=read_sections({name: STRATEGIES[name] for name in columns}),
+    )
 
 
-def report_programs(programs: list[str], devices: int | None) -> dict[str, Any]:
+def report_programs(programs: list[str], devices: int | None) -> Report:
     """Compare your own programs."""
     if len(programs) < 2:
         raise UserError(
             f"{' '.join(programs)} alone has nothing to be compared with: try "
             "python -m pmapdp.compare old.py:program new.py:program"
         )
-    return {
-        "config": None,
-        "columns": programs,
-        "runs": compare_programs(programs, devices),
-        "wrong": [],
-        "mistakes": [],
-        **program_sections(programs),
-    }
+    return Report(
+        config=None,
+        columns=programs,
+        runs=compare_programs(programs, devices),
+        wrong=[],
+        mistakes=[],
+        code=program_sections(programs),
+    )
 
 
-def print_report(report: dict[str, Any]) -> None:
+def print_report(report: Report) -> None:
     """Print a table of the runs, and the conclusion."""
     width = min(WIDTH, Console().width) if sys.stdout.isatty() else WIDTH
-    console = Console(highlight=False, width=width)
-    console.print(words.summary(report), markup=False)
-    result = "loss" if report["config"] else "verify"
+    text_width = min(TEXT_WIDTH, width)
+    console = Console(highlight=False, markup=False, width=width)
+    console.print(words.summary(report), width=text_width)
+    result = "loss" if report.config else "verify"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    heads = ("run", result, "difference", "update", "examples/s", "who adds up")
+    heads = ("run", result, "difference", "update", "who adds up")
     for head in heads:
         table.add_column(head, overflow="fold")
-    for run in report["runs"]:
-        found = words.describe(run)
-        facts = ("result", "difference", "time", "rate", "who")
-        table.add_row(run["name"], *[found[fact] for fact in facts])
-    console.print(table, markup=False)
-    for run in report["runs"]:
-        if run.get("verdict", "equal") != "equal":
-            console.print(f"{run['name']}:\n{run['report']}", markup=False)
-    console.print(words.conclude(report), markup=False)
-    if any(run["simulated"] for run in report["runs"]):
-        note = (
-            "Simulated devices share the cores: they show equal results, no speed-up."
+    for run in report.runs:
+        table.add_row(
+            run.name,
+            words.describe_result(run),
+            words.describe_difference(run),
+            f"{run.step_ms.median:.3g} ms",
+            words.who_adds_up(run),
         )
-        console.print(note)
+    console.print(table)
+    for run in report.runs:
+        if run.verdict not in ("", "equal"):
+            console.print(f"{run.name}:\n{run.report}", soft_wrap=True)
+    console.print(words.conclude(report), width=text_width)
+    if any(run.simulated for run in report.runs):
+        console.print(
+            "Simulated devices share the cores: they show equal results, no speed-up.",
+            width=text_width,
+        )
 
 
 if __name__ == "__main__":

@@ -4,140 +4,135 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from pmapdp.compare.results import Line
+
 COLLECTIVE = r"\b(pmean|psum|psum_scatter|all_gather|all_to_all|ppermute|pmax|pmin)\b"
-# A line is of the first kind whose words it has. The all-reduce of the gradients has a
-# colour that nothing else on the page has.
-WRAPPER = (
-    r"\b(pmap|shard_map|jit|filter_pmap|in_axes|out_axes|in_specs|out_specs"
-    r"|in_shardings|out_shardings)\b"
-)
-PLACING = (
-    r"\b(device_put|NamedSharding|SingleDeviceSharding|Mesh|make_mesh|place|replicate"
-    r"|shard|reshape|stack)\b"
-)
-KINDS = {
-    "reduce": rf"(?=.*{COLLECTIVE})(?=.*grad)",
-    "wrap": WRAPPER,
-    "place": PLACING,
-}
+# The all-reduce of the gradients takes gradients, or returns them.
+OF_GRADIENTS = re.compile(rf"{COLLECTIVE}\(.*grad|^[^=]*grad[^=]*=.*{COLLECTIVE}")
 
 
 class Change(NamedTuple):
     """A line of a difference.
 
     Attributes:
-        sign: " ", "-" or "+".
-        before, after: its number in each source.
-        line: its text.
+        sign: " ", "-" or "+", or "…" in place of equal lines.
+        before, after: its number in each file.
+        text: its text.
     """
 
     sign: str
-    before: int | str
-    after: int | str
-    line: str
+    before: int | None
+    after: int | None
+    text: str
 
 
-def align(
-    columns: Mapping[str, Sequence[str]],
-) -> list[tuple[bool, dict[str, list[str]]]]:
-    """Align the columns with the first.
+class Cell(NamedTuple):
+    """Lines of neighbouring columns that have the same ones."""
 
-    Equal lines stand at one height, and others in the place of what they replace.
+    names: list[str]
+    lines: Sequence[str]
+
+
+def match(before: Sequence[str], after: Sequence[str]) -> difflib.SequenceMatcher[str]:
+    """Match two sources, but not by a bracket or an empty line alone."""
+    return difflib.SequenceMatcher(
+        lambda line: not re.search(r"\w", line), before, after, False
+    )
+
+
+def align(columns: Mapping[str, Sequence[str]]) -> list[list[Cell]]:
+    """Align the columns by the lines that all of them have.
 
     Returns:
-        Rows of (is it the same in all columns?, the lines of each column).
+        Rows of cells. A row that is the same in all columns has one cell.
     """
     first, *others = columns
     base = columns[first]
-    # A gap, a line, a gap, a line, ..., a gap. New lines of other columns go to the
-    # gaps.
-    cells: list[dict[str, list[str]]] = [{first: []}]
-    for line in base:
-        cells += [{first: [line]}, {first: []}]
-    for other in others:
-        for row in cells:
-            row[other] = []
-        matcher = difflib.SequenceMatcher(None, base, columns[other], False)
-        for _, start, stop, begin, end in matcher.get_opcodes():
-            rows = range(2 * start + 1, 2 * stop, 2) or [2 * start]
-            for number, line in enumerate(columns[other][begin:end]):
-                cells[rows[min(number, len(rows) - 1)]][other].append(line)
+    # {number of a line in the first column: its number in this column}
+    numbers = {first: {index: index for index in range(len(base))}}
+    for name in others:
+        numbers[name] = {}
+        for start, begin, size in match(base, columns[name]).get_matching_blocks():
+            for offset in range(size):
+                numbers[name][start + offset] = begin + offset
+    common = set(numbers[first]).intersection(*numbers.values())
 
-    def is_same(row: dict[str, list[str]]) -> bool:
-        return all(lines == row[first] for lines in row.values())
+    rows: list[list[Cell]] = []
+    same: list[str] = []
+    done = dict.fromkeys(columns, 0)
+    for index in [*sorted(common), len(base)]:
+        between = {}
+        for name, lines in columns.items():
+            stop = numbers[name].get(index, len(lines))
+            between[name] = lines[done[name] : stop]
+            done[name] = stop + 1
+        if any(between.values()) or index == len(base):
+            if same:
+                rows.append([Cell(list(columns), same)])
+            same = []
+        if any(between.values()):
+            neighbours = groupby(columns, key=between.__getitem__)
+            rows.append([Cell(list(names), lines) for lines, names in neighbours])
+        if index < len(base):
+            same.append(base[index])
+    return rows
 
-    aligned = []
-    filled = [row for row in cells if any(row.values())]
-    for same, group in groupby(filled, is_same):
-        joined: dict[str, list[str]] = {name: [] for name in columns}
-        for row in group:
-            for name in columns:
-                joined[name] += row[name]
-        aligned.append((same, joined))
-    return aligned
 
-
-def find_changes(one: dict[str, Any], other: dict[str, Any]) -> list[Change]:
-    """List what comes out of one source and into another, with two lines around it.
-
-    A source has `lines`, and `first`, the number of its first line in its file.
-    """
-    before = one["lines"]
-    after = other["lines"]
-    old_first = one["first"]
-    new_first = other["first"]
-    matcher = difflib.SequenceMatcher(None, before, after, False)
+def find_changes(before: Sequence[Line], after: Sequence[Line]) -> list[Change]:
+    """List what comes out of one source and into another, with two lines around it."""
+    matcher = match([line.text for line in before], [line.text for line in after])
     changes: list[Change] = []
     for group in matcher.get_grouped_opcodes(2):
         if changes:
-            changes.append(Change("…", "", "", ""))
+            changes.append(Change("…", None, None, ""))
         for kind, start, stop, begin, end in group:
+            removed = before[start:stop]
+            added = after[begin:end]
             if kind == "equal":
-                for old, new in zip(range(start, stop), range(begin, end), strict=True):
-                    numbers = (old + old_first, new + new_first)
-                    changes.append(Change(" ", *numbers, before[old]))
+                for old, new in zip(removed, added, strict=True):
+                    changes.append(Change(" ", old.number, new.number, new.text))
                 continue
-            changes += [
-                Change("-", old + old_first, "", before[old])
-                for old in range(start, stop)
-            ]
-            changes += [
-                Change("+", "", new + new_first, after[new])
-                for new in range(begin, end)
-            ]
+            changes += [Change("-", line.number, None, line.text) for line in removed]
+            changes += [Change("+", None, line.number, line.text) for line in added]
     return changes
 
 
 def kind_of(line: str) -> str:
-    """Return the kind of a line: reduce, wrap, place, or the empty string."""
+    """Return the kind of a line: comment, reduce, or the empty string."""
     if line.lstrip().startswith(("#", '"""')):
         return "comment"
-    for kind, words in KINDS.items():
-        if re.search(words, line):
-            return kind
-    return ""
+    return "reduce" if OF_GRADIENTS.search(line) else ""
 
 
-def as_html(lines: Sequence[str], plain: bool = False) -> Markup:
+def join_comments(lines: Sequence[str]) -> list[str]:
+    """Join the lines of a comment, so that it wraps as a paragraph does."""
+    joined: list[str] = []
+    for line in lines:
+        is_next = joined and joined[-1].lstrip().startswith("#")
+        if is_next and line.lstrip().startswith("#"):
+            joined[-1] += line.lstrip().removeprefix("#")
+        else:
+            joined.append(line)
+    return joined
+
+
+def as_html(lines: Sequence[str]) -> Markup:
     """Colour lines of Python. Each wraps at spaces, below its own beginning.
 
-    `plain` marks only the all-reduce.
+    The all-reduce of the gradients has a ground that nothing else on the page has.
     """
     html = Markup("")
-    for line in lines:
-        kind = kind_of(line)
-        if plain and kind in ("wrap", "place"):
-            kind = ""
+    for line in join_comments(lines):
         indent = len(line) - len(line.lstrip())
         html += Markup('<div class="line {}" style="--i:{}">{}</div>').format(
-            kind, indent, colour(line.strip())
+            kind_of(line), indent, colour(line.strip())
         )
     return Markup("<code>{}</code>").format(html)
 

@@ -4,6 +4,7 @@ import functools
 import textwrap
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -11,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import P, lax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 
-from pmapdp.collectives import instructions
+from pmapdp.compare.results import Mistake, MistakeResult
 from pmapdp.compare.words import EQUAL
 from pmapdp.devices import choose
 
@@ -42,12 +44,11 @@ NAMES = {
 }
 
 
-def load_mistakes() -> list[dict[str, Any]]:
+def load_mistakes() -> list[Mistake]:
     """Read the mistakes."""
-    text = (
-        resources.files("pmapdp.compare").joinpath("mistakes.toml").read_text("utf-8")
-    )
-    return tomllib.loads(text)["mistakes"]
+    file = resources.files("pmapdp.compare").joinpath("mistakes.toml")
+    tables = tomllib.loads(file.read_text("utf-8"))["mistakes"]
+    return [Mistake(**table) for table in tables]
 
 
 def make_program(body: str, **names: Program) -> Program:
@@ -58,7 +59,7 @@ def make_program(body: str, **names: Program) -> Program:
     return namespace["program"]
 
 
-def run_mistakes(count: int | None) -> list[dict[str, Any]]:
+def run_mistakes(count: int | None) -> list[Mistake]:
     """Run every mistake on `count` devices, and return it with its `results`.
 
     They are in float64, so that nothing but a mistake makes a difference.
@@ -67,24 +68,19 @@ def run_mistakes(count: int | None) -> list[dict[str, Any]]:
         return [run_mistake(mistake, choose(count)) for mistake in load_mistakes()]
 
 
-def run_mistake(mistake: dict[str, Any], devices: list[jax.Device]) -> dict[str, Any]:
-    """Run the wrong and the correct lines under pmap and shard_map.
+def run_mistake(mistake: Mistake, devices: list[jax.Device]) -> Mistake:
+    """Run the wrong and the correct lines on the devices, and one device's under jit.
 
-    One device's lines run under jit.
+    They run under shard_map. Without its check it's the program that pmap makes.
     """
     mesh = Mesh(np.array(devices), ("data",))
-    replicated = NamedSharding(mesh, P())
-    split = NamedSharding(mesh, P("data"))
     params, batch, key = make_example(len(devices))
-    rows = jax.tree.map(lambda x: x.reshape(len(devices), -1, *x.shape[1:]), batch)
-    one_device = make_program(mistake["one_device"])
+    one_device = make_program(mistake.one_device)
     expected = jax.device_get(jax.jit(one_device)(params, batch, key))
 
-    def run_pmap(program: Program) -> dict[str, Any]:
-        mapped = jax.pmap(program, "data", in_axes=(None, 0, None), devices=devices)
-        return compare_results(mapped, (params, rows, key), expected)
+    def run_lines(lines: str, check_vma: bool) -> MistakeResult:
+        program = make_program(lines, one_device=one_device)
 
-    def run_shard_map(program: Program, check_vma: bool) -> dict[str, Any]:
         def stacked(*arguments: Any) -> Any:  # so that each device's result can be read
             return jax.tree.map(lambda x: x[None], program(*arguments))
 
@@ -95,24 +91,17 @@ def run_mistake(mistake: dict[str, Any], devices: list[jax.Device]) -> dict[str,
             out_specs=P("data"),
             check_vma=check_vma,
         )
-        return compare_results(jax.jit(mapped), (params, batch, key), expected)
+        return compare_results(jax.jit(mapped)(params, batch, key), expected)
 
-    jitted = jax.jit(
-        one_device,
-        in_shardings=(replicated, split, replicated),
-        out_shardings=replicated,
-    )
-    wrong = make_program(mistake["wrong"], one_device=one_device)
-    right = make_program(mistake["right"], one_device=one_device)
-    needs_check = mistake.get("check_vma", False)
+    split_batch = jax.device_put(batch, NamedSharding(mesh, P("data")))
+    result = jax.jit(one_device)(params, split_batch, key)
+    result = jax.tree.map(lambda x: x[None], result)
     results = {
-        "one_device": {"jit": compare_results(jitted, (params, batch, key), expected)},
-        "wrong": {"shard_map": run_shard_map(wrong, needs_check)},
-        "right": {"pmap": run_pmap(right), "shard_map": run_shard_map(right, False)},
+        "one_device": compare_results(result, expected),
+        "wrong": run_lines(mistake.wrong, mistake.check_vma),
+        "right": run_lines(mistake.right, False),
     }
-    if not needs_check:  # pmap has no such option
-        results["wrong"]["pmap"] = run_pmap(wrong)
-    return mistake | {"results": results}
+    return replace(mistake, results=results)
 
 
 def make_example(N: int) -> tuple[Any, Any, Any]:
@@ -133,35 +122,17 @@ def make_example(N: int) -> tuple[Any, Any, Any]:
 
 
 def compare_results(
-    function: Any, arguments: Any, expected: tuple[Any, Any]
-) -> dict[str, Any]:
-    """Compare loss and gradient with one device's.
-
-    Returns:
-        loss, gradient: the relative difference, on the device that's farthest off.
-        factor: how many times as long the gradient is along the expected one.
-        agree: True if all devices have the same.
-        collectives: the compiled program's.
-    """
-    compiled = function.lower(*arguments).compile()
-    results = jax.device_get(compiled(*arguments))
-    report: dict[str, Any] = {"collectives": instructions(compiled.as_text())}
-    report["agree"] = True
-    for name, result, wanted in zip(
-        ("loss", "gradient"), results, expected, strict=True
-    ):
-        reference = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(wanted)])
-        rows = np.hstack(  # [N or 1, numbers]
-            [
-                np.reshape(leaf, (-1, np.size(like)))
-                for leaf, like in zip(
-                    jax.tree.leaves(result), jax.tree.leaves(wanted), strict=True
-                )
-            ]
-        )
-        distances = np.linalg.norm(rows - reference, axis=1)
-        report[name] = float(distances.max() / np.linalg.norm(reference))
-        report["factor"] = float(rows[0] @ reference / (reference @ reference))
-        if not np.allclose(rows, rows[:1], rtol=EQUAL):
-            report["agree"] = False
-    return report
+    stacked: tuple[Any, Any], expected: tuple[Any, Any]
+) -> MistakeResult:
+    """Compare loss and gradient of each device, in leaves `[N, ...]`, with one's."""
+    errors = []
+    agree = True
+    for result, wanted in zip(jax.device_get(stacked), expected, strict=True):
+        reference, _ = ravel_pytree(wanted)
+        rows = jax.vmap(lambda tree: ravel_pytree(tree)[0])(result)  # [N, numbers]
+        distances = jnp.linalg.norm(rows - reference, axis=1)
+        errors.append(float(distances.max() / jnp.linalg.norm(reference)))
+        factor = float(rows[0] @ reference / (reference @ reference))
+        agree = agree and bool(np.allclose(rows, rows[:1], rtol=EQUAL))
+    loss_error, gradient_error = errors
+    return MistakeResult(loss_error, gradient_error, factor, agree)

@@ -5,12 +5,12 @@ yellow.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from markupsafe import Markup
 from rich.filesize import decimal
 
+from pmapdp.compare.results import Measurement
 from pmapdp.compare.wrong import WRONG
 
 # The Okabe-Ito palette, which colour-blind readers can tell apart (Okabe and Ito,
@@ -29,10 +29,10 @@ DEVICE_COLOURS = (
 INK = "#767676"  # has a contrast of at least 4.5 : 1 to white and to black
 MOST_DRAWN = 16  # devices
 FLOW_WIDTH = 240  # pixels
-CURVE_WIDTH = 620
+CURVE_WIDTH = 460
 CURVE_HEIGHT = 170
 CURVE_TOP = 8
-DASHES = ("", "7 4", "2 3", "9 3 2 3")  # of the curves of correct runs
+CURVE_LEFT = 44  # beside the labels of the axis
 
 
 def colour_of(device: int) -> str:
@@ -61,17 +61,17 @@ def label(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:g}" text-anchor="{anchor}">{text}</text>'
 
 
-def flow(run: dict[str, Any]) -> Markup:
+def flow(run: Measurement) -> Markup:
     """Draw an update from the batch to the new weights.
 
     The strategies differ only in the place of the yellow bar: in your function, or
     outside of it.
     """
-    N = min(run["devices"], MOST_DRAWN)
+    N = min(run.devices, MOST_DRAWN)
     tile = FLOW_WIDTH / N
-    sees_all = run["sees"][0] == run["global_batch_size"]
-    collectives = run["collectives"]
-    is_yours = bool(collectives) and collectives[0]["written"]
+    sees_all = run.sees[0] == run.global_batch_size
+    collectives = run.collectives
+    is_yours = bool(collectives) and collectives[0].written
     bottom = 112 if is_yours else 82  # of your function
     parts = [label(0, 10, "batch")]
     for device in range(N):
@@ -84,7 +84,7 @@ def flow(run: dict[str, Any]) -> Markup:
             parts.append(box(x - 1, 54, tile - 2, bottom - 54, 'class="function"'))
     if sees_all:
         parts.append(box(1, 54, FLOW_WIDTH - 2, bottom - 54, 'class="function"'))
-    times = "" if sees_all else f", {run['devices']} times"
+    times = "" if sees_all else f", {run.devices} times"
     parts.append(label(0, 48, f"your function{times}: gradient sums"))
     if collectives:
         kind = "all-reduce" if is_yours else "all-reduce dashed"
@@ -96,104 +96,106 @@ def flow(run: dict[str, Any]) -> Markup:
     return picture(FLOW_WIDTH, 162, note, *parts)
 
 
-def holdings(run: dict[str, Any]) -> list[tuple[list[str], str]]:
+def holdings(run: Measurement) -> list[tuple[list[str], str]]:
     """Return what devices hold, as colours of boxes and a note.
 
     The batch is in the devices' colours, and equal weights are in one.
     """
-    N = run["devices"]
+    N = run.devices
     devices = range(min(N, MOST_DRAWN))
     rows = []
-    batch = run["holds"].get("batch")
+    batch = run.holds.get("batch")
     if batch:
         colours = [colour_of(device) for device in devices]
-        note = f"1/{N} of the batch, {batch['on_device']}"
-        if not batch["split"]:
-            note = f"the whole batch, {batch['on_device']}"
-            colours = [INK if N > 1 else colour_of(0) for _ in devices]
+        note = f"1/{N} of the batch, {batch.on_device}"
+        if not batch.split:
+            note = f"the whole batch, {batch.on_device}"
+            if N > 1:
+                colours = [INK for _ in devices]
         rows.append((colours, note))
     for name, text in (
         ("state", "state"),
         ("weights", "model"),
         ("optimizer", "optimizer state"),
     ):
-        arrays = run["holds"].get(name)
-        if arrays and arrays["bytes"]:
-            is_stack = arrays["split"] and arrays["shape"][0] == N
-            part = f"1/{N} of the" if arrays["split"] and not is_stack else "the whole"
-            note = f"{part} {text}, {decimal(arrays['bytes'])}"
+        arrays = run.holds.get(name)
+        if arrays and arrays.bytes:
+            is_stack = arrays.split and arrays.shape[0] == N
+            part = f"1/{N} of the" if arrays.split and not is_stack else "the whole"
+            note = f"{part} {text}, {decimal(arrays.bytes)}"
             if is_stack:
                 note += ", as a row of [N, ...]"
             rows.append((["var(--weights)"] * len(devices), note))
     return rows
 
 
-def losses(runs: Sequence[dict[str, Any]]) -> Markup:
+def losses(runs: Sequence[Measurement]) -> Markup:
     """Draw the losses of runs by update, from 0 to the largest one."""
-    values = [loss for run in runs for loss in run["losses"] if math.isfinite(loss)]
+    values = [loss for run in runs for loss in run.losses if math.isfinite(loss)]
     top = max(values)
     axis = {f"{top * part:.2g}": part for part in (0, 0.5, 1)}
-
-    def heights(run: dict[str, Any]) -> list[float]:
-        return [loss / top for loss in run["losses"]]
-
-    return curves(runs, heights, "loss", axis)
+    curves = [curve(run, [loss / top for loss in run.losses]) for run in runs]
+    return plot("loss", runs, axis, curves)
 
 
-def differences(runs: Sequence[dict[str, Any]]) -> Markup:
+def differences(runs: Sequence[Measurement]) -> Markup:
     """Draw how far the losses are from a single device's, by update, on a log scale.
 
-    The axis goes from 1e-17 to 10. A difference of 0 lies at its lower end.
+    The scale goes from 1e-17 to 10. Numbers of 53 bits that differ at all differ by
+    more than 1e-17, so the lower end is free for a difference of 0.
     """
-    single = runs[0]["losses"]
-
-    def heights(run: dict[str, Any]) -> list[float]:
-        found = []
-        for loss, reference in zip(run["losses"], single, strict=True):
+    single, *others = runs
+    curves = []
+    for run in others:
+        heights = []
+        for loss, reference in zip(run.losses, single.losses, strict=True):
             difference = abs(loss - reference) / abs(reference)
-            found.append((math.log10(max(difference, 1e-17)) + 17) / 18)
-        return found
+            height = 0.0
+            if difference:
+                height = (math.log10(difference) + 17) / 18
+            heights.append(height)
+        curves.append(curve(run, heights))
+    powers = {"1e-12": -12, "1e-8": -8, "1e-4": -4, "1": 0}
+    axis = {text: (power + 17) / 18 for text, power in powers.items()}
+    return plot("difference", others, {"0": 0.0, **axis}, curves)
 
-    axis = {f"1e{power}": (power + 17) / 18 for power in range(-16, 1, 4)}
-    return curves(runs[1:], heights, "difference", axis)
 
+def curve(run: Measurement, heights: Sequence[float]) -> str:
+    """Draw a line for a run through points of heights between 0 and 1.
 
-def curves(
-    runs: Sequence[dict[str, Any]],
-    heights: Callable[[dict[str, Any]], list[float]],
-    name: str,
-    axis: dict[str, float],
-) -> Markup:
-    """Draw one line for each run.
-
-    Args:
-        heights: returns the heights of a run's points, between 0 and 1.
-        name: of what is drawn.
-        axis: the labels of the axis with their heights.
+    A single device's is wide, so that the others' can lie on it. A wrong run is red.
     """
+    kind = "curve"
+    if run.strategy == "single":
+        kind = "curve reference"
+    elif run.strategy in WRONG:
+        kind = "curve off-curve"
+    points = []
+    last = max(len(heights) - 1, 1)
+    for update, height in enumerate(heights):
+        x = CURVE_LEFT + 4 + (CURVE_WIDTH - CURVE_LEFT - 8) * update / last
+        y = CURVE_TOP + CURVE_HEIGHT * (1 - min(height, 1.0))
+        points.append(f"{x:.1f} {y:.1f}")
+    return f'<path class="{kind}" d="M{"L".join(points)}"/>'
+
+
+def plot(
+    name: str,
+    runs: Sequence[Measurement],
+    axis: dict[str, float],
+    curves: Sequence[str],
+) -> Markup:
+    """Draw curves over the updates, with the axis' labels at their heights."""
     parts = []
     for text, height in axis.items():
         y = CURVE_TOP + CURVE_HEIGHT * (1 - height)
-        parts.append(f'<path class="grid-line" d="M44 {y:.1f}H{CURVE_WIDTH}"/>')
-        parts.append(label(40, y + 4, text, "end"))
-    for number, run in enumerate(runs):
-        points = []
-        for update, height in enumerate(heights(run)):
-            x = 48 + (CURVE_WIDTH - 52) * update / max(len(run["losses"]) - 1, 1)
-            y = CURVE_TOP + CURVE_HEIGHT * (1 - min(height, 1.0))
-            points.append(f"{x:.1f} {y:.1f}")
-        kind = "curve"
-        dashes = DASHES[number % len(DASHES)]
-        if run["strategy"] in WRONG:
-            kind = "curve off-curve"
-            dashes = ""
-        line = f'd="M{"L".join(points)}" stroke-dasharray="{dashes}"'
-        parts.append(f'<path class="{kind}" {line}/>')
-    bottom = CURVE_TOP + CURVE_HEIGHT
-    last = max(len(run["losses"]) for run in runs)
-    parts.append(label(48, bottom + 15, "1"))
-    parts.append(label(CURVE_WIDTH / 2, bottom + 15, "update", "middle"))
-    parts.append(label(CURVE_WIDTH - 4, bottom + 15, str(last), "end"))
-    names = ", ".join(run["name"] for run in runs)
-    note = f"The {name} by update: {names}"
-    return picture(CURVE_WIDTH, bottom + 20, note, *parts)
+        line = f"M{CURVE_LEFT} {y:.1f}H{CURVE_WIDTH}"
+        parts.append(f'<path class="grid-line" d="{line}"/>')
+        parts.append(label(CURVE_LEFT - 4, y + 4, text, "end"))
+    bottom = CURVE_TOP + CURVE_HEIGHT + 15
+    last = max(len(run.losses) for run in runs)
+    parts.append(label(CURVE_LEFT + 4, bottom, "1"))
+    parts.append(label(CURVE_WIDTH / 2, bottom, "update", "middle"))
+    parts.append(label(CURVE_WIDTH - 4, bottom, str(last), "end"))
+    note = f"The {name} by update: {', '.join(run.name for run in runs)}"
+    return picture(CURVE_WIDTH, bottom + 5, note, *parts, *curves)

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from pmapdp.compare.results import Code, Line, Measurement, Section
 from pmapdp.compare.strategies import (
     describe_arrays,
-    describe_run,
     in_new_process,
     largest_difference,
+    measurement,
 )
-from pmapdp.compare.words import Run
 from pmapdp.devices import choose
 from pmapdp.port.read import FUNCTION, read_program, resolve
 from pmapdp.verify import trees
@@ -37,7 +37,7 @@ WHY = {
 STEP_WORDS = ("value_and_grad", "grad(", "apply_gradients", "pmean", "psum")
 
 
-def compare_programs(targets: Sequence[str], count: int | None) -> list[Run]:
+def compare_programs(targets: Sequence[str], count: int | None) -> list[Measurement]:
     """Verify, compile and time each program, in a process of its own.
 
     Args:
@@ -45,17 +45,14 @@ def compare_programs(targets: Sequence[str], count: int | None) -> list[Run]:
         count: The number of devices. None: all.
 
     Returns:
-        A dictionary for each program. Its `largest_difference` is the one from the
-        first program after an update, or None if they don't start from one state.
+        A measurement for each program.
     """
     results = [in_new_process(run_program, target, count) for target in targets]
     _, start, end = results[0]
-    for run, other_start, other_end in results:
-        same_shapes = shapes(other_start) == shapes(start)
-        same_shapes = same_shapes and shapes(other_end) == shapes(end)
-        run["largest_difference"] = None
-        if same_shapes and largest_difference(start, other_start) == 0:
-            run["largest_difference"] = largest_difference(other_end, end)
+    for run, own_start, own_end in results:
+        same_shapes = shapes((own_start, own_end)) == shapes((start, end))
+        if same_shapes and largest_difference(start, own_start) == 0:
+            run.largest_difference = largest_difference(own_end, end)
     return [run for run, _, _ in results]
 
 
@@ -64,29 +61,41 @@ def shapes(tree: Any) -> Any:
     return jax.tree.map(np.shape, tree)
 
 
-def run_program(target: str, count: int | None) -> tuple[Run, Any, Any]:
+def run_program(target: str, count: int | None) -> tuple[Measurement, Any, Any]:
     """Verify, compile and time one program.
 
     Returns:
-        What was found, and the state before and after an update, as one device has it.
+        The measurement, and the state before and after an update, as one device has it.
     """
     available = choose(count)  # before the file is run, which may use JAX
     arguments, report = verify_program(target, available)
     devices = list(arguments["devices"] or jax.devices())
     step = arguments["step"] or arguments["make_step"](devices)
-    start, inputs, holds = place_arguments(arguments, devices)
-    program = step.lower(*inputs).compile()
-    milliseconds, state = time_step(step, inputs)
+    # A copy that no donation reaches.
+    start = trees.to_host(arguments["state"])
+    inputs = place_arguments(arguments, devices)
+    holds = {"state": describe_arrays(inputs[0])}
     examples = len(devices)
     if arguments["batch"] is not None:
+        holds["batch"] = describe_arrays(inputs[1])
         batch = first_value(arguments["batch"])
         axis = arguments["batch_axis"]
         examples = np.shape(jax.tree.leaves(batch)[0])[axis]
-    run = describe_run(target, devices, examples, milliseconds, program)
-    run["holds"] = holds
-    run["verdict"] = VERDICTS[report.verdict]
-    run["report"] = str(report)
-    return run, start, as_one_device(state, start)
+    program = step.lower(*inputs).compile()
+    milliseconds = []
+    for _ in range(WARM_UP + TIMED):  # each from the same state: a step may donate it
+        inputs = jax.block_until_ready(place_arguments(arguments, devices))
+        started = time.perf_counter()
+        result = jax.block_until_ready(step(*inputs))
+        milliseconds.append(1000 * (time.perf_counter() - started))
+    # A step returns the state, or the state and more.
+    structure = str(jax.tree.structure(inputs[0]))
+    state = result if str(jax.tree.structure(result)) == structure else result[0]
+    times = milliseconds[WARM_UP:]
+    run = measurement(target, devices, examples, times, program, holds)
+    run.verdict = VERDICTS[report.verdict]
+    run.report = str(report)
+    return run, start, jax.tree.map(as_one_device, state, start)
 
 
 def first_value(value: Any) -> Any:
@@ -94,88 +103,50 @@ def first_value(value: Any) -> Any:
     return value(0) if callable(value) else value
 
 
-def place_arguments(
-    arguments: dict[str, Any], devices: list[jax.Device]
-) -> tuple[Any, list[Any], dict[str, Any]]:
-    """Place state, batch and key on the devices as the program's layout says.
-
-    Returns:
-        The state on the host, what the step is called with, and what a device holds.
-    """
+def place_arguments(arguments: dict[str, Any], devices: list[jax.Device]) -> list[Any]:
+    """Place state, batch and key on the devices as the program's layout says."""
     layout = choose_layout(arguments["layout"], arguments["batch_axis"])
-    batch = first_value(arguments["batch"])
+    # Copies, because a step may donate what it's given.
+    state, batch = trees.to_host((arguments["state"], first_value(arguments["batch"])))
     key = first_value(arguments["key"])
-    # Copies that no donation reaches.
-    start, batch = trees.to_host((arguments["state"], batch))
 
     def place(path: str, leaf: Any) -> Any:
         if trees.matches(path, arguments["per_device"]):
             return layout.place_own(leaf, devices)
         return layout.place_state(leaf, devices)
 
-    inputs = [trees.map_with_names(place, start)]
-    holds = {"state": describe_arrays(inputs[0])}
+    inputs = [trees.map_with_names(place, state)]
     if batch is not None:
         inputs.append(layout.place_batch(batch, devices))
-        holds["batch"] = describe_arrays(inputs[1])
     if key is not None:
         inputs.append(layout.place_key(key, devices))
-    return start, inputs, holds
+    return inputs
 
 
-def time_step(step: Any, inputs: list[Any]) -> tuple[list[float], Any]:
-    """Call a step again and again.
-
-    Returns:
-        The times in ms, and the state after one update.
-    """
-    state, *others = inputs
-    structure = jax.tree.structure(state)
-    milliseconds = []
-    first = None
-    for _ in range(WARM_UP + TIMED):
-        started = time.perf_counter()
-        result = jax.block_until_ready(step(state, *others))
-        milliseconds.append(1000 * (time.perf_counter() - started))
-        is_state = str(jax.tree.structure(result)) == str(structure)
-        state = result if is_state else result[0]
-        if first is None:
-            first = jax.tree.map(local_copy, state)
-    return milliseconds[WARM_UP:], first
+def as_one_device(x: Any, like: Any) -> np.ndarray:
+    """Copy an array to the host, without the device axis that pmap adds."""
+    if np.shape(x) == np.shape(like):
+        return np.asarray(x)
+    return np.asarray(x.addressable_shards[0].data)[0]
 
 
-def local_copy(x: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Copy an array, and its first device's part, to the host, before it's donated."""
-    return np.asarray(x), np.asarray(x.addressable_shards[0].data)
-
-
-def as_one_device(copies: Any, like: Any) -> Any:
-    """Take the device axis that pmap adds from a state."""
-
-    def choose_copy(before: Any, copy: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-        whole, part = copy
-        return whole if np.shape(whole) == np.shape(before) else part[0]
-
-    return jax.tree.map(choose_copy, like, copies)
-
-
-def program_sections(targets: Sequence[str]) -> dict[str, Any]:
+def program_sections(targets: Sequence[str]) -> Code:
     """List the lines of the programs: the steps, and what's around them."""
     parts = {target: split_program(*target.rpartition(":")[::2]) for target in targets}
-    code = []
+    sections = []
     for title, why in WHY.items():
-        lines = {target: sections[title] for target, sections in parts.items()}
-        code.append({"title": title, "why": why, "lines": lines})
-    sources = {}
-    for target, sections in parts.items():
-        sources[target] = {
-            "lines": [*sections[STEP], "", *sections[AROUND]],
-            "first": 1,
-        }
-    return {"code": code, "shared": [], "sources": sources}
+        lines = {}
+        for target in targets:
+            lines[target] = [line.text for line in parts[target][title]]
+        sections.append(Section(title, why, lines))
+    gap = Line(None, "")
+    sources = {
+        target: [*part[STEP], gap, *part[AROUND]] for target, part in parts.items()
+    }
+    return Code(sections, sources)
 
 
-def split_program(path: str, name: str) -> dict[str, list[str]]:
+def split_program(path: str, name: str) -> dict[str, list[Line]]:
     """Collect the statements that a program uses, also from files that it imports."""
     modules, _ = read_program(path)
     main = modules[str(Path(path))]
@@ -192,22 +163,26 @@ def split_program(path: str, name: str) -> dict[str, list[str]]:
             if isinstance(node, ast.Name | ast.Attribute)
         ]
         waiting += map(resolve, names)
-    statements.sort(
-        key=lambda statement: (
-            statement.file.path != main.path,
-            statement.file.path,
-            statement.lineno,
-        )
-    )
-    sections: dict[str, list[str]] = {STEP: [], AROUND: []}
-    for statement in statements:
+
+    def place(statement: Any) -> tuple[bool, str, int]:  # the main file comes first
+        file = statement.file.path
+        return file != main.path, file, statement.lineno
+
+    sections: dict[str, list[Line]] = {STEP: [], AROUND: []}
+    files = {STEP: main.path, AROUND: main.path}
+    for statement in sorted(statements, key=place):
         lines = source_of(statement)
-        text = "\n".join(lines)
-        is_step = any(word in text for word in STEP_WORDS)
-        title = STEP if is_step and isinstance(statement, FUNCTION) else AROUND
-        if sections[title] and isinstance(statement, FUNCTION):
-            sections[title].append("")
-        sections[title] += lines
+        is_function = isinstance(statement, FUNCTION)
+        text = "\n".join(line.text for line in lines)
+        is_step = is_function and any(word in text for word in STEP_WORDS)
+        title = STEP if is_step else AROUND
+        section = sections[title]
+        if section and is_function:
+            section.append(Line(None, ""))
+        if files[title] != statement.file.path:
+            files[title] = statement.file.path
+            section.append(Line(None, f"# {Path(files[title]).name}"))
+        section += lines
     return sections
 
 
@@ -229,9 +204,10 @@ def top_statement(node: Any) -> Any:
     return None if is_ours else node
 
 
-def source_of(statement: Any) -> list[str]:
+def source_of(statement: Any) -> list[Line]:
     """Return the lines of a statement, with its decorators."""
     lines = Path(statement.file.path).read_text(encoding="utf-8").splitlines()
     decorators = getattr(statement, "decorator_list", [])
     first = min([statement.lineno, *(node.lineno for node in decorators)])
-    return lines[first - 1 : statement.end_lineno]
+    numbers = range(first, statement.end_lineno + 1)
+    return [Line(number, lines[number - 1]) for number in numbers]

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from pmapdp.collectives import instructions
-from pmapdp.compare.words import Run
+from pmapdp.compare.results import Arrays, Measurement, Times
 from pmapdp.compare.wrong import WRONG
 from pmapdp.config import Config
 from pmapdp.devices import describe
@@ -44,7 +44,7 @@ def in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def compare_strategies(
     config: Config, names: Sequence[str], counts: Sequence[int | None]
-) -> list[Run]:
+) -> list[Measurement]:
     """Train on one device, and with each strategy on each number of devices.
 
     Each number of devices has a process of its own, and all runs have one batch.
@@ -55,27 +55,21 @@ def compare_strategies(
         counts: The numbers of devices, the largest first. None: all devices.
 
     Returns:
-        A dictionary for each run, first of the single device. Its `largest_difference`
-        is the largest one between a parameter and the single device's.
+        A measurement for each run, first of the single device.
     """
-    results: list[tuple[Run, Any]] = []
-    for each_config in [replace(config, devices=count) for count in counts]:
-        if results:
-            names = [name for name in names if name not in WRONG]
-            each_config = with_batch_of(results[0][0], each_config)
-        results += in_new_process(run_strategies, each_config, names)
-    one_device = with_batch_of(results[0][0], replace(config, devices=1))
-    single, reference = in_new_process(run_strategies, one_device, ["single"])[0]
-    single["largest_difference"] = 0.0
-    for run, parameters in results:
-        run["largest_difference"] = largest_difference(parameters, reference)
+    results: list[tuple[Measurement, Any]] = []
+    for count in counts:
+        config = replace(config, devices=count)
+        results += in_new_process(run_strategies, config, names)
+        # All have the batch of the first run, and the wrong strategies run there only.
+        size = results[0][0].global_batch_size
+        config = replace(config, global_batch_size=size, per_device_batch_size=None)
+        names = [name for name in names if name not in WRONG]
+    one_device = replace(config, devices=1)
+    ((single, reference),) = in_new_process(run_strategies, one_device, ["single"])
+    for run, parameters in [(single, reference), *results]:
+        run.largest_difference = largest_difference(parameters, reference)
     return [single, *(run for run, _ in results)]
-
-
-def with_batch_of(run: Run, config: Config) -> Config:
-    """Give a configuration the global batch of a run."""
-    size = run["global_batch_size"]
-    return replace(config, global_batch_size=size, per_device_batch_size=None)
 
 
 def largest_difference(tree: Any, other: Any) -> float:
@@ -90,13 +84,15 @@ def largest_difference(tree: Any, other: Any) -> float:
     return float(np.max(differences))
 
 
-def run_strategies(config: Config, names: Sequence[str]) -> list[tuple[Run, Any]]:
+def run_strategies(
+    config: Config, names: Sequence[str]
+) -> list[tuple[Measurement, Any]]:
     """Train with each strategy on the same devices.
 
     They make a group of updates in turn, so that all meet the same machine.
 
     Returns:
-        What was found, and the last parameters, of each strategy.
+        Measurement and last parameters of each strategy.
     """
     with jax.enable_x64(config.dtype == "float64"):
         trainings = [Training(config, name) for name in names]
@@ -170,70 +166,60 @@ class Training:
         """Return the parameters on the host."""
         return self.strategy.fetch(self.state).params
 
-    def describe(self) -> Run:
+    def describe(self) -> Measurement:
         """Return what was measured, and what arrays and compiled program say."""
         B = self.job.batches["train"].batch_size
         times = self.milliseconds[1:]
-        run = describe_run(self.name, self.job.devices, B, times, self.program)
-        run["sees"] = self.sees
-        run["holds"] = self.holds
-        run["losses"] = self.losses
+        run = measurement(
+            self.name, self.job.devices, B, times, self.program, self.holds
+        )
+        run.sees = self.sees
+        run.losses = self.losses
         return run
 
 
-def describe_run(
+def measurement(
     strategy: str,
     devices: Sequence[jax.Device],
     B: int,
     times: Sequence[float],
     program: Any,
-) -> Run:
-    """Describe a run: where it ran, how fast, and its compiled program.
-
-    The time of an update is the median, with the middle half of all times.
-    """
+    holds: dict[str, Arrays],
+) -> Measurement:
+    """Describe where a step ran, how fast, and its compiled program."""
     low, median, high = np.percentile(times, (25, 50, 75)).tolist()
     label = os.path.basename(strategy)
     name = f"{label} \u00d7 {len(devices)}" if len(devices) > 1 else label
     print(f"{name}: done", file=sys.stderr, flush=True)  # at once, also into a file
     plan = program.memory_analysis()
-    results = plan.output_size_in_bytes - plan.alias_size_in_bytes
     versions = f"jax {jax.__version__}, Python {platform.python_version()}"
-    return {
-        "name": name,
-        "label": label,
-        "strategy": strategy,
-        "devices": len(devices),
-        "global_batch_size": B,
-        "simulated": len(devices) > 1 and devices[0].platform == "cpu",
-        "machine": f"{describe(list(devices))}, {versions}",
-        "step_ms": {"low": low, "median": median, "high": high},
-        "examples_per_second": 1000 * B / median,
-        "collectives": instructions(program.as_text()),
-        # Bytes on a device, as the compiler plans them. Results that reuse donated
-        # memory take none.
-        "memory": {
+    return Measurement(
+        strategy=strategy,
+        label=label,
+        name=name,
+        devices=len(devices),
+        global_batch_size=B,
+        simulated=len(devices) > 1 and devices[0].platform == "cpu",
+        machine=f"{describe(list(devices))}, {versions}",
+        step_ms=Times(low, median, high),
+        collectives=instructions(program.as_text()),
+        memory={
             "arguments": plan.argument_size_in_bytes,
-            "results": results,
+            "results": plan.output_size_in_bytes - plan.alias_size_in_bytes,
             "temporary": plan.temp_size_in_bytes,
         },
-    }
+        holds=holds,
+    )
 
 
-def describe_arrays(tree: Any) -> dict[str, Any]:
-    """Describe a tree of arrays on devices.
-
-    Returns:
-        bytes: what one device holds of all of them.
-        shape, on_device: the largest array, and a device's part of it.
-        split: True if the devices hold different parts.
-    """
+def describe_arrays(tree: Any) -> Arrays:
+    """Describe a tree of arrays on devices."""
     leaves = jax.tree.leaves(tree)
     largest = max(leaves, key=lambda leaf: leaf.size)
     shards = largest.addressable_shards
-    return {
-        "bytes": sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves),
-        "shape": list(largest.shape),
-        "on_device": list(shards[0].data.shape),
-        "split": len({str(shard.index) for shard in shards}) > 1,
-    }
+    return Arrays(
+        bytes=sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves),
+        shape=list(largest.shape),
+        on_device=list(shards[0].data.shape),
+        split=len({str(shard.index) for shard in shards}) > 1,
+    )

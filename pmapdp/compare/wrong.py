@@ -1,6 +1,7 @@
 """Two wrong strategies, the most usual mistakes, for the proof on compare's page."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,26 +14,22 @@ from pmapdp.steps import pmap
 from pmapdp.steps.shared import AXIS, Strategy, gradient_sums, update
 
 
-def make_without_average(task: Task, devices: Sequence[jax.Device]) -> Strategy:
+def keep(gradients: Any) -> Any:
     """Forget the all-reduce.
 
     Each device updates the weights by its own examples, and `out_axes=None` keeps the
     first device's.
     """
-    return make_wrong_strategy(task, devices, lambda gradients: gradients)
+    return gradients
 
 
-def make_with_sum(task: Task, devices: Sequence[jax.Device]) -> Strategy:
+def add_up(gradients: Any) -> Any:
     """Add the mean gradients up instead of averaging them: they're N times too long."""
-
-    def scale(gradients: Any) -> Any:
-        return jax.tree.map(lambda g: lax.psum(g, AXIS), gradients)
-
-    return make_wrong_strategy(task, devices, scale)
+    return lax.psum(gradients, AXIS)
 
 
 def make_wrong_strategy(
-    task: Task, devices: Sequence[jax.Device], reduce: Callable[[Any], Any]
+    reduce: Callable[[Any], Any], task: Task, devices: Sequence[jax.Device]
 ) -> Strategy:
     """Make pmap's strategy with another reduction of the gradients."""
 
@@ -53,6 +50,6 @@ def make_wrong_strategy(
 
 
 WRONG = {
-    "a forgotten average": make_without_average,
-    "a sum in place of the mean": make_with_sum,
+    "a forgotten average": partial(make_wrong_strategy, keep),
+    "a sum in place of the mean": partial(make_wrong_strategy, add_up),
 }

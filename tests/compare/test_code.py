@@ -15,15 +15,41 @@ import pytest
 from jax import P, lax
 from jax.sharding import Mesh
 
-from pmapdp.collectives import Collective, collectives, describe_exchange, instructions
+from pmapdp.collectives import (
+    Collective,
+    Instruction,
+    collectives,
+    describe_exchange,
+    instructions,
+)
 from pmapdp.compare.code import align, as_html, find_changes, kind_of
 from pmapdp.compare.mistakes import load_mistakes
 from pmapdp.compare.pictures import DEVICE_COLOURS, differences, flow, holdings
 from pmapdp.compare.programs import split_program
+from pmapdp.compare.results import Arrays, Line, Measurement, Times
 from pmapdp.compare.sources import read_sections
 from pmapdp.steps import STRATEGIES
 
 STEPS = Path(__file__).parents[2] / "pmapdp" / "steps"
+
+
+def measurement(strategy="pmap", devices=8, **facts):
+    """Make a measurement of which a test says what matters to it."""
+    defaults = {
+        "collectives": [],
+        "memory": {},
+        "holds": {},
+        "step_ms": Times(1, 1, 1),
+        "global_batch_size": 64,
+        "simulated": True,
+        "machine": "",
+    }
+    names = {"label": strategy, "name": strategy, "devices": devices}
+    return Measurement(strategy=strategy, **names, **(defaults | facts))
+
+
+def text_of(lines):
+    return "\n".join(line.text for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -43,26 +69,55 @@ def test_columns_are_aligned_with_the_first(columns, wanted):
     A text is a row that all have, and a tuple one in which they differ.
     """
     rows = align({str(n): list(each) for n, each in enumerate(columns)})
-    texts = [tuple("".join(lines) for lines in cells.values()) for _, cells in rows]
-    assert [same for same, _ in rows] == [isinstance(each, str) for each in wanted]
+    texts = []
+    for cells in rows:
+        by_name = {name: "".join(cell.lines) for cell in cells for name in cell.names}
+        texts.append(tuple(by_name.values()))
+    assert [len(cells) == 1 for cells in rows] == [
+        isinstance(each, str) for each in wanted
+    ]
     assert texts == [
         (each,) * len(columns) if isinstance(each, str) else each for each in wanted
     ]
 
 
-def test_a_line_has_the_colour_of_what_it_does_and_is_escaped():
+def test_neighbours_with_the_same_lines_share_a_cell():
+    columns = {"single": ["x"], "pmap": ["x", "y"], "shard_map": ["x", "y"], "jit": "x"}
+    same, different = align(columns)
+    assert [(cell.names, [*cell.lines]) for cell in same] == [([*columns], ["x"])]
+    assert [(cell.names, [*cell.lines]) for cell in different] == [
+        (["single"], []),
+        (["pmap", "shard_map"], ["y"]),
+        (["jit"], []),
+    ]
+
+
+def test_a_bracket_alone_is_nothing_in_common():
+    """Lines around it would be torn apart."""
+    (cells,) = align({"old": ["f(a", ")"], "new": ["g(b", ")", "h()"]})
+    assert [[*cell.lines] for cell in cells] == [["f(a", ")"], ["g(b", ")", "h()"]]
+
+
+def test_the_all_reduce_of_the_gradients_has_a_colour_and_code_is_escaped():
     lines = {
         "gradients = lax.pmean(jax.jit(f)(gradients), 'i')": "reduce",
+        "gradients = lax.pmean(g, 'i')": "reduce",
+        "g = lax.psum(grads, 'i')": "reduce",
         "loss = lax.pmean(loss, 'i')": "",
+        "return update(state, gradients), lax.psum(sums, 'i')": "",
         "# lax.pmean(gradients, 'i')": "comment",
-        "f = jax.pmap(f)": "wrap",
-        "x = place(x, split)": "place",
+        "f = jax.pmap(f)": "",
     }
-    lines |= {"x = 1": ""}
     assert {line: kind_of(line) for line in lines} == lines
-    assert 'class="line reduce"' in as_html(["lax.psum(grads, 'i')"], plain=True)
-    assert 'class="line "' in as_html(["jax.jit(f)"], plain=True)
+    assert 'class="line reduce"' in as_html(["lax.psum(grads, 'i')"])
+    assert 'class="line "' in as_html(["jax.jit(f)"])
     assert "&lt;b&gt;" in as_html(["x = '<b>'"])
+
+
+def test_the_lines_of_a_comment_become_one_that_wraps():
+    html = as_html(["# A comment", "# in two lines.", "x = 1  # one", "# another"])
+    assert html.count('class="line') == 3
+    assert "# A comment in two lines.<" in html
 
 
 def test_two_programs_in_one_file_have_their_own_steps():
@@ -72,16 +127,21 @@ def test_two_programs_in_one_file_have_their_own_steps():
     """
     old, new = (split_program(port_example.__file__, name) for name in ("old", "new"))
     step = "The step"
-    assert "pmean" in "".join(old[step])
-    assert "pmean" not in "".join(new[step])
-    assert "def old_step(" in "".join(old[step])
-    assert "def old_step(" not in "".join(new[step])
-    assert "def new(" not in "".join(old["Around the step"])
+    assert "pmean" in text_of(old[step])
+    assert "pmean" not in text_of(new[step])
+    assert "def old_step(" in text_of(old[step])
+    assert "def old_step(" not in text_of(new[step])
+    assert "def new(" not in text_of(old["Around the step"])
+    file = Path(port_example.__file__).read_text().splitlines()
+    numbered = [line for line in old[step] if line.number]
+    assert [file[line.number - 1] for line in numbered] == [
+        line.text for line in numbered
+    ]
 
 
 def test_the_regions_of_each_strategy_are_its_lines_as_they_are():
     found = read_sections(STRATEGIES)
-    step, wrapper, placing, saving = (section["lines"] for section in found["code"])
+    step, wrapper, placing, saving = (section.lines for section in found.sections)
     for name, words in {
         "pmap": "jax.pmap(",
         "shard_map": "jax.shard_map(",
@@ -96,26 +156,30 @@ def test_the_regions_of_each_strategy_are_its_lines_as_they_are():
             assert lines
             assert all(f"    {line}".rstrip() in source for line in lines)
         file = source.splitlines()
-        lines = found["sources"][name]["lines"]
-        first = found["sources"][name]["first"]
-        assert file[first - 1 : first - 1 + len(lines)] == lines
-    assert all(part["lines"] for part in found["shared"])
+        lines = found.sources[name]
+        assert [file[line.number - 1].removeprefix("    ") for line in lines] == [
+            line.text for line in lines
+        ]
+        assert file[lines[0].number - 2] == '    """'  # the end of the docstring
+        assert file[lines[-1].number].startswith("    return ")
 
 
 def test_changes_are_those_that_diff_finds_with_the_numbers_of_the_files():
     """Put the `+` and unchanged lines together again, and they're the other source."""
-    sources = read_sections(STRATEGIES)["sources"]
+    sources = read_sections(STRATEGIES).sources
     one, other = sources["pmap"], sources["jit"]
+    old = {line.number: line.text for line in one}
+    new = {line.number: line.text for line in other}
     changes = find_changes(one, other)
-    assert any(change.sign == "-" and "lax.pmean(" in change.line for change in changes)
+    assert any(change.sign == "-" and "lax.pmean(" in change.text for change in changes)
     for change in changes:
         if change.sign in "- ":
-            assert one["lines"][change.before - one["first"]] == change.line
+            assert old[change.before] == change.text
         if change.sign in "+ ":
-            assert other["lines"][change.after - other["first"]] == change.line
+            assert new[change.after] == change.text
     removed = sum(change.sign == "-" for change in changes)
     added = sum(change.sign == "+" for change in changes)
-    assert len(one["lines"]) - removed + added == len(other["lines"])
+    assert len(one) - removed + added == len(other)
     assert find_changes(one, one) == []
 
 
@@ -128,25 +192,27 @@ def test_a_program_is_followed_into_the_files_that_it_imports(tmp_path):
     (tmp_path / "new.py").write_text(program)
     found = split_program(str(tmp_path / "new.py"), "program")
     assert found["The step"] == [
-        "def step(w, x):",
-        "  return w - RATE * jax.grad(loss)(w, x)",
+        Line(None, "# steps.py"),
+        Line(3, "def step(w, x):"),
+        Line(4, "  return w - RATE * jax.grad(loss)(w, x)"),
     ]
     assert found["Around the step"] == [
-        "def program():",
-        "  return {'step': step}",
-        "RATE = 0.1",
+        Line(3, "def program():"),
+        Line(4, "  return {'step': step}"),
+        Line(None, "# steps.py"),
+        Line(2, "RATE = 0.1"),
     ]
 
 
 def test_devices_have_colours_and_copies_have_one():
-    split = {"bytes": 24, "shape": [16, 3], "on_device": [2, 3], "split": True}
-    copies = {"bytes": 2000, "shape": [3, 4], "on_device": [3, 4], "split": False}
-    run = {"devices": 8, "holds": {"weights": copies, "batch": split}}
+    split = Arrays(24, [16, 3], [2, 3], split=True)
+    copies = Arrays(2000, [3, 4], [3, 4], split=False)
+    run = measurement(holds={"weights": copies, "batch": split})
     batch, weights = holdings(run)
     assert batch == (list(DEVICE_COLOURS), "1/8 of the batch, [2, 3]")
     assert weights == (["var(--weights)"] * 8, "the whole model, 2.0 kB")
-    rows = {"bytes": 16, "shape": [8, 4], "on_device": [1, 4], "split": True}
-    (state,) = holdings({"devices": 8, "holds": {"state": rows}})
+    rows = Arrays(16, [8, 4], [1, 4], split=True)
+    (state,) = holdings(measurement(holds={"state": rows}))
     assert state[1] == "the whole state, 16 bytes, as a row of [N, ...]"
 
 
@@ -154,8 +220,9 @@ def test_the_yellow_bar_is_in_your_function_or_outside_of_it():
     """Its place is the one difference between pmap's picture and jit's."""
 
     def bar_and_function(written, sees):
-        run = {"devices": 8, "global_batch_size": 64, "sees": [sees]}
-        run["collectives"] = [{"written": written}]
+        facts = ("all-reduce", 8, 1, 1, False, [], "", "")
+        collective = Instruction(*facts, written=written)
+        run = measurement(sees=[sees], collectives=[collective])
         boxes = [
             box for box in ElementTree.fromstring(flow(run)) if box.tag.endswith("rect")
         ]
@@ -174,14 +241,19 @@ def test_the_yellow_bar_is_in_your_function_or_outside_of_it():
 
 
 def test_a_difference_is_drawn_on_a_log_scale():
-    single = {"name": "single", "strategy": "single", "losses": [1.0, 1.0]}
-    run = {"name": "pmap", "strategy": "pmap", "losses": [1.1, 1.0 + 1e-8]}
-    curve = ElementTree.fromstring(differences([single, run]))[-4]
-    points = curve.get("d").removeprefix("M").split("L")
-    first, second = (float(point.split()[1]) for point in points)
+    single = measurement("single", 1, losses=[1.0, 1.0, 1.0])
+    run = measurement(losses=[1.1, 1.0 + 1e-8, 1.0])
+    drawn = ElementTree.fromstring(differences([single, run]))
+    points = drawn[-1].get("d").removeprefix("M").split("L")
+    first, second, third = (float(point.split()[1]) for point in points)
     # 1e-1 and 1e-8 are seven powers of ten apart, and the axis has eighteen in 170
     # pixels.
     assert second - first == pytest.approx(7 * 170 / 18, abs=0.2)
+    labels = {text.text: float(text.get("y")) - 4 for text in drawn if text.text}
+    assert third == pytest.approx(labels["0"], abs=0.1)
+    smallest = measurement(losses=[1 + 2**-52] * 3)
+    point = ElementTree.fromstring(differences([single, smallest]))[-1].get("d")
+    assert float(point.split()[1].partition("L")[0]) < third - 5  # no 0 is near it
 
 
 @pytest.mark.parametrize(
@@ -246,15 +318,15 @@ def test_a_collective_in_a_loop_counts_as_often_as_it_runs():
     )
     lowered = jax.jit(mapped).lower(jnp.ones((2, 5)), 3)
     rows = instructions(lowered.compile().as_text())
-    found = [(row["runs"], row["in_branch"]) for row in rows]
+    found = [(row.runs, row.in_branch) for row in rows]
     assert sorted(found, key=str) == [(1, True), (12, False), (4, False), (None, False)]
     assert collectives(lowered.compile().as_text())[0].runs is None
-    known = [row for row in rows if row["runs"]]
+    known = [row for row in rows if row.runs]
     text = describe_exchange(known)
     assert "3 all-reduces, run 17 times an update, 340 bytes" in text
     in_branch = "(at most: some are in a branch that may not be taken)"
     assert in_branch in text
-    always = [row for row in known if not row["in_branch"]]
+    always = [row for row in known if not row.in_branch]
     assert in_branch not in describe_exchange(always)
 
 
@@ -282,14 +354,14 @@ def test_an_all_reduce_of_each_micro_batch_is_counted():
 
 def test_the_catalogue_of_mistakes_is_whole():
     mistakes = load_mistakes()
-    names = [mistake["name"] for mistake in mistakes]
+    names = [mistake.name for mistake in mistakes]
     assert names[:2] == ["A forgotten average", "A sum in place of the mean"]
     assert len(set(names)) == 9
-    assert sum("ddp" in mistake for mistake in mistakes) == 3
-    keys = {"name", "one_device", "wrong", "why_wrong", "right", "why_right"}
+    assert sum(bool(mistake.ddp) for mistake in mistakes) == 3
     for mistake in mistakes:
-        assert set(mistake) - {"check_vma", "ddp"} == keys
-        assert mistake["wrong"] != mistake["right"] or mistake["check_vma"]
+        assert mistake.why_wrong
+        assert mistake.why_right
+        assert mistake.wrong != mistake.right or mistake.check_vma
 
 
 def test_the_page_on_the_site_names_the_lines_that_add_up_today():

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
@@ -50,6 +51,13 @@ def compare(folder, *arguments):
         )
     first_two = mistakes.load_mistakes()[:2]
     context.setattr(mistakes, "load_mistakes", lambda: first_two)
+    reports = []
+
+    def keep_report(report):
+        reports.append(report)
+        return make_page(report)
+
+    context.setattr(command, "make_page", keep_report)
     files = ["--json", folder / "report.json", "--html", folder / "page.html"]
     # The page shows the line that an all-reduce comes from, which a program compiled
     # elsewhere doesn't have.
@@ -61,7 +69,9 @@ def compare(folder, *arguments):
     for name in settings:
         jax.config.update(name, False)
     context.undo()
-    report = json.loads((folder / "report.json").read_text())
+    (report,) = reports
+    written = json.loads((folder / "report.json").read_text())
+    assert written == json.loads(json.dumps(asdict(report)))
     return printed.getvalue().splitlines(), report, (folder / "page.html").read_text()
 
 
@@ -81,20 +91,15 @@ def compared(tmp_path_factory):
 def test_every_run_is_reported_and_equals_a_single_device(compared):
     _, report, _ = compared
     names = [("single", 1), ("pmap", 2), ("jit", 2)]
-    assert [(each["strategy"], each["devices"]) for each in report["runs"]] == names
-    single, *others = report["runs"]
-    assert (single["collectives"], single["largest_difference"]) == ([], 0)
-    for each in report["runs"]:
-        assert len(each["losses"]) == 10
-        assert (
-            0
-            < each["step_ms"]["low"]
-            <= each["step_ms"]["median"]
-            <= each["step_ms"]["high"]
-        )
+    assert [(each.strategy, each.devices) for each in report.runs] == names
+    single, *others = report.runs
+    assert (single.collectives, single.largest_difference) == ([], 0)
+    for each in report.runs:
+        assert len(each.losses) == 10
+        assert 0 < each.step_ms.low <= each.step_ms.median <= each.step_ms.high
     for each in others:
-        assert 0 < each["largest_difference"] < 1e-5
-        assert each["losses"] == pytest.approx(single["losses"], rel=1e-4)
+        assert 0 < each.largest_difference < 1e-5
+        assert each.losses == pytest.approx(single.losses, rel=1e-4)
     assert "All end with the same parameters" in conclude(report)
     assert (
         strategies.largest_difference(np.array([np.inf, 1]), np.array([np.inf, 3])) == 2
@@ -105,34 +110,35 @@ def test_every_run_is_reported_and_equals_a_single_device(compared):
             [np.ones(1), np.ones(1)], [np.ones(1), np.array([np.nan])]
         ),
     ):
-        off = report | {"runs": [single, others[0] | {"largest_difference": far}]}
+        run = replace(others[0], largest_difference=far)
+        off = replace(report, runs=[single, run])
         assert conclude(off).startswith(
             "pmap × 2: the parameters differ from a single device's"
         )
 
 
 def test_what_each_sees_holds_and_who_adds_up(compared):
-    single, pmap, jit = compared[1]["runs"]
-    assert [run["sees"][0] for run in (single, pmap, jit)] == [64, 32, 64]
+    single, pmap, jit = compared[1].runs
+    assert [run.sees[0] for run in (single, pmap, jit)] == [64, 32, 64]
     parameters = 669_706  # of the mlp, in float32; momentum has as many numbers
     for run in (single, pmap, jit):
-        assert run["holds"]["weights"]["shape"] == [784, 512]
-        assert run["holds"]["weights"]["bytes"] == 4 * parameters
-        assert run["holds"]["optimizer"]["bytes"] == 4 * parameters + 4  # and a count
-    assert pmap["holds"]["batch"]["shape"] == [2, 32, 28, 28, 1]
-    assert jit["holds"]["batch"]["on_device"] == [32, 28, 28, 1]
-    assert jit["holds"]["batch"]["split"]
-    assert not jit["holds"]["weights"]["split"]
-    (found,) = pmap["collectives"]
+        assert run.holds["weights"].shape == [784, 512]
+        assert run.holds["weights"].bytes == 4 * parameters
+        assert run.holds["optimizer"].bytes == 4 * parameters + 4  # and a count
+    assert pmap.holds["batch"].shape == [2, 32, 28, 28, 1]
+    assert jit.holds["batch"].on_device == [32, 28, 28, 1]
+    assert jit.holds["batch"].split
+    assert not jit.holds["weights"].split
+    (found,) = pmap.collectives
     line = "gradients, count = lax.pmean((gradients, sums.count), AXIS)"
-    assert found["text"] == line
-    assert found["instruction"].startswith("all-reduce(")
-    assert found["bytes"] >= 4 * parameters
-    assert found["written"]
-    (found,) = jit["collectives"]
-    assert "dot_general" in found["operations"]  # whose sum over the batch it is
-    assert found["source"].startswith("models/mlp.py:")
-    assert not found["written"]
+    assert found.text == line
+    assert found.kind == "all-reduce"
+    assert found.bytes >= 4 * parameters
+    assert found.written
+    (found,) = jit.collectives
+    assert "dot_general" in found.operations  # whose sum over the batch it is
+    assert found.source.startswith("models/mlp.py:")
+    assert not found.written
 
 
 def test_the_two_wrong_programs_leave_the_curve(compared):
@@ -140,16 +146,16 @@ def test_the_two_wrong_programs_leave_the_curve(compared):
     shows.
     """
     _, report, page = compared
-    single = np.array(report["runs"][0]["losses"])
-    names = [run["strategy"] for run in report["wrong"]]
+    single = np.array(report.runs[0].losses)
+    names = [run.strategy for run in report.wrong]
     assert names == ["a forgotten average", "a sum in place of the mean"]
-    for run in report["runs"]:
-        assert np.abs(np.array(run["losses"]) / single - 1).max() < 1e-5
-    for run in report["wrong"]:
-        difference = np.abs(np.array(run["losses"]) / single - 1)
+    for run in report.runs:
+        assert np.abs(np.array(run.losses) / single - 1).max() < 1e-5
+    for run in report.wrong:
+        difference = np.abs(np.array(run.losses) / single - 1)
         assert difference[0] < 1e-5  # the first loss is that of the initial weights
         assert difference.max() > 1e-4
-        assert run["strategy"] in page
+        assert run.strategy in page
 
 
 @pytest.mark.slow
@@ -158,22 +164,37 @@ def test_nine_mistakes_are_off_and_their_correct_lines_are_not():
     assert len(found) == 9
     differ = ("A forgotten average", "A metric that isn't averaged")
     for mistake in found:
-        for kind, results in mistake["results"].items():
-            for result in results.values():
-                is_wrong = max(result["loss"], result["gradient"]) > 0.01
-                assert is_wrong == (kind == "wrong"), mistake["name"]
-                agree = kind != "wrong" or mistake["name"] not in differ
-                assert result["agree"] == agree, mistake["name"]
+        assert set(mistake.results) == {"one_device", "wrong", "right"}
+        for lines, result in mistake.results.items():
+            is_wrong = max(result.loss, result.gradient) > 0.01
+            assert is_wrong == (lines == "wrong"), mistake.name
+            agree = lines != "wrong" or mistake.name not in differ
+            assert result.agree == agree, mistake.name
     for number in (1, 2):  # a sum, and the average that is one under check_vma=True
-        factor = found[number]["results"]["wrong"]["shard_map"]["factor"]
-        assert factor == pytest.approx(4)
-    assert list(found[2]["results"]["wrong"]) == ["shard_map"]
+        assert found[number].results["wrong"].factor == pytest.approx(4)
+
+
+def test_the_lines_of_a_mistake_do_the_same_under_pmap():
+    """The page's results are those of shard_map without its check."""
+    mistake = mistakes.load_mistakes()[0]
+    devices = jax.devices()[:4]
+    with jax.enable_x64(True):
+        params, batch, key = mistakes.make_example(4)
+        program = mistakes.make_program(mistake.one_device)
+        rows = jax.tree.map(lambda x: x.reshape(4, -1, *x.shape[1:]), batch)
+        mapped = jax.pmap(program, "data", in_axes=(None, 0, None), devices=devices)
+        result = mistakes.compare_results(
+            mapped(params, rows, key), program(params, batch, key)
+        )
+        wrong = mistakes.run_mistake(mistake, devices).results["wrong"]
+    assert result.loss == pytest.approx(wrong.loss, rel=1e-9)
+    assert result.gradient == pytest.approx(wrong.gradient, rel=1e-9)
 
 
 def test_the_text_is_short_and_ends_with_the_full_path(compared):
     lines, _, _ = compared
     assert len(lines) <= 20
-    assert max(map(len, lines[:-1])) <= 100  # the last one has a path
+    assert max(map(len, lines[:-1])) <= 80  # the last one has a path
     table = [line for line in lines if "×" in line]
     assert max(map(len, table)) <= 80
     words = ("jit × 2", "the compiler", "you, pmap.py:", "nobody has to")
@@ -203,10 +224,18 @@ def test_the_page_needs_no_network_and_no_script_and_escapes_what_it_shows(compa
         "so the compiler adds an all-reduce",
     ):
         assert words in " ".join(text.split())
-    hostile = json.loads(json.dumps(report))
-    hostile["config"]["dataset"] = "<script>alert(1)</script>"
-    hostile["runs"][1]["collectives"][0]["text"] = "<b>& gone"
-    hostile["code"][0]["lines"]["jit"] = ["<i>x"]
+    single, pmap, jit = report.runs
+    found = replace(pmap.collectives[0], text="<b>& gone")
+    step, *others = report.code.sections
+    hostile = replace(
+        report,
+        config=replace(report.config, dataset="<script>alert(1)</script>"),
+        runs=[single, replace(pmap, collectives=[found]), jit],
+        code=replace(
+            report.code,
+            sections=[replace(step, lines={**step.lines, "jit": ["<i>x"]}), *others],
+        ),
+    )
     page = make_page(hostile)
     assert [
         words for words in ("<script>alert", "<b>& gone", "<i>x") if words in page
@@ -244,9 +273,11 @@ def test_a_batch_per_device_is_that_of_the_most_devices(tmp_path):
         "jit",
     ]
     _, report, _ = compare(tmp_path, *job, "--devices", 1, 2)
-    assert [
-        (each["devices"], each["global_batch_size"]) for each in report["runs"]
-    ] == [(1, 128), (2, 128), (1, 128)]
+    assert [(each.devices, each.global_batch_size) for each in report.runs] == [
+        (1, 128),
+        (2, 128),
+        (1, 128),
+    ]
 
 
 @pytest.mark.slow
@@ -262,29 +293,29 @@ def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
         "port_example.py:new × 8",
         "sum_of_means.py:check × 8",
     ]
-    old, new, wrong = report["runs"]
-    assert [each["name"] for each in report["runs"]] == names
-    assert [each["verdict"] for each in report["runs"]] == ["equal", "equal", "FAILED"]
-    assert "FAILED" in wrong["report"]
-    assert wrong["report"].splitlines()[0] in lines
-    assert old["largest_difference"] == 0
-    assert new["largest_difference"] < 1e-6  # one update of Adam, in float32
-    assert wrong["largest_difference"] is None  # it starts from another state
+    old, new, wrong = report.runs
+    assert [each.name for each in report.runs] == names
+    assert [each.verdict for each in report.runs] == ["equal", "equal", "FAILED"]
+    assert "FAILED" in wrong.report
+    assert wrong.report.splitlines()[0] in lines
+    assert old.largest_difference == 0
+    assert new.largest_difference < 1e-6  # one update of Adam, in float32
+    assert wrong.largest_difference is None  # it starts from another state
     for each in (old, new):
-        assert sum(found["bytes"] for found in each["collectives"]) == 4 * (
+        assert sum(found.bytes for found in each.collectives) == 4 * (
             20 * 32 + 32 * 3 + 1
         )  # gradients and loss
-    assert [each["holds"]["state"]["shape"] for each in (old, new)] == [
+    assert [each.holds["state"].shape for each in (old, new)] == [
         [8, 20, 32],
         [20, 32],
     ]
-    step = "\n".join(report["code"][0]["lines"][given[0]])
+    step = "\n".join(report.code.sections[0].lines[given[0]])
     assert 'value, gradients = lax.pmean((value, gradients), "batch")' in step
     for text in ("\n".join(lines), page):
         assert "sum_of_means.py:check × 8: FAILED" in text
     file = Path(__file__).parents[1] / "verify" / "test_right_programs.py"
     run, _, _ = programs.run_program(f"{file}:three_updates_in_a_scan", 2)
-    assert run["global_batch_size"] == 16  # along its batch_axis
+    assert run.global_batch_size == 16  # along its batch_axis
 
 
 @pytest.mark.slow

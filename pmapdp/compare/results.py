@@ -1,0 +1,154 @@
+"""The results of a comparison, as table, page and JSON file get them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pmapdp.collectives import Instruction
+from pmapdp.config import Config
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """A tree of arrays on devices.
+
+    Attributes:
+        bytes: what one device holds of all of them.
+        shape, on_device: the largest array, and a device's part of it.
+        split: the devices hold different parts.
+    """
+
+    bytes: int
+    shape: list[int]
+    on_device: list[int]
+    split: bool
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of an update in ms: the median, and the ends of the middle half."""
+
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(kw_only=True)
+class Measurement:
+    """A strategy or a program on some devices, and what it did there.
+
+    Attributes:
+        strategy: the strategy, or the program as `old.py:program`.
+        label: the same without folders.
+        name: the label with the number of devices.
+        devices: their number.
+        global_batch_size: the number of examples in an update.
+        simulated: several devices share a CPU.
+        machine: the devices and versions.
+        step_ms: the times of an update.
+        collectives: of the compiled update, the largest first.
+        memory: bytes on a device by use, as the compiler plans them. Results that reuse
+            donated memory take none.
+        holds: the arrays on the devices by their role, as `batch`.
+        sees: the shape of the inputs in your function. Empty for a program.
+        losses: of all updates. Empty for a program.
+        verdict: verify's. Empty for a strategy.
+        report: verify's. Empty for a strategy.
+        largest_difference: from the parameters of a single device, or from the state of
+            the first program, in any element. None: they don't start from one state.
+    """
+
+    strategy: str
+    label: str
+    name: str
+    devices: int
+    global_batch_size: int
+    simulated: bool
+    machine: str
+    step_ms: Times
+    collectives: list[Instruction]
+    memory: dict[str, int]
+    holds: dict[str, Arrays]
+    sees: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    verdict: str = ""
+    report: str = ""
+    largest_difference: float | None = None
+
+
+@dataclass(frozen=True)
+class MistakeResult:
+    """The result of a mistake's lines, beside one device's.
+
+    Attributes:
+        loss, gradient: the relative difference, on the device that's farthest off.
+        factor: how many times as long the gradient is along the expected one.
+        agree: all devices have the same.
+    """
+
+    loss: float
+    gradient: float
+    factor: float
+    agree: bool
+
+
+@dataclass
+class Mistake:
+    """A mistake of `mistakes.toml`, which says what its fields are.
+
+    Attributes:
+        results: by the name of the lines, as `wrong`.
+    """
+
+    name: str
+    one_device: str
+    wrong: str
+    why_wrong: str
+    right: str
+    why_right: str
+    check_vma: bool = False
+    ddp: str = ""
+    results: dict[str, MistakeResult] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a source. Its number in the file is None if it only separates parts."""
+
+    number: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the code that the page shows, with the lines of each column."""
+
+    title: str
+    why: str
+    lines: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code of all columns: part by part, and each column's as a whole."""
+
+    sections: list[Section]
+    sources: dict[str, list[Line]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A comparison.
+
+    Attributes:
+        config: the training's, or None if your programs are compared.
+        columns: the strategies or programs, the first of which is the reference.
+        runs: the measurements, those on the most devices first, after a single device.
+        wrong: the two wrong strategies'.
+    """
+
+    config: Config | None
+    columns: list[str]
+    runs: list[Measurement]
+    wrong: list[Measurement]
+    mistakes: list[Mistake]
+    code: Code
