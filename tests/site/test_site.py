@@ -101,6 +101,14 @@ def test_pages_show_flags_and_sources_as_they_are(laid):
     assert (ROOT / source).read_text() in (laid / "source" / f"{source}.md").read_text()
 
 
+def test_the_page_of_the_four_strategies_opens_and_is_not_downloaded(laid):
+    """Sphinx makes a download of a link in Markdown to a file that's no page."""
+    shown = (laid / "docs" / "compare.md").read_text()
+    assert '<a href="../four_ways.html">![' in shown
+    assert shown.count('<a href="../four_ways.html">') == 2
+    assert "](pictures/four_ways.html)" not in shown
+
+
 def test_a_line_too_long_is_wrapped_and_others_are_not(tmp_path):
     page, path = stage.Stage(tmp_path), PurePosixPath("README.md")
     long, short, code = (
