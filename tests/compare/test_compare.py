@@ -11,8 +11,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import look
 import numpy as np
+import optax
 import port_example
 import pytest
 from launch import CALLERS, python
@@ -139,6 +141,18 @@ def test_what_each_sees_holds_and_who_adds_up(compared):
     assert "dot_general" in found.operations  # whose sum over the batch it is
     assert found.source.startswith("models/mlp.py:")
     assert not found.written
+
+
+def test_adam_makes_a_step_of_a_rounding_error():
+    """Of two gradients that differ by a rounding error as large as themselves."""
+    rate = 0.01
+    for optimizer, smallest, largest in (
+        (optax.adam(rate), rate, 2 * rate),
+        (optax.sgd(rate), 0, 1e-8),
+    ):
+        state = optimizer.init(jnp.zeros(1))
+        steps = [optimizer.update(jnp.array([g]), state)[0] for g in (-1e-7, 1e-7)]
+        assert smallest < abs(steps[0] - steps[1]) < largest
 
 
 def test_the_two_wrong_programs_leave_the_curve(compared):
