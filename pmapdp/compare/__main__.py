@@ -22,12 +22,11 @@ from rich.table import Table
 
 from pmapdp import cli
 from pmapdp.compare import words
-from pmapdp.compare.mistakes import run_mistakes
 from pmapdp.compare.page import make_page
 from pmapdp.compare.programs import compare_programs, program_sections
 from pmapdp.compare.results import Report
 from pmapdp.compare.sources import read_sections
-from pmapdp.compare.strategies import compare_strategies, in_new_process
+from pmapdp.compare.strategies import compare_strategies
 from pmapdp.compare.wrong import WRONG
 from pmapdp.config import Config, setting
 from pmapdp.errors import UserError, unknown
@@ -150,14 +149,12 @@ def report_strategies(config: Config, options: CompareOptions) -> Report:
         config = replace(config, global_batch_size=size, per_device_batch_size=None)
     counts: list[int | None] = [*sorted(set(options.devices), reverse=True)] or [None]
     runs = compare_strategies(config, [*options.strategies, *WRONG], counts)
-    most = max(run.devices for run in runs)
     columns = ["single", *options.strategies]
     return Report(
         config=config,
         columns=columns,
         runs=[run for run in runs if run.strategy not in WRONG],
         wrong=[run for run in runs if run.strategy in WRONG],
-        mistakes=in_new_process(run_mistakes, most),
         code=read_sections({name: STRATEGIES[name] for name in columns}),
     )
 
@@ -174,7 +171,6 @@ def report_programs(programs: list[str], devices: int | None) -> Report:
         columns=programs,
         runs=compare_programs(programs, devices),
         wrong=[],
-        mistakes=[],
         code=program_sections(programs),
     )
 

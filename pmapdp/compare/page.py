@@ -12,6 +12,7 @@ from rich.filesize import decimal
 from pmapdp.collectives import describe_exchange
 from pmapdp.compare import pictures, words
 from pmapdp.compare.code import align, as_html, find_changes
+from pmapdp.compare.mistakes import load_mistakes
 from pmapdp.compare.results import Measurement, Report
 
 # The differences of code that the page shows: what a reader ports from and to. The
@@ -32,6 +33,7 @@ def make_page(report: Report) -> str:
     return template.render(
         report=report,
         runs_of=runs_of,
+        mistakes=load_mistakes(),
         pairs=choose_pairs(report.columns),
         most_memory=max(sum(run.memory.values()) for run in report.runs),
         describe_exchange=describe_exchange,

@@ -76,41 +76,6 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class MistakeResult:
-    """The result of a mistake's lines, beside one device's.
-
-    Attributes:
-        loss, gradient: the relative difference, on the device that's farthest off.
-        factor: how many times as long the gradient is along the expected one.
-        agree: all devices have the same.
-    """
-
-    loss: float
-    gradient: float
-    factor: float
-    agree: bool
-
-
-@dataclass
-class Mistake:
-    """A mistake of `mistakes.toml`, which says what its fields are.
-
-    Attributes:
-        results: by the name of the lines, as `wrong`.
-    """
-
-    name: str
-    one_device: str
-    wrong: str
-    why_wrong: str
-    right: str
-    why_right: str
-    check_vma: bool = False
-    ddp: str = ""
-    results: dict[str, MistakeResult] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Line:
     """A line of a source. Its number in the file is None if it only separates parts."""
 
@@ -150,5 +115,4 @@ class Report:
     columns: list[str]
     runs: list[Measurement]
     wrong: list[Measurement]
-    mistakes: list[Mistake]
     code: Code

@@ -2,12 +2,11 @@
 
 from rich.filesize import decimal
 
-from pmapdp.compare.results import Measurement, MistakeResult, Report
+from pmapdp.compare.results import Measurement, Report
 
 # If rounding alone differs, parameters after some updates with Adam differ by at most
 # this.
 ROUNDING = {"float64": 1e-9, "float32": 1e-2, "bfloat16": 0.3}
-EQUAL = 1e-9  # relative; the results of a mistake are float64, so less is rounding
 
 
 def describe_result(run: Measurement) -> str:
@@ -82,20 +81,4 @@ def conclude(report: Report) -> str:
             " Nothing was split: try --devices 8, with JAX_PLATFORMS=cpu if you have "
             "one GPU."
         )
-    return text
-
-
-def verdict(result: MistakeResult) -> str:
-    """Say if a mistake's result is `equal`, or how far off: `gradient 31.0% off`."""
-    wrong = []
-    for name, error in (("loss", result.loss), ("gradient", result.gradient)):
-        if error > EQUAL:
-            wrong.append(f"{name} {error:.1%} off")
-    text = ", ".join(wrong) or "equal"
-    # A gradient that only has another length differs by factor - 1.
-    points_alike = abs(result.factor - 1 - result.gradient) < EQUAL
-    if result.loss <= EQUAL < result.gradient and points_alike:
-        text = f"gradient \u00d7 {result.factor:.3g}"
-    if not result.agree:
-        text += "; different on each device"
     return text

@@ -1,6 +1,4 @@
-"""Sources side by side, collectives of compiled programs, pictures, and the
-mistakes.
-"""
+"""Sources side by side, collectives of compiled programs, and pictures."""
 
 import re
 from functools import partial
@@ -23,7 +21,6 @@ from pmapdp.collectives import (
     instructions,
 )
 from pmapdp.compare.code import align, as_html, find_changes, kind_of
-from pmapdp.compare.mistakes import load_mistakes
 from pmapdp.compare.pictures import DEVICE_COLOURS, differences, flow, holdings
 from pmapdp.compare.programs import split_program
 from pmapdp.compare.results import Arrays, Line, Measurement, Times
@@ -350,18 +347,6 @@ def test_an_all_reduce_of_each_micro_batch_is_counted():
         (found,) = collectives(lowered.compile().as_text())
         runs[is_slow] = found.runs
     assert runs == {True: 16, False: 1}
-
-
-def test_the_catalogue_of_mistakes_is_whole():
-    mistakes = load_mistakes()
-    names = [mistake.name for mistake in mistakes]
-    assert names[:2] == ["A forgotten average", "A sum in place of the mean"]
-    assert len(set(names)) == 9
-    assert sum(bool(mistake.ddp) for mistake in mistakes) == 3
-    for mistake in mistakes:
-        assert mistake.why_wrong
-        assert mistake.why_right
-        assert mistake.wrong != mistake.right or mistake.check_vma
 
 
 def test_the_page_on_the_site_names_the_lines_that_add_up_today():
