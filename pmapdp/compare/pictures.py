@@ -7,6 +7,7 @@ yellow.
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from markupsafe import Markup
 from rich.filesize import decimal
 
@@ -91,8 +92,11 @@ def flow(run: Measurement) -> Markup:
         who = "you average" if is_yours else "the compiler adds up"
         parts.append(box(4, 88, FLOW_WIDTH - 8, 18, f'class="{kind}"'))
         parts.append(label(FLOW_WIDTH / 2, 101, who, "middle"))
-    parts.append(label(0, 140, "new weights" + (", all equal" if N > 1 else "")))
-    note = f"Batch, gradient sums, {'all-reduce, ' if collectives else ''}new weights"
+    equal = ", all equal" if N > 1 else ""
+    parts.append(label(0, 140, f"new weights{equal}"))
+    note = "Batch, gradient sums, new weights"
+    if collectives:
+        note = "Batch, gradient sums, all-reduce, new weights"
     return picture(FLOW_WIDTH, 162, note, *parts)
 
 
@@ -131,10 +135,13 @@ def holdings(run: Measurement) -> list[tuple[list[str], str]]:
 
 def losses(runs: Sequence[Measurement]) -> Markup:
     """Draw the losses of runs by update, from 0 to the largest one."""
-    values = [loss for run in runs for loss in run.losses if math.isfinite(loss)]
-    top = max(values)
+    values = np.array([run.losses for run in runs])
+    top = values[np.isfinite(values)].max()
     axis = {f"{top * part:.2g}": part for part in (0, 0.5, 1)}
-    curves = [curve(run, [loss / top for loss in run.losses]) for run in runs]
+    curves = []
+    for run in runs:
+        heights = [loss / top for loss in run.losses]
+        curves.append(curve(run, heights))
     return plot("loss", runs, axis, curves)
 
 
