@@ -232,8 +232,13 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 # </details>
 #
 # The loss and the gradients differ, too, so this network isn't the one that a single device would train, and it never
-# was. That may be what you want, but you should know it. `print(report)` names the cause and the remedy.
-#
+# was. That may be what you want, but you should know it. The report has what the experiments found, and the usual
+# mistakes that this fits. Look for the line on `batch_stats/BatchNorm_0/var`:
+
+# %%
+print(report)
+
+# %% [markdown]
 # ## On to jit
 #
 # If you'd rather have one device's result, go on to `jit`. There the step *is* one device's step, `plain_step`. The
@@ -304,9 +309,9 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 #   same global batch in every process, and raises an error otherwise. So give your rows to
 #   `jax.make_array_from_process_local_data` ([lesson 17](17_many_processes.ipynb)).
 # - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it, lists the lines that
-#   need your attention, and prints a script that verifies your step, in which you fill in the first arguments. It can
-#   miss a line: in this program it lists one of the two `[0]`s, because the other one indexes a call.
-#   [Porting](../docs/porting.md) shows what it says about this program, and has a row for every construct.
+#   need your attention, and prints a script that verifies your step, in which you fill in the first arguments. In this
+#   program it lists the two `[0]`s. [Porting](../docs/porting.md) shows all that it says, and has a row for every
+#   construct.
 #
 # ## Exercises
 #
