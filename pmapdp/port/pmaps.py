@@ -14,9 +14,9 @@ class Use(NamedTuple):
     """A use of pmap.
 
     Attributes:
-        options: its keywords and their values, also those that a partial gives.
-        function: the function that is mapped in the end, or None if it can't be found.
-        inside: paths of the partials and transformations around the function.
+        options: Its keywords and their values, also those that a partial gives.
+        function: The function that is mapped in the end, or None if it can't be found.
+        inside: Paths of the partials and transformations around the function.
     """
 
     options: dict[Any, Any]

@@ -228,7 +228,7 @@ def read_program(given: str) -> tuple[dict[str, Module], list[str]]:
         The modules by path, and a line for each file that can't be read.
 
     Raises:
-        UserError: there is nothing to read, or the one file that was named can't be
+        UserError: There is nothing to read, or the one file that was named can't be
             read.
     """
     path = Path(given)

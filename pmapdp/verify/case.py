@@ -36,13 +36,13 @@ class Comparison(NamedTuple):
     """What is compared: a step on some devices, and its reference.
 
     Attributes:
-        step: the step.
-        reference: the reference.
-        layout: of the step's arguments.
-        devices: those on which the step runs.
-        state: what the training starts from.
-        batches: one for each update.
-        keys: one key for each update, in a tuple, or an empty one.
+        step: The step.
+        reference: The reference.
+        layout: Of the step's arguments.
+        devices: Those on which the step runs.
+        state: What the training starts from.
+        batches: One for each update.
+        keys: One key for each update, in a tuple, or an empty one.
     """
 
     step: Callable
@@ -58,12 +58,12 @@ class Case:
     """One update by a step on N devices, from the state that the reference had.
 
     Attributes:
-        got: the devices' copies of each leaf of the result.
-        errors: how far each compared leaf is off, on the device where it's farthest,
+        got: The devices' copies of each leaf of the result.
+        errors: How far each compared leaf is off, on the device where it's farthest,
             and how far rounding allows.
-        clear: the wrong leaves of the state that are off by much more than that, the
+        clear: The wrong leaves of the state that are off by much more than that, the
             farthest first.
-        fractions: those of them that hold fractions.
+        fractions: Those of them that hold fractions.
     """
 
     def __init__(self, comparison: Comparison, update: ReferenceUpdate):
@@ -126,7 +126,7 @@ class Case:
         """Return the devices' copies of each leaf.
 
         Raises:
-            CheckError: if names or shapes are not those of the reference.
+            CheckError: If names or shapes are not those of the reference.
         """
         fetch = self.comparison.layout.fetch
         if fetch is not None:
@@ -250,5 +250,5 @@ class Case:
         """Return True if the devices hold different values of a wrong leaf."""
         copies = self.got[name]
         error, allowed = self.errors[name]
-        apart = max(distance(copy, copies[0]) for copy in copies)
-        return apart > max(allowed, PREDICTS * min(error, 1e300))
+        spread = max(distance(copy, copies[0]) for copy in copies)
+        return spread > max(allowed, PREDICTS * min(error, 1e300))

@@ -84,8 +84,8 @@ def describe_devices(case: Case) -> list[Fact]:
             names.setdefault(compare_devices(case, name), []).append(name)
     order = ("own_examples", "right_mean", "devices_differ")
     facts = [fact(what, names[what]) for what in order if what in names]
-    explained = names.get("own_examples", []) + names.get("right_mean", [])
-    return facts + describe_use(case, explained)
+    shared = names.get("own_examples", []) + names.get("right_mean", [])
+    return facts + describe_use(case, shared)
 
 
 def compare_devices(case: Case, name: str) -> str:
@@ -184,8 +184,8 @@ def describe_parts(case: Case) -> list[Fact]:
         elif case.is_near(name, values[:1]):
             names.setdefault("first_part", []).append(name)
     facts = [fact(what, leaves) for what, leaves in names.items()]
-    explained = names.get("mean_of_parts", []) + names.get("first_part", [])
-    return facts + describe_use(case, explained)
+    of_parts = names.get("mean_of_parts", []) + names.get("first_part", [])
+    return facts + describe_use(case, of_parts)
 
 
 def describe_examples(case: Case) -> list[Fact]:
@@ -195,14 +195,14 @@ def describe_examples(case: Case) -> list[Fact]:
     arrays = [name for name in case.fractions if right[name].size > 1]
     if not 2 <= B <= MOST_EXAMPLES:
         return []
-    found = measure_influence(case, range(B), arrays)
-    if not found:
+    influences = measure_influence(case, range(B), arrays)
+    if not influences:
         return []
-    best = found[min(found, key=lambda name: found[name][1])][0]
+    best = influences[min(influences, key=lambda name: influences[name][1])][0]
     ends = [int(np.nanargmin(best)), int(np.nanargmax(best))]
     low, high = best[ends]
     if high - low < 3 * ALIKE * abs(high):
-        medians = [float(np.nanmedian(counts)) for counts, _ in found.values()]
+        medians = [float(np.nanmedian(counts)) for counts, _ in influences.values()]
         return describe_ratios(case, medians)
     if low < -ALIKE * high or is_masked(case, ends, best[ends]):
         return []
@@ -242,7 +242,7 @@ def measure_influence(
         index[example] = swapped[example]
         reruns.append(case.rerun(index))
     together = case.rerun(swapped)[0] if len(examples) == B else None
-    found = {}
+    results = {}
     for name in names:
         first = case.got[name][0]
         enough = 2 * CLEAR * case.update.allowed[name]
@@ -265,8 +265,8 @@ def measure_influence(
             rest = distance(together[name] - first, sum(moves))
             is_sum = rest <= 2 * PREDICTS * size
         if is_sum and len(errors) > len(counts) / 2 and max(errors) < ALIKE:
-            found[name] = (np.array(counts), max(errors))
-    return found
+            results[name] = (np.array(counts), max(errors))
+    return results
 
 
 def describe_metrics(case: Case) -> list[Fact]:
@@ -274,12 +274,12 @@ def describe_metrics(case: Case) -> list[Fact]:
     facts = describe_nan(case, metrics=True)
     if facts or case.wrong():
         return facts
-    found: dict[tuple[str, float], list[str]] = {}
+    leaves_by_fact: dict[tuple[str, float], list[str]] = {}
     for name in case.wrong(metrics=True):
-        explained = compare_metric(case, name)
-        if explained:
-            found.setdefault(explained, []).append(name)
-    for (name, ratio), leaves in found.items():
+        explanation = compare_metric(case, name)
+        if explanation:
+            leaves_by_fact.setdefault(explanation, []).append(name)
+    for (name, ratio), leaves in leaves_by_fact.items():
         facts.append(fact(name, leaves, ratio=ratio))
     return facts
 
@@ -313,7 +313,7 @@ def find_fixed_key(cases: list[Case]) -> list[Fact]:
     """Say if the second update draws the random numbers of the first.
 
     Raises:
-        CheckError: if that can't be told.
+        CheckError: If that can't be told.
     """
     case = cases[0]
     if not case.random_leaves:
@@ -379,7 +379,7 @@ def find_unsplit_work(cases: list[Case]) -> list[Fact]:
     """Say if a device makes more than its part of the operations, as compiled.
 
     Raises:
-        CheckError: if that can't be told.
+        CheckError: If that can't be told.
     """
     case = cases[0]
     reference = case.reference
@@ -404,16 +404,16 @@ def find_unsplit_work(cases: list[Case]) -> list[Fact]:
     all_of_it = count_flops(total)
     if not all_of_it:
         raise CheckError("the compiler counts no operations")
-    share = count_flops(device) / count_flops(whole)  # before it's compiled
+    fraction = count_flops(device) / count_flops(whole)  # before it's compiled
     ratio = count_flops(case.compiled) / all_of_it
     # Some of the work is the same for any batch, such as the update of the state.
-    same_for_all = (share - 1 / case.N) / (1 - 1 / case.N)
-    most = max(MOST_WORK * share, share + 3 * same_for_all)
+    same_for_all = (fraction - 1 / case.N) / (1 - 1 / case.N)
+    most = max(MOST_WORK * fraction, fraction + 3 * same_for_all)
     if not 0 < most < 0.9:
         raise CheckError("too little of the work depends on the number of examples")
     if ratio < most:
         return []
-    return [fact("whole_work", ratio=ratio, part=share)]
+    return [fact("whole_work", ratio=ratio, part=fraction)]
 
 
 def places_arrays(case: Case) -> bool:

@@ -62,13 +62,13 @@ class Layout(NamedTuple):
     They are given host arrays, as one device has them.
 
     Attributes:
-        place_state: the state without the leaves that `per_device` names.
-        place_batch: from `[B, ...]`.
-        fetch: the state back to arrays as one device has them. None: each leaf has the
+        place_state: The state without the leaves that `per_device` names.
+        place_batch: From `[B, ...]`.
+        fetch: The state back to arrays as one device has them. None: each leaf has the
             shape that it has there, or a leading device axis `[N, ...]`. Leaves that it
             returns as they are on the devices are compared on each of them.
-        place_key: the key.
-        place_own: leaves `[N, ...]` that `per_device` names.
+        place_key: The key.
+        place_own: Leaves `[N, ...]` that `per_device` names.
     """
 
     place_state: Callable[[Any, Devices], Any]

@@ -84,7 +84,11 @@ def run_on_one_device(step: Callable, axis_name: Any, *arguments: Any) -> Any:
 
 def map_over_one(step: Callable, axis_name: Any, *arguments: Any) -> Any:
     """Run a step over an axis of size 1."""
-    mapped = jax.vmap(lambda _, given: step(*given), (0, None), axis_name=axis_name)
+    mapped = jax.vmap(
+        lambda _, arguments_of_one: step(*arguments_of_one),
+        (0, None),
+        axis_name=axis_name,
+    )
     return jax.tree.map(lambda x: x[0], mapped(jnp.zeros(1), arguments))
 
 
@@ -152,16 +156,16 @@ class ReferenceUpdate(NamedTuple):
     """One update of the reference, in host arrays as one device has them.
 
     Attributes:
-        number: of the update, from 0.
-        state: before the update.
+        number: Of the update, from 0.
+        state: Before the update.
         batch: None if there is none.
-        key: with one key, or empty.
-        old: the leaves of the state.
-        values: what the reference returned: the new state and the metrics.
-        allowed: how far each of these may be off.
+        key: With one key, or empty.
+        old: The leaves of the state.
+        values: What the reference returned: the new state and the metrics.
+        allowed: How far each of these may be off.
         kinds: "close" and "exact" are compared; "blind" is not, because rounding hides
             it, nor "ignored", which a device owns.
-        axis: of the examples in the batch.
+        axis: Of the examples in the batch.
     """
 
     number: int
@@ -259,10 +263,10 @@ class Reference:
 
     def leaves(self, returned: dict[str, Any]) -> dict[str, Any]:
         """Return the leaves of the state by path, and the metrics as `metrics/path`."""
-        found = trees.leaves_by_name(returned["state"])
+        by_name = trees.leaves_by_name(returned["state"])
         for path, leaf in trees.leaves_by_name(returned["metrics"]).items():
-            found[self.prefix + path] = leaf
-        return found
+            by_name[self.prefix + path] = leaf
+        return by_name
 
     def values(self, returned: dict[str, Any]) -> Leaves:
         """Return the same as numbers on the host."""
@@ -301,12 +305,12 @@ class Reference:
         own.
         """
         if not self.groups:
-            found = self.run_device(0, state, batch, *key)
+            returned = self.run_device(0, state, batch, *key)
             # A leaf of each device's own has as many rows as were given.
             new = jax.tree.map(
-                lambda x, old: jnp.broadcast_to(x, old.shape), found["state"], state
+                lambda x, old: jnp.broadcast_to(x, old.shape), returned["state"], state
             )
-            return {"state": new, "metrics": found["metrics"]}
+            return {"state": new, "metrics": returned["metrics"]}
 
         def take_first(tree: Any, prefix: str) -> Any:
             return trees.map_with_names(
@@ -379,7 +383,7 @@ class Reference:
         """Return the type that sets the tolerances.
 
         Raises:
-            ArgumentsError: if the reference or `per_device` can't be used.
+            ArgumentsError: If the reference or `per_device` can't be used.
         """
         # jit returns a type of its own, and pmap a function.
         if isinstance(self.step, types.FunctionType) and hasattr(self.step, "lower"):
@@ -403,11 +407,11 @@ class Reference:
 
     def check_groups(self, arguments: tuple) -> None:
         """Refuse an old program whose groups return different values."""
-        found = self.values(jax.jit(self.run_groups)(*arguments))
+        values_by_name = self.values(jax.jit(self.run_groups)(*arguments))
         names = []
-        for name, values in found.items():
-            apart = distance(values, np.broadcast_to(values[:1], values.shape))
-            if not self.is_own(name) and apart > UNEQUAL * distance(values):
+        for name, values in values_by_name.items():
+            spread = distance(values, np.broadcast_to(values[:1], values.shape))
+            if not self.is_own(name) and spread > UNEQUAL * distance(values):
                 names.append(name)
         if not names:
             return
@@ -425,7 +429,7 @@ class Reference:
         """Make one update on each batch, with the tolerance of every leaf.
 
         Raises:
-            ArgumentsError: if a result is NaN, which nothing equals.
+            ArgumentsError: If a result is NaN, which nothing equals.
         """
         # Below float32, an eighth of a unit: then an eighth of the numbers is rounded
         # the other way.
@@ -548,16 +552,16 @@ def narrowest_sum(traced: Any, state: Any) -> np.dtype:
 
     What it was given in a wider type than it returns counts, too.
     """
-    found = set()
+    dtypes = set()
     for equation in equations(traced.jaxpr.jaxpr):
         if equation.primitive.name in SUMS:
             for variable in (*equation.invars, *equation.outvars):
-                found.add(variable.aval.dtype)
+                dtypes.add(variable.aval.dtype)
     new_leaves = jax.tree.leaves(traced.out_info["state"])
     for old, new in zip(jax.tree.leaves(state), new_leaves, strict=True):
         if not trees.is_key(new) and new.dtype != jnp.result_type(old):
-            found.add(new.dtype)
-    floats = [dtype for dtype in found if jnp.issubdtype(dtype, jnp.floating)]
+            dtypes.add(new.dtype)
+    floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
     widest_unit = max(
         floats, key=lambda dtype: float(jnp.finfo(dtype).eps), default=np.float64
     )

@@ -41,15 +41,15 @@ class Check(NamedTuple):
     """One check.
 
     Attributes:
-        name: what was checked.
-        status: what came out.
-        devices: how many, if that matters.
-        sentence: what differs, or why it could not be checked.
-        facts: what the experiments showed, a sentence each.
-        rows: of docs/mistakes.md, whose rules these facts fit.
-        leaves: how far each leaf (each wrong one of a check that failed) is from the
+        name: What was checked.
+        status: What came out.
+        devices: How many, if that matters.
+        sentence: What differs, or why it could not be checked.
+        facts: What the experiments showed, a sentence each.
+        rows: Of docs/mistakes.md, whose rules these facts fit.
+        leaves: How far each leaf (each wrong one of a check that failed) is from the
             reference at most, and what rounding allows.
-        update: the number of the first wrong update, from 1.
+        update: The number of the first wrong update, from 1.
     """
 
     name: str
@@ -91,14 +91,14 @@ class Report(NamedTuple):
     """The findings of `verify`.
 
     Attributes:
-        checks: those that were made, and those that could not be.
-        kinds: of the leaves: "close" and "exact" were compared, "blind" and "ignored"
+        checks: Those that were made, and those that could not be.
+        kinds: Of the leaves: "close" and "exact" were compared, "blind" and "ignored"
             were not.
-        devices: on how many the step ran.
-        updates: how many were compared, from the first on.
-        precision: the type in which it was computed, and why it was not float64.
-        unseen: what this reference can't show.
-        exchange: what the devices exchange in an update.
+        devices: On how many the step ran.
+        updates: How many were compared, from the first on.
+        precision: The type in which it was computed, and why it was not float64.
+        unseen: What this reference can't show.
+        exchange: What the devices exchange in an update.
     """
 
     checks: list[Check]
@@ -148,11 +148,11 @@ class Report(NamedTuple):
         """Raise an error if a check failed or something was not compared.
 
         Args:
-            not_compared: the leaves that need not be compared, because rounding hides
+            not_compared: The leaves that need not be compared, because rounding hides
                 them.
 
         Raises:
-            VerificationError: with the report as its message.
+            VerificationError: With the report as its message.
         """
         accepted = ""
         if self.blind and set(self.blind) <= set(not_compared):
@@ -236,14 +236,14 @@ class Report(NamedTuple):
     def to_json(self) -> str:
         """Return the report as JSON."""
         checks = [check._asdict() for check in self.checks]
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "ok": self.ok,
             "verdict": self.verdict,
             "rows": self.rows,
             **self._asdict(),
             "checks": checks,
         }
-        return json.dumps(found, indent=2)
+        return json.dumps(values, indent=2)
 
 
 def count(number: int, noun: str) -> str:

@@ -19,9 +19,9 @@ class Fact(NamedTuple):
     sentence: str
 
 
-def fact(name: str, leaves: Iterable[str] = (), **found: Any) -> Fact:
+def fact(name: str, leaves: Iterable[str] = (), **numbers: Any) -> Fact:
     """Fill what was found into the sentence of a fact."""
-    return Fact(name, SENTENCES[name].format(leaves=few(leaves), **found))
+    return Fact(name, SENTENCES[name].format(leaves=few(leaves), **numbers))
 
 
 def few(names: Iterable[Any]) -> str:

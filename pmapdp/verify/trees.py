@@ -28,15 +28,15 @@ def map_with_names(function: Callable[[str, Any], Any], tree: Any) -> Any:
 
 def leaves_by_name(tree: Any) -> dict[str, Any]:
     """Return the leaves by their path; a typed key as its integers, for NumPy."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
 
     def add(name: str, leaf: Any) -> None:
         if is_key(leaf) and isinstance(leaf, jax.Array):
             leaf = jax.random.key_data(leaf)
-        found[name] = leaf
+        leaves[name] = leaf
 
     map_with_names(add, tree)
-    return found
+    return leaves
 
 
 def matches(path: str, names: str | Sequence[str]) -> bool:
@@ -73,11 +73,11 @@ def to_host(tree: Any, dtype: Any = None) -> Any:
     def copy(leaf: Any) -> Any:
         if is_key(leaf):
             return jnp.copy(leaf)
-        given = jnp.result_type(leaf)
-        is_wide = jnp.issubdtype(given, jnp.floating) and given.itemsize >= 4
+        leaf_dtype = jnp.result_type(leaf)
+        is_wide = jnp.issubdtype(leaf_dtype, jnp.floating) and leaf_dtype.itemsize >= 4
         if dtype is not None and is_wide:
-            given = dtype
-        return np.array(leaf, given)
+            leaf_dtype = dtype
+        return np.array(leaf, leaf_dtype)
 
     return jax.tree.map(copy, tree)
 
@@ -131,13 +131,13 @@ def copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray]:
         return []
     if not isinstance(leaf, jax.Array):
         return [numbers(leaf)]
-    found: dict[int, np.ndarray] = {}
+    copies: dict[int, np.ndarray] = {}
     for shard in leaf.addressable_shards:
         part = numbers(shard.data)
-        if shard.replica_id not in found:
-            found[shard.replica_id] = np.empty(shape, part.dtype)
-        found[shard.replica_id][shard.index] = part
-    return list(found.values())
+        if shard.replica_id not in copies:
+            copies[shard.replica_id] = np.empty(shape, part.dtype)
+        copies[shard.replica_id][shard.index] = part
+    return list(copies.values())
 
 
 def distance(a: Any, b: Any = 0.0) -> float:
@@ -148,10 +148,10 @@ def distance(a: Any, b: Any = 0.0) -> float:
     if np.shape(b) not in ((), np.shape(a)):
         return np.inf
     with np.errstate(invalid="ignore"):
-        apart = np.abs(np.asarray(a, np.result_type(a, np.float64)) - b)
+        difference = np.abs(np.asarray(a, np.result_type(a, np.float64)) - b)
         is_equal = (a == b) | ((a != a) & (b != b))
-        apart = np.where(is_equal, 0, apart)
-    largest = np.max(apart, initial=0)
+        difference = np.where(is_equal, 0, difference)
+    largest = np.max(difference, initial=0)
     return float(np.nan_to_num(largest, nan=np.inf, posinf=np.inf))
 
 

@@ -49,32 +49,32 @@ def verify(
     the new state or `(state, metrics)`. docs/verify.md has wrappers for other steps.
 
     Args:
-        step: the same function as `reference`, pmapped, shard_mapped or jitted.
-        reference: the plain step for one device, without collectives, or
+        step: The same function as `reference`, pmapped, shard_mapped or jitted.
+        reference: The plain step for one device, without collectives, or
             `one_device(step, axis_name)`, or `old_program(step, axis_name, groups)`.
-        state: what the training starts from, as for one device. Leaves that
+        state: What the training starts from, as for one device. Leaves that
             `per_device` names are `[N, ...]`.
         batch: `[B, ...]`, or a function of the update's number, from 0, that returns
             one. None: the step takes none.
-        key: what your loop passes: a key, the same in every update, or a function of
+        key: What your loop passes: a key, the same in every update, or a function of
             the update's number. None: no key.
-        layout: of the step's arguments: `stacked`, `replicated` or `sharded`, the
+        layout: Of the step's arguments: `stacked`, `replicated` or `sharded`, the
             batch's sharding, or a `Layout`.
-        per_device: parts of the paths of leaves of which each device has its own, as
+        per_device: Parts of the paths of leaves of which each device has its own, as
             "batch_stats" or "opt/key"; "key" is that argument, "metrics/loss" a metric.
-        batch_axis: of the examples in the batch: 1 for `[n_steps, B, ...]`.
-        last_batch: a ragged or padded last batch, as the reference takes it, for one
+        batch_axis: Of the examples in the batch: 1 for `[n_steps, B, ...]`.
+        last_batch: A ragged or padded last batch, as the reference takes it, for one
             more update.
-        devices: those to use. None: `jax.devices()`.
-        updates: how many in a row.
-        float64: compute in float64 if the program allows it; False: in the types that
+        devices: Those to use. None: `jax.devices()`.
+        updates: How many in a row.
+        float64: Compute in float64 if the program allows it; False: in the types that
             are given.
 
     Returns:
         The report. In it, an error of the step is a check that failed.
 
     Raises:
-        ArgumentsError: a ValueError that says in one sentence why arguments cannot be
+        ArgumentsError: A ValueError that says in one sentence why arguments cannot be
             used. An error of the reference is raised as it is.
     """
     state = jax.tree.map(
@@ -108,8 +108,8 @@ def list_inputs(
 ) -> tuple[list[Any], list[tuple[Any, ...]]]:
     """Return the batch of each update, and its key in a tuple, empty without one."""
 
-    def value_of(given: Any, update: int) -> Any:
-        return given(update) if callable(given) else given
+    def value_of(value: Any, update: int) -> Any:
+        return value(update) if callable(value) else value
 
     batches = [value_of(batch, update) for update in range(updates)]
     if last_batch is not None:
@@ -141,11 +141,11 @@ def compare_in(comparison: Comparison, dtype: Any, precision: str) -> Report:
     """Make the updates and all checks in one type, or in the given ones.
 
     Raises:
-        CheckError: why it can't be done in this type.
+        CheckError: Why it can't be done in this type.
     """
     plain = comparison.reference
-    given = (comparison.state, comparison.batches)
-    state, batches = trees.to_host(given, dtype)
+    inputs = (comparison.state, comparison.batches)
+    state, batches = trees.to_host(inputs, dtype)
     narrowest = plain.check((state, batches[0], *comparison.keys[0]))
     if dtype and narrowest != dtype:
         raise CheckError(f"given float64, the reference computes in {narrowest}")
@@ -170,7 +170,7 @@ def run_cases(
     """Run the step in each update, or as far as it can, and make a check if it fails.
 
     Raises:
-        CheckError: if the step fails in float64, but may run in the given types.
+        CheckError: If the step fails in float64, but may run in the given types.
     """
     cases: list[Case] = []
     try:
