@@ -47,6 +47,7 @@ NEW_LINES = {
     **{("09", later): 25 for later in ("13", "14", "15", "16")},
     ("14", "17"): 26,
     ("09", "18"): 30,
+    ("13", "20"): 6,
 }
 
 # In float64, with 15 decimals, over two epochs, and in a process that has eight
@@ -149,6 +150,13 @@ def test_all_ways_give_the_figures_of_pmap(number):
     np.testing.assert_allclose(found[:, ::2], wanted[:, ::2], atol=2e-4)
     np.testing.assert_allclose(found[:, 1], wanted[:, 1], atol=5.5 / 5_000)
     np.testing.assert_allclose(found[:, 3], wanted[:, 3], atol=2.5 / 1_000)
+
+
+def test_bfloat16_hardly_changes_the_losses():
+    found = figures_of("20")
+    wanted = figures_of("13")
+    np.testing.assert_allclose(found[-1, ::2], wanted[-1, ::2], atol=1e-3)
+    assert (found != wanted).any()
 
 
 def test_the_port_prints_what_the_old_program_prints():

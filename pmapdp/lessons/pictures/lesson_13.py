@@ -1,10 +1,8 @@
 """Pictures of lesson 13."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 
 from pmapdp.lessons import drawing
 from pmapdp.lessons.programs import memory
@@ -58,18 +56,3 @@ def memory_over_time(programs: dict[str, Any]) -> None:
         axes.set_title(name, fontsize=9)
         axes.set(xlabel="one update", xticks=[], ylim=(0, None))
     grid[0].set_ylabel("MB on one device")
-
-
-@drawing.picture
-def loss_by_dtype(curves: dict[str, Sequence[float]]) -> None:
-    """The loss falls in the same way in float32 and computed in bfloat16; with parameters in bfloat16 it falls more slowly."""
-    for colour, (name, losses) in zip((4, 0, 1), curves.items(), strict=True):
-        smooth, width = (
-            np.convolve(losses, np.ones(15) / 15, "valid"),
-            5 if colour == 4 else 1.5,
-        )
-        plt.plot(
-            smooth, color=drawing.DEVICE_COLOURS[colour], linewidth=width, label=name
-        )
-    plt.gca().set(xlabel="update", ylabel="loss (mean of 15 updates)", ylim=(0, None))
-    plt.legend()

@@ -1,0 +1,131 @@
+"""Train a small network on eight devices in bfloat16, recomputing a layer: `python 20_fit.py`."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+B, EPOCHS = 128, 5  # examples per update, passes over the data
+K = 4  # micro-batches per update
+
+os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
+jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
+mesh = Mesh(jax.devices(), ("data",))
+replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+
+
+def make_clouds(examples, seed):
+    """Points in ten clouds that overlap: inputs [n, 64], labels [n]."""
+    centres = np.random.default_rng(0).normal(size=(10, 64))
+    random = np.random.default_rng(seed)
+    labels = random.integers(10, size=examples)
+    inputs = centres[labels] + 2.5 * random.normal(size=(examples, 64))
+    return inputs.astype(np.float32), labels.astype(np.int32)
+
+
+def batches(inputs, labels, seed):
+    """All examples once, shuffled, B at a time. The last batch is padded with rows of weight 0."""
+    order = np.random.default_rng(seed).permutation(len(inputs))
+    for start in range(0, len(order), B):
+        rows = order[start : start + B]
+        weights = (np.arange(B) < len(rows)).astype(np.float32)
+        rows = np.resize(rows, B)  # repeats rows if there are fewer than B
+        yield inputs[rows], labels[rows], weights
+
+
+class Network(nnx.Module):
+    """Inputs [b, 64] to logits [b, 10]."""
+
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(64, 32, dtype=jnp.bfloat16, rngs=rngs)  # float32 parameters
+        self.output = nnx.Linear(32, 10, dtype=jnp.bfloat16, rngs=rngs)
+
+    def __call__(self, inputs):
+        hidden = jax.checkpoint(lambda layer, x: nnx.relu(layer(x)))(self.hidden, inputs)
+        return self.output(hidden).astype(jnp.float32)  # the loss and its sums are in float32
+
+
+def loss_sums(model, batch):
+    """The loss, summed over the batch, and the sums that the metrics are made of."""
+    inputs, labels, weights = batch
+    logits = model(inputs)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    correct = logits.argmax(-1) == labels
+    sums = {"loss": weights @ losses, "correct": weights @ correct, "count": weights.sum()}
+    return sums["loss"], sums
+
+
+def init_state():
+    model = Network(nnx.Rngs(0))
+    return model, optimizer.init(model)
+
+
+def place_state(state):
+    return jax.device_put(state, replicated)
+
+
+def place_batch(batch):
+    return jax.device_put(batch, split)
+
+
+def accumulate(f, model, batch, K):
+    """The sum of f over K micro-batches in turn, and then over all devices."""
+
+    @jax.shard_map(mesh=mesh, in_specs=(replicated.spec, split.spec), out_specs=replicated.spec)
+    def add_up(model, batch):  # on one device, with its own rows
+        model = lax.pcast(model, "data", to="varying")  # or every jax.grad adds up over devices
+        micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
+        first = jax.tree.map(lambda x: x[0], micro_batches)
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(f, model, first))
+
+        def add(totals, micro_batch):
+            return jax.tree.map(jnp.add, totals, f(model, micro_batch)), None
+
+        totals, _ = lax.scan(add, zeros, micro_batches)
+        return lax.psum(totals, "data")  # the one all-reduce
+
+    return add_up(model, batch)
+
+
+def train_step(state, batch):
+    """One update: the new state, and the metric sums of this batch."""
+    model, optimizer_state = state
+    gradients, sums = accumulate(jax.grad(loss_sums, has_aux=True), model, batch, K)
+    count = sums["count"]
+    gradients = jax.tree.map(lambda g: g / count, gradients)
+    updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
+    return (optax.apply_updates(model, updates), optimizer_state), sums
+
+
+def eval_step(state, batch):
+    return loss_sums(state[0], batch)[1]
+
+
+options = {"in_shardings": (replicated, split), "out_shardings": replicated}
+train_step = jax.jit(train_step, **options, donate_argnums=0)
+eval_step = jax.jit(eval_step, **options)
+
+
+def report(all_sums):
+    """Mean loss and accuracy over the examples of some batches."""
+    totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
+
+
+train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
+optimizer = optax.adam(3e-3)
+state = place_state(init_state())
+
+for epoch in range(EPOCHS):
+    train_sums = []
+    for batch in batches(*train_data, seed=epoch):
+        state, sums = train_step(state, place_batch(batch))
+        train_sums.append(sums)
+    test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
+    print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")

@@ -1,0 +1,62 @@
+"""Pictures of lesson 20."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from pmapdp.lessons import drawing
+
+
+@drawing.picture
+def memory_and_products(megabytes: dict[str, float], products: dict[str, int]) -> None:
+    """Bars of planned memory, with the products that a layer takes: keeping everything takes most memory, keeping inputs least, but a fourth product."""
+    plt.figure(figsize=(7, 1.6))
+    axes = plt.gca()
+    axes.barh(list(megabytes), megabytes.values(), 0.6, color=drawing.DEVICE_COLOURS[0])
+    for row, (name, value) in enumerate(megabytes.items()):
+        axes.text(value + 0.5, row, f"{products[name]} products a layer", va="center")
+    axes.invert_yaxis()
+    axes.set(xlabel="MB for temporary arrays", xlim=(0, 1.3 * max(megabytes.values())))
+
+
+@drawing.picture
+def number_formats() -> None:
+    """The bits of three formats: float32 has 1 sign, 8 exponent and 23 fraction bits, bfloat16 1, 8 and 7, float16 1, 5 and 10."""
+    axes = drawing.canvas(39, 5.6)
+    formats = {"float32": (8, 23), "bfloat16": (8, 7), "float16": (5, 10)}
+    for row, (name, (exponent, fraction)) in enumerate(formats.items()):
+        top = 0.3 + 1.8 * row
+        axes.text(0, top + 0.6, name, va="center", family="monospace")
+        left = 6.4
+        pieces = (
+            (1, "", None),
+            (exponent, f"{exponent} exponent", 1),
+            (fraction, f"{fraction} fraction", 0),
+        )
+        for bits, text, colour in pieces:
+            width = bits - 0.1
+            drawing.box(
+                axes,
+                left,
+                top,
+                text,
+                device=colour,
+                width=width,
+                height=1.2,
+                size=9 if bits > 7 else 6.5,
+            )
+            left += bits
+
+
+@drawing.picture
+def loss_by_dtype(curves: dict[str, Sequence[float]]) -> None:
+    """The loss falls in the same way in float32 and computed in bfloat16; with parameters in bfloat16 it falls more slowly."""
+    for colour, (name, losses) in zip((4, 0, 1), curves.items(), strict=True):
+        smooth = np.convolve(losses, np.ones(15) / 15, "valid")
+        width = 5 if colour == 4 else 1.5
+        plt.plot(
+            smooth, color=drawing.DEVICE_COLOURS[colour], linewidth=width, label=name
+        )
+    plt.gca().set(xlabel="update", ylabel="loss (mean of 15 updates)", ylim=(0, None))
+    plt.legend()
