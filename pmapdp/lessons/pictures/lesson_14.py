@@ -1,6 +1,7 @@
 """Pictures of lesson 14."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -36,59 +37,60 @@ def timeline() -> None:
 
 
 @drawing.picture
-def loss_curves(
+def learning_rates_and_losses(
+    schedule: Callable[[int], Any],
     never_killed: Sequence[float],
     resumed: Sequence[float],
     forgetful: Sequence[float],
     *,
     killed_at: int,
 ) -> None:
-    """Dots of the resumed run's loss lie on the loss of the run that was never killed; the forgetful run's loss is a little different."""
+    """Above, the learning rate of the forgetful run starts again at 0 and ends high, and the others end at 0. Below, its loss ends above the loss of the run that was never killed, and the resumed run lies on that one."""
     figure, (above, below) = plt.subplots(
-        2, 1, sharex=True, figsize=(7, 3.8), height_ratios=(2, 1)
+        2, 1, sharex=True, figsize=(7, 4.2), height_ratios=(1, 2)
     )
+    updates = np.arange(len(never_killed))
     start = len(never_killed) - len(resumed)
-    updates, later = np.arange(len(never_killed)), np.arange(start, len(never_killed))
-    above.plot(
-        updates,
-        never_killed,
-        color=drawing.DEVICE_COLOURS[4],
+    later = updates[start:]
+    smooth_width = 10  # updates, because the losses of single batches jump
+
+    def smooth(losses: Sequence[float]) -> Any:
+        return np.convolve(losses, np.ones(smooth_width) / smooth_width, "valid")
+
+    blue = drawing.DEVICE_COLOURS[4]
+    orange = drawing.DEVICE_COLOURS[5]
+    rates = np.array([schedule(count) for count in updates])
+    above.plot(updates, rates, color=blue, linewidth=6)
+    above.plot(later, rates[: len(later)], "--", color=orange, linewidth=2)
+    above.set(ylabel="learning rate", yticks=(0, 0.03), yticklabels=("0", "0.03"))
+    cut = smooth_width - 1
+    below.plot(
+        updates[cut:],
+        smooth(never_killed),
+        color=blue,
         linewidth=6,
         label="never killed",
     )
-    above.plot(
-        later,
-        forgetful,
+    below.plot(
+        later[cut:],
+        smooth(forgetful),
         "--",
-        color=drawing.DEVICE_COLOURS[5],
-        linewidth=1.5,
+        color=orange,
+        linewidth=2,
         label="forgetful",
     )
-    above.plot(
-        later[::4],
-        resumed[::4],
+    below.plot(
+        later[cut::8],
+        smooth(resumed)[::8],
         "o",
         color=drawing.INK,
         markersize=4,
-        label="resumed (every 4th)",
+        label="resumed (every 8th)",
     )
-    above.axvspan(start, killed_at, color=drawing.INK, alpha=0.2, linewidth=0)
-    above.text(start - 2, 2.5, "checkpoint", ha="right")
-    above.text(killed_at + 2, 2.5, "killed")
-    above.set(
-        ylabel="loss",
-        yscale="log",
-        yticks=(0.1, 0.3, 1, 3),
-        yticklabels=("0.1", "0.3", "1", "3"),
-    )
-    above.minorticks_off()
-    drawing.legend_beside(above)
-    for losses, style, colour in (
-        (resumed, "-", drawing.INK),
-        (forgetful, "--", drawing.DEVICE_COLOURS[5]),
-    ):
-        below.plot(
-            later, np.subtract(losses, never_killed[start:]), style, color=colour
-        )
-    below.set(xlabel="update", ylabel="difference to\nnever killed")
+    below.set(xlabel="update", ylabel="loss (mean of 10 updates)", ylim=(0, 1))
+    for axes in (above, below):
+        axes.axvspan(start, killed_at, color=drawing.INK, alpha=0.2, linewidth=0)
+    below.text(start - 2, 0.85, "checkpoint", ha="right")
+    below.text(killed_at + 2, 0.85, "killed")
+    drawing.legend_beside(below)
     figure.align_ylabels()
