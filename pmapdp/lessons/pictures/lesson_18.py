@@ -1,14 +1,14 @@
 """Pictures of lesson 18."""
 
-import gzip
 import json
-from collections import defaultdict
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 from pmapdp.lessons import drawing
+
+overlap = drawing.overlap
 
 
 @drawing.picture
@@ -50,102 +50,86 @@ def three_durations() -> None:
 
 
 @drawing.picture
-def roofline(b: np.ndarray, attainable: np.ndarray) -> None:
-    """Attainable speed against examples: it rises in proportion up to 166 examples, limited by memory, and is flat at 156 TFLOP/s from there."""
-    corner, speed = b[np.argmax(attainable)], attainable / 1e12
-    for device, part in ((1, b <= corner), (0, b >= corner)):
-        plt.plot(
-            b[part], speed[part], color=drawing.DEVICE_COLOURS[device], linewidth=3
-        )
-    plt.plot(corner, speed.max(), "o", color=drawing.INK)
-    plt.text(corner, 200, f"{corner} examples", ha="center")
-    plt.text(7, 3, "memory is the limit", color=drawing.DEVICE_COLOURS[1])
-    plt.text(300, 90, "arithmetic is the limit", color=drawing.DEVICE_COLOURS[0])
-    plt.gca().set(
-        xscale="log",
-        yscale="log",
-        xlabel="examples on one A100",
-        ylabel="TFLOP/s at most",
-        ylim=(0.8, 400),
-    )
-    plt.xticks(4.0 ** np.arange(7), ("1", "4", "16", "64", "256", "1,024", "4,096"))
-    plt.yticks((1, 10, 100), ("1", "10", "100"))
-    plt.minorticks_off()
+def trace_of_an_h200() -> None:
+    """A recorded trace of three updates of pmapdp's CNN. Each takes 1.5 ms: Python places and calls, and the GPU computes for 0.12 ms and waits.
 
-
-@drawing.picture
-def traces_of_an_h200() -> None:
-    """Two recorded traces. The CNN's updates take 1.5 ms each: Python places and calls, and the GPU computes for 0.12 ms and waits. ResNet-18 computes without a gap: 2.1 ms forward, then 4.3 ms for gradients; 2.8 ms are no convolutions.
-
-    The networks of benchmarks/accelerators.py under jit, with jax 0.11.2. Kernels of
-    one kind that follow each other are one bar.
+    The CNN of benchmarks/accelerators.py under jit, with jax 0.11.2. Kernels of one kind
+    that follow each other are one bar.
     """
-    traces = json.loads(
-        Path(__file__).with_name("h200.json").read_text()
-    )  # [start, microseconds] of each bar
-    _, panels = plt.subplots(
-        2, figsize=(7, 3.4), gridspec_kw={"height_ratios": (3, 4), "hspace": 1}
-    )
-    for axes, (title, rows) in zip(panels, traces.items(), strict=True):
-        for row, (name, bars) in enumerate(rows.items()):
-            colour = (
-                drawing.INK if name.startswith("Python") else drawing.DEVICE_COLOURS[0]
-            )
-            axes.broken_barh(np.array(bars) / 1000, (row - 0.4, 0.8), color=colour)
-        axes.set(
-            yticks=range(len(rows)),
-            yticklabels=rows,
-            title=title,
-            xlim=(0, None),
-            xlabel="ms",
-        )
-        axes.invert_yaxis()
-    for middle in (1.74, 3.32):  # of the gaps between updates, in ms
-        panels[0].text(middle, 2, "waits", ha="center", va="center")
-
-
-@drawing.picture
-def predicted_against_found(runs: dict[str, tuple[float, float]]) -> None:
-    """Bars of efficiency for three published runs. Found: 90, 97 and 84 %. Predicted: 87.6, 99.8 and 99.4 %. Naive: 100 % each.
-
-    `runs`: predicted and found, by name.
-    """
-    _, axes = plt.subplots(figsize=(7, 2.4))
-    predicted, found = zip(*runs.values(), strict=True)
-    series = {"naive": [1.0] * len(runs), "predicted": predicted, "found": found}
-    for place, (colour, (name, values)) in enumerate(
-        zip((7, 4, 0), series.items(), strict=True)
-    ):
-        rows = np.arange(len(runs)) + 0.27 * (place - 1)
-        axes.barh(
-            rows, values, height=0.25, color=drawing.DEVICE_COLOURS[colour], label=name
-        )
-        for row, value in zip(rows, values, strict=True):
-            axes.text(value + 0.005, row, f"{100 * value:.3g} %", va="center", size=8)
-    axes.set_yticks(range(len(runs)), runs)
-    axes.invert_yaxis()
+    trace = json.loads(Path(__file__).with_name("h200.json").read_text())
+    ((title, rows),) = trace.items()  # [start, microseconds] of each bar
+    _, axes = plt.subplots(figsize=(7, 1.3))
+    for row, (name, bars) in enumerate(rows.items()):
+        is_python = name.startswith("Python")
+        colour = drawing.INK if is_python else drawing.DEVICE_COLOURS[0]
+        axes.broken_barh(np.array(bars) / 1000, (row - 0.4, 0.8), color=colour)
     axes.set(
-        xlim=(0, 1.1),
-        xticks=(0, 0.5, 1),
+        yticks=range(len(rows)),
+        yticklabels=rows,
+        title=title,
+        xlim=(0, None),
+        xlabel="ms",
+    )
+    axes.invert_yaxis()
+    for middle in (1.74, 3.32):  # of the gaps between updates, in ms
+        axes.text(middle, 2, "waits", ha="center", va="center")
+
+
+@drawing.picture
+def predicted_against_found(runs: dict[str, tuple[float, float, float]]) -> None:
+    """Three published runs: a bar from the efficiency without overlap to 100 %, and a dot for what was found. The dot is on the bar for the P100s (90 %), and far below it for the A100s (97 and 84 %).
+
+    `runs`: without overlap, with full overlap, and found, by name.
+    """
+    _, axes = plt.subplots(figsize=(7, 1.8))
+    for row, (low, high, found) in enumerate(runs.values()):
+        is_first = row == 0
+        bar_label = "predicted, no overlap to full overlap" if is_first else None
+        axes.barh(
+            row,
+            max(high - low, 0.002),  # a bar that one can see
+            height=0.4,
+            left=low,
+            color=drawing.DEVICE_COLOURS[4],
+            label=bar_label,
+        )
+        dot_label = "found" if is_first else None
+        axes.plot(found, row, "o", color=drawing.DEVICE_COLOURS[5], label=dot_label)
+        axes.text(found, row - 0.3, f"{found:.1%}", ha="center", va="bottom", size=8)
+    axes.set_yticks(range(len(runs)), runs)
+    axes.set(
+        xlim=(0.8, 1.01),
+        ylim=(len(runs) - 0.5, -0.8),
+        xticks=(0.8, 0.9, 1),
         xlabel="speed of each GPU, compared with the smaller run",
     )
-    axes.set_xticklabels(("0", "50 %", "100 %"))
-    drawing.legend_beside(axes)
+    axes.set_xticklabels(("80 %", "90 %", "100 %"))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=2)
 
 
-def print_longest_operations(folder: Path, most: int = 5) -> None:
-    """Print the compiled program's operations with the most time in the trace in a folder."""
-    (trace,) = folder.glob("**/perfetto_trace.json.gz")
-    with gzip.open(trace, "rt", encoding="utf-8") as file:
-        events = json.load(file)["traceEvents"]
-    milliseconds = defaultdict(list)
-    for event in events:
-        # Other events are Python calls and the runtime's own.
-        if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
-            milliseconds[event["name"]].append(event.get("dur", 0) / 1000)
-    total = sum(sum(times) for times in milliseconds.values()) or 1
-    longest = sorted(milliseconds.items(), key=lambda item: -sum(item[1]))
-    for name, times in longest[:most]:
-        time = sum(times)
-        percent = 100 * time / total
-        print(f"{time:10.2f} ms  {percent:4.1f} %  {len(times):6d} calls  {name}")
+@drawing.picture
+def noise_scale(smoothed: np.ndarray, direct: dict[int, float]) -> None:
+    """The gradient noise scale over two epochs, on a logarithmic axis: a curve from the devices' gradients rises from about 100 to 2,000, through three dots from all examples one by one.
+
+    `smoothed`: over 20 updates, so the first value belongs to update 10. `direct`: by
+    the number of updates made before.
+    """
+    updates = np.arange(len(smoothed)) + 10
+    colour = drawing.DEVICE_COLOURS[0]
+    plt.plot(updates, smoothed, color=colour, label="from eight devices' gradients")
+    plt.plot(
+        list(direct),
+        list(direct.values()),
+        "o",
+        color=drawing.DEVICE_COLOURS[5],
+        label="from all examples, one by one",
+    )
+    for batch_size in (128, 8192):
+        plt.axhline(batch_size, color=drawing.INK, linestyle=":")
+        plt.text(60, 1.1 * batch_size, f"B = {batch_size:,}", color=drawing.INK)
+    plt.gca().set(
+        xlabel="update", ylabel="noise scale, examples", yscale="log", ylim=(30, 90_000)
+    )
+    plt.yticks((100, 1000, 10_000), ("100", "1,000", "10,000"))
+    plt.minorticks_off()
+    plt.legend(loc="upper left")
