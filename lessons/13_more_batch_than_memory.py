@@ -163,9 +163,9 @@ lesson_13.work_by_device(work)
 #
 # ## How often do the devices communicate?
 #
-# So cut the whole batch with `every_fourth`. A real program loops in a `scan`, whose rounds run one after the other. (In
-# a Python loop the compiler may start all forward passes first, and you save no memory.) Let's compile a scan for each
-# cut, and count the collectives that run in one update.
+# So cut the whole batch with `every_fourth`. In a Python loop, as here, the compiler may start all forward passes first,
+# and then you save no memory. A real program loops in a `scan`, whose rounds run one after the other. Let's compile a scan
+# for each cut, and count the collectives that run in one update.
 #
 # **Predict:** you need the gradients only once, after the last of four micro-batches. How often do the devices
 # all-reduce them with `every_fourth`?
@@ -204,7 +204,7 @@ for name, scan in scans.items():
 # </details>
 #
 # Lesson 10 has the remedy. Inside a `shard_map` *you* decide when the devices communicate: let each device add up the
-# gradients of its own rows, and all-reduce the total once. (PyTorch calls this `no_sync`.)
+# gradients of its own rows, and all-reduce the total once. In PyTorch you'd use `no_sync`.
 #
 # ## Why the mistake is no mistake in there
 #
@@ -281,20 +281,18 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 #
 # </details>
 #
-# Accumulation doesn't make an update faster. The work stays the same, and small micro-batches keep a GPU less busy. So
-# take the smallest K that fits. Choose the learning rate for B, as before, not for B / K.
+# An update gets no faster, because the work stays the same, and small micro-batches keep a GPU less busy. So take the
+# smallest K that fits. The learning rate stays, because it belongs to B.
 #
-# Optax has a ready-made `optax.MultiSteps(optimizer, K)`. With it the devices communicate in every micro-batch, and it
-# takes a mean of means, which is wrong for padded batches.
+# The ready-made `optax.MultiSteps(optimizer, K)` communicates in every micro-batch, and takes a mean of means.
 #
 # ## Batch norm sees the micro-batch
 #
 # One layer breaks the promise. Batch norm subtracts the batch's mean and divides by its standard deviation, so it matters
 # which examples come together. If the halves of the batch 0, 1, 2, 3 come one after the other, batch norm makes
 # -1, 1, -1, 1 of them. The 0 and the 2 have become the same number, and you get the gradient of a different loss, in
-# PyTorch as in pmapdp. So with batch norm, K is part of the recipe. In the
-# [group norm paper](https://arxiv.org/abs/1803.08494), batch norm gets worse below 16 examples. Group norm and layer
-# norm look at one example at a time, so they don't mind.
+# PyTorch as in pmapdp. So with batch norm, K is part of the recipe. Group norm and layer norm don't mind, because they
+# look at one example at a time.
 #
 # ## Exercises
 #

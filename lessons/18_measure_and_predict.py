@@ -93,9 +93,8 @@ lesson_18.three_durations()
 #
 # ## When Python holds the devices back
 #
-# Is a slow step slow because of the devices? A **profile** shows what ran when. You record one with
-# `jax.profiler.trace(folder)`, and open it in [ui.perfetto.dev](https://ui.perfetto.dev). Here's one of pmapdp's CNN on an
-# H200, with jax 0.11.2. Time runs to the right.
+# A **profile** shows what ran when. You record one with `jax.profiler.trace(folder)`, and open it in
+# [ui.perfetto.dev](https://ui.perfetto.dev). Here's one of pmapdp's CNN on an H200, with jax 0.11.2.
 
 # %%
 lesson_18.trace_of_an_h200()
@@ -186,35 +185,26 @@ print(
 #
 # </details>
 #
-# The A100s have two networks, inside a node and between nodes, and [scaling.py](../pmapdp/scaling.py) calculates them level
-# by level. For your own model and machine, call its `predict`.
+# The A100s have two networks, inside a node and between nodes, so [scaling.py](../pmapdp/scaling.py) calculates level by
+# level. For your own model, call its `predict`.
 #
 # ## How wrong is it?
 #
-# A prediction is worth nothing until it's checked. [Goyal et al.](https://arxiv.org/abs/1706.02677) trained
-# ResNet-50 on 8 P100 GPUs and on 256, and reported about 90 % of the perfect speedup. They did overlap, and sent each
-# layer's gradient while the next one was being computed. How much that hid, we don't know.
+# A prediction is worth nothing until it's checked. [Goyal et al.](https://arxiv.org/abs/1706.02677) trained ResNet-50 on 8
+# P100 GPUs and on 256, and reported about 90 % of the perfect speedup. A step on 8 took 232 ms, and over 256 the
+# all-reduce should take 33 ms more. They did overlap, and sent each layer's gradient while the next one was being
+# computed. How much that hid, we don't know.
 #
 # NVIDIA published runs on one and on eight A100s, with 256 images on each. In mixed precision one A100 trained 2,470
-# images per second, so a step takes 104 ms. On eight of them the all-reduce takes 0.65 ms.
+# images per second, so a step takes 104 ms. On eight of them the all-reduce should take 0.65 ms.
 #
 # **Predict:** how much of its speed does each A100 lose at most, by this calculation?
 
 # %% tags=["prediction"]
-from pmapdp.scaling import A100, RESNET_PARAMETERS, Level, reduce_scatter
-
-gradient_bytes = 4 * RESNET_PARAMETERS
-# Servers of 8 P100s with NVLink of 80 GB/s, which share a network card of 50 Gbit/s.
-p100 = Level(8, 1.9e-6, 80e9, trees=False), Level(64, 20e-6, 50e9 / 8 / 8, trees=False)
-step_8 = 29 * 3600 / (90 * 1_281_167 / 256)  # 90 epochs took 29 hours, with 256 images a step
-scatter_8, scatter_256 = (reduce_scatter(gradient_bytes, N, p100) for N in (8, 256))
-longer = 2 * (scatter_256 - scatter_8)  # a reduce-scatter is half of an all-reduce
-a100_all_reduce = 2 * reduce_scatter(gradient_bytes, 8, A100.levels)
-
 runs = {  # predicted without overlap and with full overlap, and found
-    "256 P100 over 8": (*speedup_range(1, step_8, longer), 0.9),
-    "8 A100 over 1, TF32": (*speedup_range(1, 256 / 938, a100_all_reduce), 7248 / (8 * 938)),
-    "8 A100 over 1, mixed": (*speedup_range(1, 256 / 2470, a100_all_reduce), 16621 / (8 * 2470)),
+    "256 P100 over 8": (*speedup_range(1, 232, 33), 0.9),
+    "8 A100 over 1, TF32": (*speedup_range(1, 256 / 0.938, 0.65), 7248 / (8 * 938)),
+    "8 A100 over 1, mixed": (*speedup_range(1, 256 / 2.470, 0.65), 16621 / (8 * 2470)),
 }
 lesson_18.predicted_against_found(runs)
 
@@ -226,9 +216,9 @@ lesson_18.predicted_against_found(runs)
 #
 # </details>
 #
-# On the P100s the all-reduce adds 33 ms to a step of 232 ms, or nothing if it's hidden. The reported 90 % lie in between,
-# but so does anything from 88 to 100 %. So the calculation tells you whether *communication* can be a problem. Other
-# things take time, too: loading data, launching kernels, waiting for the slowest device.
+# On the P100s the reported 90 % lie in the range, but so does anything from 88 to 100 %. So the calculation tells you
+# whether *communication* can be a problem. Other things take time, too: loading data, launching kernels, waiting for the
+# slowest device.
 #
 # ## How large a batch is worth it?
 #
@@ -294,7 +284,7 @@ lesson_18.noise_scale(smooth_S / smooth_G, {n: S / G for n, (S, G) in direct.ite
 
 # %% tags=["proof"]
 # The asserts behind all answers.
-from pmapdp.scaling import RESNET_FLOPS, RESNET_SHARES, predict
+from pmapdp import scaling
 
 text = train_step.lower(state, place_batch(batch)).compile().as_text()
 assert text.count(" all-reduce(") == 1
@@ -306,14 +296,26 @@ assert update_ms["ten updates a call"] < update_ms["one update a call"]
 assert 2.5 < 1e3 * ring < 2.6
 assert 1.4 < yours[0] < yours[1] < 1.6
 assert 62 < resnet[0] < resnet[1] == 64
-share = RESNET_SHARES["float32"]
-one, many = (predict(A100, N, 64, RESNET_PARAMETERS, RESNET_FLOPS, share) for N in (1, 64))
+share = scaling.RESNET_SHARES["float32"]
+one, many = (
+    scaling.predict(scaling.A100, N, 64, scaling.RESNET_PARAMETERS, scaling.RESNET_FLOPS, share)
+    for N in (1, 64)
+)
 assert (round(1e3 * one.step, 2), round(1e3 * many.all_reduce, 2)) == (68.58, 1.63)
 goyal, *nvidia = runs.values()
 assert 0.87 < goyal[0] < goyal[2] < goyal[1] == 1
 assert all(found < no_overlap - 0.03 for no_overlap, _, found in nvidia)
+# Servers of 8 P100s with NVLink of 80 GB/s, which share a network card of 50 Gbit/s.
+p100 = (
+    scaling.Level(8, 1.9e-6, 80e9, trees=False),
+    scaling.Level(64, 20e-6, 50e9 / 8 / 8, trees=False),
+)
+step_8 = 29 * 3600 / (90 * 1_281_167 / 256)  # 90 epochs took 29 hours, with 256 images a step
+gradient_bytes = 4 * scaling.RESNET_PARAMETERS
+scatter_8, scatter_256 = (scaling.reduce_scatter(gradient_bytes, N, p100) for N in (8, 256))
 assert round(1000 * step_8) == 232
-assert round(1000 * longer) == 33
+assert round(2000 * (scatter_256 - scatter_8)) == 33  # two reduce-scatters are an all-reduce
+assert round(2000 * scaling.reduce_scatter(gradient_bytes, 8, scaling.A100.levels), 2) == 0.65
 assert (S, squared_G) == (128, 1)
 model = init_state()[0]  # the parameters don't move in this check
 fixed = [noise_terms(model, place_batch(b)) for b in list(batches(*train_data, seed=9))[:-1]]
@@ -330,8 +332,8 @@ assert 1000 < measured[78] < 4000
 #
 # By the same paper, a batch of B needs 1 + S / (|G|² B) times the fewest updates that would do. At a noise scale of 500
 # that's 4.9 times for B = 128, and 1.06 times for B = 8,192. So your 64 devices save four of five updates, not 63 of 64,
-# and each update takes forty times as long. For this network, decline the offer. (The formula holds for SGD with a tuned
-# learning rate, so take it as an order of magnitude.)
+# and each update takes forty times as long. For this network, decline the offer. The formula holds for SGD with a tuned
+# learning rate, so take its results as orders of magnitude.
 #
 # ## Exercises
 #

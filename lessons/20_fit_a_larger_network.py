@@ -16,7 +16,7 @@
 #
 # This is an appendix to [13 Train with more batch than memory](13_more_batch_than_memory.ipynb), and you need that lesson
 # first. There you cut the batch until it fit. But what if not even one example fits? GPT-2 small has 124 million
-# parameters, which take 2 GB with their gradients and Adam's moments. Its activations take another 1.1 GB *for each
+# parameters, which take 2 GB with their gradients and Adam's moments. Its activations take another 2 GB *for each
 # sequence of 1,024 tokens*. Here you'll shrink activations in two ways, with four lines of your program: compute them
 # again instead of keeping them, and store them in two bytes instead of four. Then you'll put two bytes in the wrong
 # place, and watch a third of the weights freeze without an error.
@@ -125,9 +125,9 @@ lesson_20.memory_and_products(megabytes, products)
 #
 # </details>
 #
-# GPT-2 keeps about 90 MB for each layer and sequence, by the formula of
-# [Korthikanti et al.](https://arxiv.org/abs/2205.05198), and the input of a layer is 1.6 MB of it. So with twelve layers,
-# 1.1 GB become 19 MB, and 90 MB more for the one layer that's just being repeated.
+# What does that do for GPT-2? In two-byte numbers, which come next, a layer keeps about 90 MB for each sequence, by the
+# formula of [Korthikanti et al.](https://arxiv.org/abs/2205.05198) for plain attention. Only 1.6 MB of that is the
+# layer's input. So with twelve layers, 1.1 GB become 19 MB, and 90 MB more for the one layer that's just being repeated.
 #
 # In a scan, you may add `prevent_cse=False`. CSE is the compiler's habit of computing equal things only once, which would
 # undo the checkpoint. JAX prevents it, and that has a price, but between the two loops of a scan it can't happen anyway.
@@ -251,6 +251,9 @@ sequence, width, heads = 1024, 768, 12  # of GPT-2 small
 layer_bytes = sequence * width * (34 + 5 * heads * sequence / width)
 assert round(layer_bytes / 1e6) == 90
 assert round(12 * layer_bytes / 1e9, 1) == 1.1
+# In float32 all of it is twice as large, but for the masks of dropout.
+layer_bytes_float32 = sequence * width * (66 + 9 * heads * sequence / width)
+assert round(12 * layer_bytes_float32 / 1e9, 1) == 2.0
 assert round(12 * 2 * sequence * width / 1e6) == 19
 assert after_update == 1
 float32_loss, mixed_loss, bfloat16_loss = (np.mean(losses[-20:]) for losses in curves.values())
