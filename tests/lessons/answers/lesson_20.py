@@ -48,7 +48,7 @@ WRONG = {
         ("has the shape (3,)", RETURNED, f"({RETURNED}).sum()"),
     ],
     "in_groups": [
-        ("keeps 72 arrays", SCAN, PLAIN),
+        ("in groups of 3 need 4", SCAN, PLAIN),
         ("one for each layer", SCAN, EACH),
         (
             "all layers are in one checkpoint",
@@ -62,7 +62,7 @@ WRONG = {
         ),
         ("isn't that of all layers", GROUPS, f"{GROUPS}[::-1]"),
         ("isn't that of all layers", GROUPS, f"{GROUPS}[1:]"),
-        ("keeps 16 arrays", *DOTS),
+        ("in groups of 3 need 4", *DOTS),
         ("yours has (4, 32, 8)", SCAN, "jnp.stack([group(x, g)[0] for g in groups])"),
     ],
 }
