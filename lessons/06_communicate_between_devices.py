@@ -265,7 +265,7 @@ import jax
 import numpy as np
 from jax import lax
 
-os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
+os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 four = jax.devices()[:4]
 ring = [(d, (d + 1) % 4) for d in range(4)]  # (from, to): each device sends to its right neighbour

@@ -25,7 +25,7 @@
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb), and the section on `jax.checkpoint` in
-# [13 Train with more batch than memory](13_more_batch_than_memory.ipynb).
+# [20 Fit a larger network](20_fit_a_larger_network.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -297,7 +297,7 @@ np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
 # - *Gathered in the layer* still takes more than twice the memory of the best. The backward pass needs the gathered
 #   weights. JAX treats them as it treats any intermediate result: it keeps them, all sixteen.
 # - *Gathered again* throws the gathered layer away. The backward pass gathers it once more, and computes the layer once
-#   more, too, unless you avoid the second computation with a policy, as in lesson 13.
+#   more, too, unless you avoid the second computation with a policy, as in lesson 20.
 # - *Left to the compiler* needs the least: it keeps only the shards, and gathers each layer where it's used.
 #
 # </details>

@@ -292,7 +292,6 @@ assert sum(leaf.size for leaf in jax.tree.leaves(state[0])) == 2410
 singly, scanned = train_epoch(one_update, singles), train_epoch(ten_updates, tens)
 for one, other in zip(jax.tree.leaves(singly), jax.tree.leaves(scanned), strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-assert update_ms["ten updates a call"] < update_ms["one update a call"]
 assert 2.5 < 1e3 * ring < 2.6
 assert 1.4 < yours[0] < yours[1] < 1.6
 assert 62 < resnet[0] < resnet[1] == 64

@@ -1,6 +1,6 @@
 """Data-parallel training in JAX with pmap, jit, shard_map and on a single device.
 
-The core, in the order in which to read it (about an hour):
+The core, in the order in which to read it, in an evening:
 
     config.py                every setting of a run, in one dataclass
     errors.py                errors that you can correct, and how

@@ -355,7 +355,7 @@ def add_flag(group: Any, field: dataclasses.Field[Any], default: Any) -> None:
     if choices:
         options["metavar"] = f"{{{','.join(choices)}}}"
     else:
-        options["metavar"] = field.metadata["takes"] or METAVARS[value_type]
+        options["metavar"] = field.metadata["metavar"] or METAVARS[value_type]
     if value_type in (int, float):
         options["type"] = functools.partial(convert_number, field, value_type)
     group.add_argument(flag(field.name), help=help_text, **options)

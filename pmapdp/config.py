@@ -31,7 +31,7 @@ def setting(
     limits: tuple[float, float, str] | None = None,
     *,
     fixed_on_resume: bool = False,
-    takes: str | None = None,
+    metavar: str | None = None,
     place: str | None = None,
 ) -> Any:
     """Declare a field of a dataclass that the command line sets.
@@ -43,7 +43,8 @@ def setting(
         limits: The least and the greatest value, and one that works.
         fixed_on_resume: The results of a run depend on it, so a resumed run can't
             change it.
-        takes: How `--help` shows its value, as FILE. The default follows from the type.
+        metavar: How `--help` shows its value, as FILE. The default follows from the
+            type.
         place: How `--help` shows it, if it's an argument without a flag.
     """
     metadata = {
@@ -51,7 +52,7 @@ def setting(
         "help": help,
         "limits": limits,
         "fixed_on_resume": fixed_on_resume,
-        "takes": takes,
+        "metavar": metavar,
         "place": place,
     }
     return dataclasses.field(default=default, metadata=metadata)
@@ -77,7 +78,7 @@ class Config:
         "data",
         None,
         "Folder of downloaded data; default: $PMAPDP_DATA, else at home.",
-        takes="FOLDER",
+        metavar="FOLDER",
     )
 
     model: str = setting(
@@ -98,7 +99,7 @@ class Config:
         None,
         "Start from the weights of this exported file, or of this run's folder.",
         fixed_on_resume=True,
-        takes="FILE",
+        metavar="FILE",
     )
 
     strategy: StrategyName = setting(
@@ -275,7 +276,7 @@ class Config:
         "output",
         None,
         "Append results to this file, one JSON object a line.",
-        takes="FILE",
+        metavar="FILE",
     )
     log_every: int | None = setting(
         "output",
@@ -296,7 +297,7 @@ class Config:
         "workdir",
         None,
         "Folder of checkpoints and log. The same command again resumes.",
-        takes="FOLDER",
+        metavar="FOLDER",
     )
     checkpoint_every: int | None = setting(
         "workdir",

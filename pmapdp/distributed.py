@@ -39,8 +39,8 @@ MAY_DIFFER = {"data_dir", "metrics_file", "progress", "compile_cache"}
 ALL_RAISE = (DivergedError, StoppedError)
 # One of these words is in JAX's error message if another process is lost.
 LOST = re.compile("gloo|nccl|coordination|unavailable|deadline_exceeded|barrier", re.I)
-# So long the other processes may report the same error before process 0, which serves
-# them all, ends.
+# Process 0 serves all others. It stays alive this long, so that they can report the
+# same error first.
 SECONDS_TO_REPORT = 5
 # srun and mpirun set these.
 LAUNCHER_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")

@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-# A flag in a message, and the space before a value that no reader takes for a word.
+# A flag in a message, and the space before a number or a quoted value.
 FLAG = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)( (?=-?\d|'))?")
 LONGEST_MESSAGE = 10_000  # characters
 # What to try if training diverges.
@@ -21,9 +21,9 @@ DIVERGED_ADVICE = "try a lower --learning-rate, --warmup-steps 100, or --clip-no
 class UserError(Exception):
     """A mistake in what was asked for.
 
-    Messages name settings by their flags. Commands print them so, and end with
-    `status`. As a string, which Python shows, a message has the settings' names in
-    Python instead.
+    Messages name settings by their flags, as in `--epochs 5`. Commands print them like
+    this, and end with `status`. Python shows `str(error)`, which has the names of the
+    settings in Python instead, as in `epochs=5`.
     """
 
     status = 2

@@ -77,7 +77,7 @@ class Options:
         "options",
         None,
         "Folder of downloaded data sets; default: as in training.",
-        takes="FOLDER",
+        metavar="FOLDER",
     )
     json: bool = setting("options", False, "Print the result as one JSON object.")
 

@@ -66,7 +66,7 @@ class Exported:
         arrays: Parameters and running statistics.
         loss: The sums of its loss and metrics as a function of the arrays, and of
             inputs, labels and weights.
-        featurizer: Of a text model, turns n texts into its inputs.
+        featurizer: Turns n texts into the inputs of a text model.
     """
 
     metadata: dict[str, Any]
@@ -247,7 +247,7 @@ def export_model(
         path: The file.
         examples: One or more, to which the model must answer with finite numbers.
         metadata: JSON to keep with it. `labels` are the names of the classes, or empty.
-        featurizer: Of a text model, fitted to the training texts.
+        featurizer: A text model's, fitted to the training texts.
     """
     leaves, tree = jax.tree.flatten_with_path((state.params, state.model_state))
     arrays = {}
@@ -405,7 +405,7 @@ class Options:
         "options",
         None,
         "Folder of downloaded data sets; default: as in training.",
-        takes="FOLDER",
+        metavar="FOLDER",
     )
 
 

@@ -21,10 +21,11 @@ class Job:
 
     Attributes:
         config: With the global batch size, and the names of your own parts.
-        devices: Of all processes.
-        data: In arrays.
+        devices: The devices of all processes.
+        data: The data set, its texts turned into arrays.
         task: Model, loss and optimizer.
-        batches: Of "train", and of "test" and "validation" if the data set has them.
+        batches: The batches of "train", and of "test" and "validation" if there are
+            such parts.
         total_steps: The most updates that the run makes.
         schedule: (updates made) -> learning rate.
         strategy: Its functions are in `steps/` or `sharding/`.
@@ -32,7 +33,7 @@ class Job:
         processes: The processes that own the devices.
         data_fingerprint: Tells data sets apart. None without a workdir and with one
             process.
-        functions: Yours, or None, by what they are.
+        functions: Your functions by what they are. None: the built-in one is used.
     """
 
     config: Config

@@ -149,7 +149,7 @@ class ExactBatchNorm(nnx.BatchNorm):
 
         Args:
             x: `[b, ...]`, relative to the running mean.
-            context: Of the batch.
+            context: The context of the batch.
 
         Returns:
             Mean `[C]`, relative to the running mean, and variance `[C]`.

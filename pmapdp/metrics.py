@@ -44,7 +44,7 @@ class Meter:
         sums: Over all examples so far, by name, in double precision; "count" is the sum
             of their weights.
         examples: Their number.
-        accuracy: Its name, "accuracy", or "weighted_accuracy" if the data have weights.
+        accuracy_name: "accuracy", or "weighted_accuracy" if the data have weights.
         losses: (step, mean loss) of the last updates that were read.
         seconds: From the start of the clock to the last update.
     """
@@ -58,7 +58,7 @@ class Meter:
     ):
         self.sums = dict(sums or {})
         self.examples = examples
-        self.accuracy = ACCURACIES[is_weighted]
+        self.accuracy_name = ACCURACIES[1] if is_weighted else ACCURACIES[0]
         self.losses: deque[tuple[int, float]] = deque(maxlen=LAST_LOSSES)
         self.unread: list[Update] = []
         self.stacked: list[Update] = []  # their sums are one array, `stacked_sums`
@@ -149,7 +149,7 @@ class Meter:
                 continue
             # A metric may have a divisor of its own, tokens for example.
             divisor = self.sums.get(name + DIVISOR, self.sums["count"])
-            shown_name = self.accuracy if name == "correct" else name
+            shown_name = self.accuracy_name if name == "correct" else name
             means[shown_name] = value / divisor if divisor else math.nan
         means["examples"] = self.examples
         return means

@@ -47,8 +47,8 @@ class Task:
     Attributes:
         model: Built, its arrays on the host.
         optimizer: The default is enough to evaluate.
-        seed: Of the dropout masks.
-        dtype: Of the computation.
+        seed: The seed of the dropout masks.
+        dtype: The type of the computation.
         loss: A function of (model, batch) that returns `MetricSums`.
         classifies: True if the loss is the cross-entropy, so that the model gives the
             logits of classes.

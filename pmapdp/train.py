@@ -119,7 +119,7 @@ def train(
             see `pmapdp.state.build`.
         data: Your data set; see `pmapdp.custom.data.make_data_set`.
         loss: Your loss, in place of `model.loss` or the cross-entropy; see `Task.loss`.
-        metrics: Of a classifier, a function of (logits, batch) that returns further
+        metrics: For a classifier, a function of (logits, batch) that returns further
             sums by name.
         optimizer: A function of the schedule that returns an optimizer of Optax, for
             example `optax.lion`.
@@ -461,7 +461,7 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
         raise UserError(
             f"{flag(name)} {setting} on {shards} device(s) takes {size} examples an "
             f"update, but the training set has {examples}: use at most "
-            f" {flag(name)} {examples // times}"
+            f"{flag(name)} {examples // times}"
         )
     if config.accumulate > size:
         raise UserError(

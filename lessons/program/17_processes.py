@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 B, EPOCHS = 128, 5  # examples per update, passes over the data
 
-os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
+os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 counts = ("PROCESSES", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # yours, srun's, mpirun's
 processes = max(int(os.environ.get(name, 1)) for name in counts)
 devices = max(1, 8 // processes)

@@ -14,7 +14,7 @@ PEAK = 1e11  # FLOP/s of a device
 LATENCY, BANDWIDTH = 2e-5, 1.25e9  # seconds for a message, and bytes per second of a link
 FLOPS = 2 * B * (2 * 64 * 32 + 3 * 32 * 10)  # of an update, in which the inputs need no gradient
 
-os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
+os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 mesh = Mesh(jax.devices(), ("data",))
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))

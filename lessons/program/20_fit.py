@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 B, EPOCHS = 128, 5  # examples per update, passes over the data
 K = 4  # micro-batches per update
 
-os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
+os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 mesh = Mesh(jax.devices(), ("data",))
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))

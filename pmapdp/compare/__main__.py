@@ -43,13 +43,13 @@ class Outputs:
     """Settings of what is written."""
 
     json: str | None = setting(
-        "output", None, "Write all results to this file.", takes="FILE"
+        "output", None, "Write all results to this file.", metavar="FILE"
     )
     html: str | None = setting(
         "output",
         None,
         "Write a page with pictures, code and figures. It opens without a network.",
-        takes="FILE",
+        metavar="FILE",
     )
 
 

@@ -70,7 +70,7 @@ def run_program(target: str, count: int | None) -> tuple[Measurement, Any, Any]:
     available = choose(count)  # before the file is run, which may use JAX
     arguments, report = verify_program(target, available)
     devices = list(arguments["devices"] or jax.devices())
-    step = arguments["step"] or arguments["make_step"](devices)
+    step = arguments["step"]
     # A copy that no donation reaches.
     start = trees.to_host(arguments["state"])
     inputs = place_arguments(arguments, devices)
@@ -110,12 +110,16 @@ def place_arguments(arguments: dict[str, Any], devices: list[jax.Device]) -> lis
     state, batch = trees.to_host((arguments["state"], first_value(arguments["batch"])))
     key = first_value(arguments["key"])
 
-    def place(path: str, leaf: Any) -> Any:
-        if trees.matches(path, arguments["per_device"]):
-            return layout.place_own(leaf, devices)
-        return layout.place_state(leaf, devices)
+    def leave_own_out(path: str, leaf: Any) -> Any:
+        return None if trees.matches(path, arguments["per_device"]) else leaf
 
-    inputs = [trees.map_with_names(place, state)]
+    def place_own(leaf: Any, shared: Any) -> Any:
+        return layout.place_own(leaf, devices) if shared is None else shared
+
+    # A layout of yours takes the state as a whole, without the devices' own leaves.
+    shared = trees.map_with_names(leave_own_out, state)
+    shared = layout.place_state(shared, devices)
+    inputs = [jax.tree.map(place_own, state, shared)]
     if batch is not None:
         inputs.append(layout.place_batch(batch, devices))
     if key is not None:

@@ -25,7 +25,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Times:
-    """The times of an update in ms: the median, and the ends of the middle half."""
+    """The times of an update in ms: the median and the quartiles."""
 
     low: float
     median: float

@@ -32,7 +32,8 @@ class Examples:
     Attributes:
         examples: Their number.
         weights: None if each counts 1.
-        logits: Of the model, if labels are numbers of classes, which are then checked.
+        logits: The number of the model's logits. If labels are numbers of classes,
+            they're checked against it.
     """
 
     def __init__(self, source: Any, name: str, classes: tuple[str, ...]):

@@ -12,7 +12,7 @@ from pmapdp.port.read import path_of, resolve
 SHARD_MAPS = {"jax.shard_map", "jax.experimental.shard_map.shard_map"}
 TREE_MAPS = {"map", "tree_map", "tree_multimap", "map_structure"}
 AVERAGES = {"jax.lax.pmean", "jax.lax.psum"}
-# What a tree on the host is called. A program may take its first row as it likes.
+# Names of trees on the host. Their [0] isn't the copy of a device.
 HOST_TREES = ("batch", "data", "image", "label", "input", "example", "obs", "token")
 
 

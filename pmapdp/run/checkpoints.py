@@ -178,12 +178,13 @@ class Checkpoints:
         sys.unraisablehook = functools.partial(show_unless_late, previous_hook)
         with ThreadPoolExecutor(1) as pool:
             value = pool.submit(read, jax.config.read("jax_enable_x64")).result()
+        # If the read fails, the hook stays, because the late errors come afterwards.
         sys.unraisablehook = previous_hook
         return value
 
 
 def show_unless_late(show: Callable[[Any], Any], error: Any) -> None:
-    """Leave out what Orbax's reads report that end after the first of them has failed.
+    """Hide errors of Orbax's reads that fail after another read has failed.
 
     Their tracebacks would stand below the message that says what to do.
     """

@@ -23,7 +23,7 @@ import numpy as np
 
 import pmapdp
 
-# Functions of these folders are known by their names.
+# A function of these folders is hashed by its name.
 LIBRARIES = (
     sysconfig.get_path("stdlib") + os.sep,
     str(Path(pmapdp.__file__).parent) + os.sep,
@@ -95,8 +95,8 @@ class Description:
     def describe_parts(self, value: Any) -> Any:
         """Describe a value that holds others."""
         type_name = type(value).__name__
-        # Whether equal constants are one object depends on Python's cache of bytecode.
-        # So these don't count as seen.
+        # Python may or may not make one object of equal constants, so these don't count
+        # as seen.
         if isinstance(value, tuple):
             return type_name, [self.describe(element) for element in value]
         if isinstance(value, set | frozenset):

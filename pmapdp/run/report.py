@@ -106,6 +106,8 @@ class Reporter:
             self.tensorboard.add_text("configuration", "\n".join(settings))
             if config.profile:
                 self.trace = folder / "profile"
+        # A run that's stopped, or that diverges, ends its trace, too.
+        stack.callback(self.end_trace)
         facts, header = describe_run(job, state)
         self.event("start", **vars(config) | facts)
         self.line(*header, "")

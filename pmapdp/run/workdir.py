@@ -83,7 +83,7 @@ def fixed_settings(
 
 
 def hash_functions(job: Job) -> dict[str, Any]:
-    """Return what tells the run's functions from others.
+    """Return hashes of the run's functions, and samples of its learning rate.
 
     You may edit one and keep its name.
 

@@ -156,7 +156,7 @@ class MeshLayout:
     """The shardings of all arrays.
 
     Attributes:
-        mesh: Of the devices.
+        mesh: The mesh of the devices.
         rules: The axes of the mesh that split each logical axis.
         shard_state: "optimizer" or "parameters" splits these over the batch's axes too,
             although all of their devices need them: stage 1 and stage 3 of Rajbhandari

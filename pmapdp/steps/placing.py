@@ -21,8 +21,8 @@ def place(rows: Any, sharding: Any) -> Any:
     Args:
         rows: Pytree of `[rows, ...]`. With several processes, each gives its own
             devices' rows, in the devices' order.
-        sharding: Of the global arrays, one for all or a pytree like `rows`. Their shape
-            follows from it and the rows.
+        sharding: One for all global arrays or a pytree like `rows`. The arrays' shapes
+            follow from it and the rows.
     """
     if jax.tree.leaves(sharding)[0].is_fully_addressable:
         return jax.device_put(rows, sharding)

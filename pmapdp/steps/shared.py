@@ -103,7 +103,7 @@ def update(
     Args:
         task: What is trained.
         state: Before the update.
-        gradients: Of the summed loss, added up over the devices, or averaged.
+        gradients: Gradients of the summed loss, added up over the devices, or averaged.
         count: The sum of the weights, added up or averaged as the gradients are.
         model_state: After the update.
     """

@@ -42,7 +42,7 @@ class Options:
         "Number of devices; default: all accelerators, or 8 simulated CPUs.",
     )
     json: str | None = setting(
-        "options", None, "Write the report to this file, too.", takes="FILE"
+        "options", None, "Write the report to this file, too.", metavar="FILE"
     )
 
 

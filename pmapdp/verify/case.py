@@ -24,11 +24,12 @@ from pmapdp.verify.report import CheckError
 from pmapdp.verify.table import few
 from pmapdp.verify.trees import Leaves, distance, multiple
 
-# Of the difference that is explained. A prediction that holds misses by rounding, which
-# is below a thousandth of an update also in float32; one that doesn't hold misses by
-# about the difference itself.
+# The largest error of a prediction, as a fraction of the difference that it explains. A
+# prediction that holds misses by rounding, which is below a thousandth of an update,
+# also in float32. One that doesn't hold misses by about the difference itself.
 PREDICTS = 1e-3
-# Times what rounding allows: a smaller difference can't tell two predictions apart.
+# A difference is clear if it's this many times what rounding allows. A smaller one
+# can't tell two predictions apart.
 CLEAR = 10
 
 
@@ -36,9 +37,9 @@ class Comparison(NamedTuple):
     """What is compared: a step on some devices, and its reference.
 
     Attributes:
-        step: The step.
-        reference: The reference.
-        layout: Of the step's arguments.
+        step: What's verified.
+        reference: Computes what the step should return.
+        layout: How the step's arguments are placed.
         devices: Those on which the step runs.
         state: What the training starts from.
         batches: One for each update.

@@ -29,7 +29,7 @@ from pmapdp.verify.table import few
 from pmapdp.verify.trees import Leaves, distance
 
 SHOWN_NAMES = 5  # of leaves, in a message
-# Of the largest number of a leaf: how far the groups of an old program may be apart.
+# The groups of an old program may differ by this fraction of a leaf's largest number.
 UNEQUAL = 1e-3
 # Operations that add numbers, so that rounding depends on their order.
 SUMS = (
@@ -46,8 +46,8 @@ SEEDS = 3  # runs with nudged numbers
 # off, and which fraction of its change in the update.
 TOLERANCES = {8: (8, 1e-7), 4: (4, 7e-4)}
 BLIND = 0.3  # tolerance as a fraction of a leaf's change: more is not compared
-# Of the largest change of the state: what changes by less, and only by rounding, stands
-# still.
+# A leaf stands still if it changes by less than this fraction of the largest change of
+# the state, and only by rounding.
 STILL = 1e-6
 # What says how many devices there are, also where an axis has the size 1.
 COUNTS = (
@@ -156,7 +156,7 @@ class ReferenceUpdate(NamedTuple):
     """One update of the reference, in host arrays as one device has them.
 
     Attributes:
-        number: Of the update, from 0.
+        number: The number of the update, from 0.
         state: Before the update.
         batch: None if there is none.
         key: With one key, or empty.
@@ -165,7 +165,7 @@ class ReferenceUpdate(NamedTuple):
         allowed: How far each of these may be off.
         kinds: "close" and "exact" are compared; "blind" is not, because rounding hides
             it, nor "ignored", which a device owns.
-        axis: Of the examples in the batch.
+        axis: The axis of the examples in the batch.
     """
 
     number: int

@@ -46,7 +46,7 @@ class Check(NamedTuple):
         devices: How many, if that matters.
         sentence: What differs, or why it could not be checked.
         facts: What the experiments showed, a sentence each.
-        rows: Of docs/mistakes.md, whose rules these facts fit.
+        rows: The rows of docs/mistakes.md whose rules these facts fit.
         leaves: How far each leaf (each wrong one of a check that failed) is from the
             reference at most, and what rounding allows.
         update: The number of the first wrong update, from 1.
@@ -92,8 +92,8 @@ class Report(NamedTuple):
 
     Attributes:
         checks: Those that were made, and those that could not be.
-        kinds: Of the leaves: "close" and "exact" were compared, "blind" and "ignored"
-            were not.
+        kinds: What was done with each leaf: "close" and "exact" were compared, "blind"
+            and "ignored" weren't.
         devices: On how many the step ran.
         updates: How many were compared, from the first on.
         precision: The type in which it was computed, and why it was not float64.

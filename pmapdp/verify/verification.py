@@ -58,11 +58,11 @@ def verify(
             one. None: the step takes none.
         key: What your loop passes: a key, the same in every update, or a function of
             the update's number. None: no key.
-        layout: Of the step's arguments: `stacked`, `replicated` or `sharded`, the
-            batch's sharding, or a `Layout`.
+        layout: How the step's arguments are placed: `stacked`, `replicated` or
+            `sharded`, the batch's sharding, or a `Layout`.
         per_device: Parts of the paths of leaves of which each device has its own, as
             "batch_stats" or "opt/key"; "key" is that argument, "metrics/loss" a metric.
-        batch_axis: Of the examples in the batch: 1 for `[n_steps, B, ...]`.
+        batch_axis: The axis of the examples in the batch: 1 for `[n_steps, B, ...]`.
         last_batch: A ragged or padded last batch, as the reference takes it, for one
             more update.
         devices: Those to use. None: `jax.devices()`.
