@@ -110,12 +110,14 @@ def on_devices(
     """
     devices = jax.devices()[:N]
     mapped = jax.pmap(answer, axis_name="data", in_axes=in_axes, devices=devices)
+    jax.make_jaxpr(mapped)(*arrays)  # raises the errors of the learner's own lines
     try:
         result = np.asarray(mapped(*arrays))
-    except ValueError as error:
-        # JAX looks at these pairs only when the learner's function has returned.
+    except (IndexError, ValueError) as error:
+        # JAX looks at these pairs only when the learner's function has returned. For a
+        # number without a device it raises an IndexError.
         require(
-            "ppermute" not in str(error),
+            "ppermute" not in str(error) and not isinstance(error, IndexError),
             f"the pairs that you gave to lax.ppermute don't fit the {N} devices on "
             "which this check runs: each may send once and receive once, and their "
             f"numbers go from 0 to {N - 1} ({error})",

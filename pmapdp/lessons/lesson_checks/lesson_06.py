@@ -40,7 +40,9 @@ def butterfly_sum(answer):
         devices = jax.devices()[:size]
         mapped = jax.pmap(answer, axis_name="data", devices=devices)
         program = str(jax.make_jaxpr(mapped)(x))
-        for collective in ("psum", "all_gather", "all_to_all", "pmax"):
+        # A lax.psum_scatter is called reduce_scatter in the jaxpr.
+        program = program.replace("reduce_scatter", "psum_scatter")
+        for collective in ("psum_scatter", "psum", "all_gather", "all_to_all", "pmax"):
             require(
                 f" {collective}" not in program,
                 f"use lax.ppermute alone, and no lax.{collective}",

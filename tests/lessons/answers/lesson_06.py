@@ -12,6 +12,8 @@ LARGEST = 'lax.pmax(logits.max(), "data")'
 SHARE = 'return exponentials / lax.psum(exponentials.sum(), "data")'
 BY_GATHERING = """every_logit = lax.all_gather(logits, "data")
     return jax.nn.softmax(every_logit, axis=(0, 1))[lax.axis_index("data")]"""
+SUMMED_FIRST = """distance = 1
+    x = lax.psum_scatter(jnp.broadcast_to(x, (N, *x.shape)), "data")"""
 INFINITE_ELSEWHERE = SUM.replace("psum", "pmin").replace("x, 0)", "x, jnp.inf)")
 
 
@@ -46,6 +48,21 @@ WRONG = {
         ),
         ("4 devices need 2 rounds of ppermute, yours has 3", LOOP, RING),
         ("do not hold the sum of all", "distance *= 2", "distance *= N"),
+        # Rounds that are counted from 1, with the distance 2**r.
+        (
+            "don't fit the 2 devices",
+            "distance = 1",
+            "distance = 2",
+            LOOP,
+            "while distance <= N:",
+        ),
+        (
+            "no lax.psum_scatter",
+            "distance = 1",
+            SUMMED_FIRST,
+            "x = x + lax",
+            "x = lax",
+        ),
     ],
     "fixed_softmax": [
         ("lax.pmax", "pmax", "pmean"),
