@@ -33,8 +33,9 @@ def require_split(step, arguments, one_device_step):
         reason = str(error).splitlines()[0]
         require(
             False,
-            f"JAX refuses the arguments ({', '.join(arguments)}): {reason} "
-            "Each argument has its own entry in in_shardings",
+            f"JAX refuses the arguments ({', '.join(arguments)}) or the results: {reason} "
+            "Each argument has its own entry in in_shardings, and out_shardings is for "
+            "the results",
         )
     results = step(*arguments.values())
     for array in jax.tree.leaves(results):

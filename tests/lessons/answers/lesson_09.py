@@ -59,6 +59,11 @@ WRONG = {
         ("must be on every device", EVALUATION, "jax.jit(accuracy)"),
         ("return jax.jit", EVALUATION, "accuracy"),
         ("the accuracy is", ".mean()", ".sum()"),
+        (
+            "out_shardings is for the results",
+            "out_shardings=replicated",
+            "out_shardings=split",
+        ),
     ],
 }
 
