@@ -71,9 +71,9 @@ def fixed_gradient(answer):
     )
     cure = "take the mean of the loss inside jax.grad, or cast w first"
     mistakes = {
-        f"{N} times too large on {N} devices: this is the trap. With check_vma=True "
-        "jax.grad itself sums the gradient over the devices, and a pmean after that "
-        f"changes nothing: {cure}": N * expected,
+        f"{N} times too large on {N} devices. Either psum took the place of pmean, or "
+        "this is the trap: with check_vma=True jax.grad itself sums the gradient over "
+        f"the devices, and a pmean after that changes nothing: {cure}": N * expected,
         f"{N * N} times too large on {N} devices: jax.grad already summed over the "
         f"devices, and a psum did so again: {cure}": N * N * expected,
     }
@@ -90,7 +90,13 @@ def make_step(answer):
     params, loss, x, y = make_problem()
     mesh = mesh_of(N)
     optimizer = optax.sgd(0.01, momentum=0.9)
-    step = answer(loss, optimizer, mesh)
+    row_counts = []
+
+    def counted_loss(params, x, y):
+        row_counts.append(len(x))
+        return loss(params, x, y)
+
+    step = answer(counted_loss, optimizer, mesh)
     require(
         hasattr(step, "lower"),
         "return a compiled function: end with return jax.jit(...)",
@@ -123,8 +129,8 @@ def make_step(answer):
         ratio = float(optax.tree.norm(found_update) / optax.tree.norm(updates))
         require(
             not np.isclose(ratio, N, rtol=1e-2),
-            f"update {update} is {N} times too long on {N} devices: "
-            "this is the trap; see check_vma",
+            f"update {update} is {N} times too long on {N} devices. Either psum took "
+            "the place of pmean, or this is the trap: see check_vma",
         )
         require(
             close(found[0], wanted[0]),
@@ -135,3 +141,8 @@ def make_step(answer):
             f"the loss is {wanted_loss:.4f} on one device, "
             f"yours is {np.ravel(result[2])[0]:.4f}: average it too",
         )
+    require(
+        max(row_counts) <= b,
+        f"right, but loss was called with {max(row_counts)} rows, and a device has {b} "
+        "of them: split x and y by in_specs, and call loss inside the shard_map",
+    )

@@ -8,6 +8,24 @@ OWN, AVERAGED = (
 CAST_STEP = 'lax.pmean(jax.value_and_grad(loss)(lax.pcast(params, "data", to="varying"), x, y), "data")'
 GRADIENTS_AVERAGED = f'{OWN}\n        gradients = lax.pmean(gradients, "data")'
 UNCHECKED = ("**specs)", "**specs, check_vma=False)")
+PSUM_OF_CAST = CAST_STEP.replace("pmean", "psum")
+LOSS = 'lax.pmean(loss(params, x, y), "data")'
+# A shard_map that does nothing, and jit's gradient.
+BY_JIT = """loss(
+                params,
+                jax.shard_map(
+                    lambda x: x, mesh=mesh, in_specs=P("data"), out_specs=P("data")
+                )(x),
+                y,
+            )"""
+OF_GRADIENT = """jax.shard_map(
+            jax.value_and_grad(
+                lambda params, x, y: lax.pmean(loss(params, x, y), "data")
+            ),
+            mesh=mesh,
+            in_specs=(P(), P("data"), P("data")),
+            out_specs=P(),
+        )(params, x, y)"""
 COMPILED = "jax.jit(jax.shard_map(step, mesh=mesh, **specs))"
 
 WRONG = {
@@ -16,6 +34,7 @@ WRONG = {
         ("take the mean of the loss", "pmean", "psum"),
         ("a psum did so again", GRADIENT, 'lax.psum(jax.grad(loss)(w, x), "data")'),
         ("different gradients", GRADIENT, CAST),
+        ("Either psum took the place", GRADIENT, f'lax.psum({CAST}, "data")'),
         ("a tree like w", GRADIENT, 'lax.pmean(loss(w, x), "data")'),
     ],
     "make_step": [
@@ -29,6 +48,19 @@ WRONG = {
             "jax.jit(lambda p, s, x, y: (p, s, loss(p, x, y)))",
         ),
         ("return jax.jit", COMPILED, "loss"),
+        ("Either psum took the place", STEP, PSUM_OF_CAST),
+        (
+            "loss was called with 15 rows",
+            'in_specs": (P(), P(), P("data"), P("data"))',
+            'in_specs": P()',
+        ),
+        (
+            "loss was called with 15 rows",
+            LOSS,
+            BY_JIT,
+            COMPILED,
+            "jax.jit(step, out_shardings=jax.NamedSharding(mesh, P()))",
+        ),
     ],
 }
 
@@ -42,5 +74,6 @@ RIGHT = {
     "make_step": [
         (STEP, CAST_STEP),
         (STEP, AVERAGED, *UNCHECKED),
+        (STEP, OF_GRADIENT, COMPILED, "jax.jit(step)"),
     ],
 }
