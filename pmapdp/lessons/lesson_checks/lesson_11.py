@@ -120,6 +120,9 @@ def normalized_step(answer):
         unsplit_batches = {
             "of NumPy arrays": (x, y),
             "that every device holds whole": jax.device_put((x, y), P()),
+            "whose x every device holds whole": jax.device_put(
+                (x, y), (P(), P("data"))
+            ),
         }
         for name, batch in unsplit_batches.items():
             try:

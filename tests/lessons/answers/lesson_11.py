@@ -27,6 +27,11 @@ WRONG = {
     ],
     "normalized_step": [
         ("of NumPy arrays was accepted", ASSERT, ""),
+        (
+            "whose x every device holds whole was accepted",
+            ASSERT,
+            'assert jax.typeof(y).sharding.spec[0] == "data"',
+        ),
         ("yours is", Z, "x"),
         ("yours is", "x.std(0)", "x.std(0, ddof=1)"),
         ("yours is", "0.1 *", "0.01 *"),
@@ -58,6 +63,7 @@ RIGHT = {
     ],
     "normalized_step": [
         (GRADIENT, BY_HAND),
+        (ASSERT, "", Z, f'{Z}\n    assert jax.typeof(z).sharding.spec[0] == "data"'),
         (ASSERT, 'assert "data" in jax.typeof(x).sharding.spec'),
     ],
     "sum_gradients": [
