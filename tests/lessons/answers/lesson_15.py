@@ -12,6 +12,7 @@ WRONG = {
         ("W1's columns and W2's rows", PAIR, 'P("model", None), P(None, "model")'),
         ("a half is wanted", 'P(None, "model"), ', "P(), "),
         ("the mesh axis is called 'model'", '"model"', '"modle"'),
+        ("one of its two axes", PAIR, 'P("model", "model"), P("model", "model")'),
         ("return two PartitionSpecs", PAIR, 'P("model")'),
         ("return two PartitionSpecs", PAIR, '"columns", "rows"'),
     ],
