@@ -116,6 +116,12 @@ def zero_step(answer):
         "all-reduce" not in kinds,
         f"right, but with {kinds}: a reduce-scatter is half of an all-reduce",
     )
+    received = sum(collective.bytes for collective in collectives(program))
+    require(
+        received <= 2 * w.nbytes,
+        f"right, but a device gets {received} bytes: it needs the sum of the gradients, "
+        "for its own shard, and not every device's whole gradient",
+    )
 
 
 def fixed_clip(answer):
@@ -142,7 +148,7 @@ def fixed_clip(answer):
             np.isclose(found, wanted, rtol=1e-3),
             f"a gradient of length {length} must get the length {wanted:.3f}, yours "
             f"has {found:.3f}: a device's norm covers only its shard, so add the "
-            "squares of all devices",
+            "squares of all devices, and take the root of the sum",
         )
         require(
             close(clipped, wanted * direction),

@@ -41,6 +41,11 @@ WRONG = {
         ("only this device's gradient", SHARD, SLICE.format("g")),
         ("use axis_index", SLICE.format("w"), "w[: m.size]"),
         ("half of an all-reduce", SHARD, SLICE.format('lax.pmean(g, "data")')),
+        (
+            "every device's whole gradient",
+            SHARD,
+            SLICE.format('lax.all_gather(g, "data").mean(0)'),
+        ),
         ("m stays this device's shard", MOMENTUM, WHOLE_MOMENTUM),
         ("the old momentum is missing", "0.9 * m + gradient", "gradient"),
         ("without the momentum", "shard - 0.1 * m", "shard - 0.1 * gradient"),
@@ -64,6 +69,7 @@ WRONG = {
         ("add the squares", LENGTH, 'lax.pmax(jnp.linalg.norm(g), "data")'),
         ("add the squares", "lax.psum(jnp.square", "lax.pmean(jnp.square"),
         ("add the squares", LENGTH, 'lax.psum(jnp.square(g).sum(), "data")'),
+        ("take the root", LENGTH, 'lax.psum(jnp.square(g).sum(), "data")'),
         ("the direction has changed", f"return {CLIPPED}", OTHER_DIRECTION),
     ],
 }
@@ -75,6 +81,14 @@ RIGHT = {
     ],
     "zero_step": [
         (SHARD, 'lax.psum_scatter(g / 4, "data", tiled=True)'),
+        (
+            SHARD,
+            'lax.all_to_all(g.reshape(lax.axis_size("data"), -1), "data", 0, 0).mean(0)',
+        ),
+        (
+            'lax.all_gather(shard - 0.1 * m, "data", tiled=True)',
+            'w - 0.1 * lax.all_gather(m, "data", tiled=True)',
+        ),
         (SLICE.format("w"), 'w.reshape(-1, m.size)[lax.axis_index("data")]'),
     ],
     "fixed_clip": [
