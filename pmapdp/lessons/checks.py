@@ -7,6 +7,7 @@ it found; an exercise that is not begun is reported as such. The checks of a les
 the functions of `lesson_checks/lesson_NN.py`.
 """
 
+import functools
 import importlib
 import inspect
 import linecache
@@ -135,6 +136,7 @@ def check(lesson: str, exercise: str, answer: Callable[..., Any]) -> Verdict:
     """Try `answer` with the check `exercise` of `lesson`; print and return the verdict."""
     returned: list[Any] = []
 
+    @functools.wraps(answer)
     def watched(*arguments: Any, **options: Any) -> Any:
         result = answer(*arguments, **options)
         returned.append(result)

@@ -1,3 +1,7 @@
+import jax
+import numpy as np
+from jax import make_array_from_single_device_arrays
+
 ASSEMBLED = "jax.make_array_from_single_device_arrays(shape, sharding, shards)"
 SORTED = "sorted(gpus, key=lambda gpu: gpu.process_index)"
 ANSWER = f"np.array({SORTED}).reshape(-1, per_machine)"
@@ -12,6 +16,45 @@ MESH_ORDER = """jax.make_array_from_single_device_arrays(
             for part, device in zip(parts, sharding.mesh.devices.flat, strict=True)
         ],
     )"""
+# From here on, right answers that make the array in other ways.
+BY_INDEX = """jax.make_array_from_callback(
+        shape,
+        sharding,
+        lambda index: next(
+            part
+            for part, device in zip(parts, local_devices, strict=True)
+            if sharding.devices_indices_map(shape)[device] == index
+        ),
+    )"""
+REORDERED = """jax.make_array_from_process_local_data(
+        sharding,
+        np.concatenate(
+            [
+                parts[local_devices.index(device)]
+                for device in sharding.mesh.devices.flat
+                if device in local_devices
+            ]
+        ),
+        shape,
+    )"""
+
+
+def place_shards(rows, local_devices):
+    """The shards of this process."""
+    parts = zip(np.split(rows, len(local_devices)), local_devices, strict=True)
+    return [jax.device_put(part, device) for part, device in parts]
+
+
+def by_imported_name(sharding, shape, rows, local_devices):
+    shards = place_shards(rows, local_devices)
+    return make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+def of_half_the_shape(sharding, shape, rows, local_devices):
+    shards = place_shards(rows, local_devices)
+    return make_array_from_single_device_arrays(rows.shape, sharding, shards)
+
+
 BY_MACHINE = f"np.array({SORTED}).reshape(per_machine, -1)"
 
 WRONG = {
@@ -30,6 +73,8 @@ WRONG = {
             "jax.make_array_from_process_local_data(sharding, rows, shape)",
         ),
         ("in the order of local_devices", PARTS, f"{PARTS}[::-1]"),
+        ("yours gave it [0. 3. 6.]", ASSEMBLED, "jax.device_put(rows, sharding)"),
+        ("with two processes the global shape is (16, 3)", of_half_the_shape),
         (
             "with two processes the global shape is (16, 3)",
             "shape, sharding",
@@ -82,6 +127,10 @@ WRONG = {
 RIGHT = {
     "assemble": [
         (PARTS, "rows.reshape(len(local_devices), -1, *rows.shape[1:])"),
+        by_imported_name,
+        (ASSEMBLED, BY_INDEX),
+        (ASSEMBLED, REORDERED),
+        (ASSEMBLED, REORDERED.replace("        shape,\n", "")),
         (
             ASSEMBLED,
             "jax.make_array_from_single_device_arrays(sharding=sharding, shape=shape, arrays=shards)",
