@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pmapdp.lessons.checks import close, on_devices, refuse, require
@@ -10,7 +11,7 @@ from pmapdp.lessons.checks import close, on_devices, refuse, require
 
 def row_keys(answer):
     """Keys that depend on seed, update, layer and index, and on nothing else."""
-    numbers = {"seed": 7, "update": 40, "layer": 300}
+    numbers = {"seed": 7, "update": 1040, "layer": 300}
     # Two devices of six examples. The index before each is used in a comparison, too.
     indices = 1 + np.random.default_rng(0).permutation(1000)[:12].astype(np.int32)
     rows = len(indices) // 2
@@ -83,6 +84,17 @@ def row_keys(answer):
             f"one more {first} and one less {second} give the same key, because the "
             "numbers were added up: fold them in one after the other",
         )
+    # After these changes the formula gives the same number as before.
+    formulas = {
+        "1000 * seed + update": {"seed": 1, "update": -1000},
+        "update * layer": {"update": 300 - 1040, "layer": 1040 - 300},
+    }
+    for formula, changes in formulas.items():
+        require(
+            not (keys(indices, **changes) == original).all(axis=1).any(),
+            f"two examples have the same key if {formula} is the same: don't make one "
+            "number of several, fold them in one after the other",
+        )
 
 
 def exact_accuracy(answer):
@@ -94,6 +106,11 @@ def exact_accuracy(answer):
         x = rng.normal(size=(n, D)).astype(np.float32)
         kernel = rng.normal(size=(D, C)).astype(np.float32)
         rows_seen = []
+        unsplit = []
+
+        def note_sharding(sharding, unsplit=unsplit):
+            if sharding.is_fully_replicated:
+                unsplit.append(sharding)
 
         def predict(x, kernel=kernel, rows_seen=rows_seen):
             require(
@@ -104,7 +121,10 @@ def exact_accuracy(answer):
             mesh = jax.sharding.get_abstract_mesh()
             parts = math.prod(mesh.shape[axis] for axis in mesh.manual_axes)
             rows_seen.append(len(x) * parts)
-            return x @ kernel
+            logits = jnp.dot(x, kernel)
+            if parts == 1:  # split by jit, as the compiler has chosen it, or not at all
+                jax.debug.inspect_array_sharding(logits, callback=note_sharding)
+            return logits
 
         guesses = (x @ kernel).argmax(-1)
         labels = np.where(rng.random(n) < 0.5, guesses, 1 + (guesses == 1))
@@ -121,6 +141,12 @@ def exact_accuracy(answer):
             most <= N * b,
             f"predict fits into memory for {N * b} rows at a time, and yours gave it "
             f"{most}: batches of N * b",
+        )
+        # With fewer rows than N * b, one device may do the last batch.
+        require(
+            n % (N * b) > 0 or not unsplit,
+            f"predict isn't split over the {N} devices: with pmap, or with a split batch "
+            f"under jit, each of them computes b = {b} rows of a batch",
         )
         accuracy = correct.mean()
         full_batches = n // (N * b) * N * b

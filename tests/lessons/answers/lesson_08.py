@@ -19,6 +19,12 @@ ADDED_LAYER = """jax.vmap(
 WITH_THE_DEVICE = """jax.vmap(
         lambda i: fold(fold(key, lax.axis_index("data")), i)
     )(indices)""".replace("fold", "jax.random.fold_in")
+MESH = 'jax.sharding.Mesh(np.array(jax.devices()), ("data",))'
+SPLIT = f'jax.NamedSharding({MESH}, jax.P("data"))'
+BY_SHARD_MAP = f"""jax.jit(
+        jax.shard_map(sums, mesh={MESH}, in_specs=jax.P("data"), out_specs=jax.P())
+    )"""
+SUMS_OF_ALL = "(correct.sum(), weights.sum())"
 UNDER_VMAP_IN_AXES = "jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)"
 
 
@@ -35,6 +41,8 @@ WRONG = {
         ("numbers were added up", UPDATE, "key(seed + update), 0)"),
         ("numbers were added up", LAYER, "update + layer), 0)"),
         ("one each", VMAP, "key"),
+        ("update * layer", LAYER, "update * layer), 0)"),
+        ("1000 * seed + update", UPDATE, "key(1000 * seed + update), 0)"),
     ],
     "exact_accuracy": [
         ("these are full batches", RATIO, "1 - totals[0] / totals[1]"),
@@ -52,6 +60,24 @@ WRONG = {
         ),
         ("padding has weight 0", "weights.sum()), ", "1.0 * len(x)), "),
         ("at a time", RATIO, "(predict(x).argmax(-1) == labels).mean()"),
+        (
+            "isn't split over the 8 devices",
+            SUMS,
+            SUMS_OF_ALL,
+            PMAP,
+            "sums",
+            RESHAPE,
+            "",
+        ),
+        (
+            "isn't split over the 8 devices",
+            SUMS,
+            SUMS_OF_ALL,
+            PMAP,
+            "jax.jit(sums)",
+            RESHAPE,
+            "",
+        ),
     ],
     "fixed_mean": [
         (
@@ -86,12 +112,13 @@ RIGHT = {
     "exact_accuracy": [
         (
             SUMS,
-            "(correct.sum(), weights.sum())",
+            SUMS_OF_ALL,
             PMAP,
-            "jax.jit(sums)",
+            f"jax.jit(sums, in_shardings={SPLIT})",
             RESHAPE,
             "",
         ),
+        (PMAP, BY_SHARD_MAP, RESHAPE, ""),
         (SUMS, SUMS.replace("psum", "pmean")),
     ],
     "fixed_mean": [
