@@ -23,9 +23,18 @@ def global_gradient(answer):
     w = random.normal(size=D).astype(np.float32)
     row_counts = []
 
-    def loss(w, x):
+    @jax.custom_batching.custom_vmap
+    def count(x):
         row_counts.append(len(x))
-        return jnp.square(jnp.tanh(x @ w) - 1).mean()
+        return x
+
+    @count.def_vmap
+    def count_all(calls, is_batched, x):
+        row_counts.append(calls * x.shape[1])
+        return x, is_batched[0]
+
+    def loss(w, x):
+        return jnp.square(jnp.tanh(count(x) @ w) - 1).mean()
 
     mapped = jax.shard_map(
         lambda w, x: answer(loss, w, x, K)[None],
@@ -63,8 +72,9 @@ def global_gradient(answer):
     )
     require(
         most_rows == rows // K,
-        f"right, but loss was called with {most_rows} of the {rows} rows: "
-        f"{rows // K} at a time",
+        f"right, but loss was called with {most_rows} of the {rows} rows at once. "
+        "Under jax.vmap all calls run at once, too: take "
+        f"{rows // K} rows at a time, in a scan or a Python loop",
     )
     program = jax.jit(mapped).lower(w, x).compile().as_text()
     loops = program.partition("ENTRY")[0]  # the body of a loop comes first
@@ -76,6 +86,12 @@ def global_gradient(answer):
     )
     calls = sum(collective.count for collective in collectives(program))
     require(calls == 1, f"right, but with {calls} collectives in place of one")
+    received = sum(collective.bytes for collective in collectives(program))
+    require(
+        received < x.nbytes / N,
+        f"right, but a device gets {received} bytes, the rows of all others, and does "
+        "the work of all: average the gradients",
+    )
 
 
 def join_rows(answer):

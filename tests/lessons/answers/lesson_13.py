@@ -12,6 +12,12 @@ CAST = 'w = lax.pcast(w, "data", to="varying")'
 PYTHON_LOOP = (
     "total = sum(jax.grad(loss)(w, rows) for rows in x.reshape(K, -1, x.shape[1]))"
 )
+MICRO_BATCHES = "x.reshape(K, -1, x.shape[1])"
+ALL_AT_ONCE = f"total = jax.vmap(jax.grad(loss), (None, 0))(w, {MICRO_BATCHES}).sum(0)"
+MAPPED = f"total = lax.map(lambda rows: {GRADIENT}, {MICRO_BATCHES}).sum(0)"
+GATHERED = f"""{CAST}
+    x = lax.all_gather(x, "data", tiled=True)
+    K = K * lax.axis_size("data")"""
 OF_MEAN_LOSS = (GRADIENT, 'jax.grad(lambda w: lax.pmean(loss(w, rows), "data"))(w)')
 IN_PYTHON = (SCAN, PYTHON_LOOP.replace("jax.grad(loss)(w, rows)", OF_MEAN_LOSS[1]))
 
@@ -36,6 +42,8 @@ WRONG = {
         ("12 times too long", "total / K", "total", "pmean", "psum"),
         ("not the gradient", SCAN, "total = K * jax.grad(loss)(w, x[: len(x) // K])"),
         ("has the shape (5,)", MEAN, f"{MEAN}.sum()"),
+        ("Under jax.vmap", SCAN, ALL_AT_ONCE),
+        ("the rows of all others", CAST, GATHERED, MEAN, "total / K"),
     ],
     "join_rows": [
         ("micro-batches one after the other", ".swapaxes(0, 1)", ""),
@@ -65,6 +73,8 @@ RIGHT = {
     "global_gradient": [
         (SCAN, FORI_LOOP),
         (SCAN, PYTHON_LOOP),
+        (SCAN, MAPPED),
+        (MEAN, 'lax.all_gather(total / K, "data").mean(0)'),
         # Lesson 10's other way: the gradient of the averaged loss.
         (CAST, "", *IN_PYTHON, MEAN, "total / K"),
         (CAST, "", SCAN, PYTHON_LOOP, MEAN, 'total / K / lax.axis_size("data")'),
