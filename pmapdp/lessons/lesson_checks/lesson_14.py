@@ -59,6 +59,11 @@ def check_batches(answer, examples):
         not np.array_equal(orders[0], of_other_seed),
         "the seeds 0 and 1 give the same order: use `seed`",
     )
+    require(
+        not np.array_equal(orders[1], of_other_seed),
+        "seed 1 begins with the order of epoch 1 of seed 0, because the two numbers "
+        "were added up: give default_rng both, as a list",
+    )
     for first in (1, per_epoch - 1, per_epoch, per_epoch + 2):
         for number, rows in enumerate(read_batches(0, first, 3), first):
             require(
@@ -104,9 +109,15 @@ def train_or_resume(answer):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoints"
         answer(path, 2, create, step)
+        was_complete = wait_for_files(path)
         require(
             made == [0, 1],
             f"the first start makes the updates 0 and 1; yours made {made}",
+        )
+        require(
+            was_complete,
+            "the first start returned while its checkpoint was still being written: end "
+            "with close(), or with wait_until_finished()",
         )
         is_saved = path.exists() and any(path.iterdir())
         require(
@@ -133,6 +144,20 @@ def train_or_resume(answer):
             f"the start after a kill in update 4 makes update 4; yours made {made}: "
             "save after every update, and go on from the newest checkpoint",
         )
+        early = Path(folder) / "killed in update 1"
+        made.clear()
+        for update in (1, None):
+            killed = update
+            try:
+                answer(early, 2, create, step)
+            except KilledError:
+                wait_for_files(early)
+        require(
+            made == [0, 1],
+            f"a kill in update 1, and another start, make the updates 0 and 1; yours "
+            f"made {made}: the first checkpoint may have the number 0, so ask if "
+            "latest_step() `is not None`",
+        )
     require(
         isinstance(state, dict) and state.keys() == wanted.keys(),
         "return the whole state",
@@ -148,14 +173,18 @@ def wait_for_files(folder):
     """Wait until no thread writes into `folder` any more, for 10 s at most.
 
     A real kill would end the thread. Here it goes on, and what it saves is complete.
+
+    Returns:
+        True if nothing was written after the call.
     """
     names = None
-    for _ in range(50):
-        time.sleep(0.2)
+    for looks in range(50):
         names_before = names
         names = sorted(str(path) for path in folder.rglob("*"))
         if names == names_before and not any("tmp" in Path(n).name for n in names):
-            return
+            return looks == 1
+        time.sleep(0.2)
+    return False
 
 
 def export_bytes(answer):

@@ -3,6 +3,7 @@ SAVE = "checkpoints.save(number + 1, args=ocp.args.StandardSave(state))"
 RESTORED, UPDATES = "StandardRestore(state))", 'range(int(state["updates"]), count)'
 TWO = "ocp.CheckpointManagerOptions(max_to_keep=2)"
 WITH = "with ocp.CheckpointManager(folder) as checkpoints:"
+WAIT = "        checkpoints.wait_until_finished()"
 UNCLOSED = "checkpoints = ocp.CheckpointManager(folder)\n    if True:"
 
 WRONG = {
@@ -20,6 +21,7 @@ WRONG = {
         ),
         ("epoch 1 repeats the order", "[seed, epoch]", "seed"),
         ("use `seed`", "[seed, epoch]", "epoch"),
+        ("were added up", "[seed, epoch]", "seed + epoch"),
         ("ends after 3 batches", COUNT, "range(first, first + 3)"),
         ("do not hold each of the", "[seed, epoch]", "[seed, number]"),
         (
@@ -51,6 +53,9 @@ WRONG = {
         ("the first start makes the updates 0 and 1", ", count)", ", count + 1)"),
         ("update 2; yours made []", ", count)", ", 2)"),
         ("save after every update", SAVE, f"(number % 2 == 0 or {SAVE})"),
+        # Its first checkpoint has the number 0, which counts as False.
+        ("`is not None`", "newest is not None", "newest", "number + 1", "number"),
+        ("still being written", WITH, UNCLOSED, f"{WAIT}\n", ""),
     ],
     "export_bytes": [
         ("takes only 5 rows", "(n, 4)", "(5, 4)"),
@@ -83,6 +88,8 @@ RIGHT = {
             f"ocp.CheckpointManager(folder, options={TWO})",
         ),
         (WITH, UNCLOSED),
+        ("number + 1", "number"),
+        (WITH, UNCLOSED, WAIT, "        checkpoints.close()"),
     ],
     "export_bytes": [
         ("jax.jit(function)", 'jax.jit(function), platforms=["cpu", "tpu"]'),
