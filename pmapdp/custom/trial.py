@@ -35,6 +35,9 @@ EVALUATION = "evaluation"
 MICRO_BATCHES = "micro-batches"
 DEVICES = 2
 LARGEST_ROUNDING = 0.1  # of a sum in bfloat16, with batch norm
+# What a layer writes in bfloat16 may be off by this fraction of its largest number. The
+# means of a ResNet-18 were off by up to 0.005 of that, and most of them are near 0.
+WRITTEN_ROUNDING = 0.02
 
 
 def check_loss(task: Task, examples: Batch) -> None:
@@ -187,7 +190,10 @@ def check_written(task: Task, by_whole: Any, by_halves: Any) -> None:
                 "__init__, or leave nnx.sow out"
             )
         wanted = values[:1]
-        if not np.allclose(by_halves[name], wanted, rounding, 1e-4, equal_nan=True):
+        smallest = 1e-4
+        if task.dtype == "bfloat16":
+            smallest = max(smallest, WRITTEN_ROUNDING * np.abs(wanted).max(initial=0))
+        if not np.allclose(by_halves[name], wanted, rounding, smallest, equal_nan=True):
             raise UserError(
                 f"{task.name} writes {name} from the rows of one device, or padding "
                 "with them: weight them by the weights of "
