@@ -393,4 +393,5 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 # and again after it.
 #
 # To read on: JAX on [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
-# [rooflines](https://jax-ml.github.io/scaling-book/roofline/). To look things up, use the [list of lessons](README.md).
+# [rooflines](https://jax-ml.github.io/scaling-book/roofline/). Next, all of
+# the course in one program: [19 Train a small GPT](19_train_a_small_gpt.ipynb).

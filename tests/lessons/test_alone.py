@@ -15,6 +15,10 @@ LESSONS = build.sources()
 NUMBERS = [lesson.name[:2] for lesson in LESSONS]
 TWICE = ("11",)  # runs a second time in the same kernel, because it sets a global mesh
 TWO_PROGRAMS = ("03",)  # first with weights by hand, then with Flax
+TOLERANCE = 2e-3  # on another processor, rounding may tip an example
+# Lesson 19 reads Python's own library, which differs between versions of Python. Its
+# notebook compares its runs with each other.
+TOLERANCES = {"19": 0.3}
 LIBRARIES = {
     "jax",
     "flax",
@@ -60,8 +64,8 @@ def test_lesson_runs_in_an_empty_folder(number, tmp_path, monkeypatch):
         scripts(notebook), times * scripts(built(build.source_of(number))), strict=True
     ):
         np.testing.assert_allclose(
-            found, stored, atol=2e-3
-        )  # on another processor, rounding may tip an example
+            found, stored, atol=TOLERANCES.get(number, TOLERANCE)
+        )
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)

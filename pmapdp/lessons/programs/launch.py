@@ -1,4 +1,6 @@
-"""Start Python in processes of its own: lesson 14 kills one, lesson 17 connects two."""
+"""Start Python in processes of its own: lesson 14 kills one, lesson 17 connects two, and
+lesson 19 does both.
+"""
 
 import inspect
 import os
@@ -26,9 +28,31 @@ def take_home() -> str:
     from IPython.core.getipython import get_ipython
 
     cells = get_ipython().user_ns["In"]
-    return next(
-        text for text in reversed(cells) if text.startswith('"""Train a small network')
-    )
+    return next(text for text in reversed(cells) if text.startswith('"""Train a small'))
+
+
+class RecordedStream:
+    """A stream that also keeps what is written, in the list `texts`."""
+
+    def __init__(self, stream: Any, texts: list[str]):
+        self.stream = stream
+        self.texts = texts
+
+    def write(self, text: str) -> Any:
+        """Write and keep a text."""
+        self.texts.append(text)
+        return self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def record_output() -> list[str]:
+    """Return a list that gets each text that later cells of this notebook print."""
+    texts: list[str] = []
+    # Replaced as a whole, because IPython restores its `write` after every cell.
+    sys.stdout = RecordedStream(sys.stdout, texts)
+    return texts
 
 
 def free_port() -> int:
