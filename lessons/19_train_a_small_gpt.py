@@ -57,7 +57,7 @@ lesson_19.where_the_arrays_are()
 # | 03 | `batches`, `report` | each example once in an epoch, and means over all tokens |
 # | 08 | `example_keys`, `dropout` | a mask that belongs to the example, on whatever device it is |
 # | 09 | `train_step` | the update, which the compiler splits |
-# | 13 | `accumulate`, `compute_dtype` | K micro-batches with one all-reduce, and products in bfloat16 on GPUs and TPUs |
+# | 13, 20 | `accumulate`, `compute_dtype` | K micro-batches with one all-reduce, and products in bfloat16 on GPUs and TPUs |
 # | 14 | `checkpoints` | resume after the last epoch |
 # | 16 | `shard`, `shardings` | an eighth of parameters and moments on each device |
 # | 17 | `processes`, `place_batch`, `is_first` | all devices of all processes |
@@ -73,7 +73,7 @@ lesson_19.where_the_arrays_are()
 #   gathers them once for an update, not once for each micro-batch. The price is memory: at rest a device holds an
 #   eighth of the parameters, but in an update it holds all of them. Adam's moments stay split all the time. If your
 #   parameters don't fit on one device, set K to 1 and take the gradients without `accumulate`, as lesson 16 does.
-# - **bfloat16 and everything else** (13). On GPUs and TPUs the products inside a block are in bfloat16. Parameters,
+# - **bfloat16 and everything else** (20). On GPUs and TPUs the products inside a block are in bfloat16. Parameters,
 #   sums, the optimizer and the logits stay in float32. We could only try it on a CPU, with a smaller network, where the
 #   losses were those of float32 to within 0.03.
 # - **Resume and processes** (14, 17). All processes restore, train and save. Only the printing is for process 0.

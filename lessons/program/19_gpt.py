@@ -41,7 +41,7 @@ PEAK_RATE = 5e-3  # the highest learning rate, after a tenth of all updates
 
 # Many processes (lesson 17), connected before JAX starts its devices
 
-os.environ["NPROC"] = "16"  # threads for eight simulated devices, which jax before 0.12 needs
+os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # set by srun
 processes = int(os.environ.get("PROCESSES", tasks))
 devices = max(1, int(os.environ.get("DEVICES", "8")) // processes)
@@ -107,7 +107,7 @@ def dropout(x, keys, layer):
     return jnp.where(jax.vmap(keep)(keys), x / (1 - DROPOUT), 0)
 
 
-# The network, whose matrix products are in bfloat16 on GPUs and TPUs (lesson 13)
+# The network, whose matrix products are in bfloat16 on GPUs and TPUs (lesson 20)
 
 compute_dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
 
