@@ -17,11 +17,11 @@
 #
 # Your program can test a network on eight devices, but it still trains on one. In this lesson you'll change ten lines,
 # two of them inside the training step, and all eight devices train the same network. Then you'll break the program in
-# four ways. You need to see these four once, because none of them raises an error. The loss falls, the run ends, and
-# only the model or the numbers are wrong.
+# four ways. You need to see these four once, because none of them raises an error. Two end in NaN, an epoch away from
+# the line that's wrong, and two print numbers that you'd believe.
 #
 # **You will** train on eight devices with `jax.pmap`, show that one device gets the same result, and recognize an
-# all-reduce that's missing or wrong. 30 minutes, 50 with exercises. You need
+# all-reduce that's missing or wrong. 35 minutes, 55 with exercises. You need
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
 # [04 Map over devices](04_map_over_devices.ipynb).
 
@@ -43,7 +43,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # Let's do it by hand first. The model is one number `w`, it predicts `w * x`, and the loss of an example is
 # `(w * x - y)² / 2`. At `w = 0` the gradient of an example is simply `-x * y`, so you can check everything in your
-# head: our four examples have the gradients -2, -2, -5 and -7, and their mean is -4.
+# head. Our four examples have the gradients -2, -2, -5 and -7. Their mean is -4.
 #
 # Now device 0 gets the first two examples, and device 1 gets the last two.
 #
@@ -81,11 +81,10 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 #
 # This is an **all-reduce**: all devices arrive at this line, and all of them leave it with the same average. `"data"` is
 # the name that you give to the axis over which `pmap` splits, with `axis_name="data"`. The mesh that places our arrays
-# has an axis called `"data"`, too, but `pmap` doesn't look at it. You can rename either of the two, and the program runs
-# as before.
+# has an axis called `"data"`, too, but the two only happen to share a name.
 #
 # PyTorch's `DistributedDataParallel` (DDP) does the same, but hides it in `loss.backward()`. In JAX it's a line of your
-# own step. So you can read it and move it, but you can also leave it out by mistake.
+# own step. You can read it, move it, and forget it.
 #
 # ## Three examples, two devices
 #
@@ -112,15 +111,13 @@ for average in (mean_of_means, mean_of_sums):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it gives (-2 - 5) / 2 = -3.5, because device 1's only example counts as much as both examples of device 0. That's
-# the first of the four mistakes. The second function is correct.
+# No, it gives (-2 - 5) / 2 = -3.5, because device 1's only example counts as much as both examples of device 0. The
+# second function is correct.
 #
 # </details>
 #
-# So **add up all sums, add up all counts, and divide once.** Adding up over the devices is `lax.psum`, so `psum` of both
-# is the thing itself. `mean_of_sums` takes `pmean` of both instead, which divides each of them by the number of devices.
-# In their ratio that number cancels, so the result is the same. We write `pmean`, because you'll find it in most pmap
-# programs.
+# So **add up all sums, add up all counts, and divide once.** Sum both with `lax.psum`, or average both with
+# `lax.pmean`: the number of devices cancels. We write `pmean`, because you'll find it in most pmap programs.
 #
 # The last batch of an epoch is hardly ever full, so we pad it, and then some devices get more padding than others.
 # That's why our program works with sums and counts, and not with means. DDP doesn't protect you from this mistake: if
@@ -130,7 +127,7 @@ for average in (mean_of_means, mean_of_sums):
 #
 # You start from lesson 04's program, [program/04_evaluate.py](program/04_evaluate.py). It already has a mesh, it places
 # the state **replicated** (a copy on each device) and the batch **split** (a part on each), and it tests with `pmap`.
-# Here's everything that changes. A line with a - is removed, and a line with a + is new.
+# Here's everything that changes:
 #
 # include the difference of 04_evaluate.py and 05_pmap.py
 #
@@ -141,8 +138,7 @@ for average in (mean_of_means, mean_of_sums):
 #   (`None`), and the batch is split along its first axis (`0`).
 # - The state is placed once, before the loop, and stays on the devices. So `copies` is gone.
 #
-# Nothing else changes: not the data, not the network, not the loss. And compared with lesson 03's program for one
-# device, only sixteen lines are new.
+# Nothing else changes. And compared with lesson 03's program for one device, only sixteen lines are new.
 
 # %%
 lesson_05.data_parallel_step()
@@ -152,6 +148,8 @@ lesson_05.data_parallel_step()
 #
 # This is the whole program. Take it home: copy the cell into an empty file, put your data and your network in, and it
 # trains on all GPUs or TPUs of your machine, as long as their number divides B. Without any, it simulates eight devices.
+# Your network may have any layers that treat each example alone and draw no random numbers. Batch norm and dropout
+# don't, so they come in lessons 07 and 08.
 #
 # On one device, lesson 03's program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set.
 #
@@ -164,26 +162,26 @@ lesson_05.data_parallel_step()
 # <details><summary>Answer</summary>
 #
 # With almost the same numbers: compare the four decimals in lesson 03's notebook. Eight devices add up the 128 gradients
-# in a different order than one device, and each addition rounds. So the last digits may differ, and a few of the 5,000
-# examples may tip over to another class. In float64 the numbers that the two programs print agree to about fourteen
-# digits, and a test in this repository checks that they do.
+# in a different order than one device, and each addition rounds. So the last digits may differ. In float64 the numbers
+# that the two programs print agree to about fourteen digits, and a test in this repository checks that they do.
 #
 # </details>
 #
 # ## Proof: update by update
 #
-# Four printed digits are a weak proof, so let's compare every update. `one_device_step` is the step of lesson 03, which
-# has no `pmean` and no `psum`. We run both from the same start on the same 39 full batches of an epoch. For this
-# comparison SGD replaces Adam, because Adam divides by the size of the gradient, and that blows up rounding if a
-# gradient is almost 0.
+# Four printed digits are a weak proof, so let's compare every update. `one_device_step` is the step of lesson 03. We run
+# both from the same start on the 40 batches of an epoch. The last one holds only eight examples, so device 0 gets all of
+# them, and the other seven get nothing but padding. SGD replaces Adam, because Adam divides by the size of the gradient,
+# and that magnifies rounding where gradients are tiny.
 #
 # One warning before you change the optimizer yourself. `train_step` reads the global `optimizer` while JAX traces it.
-# It notices SGD only because SGD's state has another structure than Adam's, so JAX traces again. If you changed just
-# the learning rate, the step would go on with the old one (lesson 02), until you run the program's cell again.
+# It's traced again here only because SGD's state looks different from Adam's. If you changed just the learning rate, the
+# step would go on with the old one (lesson 02), until you run the program's cell again.
 
 
 # %%
-full_batches = list(batches(*train_data, seed=0))[:-1]
+epoch_batches = list(batches(*train_data, seed=0))
+split_batches = [place_batch(batch) for batch in epoch_batches]
 
 
 def one_device_step(state, batch):
@@ -195,28 +193,19 @@ def one_device_step(state, batch):
 
 
 def train(step, state, data):
-    """The state after the batches of `data`, and the loss of every update."""
-    losses = []
+    """The state after the batches of `data`, and the metric sums of every update."""
+    all_sums = []
     for batch in data:
         state, sums = step(state, batch)
-        losses.append(float(sums["loss"] / sums["count"]))
-    return state, losses
+        all_sums.append(sums)
+    return state, all_sums
 
 
-optimizer = optax.sgd(0.1)  # its state has another structure, so JAX traces the steps again
-split_batches = [place_batch(batch) for batch in full_batches]
-(model_1, _), losses_1 = train(jax.jit(one_device_step), init_state(), full_batches)
-(model_8, _), losses_8 = train(train_step, place_state(init_state()), split_batches)
-lesson_05.loss_curves(losses_1, losses_8)
-
-# %% [markdown]
-# The two curves lie on top of each other. Below them you see their difference. It stays below a millionth, and float32
-# has seven digits, so that's about as good as it gets. On a GPU or a TPU the difference is larger if it multiplies
-# matrices in a shorter format (lesson 00). The models agree just as well, and the eight devices' copies of the model
-# are equal to the last bit:
+def batch_losses(all_sums):
+    """The mean loss of each batch."""
+    return np.array([sums["loss"] / sums["count"] for sums in jax.device_get(all_sums)])
 
 
-# %%
 def distance(model, other):
     """The length of the difference of two models, each seen as one long vector."""
     model, other = jax.device_get((model, other))
@@ -228,38 +217,118 @@ def copies(array):
     return np.stack([shard.data for shard in array.addressable_shards])
 
 
+optimizer = optax.sgd(0.1)  # its state looks different, so JAX traces the steps again
+(model_1, _), sums_1 = train(jax.jit(one_device_step), init_state(), epoch_batches)
+(model_8, _), sums_8 = train(train_step, place_state(init_state()), split_batches)
 print(f"the model moved by {distance(model_1, init_state()[0]):.3f}")
 print(f"one device and eight differ by {distance(model_1, model_8):.0e}")
+lesson_05.loss_curves(batch_losses(sums_1), batch_losses(sums_8))
 assert distance(model_1, model_8) < 1e-5
 assert all((copies(array) == copies(array)[0]).all() for array in jax.tree.leaves(model_8))
 
 # %% [markdown]
-# ## Mistake 2: no all-reduce
+# One epoch moved the model by 3, and the two results differ by less than a millionth. The eight copies of the model are
+# equal to the last bit. In the picture, the difference of the losses stays below a millionth, too. float32 has seven
+# digits, so that's about as good as it gets. On a GPU or a TPU the difference is larger if it multiplies matrices in a
+# shorter format (lesson 00).
 #
-# The mean of means was the first mistake. For the second one, forget the line with `pmean`. What's left is lesson 03's
-# step, under `pmap`.
+# ## Mistake 1: a mean of means
 #
-# **Predict:** after these 39 updates, how many different models are there on the eight devices?
+# Now break the all-reduce. `make_step` is your program's step, with another function in place of the two lines that
+# average and divide. `run` is your program's loop, for two epochs.
+
+
+# %%
+def make_step(average):
+    def step(state, batch):
+        model, optimizer_state = state
+        gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
+        gradients = average(gradients, sums["count"])
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
+        return (optax.apply_updates(model, updates), optimizer_state), lax.psum(sums, "data")
+
+    return jax.pmap(step, "data", in_axes=(None, 0), out_axes=None)
+
+
+def run(step):
+    """Two epochs of the program: print its lines, and return each batch's loss, [epoch, batch]."""
+    state, losses = place_state(init_state()), []
+    for epoch in range(2):
+        data = [place_batch(batch) for batch in batches(*train_data, seed=epoch)]
+        state, train_sums = train(step, state, data)
+        test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
+        print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
+        losses.append(batch_losses(train_sums + test_sums))
+    return np.array(losses)
+
+
+def divide(gradients, count):
+    return jax.tree.map(lambda g: g / count, gradients)
+
+
+optimizer = optax.adam(3e-3)  # as in the program
+
+# %% [markdown]
+# The first mistake is the one from above: it divides before the all-reduce. In each epoch 39 batches are full, and for
+# them a mean of means is correct. Only the 40th is padded.
+#
+# **Predict:** what goes wrong, and in which line of the output? Does `jnp.maximum` repair it?
+
 
 # %% tags=["prediction"]
-axes = {"axis_name": "data", "in_axes": (None, 0), "out_axes": None}
-forgetful_step = jax.pmap(one_device_step, **axes)
-(local_model, _), losses = train(forgetful_step, place_state(init_state()), split_batches)
-kernel = local_model.output.kernel[...]
-print(f"loss from {losses[0]:.2f} to {losses[-1]:.2f}")
-print("JAX says that all copies are equal:", kernel.is_fully_replicated)
-print("the first weight on each device:", copies(kernel)[:, 0, 0].round(3))
+def mean_of_mean_gradients(gradients, count):
+    return lax.pmean(divide(gradients, count), "data")
+
+
+def repaired_mean_of_means(gradients, count):  # no 0 / 0
+    return lax.pmean(divide(gradients, jnp.maximum(count, 1)), "data")
+
+
+mean_losses = run(make_step(mean_of_mean_gradients))
+print("\nwith jnp.maximum:")
+repaired_losses = run(make_step(repaired_mean_of_means))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Eight, each trained on an eighth of the data, and your checkpoint would save one of them. Yet there's no error, and the
-# loss falls nicely. It starts at 4.67, because you only see the loss of device 0's sixteen examples. JAX can't tell you.
-# With `out_axes=None` you promised that all devices return the same, and `is_fully_replicated` only repeats your
-# promise, because it reads the sharding and not the numbers.
+# The test loss is NaN after the first epoch, and from then on every loss is. Seven devices divide 0 by 0 in the last
+# batch, and `pmean` hands their NaN to everyone. The training loss of epoch 0 is still fine, because a step computes its
+# loss before it updates the model.
 #
-# The last batch, which we left out, would make it worse. It holds eight examples, so all devices but the first get
-# nothing but padding, divide 0 by 0, and hold NaN from then on. And you'd still see device 0's loss fall.
+# </details>
+#
+# At least you notice. With `jnp.maximum` the losses look normal, and yet the gradient of the last batch is an eighth of
+# what it should be.
+#
+# ## Mistake 2: no all-reduce
+#
+# The next step has no `pmean` for the gradients at all, so each device divides by its own count. The metrics still have
+# their `psum`. First we train on the 39 full batches.
+#
+# **Predict:** how many different models are there now on the eight devices?
+
+
+# %% tags=["prediction"]
+def local_mean_gradients(gradients, count):
+    return divide(gradients, count)
+
+
+local_step = make_step(local_mean_gradients)
+(local_model, _), _ = train(local_step, place_state(init_state()), split_batches[:-1])
+kernel = local_model.output.kernel[...]
+print("JAX says that all copies are equal:", kernel.is_fully_replicated)
+print("the first weight on each device:", copies(kernel)[:, 0, 0].round(3))
+local_losses = run(local_step)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Eight, each trained on an eighth of the data, and your checkpoint would save one of them. JAX can't tell you. With
+# `out_axes=None` you promised that all devices return the same, and `is_fully_replicated` only repeats your promise,
+# because it reads the sharding and not the numbers.
+#
+# In the program the last batch gives you a hint: seven of the eight models become NaN, and so do the sums over all
+# devices. Without such a batch, all you'd see is a loss that falls more slowly.
 #
 # </details>
 #
@@ -269,60 +338,71 @@ print("the first weight on each device:", copies(kernel)[:, 0, 0].round(3))
 # %%
 wrong_state, right_state = place_state(init_state()), place_state(init_state())
 wrong_curves, right_curves = [], []
-for batch in split_batches:
-    wrong_state, _ = forgetful_step(wrong_state, batch)
+for batch in split_batches[:-1]:
+    wrong_state, _ = local_step(wrong_state, batch)
     right_state, _ = train_step(right_state, batch)
     wrong_curves.append(copies(wrong_state[0].output.kernel[...])[:, 0, 0])
     right_curves.append(copies(right_state[0].output.kernel[...])[:, 0, 0])
 lesson_05.drift(np.array(wrong_curves), np.array(right_curves))
 
-# %% tags=["proof"]
-# The asserts behind the answers so far.
-assert one_device == -4
-assert local.tolist() == [-2, -6]
-assert losses[-1] < losses[0]
-assert kernel.is_fully_replicated
-assert np.unique(copies(kernel)[:, 0, 0]).size == 8
-
 # %% [markdown]
 # ## Mistake 3: a sum for a mean
 #
-# This step adds the gradients up with `psum`, but still averages the count. All copies agree, so you won't find this
-# mistake by looking for drift.
+# This one adds the gradients up with `psum`, but still averages the count. So the gradient is eight times too large, on
+# all devices alike. You won't find it by looking for drift or NaN.
 #
-# **Predict:** by what factor is the update too large?
-
-
-# %%
-def psum_step(state, batch):
-    model, optimizer_state = state
-    gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
-    gradients, count = lax.psum(gradients, "data"), lax.pmean(sums["count"], "data")
-    gradients = jax.tree.map(lambda g: g / count, gradients)
-    updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
-    return (optax.apply_updates(model, updates), optimizer_state), lax.psum(sums, "data")
+# **Predict:** compare the two runs below. Will you see the mistake in the losses?
 
 
 # %% tags=["prediction"]
-distances = {}
-for name, step in {"pmean": train_step, "psum": jax.pmap(psum_step, **axes)}.items():
-    (model, _), _ = step(place_state(init_state()), split_batches[0])
-    distances[name] = distance(model, init_state()[0])
-    print(f"{name}: the first update moves the model by {distances[name]:.4f}")
+def sum_over_mean_count(gradients, count):
+    return divide(lax.psum(gradients, "data"), lax.pmean(count, "data"))
+
+
+correct_losses = run(train_step)
+sum_losses = run(make_step(sum_over_mean_count))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# By 8, the number of devices. With SGD this acts like a learning rate that is eight times too high. On two devices you
-# may not notice, and on 64 the run will probably diverge. Adam hides the mistake almost completely, because it divides
-# the gradient by its own size. You only see it if somebody clips the gradients, or if a gradient is nearly 0.
+# No. Adam divides the gradient by its own size, so the factor cancels almost completely. You'd only see it if somebody
+# clips the gradients, or if a gradient is nearly 0. With SGD the factor acts like a learning rate that's eight times too
+# high. On two devices you may not notice, and on 64 the run will probably diverge.
 #
 # </details>
 #
-# So don't judge by the loss curve. **Compare an update with the update of one device**, on a batch with some padding,
-# and with SGD. This finds all three mistakes so far. You need the padding for the first one, because with equally many
-# examples a mean of means is correct. And you need SGD for the third one, because Adam would hide it. `pmapdp.verify`
-# makes this comparison for your own step, and says what differs.
+# ## One test for all three
+#
+# So don't judge by the loss curve. **Compare with one device, with SGD and with a padded batch.** You saw that
+# comparison above, for the correct step. Here it is for the wrong ones, and for the "repaired" mean of means, after the
+# 39 full batches and after all 40.
+#
+# **Predict:** which of them pass as long as every batch is full?
+
+
+# %% tags=["prediction"]
+steps = {"the program's step": train_step, "1. mean of means": make_step(mean_of_mean_gradients)}
+steps["1. repaired"] = make_step(repaired_mean_of_means)
+steps["2. no all-reduce"] = make_step(local_mean_gradients)
+steps["3. sum for a mean"] = make_step(sum_over_mean_count)
+optimizer = optax.sgd(0.1)
+distances = {name: [] for name in steps}
+for count in (39, 40):
+    (expected, _), _ = train(jax.jit(one_device_step), init_state(), epoch_batches[:count])
+    for name, step in steps.items():
+        (model, _), _ = train(step, place_state(init_state()), split_batches[:count])
+        distances[name].append(distance(model, expected))
+for name, (full, padded) in distances.items():
+    print(f"{name:18s} off by {full:.0e} after 39 batches, by {padded:.0e} after 40")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# The program's step, and both means of means. Only the padded batch gives the means away: one is NaN, and the other one
+# is off by 0.3, a tenth of the way that the model has moved. The sum for a mean fails at once, because SGD doesn't hide
+# the factor. `pmapdp.verify` makes this comparison for your own step, and says what differs.
+#
+# </details>
 #
 # ## Mistake 4: one device's metrics
 #
@@ -331,7 +411,9 @@ for name, step in {"pmean": train_step, "psum": jax.pmap(psum_step, **axes)}.ite
 # **Predict:** how many of them does it count?
 
 # %% tags=["prediction"]
-forgetful_eval = jax.pmap(lambda state, batch: loss_sums(state[0], batch)[1], **axes)
+forgetful_eval = jax.pmap(
+    lambda state, batch: loss_sums(state[0], batch)[1], "data", in_axes=(None, 0), out_axes=None
+)
 example_counts = {}
 for name, step in {"with psum": eval_step, "without": forgetful_eval}.items():
     test_sums = [step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
@@ -340,7 +422,26 @@ for name, step in {"with psum": eval_step, "without": forgetful_eval}.items():
 
 # %% tags=["proof"]
 # The asserts behind the answers.
-np.testing.assert_allclose(distances["psum"], 8 * distances["pmean"], rtol=1e-5)
+assert one_device == -4
+assert local.tolist() == [-2, -6]
+for losses in (mean_losses, local_losses):
+    assert np.isfinite(losses[0, :40]).all()  # training
+    assert np.isnan(losses[0, 40:]).all()  # test
+    assert np.isnan(losses[1]).all()
+assert kernel.is_fully_replicated
+assert np.unique(copies(kernel)[:, 0, 0]).size == 8
+np.testing.assert_allclose(sum_losses, correct_losses, atol=1e-4)
+np.testing.assert_allclose(repaired_losses.mean(1), correct_losses.mean(1), atol=0.03)
+for name, passes in {
+    "the program's step": (True, True),
+    "1. mean of means": (True, False),
+    "1. repaired": (True, False),
+    "2. no all-reduce": (False, False),
+    "3. sum for a mean": (False, False),
+}.items():
+    assert tuple(each < 1e-5 for each in distances[name]) == passes
+assert np.isnan(distances["1. mean of means"][1])
+assert 0.1 < distances["1. repaired"][1] < 1
 assert example_counts == {"with psum": 1000, "without": 128}
 
 # %% [markdown]
@@ -354,30 +455,18 @@ assert example_counts == {"with psum": 1000, "without": 128}
 #
 # ## What more devices buy
 #
-# Simulated devices share the cores of one machine, so they show you that a program is correct, but never how fast it
-# would be. On real devices you can split the batch that you have, and then an eighth of it takes about an eighth of the
-# time. Or you can give every device a full batch of its own, and read eight times as many images in the same time.
-# Either way the all-reduce comes on top. Here is the second way, measured:
-
-# %%
-lesson_05.published_scaling()
-
-# %% [markdown]
-# TensorFlow's developers measured this on eight GPUs of one machine, with synthetic images, so that reading data costs
-# nothing ([2017](https://github.com/tensorflow/docs/tree/master/site/en/r1/guide/performance)). ResNet-50 comes close to
-# eight times the speed. VGG-16 has five times as many parameters, so it has more to send, and gains less, most of all
-# with half the batch. The two networks also averaged in different ways, ResNet-50 on the CPU and VGG-16 with an
-# all-reduce. In lesson 06 you'll calculate how long an all-reduce takes.
+# Simulated devices can't show you how fast a program would be. On real ones you can split the batch that you have, but
+# half the batch takes more than half the time: ResNet-50 needed 56 % on one GPU. Or you give every device a full batch of
+# its own. With 64 images on each of eight GPUs, ResNet-50 was 7.9 times as fast as on one, and VGG-16, which has five
+# times as many parameters to send, 7.0 times
+# ([TensorFlow's benchmarks, 2017](https://github.com/tensorflow/docs/tree/master/site/en/r1/guide/performance)).
 #
 # **Which batch size do you set?** With DDP it's the per-device batch, so with eight GPUs the global batch is eight
-# times as large. In JAX you usually set the global batch B. As long as B stays the same, this program gives the same
+# times as large. This program's B is the global batch. As long as it stays the same, the program gives the same
 # result on 1, 2 or 8 devices, with the same learning rate. If B grows with the number of devices, an epoch has fewer
 # updates. For SGD, people then multiply the learning rate by the same factor and warm it up
 # ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)). For Adam they often take the square root of the factor
 # ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are rules of thumb.
-#
-# With batch norm or dropout, it takes more care to get the same result on any number of devices: that's lessons 07 and
-# 08.
 #
 # ## Your step in pmapdp
 #
@@ -397,9 +486,8 @@ lesson_05.published_scaling()
 # is the name `"data"`. `place` is `jax.device_put`, unless several processes share the work (lesson 17). `task` holds
 # what never changes, such as the optimizer. And `model_state` is what batch norm keeps (lesson 07).
 #
-# Two of your lines are missing from that file, the one with `jax.grad` and the one with `optimizer.update`. They're the
-# same for pmap, jit, shard_map and a single device. So all four steps call `gradient_sums` and `update`, and there you
-# find your lines again:
+# The lines with `jax.grad` and `optimizer.update` are the same for pmap, jit, shard_map and a single device. So all four
+# steps call `gradient_sums` and `update`, and there you find your lines again:
 #
 # include 05_pmap.py beside steps/shared.py
 # jax.grad( | jax.grad(
@@ -457,7 +545,7 @@ for exercise in (step, global_gradient, fixed_clipping):
 # - Split the batch, compute gradients where the examples are, average them with one `lax.pmean`, and let every device
 #   make the same update. It's the update that one device would make on the whole batch.
 # - Average sums and counts, and divide once, because means of means are wrong as soon as a batch is ragged.
-# - A missing all-reduce and a sum for a mean raise no error. So compare an SGD update with the update of one device.
+# - A wrong all-reduce raises no error. So compare updates with one device's, with SGD and with a padded batch.
 #
 # Now you know the heart of pmapdp's trainer. This is where you find your other functions in it:
 #

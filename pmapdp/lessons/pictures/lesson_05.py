@@ -51,7 +51,7 @@ def data_parallel_step() -> None:
 
 @drawing.picture
 def loss_curves(one_device: Sequence[float], eight_devices: Sequence[float]) -> None:
-    """Above, two curves of the loss over 39 updates lie on top of each other; below, they differ by less than a millionth."""
+    """Above, two curves of the loss over 40 updates lie on top of each other; below, they differ by less than a millionth."""
     figure, (above, below) = plt.subplots(
         2, 1, sharex=True, figsize=(7, 3.6), height_ratios=(2, 1)
     )
@@ -80,35 +80,3 @@ def loss_curves(one_device: Sequence[float], eight_devices: Sequence[float]) -> 
 def drift(without: np.ndarray, with_pmean: np.ndarray) -> None:  # [updates, N]
     """Eight curves, one a device, of the same weight: they fan out from update to update; with pmean all eight are one curve."""
     drawing.curves_by_device(without, with_pmean[:, 0], "with pmean", "one weight")
-
-
-@drawing.picture
-def published_scaling() -> None:
-    """Speed-up of three runs on 1, 2, 4 and 8 GPUs: ResNet-50 reaches 7.9, VGG-16 reaches 7.0, and with half the batch 5.7."""
-    gpus = (1, 2, 4, 8)
-    images_per_second = {  # TensorFlow's benchmarks of May 2017: a DGX-1, P100 GPUs, synthetic images
-        "ResNet-50, 64 images on each GPU": (219, 422, 852, 1734),
-        "VGG-16, 64 images on each GPU": (154, 295, 584, 1081),
-        "VGG-16, 32 images on each GPU": (144, 281, 549, 820),
-    }
-    _, axes = plt.subplots(figsize=(4.2, 3))
-    axes.plot(gpus, gpus, color=drawing.INK, linestyle=":", label="N times as fast")
-    for (name, rates), dashes in zip(
-        images_per_second.items(), ("-", "-", "--"), strict=True
-    ):
-        colour = drawing.INK if name.startswith("ResNet") else drawing.ACCENT
-        axes.plot(
-            gpus,
-            np.divide(rates, rates[0]),
-            color=colour,
-            linestyle=dashes,
-            marker="o",
-            label=name,
-        )
-    axes.set(
-        xlabel="GPUs in one machine",
-        ylabel="times as fast as one GPU",
-        xticks=gpus,
-        yticks=gpus,
-    )
-    drawing.legend_beside(axes)
