@@ -18,8 +18,8 @@
 # In lesson 01 you derived a backward pass for two layers. A transformer has hundreds, and whenever you changed one
 # you'd have to start over. In this lesson the backward pass disappears from your program, because JAX derives it. Then
 # you'll compile your step, and some code gets several times faster. All of that has one price: your functions must be
-# **pure**. The result depends on the arguments alone, and the function changes nothing else. Most of what people curse
-# about JAX follows from this one rule, so we'll walk into the traps on purpose.
+# **pure**. The result depends on the arguments alone, and the function changes nothing else. If you forget that, you get
+# some strange errors, and sometimes none at all. So we'll walk into the traps on purpose.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and measure honestly.
 # 33 minutes, 53 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
@@ -47,8 +47,10 @@ def time_call(function, *arguments):
 def measure(function, x):
     """Return milliseconds without `jit` and with it: [2]."""
     compiled_function = jax.jit(function)
-    plain = min(time_call(function, x) for _ in range(30))
-    compiled = min(time_call(compiled_function, x) for _ in range(30))
+    plain, compiled = np.inf, np.inf
+    for _ in range(60):  # in turn, so that a busy moment hits both
+        plain = min(plain, time_call(function, x))
+        compiled = min(compiled, time_call(compiled_function, x))
     return 1000 * np.array([plain, compiled])
 
 
@@ -91,17 +93,16 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 #
 # ## Your program, without a backward pass
 #
-# You start from lesson 01's program, [program/01_numpy.py](program/01_numpy.py). `np` becomes `jnp` wherever gradients
-# have to pass. `jax.grad` replaces `backward`, so you can delete that function. `grad` needs a function that returns the
-# loss, so `loss_sums` now returns two things: the loss, and the sums for the metrics. With `has_aux=True`, `grad`
-# differentiates only the first, and hands you the second as it is.
+# You start from lesson 01's program, [program/01_numpy.py](program/01_numpy.py). `np` becomes `jnp` in everything we
+# differentiate. `jax.grad` replaces `backward`, so you can delete that function. `grad` wants a loss. We also want the
+# sums for the metrics, so `loss_sums` returns both, and we set `has_aux=True`. Then `grad` differentiates only the first,
+# and hands you the second as it is.
 #
 # include the difference of 01_numpy.py and 02_jax.py
 #
 # The model is still a dictionary of arrays. Dictionaries, lists and tuples of arrays, nested as deeply as you like, are
-# what JAX calls a **pytree**. The gradient is a pytree of the same structure. So `jax.tree.map` can walk through both:
-# it calls a function with one array of the model and the gradient that belongs to it, again and again, and nests the
-# results in the same way. With numbers in place of arrays, `jax.tree.map(lambda w, g: w - 0.1 * g, {"W": 5, "b": 1},
+# what JAX calls a **pytree**. The gradient is a pytree of the same structure. So `jax.tree.map` can pair each weight with
+# its gradient, and it nests the results in the same way. With numbers in place of arrays, `jax.tree.map(lambda w, g: w - 0.1 * g, {"W": 5, "b": 1},
 # {"W": 10, "b": 0})` gives you `{"W": 4.0, "b": 1.0}`.
 #
 # Here's the new program, to take home. Nobody has derived its gradients by hand, and yet it prints lesson 01's losses
@@ -111,8 +112,8 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 # include program/02_jax.py
 
 # %% [markdown]
-# If a last digit differs on your machine, that's rounding: float32 rounds after every addition, and the additions may
-# come in another order.
+# If a last digit differs on your machine, that's rounding: float32 rounds after every addition, and your machine may add
+# in a different order.
 #
 # ## jit: trace once, then run without Python
 #
@@ -155,7 +156,7 @@ lesson_02.five_calls(batch_sizes, seconds)
 #
 # The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Here are five layers in a Python
 # loop, and five layers with `lax.scan`, which repeats a function from (state, input) to (new state, output). To keep
-# the lists short, a layer is just a tanh. It needs no input and has no output, so we write `_` and `None`.
+# the lists short, a layer is just a tanh. Nothing is scanned over and nothing collected, hence `_` and `None`.
 #
 # **Predict:** how many times does `tanh` appear in each jaxpr?
 
@@ -177,16 +178,19 @@ for function in (loop_over_layers, scan_over_layers):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Five times, and once. JAX doesn't see your loop, only the operations that it performs, so a loop over a hundred layers
-# takes long to compile. With `scan` the jaxpr contains the layer only once.
+# Five times, and once. JAX doesn't see your loop, only the operations that it performs. A loop over a hundred layers gives
+# it a hundred layers to compile, and with `scan` it's only one.
 #
 # </details>
+#
+# ### Trap 1: print
 #
 # Python's `print` isn't an array operation, so no jaxpr contains it. That's why `verbose_step` printed only while JAX
 # traced it, and not when the compiled program ran. To print values from a compiled function, use `jax.debug.print`.
 #
-# A `print` that stays silent is the first trap, and here's the second. A tracer has no values, so Python can't look at
-# them.
+# ### Trap 2: no values
+#
+# A tracer has no values, so Python can't look at them.
 #
 # **Predict:** which of these three raise an error under `jit`?
 
@@ -210,15 +214,16 @@ for function in (python_if, jnp_where, numpy_tanh):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first and the last. `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an array. In
+# `python_if` and `numpy_tanh`. `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an array. In
 # place of `if` use `jnp.where`, which computes both branches and picks. In place of `np.tanh` use `jnp.tanh`. If an
 # argument has only a few values, such as a flag for training, declare it static: `jax.jit(f, static_argnums=1)`. Then
 # JAX compiles once for each value.
 #
 # </details>
 #
-# The third trap raises no error, so it's the worst. Here a compiled function reads a global variable, and then the
-# variable changes.
+# ### Trap 3: a global variable
+#
+# This trap raises no error, so it's the worst. A compiled function reads a global variable, and then the variable changes.
 #
 # **Predict** the second line.
 
@@ -263,8 +268,8 @@ print(numbers, copy)
 # 1. JAX computes in **float32** unless you ask for more with `jax.config.update("jax_enable_x64", True)`. A float64
 #    array from NumPy becomes float32 without a warning. You're warned only if you write `dtype="float64"` yourself.
 # 2. If you read beyond the end with square brackets, you get the last element, because a compiled program on a GPU can't
-#    raise an error. `jnp.take` gives you NaN there, and if you write beyond the end, nothing happens. So look at your
-#    indices twice.
+#    raise an error. `jnp.take` gives you NaN there, but integers have no NaN, so for this array it gives -2147483648.
+#    And if you write beyond the end, nothing happens. So look at your indices twice.
 # 3. Arrays never change. If they did, a function could change its arguments, and it wouldn't be pure. So
 #    `x.at[i].set(v)` returns a new array. Inside `jit`, the compiler avoids the copy if nobody needs the old one.
 #
@@ -325,8 +330,8 @@ for name, draw in draws.items():
 # used before, and the check of your third exercise does that, too.
 #
 # There's one exception. Keep one key for the whole run, and call `fold_in(key, step)` in each step, with another number
-# each time. A run that you resume then gets the same keys again. But don't split such a key or draw from it as well.
-# `split(key)[0]` and `fold_in(key, 0)`, for example, are the same key.
+# each time. A run that you resume then gets the same keys again. Either fold numbers into a key, or split it, but never
+# both: `split(key)[0]` and `fold_in(key, 0)` are the same key.
 #
 # </details>
 #
@@ -334,7 +339,7 @@ for name, draw in draws.items():
 #
 # To find out, we have to measure honestly. JAX returns before the work is done, so `time_call`, in this notebook's
 # first cell, waits with `block_until_ready` before it reads the clock. The first call compiles, so it mustn't count.
-# And other programs disturb the clock. So `measure` takes the fastest of 30 calls, without `jit` and with it.
+# And other programs disturb the clock. So `measure` takes the fastest of 60 calls, without `jit` and with it, in turn.
 #
 # GELU, the activation in many transformers, multiplies, adds and takes a tanh, number by number.
 #
@@ -359,8 +364,9 @@ lesson_02.jit_or_not(times)
 # <details><summary>Answer</summary>
 #
 # GELU, by far. Without `jit` each of its eight operations reads at least a million numbers from memory and writes a
-# million back. Compiled, they become one loop that reads and writes once, which is called **fusion**. A matrix product
-# keeps the processor busy by itself, so there's much less to gain. A network has both, so you compile the whole step.
+# million back. Compiled, they become one loop that reads and writes once, which is called **fusion**. Ten matrix products
+# are ten matrix products, compiled or not, so there's hardly anything to gain. A network has both, so you compile the
+# whole step.
 #
 # </details>
 #
@@ -403,6 +409,8 @@ assert stepped == {"W": 4, "b": 1}
 assert np.isclose(shrink(1.0), 0.9)
 assert jnp.arange(3.0).dtype == jnp.float32
 assert jnp.arange(3)[10] == 2
+assert jnp.take(jnp.arange(3), 10) == -2147483648
+assert np.isnan(jnp.take(jnp.arange(3.0), 10))
 assert numbers[1] == 0
 assert np.isnan(entropy(certain))
 assert (draws["key"] == draws["key again"]).all()
@@ -427,8 +435,9 @@ for name, gradient in mean_loss_grad.items():
 # [solutions/02_differentiate_compile_vectorize.py](solutions/02_differentiate_compile_vectorize.py).
 #
 # 1. `relu_power` (5 minutes): x to the power `n` where x is positive, else 0. It must work under `jit` and `grad`, and
-#    `n` is a positive Python number. <details><summary>Hint</summary><code>jnp.where</code>. The derivative of the
-#    branch that isn't chosen must be finite, too.</details>
+#    where x isn't positive, the derivative must be 0, too. `n` is a positive Python number, such as 2 or 0.5.
+#    <details><summary>Hint</summary><code>jnp.where</code>. The derivative of the branch that isn't chosen must be
+#    finite, too.</details>
 # 2. `clipped_mean_gradient` (10 minutes): clip the gradient of each example to a length of at most `limit`, then take
 #    the mean over the examples. Training with differential privacy does this. The length of a gradient is the square
 #    root of the sum of the squares of *all* its entries, over all arrays of the pytree. `loss_one` is a function of

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 def relu_power(x, n):
     """x**n where x > 0, else 0; x is an array."""
     # The choice comes before the power: grad goes through both branches, and 0 times the nan of a negative number's
-    # power is nan.
+    # power is nan. `jnp.maximum(x, 0) ** n` looks the same, but its gradient multiplies 0 by the slope of the power at 0.
+    # For n = 0.5 that slope is infinite, and the product is nan.
     return jnp.where(x > 0, x, 0) ** n
 
 

@@ -11,7 +11,7 @@ from pmapdp.lessons.checks import close, require
 
 def relu_power(answer):
     """Values and derivatives, also under jit."""
-    x = jnp.asarray([-2.0, -0.5, 0.5, 3.0])
+    x = jnp.asarray([-2.0, -0.5, 0.0, 0.5, 3.0])
     try:
         values = np.asarray(jax.jit(answer, static_argnums=1)(x, 2))
     except jax.errors.TracerBoolConversionError:
@@ -25,12 +25,13 @@ def relu_power(answer):
         f"the result must have the shape of x, {x.shape}, yours has {values.shape}",
     )
     require(
-        np.allclose(values[:2], 0),
-        f"if x is negative the result is 0, yours is {values[:2]}: set it to 0 first",
+        np.allclose(values[:3], 0),
+        "if x is negative the result is 0, and if x is 0, too, "
+        f"yours is {values[:3]}: set it to 0 first",
     )
     require(
-        np.allclose(values[2:], [0.25, 9]),
-        f"for x = 0.5 and 3 and n = 2 the result is 0.25 and 9, not {values[2:]}",
+        np.allclose(values[3:], [0.25, 9]),
+        f"for x = 0.5 and 3 and n = 2 the result is 0.25 and 9, not {values[3:]}",
     )
     derivatives = np.asarray(jax.grad(lambda x: answer(x, 1.5).sum())(x))
     require(
@@ -38,10 +39,23 @@ def relu_power(answer):
         "the derivative is nan if x is negative: the branch that is not chosen must "
         "be safe too, so choose x or 0 first, and take the power of that",
     )
-    expected = np.array([0, 0, 1.5 * 0.5**0.5, 1.5 * 3**0.5])
+    expected = np.array([0, 0, 0, 1.5 * 0.5**0.5, 1.5 * 3**0.5])
     require(
         np.allclose(derivatives, expected, rtol=1e-4),
         f"for n = 1.5 the derivatives are {expected.round(4)}, "
+        f"yours are {derivatives.round(4)}",
+    )
+    derivatives = np.asarray(jax.grad(lambda x: answer(x, 0.5).sum())(x))
+    require(
+        np.isfinite(derivatives).all(),
+        f"for n = 0.5 and x = {x} your derivatives are {derivatives.round(4)}: a root "
+        "has an infinite slope at 0, and 0 times infinity is nan, so choose x or a "
+        "safe number with jnp.where, and take the power of that",
+    )
+    expected = np.array([0, 0, 0, 0.5 / 0.5**0.5, 0.5 / 3**0.5])
+    require(
+        np.allclose(derivatives, expected, rtol=1e-4),
+        f"for n = 0.5 the derivatives are {expected.round(4)}, "
         f"yours are {derivatives.round(4)}",
     )
 

@@ -45,7 +45,7 @@ def five_calls(rows: list[int], seconds: list[float]) -> None:
 
 @drawing.picture
 def jit_or_not(times: dict[str, np.ndarray]) -> None:  # milliseconds [without, with]
-    """Two bars, how many times faster jit makes it: GELU several times, the matrix products much less."""
+    """Two bars, how many times faster jit makes it: GELU several times, the matrix products hardly at all."""
     plt.figure(figsize=(7, 1.5))
     bars = plt.barh(
         list(times),

@@ -79,13 +79,19 @@ WRONG = {
         ("if x is negative the result is 0", POWER, "x ** n"),
         ("jnp.where", POWER, "x**n if x[0] > 0 else jnp.zeros_like(x)"),
         ("the branch that is not chosen", POWER, "jnp.where(x > 0, x**n, 0)"),
+        ("an infinite slope at 0", POWER, "jnp.maximum(x, 0) ** n"),
+        ("an infinite slope at 0", POWER, "jnp.where(x > 0, jnp.abs(x) ** n, 0)"),
+        (
+            "and if x is 0, too",
+            POWER,
+            "jnp.where(x < 0, 0, jnp.maximum(x, 1e-9)) ** n + (x == 0)",
+        ),
     ],
 }
 
 RIGHT = {
     "relu_power": [
         (POWER, "jnp.where(x > 0, jnp.exp(n * jnp.log(jnp.where(x > 0, x, 1))), 0)"),
-        (POWER, "jnp.maximum(x, 0) ** n"),
         (POWER, "jnp.where(x > 0, jnp.where(x > 0, x, 1) ** n, 0)"),
     ],
     "clipped_mean_gradient": [
