@@ -16,21 +16,21 @@
 # # 04. Map over devices
 #
 # In lesson 02, `vmap` ran your function for every row of a batch, on one device. Change one letter, and the rows run on
-# eight devices at the same time: `pmap`. That's the shortest way from one device to many, and in lesson 05 you'll train
-# with it. Before that you need to know which device gets which part of an array, which one gets a copy, and what JAX
-# takes your word for. The last is dangerous: if you're wrong, there's no error.
+# eight devices at the same time: `pmap`. You write what one device does, and in lesson 05 you'll train like that. Before
+# you do, you need to know which device gets which part of an array, which one gets a copy, and which of your promises
+# JAX never checks. If you break one of those, there's no error.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
-# test lesson 03's network on eight devices. 24 minutes, 44 with exercises. You need
+# test lesson 03's network on eight devices. 22 minutes, 42 with exercises. You need
 # [00 Meet your devices](00_meet_your_devices.ipynb) and
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
 #
 # <details><summary>Should you still use <code>pmap</code>?</summary>
 #
 # Not in new programs. JAX keeps `pmap` working, but doesn't develop it any further. Since JAX 0.8 it's made of `jit`
-# and `shard_map`, and those two are what new programs use (lessons 09 and 10). We begin with `pmap` because it hides
-# nothing: you write what one device does, and you write each message between devices. So later you'll know what the
-# compiler does for you under `jit`.
+# and `shard_map`, and those two are what new programs use (lessons 09 and 10). We begin with `pmap` because in its step
+# you write down what one device does, and each message between devices. So later you'll know what the compiler does for
+# you under `jit`.
 #
 # If you'd rather do without it, go on with lesson 09. [The README](README.md) describes that way.
 #
@@ -56,7 +56,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # from 10 d, so the results are 45, 145, 245, and so on. `vmap` computes all of them on one device.
 #
 # `pmap` gives row d to device d, runs `jnp.dot` on all eight devices at once, and stacks the results. So the first axis
-# of `xs` and `ys` is the **device axis**, and inside the function it's gone: `jnp.dot` gets two arrays of shape `[10]`.
+# of `xs` and `ys` is the **device axis**. Inside the function you see one row: `jnp.dot` gets two arrays of shape `[10]`.
 #
 # **Predict:** `pmap` returns one array with eight numbers. Is it on device 0, or does each device have a part, or all?
 
@@ -77,6 +77,9 @@ for shard in dots.addressable_shards:
 # Device 3 computed 345 and still holds it. Such a piece of an array is called a **shard**.
 #
 # </details>
+#
+# `pmap` wants one row for each device. With six rows it leaves two devices idle, without a warning. With sixteen it raises
+# an error, until you reshape `[16, 10]` to `[8, 2, 10]`, so that each device gets two rows. That's your first exercise.
 
 # %%
 lesson_04.dot_products(xs.sum(1))
@@ -104,6 +107,7 @@ assert dots.addressable_shards[3].data == 345
 assert np.array_equal(one_for_all, dots)
 assert np.array_equal(columns, dots)
 assert np.array_equal(products, (xs * ys).T)
+assert len(jax.pmap(jnp.dot)(xs[:6], ys[:6]).devices()) == 6
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -194,8 +198,8 @@ assert np.array_equal(sums["correct"], (weights * is_right).reshape(8, 16).sum(1
 # ## Arrays in the wrong place
 #
 # Once you've placed an array with a device or a sharding, it's **committed**, and so is what you compute from it. If
-# you never said where it should be, as in `jnp.ones(3)`, it's uncommitted, and JAX moves it to where it's needed. NumPy
-# arrays behave like uncommitted ones.
+# you never said where it should be, as in `jnp.ones(3)`, it's uncommitted, and JAX may move it. NumPy arrays behave like
+# uncommitted ones.
 #
 # Let's commit an array to device 5 and ask for it elsewhere. This function reports what happens:
 
@@ -213,8 +217,7 @@ def outcome(compute):
 
 
 # %% [markdown]
-# Three lines use the array of device 5: a sum with an array on device 1, a `pmap` that wants one row of it on each
-# device, and a `pmap` that wants all of its first row on every device.
+# Now read the three calls below.
 #
 # **Predict:** which of the three raise an error?
 
@@ -231,6 +234,8 @@ for name, text in outcomes.items():
 # %% tags=["proof"]
 # The asserts behind the answer.
 assert ["ValueError" in text for text in outcomes.values()] == [True, True, False]
+sixteen = np.ones((16, 10), np.float32)
+assert "ValueError" in outcome(lambda: jax.pmap(jnp.dot)(sixteen, sixteen))
 
 
 def is_copied_between_devices(first):
@@ -267,8 +272,8 @@ assert not is_copied_between_devices(jax.device_put(xs[0], replicated))
 # ## What JAX believes
 #
 # With `out_axes=None` you promise that all devices return the same, so the result needs no device axis. We'll want that
-# for the state of a training run, because then neither its shape nor a checkpoint depends on the number of devices.
-# Older programs stack N copies instead, `[N, ...]`. Now let's break the promise: each device returns its own row.
+# for the state of a training run, so that a checkpoint fits any number of devices. Older programs stack N copies
+# instead, `[N, ...]`. Now let's break the promise: each device returns its own row.
 #
 # **Predict:** what does the result show?
 
@@ -290,35 +295,6 @@ assert np.array_equal(lie.addressable_shards[7].data, xs[7])
 #
 # Device 0's row, and there's no error. JAX reads one copy, and takes your word that the others are equal. In lesson 05
 # a whole training run ends up like this, and you'll learn how to notice.
-#
-# </details>
-#
-# ## How it fails
-#
-# So far we had one row for each device. Let's give `pmap` too few and too many.
-#
-# **Predict:** does it run with 6 rows? With 12? With 16?
-
-# %% tags=["prediction"]
-devices_used = {}
-for number in (6, 12, 16):
-    ones = np.ones((number, 10), np.float32)
-    try:
-        devices_used[number] = len(jax.pmap(jnp.dot)(ones, ones).devices())
-        print(f"{number} rows: runs on {devices_used[number]} devices\n")
-    except ValueError as error:
-        print(textwrap.fill(f"{number} rows: ValueError: {error}", 100), "\n")
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert devices_used == {6: 6}
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Six rows run on six devices, and two devices stay idle without a warning. Twelve and sixteen rows don't run, because
-# `pmap` wants one row for each device, never two. Reshape `[16, 10]` to `[8, 2, 10]`, and each device gets two rows.
-# That's your first exercise.
 #
 # </details>
 #
@@ -375,7 +351,8 @@ for exercise in (dot_product, block_product, fixed_accuracy):
 #   everyone.
 # - A mesh and a partition spec say where an array lives. Place your arrays once, with `jax.device_put(x, sharding)`.
 # - With `out_axes=None` you promise that all devices agree. JAX believes you. To see what each of them holds, read
-#   `addressable_shards`.
+#   `addressable_shards`. If rich is installed, `jax.debug.visualize_array_sharding(x)` draws who holds which part of an
+#   array with one or two axes.
 #
 # In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) has this mesh, these two shardings, `place_state`, `place_batch`
 # and `eval_step`, which calls `evaluation_sums` in [steps/shared.py](../pmapdp/steps/shared.py). Old tutorials call
