@@ -21,8 +21,8 @@
 # leaves you with a single device and no error.
 #
 # A correct program gives almost the same numbers on simulated devices as on eight GPUs, and a broken one usually breaks
-# in the same way. Expect fewer equal digits on a GPU or a TPU: unless you set `JAX_DEFAULT_MATMUL_PRECISION=highest`, it
-# may multiply float32 matrices in a shorter format, such as TF32 or bfloat16. Speed and memory are different, too.
+# in the same way. On a GPU or a TPU fewer digits will match, because it may multiply float32 matrices in a shorter format,
+# such as TF32 or bfloat16. `JAX_DEFAULT_MATMUL_PRECISION=highest` forbids that. Speed and memory are different, too.
 #
 # **You will** start JAX with eight simulated devices, say which device holds an array and which one computes, and know
 # what a simulation can't tell you. 15 minutes, 31 with exercises. You need Python and NumPy.
@@ -31,7 +31,8 @@
 # ## Eight devices, please
 #
 # JAX keeps its arrays on **devices**, and computes there. A device is a GPU, a TPU, or a CPU. JAX looks for its devices
-# once, at the first call that needs one, and after that their number is fixed. So ask before you do anything else:
+# once, at the first call that needs one, and in practice their number is fixed from then on. So ask before you do
+# anything else:
 #
 # ```python
 # jax.config.update("jax_num_cpu_devices", 8)
@@ -62,7 +63,8 @@ assert len(eight) == 8
 
 # %% [markdown]
 # All eight belong to one process, your notebook. PyTorch usually runs one process for each GPU. In JAX one process can
-# drive all the devices of a machine, so you need more processes only when you have more machines (lesson 17).
+# drive all the devices of a machine, so one for each machine is enough. Some clusters start one for each GPU all the same,
+# and that works, too (lesson 17).
 #
 # ## Put arrays on them
 #
@@ -97,8 +99,8 @@ assert (np.stack(host_arrays) == 2 * x).all()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Device 3 computes it, because that's where the array is: **the work goes where the data is**. An array that you
-# haven't placed lands on the first device, the default device. `jax.device_get` brings results back to the host.
+# Device 3 computes it, because that's where the array is: **the work goes where the data is**. If you don't say where, an
+# array goes to device 0. `jax.device_get` brings results back to the host.
 #
 # </details>
 #
@@ -111,9 +113,9 @@ assert (np.stack(host_arrays) == 2 * x).all()
 # **replicated**, so that each device holds all of it. When you train, you split the batch and replicate the model.
 #
 # The next cell makes an array of each kind, with 16 numbers in it, and adds the two. It's a whole program: copy it into
-# an empty file, and you have eight devices anywhere. On a machine with GPUs, the same file uses the GPUs. The mesh and
-# the two partition specs say which part goes where, and lesson 04 explains them. JAX already runs with eight devices in
-# this notebook, so the line with `jax.config` changes nothing.
+# an empty file, and it runs on the GPUs of your machine, or on eight simulated devices if it has none. The mesh and the
+# two partition specs say which part goes where, and lesson 04 explains them. JAX already runs with eight devices in this
+# notebook, so the line with `jax.config` changes nothing.
 #
 # **Predict:** you add the split array to the replicated one. What does device 7 hold of the sum?
 
@@ -171,10 +173,9 @@ lesson_00.one_array({name: per_device(array) for name, array in arrays.items()})
 # | the collectives that you write (lesson 06) | how the messages travel, and how long they take |
 #
 # So a simulation can tell you that a program is **correct**, but never how **fast** it will be. See for yourself: we give
-# one, two, four and eight devices the same amount of work each, and time it. On GPUs, all four bars would be about
-# equally high, because the GPUs would work at the same time. Your simulated devices share your cores, so eight take
-# much longer than one. Other programs on your machine disturb the clock, so we time all four in turn, 15 times, and
-# draw the fastest time of each.
+# one, two, four and eight devices the same amount of work each, and keep the best of 15 runs. On GPUs, all four bars
+# would be about equally high, because the GPUs would work at the same time. Your simulated devices share your cores, so
+# eight take much longer than one.
 
 # %%
 import time
@@ -190,14 +191,14 @@ for _ in range(15):  # the first round compiles
 lesson_00.same_work_each(seconds)
 
 # %% [markdown]
-# When simulated devices wait for each other, as they'll do from lesson 05 on, they need more threads than your machine
-# may give them. `devices.simulate` asks for them, and programs without it have a line of their own for that. The page
-# [Simulated devices](../docs/simulated_devices.md) says how many they need.
+# From lesson 05 on, devices wait for each other, and each one that waits ties up a thread. With too few threads, a JAX
+# before 0.12 stops after 40 seconds with "Expected 8 threads to join the rendezvous". `devices.simulate` asks for enough
+# of them, and the scripts set `NPROC` instead ([how many they need](../docs/simulated_devices.md)).
 #
 # ## How it fails: asking too late
 #
-# Many tutorials set the environment variable `XLA_FLAGS` instead. Let's try the variable and our setting, each of them
-# too late. For that we need a Python process in which JAX hasn't started yet, and this function runs one:
+# Many tutorials set the environment variable `XLA_FLAGS` instead. Let's do both too late, and see who complains. For that
+# we need a Python process in which JAX hasn't started yet, and this function runs one:
 
 
 # %%
@@ -247,8 +248,8 @@ assert run.stderr.splitlines()[-1].startswith("RuntimeError")
 #
 # Solutions, with reasons: [solutions/00_meet_your_devices.py](solutions/00_meet_your_devices.py).
 #
-# 1. `add_on` (3 minutes): add two arrays on a device that you're given, wherever the two are. That device has to do the
-#    adding, too. <details><summary>Hint</summary>Move both first.</details>
+# 1. `add_on` (3 minutes): add `a` and `b` on `device`, wherever they are. Move first, then add.
+#    <details><summary>Hint</summary><code>device_put</code> moves both.</details>
 # 2. `sum_in_pairs` (10 minutes): N devices hold one array each, and N is a power of two. Compute the sum on the first
 #    device. If you add one array after the other, that takes N - 1 rounds. In pairs it takes log2 N, as in the picture
 #    below: in round 1, every even device adds its right neighbour's array. In round 2, devices 0 and 4 add the array
