@@ -17,7 +17,7 @@
 #
 # In lesson 02 you wrote a training program in bare JAX, with weights in a dictionary and plain gradient descent. It has
 # two weak spots. Its last batch is smaller than the others, so JAX compiles everything twice. And nobody wants to write
-# a transformer out of dictionaries. You'll mend one after the other: first every batch gets the same shape, and then
+# a transformer out of dictionaries. We'll fix them one at a time: first every batch gets the same shape, and then
 # the layers come from Flax and the optimizer from Optax. You end up with a program of a hundred lines, and the rest of
 # the course changes it a few lines at a time. In lesson 05, sixteen new lines make it train on eight devices.
 #
@@ -43,8 +43,8 @@ from pmapdp.lessons.pictures import lesson_03
 # over 16 devices at all. So we **pad** the last batch to 128 rows, and give each row a **weight**: 1 for an example, 0
 # for padding. These weights have nothing to do with the weights of the network.
 #
-# Here's a case that fits in your head. Three examples have the losses 2, 2 and 5, so their mean is 3. A row of padding
-# gets a loss, too, and here it's 2.
+# Three examples, in your head: they have the losses 2, 2 and 5, so their mean is 3. A row of padding gets a loss, too,
+# and here it's 2.
 #
 # **Predict:** what's the mean over all four rows?
 
@@ -77,9 +77,8 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # - Whatever an update changes is now called the `state`. So far that's only the model.
 # - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
 # - `donate_argnums=0` lets XLA write the new state over the old one, so you don't hold two states in memory.
-# - `report` fetches all sums of an epoch at once, with `jax.device_get`. Until then the loop doesn't look at them.
-#   That matters, because JAX returns before a step is computed: while the device works, Python already prepares the
-#   next batch. If you printed the loss in every step, Python would have to wait for it.
+# - `report` fetches all sums of an epoch at once, with `jax.device_get`. JAX returns before a step is computed, so
+#   Python prepares the next batch while the device works. Don't read the loss in the loop: reading it makes Python wait.
 #
 # Here's the whole program. The batches have a new shape, but the numbers should be lesson 02's, digit for digit:
 
@@ -87,7 +86,8 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # include program/03_padded.py
 
 # %% [markdown]
-# And they are, on the machine that made this page. So the padding is safe, and you can turn to the layers.
+# On the machine that made this page, they're the same digits as below lesson 02's program. So the padding is safe, and
+# you can turn to the layers.
 #
 # ## The same loop, twice
 #
@@ -216,6 +216,14 @@ def evaluate(state, data):
     return totals["loss"] / totals["count"], totals["correct"] / totals["count"]
 
 
+def result_or_error(function):
+    """Return the function's result as text, or the error that it raises."""
+    try:
+        return str(function())
+    except RuntimeError as error:
+        return f"RuntimeError: {error}"
+
+
 validation_data = make_clouds(1_000, seed=3)
 
 # %% [markdown]
@@ -247,7 +255,7 @@ assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
 # <details><summary>Answer</summary>
 #
 # No. After a few epochs it turns and rises, while the training loss goes on falling. The training accuracy even passes
-# the 92 % that the true centres would give you. So the network has begun to learn its points by heart. On new points
+# the 92 % that the true centres would give you. So the network has begun to memorize its points. On new points
 # it's right about as often as before. But when it's wrong, it's more and more sure of itself, and the loss punishes
 # that.
 #
@@ -258,7 +266,7 @@ assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
 # on looks better than it is. Our program prints its test loss after every epoch, but we make no choice with it. It's
 # there so that you can compare the program's versions.
 #
-# ## How it fails
+# ## The old state
 #
 # `train_step` donates its state.
 #
@@ -267,10 +275,7 @@ assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
 # %% tags=["prediction"]
 old_state = place_state(init_state())
 new_state, _ = train_step(old_state, place_batch(next(batches(*train_data, seed=0))))
-try:
-    print(old_state[0].hidden.kernel[...])
-except RuntimeError as error:
-    print(f"RuntimeError: {error}")
+print(result_or_error(lambda: old_state[0].hidden.kernel[...]))
 
 # %% tags=["proof"]
 # The asserts behind the answer.
@@ -279,9 +284,8 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# An error, because the array has been deleted: its memory went to the new state. The cure is a habit. Give the result
-# the name of the argument, as in `state, sums = train_step(state, batch)`, and you can't reach the old state by
-# mistake.
+# An error, because the array has been deleted: its memory went to the new state. The cure is a habit. Write
+# `state, sums = train_step(state, batch)`, so that the dead state has no name.
 #
 # </details>
 #
