@@ -60,8 +60,8 @@ print("loss:", -np.log(p[3]).round(3))
 #
 # ## Backward
 #
-# The backward pass goes from the loss back to the weights. It carries one array along, `g`, which says how fast the loss
-# changes if you nudge the activations that it has reached. Three rules are all you need:
+# The backward pass goes from the loss back to the weights. It carries one array along, `g`: the derivative of the loss
+# with respect to the layer we've just reached. Three rules are all you need:
 #
 # 1. **At the logits,** g is the probabilities, minus 1 at the correct class.
 # 2. **At a layer** `h @ W + b`: the gradient of W is `h.T @ g`, the gradient of b is the sum of g over the examples,
@@ -69,9 +69,17 @@ print("loss:", -np.log(p[3]).round(3))
 # 3. **At the ReLU,** g passes where the ReLU's output was positive, and becomes 0 elsewhere.
 #
 # Rules 2 and 3 are the chain rule, for a product and for a function that is either x or 0. Rule 1 takes one more line.
-# Written with the logits z, the loss is log(exp(z₁) + ... + exp(z₁₀)) minus the logit of the correct class. If you
-# differentiate the logarithm by z₁, you get exp(z₁) over the sum of all ten, and that's the probability of class 1. The
-# second term gives the minus 1.
+# Written with the logits z, the loss is log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct class. The derivative
+# of the logarithm is
+#
+# ```
+# d/dz_i log(exp(z_1) + ... + exp(z_10)) = exp(z_i) / (exp(z_1) + ... + exp(z_10)) = p_i
+# ```
+#
+# That's the probability of class i. The second term gives the minus 1.
+#
+# Rule 2 adds up over the examples. So `backward` returns the gradient of the **sum** of their losses. Divide by the number
+# of examples, and you get the gradient of the **mean** loss. The update does that.
 #
 # In numbers: say the probabilities are 0.7, 0.2 and 0.1, and the first class is correct. Then g is -0.3, 0.2 and 0.1. A
 # step against this gradient raises the first logit and lowers the other two. And because g is large where the
@@ -79,10 +87,10 @@ print("loss:", -np.log(p[3]).round(3))
 #
 # ## The program
 #
-# Here it is, in NumPy alone. The points come from ten clouds in 64 dimensions. The clouds overlap, so nobody can name the
-# cloud of every point: even if you knew the true centres, you'd reach only 92 %. **Stochastic gradient descent** takes
-# 128 examples at a time, and moves the weights a little against their mean gradient. An **epoch** visits each example
-# once.
+# Here it is, in NumPy alone. The points come from ten clouds in 64 dimensions. The clouds overlap, so no classifier can
+# get them all: even if you knew the true centres, you'd reach only 92 %. **Stochastic gradient descent** takes 128
+# examples at a time, and moves the weights a little against the gradient of their mean loss. An **epoch** visits each
+# example once.
 
 # %% tags=["take-home"]
 # include program/01_numpy.py
@@ -91,8 +99,8 @@ print("loss:", -np.log(p[3]).round(3))
 # ## Is the gradient correct?
 #
 # The loss falls, but it falls with some wrong gradients, too. To test a gradient you don't need calculus: move one
-# weight a little up and a little down, and see how much the loss changes. We'll do that with every weight. Such
-# **finite differences** take two forward passes for each, so we use a small network and three examples instead of the
+# weight a little up and a little down, and see how much the summed loss changes. We'll do that with every weight. Such
+# **finite differences** cost two forward passes per weight, so we use a small network and three examples instead of the
 # program's 2,410 parameters. And we compute in float64, because we divide a tiny difference by a tiny step.
 
 
@@ -179,9 +187,11 @@ def training_losses(backward):
 right_losses, wrong_losses = training_losses(backward), training_losses(wrong_backward)
 lesson_01.two_losses(right_losses, wrong_losses)
 assert wrong_losses[-1] < 0.5 * wrong_losses[0]
+assert np.mean(wrong_losses) < np.mean(right_losses)
 
 # %% [markdown]
-# With the wrong gradient the loss falls, too, and here even a little faster. So the loss curve can't show you this
+# With the wrong gradient the loss falls, too, and in this run even faster. After all, W2's gradient is correct, and each
+# example still gives the correct gradient to the hidden units that it turned on. So the loss curve can't show you this
 # mistake. Finite differences can.
 #
 # ## Digits
@@ -214,7 +224,7 @@ assert (guesses == scans.test[1]).mean() > 0.9
 
 # %%
 def mean_gradient(model, rows):
-    """The mean gradient of W1 over some rows of the training data."""
+    """The gradient of the mean loss of some rows of the training data, with respect to W1."""
     inputs, labels = train_data[0][rows].astype(np.float64), train_data[1][rows]
     hidden, logits = forward(model, inputs)
     return backward(model, inputs, labels, hidden, logits)["W1"] / len(labels)
@@ -223,10 +233,10 @@ def mean_gradient(model, rows):
 model = {name: w.astype(np.float64) for name, w in init_model().items()}
 
 # %% [markdown]
-# Now cut a batch of 128 examples into eight parts of 16, and take the mean of their eight mean gradients. Then do the
-# same with one part of 58 examples and seven parts of 10.
+# Now cut a batch of 128 examples into eight parts of 16. Each part has a mean gradient, and we average the eight. Then we
+# do the same with one part of 58 examples and seven parts of 10.
 #
-# **Predict:** which of the two is the mean gradient of all 128?
+# **Predict:** which average equals the mean gradient of the whole batch?
 
 # %% tags=["prediction"]
 rows = np.arange(128)
@@ -240,14 +250,16 @@ lesson_01.eight_parts(np.array(equal)[:, 0, 0], whole[0, 0])
 # %% tags=["proof"]
 # The asserts behind the answer.
 np.testing.assert_allclose(np.mean(equal, axis=0), whole, atol=1e-14)
-assert abs(np.mean(unequal, axis=0) - whole).max() > 1e-3
+assert abs(np.mean(unequal, axis=0) - whole).max().round(1) == 0.1
+assert abs(whole).max().round(1) == 0.2
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The eight equal parts: **the mean of the means is the mean**, up to rounding in the seventeenth decimal. Each bar is the same weight's gradient on another part. The parts don't even agree about its sign, but their mean is
-# the gradient of the whole batch. With unequal parts you're off by 0.1, because an example in a small part counts more
-# than one in the large part.
+# The eight equal parts: **the mean of the means is the mean**, up to rounding in the seventeenth decimal. Each bar is the
+# same weight's gradient on another part. The parts don't even agree about its sign, but their mean is the gradient of the
+# whole batch. With unequal parts you're off by 0.1, and the largest number in the whole gradient is only 0.2. An example
+# in a part of 10 weighs more than one in the part of 58.
 #
 # </details>
 #
