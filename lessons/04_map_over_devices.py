@@ -293,7 +293,7 @@ assert np.array_equal(lie.addressable_shards[7].data, xs[7])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Device 0's row, and there's no error. JAX reads one copy, and takes your word that the others are equal. In lesson 05
+# Device 0's row, and there's no error. JAX reads one copy, and trusts you that the others are equal. In lesson 05
 # a whole training run ends up like this, and you'll learn how to notice.
 #
 # </details>
