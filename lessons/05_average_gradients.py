@@ -17,8 +17,8 @@
 #
 # Your program can test a network on eight devices, but it still trains on one. In this lesson you'll change ten lines,
 # two of them inside the training step, and all eight devices train the same network. Then you'll break the program in
-# four ways. You need to see these four once, because none of them raises an error. Two end in NaN, an epoch away from
-# the line that's wrong, and two print numbers that you'd believe.
+# four ways. You need to see these four once, because none of them raises an error. Two end in NaN, but only after the
+# last batch of an epoch, and two print numbers that you'd believe.
 #
 # **You will** train on eight devices with `jax.pmap`, show that one device gets the same result, and recognize an
 # all-reduce that's missing or wrong. 35 minutes, 55 with exercises. You need
@@ -148,8 +148,8 @@ lesson_05.data_parallel_step()
 #
 # This is the whole program. Take it home: copy the cell into an empty file, put your data and your network in, and it
 # trains on all GPUs or TPUs of your machine, as long as their number divides B. Without any, it simulates eight devices.
-# Your network may have any layers that treat each example alone and draw no random numbers. Batch norm and dropout
-# don't, so they come in lessons 07 and 08.
+# Each layer of your network has to treat each example alone, and to draw no random numbers. Batch norm and dropout need
+# more than that, in lessons 07 and 08.
 #
 # On one device, lesson 03's program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set.
 #
@@ -228,8 +228,8 @@ assert all((copies(array) == copies(array)[0]).all() for array in jax.tree.leave
 
 # %% [markdown]
 # One epoch moved the model by 3, and the two results differ by less than a millionth. The eight copies of the model are
-# equal to the last bit. In the picture, the difference of the losses stays below a millionth, too. float32 has seven
-# digits, so that's about as good as it gets. On a GPU or a TPU the difference is larger if it multiplies matrices in a
+# equal to the last bit. The losses differ by less than a millionth, too. float32 has seven digits, so that's about as good
+# as it gets. On a GPU or a TPU the difference is larger if it multiplies matrices in a
 # shorter format (lesson 00).
 #
 # ## Mistake 1: a mean of means
@@ -270,9 +270,10 @@ optimizer = optax.adam(3e-3)  # as in the program
 
 # %% [markdown]
 # The first mistake is the one from above: it divides before the all-reduce. In each epoch 39 batches are full, and for
-# them a mean of means is correct. Only the 40th is padded.
+# them a mean of means is correct. In the 40th, seven devices have a count of 0. So the second run below divides by at
+# least 1.
 #
-# **Predict:** what goes wrong, and in which line of the output? Does `jnp.maximum` repair it?
+# **Predict:** which numbers of the two runs will look wrong?
 
 
 # %% tags=["prediction"]
@@ -291,14 +292,13 @@ repaired_losses = run(make_step(repaired_mean_of_means))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The test loss is NaN after the first epoch, and from then on every loss is. Seven devices divide 0 by 0 in the last
+# In the first run, the test loss of epoch 0 is NaN, and after that every loss is. Seven devices divide 0 by 0 in the last
 # batch, and `pmean` hands their NaN to everyone. The training loss of epoch 0 is still fine, because a step computes its
 # loss before it updates the model.
 #
-# </details>
+# In the second run nothing looks wrong, and yet the gradient of the last batch is an eighth of what it should be.
 #
-# At least you notice. With `jnp.maximum` the losses look normal, and yet the gradient of the last batch is an eighth of
-# what it should be.
+# </details>
 #
 # ## Mistake 2: no all-reduce
 #
@@ -367,15 +367,14 @@ sum_losses = run(make_step(sum_over_mean_count))
 #
 # No. Adam divides the gradient by its own size, so the factor cancels almost completely. You'd only see it if somebody
 # clips the gradients, or if a gradient is nearly 0. With SGD the factor acts like a learning rate that's eight times too
-# high. On two devices you may not notice, and on 64 the run will probably diverge.
+# high. On two devices you may not notice, and on 64 the run will probably diverge. So don't judge by the loss.
 #
 # </details>
 #
 # ## One test for all three
 #
-# So don't judge by the loss curve. **Compare with one device, with SGD and with a padded batch.** You saw that
-# comparison above, for the correct step. Here it is for the wrong ones, and for the "repaired" mean of means, after the
-# 39 full batches and after all 40.
+# **Compare with one device, with SGD and with a padded batch.** You saw that comparison above, for the correct step. Here
+# it is for the wrong ones, with the "repaired" mean of means among them, after the 39 full batches and after all 40.
 #
 # **Predict:** which of them pass as long as every batch is full?
 
