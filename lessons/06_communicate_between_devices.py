@@ -15,11 +15,11 @@
 # %% [markdown]
 # # 06. Communicate between devices
 #
-# Your `lax.pmean` is one line, but it can take longer than the rest of the step. How long depends on what connects your
-# devices. Over the fast links inside a node, eight GPUs can average the gradients of a ResNet-50 in about a
-# millisecond. Over an ordinary network cable the same line takes at least a seventh of a second. In this lesson you'll
-# build an all-reduce with your own hands, and find a formula that predicts its time from two numbers, before you buy
-# anything. Then you'll compare it with measurements, and see how far you can trust it.
+# Your `lax.pmean` is one line, but a large network can spend more time in it than in anything else. How long depends on
+# what connects your devices. Over the fast links inside a node, eight GPUs can average the gradients of a ResNet-50 in
+# about a millisecond. Over an ordinary network cable the same line takes at least a seventh of a second. In this lesson
+# you'll build an all-reduce with your own hands, and find a formula that predicts its time from two numbers, before you
+# buy anything. Then you'll compare it with measurements, and see how far you can trust it.
 #
 # **You will** explain a ring all-reduce, predict its time and compare it with measured ones, and use JAX's collectives:
 # `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 24 minutes, 44 with exercises. You
@@ -172,7 +172,7 @@ for link in links.values():
 # We can only measure what we have, so we time an all-reduce on eight simulated devices. No link is involved, because
 # they share one memory, but you'll see whether the time behaves as the formula says: flat at first, then proportional
 # to the size. For a real link we take two published measurements of eight H100s in one node. The switches in such a
-# node can add, too, but in these two runs they didn't. JAX's [scaling
+# node can do the summing themselves, but both runs had that turned off. JAX's [scaling
 # book](https://jax-ml.github.io/scaling-book/gpus/) finds that with 58 MB each GPU's links carry about 150 GB/s, and
 # with 10 GB about 370 GB/s. The vendor's figure is 450.
 
@@ -199,11 +199,12 @@ for size, seconds in h100_seconds.items():
     print(f"H100, {size / 1e6:,.0f} MB: {comparison}")
 
 # %% [markdown]
-# The shape is as predicted: curves and dots are flat where the latency rules, and rise where the bytes do. That our
-# simulated devices lie close to Ethernet is chance, and yours may not. But the vendor's figure is too good to be true.
-# With 10 GB the H100s need 1.2 times as long as the formula says, and with 58 MB even 2.7 times, because it takes large
-# messages to fill the links. That's why this lesson began with a millisecond for a ResNet-50, and not with the table's
-# 0.43. So measure an all-reduce or two on your own machine, and put *those* numbers into the formula.
+# The shape is roughly as predicted: from 1 MB on, ten times the bytes take about ten times as long, and below that the
+# time grows more slowly. Our simulated devices happen to land near Ethernet, and yours may not. But the vendor's figure
+# is too good to be true. With 10 GB the H100s need 1.2 times as long as the formula says, and with 58 MB even 2.7
+# times, because it takes large messages to fill the links. That's why this lesson began with a millisecond for a
+# ResNet-50, and not with the table's 0.43. So measure an all-reduce or two on your own machine, and put *those* numbers
+# into the formula.
 #
 # One thing isn't in the formula at all: the batch. If you double the per-device batch, the computation takes about
 # twice as long and the all-reduce as long as before, so its *share* of the step falls. That's the first way to live
@@ -310,8 +311,8 @@ for name, result in numpy_results(rows).items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# [2222], chunk 1 of the sum. `tiled=True` cuts the axis you have. Without it, the axis must have length N, and
-# disappears.
+# [2222], chunk 1 of the sum. With `tiled=True`, [4] becomes [1]. Without it, it becomes [], and works only if its
+# length is N.
 #
 # </details>
 #
@@ -360,8 +361,8 @@ assert outcome.startswith("NameError")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# JAX notices it while it traces the function, so nothing has run yet. You get the same error for a collective outside
-# of `pmap`. The message names `jax.shard_map`, because that's today's way to name an axis (lesson 10).
+# JAX notices it while it traces the function, so nothing has run yet. You get a NameError for a collective outside of
+# `pmap`, too. This message names `jax.shard_map`, because that's today's way to name an axis (lesson 10).
 #
 # </details>
 #

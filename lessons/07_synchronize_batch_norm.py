@@ -319,8 +319,9 @@ assert all_reduces["synchronized"] == all_reduces["local"] + 2
 #
 # Two, one forward and one backward. XLA can't merge the three of the picture, because each needs the result of the one
 # before. The layer's own all-reduce carries a count and two numbers for each channel, here 65 numbers. So you pay for
-# its latency and not for its bytes. Lesson 06's formula gives 14 times 2 µs for eight GPUs on NVLink. That sounds like
-# nothing, but a network with 50 of these layers waits a hundred times in every update, which makes 2.8 ms.
+# its latency and not for its bytes. With lesson 06's ring, and the 2 µs that it assumes for NVLink, that's 14 times 2
+# µs. It sounds like nothing, but a network with 50 of these layers waits a hundred times in every update, which would
+# make 2.8 ms. Group norm and layer norm need none of this, because they don't mix examples.
 #
 # </details>
 #

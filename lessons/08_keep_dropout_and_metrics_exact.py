@@ -144,8 +144,8 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 #
 # Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask,
 # as in the first row of the picture. You can call it with a key, `nnx.Dropout(0.2)(x, deterministic=False, rngs=key)`,
-# and then it has no state. But then one key per device draws all its masks, and you're back in the second row of the
-# picture.
+# and then it has no state. But then one key draws all masks of a device, and you're back in the first or the second row
+# of the picture.
 
 # %% tags=["take-home"]
 # include program/08_exact.py

@@ -15,13 +15,14 @@
 # %% [markdown]
 # # 09. Let the compiler do it
 #
-# In lesson 05 you wrote an all-reduce. Now delete it. Delete `pmap`, too, and the reshape to `[N, b, ...]`. What's left is
-# lesson 03's step for one device, and yet it trains on eight. The compiler sees where your arrays are and puts the
+# In lesson 05 you wrote an all-reduce. Now delete it. Delete `pmap`, too, and the reshape to `[N, b, ...]`. What's left
+# is lesson 03's step for one device, and yet it trains on eight. The compiler sees where your arrays are and puts the
 # all-reduce in for you. There's one quiet way to get it wrong, and you won't see it in the numbers.
 #
-# **You will** write a data-parallel step with `jax.jit` and shardings, find the compiler's all-reduce, and notice when the
-# batch isn't split. 21 minutes, 36 with exercises. You need [05 Average gradients](05_average_gradients.ipynb). Without pmap,
-# [00](00_meet_your_devices.ipynb) and [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) are enough.
+# **You will** write a data-parallel step with `jax.jit` and shardings, find the compiler's all-reduce, and notice when
+# the batch isn't split. 21 minutes, 36 with exercises. You need [05 Average gradients](05_average_gradients.ipynb).
+# Without pmap, [00](00_meet_your_devices.ipynb) and [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb)
+# are enough.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -43,8 +44,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # include the difference of 05_pmap.py and 09_jit.py
 #
-# With `pmap` you wrote what *one device* does with its part. With `jit` you write what happens to the *global batch*, as
-# if there were one device. So the sums in `loss_sums` are now sums over all 128 examples, and you don't have to add
+# With `pmap` you wrote what *one device* does with its part. With `jit` you write what happens to the *global batch*,
+# as if there were one device. So the sums in `loss_sums` are now sums over all 128 examples, and you don't have to add
 # anything up afterwards. `in_shardings` says where the arguments are (the state on every device, the batch split), and
 # `out_shardings` says where you want the results. If you know PyTorch's DTensor, `replicated` is its `Replicate()` and
 # `split` is its `Shard(0)`.
@@ -128,11 +129,11 @@ for name, function in functions.items():
 # and puts in the communication if an operation needs numbers from other devices. This is called *sharding propagation*,
 # and the part of the compiler that does it is called Shardy.
 #
-# Your gradient is a sum over the examples, and the examples are split, so it needs an all-reduce for the same reason. The
-# metric sums need one, too.
+# Your gradient is a sum over the examples, and the examples are split, so it needs an all-reduce for the same reason.
+# The metric sums need one, too.
 #
-# **Predict:** there are four arrays of gradients and three sums. Every message costs some time, however short it is, and
-# the compiler knows that. How many all-reduces does the compiled step have?
+# **Predict:** there are four arrays of gradients and three sums. Every message costs some time, however short it is,
+# and the compiler knows that. How many all-reduces does the compiled step have?
 
 # %% tags=["prediction"]
 import textwrap
@@ -164,11 +165,13 @@ lesson_09.training_step()
 # %% [markdown]
 # ## The quiet mistake
 #
-# Suppose you leave out `in_shardings`, and you forget to place the batch. An array that nobody has placed is uncommitted
-# (lesson 04), so `jit` may choose where it goes. Here's a step without `in_shardings`, and four ways to pass it a batch:
+# Suppose you leave out `in_shardings`, and you forget to place the batch. An array that nobody has placed is
+# uncommitted (lesson 04), so `jit` may choose where it goes. Here's a step without `in_shardings`, and four ways to
+# pass it a batch:
 
 # %%
-loose_step = jax.jit(train_step.__wrapped__, out_shardings=replicated)  # no in_shardings
+# `__wrapped__` is your function before jit. This time it gets no in_shardings.
+loose_step = jax.jit(train_step.__wrapped__, out_shardings=replicated)
 host_batch = next(batches(*train_data, seed=0))  # inputs, labels and weights as NumPy arrays
 cases = {
     "all three are placed": place_batch(host_batch),
@@ -314,7 +317,7 @@ for exercise in (make_trainer, fixed_evaluation):
 # - `in_shardings` splits arrays that nobody has placed, and refuses arrays that you've placed differently. Without it,
 #   the compiler decides where unplaced arrays go.
 #
-# In pmapdp this is [steps/jit.py](../pmapdp/steps/jit.py), line by line:
+# In pmapdp this is [steps/jit.py](../pmapdp/steps/jit.py). Here are the lines that matter:
 #
 # include 09_jit.py beside steps/jit.py
 # jax.device_put(state | jax.device_put(state
@@ -322,8 +325,8 @@ for exercise in (make_trainer, fixed_evaluation):
 # jax.grad( | = compute_sums(
 # train_step = | train_step =
 #
-# pmapdp's step sets only `out_shardings`, because its loop places every batch with `place_batch`, two ahead, in a thread.
-# And the rest of your program:
+# pmapdp's step sets only `out_shardings`, because its loop places every batch with `place_batch`, two ahead, in a
+# thread. And the rest of your program:
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
@@ -332,5 +335,5 @@ for exercise in (make_trainer, fixed_evaluation):
 # | `batches` | `Batches` | [data/batches.py](../pmapdp/data/batches.py) |
 # | the loop | `train` | [train.py](../pmapdp/train.py) |
 #
-# To read on: the [JAX scaling book on sharding](https://jax-ml.github.io/scaling-book/sharding/). Next, the same step with
-# pmap, jit and shard_map: [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
+# To read on: the [JAX scaling book on sharding](https://jax-ml.github.io/scaling-book/sharding/). Next, the same step
+# with pmap, jit and shard_map: [10 Three ways side by side](10_three_ways_side_by_side.ipynb).

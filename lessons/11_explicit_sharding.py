@@ -14,16 +14,16 @@
 # %% [markdown]
 # # 11. Use explicit sharding
 #
-# In lesson 09 you forgot to place a batch. The result was correct, but all eight devices did all of the work, and nobody
-# told you. Under `jit` the compiler chooses where arrays go, and you only see its choice if you go and look. In this
-# lesson you'll change eleven lines, and the sharding becomes part of an array's *type*, which you can print even while
-# JAX traces your function. JAX won't find the forgotten batch for you, because you might have wanted a replicated one.
-# But now *you* can find it, with one assert. And at the end, types will do what the compiler couldn't: you'll compute a
-# gradient in four parts, and send it once instead of four times.
+# In lesson 09 you forgot to place a batch. The result was correct, but all eight devices did all of the work, and
+# nobody told you. Under `jit` the compiler chooses where arrays go, and you only see its choice if you go and look. In
+# this lesson you'll change eleven lines, and the sharding becomes part of an array's *type*, which you can print even
+# while JAX traces your function. JAX won't find the forgotten batch for you, because you might have wanted a replicated
+# one. But now *you* can find it, with one assert. And at the end, types will do what XLA's compiler for CPUs doesn't:
+# you'll compute a gradient in four parts, and send it once instead of four times.
 #
-# **You will** read shardings as types, fix what JAX refuses, run Flax layers that need one more argument, add up gradients
-# with a single all-reduce, and decide when this is worth it. 33 minutes, 56 with exercises. You need
-# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
+# **You will** read shardings as types, fix what JAX refuses, run Flax layers that need one more argument, add up
+# gradients with a single all-reduce, and decide when this is worth it. 33 minutes, 56 with exercises. You need [09 Let
+# the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -54,8 +54,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #   `place_batch` splits the labels and weights with the inputs.
 # - `weights @ losses` becomes a sum, for a reason that you'll see below.
 #
-# It does the same work in the same places, so it prints lesson 09's losses, which ended with loss 0.2486, accuracy 0.9184,
-# and 0.3540 and 0.8730 on the test set. Only the last line is new. It prints the type of the inputs.
+# It does the same work in the same places, so it prints lesson 09's losses, which ended with loss 0.2486, accuracy
+# 0.9184, and 0.3540 and 0.8730 on the test set. Only the last line is new. It prints the type of the inputs.
 
 # %% tags=["take-home"]
 # include program/11_explicit.py
@@ -115,8 +115,8 @@ results = print_types(jax.device_put(np.arange(64, dtype=np.float32).reshape(16,
 # So each operation has a rule that derives the type of its result from the types of its arguments. Let's look at what
 # these rules make of your program, for six of its arrays.
 #
-# In the picture a colour is a device. Stripes are rows on different devices, and a stack of eight cards is an array that
-# every device holds whole.
+# In the picture a colour is a device. Stripes are rows on different devices, and a stack of eight cards is an array
+# that every device holds whole.
 #
 # **Predict:** the last of the six arrays is the gradient of `hidden.kernel`. Is it split, or is it a stack?
 
@@ -138,15 +138,15 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It's a stack, because a gradient has the type of its parameter, and the kernel is replicated. But the gradient is a sum over
-# the 128 examples, and they're split. So this is where your step needs its all-reduce.
+# It's a stack, because a gradient has the type of its parameter, and the kernel is replicated. But the gradient is a
+# sum over the 128 examples, and they're split. So this is where your step needs its all-reduce.
 #
 # </details>
 #
 # ## Where JAX asks
 #
-# Sometimes there's more than one good answer, and then JAX doesn't pick one. Take a matrix of 16 x 16, once split by rows
-# and once by columns. The entries of a spec belong to the array's axes, in order, so `P(None, "data")` splits the
+# Sometimes there's more than one good answer, and then JAX doesn't pick one. Take a matrix of 16 x 16, once split by
+# rows and once by columns. The entries of a spec belong to the array's axes, in order, so `P(None, "data")` splits the
 # columns, and axes without an entry aren't split. Because you've called `set_mesh`, a spec alone is enough now, and you
 # don't need a `NamedSharding`. JAX refuses `columns @ rows`, `rows + columns` and `rows[0]`.
 #
@@ -179,13 +179,13 @@ errors = [
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# - The product adds up over the split axis, so each device has a part of every sum. The result can be replicated, or split
-#   by rows, or by columns. It could even stay *unreduced*: then each device keeps its part of every sum, and you add the
-#   parts up later.
+# - The product adds up over the split axis, so each device has a part of every sum. The result can be replicated, or
+#   split by rows, or by columns. It could even stay *unreduced*: then each device keeps its part of every sum, and you
+#   add the parts up later.
 # - `rows` is split by rows and `columns` by columns. Their sum can't be split both ways, because a mesh axis can split
 #   only one dimension of an array. So you have to change one of them.
-# - Row 0 is on one device. A sharding covers all devices of the mesh, so the row has to be replicated, or split along its
-#   16 columns.
+# - Row 0 is on one device. A sharding covers all devices of the mesh, so the row has to be replicated, or split along
+#   its 16 columns.
 #
 # </details>
 #
@@ -233,18 +233,19 @@ with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"))):
 # <details><summary>Answer</summary>
 #
 # `float32[128@data,32@model]`: split both ways, so a device holds 32 rows and 16 columns of it. The second product adds
-# up over those columns, which are on two devices. JAX asks, and `P("data")` answers that you want the sum, split by rows
-# only. So each pair of devices all-reduces. Lesson 15 builds on this.
+# up over those columns, which are on two devices. JAX asks, and `P("data")` answers that you want the sum, split by
+# rows only. So each pair of devices all-reduces. Lesson 15 builds on this.
 #
 # </details>
 #
 # ## What works unchanged?
 #
-# Most Flax layers work on each example separately, or add up over all of them, so their result has just one possible type.
-# These work unchanged: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention`.
+# Most Flax layers work on each example separately, or add up over all of them, so their result has just one possible
+# type. These work unchanged: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and
+# `MultiHeadAttention`.
 #
-# Others need your help. Let's try three calls on arrays whose 16 rows are split. `embed(tokens)` looks up rows of a table,
-# `jnp.sort(matrix, axis=0)` sorts each column, and `jnp.sort(matrix, axis=1)` sorts each row.
+# Others need your help. Let's try three calls on arrays whose 16 rows are split. `embed(tokens)` looks up rows of a
+# table, `jnp.sort(matrix, axis=0)` sorts each column, and `jnp.sort(matrix, axis=1)` sorts each row.
 #
 # **Predict:** which one works?
 
@@ -279,9 +280,9 @@ sort_errors = [
 #
 # ## One all-reduce for four gradients
 #
-# If a batch doesn't fit into memory, you cut it into *micro-batches*, compute one gradient after the other, and add them
-# up (lesson 13). You need the sum over the devices only once, at the end. But as you saw, a gradient has the type of its
-# parameter. The parameters are replicated, so JAX must all-reduce *every* micro-batch's gradient.
+# If a batch doesn't fit into memory, you cut it into *micro-batches*, compute one gradient after the other, and add
+# them up (lesson 13). You need the sum over the devices only once, at the end. But as you saw, a gradient has the type
+# of its parameter. The parameters are replicated, so JAX must all-reduce *every* micro-batch's gradient.
 #
 # The way out is a parameter of another type. Two types belong together:
 #
@@ -290,9 +291,9 @@ sort_errors = [
 # | replicated, `float32[64,32]` | the same on all devices | replicated | the sum, on all devices |
 # | *reduced*, `float32[64,32]{R:data}` | the same on all devices | *unreduced*, `float32[64,32]{U:data}` | each device's own part of the sum |
 #
-# So reduced and replicated arrays differ in their type, and not in their numbers. `jax.reshard` turns one into the other,
-# and sends nothing. But if you reshard an *unreduced* array, that's your all-reduce. These types are young. What you see
-# here we ran with jax 0.10.2 and 0.12.
+# So reduced and replicated arrays differ in their type, and not in their numbers. `jax.reshard` turns one into the
+# other, and sends nothing. But if you reshard an *unreduced* array, that's your all-reduce. These types are young. What
+# you see here we ran with jax 0.10.2 and 0.12.
 #
 # First a case that you can do in your head: device d holds the input d, and the weight is 1.
 #
@@ -314,8 +315,8 @@ print(f"before: {parts}, after: {reduced_gradient.item()} everywhere")
 #
 # </details>
 #
-# Now your network, with four micro-batches of 32 rows. The batch is cut on the host, so each device has four rows of every
-# micro-batch. `accumulate` adds up their gradients in a loop.
+# Now your network, with four micro-batches of 32 rows. The batch is cut on the host, so each device has four rows of
+# every micro-batch. `accumulate` adds up their gradients in a loop.
 #
 # **Predict:** at first the parameters are replicated. How often does an all-reduce run?
 
@@ -360,12 +361,13 @@ replicated_gradients, replicated_runs = run_accumulate(model, P())
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Four times, once in each round of the loop. Each time it adds up all 2,410 gradients. The compiler doesn't move it out
-# of the loop.
+# Four times, once in each round of the loop. Each time it sums all 2,410 gradients. XLA for CPUs doesn't move it out of
+# the loop. XLA has a pass that can, and we haven't tried it on GPUs. So count on your own machine, as the cell above
+# does.
 #
 # </details>
 #
-# Now make the parameters reduced, and the sum of their gradients unreduced. It looks as if two casts were enough.
+# Cast the parameters to reduced, and the sum of their gradients to unreduced. That should do it, but it doesn't.
 
 # %%
 unreduced = P(unreduced={"data"})
@@ -373,11 +375,11 @@ reduced_model = jax.reshard(model, P(reduced={"data"}))
 errors.append(show_error("accumulate", lambda: run_accumulate(reduced_model, unreduced)))
 
 # %% [markdown]
-# That's the trap: `nnx.Linear` can't add a reduced bias. The layer's product is fine, because JAX has a rule for split rows
-# times a reduced kernel. But JAX has no rule for split rows *plus* a reduced bias, so the message advises you to split the
-# bias over "data" as well. You can't do that with the bias itself, whose ten numbers aren't divisible by 8. But you can
-# first copy the bias into a row for each example, and then split *those rows*. Each device keeps its own rows, so nothing is
-# sent.
+# That's the trap: `nnx.Linear` can't add a reduced bias. The layer's product is fine, because JAX has a rule for split
+# rows times a reduced kernel. But JAX has no rule for split rows *plus* a reduced bias, so the message advises you to
+# split the bias over "data" as well. That can't work for a bias alone: the sum has the axes [rows, features], "data"
+# splits the rows already, and no mesh axis can split two axes of an array. But you can first copy the bias into a row
+# for each example, and then split *those rows*. Each device keeps its own rows, so nothing is sent.
 #
 # **Predict:** how often does an all-reduce run now, and of how many bytes?
 
@@ -486,16 +488,16 @@ for found in (replicated_gradients, unreduced_gradients):
 #
 # </details>
 #
-# Both runs found the gradient of the whole batch within 1e-4, which the folded cell checks. And JAX checks your types while it
-# traces. You may add up unreduced arrays, because the parts of a sum can be added in any order. But `jnp.cos` of an
-# unreduced gradient raises an error, because the cosine of a sum isn't the sum of the cosines. So reshard first, and
-# then hand the gradients to Optax.
+# Both runs found the gradient of the whole batch within 1e-4, which the folded cell checks. And JAX checks your types
+# while it traces. You may add up unreduced arrays, because the parts of a sum can be added in any order. But `jnp.cos`
+# of an unreduced gradient raises an error, because the cosine of a sum isn't the sum of the cosines. So reshard first,
+# and then hand the gradients to Optax.
 #
 # ## When is it worth it?
 #
 # The folded cell also makes one update with lesson 09's step on an Auto axis. The models agree within 1e-6, and each
 # device does the same number of operations within 2 %. So Explicit axes don't make this step faster, but they make it
-# predictable. They pay off where the compiler can't find the better plan, as in the loop above.
+# predictable. They pay off where the compiler doesn't find the better plan, as it didn't in the loop above.
 #
 # | you want | use |
 # | --- | --- |
@@ -505,7 +507,8 @@ for found in (replicated_gradients, unreduced_gradients):
 # | Explicit axes everywhere except in one function | `auto_axes` around it |
 # | to choose when gradients are added up over the devices | reduced parameters, or `shard_map` (lesson 13) |
 #
-# pmapdp uses Auto axes everywhere ([steps/jit.py](../pmapdp/steps/jit.py)), so that your model needs no shardings in it.
+# pmapdp uses Auto axes everywhere ([steps/jit.py](../pmapdp/steps/jit.py)), so that your model needs no shardings in
+# it.
 #
 # ## Exercises
 #
@@ -515,14 +518,14 @@ for found in (replicated_gradients, unreduced_gradients):
 # 1. `fixed_gram` (5 minutes, find the mistake): `broken_gram` works with Auto axes, but here JAX asks. `x` is `[B@data,
 #    D]`. Return the `[D, D]` matrix, replicated. No device may get the other devices' rows.
 #    <details><summary>Hint</summary>Which axis does the product add up over? Say how you want the result.</details>
-# 2. `normalized_step` (10 minutes): one gradient step for `w` `[D]`, which is replicated. The loss is the mean of
-#    `(z @ w - y) ** 2`, and the learning rate is 0.1. z is `x` `[B@data, D]` with normalized columns: each column minus its
+# 2. `normalized_step` (10 minutes): one gradient step for `w` `[D]`, which is replicated. The loss is the mean of `(z @
+#    w - y) ** 2`, and the learning rate is 0.1. z is `x` `[B@data, D]` with normalized columns: each column minus its
 #    mean, divided by its standard deviation, both over the global batch. Raise an AssertionError for a batch that isn't
-#    split. <details><summary>Hint</summary>It's the program of one device. Only the assert mentions
-#    a sharding.</details>
-# 3. `sum_gradients` (8 minutes): `w` `[D, C]` is replicated, and `xs` `[K, B@data, D]` are K micro-batches. Return the sum of
-#    the gradients of `loss(w, xs[k])` for `w`, replicated, with a single all-reduce of `[D, C]` numbers. <details><summary>Hint</summary>Two
-#    casts before a <code>lax.scan</code>, and a <code>jax.reshard</code> after it.</details>
+#    split. <details><summary>Hint</summary>It's the program of one device. Only the assert mentions a sharding.</details>
+# 3. `sum_gradients` (8 minutes): `w` `[D, C]` is replicated, and `xs` `[K, B@data, D]` are K micro-batches. Return the
+#    sum of the gradients of `loss(w, xs[k])` for `w`, replicated, with a single all-reduce of `[D, C]` numbers.
+#    <details><summary>Hint</summary>Two casts before a <code>lax.scan</code>, and a <code>jax.reshard</code> after
+#    it.</details>
 
 # %%
 from pmapdp.lessons.checks import check
@@ -554,10 +557,11 @@ for exercise in (fixed_gram, normalized_step, sum_gradients):
 # ## Take away
 #
 # - With Explicit axes, the sharding is part of the type. `jax.typeof` shows it, and an assert on it costs nothing.
-# - If JAX's rules don't settle a sharding, JAX raises an error. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
-# - A gradient has the type of its parameter. If the parameter is reduced, the gradient stays unreduced until you reshard
-#   it. So you choose when the all-reduce runs.
+# - If JAX's rules don't settle a sharding, JAX raises an error. Answer with `out_sharding`, `jax.reshard`, or
+#   `auto_axes`.
+# - A gradient has the type of its parameter. If the parameter is reduced, the gradient stays unreduced until you
+#   reshard it. So you choose when the all-reduce runs.
 #
-# To read on: [Distributed arrays](https://docs.jax.dev/en/latest/201/sharding.html) and
-# [Autodiff and sharding](https://docs.jax.dev/en/latest/301/sharding-ad.html) in JAX's documentation. Next, a program from 2022:
-# [12 Port a pmap program](12_port_a_pmap_program.ipynb).
+# To read on: [Distributed arrays](https://docs.jax.dev/en/latest/201/sharding.html) and [Autodiff and
+# sharding](https://docs.jax.dev/en/latest/301/sharding-ad.html) in JAX's documentation. Next, a program from 2022: [12
+# Port a pmap program](12_port_a_pmap_program.ipynb).

@@ -56,12 +56,12 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # include program/12_old_pmap.py
 
 # %% [markdown]
-# Does anything in it hurt today? JAX's guide lists what fails or crawls now that pmap is built on shard_map, and
-# [our page](../docs/porting.md#what-fails-or-is-slow-today) has the symptoms. One of them is in this program twice,
-# where it takes `[0]` of the loss and of the accuracies. Here's the same indexing with a parameter of 4 MB. All eight
-# devices have a copy, and you want to read one of them.
+# Does anything in it fail or run slowly today? JAX's guide lists what fails or crawls now that pmap is built on
+# shard_map, and [our page](../docs/porting.md#what-fails-or-is-slow-today) has the symptoms. One of them is in this
+# program twice, where it takes `[0]` of the loss and of the accuracies. Here's the same indexing with a parameter of 4
+# MB. All eight devices have a copy, and you want to read one of them.
 #
-# **Predict:** `x[0]` gives you copy 0. How much do the devices have to send: nothing, one copy, or all eight?
+# **Predict:** `x[0]` gives you copy 0. Do the devices have to send anything for that?
 
 # %% tags=["prediction"]
 from pmapdp.collectives import collectives  # lists them, from a compiled program
@@ -75,10 +75,10 @@ print("addressable_shards[0].data[0] is on", first_copy.devices())
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One copy, in an all-reduce of 4 MB. To you the copies are equal, but to JAX they're eight different slices of one
-# array. The result of `x[0]` lives on all devices, so every device needs device 0's slice. The compiler sends it as a
-# sum in which all others contribute zeros. But if you only want to read a copy, the first shard already has one. In the
-# Flax version that runs here, `jax_utils.unreplicate` reads that shard, too.
+# Yes: an all-reduce of 4 MB, the size of a copy. To you the copies are equal, but to JAX they're eight different slices
+# of one array. The result of `x[0]` lives on all devices, so every device needs device 0's slice. The compiler sends it
+# as a sum in which all others contribute zeros. But if you only want to read a copy, the first shard already has one.
+# In the Flax version that runs here, `jax_utils.unreplicate` reads that shard, too.
 #
 # </details>
 #
@@ -208,7 +208,7 @@ print("the old program: equal")
 # different one for the whole batch. The comparison still fails, because of batch norm: each device normalizes with its
 # own 16 examples. Then the step averages the eight running means, and the eight running variances.
 #
-# **Predict:** one of these two averages is wrong. Which?
+# **Predict:** after the first update, one of these two averages is wrong. Which?
 
 
 # %% tags=["prediction"]
@@ -227,13 +227,14 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 # <details><summary>Answer</summary>
 #
 # The running variance. Every device has 16 examples, so the average of the eight means is the mean of all 128. But the
-# average of the variances misses how far apart the devices' means are (lesson 07).
+# average of the variances misses how far apart the devices' means are (lesson 07). From the second update on both
+# differ, because by then the parameters do.
 #
 # </details>
 #
 # The loss and the gradients differ, too, so this network isn't the one that a single device would train, and it never
-# was. That may be what you want, but you should know it. The report has what the experiments found, and the usual
-# mistakes that this fits. Look for the line on `batch_stats/BatchNorm_0/var`:
+# was. That may be what you want, but you should know it. The report says what differs, and which usual mistakes would
+# explain it. Look for the line on `batch_stats/BatchNorm_0/var`:
 
 # %%
 print(report)

@@ -66,7 +66,7 @@ def accumulated_sums(
 ) -> tuple[Any, MetricSums, Any]:
     """Compute `gradient_sums` of the global batch, with one all-reduce in all.
 
-    Left alone, the compiler would all-reduce after each micro-batch. Inside `shard_map`
+    Left alone, XLA for CPUs would all-reduce after each micro-batch. Inside `shard_map`
     every device adds up its own micro-batches and returns the sums as one row of `[N,
     ...]`, so that adding the rows takes a single all-reduce. `axes` are the mesh axes
     over which the batch is split. The compiler handles the others.

@@ -95,6 +95,13 @@ def row_keys(answer):
             f"two examples have the same key if {formula} is the same: don't make one "
             "number of several, fold them in one after the other",
         )
+    for factor in (10, 100, 1000):
+        next_layer = keys(indices - factor, layer=1)
+        require(
+            not (next_layer == original).all(axis=1).any(),
+            f"index {factor} of a layer has the key of index 0 of the next layer: "
+            "don't make one number of several, fold them in one after the other",
+        )
 
 
 def exact_accuracy(answer):

@@ -43,6 +43,12 @@ WRONG = {
         ("one each", VMAP, "key"),
         ("update * layer", LAYER, "update * layer), 0)"),
         ("1000 * seed + update", UPDATE, "key(1000 * seed + update), 0)"),
+        (
+            "index 1000 of a layer",
+            VMAP,
+            "jax.vmap(lambda index: jax.random.fold_in(jax.random.key(seed), "
+            "(update * 100 + layer) * 1000 + index))(indices)",
+        ),
     ],
     "exact_accuracy": [
         ("these are full batches", RATIO, "1 - totals[0] / totals[1]"),
