@@ -69,8 +69,8 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 # So a checkpoint holds everything that training changes:
 #
 # - the parameters, and the running statistics of batch norm if there are any,
-# - the optimizer's state, which for Adam is twice as large as the parameters, and which counts the updates if the
-#   learning rate has a schedule,
+# - the optimizer's state, which for Adam is twice as large as the parameters, and which also counts the updates: Adam needs
+#   the count to correct its moments, and a schedule of the learning rate needs it, too,
 # - how far you are: here the number of the epoch.
 #
 # You don't have to save the order of the examples, because you can compute it again: our `batches` shuffle with
