@@ -15,7 +15,7 @@
 # # 15. Split the model
 #
 # One weight matrix of GPT-3 is 12,288 x 49,152. In float32, with its gradient and Adam's moments, it takes 9.7 GB, and
-# the model has 192 matrices of this size. Up to now every device held the whole model, and no device can hold this one.
+# the model has 192 matrices of this size. Up to now every device held the whole model, and no device can hold this model.
 # In this lesson you'll split the matrices themselves. It takes about twenty new lines, none of them in the training step,
 # and the compiler works out who has to talk to whom. You'll learn to predict what it comes up with, because a matrix
 # that's split the wrong way raises no error: the result is correct, and the program is slow.
@@ -289,7 +289,7 @@ print(f"the same number of bytes for {crossover:g} sequences")
 # </details>
 #
 # GPT-3 was trained with 3.2 million tokens in an update, 87 times as many. Tensor parallelism alone would send 87 times
-# as many bytes as data parallelism, so nobody uses it alone. You make groups of devices: data parallelism splits the batch
+# as many bytes as data parallelism, so it's never used alone to train a model that large. You make groups of devices: data parallelism splits the batch
 # over the groups, and tensor parallelism splits the matrices inside each group. With 128 groups of eight, a group has
 # 25,000 tokens. A device holds an eighth of the matrices, so it also sends only an eighth of the gradients, and tensor
 # parallelism breaks even at 36,864 / 8 = 4,608 tokens. It still sends 5.4 times as many bytes. That's why a group belongs
@@ -374,9 +374,9 @@ assert columns_traffic.bytes > 40 * rows_traffic.bytes
 #
 # - The mesh has two axes. Its four groups of two devices split the batch, and the two devices of a group split the hidden
 #   units.
-# - `SPECS` says which parameters are split, and how. `shard` looks for their names in the path of each array. The path of
-#   a kernel's first moment in Adam's state ends with `mu.hidden.kernel.value`. It contains the parameter's name,
-#   `hidden.kernel`, so the moment is split in the same way.
+# - `SPECS` says which parameters are split, and how. `shard` looks for their names at the end of each array's path. The path
+#   of a kernel's first moment in Adam's state ends with `mu.hidden.kernel.value`. So it ends as the parameter's own path
+#   does, with `hidden.kernel.value`, and the moment is split in the same way.
 # - `jax.eval_shape` finds shapes and paths without computing anything, and `jax.jit(init_state, out_shardings=...)`
 #   makes the state where it belongs. Lesson 16 explains both.
 # - The function `train_step` hasn't changed. Only the shardings that you give to `jax.jit` are new.
@@ -460,9 +460,9 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
-# | `SPECS` | `--layout model`, with axes that the models name | [sharding/layout.py](../pmapdp/sharding/layout.py), [models/mlp.py](../pmapdp/models/mlp.py) |
+# | `SPECS` | `--strategy jit --layout model`, with axes that the models name | [sharding/layout.py](../pmapdp/sharding/layout.py), [models/mlp.py](../pmapdp/models/mlp.py) |
 # | `shard` | `MeshLayout.array_sharding` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
-# | the mesh of 4 x 2 | `--mesh data=4,model=2` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
+# | the mesh of 4 x 2 | `--strategy jit --mesh data=4,model=2` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
 #
 # To read on: [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next, stop
 # keeping a copy of the state on every device: [16 Born sharded](16_born_sharded.ipynb).

@@ -72,8 +72,8 @@ SPECS = {
 
 def shard(path, x):
     """Split a parameter, or Adam's moments of it, as SPECS says. All else is replicated."""
-    name = jax.tree_util.keystr(path)  # the moments have the parameter's name in theirs
-    specs = [spec for parameter, spec in SPECS.items() if parameter in name]
+    name = jax.tree_util.keystr(path)  # that of a moment ends as the parameter's does
+    specs = [spec for parameter, spec in SPECS.items() if name.endswith(f".{parameter}.value")]
     return NamedSharding(mesh, specs[0]) if specs else replicated
 
 
