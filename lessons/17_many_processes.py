@@ -296,12 +296,21 @@ assert abs(accuracy - 0.873) < 0.003
 assert correct.mean() < 0.35
 assert process_1.wait() == -9
 assert process_0.returncode != 0, output
+# The same with process 0, the coordinator.
+coordinator, worker = launch.start(2, "-c", launch.take_home(), str(folder / "coordinator"))
+while not Path(folder, "coordinator", "0").exists() and coordinator.poll() is None:
+    time.sleep(0.01)
+coordinator.kill()
+output, _ = worker.communicate(timeout=200)
+assert coordinator.wait() == -9
+assert worker.returncode == -6, output
+assert "detected fatal errors" in output or "gloo" in output, output
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it ends as well. There are two ways. Which one you see depends on what process 0 was doing when process 1 died, and
-# we've seen both with jax 0.10.2:
+# No, it ends as well. If any process but 0 dies, there are two ways. Which one you see depends on what process 0 was doing
+# when process 1 died, and we've seen both with jax 0.10.2:
 #
 # - **"stopped sending heartbeats", after 7 to 11 s.** Process 0 noticed nothing and kept waiting in its all-reduce. But every
 #   process also sends a *heartbeat* to the coordinator. If one of them is silent for too long, JAX aborts all the others.
@@ -309,13 +318,17 @@ assert process_0.returncode != 0, output
 # - **`gloo::EnforceNotMet`, within a second.** gloo got nothing more from process 1, or only part of a message, and threw a C++
 #   exception. That message doesn't name the process that is lost.
 #
-# In both cases the exit status is -6: the process was aborted by signal 6, SIGABRT, which no Python code can catch.
+# If process 0 dies, the others lose their coordinator, and end within a second with "JAX distributed service detected fatal
+# errors".
+#
+# In all of these cases the exit status is -6: the process was aborted by signal 6, SIGABRT, which no Python code can catch.
 #
 # </details>
 #
 # What's left is the last checkpoint. You start the same command again, or Slurm or Kubernetes does, and it goes on from
-# there. It doesn't need as many processes as before, because a checkpoint holds global arrays. Let's finish the run with a
-# single process.
+# there. It doesn't need as many processes as before, because a checkpoint holds global arrays. Only the batch must be
+# divisible by the number of all devices: three processes with two devices each can't split 128 rows, and JAX raises an
+# `IndivisibleError`. Let's finish the run with a single process.
 
 # %%
 (resumed,) = launch.outputs(launch.start(1, "-c", launch.take_home(), killed))
@@ -325,6 +338,12 @@ lesson_17.a_process_is_lost()
 # %% tags=["proof"]
 # The asserts behind the next text.
 assert any(line.startswith("resumes after epoch") for line in resumed)
+refusal = ""
+try:
+    jax.device_put(np.zeros(128), NamedSharding(Mesh(jax.devices()[:6], ("data",)), split.spec))
+except ValueError as error:
+    refusal = type(error).__name__
+assert refusal == "IndivisibleError"
 last_metrics = [float(word) for word in resumed[-1].replace(",", "").split() if "." in word]
 np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=2e-3)
 
@@ -390,7 +409,8 @@ for exercise in (assemble, group_by_machine, fixed_log):
 #
 # - All processes run the same program on global arrays. Let the sharding say which rows a process gives.
 # - Under Slurm and Open MPI, name the GPUs or start a task for each. Assert `jax.device_count()`.
-# - A lost process ends the others, too. The same command resumes from the last checkpoint, on as many processes as you like.
+# - A lost process ends the others, too. The same command resumes from the last checkpoint, on more or fewer processes, if
+#   the batch is divisible by the number of all devices.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
