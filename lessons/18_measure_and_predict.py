@@ -57,7 +57,8 @@ lesson_18.three_durations()
 # %% [markdown]
 # The first call also traces and compiles. A later call returns before the result is there, because Python only
 # *dispatches* the work, as PyTorch does on a GPU, and then your step seems a hundred times too fast. So warm up, wait for
-# the result with `block_until_ready`, repeat, and report the median.
+# the result with `block_until_ready`, and repeat. Then report the median, because that's what you can expect of a step. If
+# you compare two programs, take the fastest call of each, because whatever else runs on the machine only adds time.
 #
 # ## What a step computes
 #
@@ -73,8 +74,9 @@ lesson_18.three_durations()
 #
 # include the difference of 09_jit.py and 18_measure.py
 #
-# `describe` reads from the compiled step what each device computes and keeps, and puts the bytes of the all-reduce into a
-# formula that comes below. `FLOPS` leaves out the gradient of the first layer's inputs, because nobody needs it.
+# `describe` reads from the compiled step what each device computes and keeps. The bytes of the all-reduce it calculates from
+# the parameters, and puts them into a formula that comes below. `LATENCY` and `BANDWIDTH` belong to a network that we
+# assume: Ethernet of 10 Gbit/s, which is 1.25e9 bytes per second, with 20 microseconds a message. Put in your own. `FLOPS` leaves out the gradient of the first layer's inputs, because nobody needs it.
 #
 # **Predict:** the network has 2,410 parameters. Besides their gradients, three sums for the metrics are all-reduced. How
 # many bytes is that on eight devices, and how many on 64?
@@ -127,7 +129,7 @@ calls = {"one update a call": (one_update, singles), "ten updates a call": (ten_
 update_ms = {}
 for name, arguments in calls.items():
     train_epoch(*arguments)  # compiles
-    # The fastest of nine, because other programs on this machine can only slow it down.
+    # This compares two programs, so it takes the fastest of nine.
     update_ms[name] = min(milliseconds(train_epoch, *arguments) for _ in range(9)) / 40
     print(f"{name}: {update_ms[name]:.3f} ms an update")
 
@@ -195,7 +197,8 @@ print(
 # all-reduce should take 33 ms more. They did overlap, and sent each layer's gradient while the next one was being
 # computed. How much that hid, we don't know.
 #
-# NVIDIA published runs on one and on eight A100s, with 256 images on each. In mixed precision one A100 trained 2,470
+# [NVIDIA published](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
+# runs on one and on eight A100s, with 256 images on each. In mixed precision one A100 trained 2,470
 # images per second, so a step takes 104 ms. On eight of them the all-reduce should take 0.65 ms.
 #
 # **Predict:** how much of its speed does each A100 lose at most, by this calculation?
@@ -348,7 +351,7 @@ assert 1000 < measured[78] < 4000
 #    per device on is a ring all-reduce of `n` bytes over `N` devices no longer than the backward pass? An example takes
 #    `seconds`, forward and backward, and the backward pass takes two thirds of that. Return a whole number, at least 1.
 #    <details><summary>Hint</summary>Seconds of the ring over seconds of one example's backward pass, rounded
-#    up.</details>
+#    up. Try your answer with one device, too.</details>
 
 
 # %%

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 B, EPOCHS = 128, 5  # examples per update, passes over the data
 PEAK = 1e11  # FLOP/s of a device
-LATENCY, BANDWIDTH = 2e-5, 1.25e9  # seconds for a message, and bytes per second of a link
+LATENCY, BANDWIDTH = 2e-5, 1.25e9  # seconds a message, bytes per second: 10 Gbit/s Ethernet
 FLOPS = 2 * B * (2 * 64 * 32 + 3 * 32 * 10)  # of an update, in which the inputs need no gradient
 
 os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
@@ -108,7 +108,7 @@ def describe(program, model):
     text = program.as_text()
     count = text.count(" all-reduce(") + text.count(" all-reduce-start(")  # the latter on GPUs
     size = 4 * (sum(w.size for w in jax.tree.leaves(model)) + 3)  # bytes: gradients, metric sums
-    print(f"all-reduces: {count}, of {size:,} bytes in all")
+    print(f"all-reduces: {count}. The gradients and metric sums take {size:,} bytes")
     for N in (mesh.size, 64):  # also where you don't have 64 devices
         ring = 2 * (N - 1) * (LATENCY + size / N / BANDWIDTH)  # seconds
         print(f"in a ring of {N} devices they take about {1e6 * ring:.0f} us")

@@ -23,4 +23,6 @@ def scan_flops(layer, x, weights):
 def least_examples(n, N, latency, bandwidth, seconds):
     """Rounded up, because with one example less the backward pass would end before the ring."""
     ring = 2 * (N - 1) * (latency + n / N / bandwidth)
-    return math.ceil(ring / (2 / 3 * seconds))
+    return max(
+        1, math.ceil(ring / (2 / 3 * seconds))
+    )  # one device has no ring, but needs an example

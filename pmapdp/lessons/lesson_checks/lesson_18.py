@@ -182,3 +182,8 @@ def least_examples(answer):
         "an all-reduce shorter than one backward pass is hidden from 1 example on, "
         f"yours is {found}",
     )
+    found = answer(8, 1, 1e-9, 1e12, 1.0)
+    require(
+        found == 1,
+        f"one device sends nothing, but it needs 1 example, yours is {found}",
+    )

@@ -109,7 +109,7 @@ def predicted_against_found(runs: dict[str, tuple[float, float, float]]) -> None
 
 @drawing.picture
 def noise_scale(smoothed: np.ndarray, direct: dict[int, float]) -> None:
-    """The gradient noise scale over two epochs, on a logarithmic axis: a curve from the devices' gradients rises from about 100 to 2,000, through three dots from all examples one by one.
+    """The gradient noise scale over two epochs, on a logarithmic axis: a curve from the devices' gradients rises from about 100 to 1,150, through the middle one of three dots from all examples one by one. The dots before its start and after its end are at 60 and 2,000.
 
     `smoothed`: over 20 updates, so the first value belongs to update 10. `direct`: by
     the number of updates made before.

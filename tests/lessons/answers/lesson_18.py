@@ -54,6 +54,12 @@ WRONG = {
         ("4 are enough", ROUND_UP, "int(ring / (2 / 3 * seconds)) + 1"),
         ("examples are whole", "math.ceil", "float"),
         ("are enough", "2 / 3 * seconds", "seconds / 3"),
+        ("one device sends nothing", f"max(1, {ROUND_UP})", ROUND_UP),
+        (
+            "one device sends nothing",
+            "return",
+            "if N == 1:\n        return 0\n    return",
+        ),
     ],
 }
 
