@@ -255,6 +255,8 @@ print("K = 4:", *[f"{each.kind}, runs {each.runs} time" for each in communicatio
 
 # %% tags=["proof"]
 # The asserts behind all answers.
+from pmapdp.lessons.programs import memory
+
 assert 6.3 < temp_megabytes(whole_batch) < 8
 assert sum(equal_parts) / 2 == -5
 assert sum(unequal_parts) / 2 == -6
@@ -262,6 +264,7 @@ assert work["neighbours"] > 3.5 * work["the whole batch"] > 3.4 * work["every_fo
 sizes = [temp_megabytes(program) for program in programs.values()]
 assert sizes == sorted(sizes, reverse=True)
 assert 1.6 < sizes[-1] < sizes[0] / 2
+assert 7 < sizes[0] < 7.2 < 7.5 < max(memory.curve(programs[1])) < 7.7
 outputs = [program(layers, big_batch) for program in (programs[1], programs[16])]
 np.testing.assert_allclose(*outputs, rtol=1e-3, atol=1e-3 * np.abs(outputs[0]).max())
 assert 12 < temp_megabytes(scans["neighbours"]) < 12.5
@@ -277,6 +280,9 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 # K: the gradients added up so far, and the gradients of the current micro-batch. Both are as large as the parameters,
 # 0.8 MB. With K = 16 the activations are down to 0.4 MB, and the two gradients take the other 1.6 MB.
 #
+# The curves add up arrays in the compiler's order, and count some twice that share memory. So the whole batch is drawn with
+# 7.6 MB, and needs 7.1.
+#
 # The last line says that the devices all-reduce once.
 #
 # </details>
@@ -284,7 +290,8 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 # An update gets no faster, because the work stays the same, and small micro-batches keep a GPU less busy. So take the
 # smallest K that fits. The learning rate stays, because it belongs to B.
 #
-# The ready-made `optax.MultiSteps(optimizer, K)` communicates in every micro-batch, and takes a mean of means.
+# The ready-made `optax.MultiSteps(optimizer, K)` communicates nothing itself. But you give it the gradient of every
+# micro-batch, and under `jit` each of them is all-reduced before. By default it takes their mean, which is a mean of means.
 #
 # ## Batch norm sees the micro-batch
 #
