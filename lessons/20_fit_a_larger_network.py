@@ -17,7 +17,7 @@
 # This is an appendix to [13 Train with more batch than memory](13_more_batch_than_memory.ipynb), and you need that lesson
 # first. There you cut the batch until it fit. But what if not even one example fits? GPT-2 small has 124 million
 # parameters, which take 2 GB with their gradients and Adam's moments. Its activations take another 2 GB *for each
-# sequence of 1,024 tokens*. Here you'll shrink activations in two ways, with four lines of your program: compute them
+# sequence of 1,024 tokens*. Here you'll shrink activations in two ways, with five lines of your program: compute them
 # again instead of keeping them, and store them in two bytes instead of four. Then you'll put two bytes in the wrong
 # place, and watch a third of the weights freeze without an error.
 #
@@ -214,7 +214,7 @@ def train_in(parameter_dtype, compute_dtype):
 
 
 # %% [markdown]
-# An update of Adam is about as long as the learning rate, here 0.0003, whatever the gradient is. And the step from one
+# Adam moves a weight by at most about the learning rate, here 0.0003, however large the gradient is. And the step from one
 # bfloat16 to the next is 1/1024 above 1/8, a quarter of that above 1/32, and so on.
 #
 # **Predict:** in the run with parameters in bfloat16, which weights never change?
