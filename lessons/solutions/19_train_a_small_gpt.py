@@ -22,12 +22,13 @@ def bytes_per_device(init_state, devices):
 
 
 def fixed_check_settings(file, settings):
-    """Only the first start writes. A name that only one of the two has counts as a difference, too."""
+    """Only the first start writes. A name that only one of the two has counts as a difference, even with the value None."""
     if not file.exists():
         file.write_text(json.dumps(settings))
     saved = json.loads(file.read_text())
-    names = sorted(saved.keys() | settings.keys())
-    changed = [name for name in names if saved.get(name) != settings.get(name)]
+    current = json.loads(json.dumps(settings))  # with lists for tuples, as in the file
+    names = sorted(saved.keys() | current.keys())
+    changed = [name for name in names if saved.get(name, ...) != current.get(name, ...)]
     if changed:
         raise ValueError(f"{file} has other values of {changed}: choose a new folder")
     return settings

@@ -1,5 +1,6 @@
 """Checks of lesson 19's exercises."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -104,18 +105,32 @@ def fixed_check_settings(answer):
         require_refused(answer, file, SETTINGS | {"LAYERS": 2}, ["LAYERS"])
         fewer = {"WIDTH": 128, "PEAK_RATE": 5e-3}
         require_refused(answer, file, fewer, ["DROPOUT"])
+        # A setting None that only the later start has.
+        require_refused(answer, file, SETTINGS | {"CLIP": None}, ["CLIP"])
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "settings.json"
+        first = SETTINGS | {"CLIP": None, "BETAS": (0.9, 0.95)}
+        tuples = "with a tuple, of which JSON makes a list,"
+        require_accepted(answer, file, f"the first start {tuples}", first)
+        require_accepted(answer, file, f"a second start {tuples}", first)
+        changed = first | {"BETAS": (0.9, 0.99)}
+        require_refused(answer, file, changed, ["BETAS"], first)
+        # A setting None that only the first start has.
+        without_clip = SETTINGS | {"BETAS": (0.9, 0.95)}
+        require_refused(answer, file, without_clip, ["CLIP"], first)
 
 
-def require_accepted(answer, file, start):
+def require_accepted(answer, file, start, first=SETTINGS):
     """Check that a start with the first settings is let through."""
     try:
-        found = answer(file, SETTINGS)
+        found = answer(file, first)
     except ValueError as error:
         require(False, f"{start} was refused: {error}")
-    require(found == SETTINGS, f"return the settings, yours returned {found}")
+    from_json = json.loads(json.dumps(first))
+    require(found in (first, from_json), f"return the settings, yours returned {found}")
 
 
-def require_refused(answer, file, settings, names):
+def require_refused(answer, file, settings, names, first=SETTINGS):
     """Check that a start is refused with the names of what differs."""
     try:
         answer(file, settings)
@@ -124,11 +139,11 @@ def require_refused(answer, file, settings, names):
     else:
         require(
             False,
-            f"the first start had {SETTINGS}, and a later one with {settings} wasn't "
+            f"the first start had {first}, and a later one with {settings} wasn't "
             "refused. Compare with what the first start wrote, and leave the file as "
             "it is",
         )
-    for name in SETTINGS | settings:
+    for name in first | settings:
         require(
             (name in message) == (name in names),
             f"{' and '.join(names)} changed: name what differs and nothing else. "

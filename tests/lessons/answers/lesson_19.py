@@ -9,9 +9,10 @@ SPLIT = "x.ndim > 0 and x.shape[0] % devices == 0"
 SIZE = "x.size * x.dtype.itemsize"
 SHAPES = "jax.eval_shape(init_state)"
 
-CHANGED = "[name for name in names if saved.get(name) != settings.get(name)]"
+CHANGED = "[name for name in names if saved.get(name, ...) != current.get(name, ...)]"
+CURRENT = "json.loads(json.dumps(settings))"
 FIRST = "if not file.exists():"
-NAMES = "sorted(saved.keys() | settings.keys())"
+NAMES = "sorted(saved.keys() | current.keys())"
 RAISE = 'raise ValueError(f"{file} has other values of {changed}: choose a new folder")'
 PRINT = 'print(f"{file} has other values of {changed}: choose a new folder")'
 
@@ -60,6 +61,10 @@ WRONG = {
             "file.write_text(json.dumps(settings))\n    if changed:",
         ),
         ("yours returned True", "return settings", "return True"),
+        ("of which JSON makes a list", CURRENT, "settings"),
+        ("wasn't refused", "(name, ...)", "(name)"),
+        ("wasn't refused", "saved.get(name, ...)", "saved.get(name)"),
+        ("wasn't refused", "current.get(name, ...)", "current.get(name)"),
     ],
 }
 
@@ -81,8 +86,12 @@ RIGHT = {
         (FIRST, "if not (file.is_file() and file.stat().st_size):"),
         (
             CHANGED,
-            "[n for n in names if n not in saved or n not in settings or saved[n] != settings[n]]",
+            "[n for n in names if n not in saved or n not in current or saved[n] != current[n]]",
         ),
         ("return settings", "return saved"),
+        (
+            CURRENT,
+            "{k: list(v) if type(v) is tuple else v for k, v in settings.items()}",
+        ),
     ],
 }
