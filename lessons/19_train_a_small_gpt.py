@@ -17,8 +17,8 @@
 # You have one program that accumulates, one that resumes, one that splits its state, and one that runs in many
 # processes. Your own work needs all four in one file. So here they are joined, in a program that trains a small language
 # model on the first 150,000 bytes of Python's own library. You'll start it in two processes, kill both, and go on with a
-# single device. The losses will be those of a run that nobody disturbed. At the end the model writes something that looks like Python, from
-# afar, and the file is yours to start from.
+# single device. The losses will be those of a run that nobody disturbed. At the end the model writes something that
+# looks like Python, from afar, and the file is yours to start from.
 #
 # **You will** read a whole trainer, say at which places its parts touch, find an all-reduce that only their combination
 # causes, and guard a run against changed settings. 21 minutes, 46 with exercises. You need
@@ -292,8 +292,8 @@ assert high_rate == "resumes without a word"
 # 3. `fixed_check_settings` (10 minutes, find the mistakes): a program calls it with the `Path` of a file and a dictionary
 #    of its settings. The first start writes the file. A later start with other settings should get a `ValueError`
 #    that names each setting that differs, also one that only one of the two has. All other starts get
-#    the settings back. A setting may be `None`, or a tuple, of which JSON makes a list. `broken_check_settings` never complains. <details><summary>Hint</summary>What's
-#    in the file when it's compared? And which names must you look at?</details>
+#    the settings back. A setting may be `None`, or a tuple, of which JSON makes a list. `broken_check_settings` never
+#    complains. <details><summary>Hint</summary>What's in the file when it's compared? And which names must you look at?</details>
 
 # %%
 import json

@@ -21,8 +21,6 @@ def scan_flops(layer, x, weights):
 
 
 def least_examples(n, N, latency, bandwidth, seconds):
-    """Rounded up, because with one example less the backward pass would end before the ring."""
+    """Rounded up, or the backward pass would end before the ring. One device has no ring, and needs one example."""
     ring = 2 * (N - 1) * (latency + n / N / bandwidth)
-    return max(
-        1, math.ceil(ring / (2 / 3 * seconds))
-    )  # one device has no ring, but needs an example
+    return max(1, math.ceil(ring / (2 / 3 * seconds)))
