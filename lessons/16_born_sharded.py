@@ -21,7 +21,7 @@
 # saving.
 #
 # **You will** count the bytes of a training state, create and restore it in shards, split it with ZeRO (also called
-# FSDP), keep the peak low, and read what the devices send. 29 minutes, 49 with exercises. You need
+# FSDP), keep the peak low, and read what the devices send. 30 minutes, 50 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb), and the section on `jax.checkpoint` in
