@@ -104,8 +104,10 @@ launch.run(print_eight_numbers)
 # - Process 0 alone prints the results. But all processes call `restore` and `save`, with the same folder, on a disk that all
 #   of them reach.
 #
-# You'd miss the `assert` most. Processes that aren't connected don't fail: each trains a whole run of its own, prints it,
-# and writes its checkpoints over the others'.
+# The line that saves you is the `assert`. Processes that aren't connected don't fail: each trains a whole run of its own,
+# prints it, and writes its checkpoints over the others'. But the program knows only from PROCESSES or from the launcher
+# how many there should be. If you forget all of these variables, every process takes itself for the only one. On a
+# cluster of your own, write the number into the line: `assert jax.process_count() == 2`.
 #
 # With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so `initialize()` needs no arguments there.
 # On Cloud TPU, set PROCESSES to the number of hosts. JAX 0.10 doesn't recognize Open MPI 5, and JAX 0.12 wants the package
