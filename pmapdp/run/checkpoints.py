@@ -90,6 +90,8 @@ class Checkpoints:
         needed = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         # If a write failed, Orbax's threads would wait for minutes.
         if shutil.disk_usage(self.folder).free < needed:
+            # The one before may still be on its way to the disk. It had enough space.
+            self.wait()
             raise UserError(
                 f"a checkpoint of up to {needed / 1e6:,.0f} MB could not be written to "
                 f"{self.folder} (No space left on device): those before it are "

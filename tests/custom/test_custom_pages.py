@@ -334,7 +334,7 @@ def test_the_example_of_the_readme_runs_as_printed(folder):
     assert names["result"].epochs[-1]["test"]["accuracy"] > 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # two minutes
 def test_the_commands_of_the_readme_run_one_after_the_other(folder):
     """They need no other file than those that they write."""
     block = re.search(r"## Commands\n\n```\n(.*?)```", README, re.DOTALL)[1]

@@ -49,7 +49,7 @@ def kill_after_first_epoch(process: subprocess.Popen[str], folder: Path) -> None
     assert process.returncode == -9, output
 
 
-@pytest.mark.nightly  # lesson 19 compares three of these runs in the gate
+@pytest.mark.nightly
 def test_one_result_on_any_devices_in_two_processes_and_after_a_kill(tmp_path):
     program = write_program(tmp_path, {})
     lines = {}
