@@ -34,7 +34,7 @@ CLEAR = 10
 
 
 class Comparison(NamedTuple):
-    """What is compared: a step on some devices, and its reference.
+    """A step on some devices, and the reference that it is compared with.
 
     Attributes:
         step: What's verified.

@@ -180,7 +180,7 @@ class ReferenceUpdate(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """How many examples the batch has; 0 without one."""
+        """Return the number of examples in the batch, or 0 without a batch."""
         leaves = jax.tree.leaves(self.batch)
         return np.shape(leaves[0])[self.axis] if leaves else 0
 
