@@ -23,18 +23,17 @@ from rich.table import Table
 from pmapdp import cli
 from pmapdp.compare import words
 from pmapdp.compare.page import make_page
-from pmapdp.compare.programs import compare_programs, program_sections
+from pmapdp.compare.programs import compare_programs
 from pmapdp.compare.results import Report
-from pmapdp.compare.sources import read_sections
+from pmapdp.compare.sources import read_programs, read_strategies
 from pmapdp.compare.strategies import compare_strategies
-from pmapdp.compare.wrong import WRONG
+from pmapdp.compare.wrong_strategies import WRONG_STRATEGIES
 from pmapdp.config import Config, setting
 from pmapdp.errors import UserError, unknown
 from pmapdp.files import HTML, JSON, check_output, write_file
 from pmapdp.steps import STRATEGIES
 
-WIDTH = 100  # columns of the table, in a file or a wider terminal
-TEXT_WIDTH = 80  # columns of sentences
+WIDTH = 80  # columns of the text, in a file or a wider terminal
 OTHERS = tuple(name for name in STRATEGIES if name != "single")
 
 
@@ -148,14 +147,14 @@ def report_strategies(config: Config, options: CompareOptions) -> Report:
     if size is not None:
         config = replace(config, global_batch_size=size, per_device_batch_size=None)
     counts: list[int | None] = [*sorted(set(options.devices), reverse=True)] or [None]
-    runs = compare_strategies(config, [*options.strategies, *WRONG], counts)
+    runs = compare_strategies(config, [*options.strategies, *WRONG_STRATEGIES], counts)
     columns = ["single", *options.strategies]
     return Report(
         config=config,
         columns=columns,
-        runs=[run for run in runs if run.strategy not in WRONG],
-        wrong=[run for run in runs if run.strategy in WRONG],
-        code=read_sections({name: STRATEGIES[name] for name in columns}),
+        runs=[run for run in runs if run.strategy not in WRONG_STRATEGIES],
+        wrong=[run for run in runs if run.strategy in WRONG_STRATEGIES],
+        code=read_strategies({name: STRATEGIES[name] for name in columns}),
     )
 
 
@@ -171,20 +170,22 @@ def report_programs(programs: list[str], devices: int | None) -> Report:
         columns=programs,
         runs=compare_programs(programs, devices),
         wrong=[],
-        code=program_sections(programs),
+        code=read_programs(programs),
     )
 
 
 def print_report(report: Report) -> None:
     """Print a table of the runs, and the conclusion."""
-    width = min(WIDTH, Console().width) if sys.stdout.isatty() else WIDTH
-    text_width = min(TEXT_WIDTH, width)
+    width = WIDTH
+    if sys.stdout.isatty():
+        width = min(WIDTH, Console().width)
     console = Console(highlight=False, markup=False, width=width)
-    console.print(words.summary(report), width=text_width)
-    result = "loss" if report.config else "verify"
+    console.print(words.summary(report))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    heads = ("run", result, "difference", "update", "who adds up")
-    for head in heads:
+    result = "verify"
+    if report.config:
+        result = "loss"
+    for head in ("run", result, "difference", "update", "who adds up"):
         table.add_column(head, overflow="fold")
     for run in report.runs:
         table.add_row(
@@ -198,11 +199,10 @@ def print_report(report: Report) -> None:
     for run in report.runs:
         if run.verdict not in ("", "equal"):
             console.print(f"{run.name}:\n{run.report}", soft_wrap=True)
-    console.print(words.conclude(report), width=text_width)
+    console.print(words.conclude(report))
     if any(run.simulated for run in report.runs):
         console.print(
-            "Simulated devices share the cores: they show equal results, no speed-up.",
-            width=text_width,
+            "Simulated devices share the cores: they show equal results, no speed-up."
         )
 
 

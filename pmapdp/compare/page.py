@@ -3,21 +3,28 @@
 `page.html` is its template.
 """
 
+import re
+import tomllib
 from collections.abc import Sequence
 from importlib import resources
+from itertools import combinations
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 from rich.filesize import decimal
 
 from pmapdp.collectives import describe_exchange
 from pmapdp.compare import pictures, words
-from pmapdp.compare.code import align, as_html, find_changes
-from pmapdp.compare.mistakes import load_mistakes
+from pmapdp.compare.diff import align, find_changes
 from pmapdp.compare.results import Measurement, Report
 
-# The differences of code that the page shows: what a reader ports from and to. The
-# first one is open.
-PAIRS = (("pmap", "jit"), ("pmap", "shard_map"), ("single", "pmap"), ("single", "jit"))
+COLLECTIVE = r"\b(pmean|psum|psum_scatter|all_gather|all_to_all|ppermute|pmax|pmin)\b"
+# The all-reduce of the gradients takes gradients, or returns them.
+OF_GRADIENTS = re.compile(rf"{COLLECTIVE}\(.*grad|^[^=]*grad[^=]*=.*{COLLECTIVE}")
 
 
 def make_page(report: Report) -> str:
@@ -28,13 +35,12 @@ def make_page(report: Report) -> str:
     environment = Environment(
         undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    page = resources.files("pmapdp.compare").joinpath("page.html")
-    template = environment.from_string(page.read_text(encoding="utf-8"))
+    template = environment.from_string(read_file("page.html"))
     return template.render(
         report=report,
         runs_of=runs_of,
         mistakes=load_mistakes(),
-        pairs=choose_pairs(report.columns),
+        pairs=list(combinations(report.columns, 2)),
         most_memory=max(sum(run.memory.values()) for run in report.runs),
         describe_exchange=describe_exchange,
         words=words,
@@ -46,8 +52,55 @@ def make_page(report: Report) -> str:
     )
 
 
-def choose_pairs(columns: Sequence[str]) -> list[tuple[str, str]]:
-    """Choose the columns between which the page shows what changes."""
-    pairs = [pair for pair in PAIRS if set(pair) <= set(columns)]
-    # Your programs, or strategies of your own: each against the first.
-    return pairs or [(columns[0], name) for name in columns[1:]]
+def read_file(name: str) -> str:
+    """Read a file that stands beside this one."""
+    file = resources.files("pmapdp.compare").joinpath(name)
+    return file.read_text(encoding="utf-8")
+
+
+def load_mistakes() -> list[dict[str, Any]]:
+    """Read the mistakes. The head of `mistakes.toml` says what they hold."""
+    return tomllib.loads(read_file("mistakes.toml"))["mistakes"]
+
+
+def as_html(lines: Sequence[str]) -> Markup:
+    """Colour lines of Python. Each wraps at spaces, below its own beginning.
+
+    The all-reduce of the gradients has a ground that nothing else on the page has.
+    """
+    html = Markup("")
+    for line in join_comments(lines):
+        indent = len(line) - len(line.lstrip())
+        html += Markup('<div class="line {}" style="--i:{}">{}</div>').format(
+            class_of(line), indent, colour(line.strip())
+        )
+    return Markup("<code>{}</code>").format(html)
+
+
+def join_comments(lines: Sequence[str]) -> list[str]:
+    """Join the lines of a comment, so that it wraps as a paragraph does."""
+    joined: list[str] = []
+    for line in lines:
+        text = line.lstrip()
+        if text.startswith("#") and joined and joined[-1].lstrip().startswith("#"):
+            joined[-1] += text.removeprefix("#")
+        else:
+            joined.append(line)
+    return joined
+
+
+def class_of(line: str) -> str:
+    """Return the class of a line in HTML: comment, reduce, or the empty string."""
+    if line.lstrip().startswith(("#", '"""')):
+        return "comment"
+    if OF_GRADIENTS.search(line):
+        return "reduce"
+    return ""
+
+
+def colour(line: str) -> Markup:
+    """Colour the words of a line of Python."""
+    if not line:
+        return Markup("&nbsp;")
+    html = highlight(line, PythonLexer(), HtmlFormatter(nowrap=True))
+    return Markup(html.rstrip("\n"))

@@ -1,4 +1,4 @@
-"""Draw what devices hold and do, as SVG.
+"""Draw an update and the losses, as SVG.
 
 A device has a colour, and nothing else has one of these colours. The all-reduce is
 yellow.
@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from markupsafe import Markup
-from rich.filesize import decimal
 
 from pmapdp.compare.results import Measurement
-from pmapdp.compare.wrong import WRONG
+from pmapdp.compare.wrong_strategies import WRONG_STRATEGIES
 
 # The Okabe-Ito palette, which colour-blind readers can tell apart (Okabe and Ito,
 # "Color universal design", 2008), and a grey. More devices than colours start again
@@ -29,7 +28,7 @@ DEVICE_COLOURS = (
 )
 INK = "#767676"  # has a contrast of at least 4.5 : 1 to white and to black
 MOST_DRAWN = 16  # devices
-FLOW_WIDTH = 240  # pixels
+UPDATE_WIDTH = 240  # pixels
 CURVE_WIDTH = 460
 CURVE_HEIGHT = 170
 CURVE_TOP = 8
@@ -62,78 +61,68 @@ def label(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:g}" text-anchor="{anchor}">{text}</text>'
 
 
-def flow(run: Measurement) -> Markup:
+def sees_whole_batch(run: Measurement) -> bool:
+    """Return True if the function is given the global batch, as under jit."""
+    return run.sees[0] == run.global_batch_size
+
+
+def draw_update(run: Measurement) -> Markup:
     """Draw an update from the batch to the new weights.
 
     The strategies differ only in the place of the yellow bar: in your function, or
     outside of it.
     """
     N = min(run.devices, MOST_DRAWN)
-    tile = FLOW_WIDTH / N
-    sees_all = run.sees[0] == run.global_batch_size
-    collectives = run.collectives
-    is_yours = bool(collectives) and collectives[0].written
-    bottom = 112 if is_yours else 82  # of your function
-    parts = [label(0, 10, "batch")]
+    tile = UPDATE_WIDTH / N
+    parts = [label(0, 10, "batch"), *draw_function(run)]
     for device in range(N):
-        x = device * tile + 2
-        fill = f'fill="{colour_of(device)}"'
-        parts.append(box(x, 15, tile - 4, 12, fill))
-        parts.append(box(x + tile * 0.2, 63, tile * 0.6 - 4, 12, fill))
-        parts.append(box(x, 146, tile - 4, 12, 'class="weights"'))
-        if not sees_all:
-            parts.append(box(x - 1, 54, tile - 2, bottom - 54, 'class="function"'))
-    if sees_all:
-        parts.append(box(1, 54, FLOW_WIDTH - 2, bottom - 54, 'class="function"'))
-    times = "" if sees_all else f", {run.devices} times"
-    parts.append(label(0, 48, f"your function{times}: gradient sums"))
-    if collectives:
-        kind = "all-reduce" if is_yours else "all-reduce dashed"
-        who = "you average" if is_yours else "the compiler adds up"
-        parts.append(box(4, 88, FLOW_WIDTH - 8, 18, f'class="{kind}"'))
-        parts.append(label(FLOW_WIDTH / 2, 101, who, "middle"))
-    equal = ", all equal" if N > 1 else ""
-    parts.append(label(0, 140, f"new weights{equal}"))
-    note = "Batch, gradient sums, new weights"
-    if collectives:
-        note = "Batch, gradient sums, all-reduce, new weights"
-    return picture(FLOW_WIDTH, 162, note, *parts)
+        left = device * tile + 2
+        colour = f'fill="{colour_of(device)}"'
+        parts.append(box(left, 15, tile - 4, 12, colour))
+        parts.append(box(left + 0.2 * tile, 63, 0.6 * tile - 4, 12, colour))
+        parts.append(box(left, 146, tile - 4, 12, 'class="weights"'))
+    if run.collectives:
+        parts += draw_all_reduce(run)
+    text = "new weights"
+    if N > 1:
+        text = "new weights, all equal"
+    parts.append(label(0, 140, text))
+    note = "From the batch over gradient sums to new weights"
+    return picture(UPDATE_WIDTH, 162, note, *parts)
 
 
-def holdings(run: Measurement) -> list[tuple[list[str], str]]:
-    """Return what devices hold, as colours of boxes and a note.
+def draw_function(run: Measurement) -> list[str]:
+    """Draw your function, once around the whole batch or once around each part.
 
-    The batch is in the devices' colours, and equal weights are in one.
+    It ends below the all-reduce if that is in it.
     """
-    N = run.devices
-    devices = range(min(N, MOST_DRAWN))
-    rows = []
-    batch = run.holds.get("batch")
-    if batch:
-        colours = [colour_of(device) for device in devices]
-        note = f"1/{N} of the batch, {batch.on_device}"
-        if not batch.split:
-            note = f"the whole batch, {batch.on_device}"
-            if N > 1:
-                colours = [INK for _ in devices]
-        rows.append((colours, note))
-    for name, text in (
-        ("state", "state"),
-        ("weights", "model"),
-        ("optimizer", "optimizer state"),
-    ):
-        arrays = run.holds.get(name)
-        if arrays and arrays.bytes:
-            is_stack = arrays.split and arrays.shape[0] == N
-            part = f"1/{N} of the" if arrays.split and not is_stack else "the whole"
-            note = f"{part} {text}, {decimal(arrays.bytes)}"
-            if is_stack:
-                note += ", as a row of [N, ...]"
-            rows.append((["var(--weights)"] * len(devices), note))
-    return rows
+    height = 28
+    if run.collectives and run.collectives[0].written:
+        height = 58
+    attribute = 'class="function"'
+    if sees_whole_batch(run):
+        text = "your function: gradient sums"
+        return [label(0, 48, text), box(1, 54, UPDATE_WIDTH - 2, height, attribute)]
+    text = f"your function, {run.devices} times: gradient sums"
+    N = min(run.devices, MOST_DRAWN)
+    tile = UPDATE_WIDTH / N
+    lefts = [device * tile + 1 for device in range(N)]
+    boxes = [box(left, 54, tile - 2, height, attribute) for left in lefts]
+    return [label(0, 48, text), *boxes]
 
 
-def losses(runs: Sequence[Measurement]) -> Markup:
+def draw_all_reduce(run: Measurement) -> list[str]:
+    """Draw the yellow bar, which is dashed if the compiler adds it."""
+    kind = "all-reduce dashed"
+    text = "the compiler adds up"
+    if run.collectives[0].written:
+        kind = "all-reduce"
+        text = "you average"
+    bar = box(4, 88, UPDATE_WIDTH - 8, 18, f'class="{kind}"')
+    return [bar, label(UPDATE_WIDTH / 2, 101, text, "middle")]
+
+
+def draw_losses(runs: Sequence[Measurement]) -> Markup:
     """Draw the losses of runs by update, from 0 to the largest one."""
     values = np.array([run.losses for run in runs])
     top = values[np.isfinite(values)].max()
@@ -141,11 +130,11 @@ def losses(runs: Sequence[Measurement]) -> Markup:
     curves = []
     for run in runs:
         heights = [loss / top for loss in run.losses]
-        curves.append(curve(run, heights))
+        curves.append(draw_curve(run, heights))
     return plot("loss", runs, axis, curves)
 
 
-def differences(runs: Sequence[Measurement]) -> Markup:
+def draw_differences(runs: Sequence[Measurement]) -> Markup:
     """Draw how far the losses are from a single device's, by update, on a log scale.
 
     The scale goes from 1e-17 to 10. Numbers of 53 bits that differ at all differ by
@@ -161,13 +150,13 @@ def differences(runs: Sequence[Measurement]) -> Markup:
             if difference:
                 height = (math.log10(difference) + 17) / 18
             heights.append(height)
-        curves.append(curve(run, heights))
+        curves.append(draw_curve(run, heights))
     powers = {"1e-12": -12, "1e-8": -8, "1e-4": -4, "1": 0}
     axis = {text: (power + 17) / 18 for text, power in powers.items()}
     return plot("difference", others, {"0": 0.0, **axis}, curves)
 
 
-def curve(run: Measurement, heights: Sequence[float]) -> str:
+def draw_curve(run: Measurement, heights: Sequence[float]) -> str:
     """Draw a line for a run through points of heights between 0 and 1.
 
     A single device's is wide, so that the others' can lie on it. A wrong run is red.
@@ -175,7 +164,7 @@ def curve(run: Measurement, heights: Sequence[float]) -> str:
     kind = "curve"
     if run.strategy == "single":
         kind = "curve reference"
-    elif run.strategy in WRONG:
+    elif run.strategy in WRONG_STRATEGIES:
         kind = "curve off-curve"
     points = []
     last = max(len(heights) - 1, 1)

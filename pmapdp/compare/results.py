@@ -13,13 +13,12 @@ class Arrays:
 
     Attributes:
         bytes: what one device holds of all of them.
-        shape, on_device: the largest array, and a device's part of it.
+        shape: the largest array's.
         split: the devices hold different parts.
     """
 
     bytes: int
     shape: list[int]
-    on_device: list[int]
     split: bool
 
 

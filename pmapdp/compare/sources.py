@@ -1,16 +1,17 @@
-"""Read the files of the strategies, region by region, as they are.
+"""Read the source of strategies and of your programs, part by part."""
 
-A comment such as `# The step: ...` begins a region of a file in `steps/`.
-"""
-
+import ast
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pmapdp.compare.results import Code, Line, Section
+from pmapdp.port.read import FUNCTION, read_program, resolve
 
-REGIONS = {
+# The parts of a strategy's file. A comment such as `# The step: ...` begins one.
+STRATEGY_PARTS = {
     "The step": "Under pmap and shard_map the step sees one device's examples, so you "
     "average the sums. Under jit it sees the global batch: it's the step of a single "
     "device. The functions that compute gradient sums and update the state are the "
@@ -25,11 +26,30 @@ REGIONS = {
     "Evaluation": "A device knows the sums over its own examples, so pmap and "
     "shard_map add them up.",
 }
-MARK = re.compile(rf" *# ({'|'.join(REGIONS)})\b")
+FIRST_LINE = re.compile(rf" *# ({'|'.join(STRATEGY_PARTS)})\b")
+
+# The parts of a program.
+STEP = "The step"
+AROUND = "Around the step"
+PROGRAM_PARTS = {
+    STEP: "The functions that differentiate, update or add up.",
+    AROUND: "The rest of the program.",
+}
+STEP_WORDS = ("value_and_grad", "grad(", "apply_gradients", "pmean", "psum")
+GAP = Line(None, "")
+
+Parts = dict[str, list[Line]]  # by title
+
+
+def read_strategies(makers: dict[str, Callable[..., Any]]) -> Code:
+    """Read the functions in `steps/` that make the strategies."""
+    sources = {name: read_body(maker) for name, maker in makers.items()}
+    parts = {name: split_body(body) for name, body in sources.items()}
+    return Code(make_sections(STRATEGY_PARTS, parts), sources)
 
 
 def read_body(maker: Callable[..., Any]) -> list[Line]:
-    """Read the function that makes a strategy, from its docstring to its `return`."""
+    """Read a function from its docstring to its `return`."""
     lines, first = inspect.getsourcelines(maker)
     start = 2 + str(maker.__doc__).count("\n")  # after the first line and the docstring
     body = []
@@ -40,28 +60,109 @@ def read_body(maker: Callable[..., Any]) -> list[Line]:
     return body
 
 
-def read_regions(body: list[Line]) -> dict[str, list[str]]:
-    """Return the lines of each region."""
-    regions: dict[str, list[str]] = {name: [] for name in REGIONS}
-    region = None
+def split_body(body: list[Line]) -> Parts:
+    """Return the lines of each part of a strategy."""
+    parts: Parts = {title: [] for title in STRATEGY_PARTS}
+    title = None
     for line in body:
-        mark = MARK.match(line.text)
-        if mark:
-            region = mark[1]
-        if region:
-            regions[region].append(line.text)
-    for lines in regions.values():
-        while lines and not lines[-1]:
-            lines.pop()
-    return regions
+        begins = FIRST_LINE.match(line.text)
+        if begins:
+            title = begins[1]
+        if title:
+            parts[title].append(line)
+    return parts
 
 
-def read_sections(makers: dict[str, Callable[..., Any]]) -> Code:
-    """Read the code of all strategies."""
-    sources = {name: read_body(maker) for name, maker in makers.items()}
-    regions = {name: read_regions(body) for name, body in sources.items()}
+def read_programs(targets: Sequence[str]) -> Code:
+    """Read your programs, each `file.py:program`."""
+    parts = {}
+    sources = {}
+    for target in targets:
+        path, _, name = target.rpartition(":")
+        parts[target] = split_program(path, name)
+        sources[target] = [*parts[target][STEP], GAP, *parts[target][AROUND]]
+    return Code(make_sections(PROGRAM_PARTS, parts), sources)
+
+
+def make_sections(reasons: dict[str, str], parts: dict[str, Parts]) -> list[Section]:
+    """Make a section of each part, from the parts of all columns."""
     sections = []
-    for title, why in REGIONS.items():
-        columns = {name: regions[name][title] for name in makers}
+    for title, why in reasons.items():
+        columns = {}
+        for name, lines_of in parts.items():
+            text = "\n".join(line.text for line in lines_of[title])
+            columns[name] = text.rstrip().splitlines()
         sections.append(Section(title, why, columns))
-    return Code(sections, sources)
+    return sections
+
+
+def split_program(path: str, name: str) -> Parts:
+    """Return the lines of each part of a program, also from files that it imports."""
+    modules, _ = read_program(path)
+    main = modules[str(Path(path))]
+
+    def place(statement: Any) -> tuple[bool, str, int]:  # the main file comes first
+        file = statement.file.path
+        return file != main.path, file, statement.lineno
+
+    statements_of: dict[str, list[Any]] = {STEP: [], AROUND: []}
+    for statement in sorted(find_statements(main.lookup(name)), key=place):
+        title = AROUND
+        text = ast.unparse(statement)
+        if isinstance(statement, FUNCTION) and any(word in text for word in STEP_WORDS):
+            title = STEP
+        statements_of[title].append(statement)
+    return {title: join(nodes, main.path) for title, nodes in statements_of.items()}
+
+
+def find_statements(start: Any) -> list[Any]:
+    """Find the statements of modules that a node uses, and those that these use."""
+    statements: list[Any] = []
+    waiting = [start]
+    while waiting:
+        statement = top_statement(waiting.pop())
+        if statement is None or statement in statements:
+            continue
+        statements.append(statement)
+        nodes = ast.walk(statement)
+        names = [node for node in nodes if isinstance(node, ast.Name | ast.Attribute)]
+        waiting += map(resolve, names)
+    return statements
+
+
+def top_statement(node: Any) -> Any:
+    """Return the statement of its module that holds a node, or None.
+
+    It's None for imports, whose names are followed, and for libraries.
+    """
+    if not isinstance(node, ast.AST):
+        return None
+    top: Any = node
+    while getattr(top, "parent", None) and not isinstance(top.parent, ast.Module):
+        top = top.parent
+    if isinstance(top, ast.Import | ast.ImportFrom) or not isinstance(top, ast.stmt):
+        return None
+    return top
+
+
+def join(statements: Sequence[Any], main_path: str) -> list[Line]:
+    """Join the lines of statements, and name each file but the main one."""
+    lines: list[Line] = []
+    path = main_path
+    for statement in statements:
+        if lines and isinstance(statement, FUNCTION):
+            lines.append(GAP)
+        if statement.file.path != path:
+            path = statement.file.path
+            lines.append(Line(None, f"# {Path(path).name}"))
+        lines += read_statement(statement)
+    return lines
+
+
+def read_statement(statement: Any) -> list[Line]:
+    """Read the lines of a statement, with its decorators."""
+    lines = Path(statement.file.path).read_text(encoding="utf-8").splitlines()
+    decorators = getattr(statement, "decorator_list", [])
+    first = min([statement.lineno, *(node.lineno for node in decorators)])
+    numbers = range(first, statement.end_lineno + 1)
+    return [Line(number, lines[number - 1]) for number in numbers]

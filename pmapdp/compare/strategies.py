@@ -18,7 +18,7 @@ import numpy as np
 
 from pmapdp.collectives import instructions
 from pmapdp.compare.results import Arrays, Measurement, Times
-from pmapdp.compare.wrong import WRONG
+from pmapdp.compare.wrong_strategies import WRONG_STRATEGIES
 from pmapdp.config import Config
 from pmapdp.devices import describe
 from pmapdp.errors import DivergedError, UserError
@@ -26,8 +26,10 @@ from pmapdp.state import create_state
 from pmapdp.steps import STRATEGIES
 from pmapdp.train import prepare
 
-MAKERS: dict[str, Any] = {**STRATEGIES, **WRONG}
-GROUPS = 10  # of updates that are timed together; the first compiles and warms up
+MAKERS: dict[str, Any] = {**STRATEGIES, **WRONG_STRATEGIES}
+# Updates are timed in groups, because a single one is too short. The first group
+# compiles and warms up, so its time doesn't count.
+GROUPS = 10
 
 
 def in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -64,7 +66,7 @@ def compare_strategies(
         # All have the batch of the first run, and the wrong strategies run there only.
         size = results[0][0].global_batch_size
         config = replace(config, global_batch_size=size, per_device_batch_size=None)
-        names = [name for name in names if name not in WRONG]
+        names = [name for name in names if name not in WRONG_STRATEGIES]
     one_device = replace(config, devices=1)
     ((single, reference),) = in_new_process(run_strategies, one_device, ["single"])
     for run, parameters in [(single, reference), *results]:
@@ -75,7 +77,7 @@ def compare_strategies(
 def largest_difference(tree: Any, other: Any) -> float:
     """Return the largest difference of two trees of arrays, in any element.
 
-    It's NaN if one is. Infinity equals itself.
+    It's NaN if an element of one is. Infinity equals itself.
     """
     differences = []
     for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
@@ -99,7 +101,11 @@ def run_strategies(
         for group in range(GROUPS):
             for training in trainings:
                 training.run_group(group)
-        return [(training.describe(), training.parameters()) for training in trainings]
+        results = []
+        for training in trainings:
+            parameters = training.strategy.fetch(training.state).params
+            results.append((training.describe(), parameters))
+        return results
 
 
 class Training:
@@ -107,7 +113,9 @@ class Training:
 
     def __init__(self, config: Config, name: str):
         self.name = name
-        strategy: Any = name if name in STRATEGIES else "pmap"
+        strategy: Any = name
+        if name in WRONG_STRATEGIES:
+            strategy = "pmap"  # which they change
         job = prepare(replace(config, strategy=strategy))
         self.job = job
         if job.total_steps < GROUPS:
@@ -116,18 +124,18 @@ class Training:
                 "varies: try --steps 20"
             )
 
-        def noted_loss(model: Any, batch: Any) -> Any:
-            self.sees = list(jax.tree.leaves(batch.inputs)[0].shape)  # when it's traced
+        def loss(model: Any, batch: Any) -> Any:
+            # Python runs this when JAX traces the step, so it sees the step's shapes.
+            self.sees = list(jax.tree.leaves(batch.inputs)[0].shape)
             return job.task.loss(model, batch)
 
-        task = replace(job.task, loss=noted_loss)
+        task = replace(job.task, loss=loss)
         self.strategy: Any = MAKERS[name](task, job.devices)
         self.state: Any = self.strategy.place_state(create_state(job.task))
         self.batches = self.all_batches()
         self.batch = self.strategy.place_batch(next(job.batches["train"].epoch(0)))
-        # The calls below use this program too.
         lowered = self.strategy.train_step.lower(self.state, self.batch)
-        self.program = lowered.compile()
+        self.program = lowered.compile()  # which the calls of train_step use, too
         self.losses: list[float] = []
         self.milliseconds: list[float] = []
         self.holds = {
@@ -156,41 +164,43 @@ class Training:
         for sums in self.strategy.fetch(group):
             loss = float(sums.loss) / float(sums.count)
             self.losses.append(loss)
-            if not math.isfinite(loss) and self.name not in WRONG:
+            if not math.isfinite(loss) and self.name not in WRONG_STRATEGIES:
                 raise DivergedError(
                     f"the loss is {loss} at step {len(self.losses)}: "
                     "try a lower --learning-rate"
                 )
 
-    def parameters(self) -> Any:
-        """Return the parameters on the host."""
-        return self.strategy.fetch(self.state).params
-
     def describe(self) -> Measurement:
         """Return what was measured, and what arrays and compiled program say."""
-        B = self.job.batches["train"].batch_size
-        times = self.milliseconds[1:]
-        run = measurement(
-            self.name, self.job.devices, B, times, self.program, self.holds
+        run = make_measurement(
+            self.name,
+            devices=self.job.devices,
+            global_batch_size=self.job.batches["train"].batch_size,
+            milliseconds=self.milliseconds[1:],
+            program=self.program,
+            holds=self.holds,
         )
         run.sees = self.sees
         run.losses = self.losses
         return run
 
 
-def measurement(
+def make_measurement(
     strategy: str,
+    *,
     devices: Sequence[jax.Device],
-    B: int,
-    times: Sequence[float],
+    global_batch_size: int,
+    milliseconds: Sequence[float],
     program: Any,
     holds: dict[str, Arrays],
 ) -> Measurement:
     """Describe where a step ran, how fast, and its compiled program."""
-    low, median, high = np.percentile(times, (25, 50, 75)).tolist()
     label = os.path.basename(strategy)
-    name = f"{label} \u00d7 {len(devices)}" if len(devices) > 1 else label
+    name = label
+    if len(devices) > 1:
+        name += f" \u00d7 {len(devices)}"
     print(f"{name}: done", file=sys.stderr, flush=True)  # at once, also into a file
+    low, median, high = np.percentile(milliseconds, (25, 50, 75)).tolist()
     plan = program.memory_analysis()
     versions = f"jax {jax.__version__}, Python {platform.python_version()}"
     return Measurement(
@@ -198,7 +208,7 @@ def measurement(
         label=label,
         name=name,
         devices=len(devices),
-        global_batch_size=B,
+        global_batch_size=global_batch_size,
         simulated=len(devices) > 1 and devices[0].platform == "cpu",
         machine=f"{describe(list(devices))}, {versions}",
         step_ms=Times(low, median, high),
@@ -216,10 +226,9 @@ def describe_arrays(tree: Any) -> Arrays:
     """Describe a tree of arrays on devices."""
     leaves = jax.tree.leaves(tree)
     largest = max(leaves, key=lambda leaf: leaf.size)
-    shards = largest.addressable_shards
+    places = {str(shard.index) for shard in largest.addressable_shards}
     return Arrays(
         bytes=sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves),
         shape=list(largest.shape),
-        on_device=list(shards[0].data.shape),
-        split=len({str(shard.index) for shard in shards}) > 1,
+        split=len(places) > 1,
     )

@@ -7,6 +7,13 @@ from pmapdp.compare.results import Measurement, Report
 # If rounding alone differs, parameters after some updates with Adam differ by at most
 # this.
 ROUNDING = {"float64": 1e-9, "float32": 1e-2, "bfloat16": 0.3}
+# What a device may hold: {role in `Measurement.holds`: name}
+TREES = {
+    "batch": "batch",
+    "state": "state",
+    "weights": "model",
+    "optimizer": "optimizer state",
+}
 
 
 def describe_result(run: Measurement) -> str:
@@ -29,10 +36,29 @@ def describe_memory(run: Measurement) -> str:
     return f"{decimal(sum(run.memory.values()))}: {', '.join(parts)}"
 
 
+def describe_holdings(run: Measurement) -> list[str]:
+    """Say what each device holds, in a line for each tree of arrays."""
+    N = run.devices
+    lines = []
+    for role, name in TREES.items():
+        arrays = run.holds.get(role)
+        if arrays is None or arrays.bytes == 0:
+            continue
+        part = "the whole"
+        # A row of a state [N, ...] is the whole state, and one of a batch is a part.
+        is_stack = role != "batch" and arrays.shape[0] == N
+        if arrays.split and not is_stack:
+            part = f"1/{N} of the"
+        lines.append(f"{part} {name}, {decimal(arrays.bytes)}")
+    return lines
+
+
 def who_adds_up(run: Measurement) -> str:
     """Say where the largest collective comes from."""
+    if run.devices == 1:
+        return "nobody has to"
     if not run.collectives:
-        return "nobody has to" if run.devices == 1 else "nobody"
+        return "nobody"
     largest = run.collectives[0]
     if largest.written:
         return f"you, {largest.source.rpartition('/')[2]}"
@@ -59,22 +85,22 @@ def conclude(report: Report) -> str:
     """Say in one line if all results are equal."""
     runs = report.runs
     if report.config is None:
-        wrong = [run for run in runs if run.verdict != "equal"]
-        texts = [f"{run.name}: {run.verdict}" for run in wrong]
-        found = "; ".join(texts) or "that each step equals its reference"
-        return f"pmapdp.verify finds {found}."
+        verdicts = [f"{run.name}: {run.verdict}" for run in runs]
+        if all(run.verdict == "equal" for run in runs):
+            return "pmapdp.verify finds that each step equals its reference."
+        return f"pmapdp.verify finds {'; '.join(verdicts)}."
     rounding = ROUNDING[report.config.dtype]
-    differences = {run.name: run.largest_difference or 0 for run in runs}
+    errors = {run.name: run.largest_difference or 0 for run in runs}
     # NaN is not within rounding.
-    far = [name for name, error in differences.items() if not error <= rounding]
-    if far:
+    wrong = [name for name, error in errors.items() if not error <= rounding]
+    if wrong:
         return (
-            f"{', '.join(far)}: the parameters differ from a single device's, "
+            f"{', '.join(wrong)}: the parameters differ from a single device's, "
             "by more than rounding."
         )
     text = (
         "All end with the same parameters: rounding makes a difference of at most "
-        f"{max(differences.values()):.1e}."
+        f"{max(errors.values()):.1e}."
     )
     if max(run.devices for run in runs) == 1:
         text += (

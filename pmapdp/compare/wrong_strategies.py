@@ -1,4 +1,4 @@
-"""Two wrong strategies, the most usual mistakes, for the proof on compare's page."""
+"""Two wrong strategies, the most usual mistakes, for the proof on the page."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,8 +14,8 @@ from pmapdp.steps import pmap
 from pmapdp.steps.shared import AXIS, Strategy, gradient_sums, update
 
 
-def keep(gradients: Any) -> Any:
-    """Forget the all-reduce.
+def forget_average(gradients: Any) -> Any:
+    """Return a device's own gradients.
 
     Each device updates the weights by its own examples, and `out_axes=None` keeps the
     first device's.
@@ -24,7 +24,7 @@ def keep(gradients: Any) -> Any:
 
 
 def add_up(gradients: Any) -> Any:
-    """Add the mean gradients up instead of averaging them: they're N times too long."""
+    """Add up the mean gradients instead of averaging them: they're N times too long."""
     return lax.psum(gradients, AXIS)
 
 
@@ -49,7 +49,7 @@ def make_wrong_strategy(
     return pmap.make_strategy(task, devices)._replace(train_step=step)
 
 
-WRONG = {
-    "a forgotten average": partial(make_wrong_strategy, keep),
+WRONG_STRATEGIES = {
+    "a forgotten average": partial(make_wrong_strategy, forget_average),
     "a sum in place of the mean": partial(make_wrong_strategy, add_up),
 }

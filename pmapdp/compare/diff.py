@@ -1,0 +1,110 @@
+"""Set the lines of sources side by side, and list what changes from one to another."""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from pmapdp.compare.results import Line
+
+CONTEXT = 2  # equal lines that are shown around a change
+
+
+class Cell(NamedTuple):
+    """Lines of neighbouring columns that have the same ones."""
+
+    columns: list[str]
+    lines: list[str]
+
+
+class Change(NamedTuple):
+    """A line of a difference.
+
+    Attributes:
+        sign: " ", "-" or "+", or "…" in place of equal lines.
+        before, after: its number in each file.
+        text: its text.
+    """
+
+    sign: str
+    before: int | None
+    after: int | None
+    text: str
+
+
+def align(columns: Mapping[str, Sequence[str]]) -> list[list[Cell]]:
+    """Align the columns by the lines that all of them have.
+
+    Returns:
+        Rows of cells. A row that is the same in all columns has one cell.
+    """
+    rows: list[list[Cell]] = []
+    starts = dict.fromkeys(columns, 0)
+    for common in find_common_lines(columns):
+        between = {}
+        shared = {}
+        for name, lines in columns.items():
+            between[name] = lines[starts[name] : common[name]]
+            shared[name] = lines[common[name] : common[name] + 1]
+            starts[name] = common[name] + 1
+        add_row(rows, between)
+        add_row(rows, shared)
+    return rows
+
+
+def find_common_lines(columns: Mapping[str, Sequence[str]]) -> list[dict[str, int]]:
+    """Find the lines that all columns have.
+
+    Returns:
+        The indices of each line, by column. The last ones are the columns' ends.
+    """
+    first, *others = columns
+    indices = [{first: index} for index in range(len(columns[first]))]
+    for name in others:
+        blocks = match(columns[first], columns[name]).get_matching_blocks()
+        for start, other_start, size in blocks:
+            for offset in range(size):
+                indices[start + offset][name] = other_start + offset
+    common = [line for line in indices if len(line) == len(columns)]
+    return [*common, {name: len(lines) for name, lines in columns.items()}]
+
+
+def match(before: Sequence[str], after: Sequence[str]) -> difflib.SequenceMatcher[str]:
+    """Match two sources, but not by a bracket or an empty line alone."""
+
+    def has_no_word(line: str) -> bool:
+        return not re.search(r"\w", line)
+
+    return difflib.SequenceMatcher(has_no_word, before, after, autojunk=False)
+
+
+def add_row(rows: list[list[Cell]], lines_of: Mapping[str, Sequence[str]]) -> None:
+    """Add the columns' lines as a row, or to the last one if both have one cell."""
+    if not any(lines_of.values()):
+        return
+    neighbours = groupby(lines_of, key=lines_of.__getitem__)
+    row = [Cell(list(names), list(lines)) for lines, names in neighbours]
+    if rows and len(rows[-1]) == len(row) == 1:
+        rows[-1][0].lines.extend(row[0].lines)
+    else:
+        rows.append(row)
+
+
+def find_changes(before: Sequence[Line], after: Sequence[Line]) -> list[Change]:
+    """List what comes out of one source and into another, with two lines around it."""
+    matcher = match([line.text for line in before], [line.text for line in after])
+    changes: list[Change] = []
+    for group in matcher.get_grouped_opcodes(CONTEXT):
+        if changes:
+            changes.append(Change("…", None, None, ""))
+        for operation, start, stop, after_start, after_stop in group:
+            removed = before[start:stop]
+            added = after[after_start:after_stop]
+            if operation == "equal":
+                for old, new in zip(removed, added, strict=True):
+                    changes.append(Change(" ", old.number, new.number, new.text))
+            else:
+                changes += [Change("-", old.number, None, old.text) for old in removed]
+                changes += [Change("+", None, new.number, new.text) for new in added]
+    return changes
