@@ -33,7 +33,6 @@ from pmapdp.errors import UserError, unknown
 from pmapdp.files import HTML, JSON, check_output, write_file
 from pmapdp.steps import STRATEGIES
 
-WIDTH = 80  # columns of the text, in a file or a wider terminal
 OTHERS = tuple(name for name in STRATEGIES if name != "single")
 
 
@@ -88,7 +87,7 @@ class ProgramsOptions(Outputs):
     devices: int | None = setting(
         "comparison",
         None,
-        "Of your own steps: one number of devices; default: the same.",
+        "With programs of yours: one number of devices; default: the same.",
     )
 
 
@@ -176,10 +175,7 @@ def report_programs(programs: list[str], devices: int | None) -> Report:
 
 def print_report(report: Report) -> None:
     """Print a table of the runs, and the conclusion."""
-    width = WIDTH
-    if sys.stdout.isatty():
-        width = min(WIDTH, Console().width)
-    console = Console(highlight=False, markup=False, width=width)
+    console = Console(highlight=False, markup=False)
     console.print(words.summary(report))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     result = "verify"

@@ -25,16 +25,7 @@ from pmapdp.compare.page import make_page
 from pmapdp.compare.words import conclude
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-JOB = [
-    "--model",
-    "mlp",
-    "--optimizer",
-    "momentum",
-    "--learning-rate",
-    "0.05",
-    "--steps",
-    "10",
-]
+JOB = ["--model=mlp", "--optimizer=momentum", "--learning-rate=0.05", "--steps=10"]
 
 
 def compare(folder, *arguments):
@@ -61,7 +52,7 @@ def compare(folder, *arguments):
     for name in settings:
         jax.config.update(name, True)
     with contextlib.redirect_stdout(printed):
-        command.main([str(each) for each in (*arguments, *files)])
+        command.main([str(argument) for argument in (*arguments, *files)])
     for name in settings:
         jax.config.update(name, False)
     context.undo()
@@ -73,44 +64,38 @@ def compare(folder, *arguments):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    return compare(
-        tmp_path_factory.mktemp("compare"),
-        *JOB,
-        "--devices",
-        "2",
-        "--strategies",
-        "pmap",
-        "jit",
-    )
+    flags = ["--devices=2", "--strategies", "pmap", "jit"]
+    return compare(tmp_path_factory.mktemp("compare"), *JOB, *flags)
 
 
 def test_every_run_is_reported_and_equals_a_single_device(compared):
     _, report, _ = compared
-    names = [("single", 1), ("pmap", 2), ("jit", 2)]
-    assert [(each.strategy, each.devices) for each in report.runs] == names
+    names = [(run.strategy, run.devices) for run in report.runs]
+    assert names == [("single", 1), ("pmap", 2), ("jit", 2)]
     single, *others = report.runs
     assert (single.collectives, single.largest_difference) == ([], 0)
-    for each in report.runs:
-        assert len(each.losses) == 10
-        assert 0 < each.step_ms.low <= each.step_ms.median <= each.step_ms.high
-    for each in others:
-        assert 0 < each.largest_difference < 1e-5
-        assert each.losses == pytest.approx(single.losses, rel=1e-4)
+    for run in report.runs:
+        assert len(run.losses) == 10
+        assert 0 < run.step_ms.low <= run.step_ms.median <= run.step_ms.high
+    for run in others:
+        assert 0 < run.largest_difference < 1e-5
     assert "All end with the same parameters" in conclude(report)
-    assert (
-        strategies.largest_difference(np.array([np.inf, 1]), np.array([np.inf, 3])) == 2
-    )
-    for far in (
-        0.1,
-        strategies.largest_difference(
-            [np.ones(1), np.ones(1)], [np.ones(1), np.array([np.nan])]
-        ),
-    ):
-        run = replace(others[0], largest_difference=far)
-        off = replace(report, runs=[single, run])
-        assert conclude(off).startswith(
-            "pmap × 2: the parameters differ from a single device's"
-        )
+
+
+@pytest.mark.parametrize("difference", [0.1, np.nan])
+def test_a_run_that_differs_is_named(compared, difference):
+    _, report, _ = compared
+    run = replace(report.runs[1], largest_difference=difference)
+    text = conclude(replace(report, runs=[report.runs[0], run]))
+    assert text.startswith("pmap × 2: the parameters differ from a single device's")
+
+
+def test_the_largest_difference_of_two_trees():
+    difference = strategies.largest_difference
+    infinite = np.array([np.inf, 1])
+    assert difference(infinite, np.array([np.inf, 3])) == 2
+    with_nan = [np.ones(1), np.array([np.nan])]
+    assert np.isnan(difference([np.ones(1), np.ones(1)], with_nan))
 
 
 def test_what_each_sees_holds_and_who_adds_up(compared):
@@ -125,16 +110,16 @@ def test_what_each_sees_holds_and_who_adds_up(compared):
     assert jit.holds["batch"].bytes == single.holds["batch"].bytes / 2
     assert jit.holds["batch"].split
     assert not jit.holds["weights"].split
-    (found,) = pmap.collectives
+    (yours,) = pmap.collectives
     line = "gradients, count = lax.pmean((gradients, sums.count), AXIS)"
-    assert found.text == line
-    assert found.kind == "all-reduce"
-    assert found.bytes >= 4 * parameters
-    assert found.written
-    (found,) = jit.collectives
-    assert "dot_general" in found.operations  # whose sum over the batch it is
-    assert found.source.startswith("models/mlp.py:")
-    assert not found.written
+    assert yours.text == line
+    assert yours.kind == "all-reduce"
+    assert yours.bytes >= 4 * parameters
+    assert yours.written
+    (added,) = jit.collectives
+    assert "dot_general" in added.operations  # whose sum over the batch it is
+    assert added.source.startswith("models/mlp.py:")
+    assert not added.written
 
 
 def test_adam_makes_a_step_of_a_rounding_error():
@@ -172,13 +157,13 @@ def test_the_text_is_short_and_ends_with_the_full_path(compared):
     assert max(map(len, lines[:-1])) <= 80  # the last one has a path
     table = [line for line in lines if "×" in line]
     assert max(map(len, table)) <= 80
-    words = ("jit × 2", "the compiler", "you, pmap.py:", "nobody has to")
-    assert [each for each in words if each not in "\n".join(lines)] == []
+    for words in ("jit × 2", "the compiler", "you, pmap.py:", "nobody has to"):
+        assert words in "\n".join(lines)
     assert re.match(r"Open /\S+/page.html in a browser", lines[-1])
 
 
-def test_the_page_needs_no_network_and_no_script_and_escapes_what_it_shows(compared):
-    _, report, text = compared
+def test_the_page_is_whole_and_needs_no_network_and_no_script(compared):
+    _, _, text = compared
     assert len(text) < 1_000_000
     assert not {"script", "link", "iframe", "img"} & set(re.findall(r"<(\w+)", text))
     assert not re.search(r"@import|url\(|\{[{%#]", text)
@@ -186,35 +171,31 @@ def test_the_page_needs_no_network_and_no_script_and_escapes_what_it_shows(compa
         assert len(re.findall(f"<{tag}[ >]", text)) == text.count(f"</{tag}>"), tag
     links = re.findall(r'(?:src|href|srcset)="([^"]*)"', text)
     assert links
-    assert {link.removeprefix("#") for link in links} <= set(
-        re.findall(r' id="([^"]*)"', text)
-    )
-    assert all(
-        re.search(r'role="img"\s+aria-label="\w', svg)
-        for svg in re.findall("<svg[^>]*>", text)
-    )
-    for words in (
-        "Why the results are equal",
-        "9 mistakes that raise no error",
-        "so the compiler adds an all-reduce",
-    ):
-        assert words in " ".join(text.split())
+    ids = re.findall(r' id="([^"]*)"', text)
+    assert {link.removeprefix("#") for link in links} <= set(ids)
+    for svg in re.findall("<svg[^>]*>", text):
+        assert re.search(r'role="img"\s+aria-label="\w', svg)
+    words = " ".join(text.split())
+    assert "Why the results are equal" in words
+    assert "9 mistakes that raise no error" in words
+    assert "so the compiler adds an all-reduce" in words
+
+
+def test_the_page_escapes_what_it_shows(compared):
+    _, report, _ = compared
     single, pmap, jit = report.runs
-    found = replace(pmap.collectives[0], text="<b>& gone")
+    collective = replace(pmap.collectives[0], text="<b>& gone")
     step, *others = report.code.sections
+    step = replace(step, lines={**step.lines, "jit": ["<i>x"]})
     hostile = replace(
         report,
         config=replace(report.config, dataset="<script>alert(1)</script>"),
-        runs=[single, replace(pmap, collectives=[found]), jit],
-        code=replace(
-            report.code,
-            sections=[replace(step, lines={**step.lines, "jit": ["<i>x"]}), *others],
-        ),
+        runs=[single, replace(pmap, collectives=[collective]), jit],
+        code=replace(report.code, sections=[step, *others]),
     )
     page = make_page(hostile)
-    assert [
-        words for words in ("<script>alert", "<b>& gone", "<i>x") if words in page
-    ] == []
+    for words in ("<script>alert", "<b>& gone", "<i>x"):
+        assert words not in page
 
 
 @pytest.mark.slow
@@ -233,70 +214,49 @@ def test_nothing_sticks_out_of_the_page(compared, tmp_path, width):
 
 @pytest.mark.slow
 def test_a_batch_per_device_is_that_of_the_most_devices(tmp_path):
-    """Of a recipe that has one, which here is no more than a model and a data set that
-    are there without a download.
-    """
-    job = [
-        "mirrored",
-        "--dataset",
-        "digits",
-        "--model",
-        "mlp",
-        "--steps",
-        "10",
-        "--strategies",
-        "jit",
-    ]
-    _, report, _ = compare(tmp_path, *job, "--devices", 1, 2)
-    assert [(each.devices, each.global_batch_size) for each in report.runs] == [
-        (1, 128),
-        (2, 128),
-        (1, 128),
-    ]
+    """The recipe has one. Digits are there without a download."""
+    job = ["mirrored", "--dataset=digits", "--model=mlp", "--steps=10"]
+    _, report, _ = compare(tmp_path, *job, "--strategies=jit", "--devices", 1, 2)
+    sizes = [(run.devices, run.global_batch_size) for run in report.runs]
+    assert sizes == [(1, 128), (2, 128), (1, 128)]
 
 
 @pytest.mark.slow
 def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
-    given = [
-        f"{port_example.__file__}:old",
-        f"{port_example.__file__}:new",
-        f"{EXAMPLES / 'sum_of_means.py'}:check",
-    ]
-    lines, report, page = compare(tmp_path, *given)
-    names = [
+    example = port_example.__file__
+    targets = [f"{example}:old", f"{example}:new", f"{EXAMPLES}/sum_of_means.py:check"]
+    lines, report, page = compare(tmp_path, *targets)
+    old, new, wrong = report.runs
+    assert [run.name for run in report.runs] == [
         "port_example.py:old × 8",
         "port_example.py:new × 8",
         "sum_of_means.py:check × 8",
     ]
-    old, new, wrong = report.runs
-    assert [each.name for each in report.runs] == names
-    assert [each.verdict for each in report.runs] == ["equal", "equal", "FAILED"]
+    assert [run.verdict for run in report.runs] == ["equal", "equal", "FAILED"]
     assert "FAILED" in wrong.report
     assert wrong.report.splitlines()[0] in lines
     assert old.largest_difference == 0
     assert new.largest_difference < 1e-6  # one update of Adam, in float32
     assert wrong.largest_difference is None  # it starts from another state
-    for each in (old, new):
-        assert sum(found.bytes for found in each.collectives) == 4 * (
-            20 * 32 + 32 * 3 + 1
-        )  # gradients and loss
-    assert [each.holds["state"].shape for each in (old, new)] == [
-        [8, 20, 32],
-        [20, 32],
-    ]
-    step = "\n".join(report.code.sections[0].lines[given[0]])
-    assert 'value, gradients = lax.pmean((value, gradients), "batch")' in step
+    gradients_and_loss = 4 * (20 * 32 + 32 * 3 + 1)
+    for run in (old, new):
+        assert sum(row.bytes for row in run.collectives) == gradients_and_loss
+    assert old.holds["state"].shape == [8, 20, 32]
+    assert new.holds["state"].shape == [20, 32]
     for text in ("\n".join(lines), page):
         assert "sum_of_means.py:check × 8: FAILED" in text
+
+
+@pytest.mark.slow
+def test_a_program_s_examples_are_counted_along_its_batch_axis():
     file = Path(__file__).parents[1] / "verify" / "test_right_programs.py"
     run, _, _ = programs.run_program(f"{file}:three_updates_in_a_scan", 2)
-    assert run.global_batch_size == 16  # along its batch_axis
+    assert run.global_batch_size == 16
 
 
 @pytest.mark.slow
 def test_what_fails_in_a_process_is_one_sentence():
-    done = python(
-        "-m", "pmapdp.compare", *JOB, "--devices", "2", "--learning-rate", "1e30"
-    )
+    flags = [*JOB, "--devices=2", "--learning-rate=1e30"]
+    done = python("-m", "pmapdp.compare", *flags)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.splitlines()[-1].startswith("error: the loss is ")

@@ -1,0 +1,243 @@
+"""The parts of compare's page: code side by side, pictures and words."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import port_example
+import pytest
+
+from pmapdp.collectives import Instruction
+from pmapdp.compare.diff import align, find_changes
+from pmapdp.compare.page import as_html, class_of
+from pmapdp.compare.pictures import draw_differences, draw_update
+from pmapdp.compare.results import Arrays, Line, Measurement, Times
+from pmapdp.compare.sources import read_strategies, split_program
+from pmapdp.compare.words import describe_holdings
+from pmapdp.steps import STRATEGIES
+
+STEPS = Path(__file__).parents[2] / "pmapdp" / "steps"
+
+
+RUN = Measurement(
+    strategy="pmap",
+    label="pmap",
+    name="pmap × 8",
+    devices=8,
+    global_batch_size=64,
+    simulated=True,
+    machine="",
+    step_ms=Times(1, 1, 1),
+    collectives=[],
+    memory={},
+    holds={},
+)
+
+
+def text_of(lines):
+    return "\n".join(line.text for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [
+        (("abc", "abc"), ["abc"]),
+        (("abc", "aXc"), ["a", ("b", "X"), "c"]),
+        (("ac", "aXYc"), ["a", ("", "XY"), "c"]),
+        (("abc", "ac"), ["a", ("b", ""), "c"]),
+        (("abc", "XYbc"), [("a", "XY"), "bc"]),
+    ],
+)
+def test_columns_are_aligned_by_their_common_lines(columns, rows):
+    """A character stands for a line.
+
+    A text is a row that both have, and a pair one in which they differ.
+    """
+    old, new = columns
+    texts = []
+    for cells in align({"old": list(old), "new": list(new)}):
+        lines = tuple("".join(cell.lines) for cell in cells)
+        texts.append(lines if len(cells) > 1 else lines[0])
+    assert texts == rows
+
+
+def test_neighbours_with_the_same_lines_share_a_cell():
+    columns = {"single": "x", "pmap": "xy", "shard_map": "xy", "jit": "x"}
+    same, different = align(columns)
+    assert same == [(["single", "pmap", "shard_map", "jit"], ["x"])]
+    assert different == [
+        (["single"], []),
+        (["pmap", "shard_map"], ["y"]),
+        (["jit"], []),
+    ]
+
+
+def test_a_bracket_alone_is_nothing_in_common():
+    """Lines around it would be torn apart."""
+    (row,) = align({"old": ["f(a", ")"], "new": ["g(b", ")", "h()"]})
+    assert row == [(["old"], ["f(a", ")"]), (["new"], ["g(b", ")", "h()"])]
+
+
+def test_the_all_reduce_of_the_gradients_has_a_colour_and_code_is_escaped():
+    lines = {
+        "gradients = lax.pmean(jax.jit(f)(gradients), 'i')": "reduce",
+        "gradients = lax.pmean(g, 'i')": "reduce",
+        "g = lax.psum(grads, 'i')": "reduce",
+        "loss = lax.pmean(loss, 'i')": "",
+        "return update(state, gradients), lax.psum(sums, 'i')": "",
+        "# lax.pmean(gradients, 'i')": "comment",
+        "f = jax.pmap(f)": "",
+    }
+    assert {line: class_of(line) for line in lines} == lines
+    assert 'class="line reduce"' in as_html(["lax.psum(grads, 'i')"])
+    assert 'class="line "' in as_html(["jax.jit(f)"])
+    assert "&lt;b&gt;" in as_html(["x = '<b>'"])
+
+
+def test_the_lines_of_a_comment_become_one_that_wraps():
+    html = as_html(["# A comment", "# in two lines.", "x = 1  # one", "# another"])
+    assert html.count('class="line') == 3
+    assert "# A comment in two lines.<" in html
+
+
+def test_two_programs_in_one_file_have_their_own_steps():
+    """A local name of one function is not that of another.
+
+    `step` and `params` are in several.
+    """
+    old = split_program(port_example.__file__, "old")
+    new = split_program(port_example.__file__, "new")
+    step = "The step"
+    assert "pmean" in text_of(old[step])
+    assert "def old_step(" in text_of(old[step])
+    assert "pmean" not in text_of(new[step])
+    assert "def old_step(" not in text_of(new[step])
+    assert "def new(" not in text_of(old["Around the step"])
+
+
+def test_the_sources_of_strategies_are_the_lines_of_their_files():
+    code = read_strategies(STRATEGIES)
+    for name, lines in code.sources.items():
+        file = (STEPS / f"{name}.py").read_text().splitlines()
+        for line in lines:
+            assert line.text == file[line.number - 1].removeprefix("    ")
+        assert file[lines[0].number - 2] == '    """'  # the end of the docstring
+        assert file[lines[-1].number].startswith("    return ")
+
+
+def test_the_parts_of_strategies_hold_their_lines():
+    code = read_strategies(STRATEGIES)
+    step, wrapper, placing, evaluation = (section.lines for section in code.sections)
+    for name in ("pmap", "shard_map", "jit"):
+        assert ("pmean" in str(step[name])) == (name != "jit")
+        assert f"jax.{name}(" in str(wrapper[name])
+        assert "def place_batch(batch: Batch)" in str(placing[name])
+        assert "def eval_step(state: TrainState" in str(evaluation[name])
+        parts = [*step[name], *wrapper[name], *placing[name], *evaluation[name]]
+        assert set(parts) <= {line.text for line in code.sources[name]}
+
+
+def test_changes_have_their_numbers_in_both_files():
+    """Two equal lines around a change are shown, and the others are left out."""
+    before = [Line(number, text) for number, text in enumerate("abcdefghij", 7)]
+    after = [Line(number, text) for number, text in enumerate("abXdefghi", 3)]
+    assert find_changes(before, after) == [
+        (" ", 7, 3, "a"),
+        (" ", 8, 4, "b"),
+        ("-", 9, None, "c"),
+        ("+", None, 5, "X"),
+        (" ", 10, 6, "d"),
+        (" ", 11, 7, "e"),
+        ("…", None, None, ""),
+        (" ", 14, 10, "h"),
+        (" ", 15, 11, "i"),
+        ("-", 16, None, "j"),
+    ]
+    assert find_changes(before, before) == []
+
+
+def test_a_program_is_followed_into_the_files_that_it_imports(tmp_path):
+    step = "import jax\nRATE = 0.1\n"
+    step += "def step(w, x):\n  return w - RATE * jax.grad(loss)(w, x)\n"
+    (tmp_path / "steps.py").write_text(step)
+    program = "from steps import step\ndef other(): pass\n"
+    program += "def program():\n  return {'step': step}\n"
+    (tmp_path / "new.py").write_text(program)
+    found = split_program(str(tmp_path / "new.py"), "program")
+    assert found["The step"] == [
+        Line(None, "# steps.py"),
+        Line(3, "def step(w, x):"),
+        Line(4, "  return w - RATE * jax.grad(loss)(w, x)"),
+    ]
+    assert found["Around the step"] == [
+        Line(3, "def program():"),
+        Line(4, "  return {'step': step}"),
+        Line(None, "# steps.py"),
+        Line(2, "RATE = 0.1"),
+    ]
+
+
+def test_a_row_of_a_state_is_the_whole_state_and_one_of_a_batch_is_a_part():
+    batch = Arrays(24, [8, 2, 3], split=True)
+    copies = Arrays(2000, [3, 4], split=False)
+    rows = Arrays(16, [8, 4], split=True)
+    split = Arrays(4000, [16, 4], split=True)
+    holds = {"batch": batch, "state": rows, "weights": copies, "optimizer": split}
+    assert describe_holdings(replace(RUN, holds=holds)) == [
+        "1/8 of the batch, 24 bytes",
+        "the whole state, 16 bytes",
+        "the whole model, 2.0 kB",
+        "1/8 of the optimizer state, 4.0 kB",
+    ]
+
+
+def boxes_of(written, sees):
+    """Return the yellow bar and the boxes of functions in the picture of an update."""
+    facts = ("all-reduce", 8, 1, 1, False, [], "", "")
+    collective = Instruction(*facts, written=written)
+    run = replace(RUN, sees=[sees], collectives=[collective])
+    boxes = ElementTree.fromstring(draw_update(run)).findall("rect")
+    (bar,) = [box for box in boxes if "all-reduce" in box.get("class", "")]
+    return bar, [box for box in boxes if box.get("class") == "function"]
+
+
+def bottom(box):
+    return float(box.get("y")) + float(box.get("height"))
+
+
+def test_the_yellow_bar_is_in_your_function_or_outside_of_it():
+    """Its place is the one difference between pmap's picture and jit's."""
+    bar, functions = boxes_of(written=True, sees=8)
+    assert len(functions) == 8
+    assert bottom(bar) < bottom(functions[0])
+    bar, functions = boxes_of(written=False, sees=64)
+    assert len(functions) == 1
+    assert float(bar.get("y")) > bottom(functions[0])
+    assert bar.get("class") == "all-reduce dashed"
+
+
+def test_a_difference_is_drawn_on_a_log_scale():
+    single = replace(RUN, losses=[1.0, 1.0, 1.0, 1.0])
+    run = replace(RUN, losses=[1.1, 1.0 + 1e-8, 1.0, 1.0 + 2**-52])
+    drawn = ElementTree.fromstring(draw_differences([single, run]))
+    points = drawn[-1].get("d").removeprefix("M").split("L")
+    first, second, third, smallest = (float(point.split()[1]) for point in points)
+    # 1e-1 and 1e-8 are seven powers of ten apart, and the axis has eighteen in 170
+    # pixels.
+    assert second - first == pytest.approx(7 * 170 / 18, abs=0.2)
+    labels = {text.text: float(text.get("y")) - 4 for text in drawn if text.text}
+    assert third == pytest.approx(labels["0"], abs=0.1)
+    assert smallest < third - 5  # no 0 is near it
+
+
+def test_the_page_on_the_site_names_the_lines_that_add_up_today():
+    """It's made by docs/pictures/make.py, and so is the picture in README.md."""
+    page = (STEPS.parents[1] / "docs" / "pictures" / "four_ways.html").read_text(
+        encoding="utf-8"
+    )
+    places = set(re.findall(r"steps/(pmap|shard_map)\.py:(\d+)", page))
+    assert {name for name, _ in places} == {"pmap", "shard_map"}
+    for name, number in places:
+        lines = (STEPS / f"{name}.py").read_text().splitlines()
+        assert re.search("psum|pmean", lines[int(number) - 1]), (name, number)
