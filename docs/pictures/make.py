@@ -15,22 +15,20 @@ OPTIONS = [
     "--no-sandbox",
     "--disable-gpu",
     "--hide-scrollbars",
-    "--window-size=1280,860",
+    "--window-size=1280,900",  # the table, and why the results are equal
 ]
 
 
-def page() -> None:
-    """Write what `python -m pmapdp.compare --dtype float64 --html` shows, as HTML and
-    PNG.
-    """
+def make_page() -> None:
+    """Write the page of `python -m pmapdp.compare --dtype float64`, and its picture."""
     html = FOLDER / "four_ways.html"
     options = ["--dtype", "float64", "--html", html]
     command = [sys.executable, "-m", "pmapdp.compare", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    screenshot(html, FOLDER / "compare.png")
+    take_screenshot(html, FOLDER / "compare.png")
 
 
-def screenshot(html: Path, path: Path) -> None:
+def take_screenshot(html: Path, path: Path) -> None:
     """Write the top of a page as a PNG, 1280 pixels wide."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
@@ -47,4 +45,4 @@ def screenshot(html: Path, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    page()
+    make_page()

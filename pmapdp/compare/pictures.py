@@ -87,6 +87,7 @@ def draw_update(run: Measurement) -> Markup:
     if N > 1:
         text = "new weights, all equal"
     parts.append(label(0, 140, text))
+    parts += [label(UPDATE_WIDTH / 2, y, "↓", "middle") for y in (37, 126)]
     note = "From the batch over gradient sums to new weights"
     return picture(UPDATE_WIDTH, 162, note, *parts)
 
@@ -103,7 +104,7 @@ def draw_function(run: Measurement) -> list[str]:
     if sees_whole_batch(run):
         text = "your function: gradient sums"
         return [label(0, 48, text), box(1, 54, UPDATE_WIDTH - 2, height, attribute)]
-    text = f"your function, {run.devices} times: gradient sums"
+    text = f"{run.devices} × your function: gradient sums"
     N = min(run.devices, MOST_DRAWN)
     tile = UPDATE_WIDTH / N
     lefts = [device * tile + 1 for device in range(N)]
