@@ -33,7 +33,7 @@ from pmapdp.errors import UserError, unknown
 from pmapdp.files import HTML, JSON, check_output, write_file
 from pmapdp.steps import STRATEGIES
 
-OTHERS = tuple(name for name in STRATEGIES if name != "single")
+PARALLEL = tuple(name for name in STRATEGIES if name != "single")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class CompareOptions(Outputs):
     """
 
     strategies: tuple[str, ...] = setting(
-        "comparison", OTHERS, "Strategies to compare with a single device."
+        "comparison", PARALLEL, "Strategies to compare with a single device."
     )
     devices: tuple[int, ...] = setting(
         "comparison",
@@ -139,8 +139,8 @@ def names_programs(arguments: Sequence[str]) -> bool:
 def report_strategies(config: Config, options: CompareOptions) -> Report:
     """Compare the strategies in one job."""
     for name in options.strategies:
-        if name not in OTHERS:
-            raise unknown("strategy", name, OTHERS)
+        if name not in PARALLEL:
+            raise unknown("strategy", name, PARALLEL)
     config = replace(config, steps=options.steps, mesh=None, layout="data")
     size = options.global_batch_size
     if size is not None:

@@ -1,6 +1,6 @@
 """Write a comparison as one HTML file that needs no network and no script.
 
-`page.html` is its template.
+`page.html` is its template, and `page.css` says how it looks.
 """
 
 import re
@@ -37,6 +37,7 @@ def make_page(report: Report) -> str:
     )
     template = environment.from_string(read_file("page.html"))
     return template.render(
+        style=Markup(read_file("page.css")),
         report=report,
         runs_of=runs_of,
         mistakes=load_mistakes(),

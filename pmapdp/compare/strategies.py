@@ -133,13 +133,13 @@ class Training:
         self.strategy: Any = MAKERS[name](task, job.devices)
         self.state: Any = self.strategy.place_state(create_state(job.task))
         self.batches = self.all_batches()
-        self.batch = self.strategy.place_batch(next(job.batches["train"].epoch(0)))
-        lowered = self.strategy.train_step.lower(self.state, self.batch)
+        batch = self.strategy.place_batch(next(job.batches["train"].epoch(0)))
+        lowered = self.strategy.train_step.lower(self.state, batch)
         self.program = lowered.compile()  # which the calls of train_step use, too
         self.losses: list[float] = []
         self.milliseconds: list[float] = []
         self.holds = {
-            "batch": describe_arrays(self.batch),
+            "batch": describe_arrays(batch),
             "weights": describe_arrays(self.state.params),
             "optimizer": describe_arrays(self.state.optimizer_state),
         }
@@ -194,7 +194,7 @@ def make_measurement(
     program: Any,
     holds: dict[str, Arrays],
 ) -> Measurement:
-    """Describe where a step ran, how fast, and its compiled program."""
+    """Describe where a step ran, how fast, and its compiled program. Print its name."""
     label = os.path.basename(strategy)
     name = label
     if len(devices) > 1:
