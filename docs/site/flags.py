@@ -23,112 +23,112 @@ flags and arguments in any order. A flag that is on by default is turned off by 
 with `--no-`. From Python, a flag of the trainer is a field of `pmapdp.config.Config`,
 with underscores.
 """
-SHARED = {
+NOTES = {
     "compare": "It takes the recipes and the flags of the trainer's sections data, "
     "model and optimization, too.",
     "scaling": "It takes no flags.",
 }
+SMALLEST = 1e-30  # a limit that only says "more than 0"
 KINDS = {int: "whole number", float: "number", str: "text", bool: "yes or no"}
 
 
-def options(command: str) -> list[type]:
+def find_options(command: str) -> list[type]:
     """Return the dataclasses of a command's settings."""
-    package = importlib.util.find_spec(f"pmapdp.{command}").submodule_search_locations
-    module = importlib.import_module(
-        f"pmapdp.{command}.__main__" if package else f"pmapdp.{command}"
-    )
-    found = [
-        each
-        for each in vars(module).values()
-        if isinstance(each, type) and each.__name__.endswith("Options")
-    ]
-    return [*([Config] if command == "train" else []), *found]
+    name = f"pmapdp.{command}"
+    if importlib.util.find_spec(name).submodule_search_locations:  # it's a package
+        name += ".__main__"
+    values = vars(importlib.import_module(name)).values()
+    classes = [value for value in values if isinstance(value, type)]
+    options = [value for value in classes if value.__name__.endswith("Options")]
+    if command == "train":
+        return [Config, *options]
+    return options
 
 
-def values(hint: Any, limits: tuple[float, float, str] | None) -> str:
+def describe_values(hint: Any, limits: tuple[float, float, str] | None) -> str:
     """Say in words which values a flag takes."""
     several = typing.get_origin(hint) is tuple
     if several or typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) is typing.Literal:
-        text = ", ".join(f"`{each}`" for each in typing.get_args(hint))
+        text = ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
     else:
         text = KINDS[hint]
-    if limits and limits[0] > 1e-30:
+    if limits and limits[0] > SMALLEST:
         text += f", at least {limits[0]:g}"
-    return f"{text}; several" if several else text
+    if several:
+        text += "; several"
+    return text
 
 
-def rows(of: list[type]) -> Iterator[tuple[str, str]]:
+def make_rows(options: type) -> Iterator[tuple[str, str]]:
     """Yield the section of each setting, and its row of a table."""
-    for group in of:
-        hints = typing.get_type_hints(group)
-        for field in dataclasses.fields(group):
-            place = field.metadata["place"]
-            default = (
-                ""
-                if field.default in (None, (), dataclasses.MISSING)
-                else f"`{shown(field.default)}`"
-            )
-            taken = values(hints[field.name], field.metadata["limits"])
-            name = place.strip("[]") if place else flag(field.name)
-            yield (
-                field.metadata["section"],
-                f"| `{name}` | {taken} | {default} | {field.metadata['help']} |",
-            )
+    hints = typing.get_type_hints(options)
+    for field in dataclasses.fields(options):
+        name = flag(field.name)
+        if field.metadata["place"]:
+            name = field.metadata["place"].strip("[]")
+        default = ""
+        if field.default not in (None, (), dataclasses.MISSING):
+            default = f"`{as_typed(field.default)}`"
+        values = describe_values(hints[field.name], field.metadata["limits"])
+        row = f"| `{name}` | {values} | {default} | {field.metadata['help']} |"
+        yield field.metadata["section"], row
 
 
-def shown(value: Any) -> str:
+def as_typed(value: Any) -> str:
     """Return a value as one types it on a command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return " ".join(str(part) for part in value)
+    return str(value)
 
 
-def table(of: list[type]) -> str:
-    """Return a table of settings for each section of the help."""
-    sections: dict[str, dict[str, None]] = {}
-    for section, row in rows(of):
-        sections.setdefault(section, {})[row] = (
-            None  # two groups of a command may share a row
+def make_tables(command: str) -> str:
+    """Return a table of a command's settings for each section of its help."""
+    sections: dict[str, list[str]] = {}
+    for options in find_options(command):
+        for section, row in make_rows(options):
+            rows = sections.setdefault(section, [])
+            if row not in rows:  # two groups of a command may share one
+                rows.append(row)
+    text = ""
+    for section, rows in sections.items():
+        if len(sections) > 1:
+            text += f"\n### {section.capitalize()}\n"
+        text += (
+            "\n| flag | takes | default | what it does |\n| --- | --- | --- | --- |\n"
         )
-    head = "| flag | takes | default | what it does |\n| --- | --- | --- | --- |\n"
-    title = "\n### {}\n\n" if len(sections) > 1 else "\n"
-    return "".join(
-        title.format(name.capitalize()) + head + "\n".join(lines) + "\n"
-        for name, lines in sections.items()
-    )
+        text += "\n".join(rows) + "\n"
+    return text
 
 
-def recipes() -> str:
-    """Return a table of the recipes, with the settings in which each differs from the
-    first.
-    """
-    lines = []
+def make_recipes() -> str:
+    """Return a table of the recipes, with the settings that aren't the defaults."""
+    text = "| recipe | what it is | its settings |\n| --- | --- | --- |\n"
     for name, recipe in RECIPES.items():
-        set_here = {
-            field.name: getattr(recipe.config, field.name)
-            for field in dataclasses.fields(Config)
-            if field.name != "recipe"
-            and getattr(recipe.config, field.name) != field.default
-        }
-        flags = " ".join(
-            f"{flag(key)} {shown(value)}" for key, value in set_here.items()
-        )
-        settings = f"`{flags}`" if flags else "the defaults"
-        lines.append(f"| `{name}` | {recipe.summary} | {settings} |\n")
-    return "| recipe | what it is | its settings |\n| --- | --- | --- |\n" + "".join(
-        lines
-    )
+        flags = []
+        for field in dataclasses.fields(Config):
+            value = getattr(recipe.config, field.name)
+            if field.name != "recipe" and value != field.default:
+                flags.append(f"{flag(field.name)} {as_typed(value)}")
+        settings = "the defaults"
+        if flags:
+            settings = f"`{' '.join(flags)}`"
+        text += f"| `{name}` | {recipe.summary} | {settings} |\n"
+    return text
 
 
 def page() -> str:
     """Return the text of docs/flags.md."""
     text = f"{TOP}\n## Recipes\n\n`python -m pmapdp.train RECIPE` runs one. "
-    text += f"Flags replace its settings.\n\n{recipes()}"
+    text += f"Flags replace its settings.\n\n{make_recipes()}"
     for command in COMMANDS:
-        said = f"\n{SHARED[command]}\n" if command in SHARED else ""
-        text += f"\n## pmapdp.{command}\n{said}{table(options(command))}"
+        text += f"\n## pmapdp.{command}\n"
+        if command in NOTES:
+            text += f"\n{NOTES[command]}\n"
+        text += make_tables(command)
     return text
 
 
