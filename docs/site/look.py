@@ -58,21 +58,20 @@ OPTIONS = [
     "--hide-scrollbars",
     "--no-first-run",
     "--disable-sync",
-]
-OPTIONS += [
     "--disable-background-networking",
     "--disable-component-update",
     "--allow-file-access-from-files",
+    "--window-size=1500,1400",
+    "--virtual-time-budget=300000",
+    "--dump-dom",
 ]
-OPTIONS += ["--window-size=1500,1400", "--virtual-time-budget=300000", "--dump-dom"]
 
 
 def too_wide(site: Path, width: int) -> list[str]:
     """Return a line for each page that is wider than a frame of `width` pixels."""
     paths = [path.relative_to(site) for path in sorted(site.rglob("*.html"))]
-    pages = [
-        str(path) for path in paths if path.parts[0] not in ("_static", "source")
-    ]  # the theme's, and plain code
+    # The theme's own pages, and plain code, are left out.
+    pages = [str(path) for path in paths if path.parts[0] not in ("_static", "source")]
     if CHROMIUM is None:
         sys.exit("no Chromium here: apt-get install chromium")
     with (
@@ -98,9 +97,12 @@ def too_wide(site: Path, width: int) -> list[str]:
 
 def main() -> None:
     """Run the command."""
-    found = [line for width in WIDTHS for line in too_wide(SITE, width)]
-    print(*found, sep="\n", end="\n" * bool(found))
-    sys.exit(bool(found))
+    lines = []
+    for width in WIDTHS:
+        lines += too_wide(SITE, width)
+    for line in lines:
+        print(line)
+    sys.exit(bool(lines))
 
 
 if __name__ == "__main__":

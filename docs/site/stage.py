@@ -14,6 +14,10 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
+README = PurePosixPath("README.md")
+LESSONS = PurePosixPath("lessons/README.md")
+COMPARE = PurePosixPath("docs/compare.md")
+CONTENTS = PurePosixPath("docs/README.md")
 LINK = re.compile(r"\]\(\s*([^)\s]+)\)")
 PICTURES = (".png", ".svg")
 LEXERS = {
@@ -25,15 +29,16 @@ LEXERS = {
     ".json": "json",
 }
 FENCE = "`" * 10
+MARK = re.compile(r'<a id="([\w-]+)"></a>')
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WIDEST = 120  # characters of a line of a block without a language, or it is wrapped
-# Stands on the front page alone. In the repository one sees the folders, and README
+# It stands on the front page alone. In the repository one sees the folders, and README
 # says what to read.
 START = f"""{FENCE}{{admonition}} Start here
 :class: tip
 
-- What does data parallelism look like? [Four ways, side by side](docs/compare.md).
-- New to it? [The lessons](lessons/README.md) go from one device to eight in two hours.
+- New to it? Look at [four ways, side by side](docs/compare.md), and take
+  [the lessons](lessons/README.md) from one device to eight.
 - You have a training step? [Verify it](docs/verify.md).
 - You have a pmap program? [Port it](docs/porting.md).
 - You have a model? [Train it](docs/custom.md).
@@ -52,33 +57,34 @@ html_theme.sidebar_secondary.remove: true
 
 def page_of(path: PurePosixPath) -> PurePosixPath:
     """Return the place of a page on the site."""
-    return path.with_name("index.md") if path.name == "README.md" else path
+    if path.name == "README.md":
+        return path.with_name("index.md")
+    return path
 
 
 def repository_pages() -> dict[PurePosixPath, PurePosixPath]:
     """List every page and notebook: {path in the repository: place on the site}."""
-    found = [
+    files = [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/*.md"),
-        ROOT / "lessons" / "README.md",
+        ROOT / LESSONS,
         *ROOT.glob("lessons/*.ipynb"),
     ]
-    paths = sorted(PurePosixPath(path.relative_to(ROOT)) for path in found)
+    paths = sorted(PurePosixPath(file.relative_to(ROOT)) for file in files)
     return {path: page_of(path) for path in paths}
 
 
 def kinds() -> dict[str, list[str]]:
-    """Return the pages of docs/README.md by its headings, as Sphinx names them on
-    the front page.
-    """
-    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    result = {}
+    """Return the pages of docs/README.md by its headings, as Sphinx names them."""
+    text = (ROOT / CONTENTS).read_text(encoding="utf-8")
+    pages = {}
     for section in text.split("\n## ")[1:]:
-        paths = [os.path.normpath(f"docs/{link}") for link in LINK.findall(section)]
-        result[section.splitlines()[0]] = [
-            str(page_of(PurePosixPath(path)).with_suffix("")) for path in paths
-        ]
-    return result
+        names = []
+        for link in LINK.findall(section):
+            path = PurePosixPath(os.path.normpath(f"docs/{link}"))
+            names.append(str(page_of(path).with_suffix("")))
+        pages[section.splitlines()[0]] = names
+    return pages
 
 
 def toctree(entries: list[str], caption: str = "") -> str:
@@ -86,16 +92,10 @@ def toctree(entries: list[str], caption: str = "") -> str:
 
     The sidebar and the buttons for the next page follow it.
     """
-    lines = [
-        "",
-        f"{FENCE}{{toctree}}",
-        ":hidden:",
-        *([f":caption: {caption}"] if caption else []),
-        "",
-        *entries,
-        FENCE,
-    ]
-    return "\n".join(lines) + "\n"
+    lines = ["", f"{FENCE}{{toctree}}", ":hidden:"]
+    if caption:
+        lines.append(f":caption: {caption}")
+    return "\n".join([*lines, "", *entries, FENCE, ""])
 
 
 class Stage:
@@ -121,9 +121,9 @@ class Stage:
             shutil.copy(ROOT / path, self.target / path)
             return path
         self.sources.add(path)
-        return PurePosixPath("source") / (
-            path / "index.md" if (ROOT / path).is_dir() else f"{path}.md"
-        )
+        if (ROOT / path).is_dir():
+            return "source" / path / "index.md"
+        return PurePosixPath(f"source/{path}.md")
 
     def relink(self, text: str, path: PurePosixPath, place: PurePosixPath) -> str:
         """Return the text of a page with the links that it needs on the site."""
@@ -136,15 +136,9 @@ class Stage:
             there = self.place(PurePosixPath(os.path.relpath(file, ROOT)))
             return f"]({os.path.relpath(there, place.parent)}{mark}{anchor})"
 
-        def wrap(match: re.Match[str]) -> str:
-            language, code = match.groups()
-            if language or max(map(len, code.splitlines()), default=0) <= WIDEST:
-                return match[0]
-            return f"{FENCE}{{code-block}} text\n:class: wrapped\n\n{code}{FENCE}"
-
-        return BLOCK.sub(
-            wrap, re.sub(r'<a id="([\w-]+)"></a>', r"[]{#\1}", LINK.sub(link, text))
-        )
+        text = LINK.sub(link, text)
+        text = MARK.sub(r"[]{#\1}", text)
+        return BLOCK.sub(wrap, text)
 
     def notebook(self, path: PurePosixPath) -> None:
         """Lay out a notebook.
@@ -154,16 +148,14 @@ class Stage:
         notebook = json.loads((ROOT / path).read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
-                cell["source"] = self.relink(
-                    "".join(cell["source"]), path, self.pages[path]
-                )
+                text = "".join(cell["source"])
+                cell["source"] = self.relink(text, path, self.pages[path])
                 continue
             tags = cell["metadata"].get("tags", [])
             if "prediction" in tags:
                 tags.append("hide-output")
-                del cell["outputs"][
-                    0
-                ]  # what JupyterLab shows of folded outputs; the site has a button
+                # JupyterLab shows it of folded outputs. The site has a button.
+                del cell["outputs"][0]
             if cell["metadata"].get("jupyter", {}).get("source_hidden"):
                 tags.append("hide-input")
         self.write(self.pages[path], json.dumps(notebook))
@@ -171,55 +163,58 @@ class Stage:
     def page(self, path: PurePosixPath) -> None:
         """Lay out a page of text."""
         text = (ROOT / path).read_text(encoding="utf-8")
-        if path == PurePosixPath("README.md"):
+        if path == README:
             text = text.replace("\n[![", f"\n{START}\n[![", 1)
-        elif path == PurePosixPath("docs/compare.md"):
+        if path == COMPARE:
             text = FOUR_WAYS.sub(r'<a href="../four_ways.html">\1</a>', text)
         text = self.relink(text, path, self.pages[path])
-        if path == PurePosixPath("README.md"):
-            text += "".join(toctree(entries, kind) for kind, entries in kinds().items())
-        elif path == PurePosixPath("lessons/README.md"):
+        if path == README:
+            for caption, entries in kinds().items():
+                text += toctree(entries, caption)
+        if path == LESSONS:
             text += toctree(
-                [each.stem for each in self.pages if each.suffix == ".ipynb"]
+                [page.stem for page in self.pages if page.suffix == ".ipynb"]
             )
-        elif path == PurePosixPath("docs/README.md"):
+        if path == CONTENTS:
             text = "---\norphan: true\n---\n" + text
         self.write(self.pages[path], text)
 
     def source(self, path: PurePosixPath) -> None:
         """Write a page that shows a source file, or lists a folder."""
+        text = f"{HIDDEN}# `{path}`\n\n"
         if (ROOT / path).is_dir():
-            files = sorted(
-                each
-                for each in (ROOT / path).rglob("*")
-                if each.suffix in LEXERS and each.stat().st_size
-            )
-            names = [PurePosixPath(each.relative_to(ROOT)) for each in files]
-            text = "".join(
-                f"- [`{name.relative_to(path)}`]({os.path.relpath(name, path)}.md)\n"
-                for name in names
-            )
-            self.sources.update(names)
-            self.write(
-                PurePosixPath("source") / path / "index.md",
-                f"{HIDDEN}# `{path}`\n\n{text}",
-            )
+            for file in sorted((ROOT / path).rglob("*")):
+                if file.suffix in LEXERS and file.stat().st_size:
+                    name = PurePosixPath(file.relative_to(ROOT))
+                    self.sources.add(name)
+                    link = f"{os.path.relpath(name, path)}.md"
+                    text += f"- [`{name.relative_to(path)}`]({link})\n"
         else:
             code = (ROOT / path).read_text(encoding="utf-8")
             lexer = LEXERS.get(path.suffix, "text")
-            block = f"{FENCE}{{code-block}} {lexer}\n:linenos:\n\n{code}\n{FENCE}\n"
-            self.write(
-                PurePosixPath("source") / f"{path}.md", f"{HIDDEN}# `{path}`\n\n{block}"
-            )
+            text += f"{FENCE}{{code-block}} {lexer}\n:linenos:\n\n{code}\n{FENCE}\n"
+        self.write(self.place(path), text)
+
+
+def wrap(match: re.Match[str]) -> str:
+    """Let the lines of a block without a language wrap if one of them is too long."""
+    language, code = match.groups()
+    longest = max((len(line) for line in code.splitlines()), default=0)
+    if language or longest <= WIDEST:
+        return match[0]
+    return f"{FENCE}{{code-block}} text\n:class: wrapped\n\n{code}{FENCE}"
 
 
 def stage(target: Path) -> None:
     """Lay out the site's sources in the folder `target`."""
-    laid = Stage(target)
-    for path in laid.pages:
-        (laid.notebook if path.suffix == ".ipynb" else laid.page)(path)
-    done: set[PurePosixPath] = set()
-    while left := laid.sources - done:  # the list of a folder names more files
-        for path in left:
-            laid.source(path)
-        done |= left
+    staged = Stage(target)
+    for path in staged.pages:
+        if path.suffix == ".ipynb":
+            staged.notebook(path)
+        else:
+            staged.page(path)
+    written: set[PurePosixPath] = set()
+    while waiting := staged.sources - written:  # the list of a folder names more files
+        for path in waiting:
+            staged.source(path)
+        written |= waiting
