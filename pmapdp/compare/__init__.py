@@ -6,6 +6,6 @@
 - `results.py` says what a measurement and a report hold.
 - `sources.py` reads the code of each column, and `diff.py` sets it side by side.
 - `pictures.py` draws, and `words.py` makes sentences, for table and page.
-- `page.py` puts all of it into `page.html`, with the mistakes of `mistakes.toml` and the
-  look of `page.css`.
+- `page.py` puts all of it into `page.html`, in the look of `page.css`, with the
+  mistakes of `mistakes.toml`.
 """

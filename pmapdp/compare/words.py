@@ -69,7 +69,7 @@ def summary(report: Report) -> str:
     """Say in one line what was compared."""
     config = report.config
     runs = report.runs
-    machine = runs[-1].machine
+    machine = runs[1].machine  # the first may be a single device's
     size = f"{runs[0].global_batch_size:,} examples"
     if config is None:
         return f"{len(runs)} programs, {size} an update; {machine}"

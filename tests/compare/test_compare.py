@@ -22,7 +22,7 @@ from launch import CALLERS, python
 from pmapdp.compare import __main__ as command
 from pmapdp.compare import programs, strategies
 from pmapdp.compare.page import make_page
-from pmapdp.compare.words import conclude
+from pmapdp.compare.words import conclude, summary
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 JOB = ["--model=mlp", "--optimizer=momentum", "--learning-rate=0.05", "--steps=10"]
@@ -219,6 +219,7 @@ def test_a_batch_per_device_is_that_of_the_most_devices(tmp_path):
     _, report, _ = compare(tmp_path, *job, "--strategies=jit", "--devices", 1, 2)
     sizes = [(run.devices, run.global_batch_size) for run in report.runs]
     assert sizes == [(1, 128), (2, 128), (1, 128)]
+    assert "2 simulated CPU devices" in summary(report)
 
 
 @pytest.mark.slow
