@@ -46,8 +46,7 @@ def describe_holdings(run: Measurement) -> list[str]:
             continue
         part = "the whole"
         # A row of a state [N, ...] is the whole state, and one of a batch is a part.
-        is_stack = role != "batch" and arrays.shape[0] == N
-        if arrays.split and not is_stack:
+        if arrays.split and (role == "batch" or arrays.shape[0] != N):
             part = f"1/{N} of the"
         lines.append(f"{part} {name}, {decimal(arrays.bytes)}")
     return lines

@@ -190,6 +190,10 @@ def test_a_row_of_a_state_is_the_whole_state_and_one_of_a_batch_is_a_part():
         "the whole model, 2.0 kB",
         "1/8 of the optimizer state, 4.0 kB",
     ]
+    number = Arrays(4, [], split=False)
+    assert describe_holdings(replace(RUN, holds={"state": number})) == [
+        "the whole state, 4 bytes"
+    ]
 
 
 def boxes_of(written, sees):
