@@ -33,7 +33,8 @@ def compare(folder, *arguments):
 
     Returns its printed lines, report and page.
     """
-    context, printed = pytest.MonkeyPatch(), io.StringIO()
+    context = pytest.MonkeyPatch()
+    printed = io.StringIO()
     for module in (strategies, programs):  # pytest's own process has devices enough
         context.setattr(
             module, "in_new_process", lambda function, *values: function(*values)
@@ -155,8 +156,6 @@ def test_the_text_is_short_and_ends_with_the_full_path(compared):
     lines, _, _ = compared
     assert len(lines) <= 20
     assert max(map(len, lines[:-1])) <= 80  # the last one has a path
-    table = [line for line in lines if "×" in line]
-    assert max(map(len, table)) <= 80
     for words in ("jit × 2", "the compiler", "you, pmap.py:", "nobody has to"):
         assert words in "\n".join(lines)
     assert re.match(r"Open /\S+/page.html in a browser", lines[-1])
@@ -234,7 +233,6 @@ def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
         "sum_of_means.py:check × 8",
     ]
     assert [run.verdict for run in report.runs] == ["equal", "equal", "FAILED"]
-    assert "FAILED" in wrong.report
     assert wrong.report.splitlines()[0] in lines
     assert old.largest_difference == 0
     assert new.largest_difference < 1e-6  # one update of Adam, in float32
