@@ -360,10 +360,10 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
 # | `K` | `--accumulate` | [config.py](../pmapdp/config.py) |
-# | `add_up`, without its `psum` | `gradient_sums`, with the same cut of a device's own rows | [steps/shared.py](../pmapdp/steps/shared.py) |
+# | `add_up`, without its `psum` | `add_micro_batches`, with the same cut of a device's own rows | [steps/shared.py](../pmapdp/steps/shared.py) |
 # | `accumulate`, with the `shard_map` | `accumulated_sums` | [steps/jit.py](../pmapdp/steps/jit.py) |
 #
-# `gradient_sums` unrolls its scan on CPUs, because XLA for CPUs is many times slower at convolutions in a loop.
+# `add_micro_batches` unrolls its scan on CPUs, because XLA for CPUs is many times slower at convolutions in a loop.
 #
 # **With pmap** a device has only its own rows anyway. So the loop goes into your step as it is, without `shard_map` and
 # without the cast, and lesson 05's `pmean` comes after it. That's `python -m pmapdp.train --strategy pmap --accumulate 4`.

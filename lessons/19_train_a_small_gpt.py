@@ -351,7 +351,7 @@ for exercise in (cut_examples, bytes_per_device, fixed_check_settings):
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
 # | the loop | `train` | [train.py](../pmapdp/train.py) |
-# | `accumulate` | `gradient_sums`, `accumulated_sums` | [steps/shared.py](../pmapdp/steps/shared.py), [steps/jit.py](../pmapdp/steps/jit.py) |
+# | `accumulate` | `add_micro_batches`, `accumulated_sums` | [steps/shared.py](../pmapdp/steps/shared.py), [steps/jit.py](../pmapdp/steps/jit.py) |
 # | `train_step` with its shardings | `make_split_strategy` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
 # | `Block`, `Network` | `Block`, `Transformer` | [models/transformer.py](../pmapdp/models/transformer.py) |
 # | `fixed_check_settings` | `require_same_run` | [run/workdir.py](../pmapdp/run/workdir.py) |

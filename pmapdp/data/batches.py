@@ -18,6 +18,10 @@ from pmapdp.data.dataset import Split
 class Batch(NamedTuple):
     """A global batch, padded so that it can be split evenly, on the host or on devices.
 
+    Its B rows are N devices' rows, one device after the other. A device's b = K m rows
+    are K micro-batches of m rows, so `x.reshape(N, K, m, ...)` gives the layout. After
+    `pmap.place_batch` the shapes begin with `[N, b]` in place of `[B]`.
+
     Attributes:
         inputs: `[B, ...]` examples, or a dictionary of arrays.
         labels: `[B]` int32 classes, or what your loss takes.
@@ -37,13 +41,13 @@ class Batches:
     """All batches of a data set, the same ones on any number of devices.
 
     A batch is laid out for N devices and K micro-batches, as `[N, K, m]` rows. The
-    examples are cut into K micro-batches in their order, and each is padded to a
-    multiple of N. All batches have the same padded size, so that one compiled program
+    examples are cut into K micro-batches in their order, and each is padded to N m
+    rows. All batches have the same padded size B = N K m, so that one compiled program
     serves all.
 
     Args:
         split: The examples, a `Split` or an object with its methods.
-        batch_size: B; the last batch of an epoch holds what is left.
+        batch_size: Examples in a batch; the last one of an epoch holds what is left.
         devices: N, over which a batch is split.
         local_shards: Which of the N this process reads; None: all.
         accumulate: K, micro-batches per device and update.
@@ -101,8 +105,11 @@ class Batches:
         return rows[self.local_shards.start : self.local_shards.stop]
 
     def read_batch(self, indices: np.ndarray) -> Batch:
-        """Read at most B examples. Padding is a copy of example 0 with weight 0."""
-        rows = self.lay_out(indices).reshape(-1)
+        """Read the examples of `indices`, at most `batch_size`, as a batch.
+
+        Padding is a copy of example 0 with weight 0.
+        """
+        rows = self.lay_out(indices).reshape(-1)  # [N * K * m]
         weights = (rows >= 0).astype(self.weight_dtype)
         rows = np.maximum(rows, 0)  # -1 would read the last example
         examples = self.split.select(rows)
@@ -118,6 +125,6 @@ class Batches:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of `epoch` from `first_step` on, both from 0."""
         order = self.order(epoch)
-        B = self.batch_size
         for step in range(first_step, self.per_epoch):
-            yield self.read_batch(order[step * B : (step + 1) * B])
+            first = step * self.batch_size
+            yield self.read_batch(order[first : first + self.batch_size])

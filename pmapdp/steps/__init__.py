@@ -6,8 +6,8 @@ strategy, add its file here and its name to `StrategyName` in `config.py`.
 
 Some settings change what runs:
 
-- `--accumulate` cuts the batch into micro-batches, in `shared.gradient_sums`, and under
-  jit in `jit.accumulated_sums`.
+- `--accumulate` cuts the batch into micro-batches, in `shared.add_micro_batches`, and
+  under jit in `jit.accumulated_sums`.
 - `--shard-state`, `--mesh` and `--layout` split more than the batch, under jit alone.
   Then `train.py` takes the step of `sharding/split_step.py`.
 """

@@ -64,12 +64,22 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
 def accumulated_sums(
     task: Task, state: TrainState, batch: Batch, mesh: Mesh, axes: tuple[str, ...]
 ) -> tuple[Any, MetricSums, Any]:
-    """Compute `gradient_sums` of the global batch, with one all-reduce in all.
+    """Compute `gradient_sums` of K micro-batches, with one all-reduce in all.
 
     Left alone, XLA for CPUs would all-reduce after each micro-batch. Inside `shard_map`
-    every device adds up its own micro-batches and returns the sums as one row of `[N,
-    ...]`, so that adding the rows takes a single all-reduce. `axes` are the mesh axes
-    over which the batch is split. The compiler handles the others.
+    every device adds up its own K micro-batches and returns the sums as one row of
+    `[N, ...]`, so that adding the rows takes a single all-reduce.
+
+    Args:
+        task: What is trained.
+        state: Before the update.
+        batch: The global batch, `[B, ...]`, of which each device has `[b, ...]`.
+        mesh: The mesh of the devices.
+        axes: The mesh axes over which the batch is split. The compiler handles the
+            others.
+
+    Returns:
+        The gradients, the metric sums, and the new `model_state`.
     """
 
     def device_sums(state: TrainState, batch: Batch) -> tuple[Any, Any]:

@@ -4,6 +4,7 @@ Between the two comes the all-reduce, which each file of this folder does in its
 way. Lesson 13 teaches this file.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -48,8 +49,7 @@ def gradient_sums(
     Args:
         task: What is trained.
         state: Before the update.
-        batch: A device's part, `[b, ...]`, or all of it. With K micro-batches their
-            rows follow one another.
+        batch: A device's part, `[b, ...]`, or all of it, `[B, ...]`.
         axis_name: The axis over which the batch is split, because batch norm needs
             moments over all devices in the middle of the model. None: the arrays hold
             the global batch.
@@ -57,9 +57,11 @@ def gradient_sums(
     Returns:
         The gradients, the metric sums, and the new `model_state`.
     """
+    if task.accumulate > 1:
+        return add_micro_batches(task, state, batch, axis_name)
 
-    def summed_loss(params: Any, model_state: Any, batch: Batch) -> Any:
-        model = task.model_with(params, model_state)
+    def summed_loss(params: Any) -> Any:
+        model = task.model_with(params, state.model_state)
         keys = example_keys(task.seed, state.step, batch.indices)
         context = Context(batch.weights, keys, state.step, True, axis_name)
         with use_context(context):
@@ -68,30 +70,41 @@ def gradient_sums(
         return sums.loss, (sums, model_state)
 
     gradients_of = jax.grad(summed_loss, has_aux=True)
+    gradients, (sums, model_state) = gradients_of(state.params)
+    return gradients, sums, model_state
+
+
+def add_micro_batches(
+    task: Task, state: TrainState, batch: Batch, axis_name: AxisName
+) -> tuple[Any, MetricSums, Any]:
+    """Add up the `gradient_sums` of K micro-batches, one after the other.
+
+    The rows of a batch `[K * m, ...]` are the K micro-batches of m rows. Each starts
+    from the `model_state` that the one before has left.
+    """
     K = task.accumulate
     micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
-    first = jax.tree.map(lambda x: x[0], micro_batches)
-    gradients, (sums, model_state) = gradients_of(
-        state.params, state.model_state, first
-    )
-    if K == 1:
-        return gradients, sums, model_state
+    one_by_one = dataclasses.replace(task, accumulate=1)
 
-    def add_micro_batch(carry: Any, micro_batch: Batch) -> tuple[Any, None]:
-        model_state, totals = carry
-        gradients, (sums, model_state) = gradients_of(
-            state.params, model_state, micro_batch
-        )
+    def sums_of(model_state: Any, micro_batch: Batch) -> tuple[Any, MetricSums, Any]:
+        before = dataclasses.replace(state, model_state=model_state)
+        return gradient_sums(one_by_one, before, micro_batch, axis_name=axis_name)
+
+    def add_next(carry: Any, micro_batch: Batch) -> tuple[Any, None]:
+        totals, model_state = carry
+        gradients, sums, model_state = sums_of(model_state, micro_batch)
         totals = jax.tree.map(jnp.add, totals, (gradients, sums))
-        return (model_state, totals), None
+        return (totals, model_state), None
 
-    carry = (model_state, (gradients, sums))
-    others = jax.tree.map(lambda x: x[1:], micro_batches)
+    # The totals start with the first micro-batch, so they have its types.
+    first = jax.tree.map(lambda x: x[0], micro_batches)
+    gradients, sums, model_state = sums_of(state.model_state, first)
+    carry = ((gradients, sums), model_state)
+    rest = jax.tree.map(lambda x: x[1:], micro_batches)
     # On CPUs XLA is up to 20 times slower at convolutions in a loop, so there the scan
     # is unrolled.
     on_cpu = jax.default_backend() == "cpu"
-    carry, _ = lax.scan(add_micro_batch, carry, others, unroll=on_cpu)
-    model_state, (gradients, sums) = carry
+    ((gradients, sums), model_state), _ = lax.scan(add_next, carry, rest, unroll=on_cpu)
     return gradients, sums, model_state
 
 
