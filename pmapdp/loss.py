@@ -29,14 +29,14 @@ class MetricSums(NamedTuple):
             if there are no classes.
         count: The sum of the weights, the number of examples if each weighs 1. The
             gradients are divided by it.
-        others: Further metrics by name, each a sum, which is shown as sum / count, or a
-            pair of sums, which is shown as first / second.
+        metrics: Further metrics by name, each a sum, which is shown as sum / count, or
+            a pair of sums, which is shown as first / second.
     """
 
     loss: Any
     correct: Any
     count: Any
-    others: Any = NO_METRICS
+    metrics: Any = NO_METRICS
 
 
 def named_sums(sums: MetricSums) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def named_sums(sums: MetricSums) -> dict[str, Any]:
     The second sum of a pair is called `NAME (divisor)`.
     """
     named = {"loss": sums.loss, "correct": sums.correct, "count": sums.count}
-    for name, value in sums.others.items():
+    for name, value in sums.metrics.items():
         if isinstance(value, tuple):
             named[name], named[name + DIVISOR] = value
         else:
@@ -75,7 +75,7 @@ def cross_entropy(
         label_smoothing = 0.0
     sums = metric_sums(logits, batch, label_smoothing)
     if metrics is not None:
-        sums = sums._replace(others=metrics(logits, batch))
+        sums = sums._replace(metrics=metrics(logits, batch))
     return sums
 
 

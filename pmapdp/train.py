@@ -409,8 +409,8 @@ def make_task(
         classifies = loss is cross_entropy
         if custom.metrics is not None:
             raise UserError(
-                "metrics= is for the cross-entropy: return them as others of "
-                "MetricSums in your own loss"
+                "metrics= is for the cross-entropy: return them in the metrics of your "
+                "loss's MetricSums"
             )
     chosen = trainable_filter(model, trainable)
     # Otherwise the running moments of a part that isn't trained would still move.

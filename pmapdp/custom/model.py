@@ -190,8 +190,8 @@ def check_correct(task: Task, examples: Batch) -> None:
             continue
         raise UserError(
             f"accuracy is the share of right answers, but in the loss of {task.name} "
-            f"training example {index} {why}: return correct=None, and others="
-            "{'accuracy': ((batch.weights * right).sum(), batch.weights.sum())}"
+            f"training example {index} {why}: return correct=None, and "
+            "metrics={'accuracy': ((batch.weights * right).sum(), batch.weights.sum())}"
         )
 
 

@@ -136,13 +136,13 @@ def make_trial(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
 
 def check_fields(task: Task, sums: MetricSums) -> None:
     """Check that sums are real scalars of JAX, and that their names are free."""
-    taken = {"loss", "count", "examples"}
+    taken = {"loss", "count", "correct", "examples"}
     if sums.correct is not None:
         taken.update(ACCURACIES)
-    for name in sums.others.keys() & taken:
+    for name in sums.metrics.keys() & taken:
         raise UserError(
-            f"the loss of {task.name} has a further sum called {name}, which there is: "
-            "use another name"
+            f"the loss of {task.name} has a metric called {name}, which there is "
+            "already: use another name"
         )
     for name, value in named_sums(sums).items():
         is_array = isinstance(value, jax.Array)

@@ -170,8 +170,12 @@ LOSSES = [
         r"training example \d+ counts 1, and adds 3 to correct: return correct=None",
     ),
     (
-        loss(lambda m, b, sums: {"others": {"loss": sums.loss}}),
-        "further sum called loss",
+        loss(lambda m, b, sums: {"metrics": {"loss": sums.loss}}),
+        "has a metric called loss",
+    ),
+    (
+        loss(lambda m, b, sums: {"metrics": {"correct": sums.loss}}),
+        "has a metric called correct",
     ),
     (
         loss(lambda m, b, sums: {"loss": squares(m, b)}),
@@ -181,7 +185,7 @@ LOSSES = [
     (
         loss(class_weights),
         r"training example \d+ counts 1, and example 0 2.5: return correct=None, and "
-        r"others={'accuracy': \(\(batch.weights \* right\).sum\(\), batch.weights.sum",
+        r"metrics={'accuracy': \(\(batch.weights \* right\).sum\(\), batch.weights.sum",
     ),
     (
         {"model": nnx_linear(1), "data": REAL, "loss": mean_squares},
