@@ -5,8 +5,6 @@ sums, are they the same on several devices (`trial.py`), is the accuracy a share
 right answers, and can the model be exported?
 """
 
-import contextlib
-import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -42,10 +40,6 @@ from pmapdp.state import Task, accepts, build
 
 ROWS = 16  # examples with which a model and its loss are tried
 MORE_ROWS = 64  # and the accuracy, of which a wrong example shows nothing
-LINEN_ADVICE = (
-    "of Linen, nnx.bridge.ToNNX brings layers without random numbers and statistics: "
-    "replace dropout and batch norm by flax.nnx's"
-)
 
 
 def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.Module:
@@ -110,35 +104,32 @@ def check_call(task: Task, examples: Batch) -> Any:
     Returns:
         Shapes of a classifier's logits, or of what your loss returns.
     """
-    function = call_model if task.classifies else task.loss
     try:
-        return returned_shapes(task, function, examples)
+        if task.classifies:
+            return returned_shapes(task, call_model, examples)
+        return returned_shapes(task, task.loss, examples)
     except Exception as error:
-        failure = f"{task.name} does not take inputs {describe(examples.inputs)}"
-        advice = advise_on_inputs(task, examples)
-        with contextlib.suppress(Exception):
-            # If the model alone takes the inputs, it's the loss that fails.
-            outputs = returned_shapes(task, call_model, examples)
-            failure = f"the loss of {task.name} fails"
-            advice = (
-                f"the model gives {describe(outputs)}, the labels are "
-                f"{describe(examples.labels)} and the weights "
-                f"{describe(examples.weights)}; give each example one loss, for "
-                "example by losses.mean(1)"
-            )
+        failure, advice = explain_call(task, examples)
         raise YourCodeError(f"{failure} ({reason(error)}): {advice}") from error
 
 
-def advise_on_inputs(task: Task, examples: Batch) -> str:
-    """Say what to do if a model doesn't take its inputs."""
-    for _, module in nnx.iter_modules(task.model, graph=True):
-        if isinstance(module, nnx.bridge.ToNNX):
-            return LINEN_ADVICE
-    shape: Any = getattr(examples.inputs, "shape", ())
-    if len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] not in (1, 3, 4):
-        _, channels, height, width = shape
-        return f"Flax wants channels last, so give [n, {height}, {width}, {channels}]"
-    return "give inputs of its shape, or correct its __call__ or loss"
+def explain_call(task: Task, examples: Batch) -> tuple[str, str]:
+    """Say if the model fails or its loss, and what to do."""
+    inputs = examples.inputs
+    try:
+        outputs = returned_shapes(task, call_model, examples)
+    except Exception:
+        advice = "give inputs of its shape, or correct its __call__ or loss"
+        shape: Any = getattr(inputs, "shape", ())
+        if len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] not in (1, 3, 4):
+            _, C, H, W = shape
+            advice = f"Flax wants channels last, so give [n, {H}, {W}, {C}]"
+        return f"{task.name} does not take inputs {describe(inputs)}", advice
+    return f"the loss of {task.name} fails", (
+        f"the model gives {describe(outputs)}, the labels are "
+        f"{describe(examples.labels)} and the weights {describe(examples.weights)}; "
+        "give each example one loss, for example by losses.mean(1)"
+    )
 
 
 def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
@@ -171,28 +162,29 @@ def check_correct(task: Task, examples: Batch) -> None:
     # One example on each of 64 simulated devices.
     alone = jax.tree.map(lambda rows: rows[:, None], examples)
     sums, _ = make_trial(task, EVALUATION, alone)(alone)
-    has_one_label = getattr(examples.labels, "ndim", 0) == 1
-    first = None  # example that counts, as (index, what it counts at weight 1)
-    rows = zip(
-        examples.indices, examples.weights, sums["correct"], sums["count"], strict=True
+    counts = sums["count"] / examples.weights  # what an example counts at weight 1
+    with np.errstate(invalid="ignore"):
+        shares = sums["correct"] / sums["count"]  # NaN for one that is left out
+    first = np.argmax(counts > 0)
+    if getattr(examples.labels, "ndim", 0) == 1:
+        has_own_weight = ~np.isclose(counts, counts[first], rtol=1e-3)
+        is_partial = ~np.isclose(shares, shares >= 0.5, rtol=1e-3)
+    else:
+        has_own_weight = np.zeros(len(counts), bool)
+        is_partial = (shares < 0) | (shares > 1)
+    wrong = np.flatnonzero((has_own_weight | is_partial) & np.isfinite(shares))
+    if not wrong.size:
+        return
+    row = wrong[0]
+    contrast = f"adds {sums['correct'][row]:.4g} to correct"
+    if has_own_weight[row]:
+        contrast = f"example {examples.indices[first]} {counts[first]:.4g}"
+    raise UserError(
+        f"accuracy is the share of right answers, but in the loss of {task.name} "
+        f"training example {examples.indices[row]} counts {counts[row]:.4g}, and "
+        f"{contrast}: return correct=None, and "
+        "metrics={'accuracy': ((batch.weights * right).sum(), batch.weights.sum())}"
     )
-    for index, weight, correct, count in rows:
-        if count == 0 or math.isnan(correct):
-            continue  # it's left out, or training says what is wrong with it
-        first = first or (index, count / weight)
-        is_usual = np.isclose(count / weight, first[1], rtol=1e-3)
-        is_whole = np.isclose(correct, [0, count], rtol=1e-3).any()
-        if has_one_label and not is_usual:
-            why = f"counts {count / weight:.4g}, and example {first[0]} {first[1]:.4g}"
-        elif not is_whole and (has_one_label or not 0 <= correct <= count):
-            why = f"counts {count:.4g}, and adds {correct:.4g} to correct"
-        else:
-            continue
-        raise UserError(
-            f"accuracy is the share of right answers, but in the loss of {task.name} "
-            f"training example {index} {why}: return correct=None, and "
-            "metrics={'accuracy': ((batch.weights * right).sum(), batch.weights.sum())}"
-        )
 
 
 def warn_if_not_exportable(task: Task, examples: Batch) -> None:
@@ -201,15 +193,6 @@ def warn_if_not_exportable(task: Task, examples: Batch) -> None:
     def predict(model: Any, batch: Batch) -> Any:
         return getattr(model, "predict", model)(batch.inputs)
 
-    try:
-        returned_shapes(task, predict, examples)
-    except Exception as error:
-        print(
-            "warning: the model cannot be exported, because it fails for the inputs "
-            f"alone ({reason(error)}): give it a method predict(inputs)",
-            file=sys.stderr,
-        )
-        return
     try:
         # A batch of unknown size shows what depends on len(inputs).
         any_size = jax.export.symbolic_args_specs(examples, "batch, ...")
@@ -220,19 +203,18 @@ def warn_if_not_exportable(task: Task, examples: Batch) -> None:
 
 
 def not_exportable(error: Exception) -> str:
-    """Say why a model works for only one batch size."""
+    """Say why a model can't be exported, and what to write."""
     return (
         f"the model cannot be exported for any number of inputs ({reason(error)}): "
-        "use, for example, inputs.shape[0] in it instead of len(inputs)"
+        "give it a method predict(inputs) if it takes more than inputs, and write "
+        "inputs.shape[0] in place of len(inputs)"
     )
 
 
 def check_best(best: str, sums: dict[str, Any], data: DataSet) -> None:
     """Refuse `--best` of a metric that isn't among the sums of the loss."""
-    # The first of these that there is decides which epoch is the best.
-    for part in (data.validation, data.test, data.train):
-        if part is not None:
-            break
+    # The metrics of this part decide which epoch is the best.
+    part = data.validation or data.test or data.train
     names = {name for name in sums if not name.endswith(DIVISOR)} - {"count"}
     if "correct" in names:
         names.remove("correct")

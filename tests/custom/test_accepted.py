@@ -365,8 +365,8 @@ def distance(model, batch):
         ),
         (
             {"data": PAIRS, "loss": distance},
-            "because it fails for the inputs alone (float() argument must be a string "
-            "or a real number, not 'dict'): give it a method predict(inputs)\n",
+            "(float() argument must be a string or a real number, not 'dict'): give it "
+            "a method predict(inputs) if it takes more than inputs",
         ),
         ({}, ""),
     ],
