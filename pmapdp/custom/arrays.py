@@ -95,26 +95,16 @@ def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> A
     array = make_array(name, values)
     if classes is not None and holds_texts(array):
         array = number_classes(name, array, classes)
-    if holds_texts(array):
-        raise UserError(f"{name} are texts, of type {array.dtype}: {TEXTS_ADVICE}")
-    if array.dtype.kind not in "biuf":
-        raise UserError(
-            f"{name} are of type {array.dtype}: give whole numbers, real numbers or "
-            "truth values, and all of them"
-        )
-    # JAX has this machine's byte order alone, and 64 bits only if they're switched on.
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
-    if classes is not None and dtype.kind != "f":
-        dtype = np.dtype(np.int32)
+    dtype = choose_dtype(name, array, are_labels=classes is not None)
     every = sample_every(array)
     sample = array[::every]  # all rows, unless the array is large
     with np.errstate(all="ignore"):  # what doesn't fit is looked for below
         converted = sample.astype(dtype, copy=False)
-    is_right = converted == sample
+    is_kept = converted == sample
     if dtype.kind == "f":
-        is_right = np.isfinite(converted)  # rounding is fine
-    if not is_right.all():
-        row = every * np.argwhere(~is_right)[0][0]
+        is_kept = np.isfinite(converted)  # rounding is fine
+    if not is_kept.all():
+        row = every * np.argwhere(~is_kept)[0][0]
         raise UserError(
             f"{name} ({array.dtype}) are not all finite numbers in {dtype}, "
             f"first in row {row}: replace or scale them"
@@ -122,6 +112,21 @@ def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> A
     if every > 1:
         return RowsOnDemand(array, dtype)
     return converted
+
+
+def choose_dtype(name: str, array: np.ndarray, *, are_labels: bool) -> np.dtype[Any]:
+    """Return JAX's type for the numbers of an array. Classes are int32."""
+    if holds_texts(array):
+        raise UserError(f"{name} are texts, of type {array.dtype}: {TEXTS_ADVICE}")
+    if array.dtype.kind not in "biuf":
+        raise UserError(
+            f"{name} are of type {array.dtype}: give whole numbers, real numbers or "
+            "truth values, and all of them"
+        )
+    if are_labels and array.dtype.kind != "f":
+        return np.dtype(np.int32)
+    # JAX has this machine's byte order alone, and 64 bits only if they're switched on.
+    return jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
 
 
 def make_array(name: str, values: Any) -> np.ndarray:

@@ -6,7 +6,6 @@ a run is resumed. docs/custom_reference.md has the forms of examples.
 """
 
 import os
-import sys
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,21 +31,16 @@ class Examples:
     Attributes:
         examples: Their number.
         weights: None if each counts 1.
-        logits: The number of the model's logits. If labels are numbers of classes,
-            they're checked against it.
+        number_of_logits: The model's, for a classifier. Labels are checked against it
+            as they are read.
     """
 
     def __init__(self, source: Any, name: str, classes: tuple[str, ...]):
         self.source = source
         self.name = name  # in messages
         self.classes = classes
-        self.logits: int | None = None
+        self.number_of_logits: int | None = None
         self.examples = len(source)
-        if self.examples == sys.maxsize:  # Grain's
-            raise UserError(
-                f"{name} data repeat without an end: leave .repeat() out, because "
-                "--epochs repeats them"
-            )
         # Two threads that read from one open file would get wrong examples.
         is_thread_safe = getattr(type(source), "thread_safe", False) is True
         self.threads = THREADS if is_thread_safe else 1
@@ -102,27 +96,27 @@ class Examples:
                 row = jax.tree.map(lambda leaf: leaf[None], example)
                 convert_split(f"example {index} of {self.name}", row, self.classes)
             raise
-        if self.logits:
-            check_labels(self.name, split, self.logits)
+        if self.number_of_logits:
+            check_labels(self.name, split, self.number_of_logits)
         return split
 
 
-def check_labels(name: str, part: Any, logits: int) -> None:
+def check_labels(name: str, part: Any, number_of_logits: int) -> None:
     """Refuse labels that aren't classes of a model with so many logits.
 
     Of `Examples`, each batch is checked as it is read.
     """
     if isinstance(part, Examples):
-        part.logits = logits
+        part.number_of_logits = number_of_logits
         return
     labels = part.labels[:]
     lowest = labels.min()
     highest = labels.max()
-    if lowest < 0 or highest >= logits:
+    if lowest < 0 or highest >= number_of_logits:
         raise UserError(
-            f"{name} labels are from {lowest} to {highest}, and the model has {logits} "
-            f"logits: use 0 to {logits - 1}, numpy.unique(labels, return_inverse=True)"
-            "[1], or a model of more logits"
+            f"{name} labels are from {lowest} to {highest}, and the model has "
+            f"{number_of_logits} logits: use 0 to {number_of_logits - 1}, "
+            "numpy.unique(labels, return_inverse=True)[1], or a model of more logits"
         )
 
 

@@ -275,10 +275,6 @@ REFUSED = {
         Broken(),
         r"example 9 of the training data cannot be read \(the disk is gone\)",
     ),
-    "without an end": (
-        lambda: grain().MapDataset.source(PAIRS).repeat(),
-        "repeat without an end: leave .repeat.. out",
-    ),
     "no examples": ([], "example 0 of the training data cannot be read"),
     "no pairs": (
         [1, 2],
