@@ -59,14 +59,16 @@ class Context:
         return jax.vmap(jax.random.fold_in, (0, None))(self.keys, number)
 
 
-EVALUATION = Context()  # the context of everything but a training step
-_current = contextvars.ContextVar("context", default=EVALUATION)
+# Outside of a training step: no weights, no keys, no axis.
+NO_BATCH = Context()
+_current = contextvars.ContextVar("context", default=NO_BATCH)
 
 
 def current_context() -> Context:
     """Return the context of the batch that the model is called with.
 
-    Call it in a layer of your own. Outside of a training step it's `EVALUATION`.
+    Call it in a layer of your own. Outside of a training step `train` is False, and
+    there are no weights, keys and axis.
     """
     return _current.get()
 

@@ -26,17 +26,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError, explain_errors, unknown
 from pmapdp.state import Task, TrainState, initial_state, named_leaves
+from pmapdp.steps.shared import AXIS
 
 Rules = dict[str, tuple[str, ...]]  # mesh axes by logical axis
 
-BATCH = "batch"
-DATA = "data"
+BATCH = "batch"  # the logical axis of the examples
+DATA_LAYOUT = "data"  # splits the batch alone, over the mesh axis of the same name
 # Splitting the outputs of one matrix and the inputs of the next over the same devices
 # needs one all-reduce for the two: Shoeybi et al., "Megatron-LM", arXiv:1909.08053,
 # 2019.
 MODEL: Rules = {"hidden": ("model",), "heads": ("model",)}
 NAMED: dict[str, Rules] = {
-    "data": {},
+    DATA_LAYOUT: {},
     "model": MODEL,
     "spatial": MODEL | {"features": ("feature",)},
 }
@@ -95,7 +96,7 @@ def check_sharding(
         return
     if mesh:
         flag = f"--mesh {mesh}"
-    elif layout != DATA:
+    elif layout != DATA_LAYOUT:
         flag = f"--layout {layout}"
     elif shard_state != "none":
         flag = f"--shard-state {shard_state}"
@@ -315,7 +316,7 @@ def fit_layout(
     inputs: tuple[int, ...],
     *,
     mesh: str | None = None,
-    layout: str = DATA,
+    layout: str = DATA_LAYOUT,
     shard_state: str = "none",
 ) -> MeshLayout:
     """Fit --mesh, --layout and --shard-state to a model, its inputs and the devices.
@@ -324,8 +325,8 @@ def fit_layout(
     splits what it can. `inputs` is the shape of one example.
     """
     N = len(devices)
-    sizes = parse_mesh(mesh) if mesh else {DATA: N}
-    advice = f"try --mesh {DATA}={N} --layout {DATA}"
+    sizes = parse_mesh(mesh) if mesh else {AXIS: N}
+    advice = f"try --mesh {AXIS}={N} --layout {DATA_LAYOUT}"
     places = math.prod(sizes.values())
     if places != N:
         raise UserError(
@@ -340,7 +341,7 @@ def fit_layout(
     requested = parse_layout(layout)
     for name in sorted(requested.keys() - known - NAMED["spatial"].keys()):
         raise unknown(f"axis of the model in --layout {layout}", name, sorted(known))
-    rules: Rules = {BATCH: (DATA,)} if DATA in sizes else {}
+    rules: Rules = {BATCH: (AXIS,)} if AXIS in sizes else {}
     rules |= {name: axes for name, axes in requested.items() if name in known}
     check_mesh(layout, rules, sizes, advice)
     device_array = np.array(devices).reshape(tuple(sizes.values()))
@@ -379,7 +380,7 @@ def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], advice: str) ->
     for axis in missing:
         rest, left = divmod(math.prod(sizes.values()), 2 ** len(missing))
         if not left:
-            advice = f"try --mesh {mesh_text({DATA: rest} | missing)}"
+            advice = f"try --mesh {mesh_text({AXIS: rest} | missing)}"
         raise UserError(
             f"--layout {layout} splits {used[axis]} over {axis}, which is no axis of "
             f"the mesh {mesh_text(sizes)}: {advice}"
