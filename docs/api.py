@@ -70,7 +70,7 @@ from pmapdp.evaluate import evaluate_run
 from pmapdp.export import export_run, load_exported
 from pmapdp.train import load_run
 
-means, about = evaluate_run("runs/api", devices=4, model=Net, data=data)
+metrics, facts = evaluate_run("runs/api", devices=4, model=Net, data=data)
 config, state, last_epoch = load_run("runs/api", model=Net)
 export_run("runs/api", "api.zip", model=Net, data=data)
 exported = load_exported("api.zip")

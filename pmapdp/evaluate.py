@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from pmapdp import cli
-from pmapdp.config import StrategyName, setting
+from pmapdp.config import Config, StrategyName, setting
 from pmapdp.custom.data import make_part
 from pmapdp.custom.examples import check_labels
 from pmapdp.data.batches import Batches
@@ -102,26 +102,14 @@ def evaluate_run(
         python_values: `model`, `data` and so on, if `train` was given them.
 
     Returns:
-        (means, about): the loss and metrics by name, and the data set, update, strategy
-        and devices to which they belong.
+        (metrics, facts): the loss and metrics by name, and the data set, update,
+        strategy and devices to which they belong.
     """
     config = read_config(workdir)
     require_python_values(
         config, python_values, "pmapdp.evaluate.evaluate_run", workdir
     )
-    # An evaluation needs no learning rate, so your schedule needn't be found.
-    changes: dict[str, Any] = {"schedule": "constant", "switch_epochs": ()}
-    if data_dir:
-        changes["data_dir"] = data_dir
-    if strategy or devices:
-        # A mesh is for one number of devices, and the other settings don't go with
-        # every strategy.
-        changes |= {"mesh": None, "layout": "data", "shard_state": "none"}
-    if strategy:
-        changes["strategy"] = strategy
-    if devices or strategy == "single":
-        changes["devices"] = devices
-    config = dataclasses.replace(config, **changes)
+    config = change_config(config, strategy, devices, data_dir)
     # Before the checkpoint is read, which starts JAX.
     number = number_of_devices(config.devices, config.mesh)
     if config.strategy == "single":
@@ -141,15 +129,34 @@ def evaluate_run(
             workdir, job.task, best=best, data_fingerprint=job.data_fingerprint
         )
         # The same function as in training, so the numbers are the same, too.
-        means = evaluate(job, job.strategy.place_state(state), "test")
-    about = {
+        metrics = evaluate(job, job.strategy.place_state(state), "test")
+    facts = {
         "dataset": config.dataset,
         "step": int(state.step),
         "strategy": config.strategy,
         "devices": len(job.devices),
         "device_kind": describe(job.devices),
     }
-    return means, about
+    return metrics, facts
+
+
+def change_config(
+    config: Config, strategy: str | None, devices: int | None, data_dir: str | None
+) -> Config:
+    """Return the settings of a run as it's evaluated. None: as in training."""
+    # An evaluation needs no learning rate, so your schedule needn't be found.
+    changes: dict[str, Any] = {"schedule": "constant", "switch_epochs": ()}
+    if data_dir:
+        changes["data_dir"] = data_dir
+    if strategy or devices:
+        # A mesh is for one number of devices, and the other settings don't go with
+        # every strategy.
+        changes |= {"mesh": None, "layout": "data", "shard_state": "none"}
+    if strategy:
+        changes["strategy"] = strategy
+    if devices or strategy == "single":
+        changes["devices"] = devices
+    return dataclasses.replace(config, **changes)
 
 
 def evaluate_file(
@@ -168,15 +175,15 @@ def evaluate_file(
                 f"{path} was trained on data of yours, {dataset}: "
                 "name it, as in --dataset my_data.npz"
             )
-    means = evaluate_exported(exported, load_data(dataset, data_dir).test)
-    about = {
+    metrics = evaluate_exported(exported, load_data(dataset, data_dir).test)
+    facts = {
         "dataset": dataset,
         "step": exported.metadata["step"],
         "strategy": "exported",
         "devices": 1,
         "device_kind": describe(jax.devices()[:1]),
     }
-    return means, about
+    return metrics, facts
 
 
 def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
@@ -226,13 +233,13 @@ def main(arguments: list[str]) -> None:
                 f"{options.model} is an exported model, for one device and of one "
                 "epoch: leave out --best, --strategy and --devices"
             )
-        means, about = evaluate_file(options.model, options.dataset, options.data_dir)
+        metrics, facts = evaluate_file(options.model, options.dataset, options.data_dir)
     elif options.dataset:
         raise UserError(
             f"{options.model} is a run, which knows its data: leave out --dataset"
         )
     else:
-        means, about = evaluate_run(
+        metrics, facts = evaluate_run(
             options.model,
             strategy=options.strategy,
             devices=options.devices,
@@ -240,19 +247,19 @@ def main(arguments: list[str]) -> None:
             best=options.best,
         )
     if options.json:
-        print(json.dumps({"test": means} | about))
+        print(json.dumps({"test": metrics} | facts))
         return
-    metrics = [
+    numbers = [
         f"{name} {value:.4f}"
-        for name, value in means.items()
+        for name, value in metrics.items()
         if name not in ("loss", "examples")
     ]
-    print(f"test loss {means['loss']:.6f}", *metrics)
+    print(f"test loss {metrics['loss']:.6f}", *numbers)
     print(
-        f"{means['examples']:,} examples of {about['dataset']}, "
-        f"after {about['step']:,} updates"
+        f"{metrics['examples']:,} examples of {facts['dataset']}, "
+        f"after {facts['step']:,} updates"
     )
-    print(f"{about['strategy']}, {about['device_kind']}")
+    print(f"{facts['strategy']}, {facts['device_kind']}")
 
 
 if __name__ == "__main__":

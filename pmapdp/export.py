@@ -115,23 +115,6 @@ def describe_arrays(inputs: Any) -> Any:
     )
 
 
-def check_program(
-    program: jax.export.Exported,
-    metadata: dict[str, Any],
-    arrays: dict[str, np.ndarray],
-) -> None:
-    """Check that a program takes the arrays and inputs that its file has and says."""
-    (wanted, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
-    if describe_arrays(inputs) != metadata["input"]:
-        raise ValueError("its program takes other inputs than its metadata says")
-    for name, array in wanted.items():
-        if (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):
-            raise ValueError(f"its program takes another array {name}")
-    classes = program.out_avals[0].shape[-1]
-    if metadata["classifies"] and classes != len(metadata["labels"]):
-        raise ValueError(f"its program has {classes} classes, its metadata others")
-
-
 def load_exported(path: str | Path) -> Exported:
     """Read an exported model.
 
@@ -158,7 +141,6 @@ def load_exported(path: str | Path) -> Exported:
         model = jax.export.deserialize(bytearray(files[PROGRAM]))
         loss = jax.export.deserialize(bytearray(files[LOSS]))
         model.mlir_module()  # so that a version too old or too new shows here
-        check_program(model, metadata, arrays)
         featurizer = None
         if FEATURIZER in files:
             fitted = json.loads(files[FEATURIZER])
@@ -258,17 +240,10 @@ def export_model(
         model, loss = export_programs(task, arrays, tree, examples)
     except Exception as error:
         raise YourCodeError(not_exportable(error)) from error
-    (_, inputs), _ = jax.tree.unflatten(model.in_tree, model.in_avals)
-    batch_size = jax.tree.leaves(inputs)[0].shape[0]
-    for output in model.out_avals:
-        if output.shape[:1] != (batch_size,):
-            raise UserError(
-                f"the model answers {[*output.shape]}, not one row for each example: "
-                "return [n, ...] arrays"
-            )
+    check_outputs(model)
     labels = metadata.get("labels")
-    if not labels:
-        labels = range(model.out_avals[0].shape[-1] if task.classifies else 0)
+    if not labels and task.classifies:
+        labels = range(model.out_avals[0].shape[-1])
     metadata = {
         "format": FORMAT,
         "pmapdp": __version__,
@@ -281,11 +256,23 @@ def export_model(
         "dataset": "arrays",
         "arrays": [*arrays],
         **metadata,  # of a run: its step and data set in place of these
-        "labels": [str(label) for label in labels],
+        "labels": [str(label) for label in labels or ()],
     }
     exported = Exported(metadata, model, arrays, loss, featurizer)
     exported.outputs(examples.inputs)  # finite parameters may give infinite answers
     write_exported(exported, path)
+
+
+def check_outputs(model: jax.export.Exported) -> None:
+    """Check that a program answers with one row for each example."""
+    (_, inputs), _ = jax.tree.unflatten(model.in_tree, model.in_avals)
+    batch_size = jax.tree.leaves(inputs)[0].shape[0]
+    for output in model.out_avals:
+        if output.shape[:1] != (batch_size,):
+            raise UserError(
+                f"the model answers {[*output.shape]}, not one row for each example: "
+                "return [n, ...] arrays"
+            )
 
 
 def export_programs(
