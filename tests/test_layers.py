@@ -69,9 +69,9 @@ def test_masks_differ_between_examples_layers_calls_and_the_layers_of_a_scan():
     rows = [*first, *other, *again, *scanned[0], *scanned[1]]
     for i, row in enumerate(rows):
         assert set(np.unique(row)) == {0.0, 2.0}
-        for one in rows[:i]:
+        for earlier in rows[:i]:
             assert (
-                0.4 < (row == one).mean() < 0.6
+                0.4 < (row == earlier).mean() < 0.6
             )  # independent: half of 500, the standard deviation is 0.022
 
 
@@ -79,7 +79,7 @@ def test_settings_of_dropout():
     """A layer that is off, frozen, or shares its masks along an axis."""
     layers = [nnx.Dropout(0.0), nnx.Dropout(1.0), nnx.Dropout(0.5, deterministic=True)]
     shared = make_exact(nnx.Dropout(0.5, broadcast_dims=(0, 2)))
-    assert [np.unique(each).tolist() for each in masks(*layers)] == [[1], [0], [1]]
+    assert [np.unique(mask).tolist() for mask in masks(*layers)] == [[1], [0], [1]]
     with in_training(3):
         y = np.asarray(shared(jnp.ones((3, 50, 4))))
     np.testing.assert_array_equal(y, np.broadcast_to(y[:, :, :1], y.shape))
@@ -99,7 +99,8 @@ def test_digits_at_a_mean_of_a_hundred_standard_deviations(shape):
     """Against NumPy in float64. Fresh, the variance loses (mean / std)² of float32's
     digits; after forty updates at momentum 0.9 the running mean is 1.5 standard
     deviations away, and next to nothing is lost."""
-    layer, axes = batch_norm(3, momentum=0.9), tuple(range(len(shape) - 1))
+    layer = batch_norm(3, momentum=0.9)
+    axes = tuple(range(len(shape) - 1))
 
     @nnx.jit
     def update(layer, x):
@@ -124,10 +125,8 @@ def test_batch_norm_is_flaxs_on_one_device_without_padding():
     """
     x = np.random.default_rng(0).normal(2, 3, (6, 5, 4)).astype(np.float32)
     settings = {"axis": 1, "momentum": 0.8, "epsilon": 1e-3}
-    stock, ours = (
-        nnx.BatchNorm(5, rngs=nnx.Rngs(0), **settings),
-        batch_norm(5, **settings),
-    )
+    stock = nnx.BatchNorm(5, rngs=nnx.Rngs(0), **settings)
+    ours = batch_norm(5, **settings)
     with in_training(6):
         np.testing.assert_allclose(ours(x), stock(x), atol=1e-5)
     np.testing.assert_allclose(ours.mean[...], stock.mean[...], atol=1e-5)
@@ -137,13 +136,14 @@ def test_batch_norm_is_flaxs_on_one_device_without_padding():
 
 def test_padding_and_frozen_layers_move_nothing():
     x = jnp.full((3, 2), 7.0)
-    layer, frozen = batch_norm(2), batch_norm(2, use_running_average=True)
+    layer = batch_norm(2)
+    frozen = batch_norm(2, use_running_average=True)
     with in_training(3, weights=jnp.zeros(3)):
         assert np.isfinite(layer(x)).all()
     with in_training(3):
         np.testing.assert_allclose(frozen(x), x, rtol=1e-5)
-    for each in (layer, frozen):
-        np.testing.assert_array_equal([each.mean[...], each.var[...]], [[0, 0], [1, 1]])
+    for norm in (layer, frozen):
+        np.testing.assert_array_equal([norm.mean[...], norm.var[...]], [[0, 0], [1, 1]])
 
 
 def test_moments_of_bfloat16_are_in_float32():
@@ -160,10 +160,8 @@ def test_gradient_of_batch_norm_is_that_of_its_formula(float64):
     of weight 0.
     """
     random = np.random.default_rng(4)
-    x, weights = (
-        random.normal(3.0, 2.0, size=(6, 5, 4, 3)),
-        jnp.asarray([1.0, 1, 0, 1, 1, 1]),
-    )
+    x = random.normal(3.0, 2.0, size=(6, 5, 4, 3))
+    weights = jnp.asarray([1.0, 1, 0, 1, 1, 1])
     into = random.normal(
         size=x.shape
     )  # also into the padding: the formula must hold for any loss
@@ -199,10 +197,8 @@ def test_attention_is_flaxs_in_evaluation():
     stock, ours = (
         nnx.MultiHeadAttention(4, 8, rngs=nnx.Rngs(0), **settings) for _ in range(2)
     )
-    x, known = (
-        np.random.default_rng(0).normal(size=(3, 5, 8)),
-        np.arange(5) < np.array([[5], [3], [1]]),
-    )
+    x = np.random.default_rng(0).normal(size=(3, 5, 8))
+    known = np.arange(5) < np.array([[5], [3], [1]])
     mask = jnp.asarray(known[:, None, None])
     make_exact(ours)
     for causal in (False, True):
@@ -221,7 +217,8 @@ def test_attention_drops_weights_by_the_example():
     layer = make_exact(nnx.MultiHeadAttention(2, 8, dropout_rate=0.5, **options))
     x = np.repeat(np.random.default_rng(0).normal(size=(1, 5, 8)), 3, 0)
     with in_training(3):
-        one, again = layer(x), layer(x)
+        one = layer(x)
+        again = layer(x)
     with in_training(3, indices=[2, 1, 0]):
         np.testing.assert_allclose(layer(x)[::-1], one, atol=1e-6)
     assert np.abs(one[0] - one[1]).max() > 1e-3
@@ -241,8 +238,8 @@ def test_exchange_leaves_subclasses_and_other_attention_alone():
 
     layers = [nnx.Dropout(0.1), Mine(0.1), nnx.BatchNorm(2, rngs=nnx.Rngs(0))]
     layers += [
-        nnx.MultiHeadAttention(1, 2, attention_fn=each, rngs=nnx.Rngs(0))
-        for each in (mine, nnx.dot_product_attention)
+        nnx.MultiHeadAttention(1, 2, attention_fn=function, rngs=nnx.Rngs(0))
+        for function in (mine, nnx.dot_product_attention)
     ]
     kinds = [ExactDropout, Mine, ExactBatchNorm, nnx.MultiHeadAttention, ExactAttention]
     assert [type(layer) for layer in make_exact(nnx.List(layers))] == kinds

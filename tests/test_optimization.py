@@ -107,10 +107,8 @@ def test_clipping_scales_the_whole_gradient():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss_equals_numpy(smoothing):
     random = np.random.default_rng(0)
-    logits, labels = (
-        random.normal(size=(5, 10)).astype(np.float32),
-        random.integers(0, 10, 5),
-    )
+    logits = random.normal(size=(5, 10)).astype(np.float32)
+    labels = random.integers(0, 10, 5)
     weights = np.array([1, 1, 0, 1, 1], np.float32)
     sums = metric_sums(
         jnp.asarray(logits),
@@ -148,7 +146,8 @@ def test_bfloat16_computes_in_it_and_reduces_in_float32(strategy):
     compiled = lowered.compile().as_text()
     (reduced,) = re.findall(r"= (\(.*\)|\S+) all-reduce(?:-start)?\(", compiled)
     assert "bf16" not in reduced
-    alone, in_one_vector = ("f32[5408,64]", "f32[64,5408]"), f"f32[{347_146 + 3}]"
+    alone = ("f32[5408,64]", "f32[64,5408]")
+    in_one_vector = f"f32[{347_146 + 3}]"
     assert any(shape in reduced for shape in (*alone, in_one_vector))
     state, _ = steps.train_step(state, batch)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {

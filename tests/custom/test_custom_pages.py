@@ -166,11 +166,11 @@ def write_photos(folder: Path) -> None:
     """Write 32 images for training and 16 to test, dark ones and bright ones."""
     random = np.random.default_rng(0)
     for part, n in {"train": 16, "test": 8}.items():
-        for kind, lowest in {"bright": 120, "dark": 0}.items():
-            (folder / part / kind).mkdir(parents=True)
+        for label, lowest in {"bright": 120, "dark": 0}.items():
+            (folder / part / label).mkdir(parents=True)
             for number in range(n):
                 pixels = random.integers(lowest, lowest + 100, (40, 48, 3), np.uint8)
-                path = folder / part / kind / f"{number}.png"
+                path = folder / part / label / f"{number}.png"
                 Image.fromarray(pixels).save(path)
 
 

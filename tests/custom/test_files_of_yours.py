@@ -78,9 +78,9 @@ def test_they_train_resume_evaluate_and_export(tmp_path, monkeypatch):
         shown.append(done.out)
     assert "restored from the checkpoint of step 3" in shown[1]
     accuracy = pytest.approx(float(re.search(r"last (0\.\d+)", shown[1])[1]), abs=1e-4)
-    assert [json.loads(each)["test"]["accuracy"] for each in (shown[2], shown[4])] == [
-        accuracy
-    ] * 2
+    assert [
+        json.loads(output)["test"]["accuracy"] for output in (shown[2], shown[4])
+    ] == [accuracy] * 2
     config, state, last = load_run(tmp_path / "run")
     assert (config.optimizer, config.trainable) == (f"{tmp_path}/my.py:make", ("head",))
     assert last["learning_rate"] == pytest.approx(0.01 * 0.9**7)

@@ -77,9 +77,11 @@ def test_torchvisions_files_and_its_data_set_are_taken(
         packed = (mnist_folder / "MNIST" / "raw" / name).read_bytes()
         (raw / name.removesuffix(".gz")).write_bytes(gzip.decompress(packed))
     unpacked = load_data("mnist", str(tmp_path))
-    for one, other in zip(mnist.parts.values(), unpacked.parts.values(), strict=True):
-        np.testing.assert_array_equal(one.inputs, other.inputs)
-        np.testing.assert_array_equal(one.labels, other.labels)
+    for part, unpacked_part in zip(
+        mnist.parts.values(), unpacked.parts.values(), strict=True
+    ):
+        np.testing.assert_array_equal(part.inputs, unpacked_part.inputs)
+        np.testing.assert_array_equal(part.labels, unpacked_part.labels)
     theirs = torchvision_datasets.MNIST(tmp_path, train=False, transform=ToTensor())
     data = make_data_set({"train": theirs})
     batch = next(Batches(data.train, 100, shuffle_seed=1).epoch(0))

@@ -46,15 +46,15 @@ def test_tfidf_equals_scikit_learn(corpus):
         vectorizer.fit_transform(corpus.train.texts).toarray(),
         vectorizer.transform(corpus.test.texts).toarray(),
     )
-    for found, weights in zip(data.parts.values(), wanted, strict=True):
-        assert (found.inputs.shape, found.inputs.dtype) == (
+    for part, weights in zip(data.parts.values(), wanted, strict=True):
+        assert (part.inputs.shape, part.inputs.dtype) == (
             (len(weights), 1200),
             np.float32,
         )
         np.testing.assert_allclose(
-            found.inputs[:, : weights.shape[1]], weights, atol=1e-6
+            part.inputs[:, : weights.shape[1]], weights, atol=1e-6
         )
-        assert not found.inputs[:, weights.shape[1] :].any()
+        assert not part.inputs[:, weights.shape[1] :].any()
 
 
 def test_tfidf_without_scikit_learn(corpus, monkeypatch):
@@ -67,7 +67,7 @@ def test_tfidf_without_scikit_learn(corpus, monkeypatch):
 
 
 def words(number: int, start: int = 0) -> str:
-    return " ".join(f"w{each}" for each in range(start, number))
+    return " ".join(f"w{number}" for number in range(start, number))
 
 
 def test_the_vocabularies_have_their_limits():

@@ -33,7 +33,8 @@ def run(tmp_path_factory):
     epoch.
     """
     folder = tmp_path_factory.mktemp("evaluate")
-    workdir, file = str(folder / "run"), str(folder / "model.zip")
+    workdir = str(folder / "run")
+    file = str(folder / "model.zip")
     config = Config(
         model="mlp",
         devices=2,
@@ -162,7 +163,8 @@ def test_code_that_a_file_names_is_not_run(folder):
     ],
 )
 def test_mistakes(run, folder, arguments, sentence):
-    rows, labels = np.zeros((20, 6), np.float32), np.arange(20, dtype=np.int32) % 10
+    rows = np.zeros((20, 6), np.float32)
+    labels = np.arange(20, dtype=np.int32) % 10
     np.savez(
         "rows.npz",
         train_inputs=rows,
@@ -170,7 +172,8 @@ def test_mistakes(run, folder, arguments, sentence):
         test_inputs=rows,
         test_labels=labels,
     )
-    images, eleven = np.zeros((20, 28, 28, 1), np.uint8), np.arange(20) % 11
+    images = np.zeros((20, 28, 28, 1), np.uint8)
+    eleven = np.arange(20) % 11
     np.savez(
         "eleven.npz",
         train_inputs=images,
@@ -179,7 +182,7 @@ def test_mistakes(run, folder, arguments, sentence):
         test_labels=eleven,
     )
     names = {"RUN": run[0], "FILE": run[1]}
-    done = entry.run_command("evaluate", *(names.get(each, each) for each in arguments))
+    done = entry.run_command("evaluate", *(names.get(word, word) for word in arguments))
     for name, path in names.items():
         sentence = sentence.replace(name, path)
     assert (done.status, done.err.count("\n"), done.out) == (2, 1, "")

@@ -135,10 +135,8 @@ def test_max_pool_and_its_gradient_are_flaxs(name, dtype):
 
     @jax.jit
     def both(x, weights):
-        (wanted, theirs), (found, ours) = (
-            jax.vjp(flax_max_pool, x),
-            jax.vjp(max_pool, x),
-        )
+        wanted, theirs = jax.vjp(flax_max_pool, x)
+        found, ours = jax.vjp(max_pool, x)
         before, after = (
             jax.grad(lambda x, pool=pool: (weights * pool(x - 0.5)).sum())(x)
             for pool in (
@@ -154,8 +152,8 @@ def test_max_pool_and_its_gradient_are_flaxs(name, dtype):
     )
     np.testing.assert_array_equal(np.float32(found), np.float32(wanted))
     if not np.isnan(np.float32(x)).any():
-        for one, other in zip(gradients, theirs, strict=True):
-            np.testing.assert_array_equal(np.float32(one), np.float32(other))
+        for mine, stock in zip(gradients, theirs, strict=True):
+            np.testing.assert_array_equal(np.float32(mine), np.float32(stock))
 
 
 # The speedrun's augmentation
@@ -166,7 +164,8 @@ def test_an_image_is_moved_by_at_most_so_many_pixels_in_both_directions():
     found = np.asarray(
         move(jnp.asarray(images), example_keys(0, jnp.int32(3), jnp.arange(200)), 2)
     )
-    padded, offsets = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0))), set()
+    padded = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    offsets = set()
     for number, image in enumerate(found):
         places = [(i, j) for i in range(5) for j in range(5)]
         fitting = {
@@ -182,7 +181,8 @@ def test_an_image_is_moved_by_at_most_so_many_pixels_in_both_directions():
 
 
 def test_only_training_moves_images():
-    images, model = SPLIT.inputs, build(Speedrun)
+    images = SPLIT.inputs
+    model = build(Speedrun)
     evaluated = call(model, images)
     with in_training(example_keys(0, jnp.int32(0), jnp.arange(6))):
         moved = call(model, images)
@@ -199,7 +199,8 @@ def text_model(name):
 
     No bias or scale is 0 or 1, so that each of them matters.
     """
-    (model, params), random = built(name), np.random.default_rng(0)
+    model, params = built(name)
+    random = np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: np.float32(x + 0.1 * random.normal(size=x.shape)), params
     )
@@ -245,7 +246,8 @@ def transformer_logits(p, ids):
     """
     x = p["tokens"]["embedding"][ids] + p["positions"]["embedding"][: len(ids)]
     for block in (p["blocks"][number] for number in sorted(p["blocks"])):
-        y, attention = layer_norm(x, block["attention_norm"]), block["attention"]
+        y = layer_norm(x, block["attention_norm"])
+        attention = block["attention"]
         x = x + attention["out"]["bias"]
         for head in range(4):
             query, key, value = (
@@ -317,8 +319,8 @@ def test_every_axis_of_a_parameter_has_its_name(model):
         ".".join(map(str, path)): param.get_metadata("out_sharding")
         for path, param in params
     }
-    assert [len(each) for each in names.values()] == [
+    assert [len(axes) for axes in names.values()] == [
         len(param.shape) for _, param in params
     ]
-    assert all(len({*each}) == len(each) for each in names.values())
+    assert all(len({*axes}) == len(axes) for axes in names.values())
     assert AXES[model].items() <= names.items()

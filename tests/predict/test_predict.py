@@ -107,7 +107,8 @@ def test_pictures_become_grey_or_coloured_on_black(folder):
 
     Training on a folder does the same.
     """
-    colours, alpha = noise(28, 28, 3), noise(28, 28)
+    colours = noise(28, 28, 3)
+    alpha = noise(28, 28)
     drawing = Image.new("RGBA", (28, 28), "white")
     drawing.putalpha(Image.fromarray(alpha))
     Path("class").mkdir()
@@ -200,10 +201,8 @@ class Answers(nnx.Module):
 def exported(model, inputs, **metadata):
     """A model, untrained, in model.zip."""
     own = {"loss": type(model).loss} if hasattr(model, "loss") else {}
-    task, labels = (
-        Task(model, classifies=not own, **own),
-        np.zeros(len(inputs), np.float32 if own else np.int32),
-    )
+    task = Task(model, classifies=not own, **own)
+    labels = np.zeros(len(inputs), np.float32 if own else np.int32)
     export_model(
         task,
         create_state(task),

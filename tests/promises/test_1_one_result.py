@@ -21,7 +21,9 @@ import small_job
 from flax import nnx
 from marks import quick
 
-BATCH, SEED, EXAMPLES = 18, 3, 83
+BATCH = 18
+SEED = 3
+EXAMPLES = 83
 COUNTS = (1, 2, 3, 4, 5, 7, 8)
 EVALUATED = ("mlp", "text_mlp", "convnet")  # most of a test's time is compilation
 PARALLEL = ("pmap", "shard_map", "jit")
@@ -31,7 +33,8 @@ OPTIMIZERS = {
 }
 # The largest differences after any of the updates; a float32 sum of losses (about 40)
 # has rounding in the last places.
-STATE, LOSS = {"float64": 1e-10, "float32": 1e-6}, {"float64": 1e-10, "float32": 1e-4}
+STATE = {"float64": 1e-10, "float32": 1e-6}
+LOSS = {"float64": 1e-10, "float32": 1e-4}
 
 
 def parts(seed=0):
@@ -47,10 +50,8 @@ def outcomes(strategy, devices, model, optimizer, dtype, padded):
     steps = entry.Steps(
         strategy, devices, model, OPTIMIZERS[optimizer](), seed=SEED, dtype=dtype
     )
-    state, data = (
-        steps.place_state(first_state(model, optimizer, dtype)),
-        entry.examples_for(model, EXAMPLES, 1),
-    )
+    state = steps.place_state(first_state(model, optimizer, dtype))
+    data = entry.examples_for(model, EXAMPLES, 1)
     rows = -(-BATCH // len(devices)) * len(devices)
     for indices in parts():
         batch = steps.place_batch(
@@ -78,7 +79,7 @@ def one_device(model, optimizer, dtype):
         "single", jax.devices("cpu")[:1], model, optimizer, dtype, padded=False
     )
     return [
-        jax.device_get(each) for each in found
+        jax.device_get(sums) for sums in found
     ]  # the next update takes the memory of a state
 
 
@@ -137,7 +138,7 @@ def test_every_built_in_model_is_compared():
 @quick(
     1,
     ("strategy", "model"),
-    [(each, "text_mlp") for each in PARALLEL] + [("pmap", "convnet")],
+    [(strategy, "text_mlp") for strategy in PARALLEL] + [("pmap", "convnet")],
 )
 def test_float32_differs_by_rounding_alone(strategy, model):
     hold(strategy, 7, model, "sgd", "float32")
@@ -165,10 +166,8 @@ class Net(nnx.Module):
 
     def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.hidden, self.norm = (
-            nnx.Linear(6, 8, use_bias=False, **types),
-            nnx.BatchNorm(8, **types),
-        )
+        self.hidden = nnx.Linear(6, 8, use_bias=False, **types)
+        self.norm = nnx.BatchNorm(8, **types)
         self.out = nnx.Linear(8, 3, **types)
 
     def __call__(self, x):
@@ -178,10 +177,8 @@ class Net(nnx.Module):
 class WithDropout(Net):
     def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         super().__init__(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
-        self.first, self.second = (
-            nnx.Dropout(0.3, rngs=rngs),
-            nnx.Dropout(0.5, rngs=rngs),
-        )
+        self.first = nnx.Dropout(0.3, rngs=rngs)
+        self.second = nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, x):
         return self.out(self.second(nnx.relu(self.norm(self.hidden(self.first(x))))))
@@ -192,7 +189,8 @@ class Plain(Net):
         return self.out(nnx.relu(self.hidden(x)))
 
 
-TRAIN, TEST = small_job.points(EXAMPLES, 1), small_job.points(29, 2)
+TRAIN = small_job.points(EXAMPLES, 1)
+TEST = small_job.points(29, 2)
 SETTINGS = {
     "global_batch_size": BATCH,
     "epochs": 1,
@@ -259,10 +257,8 @@ def test_train_equals_a_plain_flax_loop():
         test_loss = optax.softmax_cross_entropy_with_integer_labels(
             logits, TEST.labels
         ).mean()
-        mean, variance = (
-            np.asarray(model.norm.mean[...]),
-            np.asarray(model.norm.var[...]),
-        )
+        mean = np.asarray(model.norm.mean[...])
+        variance = np.asarray(model.norm.var[...])
     found = trained("single", 1, Net, epochs=2)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10),
@@ -329,7 +325,8 @@ EIGHT = range(64)
 def copies(strategy, learning_rate=0.1):
     """The last layer's kernel before an update, and each device's copy after it."""
     steps = entry.Steps(strategy, jax.devices()[:8], "mlp", optax.sgd(learning_rate))
-    data, state = entry.examples_for("mlp", 64, 1), steps.first_state()
+    data = entry.examples_for("mlp", 64, 1)
+    state = steps.first_state()
     before = np.array(entry.named(state).params["logits"]["kernel"])
     after, _ = steps.train_step(
         steps.place_state(state), steps.place_batch(entry.batch_of(data, EIGHT))
@@ -344,12 +341,12 @@ def copies(strategy, learning_rate=0.1):
 def test_replicas_are_equal_bit_for_bit(strategy):
     _, (first, *others) = copies(strategy)
     assert len(others) == 7
-    for other in others:
-        np.testing.assert_array_equal(other, first)
+    for replica in others:
+        np.testing.assert_array_equal(replica, first)
 
 
 @pytest.mark.parametrize("strategy", ["pmap", "shard_map"])
 def test_replicas_differ_when_the_all_reduce_is_left_out(strategy, monkeypatch):
     entry.leave_out_all_reduce(monkeypatch, strategy)
     _, (first, *others) = copies(strategy)
-    assert all(np.abs(other - first).max() > 1e-6 for other in others)
+    assert all(np.abs(replica - first).max() > 1e-6 for replica in others)

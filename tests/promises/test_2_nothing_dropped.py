@@ -123,7 +123,9 @@ def test_metrics_are_over_exactly_n_examples(strategy):
     """Also if the last batch is ragged: at learning rate 0 the loss of an epoch is
     NumPy's loss of the data set, whose training examples have weights."""
     weights = np.random.default_rng(4).uniform(0.5, 3, 83)
-    train, test, validation = points(83, 1, weights), points(29, 2), points(31, 3)
+    train = points(83, 1, weights)
+    test = points(29, 2)
+    validation = points(31, 3)
     kind = {"strategy": strategy, "devices": 1 if strategy == "single" else 8}
     result = entry.train(
         model=Line,
@@ -166,7 +168,8 @@ def trained_on(strategy, data, batches, model=Line, devices=8, rows=24):
     each update.
     """
     steps = steps_of(strategy, model, devices)
-    state, sums = steps.place_state(steps.first_state()), []
+    state = steps.place_state(steps.first_state())
+    sums = []
     for indices in batches:
         state, of_update = steps.train_step(
             state, steps.place_batch(entry.batch_of(data, indices, rows))
@@ -203,7 +206,8 @@ def test_gradients_are_weighted_sums_over_the_sum_of_the_weights(strategy):
 
 class WithNorm(nnx.Module):
     def __init__(self, *, rngs):
-        self.norm, self.out = nnx.BatchNorm(6, rngs=rngs), nnx.Linear(6, 3, rngs=rngs)
+        self.norm = nnx.BatchNorm(6, rngs=rngs)
+        self.out = nnx.Linear(6, 3, rngs=rngs)
 
     def __call__(self, x):
         return self.out(self.norm(x))
@@ -236,7 +240,7 @@ def test_padding_changes_nothing(strategy, model):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
         for a, b in zip(sums, wanted_sums, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)
-        assert [float(each.count) for each in sums] == [18, 3]
+        assert [float(update_sums.count) for update_sums in sums] == [18, 3]
 
 
 def test_batch_norm_takes_moments_over_exactly_the_examples():

@@ -14,7 +14,8 @@ import optax
 import pytest
 from flax import nnx
 
-WIDTH, N = 64, 12
+WIDTH = 64
+N = 12
 
 
 class Masked(nnx.Module):
@@ -22,10 +23,8 @@ class Masked(nnx.Module):
 
     def __init__(self, *, rngs):
         self.scale = nnx.Param(jax.numpy.ones(()))
-        self.first, self.second = (
-            nnx.Dropout(0.5, rngs=rngs),
-            nnx.Dropout(0.5, rngs=rngs),
-        )
+        self.first = nnx.Dropout(0.5, rngs=rngs)
+        self.second = nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, x):
         return self.first(x), self.second(x)
@@ -69,7 +68,8 @@ def told(number, indices, strategy="single", devices=1, seed=0, updates=1):
     """[mask by the first layer, mask by the second] of an example in the last of some
     updates on the same batch.
     """
-    steps, rows = steps_of(strategy, devices, seed), -(-6 // devices) * devices
+    steps = steps_of(strategy, devices, seed)
+    rows = -(-6 // devices) * devices
     state = steps.place_state(steps.first_state())
     for _ in range(updates):
         state, sums = steps.train_step(
@@ -97,7 +97,7 @@ def test_the_mask_does_not_depend_on_the_other_examples_or_the_devices(mask, str
 
 def test_the_mask_changes_with_example_step_seed_and_layer(mask):
     others = [told(6, [5, 6]), told(5, [5], updates=2), told(5, [5], seed=1)]
-    assert len({*mask, *(kept for each in others for kept in each)}) == 2 + 2 * len(
+    assert len({*mask, *(kept for masks in others for kept in masks)}) == 2 + 2 * len(
         others
     )
 

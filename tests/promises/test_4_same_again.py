@@ -88,7 +88,7 @@ def kill_when(process, folder, moment):
     """
     deadline = time.monotonic() + 300
     while process.is_alive() and time.monotonic() < deadline:
-        written = [each.name for each in (folder / "checkpoints").glob("*")]
+        written = [path.name for path in (folder / "checkpoints").glob("*")]
         if moment == "writing" and any(not name.isdigit() for name in written):
             break
         if moment == "written" and any(name.isdigit() for name in written):
@@ -105,10 +105,8 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(
     undisturbed, tmp_path, moments
 ):
     """With SIGKILL, which no program can notice."""
-    folder, flags = (
-        tmp_path / "run",
-        small_job.flags(tmp_path, workdir=tmp_path / "run"),
-    )
+    folder = tmp_path / "run"
+    flags = small_job.flags(tmp_path, workdir=tmp_path / "run")
     for moment in moments:
         with forks.start("train", flags, tmp_path / "output") as process:
             kill_when(process, folder, moment)
@@ -144,11 +142,11 @@ def test_a_signal_to_stop_leaves_a_checkpoint_and_its_status(undisturbed, tmp_pa
     last = entry.checkpoint_steps(folder)[-1]
     straight = small_job.train(epochs=2000, steps=last)
     wanted = {
-        tuple(each.shape): each for each in jax.tree.leaves(straight.state.params)
+        tuple(leaf.shape): leaf for leaf in jax.tree.leaves(straight.state.params)
     }
     found = {
-        tuple(each.shape): each
-        for name, each in entry.arrays_on_disk(folder, last).items()
+        tuple(array.shape): array
+        for name, array in entry.arrays_on_disk(folder, last).items()
         if "params/" in name
     }
     assert wanted.keys() <= found.keys()

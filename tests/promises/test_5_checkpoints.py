@@ -46,11 +46,11 @@ def test_the_arrays_have_the_names_shapes_and_types_of_one_device(
     written, of_one_device
 ):
     (_, arrays), (_, devices, _) = written
-    assert {name: (each.shape, each.dtype) for name, each in arrays.items()} == {
-        name: (each.shape, each.dtype) for name, each in of_one_device[1].items()
+    assert {name: (array.shape, array.dtype) for name, array in arrays.items()} == {
+        name: (array.shape, array.dtype) for name, array in of_one_device[1].items()
     }
     assert all(
-        devices not in each.shape for each in arrays.values()
+        devices not in array.shape for array in arrays.values()
     )  # no layer has 4, 5 or 7 of anything
 
 

@@ -228,7 +228,7 @@ class Writes:
 @pytest.mark.parametrize("name", ["train_inputs", "classes", "unknown"])
 def test_a_pickle_in_a_data_file_is_not_run(tmp_path, name):
     flags = small_job.flags(tmp_path, model=LINE, steps=1, epochs=1)
-    flags = [str(each) for each in flags if each not in ("--checkpoint-every", 3)]
+    flags = [str(text) for text in flags if text not in ("--checkpoint-every", 3)]
     with np.load(tmp_path / "data.npz") as file:
         arrays = dict(file)
     arrays[name] = np.array([Writes(tmp_path / "ran")], dtype=object)
@@ -277,7 +277,8 @@ def test_a_run_writes_in_its_folder_alone(tmp_path, monkeypatch):
     """Neither in the current folder nor at home, with the cache of compiled programs
     off.
     """
-    home, here = tmp_path / "home", tmp_path / "here"
+    home = tmp_path / "home"
+    here = tmp_path / "here"
     home.mkdir()
     here.mkdir()
     flags = small_job.flags(tmp_path, model=LINE, workdir=tmp_path / "run", epochs=1)

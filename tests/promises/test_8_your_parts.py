@@ -42,7 +42,8 @@ class Attention(nnx.Module):
         self.attention = nnx.MultiHeadAttention(
             2, 4, dropout_rate=0.3, decode=False, **types
         )
-        self.embed, self.out = nnx.Linear(1, 4, **types), nnx.Linear(4, 3, **types)
+        self.embed = nnx.Linear(1, 4, **types)
+        self.out = nnx.Linear(4, 3, **types)
 
     def __call__(self, x):
         return self.out(self.attention(self.embed(x[..., None])).mean(1))
@@ -80,7 +81,8 @@ def in_out(path, value):
 
 DATA = data()
 DICTIONARY = {"x": RANDOM.normal(size=(37, 6)), "shift": RANDOM.normal(size=37)}
-TARGETS, WEIGHTS = RANDOM.normal(size=(37, 3)), RANDOM.uniform(0.5, 2, 37)
+TARGETS = RANDOM.normal(size=(37, 3))
+WEIGHTS = RANDOM.uniform(0.5, 2, 37)
 RULE = {
     "optimizer": lambda schedule: optax.chain(
         optax.clip_by_global_norm(0.1), optax.lion(schedule)
@@ -113,8 +115,8 @@ def test_what_is_yours_gives_one_result_and_resumes_with_the_same_bits(part, tmp
     ):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
     losses = [
-        [epoch[name]["loss"] for epoch in each.epochs for name in ("train", "test")]
-        for each in (found, one)
+        [epoch[name]["loss"] for epoch in result.epochs for name in ("train", "test")]
+        for result in (found, one)
     ]
     np.testing.assert_allclose(*losses, rtol=0, atol=1e-10)
     folder = str(tmp_path / "run")
@@ -125,7 +127,8 @@ def test_what_is_yours_gives_one_result_and_resumes_with_the_same_bits(part, tmp
 
 def test_your_loss_shows_its_metrics():
     targets = data(labels=TARGETS)
-    part, trained = targets.test, train(loss=squared, data=targets, strategy="jit")
+    part = targets.test
+    trained = train(loss=squared, data=targets, strategy="jit")
     params = trained.state.params
     outputs = np.tanh(
         part.inputs @ params["hidden"]["kernel"] + params["hidden"]["bias"]

@@ -11,7 +11,8 @@ import pytest
 import small_job
 from launch import environment, python
 
-UPDATES, DEVICES = 3, 4
+UPDATES = 3
+DEVICES = 4
 POINTS = small_job.points(23, 1)
 
 
@@ -54,7 +55,8 @@ def test_the_trainer_calls_the_step_that_the_file_makes_once_an_update(
     The calls of the functions that `make_strategy` of the file returns are counted.
     """
     calls = entry.count_calls(monkeypatch, strategy)
-    data, devices = entry.data_set(POINTS, POINTS), 1 if strategy == "single" else 8
+    data = entry.data_set(POINTS, POINTS)
+    devices = 1 if strategy == "single" else 8
     entry.train(
         model=small_job.Line,
         data=data,

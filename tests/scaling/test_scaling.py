@@ -40,7 +40,8 @@ def test_ring_costs_what_its_messages_cost(N):
     Each device sends a part to its right neighbour.
     """
     parts = np.random.default_rng(N).integers(0, 100, (N, N, 4)).astype(float)
-    held, messages = parts.copy(), 2 * (N - 1)
+    held = parts.copy()
+    messages = 2 * (N - 1)
     for step in range(messages):
         sent = [
             (d - step) % N if step < N - 1 else (d + N - step) % N for d in range(N)
@@ -64,7 +65,9 @@ def test_tree_costs_what_its_messages_cost(N):
 
     Every message doubles the parts that a device holds, as far as there are any.
     """
-    held, messages, sent = [[device] for device in range(N)], 0, 0
+    held = [[device] for device in range(N)]
+    messages = 0
+    sent = 0
     while (distance := len(held[0])) < N:
         pieces = min(distance, N - distance)
         packets = [parts[:pieces] for parts in held]
@@ -152,17 +155,24 @@ def test_published_runs_are_predicted_within_five_percent_while_computing_rules(
         reduce_scatter(size, 256, P100) - reduce_scatter(size, 8, P100)
     )
     lines = {"256 P100 over 8, Goyal et al.": (on_8 / on_256, 0.9, 0.05)}
-    for name, one, eight, limit in (
+    for name, on_one, on_eight, limit in (
         ("TF32", 938, 7248, 0.05),
         ("mixed precision", 2470, 16621, 0.2),
     ):
-        predicted = 256 / one / (256 / one + 2 * reduce_scatter(size, 8, A100.levels))
-        lines[f"8 A100 over 1, NVIDIA, {name}"] = predicted, eight / (8 * one), limit
-    for name, (predicted, found, limit) in lines.items():
-        error = predicted / found - 1
+        predicted = (
+            256 / on_one / (256 / on_one + 2 * reduce_scatter(size, 8, A100.levels))
+        )
+        lines[f"8 A100 over 1, NVIDIA, {name}"] = (
+            predicted,
+            on_eight / (8 * on_one),
+            limit,
+        )
+    for name, (predicted, reported, limit) in lines.items():
+        error = predicted / reported - 1
         assert abs(error) < limit
         assert (
-            f"| {name} | {predicted:.3f} | {found:.3f} | {100 * error:+.1f} % |" in PAGE
+            f"| {name} | {predicted:.3f} | {reported:.3f} | {100 * error:+.1f} % |"
+            in PAGE
         )
 
 
@@ -179,5 +189,5 @@ def test_what_a_compiled_step_sends_is_predicted_exactly():
     state = jax.eval_shape(lambda: initial_state(task))
     found = collectives(step.lower(state, batch).compile().as_text())
     size = 4 * (sum(leaf.size for leaf in jax.tree.leaves(state.params)) + 3)
-    assert [(each.count, each.bytes) for each in found] == [(1, size)]
+    assert [(operation.count, operation.bytes) for operation in found] == [(1, size)]
     assert f"| 8 devices: bytes | {size:,} | {size:,} | +0.0 % |" in PAGE

@@ -80,7 +80,8 @@ def test_equals_one_device_with_its_share_of_the_bytes(
     task = Task(
         entry.built(model, 3, "float64"), optimizer, 3, "float64", accumulate=accumulate
     )
-    inputs, first = entry.examples_for(model, 1, 0).inputs.shape[1:], jax.devices()[:1]
+    inputs = entry.examples_for(model, 1, 0).inputs.shape[1:]
+    first = jax.devices()[:1]
     if model not in REFERENCES:
         REFERENCES[model] = five_updates(
             model, "single", task, first, fit_layout(first, task, inputs)
@@ -106,7 +107,8 @@ def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made():
     fitted = fit_layout(
         jax.devices()[:8], task, (28, 28, 1), **MODEL, shard_state="parameters"
     )
-    shardings, params = fitted.state_sharding(task), task.split_arrays(task.model)[0]
+    shardings = fitted.state_sharding(task)
+    params = task.split_arrays(task.model)[0]
     params = jax.device_put(params, shardings.params)
     program = (
         jax.jit(task.optimizer.init, out_shardings=shardings.optimizer_state)
@@ -204,10 +206,8 @@ def test_flags_that_cannot_be(mesh, layout, shard_state, strategy, message):
 def test_what_cannot_be_raises_an_error_of_one_sentence(options, message, works):
     """And what the sentence advises works."""
     devices = number_of_devices(options.pop("devices", None), options.get("mesh")) or 8
-    task, group = (
-        Task(entry.built("mlp"), optax.adam(1e-3)),
-        [jax.devices()[0]] * devices,
-    )
+    task = Task(entry.built("mlp"), optax.adam(1e-3))
+    group = [jax.devices()[0]] * devices
     with pytest.raises(UserError) as error:  # before the devices matter
         fit_layout(group, task, (28, 28, 1), **{"layout": "model"} | options)
     assert message in error.value.message
@@ -230,7 +230,10 @@ def test_a_split_optimizer_state_gathers_the_parameters_once():
     state = create_state(task, steps.state_sharding)
     (batch, *_) = entry.batches(entry.examples_for("mlp", 16, 1), 16, devices=8)
     lowered = steps.train_step.lower(state, steps.place_batch(batch))
-    moved = {each.kind: each.bytes for each in collectives(lowered.compile().as_text())}
+    moved = {
+        operation.kind: operation.bytes
+        for operation in collectives(lowered.compile().as_text())
+    }
     split = 0
     for param in jax.tree.leaves(state.params):
         if any(size % 8 == 0 for size in param.shape):
@@ -552,10 +555,8 @@ def test_the_loss_and_the_places_of_an_update():
         optax.adam(1e-3),
         loss=DotReluDot.loss,
     )
-    devices, data = (
-        jax.devices()[:8],
-        Split(*np.random.default_rng(0).normal(size=(2, 8, 64))),
-    )
+    devices = jax.devices()[:8]
+    data = Split(*np.random.default_rng(0).normal(size=(2, 8, 64)))
     layout = fit_layout(devices, task, (64,), mesh="data=2,model=4", layout="model")
     steps = choose_strategy("jit", task, devices, layout)
     (batch,) = Batches(data, 8, devices=2).epoch(0)

@@ -29,7 +29,8 @@ def test_the_flag_takes_the_strategies_of_the_one_list():
     for options in (Config, Options):
         hint = typing.get_type_hints(options)["strategy"]
         names = next(
-            (each for each in typing.get_args(hint) if typing.get_args(each)), hint
+            (option for option in typing.get_args(hint) if typing.get_args(option)),
+            hint,
         )
         assert typing.get_args(names) == tuple(STRATEGIES)
 
@@ -63,10 +64,8 @@ def test_number_of_all_reduces_in_a_step(strategy, model, accumulate, count):
         *(points(50, 0) if model is Line else entry.examples_for(model, 50, 0))
     )
     batches = Batches(split, 32, devices=len(devices), accumulate=accumulate)
-    state, batch = (
-        steps.place_state(create_state(task)),
-        steps.place_batch(next(batches.epoch(0))),
-    )
+    state = steps.place_state(create_state(task))
+    batch = steps.place_batch(next(batches.epoch(0)))
     program = steps.train_step.lower(state, batch).compile().as_text()
     found = Counter(re.findall(rf"\s({COLLECTIVES})(?:-start)?\(", program))
     assert found == Counter({"all-reduce": count} if count else {})
@@ -80,10 +79,8 @@ def test_later_epochs_compile_nothing_and_move_nothing_implicitly(
 
     Explicit placement is allowed.
     """
-    devices, split = (
-        jax.devices()[: 1 if strategy == "single" else N],
-        Split(*points(50, 0)),
-    )
+    devices = jax.devices()[: 1 if strategy == "single" else N]
+    split = Split(*points(50, 0))
     task = Task(entry.built(Line), optax.adam(1e-3))
     steps = STRATEGIES[strategy](task, devices)
     train_batches = Batches(split, 20, devices=len(devices), shuffle_seed=0)

@@ -30,7 +30,8 @@ def no_thread_is_left():
 
 @pytest.mark.parametrize("taken", [0, 1, 7, 20])
 def test_two_ahead_in_order_and_never_more(taken):
-    made, seen = [], []
+    made = []
+    seen = []
     with prefetch(numbers(made), lambda number: -number) as placed:
         for batch in itertools.islice(placed, taken):
             seen.append(batch)
