@@ -150,8 +150,8 @@ def test_on_several_devices_it_is_what_one_device_makes(name, tmp_path):
     assert last["train"]["examples"] == alone.epochs[-1]["train"]["examples"]
     if workdir:
         file = tmp_path / "model.zip"
-        own = {"model": model, "data": DATA} | values
-        export_run(workdir, str(file), **own)
+        custom = {"model": model, "data": DATA} | values
+        export_run(workdir, str(file), **custom)
         exported = evaluate_exported(load_exported(file), DATA.test)
         assert exported["loss"] == pytest.approx(last["test"]["loss"], rel=1e-5)
 
@@ -225,9 +225,9 @@ SIGNS = {"model": Signs, "data": DataSet(*ARE_POSITIVE)}
 def test_your_loss_is_evaluated_exported_and_asked(tmp_path, monkeypatch):
     """A run of values needs them again, and says so."""
     monkeypatch.chdir(tmp_path)
-    last = run(own=SIGNS, epochs=3, learning_rate=0.1, workdir="run", **ONE).epochs[-1][
-        "test"
-    ]
+    last = run(custom=SIGNS, epochs=3, learning_rate=0.1, workdir="run", **ONE).epochs[
+        -1
+    ]["test"]
     assert last["accuracy"] > 0.7
     wanted = pytest.approx(
         {name: last[name] for name in ("loss", "accuracy", "examples")}, rel=1e-5
@@ -263,8 +263,8 @@ def test_with_a_validation_set_and_without_any(tmp_path, capsys):
     it."""
     workdir = str(tmp_path / "run")
     data = DataSet(DATA.train, DATA.test, ("a", "b", "c"), DATA.train, moved)
-    epoch = run(own={"data": data}, workdir=workdir, **ONE).epochs[0]
-    alone = run(own={"data": DataSet(DATA.train)}, **ONE).epochs[0]
+    epoch = run(custom={"data": data}, workdir=workdir, **ONE).epochs[0]
+    alone = run(custom={"data": DataSet(DATA.train)}, **ONE).epochs[0]
     shown = capsys.readouterr().out
     assert "100 to train, 40 to test, 100 to validate" in shown
     assert "validation accuracy: best" in shown
@@ -293,7 +293,7 @@ def top_two(logits, batch):
 
 def test_metrics_of_a_classifier(tmp_path):
     """They are shown with its accuracy, by evaluation too."""
-    found = run(own={"metrics": top_two}, workdir=str(tmp_path / "run"))
+    found = run(custom={"metrics": top_two}, workdir=str(tmp_path / "run"))
     test = found.epochs[-1]["test"]
     assert 1 >= test["top 2"] > test["accuracy"]
     means, _ = evaluate_run(
@@ -312,7 +312,10 @@ def test_metrics_of_a_classifier(tmp_path):
 def test_a_run_with_values_is_resumed_with_them_alone(tmp_path):
     settings = {"workdir": str(tmp_path / "run"), "steps": 2} | ONE
     run(
-        own={"optimizer": optax.lion, "data": dataclasses.replace(DATA, augment=moved)},
+        custom={
+            "optimizer": optax.lion,
+            "data": dataclasses.replace(DATA, augment=moved),
+        },
         **settings,
     )
     with pytest.raises(
@@ -320,7 +323,7 @@ def test_a_run_with_values_is_resumed_with_them_alone(tmp_path):
         match=r"the shape of optimizer_state.0.count \(\[\] there, None now\)",
     ):
         run(
-            own={
+            custom={
                 "optimizer": lambda schedule: optax.chain(
                     optax.clip(1.0), optax.lion(schedule)
                 )
@@ -328,7 +331,7 @@ def test_a_run_with_values_is_resumed_with_them_alone(tmp_path):
             **settings,
         )
     with pytest.raises(UserError, match="the code of your augmentation"):
-        run(own={"optimizer": optax.lion}, **settings)
+        run(custom={"optimizer": optax.lion}, **settings)
     with pytest.raises(
         UserError, match=r"given its optimizer from Python.*optimizer=\.\.\."
     ):
@@ -374,7 +377,7 @@ def distance(model, batch):
     ],
 )
 def test_before_training_a_warning_says_what_will_be_missing(capsys, values, said):
-    run(own=values, steps=1, **ONE)
+    run(custom=values, steps=1, **ONE)
     warning = capsys.readouterr().err
     assert said in warning
     assert bool(said) == bool(warning)

@@ -231,15 +231,11 @@ def test_a_number_stays_what_it_is_or_is_refused(dtype, number, of_inputs, of_la
 
 
 class Changing(MapStyle):
-    """With a random transform of some examples."""
-
-    def __init__(self, first=0):
-        self.first = first
+    """With a random transform of the last example alone."""
 
     def __getitem__(self, index):
-        return INPUTS[index] + (index >= self.first) * np.random.normal(size=6), LABELS[
-            index
-        ]
+        noise = np.random.normal(size=6) * (index == N - 1)
+        return INPUTS[index] + noise, LABELS[index]
 
 
 class Broken(MapStyle):
@@ -255,12 +251,8 @@ def one_changed(inputs=INPUTS[9], label=LABELS[9]):
 
 
 REFUSED = {
-    "random transform": (
-        Changing(),
-        "example 0 of .* changes every time .* give DataSet.*augment=",
-    ),
     "rare random transform": (
-        Changing(20),
+        Changing(),
         "example 20 of the training data changes every time it is read",
     ),
     "another shape": (
@@ -289,10 +281,6 @@ REFUSED = {
         lambda: (pandas().DataFrame({"size": INPUTS[:, 0], "a": ["x"] * N}), LABELS),
         "the training inputs 'a' are texts, .*: give numbers",
     ),
-    "texts": (
-        (["good", "bad", "ugly"] * 7, LABELS),
-        r"the training inputs are texts, .*Texts\(texts, labels\) and a model with",
-    ),
     "texts one by one": (
         [{"text": "good film", "label": 1}] * N,
         r"the training inputs are texts, .*Texts\(texts, labels\)",
@@ -301,19 +289,11 @@ REFUSED = {
         Texts(["good", "bad", "ugly"], [0, 1]),
         r"have shapes \[\[3\], \[2\]\]: give one row per example",
     ),
-    "val": (
-        {"train": PAIRS, "val": PAIRS},
-        "unknown part of the data 'val': did you mean 'validation'. choose from train",
-    ),
     "another part": (
         {"train": PAIRS, "unsupervised": PAIRS},
         "unknown part of the data 'unsupervised': choose from train, test, validation",
     ),
     "no training set": ({"test": PAIRS}, "has no training set: give"),
-    "a class without a weight": (
-        (INPUTS, LABELS, {0: 1.0, 1: 5.0}),
-        r"the training weights cannot be used \(no 2\): give .*{class: weight}",
-    ),
     "weights by name": (
         (INPUTS, LABELS, "balanced"),
         "the training weights cannot be used .*'balanced'.: give one number above 0",
@@ -329,10 +309,6 @@ REFUSED = {
     "masked": (
         Split(INPUTS, np.ma.array(LABELS, mask=LABELS > 1)),
         "labels are masked in part: give all of them",
-    ),
-    "ragged": (
-        Split([[1], [1, 2]], LABELS[:2]),
-        "the training inputs are no array .*: .*pad rows of different lengths",
     ),
     "too few weights": (
         Split(INPUTS, LABELS, WEIGHTS[:9]),

@@ -82,11 +82,11 @@ def test_same_figures_however_spread(run, flags, strategy, devices):
 
 def test_a_run_with_an_optimizer_and_a_schedule_from_python(folder):
     """The optimizer is asked for by its argument. The schedule isn't needed."""
-    own = {
+    custom = {
         "optimizer": lambda schedule: optax.sgd(schedule, momentum=0.5),
         "schedule": lambda step: 0.1 * 0.9**step,
     }
-    expected = points.run(own=own, workdir="run").epochs[-1]["test"]
+    expected = points.run(custom=custom, workdir="run").epochs[-1]["test"]
     parts = {"model": points.Net, "data": points.DATA}
     readers = {
         "evaluate_run": lambda **more: evaluate_run("run", **parts, **more)[0],
@@ -100,7 +100,7 @@ def test_a_run_with_an_optimizer_and_a_schedule_from_python(folder):
             read()
         assert f"import {name}; {name}('run'" in str(error.value)
         assert "did you mean" not in str(error.value)
-        result = read(optimizer=own["optimizer"])
+        result = read(optimizer=custom["optimizer"])
         if name == "evaluate_run":
             assert result["loss"] == pytest.approx(expected["loss"], abs=1e-6)
 

@@ -153,7 +153,7 @@ def test_the_command_says_what_was_measured_and_when(folder, monkeypatch):
         "global_batch_size": 25,
         "checkpoint_every": 3,
     }
-    points.run(own={"data": data}, **settings, workdir="run")
+    points.run(custom={"data": data}, **settings, workdir="run")
     for read, arguments in ((export_run, ("run", "x.zip")), (evaluate_run, ("run",))):
         values = ", ".join(map(repr, arguments))
         call = f"import {read.__name__}; {read.__name__}({values}, data=...)"

@@ -200,9 +200,9 @@ class Answers(nnx.Module):
 
 def exported(model, inputs, **metadata):
     """A model, untrained, in model.zip."""
-    own = {"loss": type(model).loss} if hasattr(model, "loss") else {}
-    task = Task(model, classifies=not own, **own)
-    labels = np.zeros(len(inputs), np.float32 if own else np.int32)
+    custom = {"loss": type(model).loss} if hasattr(model, "loss") else {}
+    task = Task(model, classifies=not custom, **custom)
+    labels = np.zeros(len(inputs), np.float32 if custom else np.int32)
     export_model(
         task,
         create_state(task),

@@ -45,7 +45,7 @@ YOURS = {
 def stopped(tmp_path_factory):
     """The folder of a run that ended early, so that its best epoch is not among the newest; its best and its result."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
-    result = run(own=YOURS, workdir=str(folder), **SETTINGS)
+    result = run(custom=YOURS, workdir=str(folder), **SETTINGS)
     return (
         folder,
         int(np.nanargmin([each["test"]["error"] for each in result.epochs])) + 1,
@@ -66,7 +66,7 @@ def test_patience_ends_a_run_and_its_resumption_alike(stopped):
         f"ended after epoch {best + 3}: the last 3 were no better"
         in (folder / "log.txt").read_text()
     )
-    again = run(own=YOURS, workdir=str(folder), **SETTINGS)
+    again = run(custom=YOURS, workdir=str(folder), **SETTINGS)
     np.testing.assert_equal(again.epochs, found.epochs)
     jax.tree.map(np.testing.assert_array_equal, again.state, found.state)
 
@@ -79,7 +79,7 @@ def test_the_result_is_the_best_epoch_with_and_without_a_workdir(stopped):
     def keep(results, state):
         states.append(jax.device_get(state))
 
-    alone = run(own=YOURS | {"after_epoch": keep}, **SETTINGS)
+    alone = run(custom=YOURS | {"after_epoch": keep}, **SETTINGS)
     _, loaded, results = load_run(folder, best=True, model=Net)
     assert len(states) == best + 3
     assert results["epoch"] == best
@@ -155,10 +155,10 @@ def test_a_function_after_each_epoch_and_a_stop(finished, tmp_path):
     with pytest.raises(
         StoppedError, match="stopped by SIGINT after step 10: nothing was kept"
     ) as caught:
-        run(own={"after_epoch": note}, epochs=9)
+        run(custom={"after_epoch": note}, epochs=9)
     seen.clear()
     file = tmp_path / "metrics.jsonl"
-    found = run(own={"after_epoch": note}, epochs=2, metrics_file=str(file))
+    found = run(custom={"after_epoch": note}, epochs=2, metrics_file=str(file))
     assert [each["epoch"] for each in found.epochs] == [1, 2]
     written = [
         json.loads(line)["test"]["loss"]

@@ -169,7 +169,7 @@ def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
         )
     }
     with pytest.raises(DivergedError, match="the state is not finite after step 1"):
-        run(own=rule, workdir=str(tmp_path / "run"), checkpoint_every=1)
+        run(custom=rule, workdir=str(tmp_path / "run"), checkpoint_every=1)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
 

@@ -96,15 +96,15 @@ def test_another_function_of_the_same_name_is_refused(
     """A number in a closure or in a partial argument is enough, and nothing of the folder is changed."""
     settings = {"epochs": 40, "steps": 1, "strategy": "single", "devices": 1}
     settings["workdir"] = str(tmp_path / "run")
-    run(own={name: first}, **settings)
+    run(custom={name: first}, **settings)
     before = small_job.contents(tmp_path / "run")
     with pytest.raises(UserError, match=sentence):
-        run(own={name: second}, **settings | {"steps": 2})
+        run(custom={name: second}, **settings | {"steps": 2})
     assert small_job.contents(tmp_path / "run") == before
-    run(own={name: first}, **settings | {"steps": 2})
+    run(custom={name: first}, **settings | {"steps": 2})
     if name != "schedule":
         settings |= {"steps": 3, "accept_changed_functions": True}
-        assert int(run(own={name: second}, **settings).state.step) == 3
+        assert int(run(custom={name: second}, **settings).state.step) == 3
 
 
 def test_a_loss_that_cannot_be_compared_needs_your_word(tmp_path):
@@ -115,11 +115,11 @@ def test_a_loss_that_cannot_be_compared_needs_your_word(tmp_path):
 
         assert hash_function(loss) is None
         settings = {"workdir": str(tmp_path / "run"), "epochs": 2, "steps": 1}
-        run(own={"loss": loss}, **settings)
+        run(custom={"loss": loss}, **settings)
         with pytest.raises(UserError, match="add accept_changed_functions"):
-            run(own={"loss": loss}, **settings | {"steps": 2})
+            run(custom={"loss": loss}, **settings | {"steps": 2})
         settings |= {"steps": 2, "accept_changed_functions": True}
-        assert int(run(own={"loss": loss}, **settings).state.step) == 2
+        assert int(run(custom={"loss": loss}, **settings).state.step) == 2
 
 
 def test_a_file_that_was_edited_is_refused_and_one_that_was_moved_is_not(tmp_path):
@@ -127,16 +127,16 @@ def test_a_file_that_was_edited_is_refused_and_one_that_was_moved_is_not(tmp_pat
     rate, file = "def rate(step):\n    return 0.01 / (1 + step)\n", tmp_path / "rate.py"
     one = {"workdir": str(tmp_path / "run"), "strategy": "single", "devices": 1}
     file.write_text(rate)
-    run(own={"optimizer": optax.lion}, schedule=f"{file}:rate", **one)
+    run(custom={"optimizer": optax.lion}, schedule=f"{file}:rate", **one)
     file.write_text(rate.replace("0.01", "0.02"))
     with pytest.raises(
         UserError, match=r"the schedule after 0 updates \(0.01 there, 0.02 now\)"
     ):
-        run(own={"optimizer": optax.lion}, schedule=f"{file}:rate", **one)
+        run(custom={"optimizer": optax.lion}, schedule=f"{file}:rate", **one)
     moved = tmp_path / "moved.py"
     moved.write_text(f"# A comment.\n{rate}")
     found = run(
-        own={"optimizer": optax.lion}, schedule=f"{moved}:rate", epochs=2, **one
+        custom={"optimizer": optax.lion}, schedule=f"{moved}:rate", epochs=2, **one
     )
     assert int(found.state.step) == 10
 
@@ -147,7 +147,7 @@ def test_a_file_that_was_edited_is_refused_and_one_that_was_moved_is_not(tmp_pat
 def test_an_evaluation_asks_for_the_loss_and_metrics_again(name, function, tmp_path):
     """Otherwise the cross-entropy would be shown as the run's loss."""
     workdir = str(tmp_path / "run")
-    trained = run(own={name: function}, workdir=workdir)
+    trained = run(custom={name: function}, workdir=workdir)
     python_values = {"model": Net, "data": DATA}
     sentence = rf"its {name} from Python, so give it again: .*evaluate_run\(.*{name}="
     with pytest.raises(UserError, match=sentence):
@@ -332,7 +332,7 @@ def test_one_huge_row_is_named():
     with pytest.raises(
         DivergedError, match=r"inputs of training example 37, counted from 0, are up to"
     ):
-        run(own={"data": data}, epochs=3, learning_rate=1e-2, optimizer="sgd")
+        run(custom={"data": data}, epochs=3, learning_rate=1e-2, optimizer="sgd")
 
 
 @pytest.fixture

@@ -46,14 +46,14 @@ SETTINGS = {
 }
 
 
-def run(model=Net, own=None, **settings) -> Result:
+def run(model=Net, custom=None, **settings) -> Result:
     """Train it, five updates an epoch, with other `settings` and Python values."""
     config = Config(**SETTINGS | {"compile_cache": False} | settings)
-    return train(config, **{"model": model, "data": DATA} | (own or {}))
+    return train(config, **{"model": model, "data": DATA} | (custom or {}))
 
 
-def loss(own=None, **settings) -> float:
+def loss(custom=None, **settings) -> float:
     """The loss on the test set after a training, for programs of their own that tests
     start.
     """
-    return round(run(own=own, **settings).epochs[-1]["test"]["loss"], 5)
+    return round(run(custom=custom, **settings).epochs[-1]["test"]["loss"], 5)
