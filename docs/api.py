@@ -4,7 +4,6 @@
 """
 
 import ast
-import dataclasses
 import inspect
 import pkgutil
 import re
@@ -100,18 +99,9 @@ report = verify(
 print(report)
 assert report.ok
 """
-PORT = """
-from pathlib import Path
-
+COMPARE = """
 from pmapdp.compare.strategies import compare_strategies
 from pmapdp.config import Config
-from pmapdp.port.find import find
-from pmapdp.port.read import read_program
-
-Path("old_program.py").write_text("import jax\\nstep = jax.pmap(lambda x: 2 * x)\\n")
-files, unread = read_program("old_program.py")
-lines, uses = find(files)
-print(lines[0]["code"], lines[0]["status"])
 
 if __name__ == "__main__":  # each number of devices gets a process of its own
     runs = compare_strategies(Config(epochs=1), ["pmap", "jit"], [8])
@@ -164,13 +154,10 @@ SECTIONS = [
         ],
     ),
     (
-        "Port and compare",
-        PORT,
+        "Compare",
+        COMPARE,
         [
-            "pmapdp.port.read.read_program",
-            "pmapdp.port.find.find",
             "pmapdp.compare.strategies.compare_strategies",
-            "pmapdp.compare.programs.compare_programs",
             "pmapdp.compare.results.Measurement",
         ],
     ),
@@ -178,6 +165,11 @@ SECTIONS = [
     ("Errors", "", ["pmapdp.errors.UserError", "pmapdp.errors.StoppedError"]),
     ("Settings", "", ["pmapdp.config.Config"]),
 ]
+# You get these from a function, so their call isn't shown.
+RESULTS = ("Result", "Context", "Exported", "Report", "Measurement")
+# In place of some sixty attributes, which the page of flags has.
+FIELDS = """Every flag of `python -m pmapdp.train` is a field: `--learning-rate 0.1` is
+`Config(learning_rate=0.1)`. [Flags](flags.md) has their types, limits and defaults."""
 HEADINGS = ("Args:", "Attributes:", "Returns:", "Raises:")
 ITEM = re.compile(r"(\w+): (.*)", re.DOTALL)
 
@@ -194,10 +186,7 @@ def definition_of(public: Any) -> ast.ClassDef | ast.FunctionDef:
 
 
 def types_of(public: Any) -> dict[str, str]:
-    """Return the type of each parameter or field, as the source has it.
-
-    A setting has its default, too.
-    """
+    """Return the type of each parameter or field, as the source has it."""
     definition = definition_of(public)
     types = {}
     for node in ast.walk(definition):
@@ -207,9 +196,6 @@ def types_of(public: Any) -> dict[str, str]:
         for node in definition.body:
             if isinstance(node, ast.AnnAssign):
                 types[node.target.id] = ast.unparse(node.annotation)
-    if public is Config:
-        for field in dataclasses.fields(Config):
-            types[field.name] += f" = {field.default!r}"
     return types
 
 
@@ -260,6 +246,9 @@ def describe_items(text: str, types: dict[str, str]) -> str:
 
 def describe_docstring(public: Any) -> str:
     """Return a docstring as Markdown: its paragraphs, and its sections as lists."""
+    if public is Config:
+        summary, _, _ = inspect.getdoc(public).partition("\n\n")
+        return f"{summary}\n\n{FIELDS}"
     types = types_of(public)
     paragraphs = []
     for paragraph in inspect.getdoc(public).split("\n\n"):
@@ -302,8 +291,8 @@ def describe(path: str) -> str:
     module, _, name = path.rpartition(".")
     text = f"### {name}\n\n"
     text += f"```python\nfrom {module} import {name}\n"
-    # The settings are listed below, and nobody raises the errors.
-    if name != "Config" and not is_error(public):
+    # The flags have a page of their own, and nobody raises the errors.
+    if name not in ("Config", *RESULTS) and not is_error(public):
         text += f"\n{signature_of(name, public)}\n"
     text += f"```\n\n{describe_docstring(public)}\n"
     members = list(members_of(public)) if inspect.isclass(public) else []

@@ -52,9 +52,5 @@ def test_the_examples_run(folder):
         there = f"import os\nos.chdir({str(folder)!r})\n"
         done = python("-c", there + program)
         assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("jax.pmap fine\n")
-    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [
-        "single",
-        "pmap",
-        "jit",
-    ]
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert names == ["single", "pmap", "jit"]
