@@ -34,9 +34,12 @@ class Archive(NamedTuple):
 
 
 def read_archive(path: str | Path, *, advice: str) -> Archive:
-    """Read an exported file. A `UserError` says that it's damaged or something else.
+    """Return the contents of an exported file.
 
     The checksums of the zip are looked at, so no damaged file reaches JAX.
+
+    Raises:
+        UserError: The file is damaged, or something else.
     """
     content = read_file(path, advice=advice)
     failure = f"{path} is damaged or is no exported model"

@@ -162,10 +162,17 @@ def change_config(
 def evaluate_file(
     path: str, dataset: str | None = None, data_dir: str | None = None
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Evaluate an exported model on the test set of a data set, as `evaluate_run` does.
+    """Evaluate an exported model on the test set of a data set.
 
-    Only a built-in data set is taken from the file: the name of your data may be
-    another file here, or run its code.
+    Args:
+        path: The exported file.
+        dataset: As on the command line. None: the built-in one of the training. The
+            name of your data isn't taken from the file: here it may be another file,
+            or run its code.
+        data_dir: The folder of downloaded data sets.
+
+    Returns:
+        (metrics, facts), as `evaluate_run` returns them.
     """
     exported = load_exported(path)
     if dataset is None:
@@ -208,7 +215,7 @@ def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
 
 
 def featurize_part(exported: Exported, part: Any) -> Split:
-    """Turn texts into arrays, and refuse examples that the model doesn't take."""
+    """Return a part in arrays, and refuse examples that the model doesn't take."""
     if isinstance(part, Texts):
         if exported.featurizer is None:
             raise UserError("the model takes no texts: give the data of its training")

@@ -77,11 +77,11 @@ class Exported:
 
     @cached_property
     def compiled(self) -> Any:
-        """The network, compiled once for every number of inputs."""
+        """Return the network, compiled once for every number of inputs."""
         return jax.jit(self.model.call)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Let JAX compute in the type in which the model was trained, float64 too."""
+        """Return a context in which JAX computes in the model's type, float64 too."""
         return jax.enable_x64(self.metadata["dtype"] == "float64")
 
     def outputs(self, inputs: Any) -> dict[str, np.ndarray]:
@@ -259,7 +259,8 @@ def export_model(
         "labels": [str(label) for label in labels or ()],
     }
     exported = Exported(metadata, model, arrays, loss, featurizer)
-    exported.outputs(examples.inputs)  # finite parameters may give infinite answers
+    # Finite parameters may give infinite answers. Better now than at the user's.
+    exported.outputs(examples.inputs)
     write_exported(exported, path)
 
 
@@ -280,7 +281,11 @@ def export_programs(
 ) -> tuple[jax.export.Exported, jax.export.Exported]:
     """Return the model and its loss as programs for any number of examples.
 
-    `tree` is the structure of the state whose leaves are `arrays`, in this order.
+    Args:
+        task: The model and its loss.
+        arrays: The leaves of its parameters and other arrays, by name.
+        tree: The structure whose leaves they are, in this order.
+        examples: One or more, of which only types and shapes matter.
     """
     names = list(arrays)  # JAX sorts the arrays of a dictionary by name
 

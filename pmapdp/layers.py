@@ -32,12 +32,12 @@ class Context:
     """Facts about the batch that a layer needs and can't see in its activations.
 
     Attributes:
-        weights: `[b]`, 0 for padding; None if all examples count alike.
-        keys: `[b]` random keys, one per example; None in evaluation.
+        weights: `[b]`, 0 for padding. None: all examples count alike.
+        keys: `[b]` random keys, one per example. None in evaluation.
         step: `[]`, the updates made so far.
         train: True in a training step.
-        axis_name: The mapped axis over which the batch is split; None if the arrays
-            hold all of it.
+        axis_name: The mapped axis over which the batch is split. None: the arrays hold
+            all of it.
         draws: Numbers the calls of `next_keys`.
     """
 
@@ -85,6 +85,7 @@ def use_context(context: Context) -> Iterator[None]:
 
 def example_keys(seed: int, step: jax.Array, indices: jax.Array) -> jax.Array:
     """Return `[b]` random keys that depend on the seed, the update and the example."""
+    # Nothing else goes in. A device's number would give other masks on other devices.
     key = jax.random.fold_in(jax.random.key(seed), step)
     return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
 
@@ -241,12 +242,25 @@ def attend(
     precision: Any = None,
     **_: Any,
 ) -> jax.Array:
-    """Let h heads of queries `[b, q, h, d]` attend to keys and values `[b, k, h, d]`.
+    """Attend with h heads.
 
-    The arguments are Flax's. Vaswani et al., "Attention is all you need", NeurIPS
-    2017. The softmax is in float32 at least, and in float64 for float64, unlike in
-    `jax.nn.dot_product_attention`.
-    `dropout_rng` is `[b]` keys, or None without dropout.
+    Vaswani et al., "Attention is all you need", NeurIPS 2017. The softmax is in float32
+    at least, and in float64 for float64, unlike in `jax.nn.dot_product_attention`. The
+    arguments are those with which Flax calls the function, so not all are used.
+
+    Args:
+        query: `[b, q, h, d]`.
+        key: `[b, k, h, d]`, or fewer heads, of which each serves several of `query`.
+        value: Like `key`.
+        mask: `[b, h, q, k]` or broadcastable, False for pairs that don't attend.
+        dropout_rng: `[b]` keys, one per example. None: no dropout.
+        dropout_rate: The share of the weights that are dropped.
+        broadcast_dropout: All heads share a dropout mask.
+        is_causal: A query attends to keys up to its own position.
+        precision: Of the matrix products.
+
+    Returns:
+        `[b, q, h, d]`.
     """
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     # Grouped queries: several heads may share one of keys and values.
@@ -304,6 +318,7 @@ def make_exact(model: nnx.Module) -> nnx.Module:
     """
     layer: Any
     for _, layer in nnx.iter_modules(model, graph=True):
+        # `type`, because a subclass may compute something else.
         if type(layer) is nnx.BatchNorm:
             layer.__class__ = ExactBatchNorm
             # Under float64 Flax makes them in float32.

@@ -24,9 +24,9 @@ class MetricSums(NamedTuple):
     Added field by field, the sums of two batches are the sums over all examples.
 
     Attributes:
-        loss: The sum of the weighted losses; the cross-entropy is in nats.
-        correct: The weights of the examples whose highest logit is at their class; None
-            if there are no classes.
+        loss: The sum of the weighted losses. The cross-entropy is in nats.
+        correct: The weights of the examples whose highest logit is at their class. None
+            without classes.
         count: The sum of the weights, the number of examples if each weighs 1. The
             gradients are divided by it.
         metrics: Further metrics by name, each a sum, which is shown as sum / count, or
@@ -63,8 +63,8 @@ def cross_entropy(
     """Return the sums of a classifier's loss. Your own loss takes and returns the same.
 
     Args:
-        model: Called as `model(batch.inputs)`; returns logits `[b, C]`.
-        batch: B examples; padding has weight 0.
+        model: Returns logits `[b, C]` of `model(batch.inputs)`.
+        batch: `[b, ...]`, in which padding has weight 0.
         label_smoothing: Share of the target spread over all classes, only in training.
         metrics: A function of (logits, batch) that returns further sums by name, or
             None.
@@ -89,7 +89,7 @@ def metric_sums(
     targets = jax.nn.one_hot(batch.labels, logits.shape[-1], dtype=logits.dtype)
     targets = optax.smooth_labels(targets, label_smoothing)
     losses = optax.softmax_cross_entropy(logits, targets)
-    correct = logits.argmax(-1) == batch.labels
+    correct = logits.argmax(-1) == batch.labels  # of equal logits the first wins
     # One sum of [3, b], so that devices which split the batch exchange one array for
     # all three.
     rows = jnp.stack([losses, correct, jnp.ones_like(losses)])

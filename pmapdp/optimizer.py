@@ -33,8 +33,13 @@ def make_schedule(
     """Make the learning rate, a function of the number of updates already made.
 
     Switches and the end of the cosine are counted from the start of training, warm-up
-    included. `schedule_steps` are the updates in all epochs, even if the run stops
-    early (`--steps`).
+    included.
+
+    Args:
+        config: The settings.
+        global_batch_size: With it the rate may grow.
+        steps_per_epoch: Updates in an epoch.
+        schedule_steps: Updates in all epochs, even if the run stops early (`--steps`).
     """
     factor = global_batch_size / config.base_batch_size
     peak = config.learning_rate * factor ** EXPONENTS[config.scale_learning_rate]
@@ -48,7 +53,7 @@ def make_schedule(
         schedule = optax.cosine_decay_schedule(peak, max(1, schedule_steps - warmup))
     else:
         schedule = optax.constant_schedule(peak)
-    # It rises to the peak, and then the schedule takes over at its beginning.
+    # The rate rises to the peak, and then the schedule takes over at its beginning.
     if warmup:
         rise = optax.linear_schedule(0.0, peak, warmup)
         schedule = optax.join_schedules([rise, schedule], [warmup])

@@ -54,11 +54,14 @@ FEATURIZERS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 
 
 def load_custom(kind: str, name: str) -> Any:
-    """Load your model, optimizer or schedule from its file; None for a built-in one.
+    """Load your model, optimizer or schedule from its file.
 
     Args:
         kind: "model", "optimizer" or "schedule".
         name: A name on the command line: `my_file.py:Net`, or a built-in one's.
+
+    Returns:
+        Your class or function. None for a built-in one.
     """
     if ".py:" in name:
         return load_from_file(name)
@@ -142,10 +145,12 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
 def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
     """Turn texts into the arrays that the model takes.
 
-    A `UserError` says that the model takes something else.
+    Returns:
+        (data set, featurizer): the featurizer is fitted to the training texts, or None
+        if the data are arrays.
 
-    Returns (data set, featurizer). The featurizer is fitted to the training texts, or
-    None if the data are arrays.
+    Raises:
+        UserError: The model takes arrays, and the data are texts, or vice versa.
     """
     name = getattr(model, "featurizer", "")
     texts = isinstance(data.train, Texts)

@@ -115,8 +115,17 @@ def predict(
 ) -> Prediction:
     """Predict a step of a model on N devices with b examples each.
 
-    An example takes `flops` in `dtype`, both passes together, and they reach the share
-    `utilization` of the peak. Parameters, gradients and moments are float32.
+    Args:
+        hardware: The device and its networks.
+        N: Devices.
+        b: Examples on each.
+        parameters: Their number. They, gradients and moments are float32.
+        flops: Operations that an example takes, both passes together.
+        utilization: The share of the peak that these reach.
+        dtype: The type of the computation.
+
+    Returns:
+        The seconds of the step and of its parts.
     """
     compute = b * flops / (utilization * hardware.peak[dtype])
     # The gradient is read. The parameter and its two moments are read and written.

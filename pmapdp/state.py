@@ -42,11 +42,15 @@ class TrainState:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The model, its loss and its optimizer, and nothing about devices.
+    """All that defines an update, and nothing about devices.
+
+    A Flax model computes outputs. To train it, a step also needs a loss, an optimizer
+    and a seed, and it keeps the model's structure apart from the arrays that an update
+    changes: the task never changes, and the `TrainState` has the arrays.
 
     Attributes:
         model: Built, its arrays on the host.
-        optimizer: The default is enough to evaluate.
+        optimizer: Optax's update rule. The default is enough to evaluate.
         seed: The seed of the dropout masks.
         dtype: The type of the computation.
         loss: A function of (model, batch) that returns `MetricSums`.
@@ -91,6 +95,7 @@ class Task:
 
     def split_arrays(self, model: nnx.Module) -> tuple[Any, Any]:
         """Return the `params` and `model_state` of a model of this structure."""
+        # Without the random streams: keys come from seed, step and example alone.
         params, _, model_state = nnx.state(model, self.trainable, nnx.RngState, ...)
         return nnx.to_pure_dict(params), nnx.to_pure_dict(model_state)
 
@@ -123,8 +128,11 @@ def build(
         model: A class or function that takes `rngs`, and, if it names them, `dtype` and
             `param_dtype`.
         seed: Determines the initial parameters.
-        dtype: Type of the computation; parameters, optimizer state and all-reduce stay
-            in float32 under bfloat16.
+        dtype: Type of the computation. Under bfloat16, parameters, optimizer state and
+            all-reduce stay in float32.
+
+    Returns:
+        The network. Its arrays are NumPy's.
     """
     # In bfloat16 an update below 1/512 of its weight would be rounded away.
     param_dtype = "float64" if dtype == "float64" else "float32"
@@ -155,7 +163,10 @@ def accepts(model: Callable[..., nnx.Module], name: str) -> bool:
 
 
 def use_host() -> contextlib.AbstractContextManager[Any]:
-    """Put new arrays on a CPU, so that no accelerator has to hold a whole model."""
+    """Return a context that puts new arrays on a CPU.
+
+    So no accelerator has to hold a whole model.
+    """
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS names only accelerators

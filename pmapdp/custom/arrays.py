@@ -38,7 +38,7 @@ class RowsOnDemand:
 
 
 def convert_split(name: str, split: Split, classes: tuple[str, ...] = ()) -> Split:
-    """Check the arrays of a part, called `name` in messages, and convert them."""
+    """Return a part with checked arrays of JAX's types. Messages call it `name`."""
     inputs = convert(f"{name} inputs", split.inputs)
     labels = convert(f"{name} labels", split.labels, classes)
     weights = split.weights
@@ -83,6 +83,9 @@ def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> A
         name: What messages call the array.
         values: Anything that NumPy makes an array of, or a dictionary.
         classes: For labels. Whole numbers and names of classes become int32 numbers.
+
+    Returns:
+        The array, a dictionary of arrays, or `RowsOnDemand` of a large array.
 
     Raises:
         UserError: It is no array of finite numbers, or JAX's type can't hold them.
@@ -153,7 +156,7 @@ def holds_texts(array: np.ndarray) -> bool:
 def number_classes(
     name: str, labels: np.ndarray, classes: tuple[str, ...]
 ) -> np.ndarray:
-    """Replace the names of classes by their numbers."""
+    """Return the numbers of the classes that `labels` names."""
     numbers = {class_name: number for number, class_name in enumerate(classes)}
     advice = (
         "leave such examples out, or name all classes in their order, "
@@ -172,7 +175,10 @@ def sample_every(array: Any) -> int:
 
 
 def describe(tree: Any) -> str:
-    """Describe type and shape of each array in a tree. Texts may differ in length."""
+    """Return type and shape of each array in a tree, in words.
+
+    Strings of different lengths have one type.
+    """
     descriptions = []
     for leaf in jax.tree.leaves(tree):
         dtype = "text" if leaf.dtype.kind == "U" else leaf.dtype

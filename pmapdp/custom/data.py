@@ -47,7 +47,7 @@ def make_data_set(data: Any) -> DataSet:
             f"data={shown(data)} has no training set: give a dictionary, "
             "{'train': (inputs, labels), 'test': (inputs, labels)}"
         )
-    # All parts number their classes as the training set does.
+    # All parts number their classes as the training set does, also if one lacks some.
     classes = tuple(map(str, data.classes)) or find_classes(data.train)
     parts: dict[str, Any] = {}
     for name, part in data.parts.items():
@@ -93,6 +93,7 @@ def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
 
 def check_shapes(parts: dict[str, Any]) -> None:
     """Check that an example has the same shapes in all parts."""
+    # Otherwise a test set that wasn't prepared alike would fail only after an epoch.
     expected = None  # the shapes of the first part, which is `train`
     for name, part in parts.items():
         if not isinstance(part, Texts):

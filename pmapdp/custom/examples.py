@@ -53,7 +53,7 @@ class Examples:
         self.weights = self.select(np.arange(1)).weights
 
     def read(self, index: int) -> Split:
-        """Read one example. Refuse one that changed since it was read before."""
+        """Return one example, and refuse one that changed since it was read before."""
         failure = f"example {index} of {self.name} data cannot be read"
         with explain_errors(failure, "correct or remove it", YourCodeError):
             # Some of Pillow's images are read as they become arrays.
@@ -73,7 +73,7 @@ class Examples:
         return example
 
     def select(self, order: np.ndarray) -> Split:
-        """Read the examples of these indices, in this order, each once."""
+        """Return the examples of these indices, in this order. Each is read once."""
         indices, places = np.unique(order, return_inverse=True)
         # Padding repeats an example, which is read only once.
         with ThreadPoolExecutor(self.threads) as pool:
@@ -121,7 +121,7 @@ def check_labels(name: str, part: Any, number_of_logits: int) -> None:
 
 
 def split_example(example: Any) -> Split:
-    """Split an example, a tuple or a dictionary, into inputs, label and weight."""
+    """Return inputs, label and weight of an example, a tuple or a dictionary."""
     if isinstance(example, Mapping):  # as Hugging Face's data sets have them
         inputs = dict(example)
         weight = inputs.pop("weight", None)

@@ -44,8 +44,8 @@ class ImageFolder:
     Args:
         folder: Holds a subfolder for each class, and these hold images, also in folders
             of their own.
-        size: (H, W) to which each image is scaled, its longer side cut off evenly; None
-            if all have one size.
+        size: (H, W) to which each image is scaled, its longer side cut off evenly.
+            None: all have one size.
         mode: Pillow's name of the colours: "RGB" for C = 3, "L" (grey) for 1, "RGBA"
             for 4.
     """

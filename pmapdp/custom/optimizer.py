@@ -21,6 +21,7 @@ def check_schedule(schedule: Any) -> None:
     """Refuse a schedule that gives no learning rate under `jax.jit`."""
     failure = f"schedule={shown(schedule)} gives no learning rate"
     advice = "give a function of JAX, for example lambda step: 0.1 * 0.99**step"
+    # Optax calls it with a traced step, for which `if step > 3` fails.
     step = jax.ShapeDtypeStruct((), jnp.int32)
     with explain_errors(failure, advice, YourCodeError):
         rate = jax.eval_shape(lambda step: jnp.asarray(schedule(step), float), step)

@@ -130,6 +130,7 @@ def compute_sums(
     with use_context(context), jax.default_matmul_precision("highest"):  # no TF32
         sums = task.loss_sums(model, batch)
     check_fields(task, sums)
+    # A layer that assigns to a variable leaves another array in it.
     before = named_leaves(model_state)
     after = named_leaves(task.split_arrays(model)[1])
     written = {

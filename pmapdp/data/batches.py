@@ -47,9 +47,9 @@ class Batches:
 
     Args:
         split: The examples, a `Split` or an object with its methods.
-        batch_size: Examples in a batch; the last one of an epoch holds what is left.
+        batch_size: Examples in a batch. The last one of an epoch holds what is left.
         devices: N, over which a batch is split.
-        local_shards: Which of the N this process reads; None: all.
+        local_shards: Which of the N this process reads. None: all.
         accumulate: K, micro-batches per device and update.
         shuffle_seed: None keeps the order of the data set, for evaluation.
     """
@@ -74,7 +74,7 @@ class Batches:
         self.weight_dtype = jax.dtypes.canonicalize_dtype(np.float64)
         self.examples = split.examples
         self.is_weighted = split.weights is not None
-        self.per_epoch = math.ceil(self.examples / batch_size)
+        self.per_epoch = math.ceil(self.examples / batch_size)  # the last may be short
         self.micro_batch = math.ceil(batch_size / accumulate)
         self.rows_per_device = math.ceil(self.micro_batch / devices)  # m
 
@@ -111,7 +111,9 @@ class Batches:
         """
         rows = self.lay_out(indices).reshape(-1)  # [N * K * m]
         weights = (rows >= 0).astype(self.weight_dtype)
-        rows = np.maximum(rows, 0)  # -1 would read the last example
+        # Padding is a real example. The loss of zeros might be NaN, and 0 times NaN is
+        # NaN.
+        rows = np.maximum(rows, 0)
         examples = self.split.select(rows)
         if examples.weights is not None:
             weights = weights * examples.weights

@@ -116,7 +116,7 @@ class Axes:
     """The axes of an array.
 
     Attributes:
-        names: The logical name of each axis; one that is None is never split.
+        names: The logical name of each axis. None: the axis is never split.
         shape: Their sizes.
     """
 
@@ -211,6 +211,7 @@ class MeshLayout:
         """
         entries = [self.rules.get(name or "", ()) for name in axes.names]
         if split:
+            # One axis is enough. If none divides, every device keeps the whole array.
             for number, name in enumerate(axes.names):
                 size = axes.shape[number] // self.shards(name)
                 if size and size % self.batch_shards == 0:
@@ -322,7 +323,21 @@ def fit_layout(
     """Fit --mesh, --layout and --shard-state to a model, its inputs and the devices.
 
     An axis with a rule must divide, and a mesh axis must split something. `shard_state`
-    splits what it can. `inputs` is the shape of one example.
+    splits what it can.
+
+    Args:
+        devices: In the order of the mesh.
+        task: The model and its optimizer.
+        inputs: The shape of one example.
+        mesh: As on the command line. None: one axis, `data`.
+        layout: As on the command line.
+        shard_state: "none", "optimizer" or "parameters".
+
+    Returns:
+        The layout.
+
+    Raises:
+        UserError: They don't fit. The message has flags that do.
     """
     N = len(devices)
     sizes = parse_mesh(mesh) if mesh else {AXIS: N}

@@ -21,8 +21,10 @@ def place(rows: Any, sharding: Any) -> Any:
     Args:
         rows: Pytree of `[rows, ...]`. With several processes, each gives its own
             devices' rows, in the devices' order.
-        sharding: One for all global arrays or a pytree like `rows`. The arrays' shapes
-            follow from it and the rows.
+        sharding: One for all global arrays or a pytree like `rows`.
+
+    Returns:
+        Global arrays, whose shapes follow from the rows and the sharding.
     """
     if jax.tree.leaves(sharding)[0].is_fully_addressable:
         return jax.device_put(rows, sharding)
@@ -66,7 +68,7 @@ def prefetch(
 
 
 def fetch(tree: Any) -> Any:
-    """Copy a pytree to the host.
+    """Return a copy of a pytree on the host.
 
     All processes must call it, because it gathers what is split between them.
     """

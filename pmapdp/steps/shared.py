@@ -67,6 +67,7 @@ def gradient_sums(
         with use_context(context):
             sums = task.loss_sums(model, batch)
         _, model_state = task.split_arrays(model)
+        # The sum and not the mean, because gradients of sums add up over devices.
         return sums.loss, (sums, model_state)
 
     gradients_of = jax.grad(summed_loss, has_aux=True)
@@ -79,8 +80,16 @@ def add_micro_batches(
 ) -> tuple[Any, MetricSums, Any]:
     """Add up the `gradient_sums` of K micro-batches, one after the other.
 
-    The rows of a batch `[K * m, ...]` are the K micro-batches of m rows. Each starts
-    from the `model_state` that the one before has left.
+    Each starts from the `model_state` that the one before has left.
+
+    Args:
+        task: What is trained. K is its `accumulate`.
+        state: Before the update.
+        batch: A device's part, `[b, ...]`, whose b = K m rows are the micro-batches.
+        axis_name: As in `gradient_sums`.
+
+    Returns:
+        The gradients, the metric sums, and the new `model_state`.
     """
     K = task.accumulate
     micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
@@ -119,7 +128,11 @@ def update(
         gradients: Gradients of the summed loss, added up over the devices, or averaged.
         count: The sum of the weights, added up or averaged as the gradients are.
         model_state: After the update.
+
+    Returns:
+        The state after the update.
     """
+    # The one division: from here on it's the mean over the global batch.
     gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)
     updates, optimizer_state = task.optimizer.update(
         gradients, state.optimizer_state, state.params
