@@ -13,6 +13,7 @@ import small_job
 from flax import linen, nnx
 from marks import quick
 from points import DATA, Net, run
+from trees import require_close
 
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
@@ -140,11 +141,7 @@ def test_on_several_devices_it_is_what_one_device_makes(name, tmp_path):
         rtol = 1e-9
     alone = run(model, values, **settings | {"strategy": "single", "devices": 1})
     result = run(model, values, **settings, workdir=workdir)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=atol),
-        result.state.params,
-        alone.state.params,
-    )
+    require_close(result.state.params, alone.state.params, atol=atol)
     last = result.epochs[-1]
     assert last["test"] == pytest.approx(alone.epochs[-1]["test"], rel=rtol)
     assert last["train"]["examples"] == alone.epochs[-1]["train"]["examples"]

@@ -13,6 +13,7 @@ import pytest
 import small_job
 from flax import linen, nnx
 from points import DATA, Net, run
+from trees import require_close
 
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import DivergedError, UserError
@@ -335,11 +336,7 @@ def test_a_loss_over_the_whole_batch_trains_alike_everywhere_but_not_accumulated
     alone = run(custom=custom, strategy="single", devices=1, **settings)
     for strategy in ("pmap", "shard_map", "jit"):
         result = run(custom=custom, strategy=strategy, devices=4, **settings)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10),
-            result.state.params,
-            alone.state.params,
-        )
+        require_close(result.state.params, alone.state.params, atol=1e-10)
     with pytest.raises(UserError, match=NO_MICRO_BATCHES):
         run(custom=custom, accumulate=2, **settings)
     with_batch_norm = {"model": small_job.Net, "loss": gathered_in_training}

@@ -20,6 +20,7 @@ import pytest
 import small_job
 from flax import nnx
 from marks import quick
+from trees import require_close
 
 BATCH = 18
 SEED = 3
@@ -152,9 +153,7 @@ def test_one_device_equals_numpy():
         found = one_device("mlp", "sgd", "float64")[-1][0].params
     batches = [(data.inputs[indices], data.labels[indices]) for indices in parts()]
     wanted = numpy_mlp.train(first, batches, learning_rate=0.1)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10), found, wanted
-    )
+    require_close(found, wanted, atol=1e-10)
 
 
 # Through `train`: a stock Flax network with batch norm, beside the loop that anybody
@@ -209,10 +208,7 @@ def trained(strategy, count, model, **settings):
 
 
 def require_same_run(found, wanted, most):
-    for a, b in zip(
-        jax.tree.leaves(found.state), jax.tree.leaves(wanted.state), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=0, atol=most)
+    require_close(found.state, wanted.state, atol=most)
     for part in ("train", "test"):
         for name in ("loss", "accuracy"):
             assert found.epochs[-1][part][name] == pytest.approx(
@@ -260,11 +256,7 @@ def test_train_equals_a_plain_flax_loop():
         mean = np.asarray(model.norm.mean[...])
         variance = np.asarray(model.norm.var[...])
     found = trained("single", 1, Net, epochs=2)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10),
-        found.state.params,
-        wanted,
-    )
+    require_close(found.state.params, wanted, atol=1e-10)
     np.testing.assert_allclose(
         found.state.model_state["norm"]["mean"], mean, rtol=0, atol=1e-10
     )

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import small_job
 from marks import quick
+from trees import require_close
 
 UPDATES = 12
 TIMES = {
@@ -161,10 +162,7 @@ def test_on_other_devices_and_with_another_strategy_it_ends_within_promise_1(tmp
     found = small_job.train(
         dtype="float64", workdir=str(tmp_path / "run"), strategy="jit", devices=3
     )
-    for a, b in zip(
-        jax.tree.leaves(found.state), jax.tree.leaves(wanted.state), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
+    require_close(found.state, wanted.state, atol=1e-10)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 import small_job
 from flax import nnx
 from marks import quick
+from trees import require_close
 
 SETTINGS = {
     "devices": 3,
@@ -110,10 +111,7 @@ def train(**settings):
 def test_what_is_yours_gives_one_result_and_resumes_with_the_same_bits(part, tmp_path):
     found = train(**PARTS[part], strategy="pmap")
     one = train(**PARTS[part], strategy="single", devices=1)
-    for a, b in zip(
-        jax.tree.leaves(found.state), jax.tree.leaves(one.state), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
+    require_close(found.state, one.state, atol=1e-10)
     losses = [
         [epoch[name]["loss"] for epoch in result.epochs for name in ("train", "test")]
         for result in (found, one)
