@@ -70,9 +70,8 @@ def test_masks_differ_between_examples_layers_calls_and_the_layers_of_a_scan():
     for i, row in enumerate(rows):
         assert set(np.unique(row)) == {0.0, 2.0}
         for earlier in rows[:i]:
-            assert (
-                0.4 < (row == earlier).mean() < 0.6
-            )  # independent: half of 500, the standard deviation is 0.022
+            # Independent: half of 500, the standard deviation is 0.022.
+            assert 0.4 < (row == earlier).mean() < 0.6
 
 
 def test_settings_of_dropout():
@@ -162,9 +161,8 @@ def test_gradient_of_batch_norm_is_that_of_its_formula(float64):
     random = np.random.default_rng(4)
     x = random.normal(3.0, 2.0, size=(6, 5, 4, 3))
     weights = jnp.asarray([1.0, 1, 0, 1, 1, 1])
-    into = random.normal(
-        size=x.shape
-    )  # also into the padding: the formula must hold for any loss
+    # Also into the padding: the formula must hold for any loss.
+    into = random.normal(size=x.shape)
 
     def by_definition(x):
         w = weights[:, None, None, None]
@@ -209,11 +207,12 @@ def test_attention_is_flaxs_in_evaluation():
 
 
 def test_attention_drops_weights_by_the_example():
+    # No mask for all, as in Flax.
     options = {
         "decode": False,
         "broadcast_dropout": True,
         "rngs": nnx.Rngs(0),
-    }  # no mask for all, as in Flax
+    }
     layer = make_exact(nnx.MultiHeadAttention(2, 8, dropout_rate=0.5, **options))
     x = np.repeat(np.random.default_rng(0).normal(size=(1, 5, 8)), 3, 0)
     with in_training(3):

@@ -24,9 +24,8 @@ LABELS = np.arange(N, dtype=np.int32) % 3
 WEIGHTS = np.linspace(0.5, 2, N, dtype=np.float32)
 NAMES = np.array(["cat", "cow", "dog"])
 PAIRS = [(INPUTS[i], LABELS[i]) for i in range(N)]
-grain, pandas = (
-    partial(import_module, name) for name in ("grain", "pandas")
-)  # they take long, and not all need them
+# They take long, and not all need them.
+grain, pandas = (partial(import_module, name) for name in ("grain", "pandas"))
 
 
 class Tensor:

@@ -20,9 +20,10 @@ from pmapdp.errors import DivergedError, UserError
 from pmapdp.layers import current_context
 from pmapdp.loss import MetricSums
 
+# Sorted by class.
 SORTED = DataSet(
     Split(*(array[DATA.train.labels.argsort()] for array in DATA.train[:2]))
-)  # by class
+)
 REAL = DataSet(
     DATA.train._replace(labels=DATA.train.inputs @ np.arange(6, dtype=np.float32))
 )

@@ -63,10 +63,8 @@ def test_enlarge_by_hand():
     image = np.zeros((1, 8, 8))
     image[0, 1] = 14
     column = enlarge(image)[0, :, 0]
-    np.testing.assert_allclose(
-        column[:2], 0, atol=1e-12
-    )  # centres -5/14 and -1/14: the edge is repeated
-    np.testing.assert_allclose(
-        column[2:9], [3, 7, 11, 13, 9, 5, 1], atol=1e-12
-    )  # 3/14, 7/14, 11/14, 15/14, ...
+    # Centres -5/14 and -1/14: the edge is repeated.
+    np.testing.assert_allclose(column[:2], 0, atol=1e-12)
+    # 3/14, 7/14, 11/14, 15/14, ...
+    np.testing.assert_allclose(column[2:9], [3, 7, 11, 13, 9, 5, 1], atol=1e-12)
     np.testing.assert_allclose(column[9:], 0, atol=1e-12)

@@ -85,9 +85,8 @@ def test_torchvisions_files_and_its_data_set_are_taken(
     theirs = torchvision_datasets.MNIST(tmp_path, train=False, transform=ToTensor())
     data = make_data_set({"train": theirs})
     batch = next(Batches(data.train, 100, shuffle_seed=1).epoch(0))
-    images = mnist.test.inputs[batch.indices].transpose(
-        0, 3, 1, 2
-    )  # theirs are [b, 1, H, W], from 0 to 1
+    # Theirs are [b, 1, H, W], from 0 to 1.
+    images = mnist.test.inputs[batch.indices].transpose(0, 3, 1, 2)
     np.testing.assert_allclose(batch.inputs, images / np.float32(255), rtol=1e-6)
     np.testing.assert_array_equal(batch.labels, mnist.test.labels[batch.indices])
     assert data.classes == tuple(theirs.classes)

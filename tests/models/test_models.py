@@ -62,9 +62,8 @@ def test_numbers_of_parameters(model):
 
 def test_mlp_starts_as_in_the_blog_and_equals_numpy():
     model, params = built("mlp")
-    assert params["hidden1"]["kernel"].std() == pytest.approx(
-        0.01, rel=0.01
-    )  # 401,408 draws
+    # 401,408 draws.
+    assert params["hidden1"]["kernel"].std() == pytest.approx(0.01, rel=0.01)
     assert not params["hidden1"]["bias"].any()
     loss, _ = numpy_mlp.loss_and_gradients(params, SPLIT.inputs, SPLIT.labels)
     logits = call(model, SPLIT.inputs)
@@ -175,9 +174,8 @@ def test_an_image_is_moved_by_at_most_so_many_pixels_in_both_directions():
         }
         assert fitting
         offsets |= fitting
-    assert (
-        len(offsets) == 25
-    )  # 200 draws miss one of 25 with a probability of 0.7 %; the seed is fixed
+    # 200 draws miss one of 25 with a probability of 0.7 %; the seed is fixed.
+    assert len(offsets) == 25
 
 
 def test_only_training_moves_images():
@@ -266,9 +264,8 @@ def transformer_logits(p, ids):
             layer_norm(x, block["mlp_norm"]) @ block["hidden"]["kernel"]
             + block["hidden"]["bias"]
         )
-        y = (
-            y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
-        )  # GELU, as Hendrycks and Gimpel have it
+        # GELU, as Hendrycks and Gimpel have it.
+        y = y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
         x = x + y @ block["output"]["kernel"] + block["output"]["bias"]
     return (
         layer_norm(x, p["norm"]).mean(0) @ p["logits"]["kernel"] + p["logits"]["bias"]

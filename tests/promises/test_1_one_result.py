@@ -79,9 +79,8 @@ def one_device(model, optimizer, dtype):
     found = outcomes(
         "single", jax.devices("cpu")[:1], model, optimizer, dtype, padded=False
     )
-    return [
-        jax.device_get(sums) for sums in found
-    ]  # the next update takes the memory of a state
+    # The next update takes the memory of a state.
+    return [jax.device_get(sums) for sums in found]
 
 
 def require_equal(found, wanted, most, where):

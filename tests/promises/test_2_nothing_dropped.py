@@ -220,10 +220,11 @@ def without_padding(model):
     return trained_on("single", points(19, 1), BATCHES, model)
 
 
+# Example 0 is what padding is copied from.
 BATCHES = [
     np.arange(1, 19),
     np.arange(1, 4),
-]  # example 0 is what padding is copied from
+]
 
 
 @pytest.mark.parametrize("model", [Line, WithNorm])

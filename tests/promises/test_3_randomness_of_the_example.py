@@ -30,9 +30,8 @@ class Masked(nnx.Module):
         return self.first(x), self.second(x)
 
 
-POWERS = 2.0 ** np.arange(
-    WIDTH // 4
-)  # a sum of these tells which of 16 numbers were kept
+# A sum of these tells which of 16 numbers were kept.
+POWERS = 2.0 ** np.arange(WIDTH // 4)
 
 
 def masks(model, batch):
@@ -136,6 +135,5 @@ def test_built_in_models_draw_by_example(model):
 
     alone = [loss_of([number]) for number in range(5)]
     assert sum(alone) == pytest.approx(loss_of(range(5)), rel=1e-5)
-    assert (
-        len({round(loss, 6) for loss in alone}) > 1
-    )  # of nine shifts two may be equal
+    # Of nine shifts two may be equal.
+    assert len({round(loss, 6) for loss in alone}) > 1

@@ -19,11 +19,12 @@ from marks import quick
 from trees import require_close
 
 UPDATES = 12
+# The only results of an epoch that may differ.
 TIMES = {
     "examples_per_second",
     "step_ms",
     "seconds",
-}  # the only results of an epoch that may differ
+}
 
 
 def require_same_bits(found, wanted):

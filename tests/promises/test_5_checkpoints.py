@@ -49,9 +49,8 @@ def test_the_arrays_have_the_names_shapes_and_types_of_one_device(
     assert {name: (array.shape, array.dtype) for name, array in arrays.items()} == {
         name: (array.shape, array.dtype) for name, array in of_one_device[1].items()
     }
-    assert all(
-        devices not in array.shape for array in arrays.values()
-    )  # no layer has 4, 5 or 7 of anything
+    # No layer has 4, 5 or 7 of anything.
+    assert all(devices not in array.shape for array in arrays.values())
 
 
 def test_the_arrays_are_the_state(written):

@@ -339,14 +339,12 @@ def test_a_run_with_a_folder_needs_nothing_that_linux_alone_has(
     """
     flags = small_job.flags(tmp_path, model=LINE, workdir=tmp_path / "run")
     if anew:
-        done = python(
-            "-c", WITHOUT, *flags, env={"XLA_FLAGS": os.environ["XLA_FLAGS"]}
-        )  # compiled in the other case
+        # Compiled in the other case.
+        done = python("-c", WITHOUT, *flags, env={"XLA_FLAGS": os.environ["XLA_FLAGS"]})
         assert done.returncode == 0, done.stdout + done.stderr
     else:
-        monkeypatch.setattr(
-            os, "process_cpu_count", os.cpu_count, raising=False
-        )  # as on macOS
+        # As on macOS.
+        monkeypatch.setattr(os, "process_cpu_count", os.cpu_count, raising=False)
         for name in filter(
             str.islower, LINUX_ALONE
         ):  # Python's own modules have looked for the others

@@ -102,6 +102,5 @@ def test_later_epochs_compile_nothing_and_move_nothing_implicitly(
         jax.transfer_guard("disallow"),
         pytest.raises(Exception, match="Disallowed host-to-device transfer"),
     ):
-        steps.eval_step(
-            state, on_the_host
-        )  # the guard of this test: it notices a batch that was not placed
+        # The guard of this test: it notices a batch that was not placed.
+        steps.eval_step(state, on_the_host)
