@@ -135,12 +135,12 @@ def test_settings_of_a_run(tmp_path):
     right = {"format": "pmapdp run 2", "config": dataclasses.asdict(Config())}
 
     def check(changes, whole, place, cut):
-        content = (
-            whole
-            if place == 0
-            else right
-            | (changes if place == 1 else {"config": right["config"] | changes})
-        )
+        if place == 0:
+            content = whole
+        elif place == 1:
+            content = right | changes
+        else:
+            content = right | {"config": right["config"] | changes}
         text = json.dumps(content).encode()
         (tmp_path / "config.json").write_bytes(text[: len(text) - cut])
         config = result_or_sentence(lambda: read_config(tmp_path))

@@ -27,6 +27,7 @@ ENDINGS = (
     ".ppm",
     ".pgm",
 )
+# No other, because for EPS Pillow starts Ghostscript.
 FORMATS = (
     "JPEG",
     "PNG",
@@ -35,7 +36,7 @@ FORMATS = (
     "TIFF",
     "WEBP",
     "PPM",
-)  # no other: for EPS Pillow starts Ghostscript
+)
 
 
 class ImageFolder:

@@ -166,10 +166,9 @@ def test_an_image_is_moved_by_at_most_so_many_pixels_in_both_directions():
     padded = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)))
     offsets = set()
     for number, image in enumerate(found):
-        places = [(i, j) for i in range(5) for j in range(5)]
         fitting = {
             (i, j)
-            for i, j in places
+            for i, j in np.ndindex(5, 5)
             if np.array_equal(padded[number, i : i + 28, j : j + 28], image)
         }
         assert fitting

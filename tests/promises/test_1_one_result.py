@@ -84,7 +84,7 @@ def one_device(model, optimizer, dtype):
 
 
 def require_equal(found, wanted, most, where):
-    """Whatever a device holds is within `most` of `wanted`; whole numbers are equal."""
+    """Require that all devices hold `wanted` within `most`, and equal whole numbers."""
     for (path, leaf), right in zip(
         jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted), strict=True
     ):
@@ -295,16 +295,9 @@ def test_accumulation_changes_nothing_without_batch_norm(strategy):
 
 def test_layouts_give_the_same_result():
     """A split optimizer state, and fully sharded parameters."""
-    require_same_run(
-        trained("jit", 4, WithDropout, shard_state="optimizer"),
-        on_one_device(WithDropout),
-        1e-10,
-    )
-    require_same_run(
-        trained("jit", 4, WithDropout, shard_state="parameters"),
-        on_one_device(WithDropout),
-        1e-10,
-    )
+    for shard_state in ("optimizer", "parameters"):
+        split = trained("jit", 4, WithDropout, shard_state=shard_state)
+        require_same_run(split, on_one_device(WithDropout), 1e-10)
 
 
 # What the all-reduce is for. Under jit the compiler inserts it, and there is nothing to

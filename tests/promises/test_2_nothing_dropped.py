@@ -63,11 +63,10 @@ def test_an_epoch_visits_each_example_once(
     ]
     # One compiled program serves all batches: they have one shape, which divides by
     # devices and micro-batches.
-    share = math.ceil(math.ceil(batch_size / accumulate) / devices)
-    assert {len(array) for batch in found for array in batch} == {
-        accumulate * devices * share
-    }
+    micro_batch = math.ceil(batch_size / accumulate)
+    rows = devices * accumulate * math.ceil(micro_batch / devices)
     for batch in found:
+        assert {len(array) for array in batch} == {rows}
         assert set(np.unique(batch.weights)) <= {0, 1}
         np.testing.assert_array_equal(batch.inputs, examples.inputs[batch.indices])
         np.testing.assert_array_equal(batch.labels, examples.labels[batch.indices])

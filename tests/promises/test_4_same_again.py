@@ -108,7 +108,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(
 ):
     """With SIGKILL, which no program can notice."""
     folder = tmp_path / "run"
-    flags = small_job.flags(tmp_path, workdir=tmp_path / "run")
+    flags = small_job.flags(tmp_path, workdir=folder)
     for moment in moments:
         with forks.start("train", flags, tmp_path / "output") as process:
             kill_when(process, folder, moment)

@@ -43,15 +43,14 @@ def test_ring_costs_what_its_messages_cost(N):
     held = parts.copy()
     messages = 2 * (N - 1)
     for step in range(messages):
-        sent = [
-            (d - step) % N if step < N - 1 else (d + N - step) % N for d in range(N)
-        ]
+        sent = [(d - step) % N for d in range(N)]
         packets = [held[d, part].copy() for d, part in enumerate(sent)]
         for d, part in enumerate(sent):
             receiver = (d + 1) % N
-            held[receiver, part] = packets[d] + (
-                held[receiver, part] if step < N - 1 else 0
-            )
+            if step < N - 1:  # reduce-scatter
+                held[receiver, part] += packets[d]
+            else:  # all-gather
+                held[receiver, part] = packets[d]
     np.testing.assert_array_equal(held, np.broadcast_to(parts.sum(0), held.shape))
     seconds = messages * (RINGS.latency + parts[0, 0].nbytes / RINGS.bandwidth)
     assert 2 * reduce_scatter_at(parts[0].nbytes, N, RINGS) == pytest.approx(
