@@ -28,21 +28,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmapdp import __version__, cli
-from pmapdp.archive import (
-    ARRAYS,
-    FEATURIZER,
-    FORMAT,
-    LOSS,
-    METADATA,
-    PROGRAM,
-    read_archive,
-)
 from pmapdp.config import setting
 from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import not_exportable
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, YourCodeError, explain_errors
+from pmapdp.exported_file import (
+    ARRAYS,
+    FEATURIZER,
+    FORMAT,
+    LOSS,
+    METADATA,
+    PROGRAM,
+    read_exported_file,
+)
 from pmapdp.files import MODEL, check_output, write_file
 from pmapdp.loss import named_sums
 from pmapdp.registry import FEATURIZERS, featurize, load_data, require_python_values
@@ -128,7 +128,7 @@ def load_exported(path: str | Path) -> Exported:
         UserError: The file is damaged, isn't an exported model, or is from another
             version of JAX.
     """
-    metadata, arrays, files = read_archive(path, advice=ADVICE)
+    metadata, arrays, files = read_exported_file(path, advice=ADVICE)
     failure = f"{path} is damaged"
     advice = "export it again"
     if metadata["jax"] != jax.__version__:

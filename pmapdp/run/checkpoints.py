@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 from etils.epath.gpath import PosixGPath
 
-from pmapdp.archive import read_archive
 from pmapdp.errors import UserError, explain_errors
+from pmapdp.exported_file import read_exported_file
 from pmapdp.run.workdir import CODE, fixed_settings, read_config, require_same_run
 from pmapdp.state import Task, TrainState, initial_state, named_leaves, use_host
 
@@ -318,7 +318,7 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
     if os.path.isdir(path):
         step, saved = read_weights(path, advice)
     else:
-        exported = read_archive(path, advice=advice)  # its program isn't run
+        exported = read_exported_file(path, advice=advice)  # its program isn't run
         step = exported.metadata.get("step", 0)
         saved = {}
         for name, array in exported.arrays.items():

@@ -1,4 +1,4 @@
-"""Read the file of an exported model, a zip whose content docs/export.md lists."""
+"""Read an exported model's file, a zip whose contents docs/export.md lists."""
 
 import io
 import json
@@ -19,7 +19,7 @@ FEATURIZER = "view.json"
 ARRAYS = "arrays/"
 
 
-class Archive(NamedTuple):
+class ExportedFile(NamedTuple):
     """The contents of an exported file. None of its code has been run.
 
     Attributes:
@@ -33,7 +33,7 @@ class Archive(NamedTuple):
     files: dict[str, bytes]
 
 
-def read_archive(path: str | Path, *, advice: str) -> Archive:
+def read_exported_file(path: str | Path, *, advice: str) -> ExportedFile:
     """Return the contents of an exported file.
 
     The checksums of the zip are looked at, so no damaged file reaches JAX.
@@ -62,4 +62,4 @@ def read_archive(path: str | Path, *, advice: str) -> Archive:
             arrays[name] = np.load(io.BytesIO(files.pop(f"{ARRAYS}{name}.npy")))
             if arrays[name].dtype.kind not in "biuf":
                 raise TypeError(f"{name} holds {arrays[name].dtype}")
-    return Archive(metadata, arrays, files)
+    return ExportedFile(metadata, arrays, files)
