@@ -291,7 +291,7 @@ def export_programs(
 
     def build(arrays: dict[str, jax.Array]) -> Any:
         leaves = [arrays[name] for name in names]
-        return task.model_with(*jax.tree.unflatten(tree, leaves))
+        return task.merge_arrays(*jax.tree.unflatten(tree, leaves))
 
     def forward(arrays: dict[str, jax.Array], inputs: Any) -> dict[str, jax.Array]:
         model = build(arrays)

@@ -53,11 +53,11 @@ DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
 FEATURIZERS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 
 
-def load_custom(kind: str, name: str) -> Any:
+def load_custom(part: str, name: str) -> Any:
     """Load your model, optimizer or schedule from its file.
 
     Args:
-        kind: "model", "optimizer" or "schedule".
+        part: "model", "optimizer" or "schedule".
         name: A name on the command line: `my_file.py:Net`, or a built-in one's.
 
     Returns:
@@ -66,21 +66,21 @@ def load_custom(kind: str, name: str) -> Any:
     if ".py:" in name:
         return load_from_file(name)
     built_in: Any = {"model": MODELS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
-    if name not in built_in[kind]:
-        example = {"model": "Net", "optimizer": "make", "schedule": "rate"}[kind]
-        yours = f"my_file.py:{example} (yours; from Python {kind}=...)"
-        raise unknown(kind, name, [*built_in[kind], yours])
+    if name not in built_in[part]:
+        example = {"model": "Net", "optimizer": "make", "schedule": "rate"}[part]
+        yours = f"my_file.py:{example} (yours; from Python {part}=...)"
+        raise unknown(part, name, [*built_in[part], yours])
     return None
 
 
 def require_python_values(
-    config: Config, given: Mapping[str, Any], reader: str, *arguments: str
+    config: Config, python_values: Mapping[str, Any], reader: str, *arguments: str
 ) -> None:
     """Refuse to read a run without the Python values that it was made from.
 
     Args:
         config: The settings of the run.
-        given: The values that you gave, by name.
+        python_values: The values that you gave, by name.
         reader: Module and name of the function that reads the run. The error message
             shows the call to make.
         arguments: The function's other arguments in this call.
@@ -93,7 +93,7 @@ def require_python_values(
     if config.dataset == "arrays":
         missing.append("data")
     # What you have given again is no longer missing.
-    missing = [name for name in missing if given.get(name) is None]
+    missing = [name for name in missing if python_values.get(name) is None]
     if missing:
         module, _, function = reader.rpartition(".")
         values = [repr(argument) for argument in arguments]

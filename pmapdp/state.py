@@ -108,8 +108,8 @@ class Task:
         parts: Any = nnx.split(self.model, self.trainable, nnx.RngState, ...)
         return parts[0], parts[2]
 
-    def model_with(self, params: Any, model_state: Any) -> nnx.Module:
-        """Return a model with these arrays.
+    def merge_arrays(self, params: Any, model_state: Any) -> nnx.Module:
+        """Return a model with these arrays, the reverse of `split_arrays`.
 
         Its variables are new, because a layer may assign to them.
         """

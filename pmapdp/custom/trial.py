@@ -288,6 +288,6 @@ def returned_shapes(task: Task, function: Callable[[Any, Any], Any], batch: Any)
     """Return types and shapes of what a function of model and batch returns."""
 
     def call(params: Any, model_state: Any, batch: Any) -> Any:
-        return function(task.model_with(params, model_state), batch)
+        return function(task.merge_arrays(params, model_state), batch)
 
     return jax.eval_shape(call, *task.split_arrays(task.model), batch)

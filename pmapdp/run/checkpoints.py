@@ -340,7 +340,7 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
             f"--init-from {path} has no array of {task.name}, for example no "
             f"{min(left)}: {advice}"
         )
-    model = task.model_with(*jax.tree.unflatten(jax.tree.structure(arrays), leaves))
+    model = task.merge_arrays(*jax.tree.unflatten(jax.tree.structure(arrays), leaves))
     news = f"starts from {taken} arrays of {path}, which had made {step:,} updates"
     if left:
         news += f"; as the seed makes them: {', '.join(left)}"

@@ -61,7 +61,7 @@ def gradient_sums(
         return add_micro_batches(task, state, batch, axis_name)
 
     def summed_loss(params: Any) -> Any:
-        model = task.model_with(params, state.model_state)
+        model = task.merge_arrays(params, state.model_state)
         keys = example_keys(task.seed, state.step, batch.indices)
         context = Context(batch.weights, keys, state.step, True, axis_name)
         with use_context(context):
@@ -143,4 +143,4 @@ def update(
 
 def evaluation_sums(task: Task, state: TrainState, batch: Batch) -> MetricSums:
     """Return the metrics of a batch, with running batch statistics and no dropout."""
-    return task.loss_sums(task.model_with(state.params, state.model_state), batch)
+    return task.loss_sums(task.merge_arrays(state.params, state.model_state), batch)

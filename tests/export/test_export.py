@@ -56,7 +56,7 @@ def test_the_figures_of_the_state_and_any_batch_size(trained):
     assert (found["examples"], found["accuracy"]) == (40, ours["accuracy"])
     assert found["loss"] == pytest.approx(ours["loss"], abs=1e-6)
     wanted = jax.nn.softmax(
-        job.task.model_with(state.params, state.model_state)(INPUTS)
+        job.task.merge_arrays(state.params, state.model_state)(INPUTS)
     )
     for n in (7, 257):
         np.testing.assert_allclose(
