@@ -59,12 +59,14 @@ def check_loss(task: Task, examples: Batch) -> None:
         run_trial = make_trial(task, mode, whole)
         sums_of_whole, written_by_whole = run_trial(whole)
         sums_of_halves, written_by_halves = run_trial(halves)
-        check_streams(task, partial(run_trial, whole), sums_of_whole["loss"][0])
+        check_streams(task, run_trial, whole, sums_of_whole["loss"])
         if mode == TRAINING:
             check_written(task, written_by_whole, written_by_halves)
-        for name in ("loss", *sums_of_whole):  # the loss first: its message says most
-            sums = sums_of_whole[name], sums_of_halves[name]
-            check_sum(task, mode, examples, name, *sums)
+        # The loss first, because its message says most.
+        for name in ("loss", *sums_of_whole):
+            of_whole = sums_of_whole[name]
+            of_halves = sums_of_halves[name]
+            check_sum(task, mode, examples, name, of_whole, of_halves)
 
 
 # The experiment
@@ -89,6 +91,9 @@ def make_trial(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
     Returns:
         A function of such batches, and perhaps other random streams, that returns the
         loss's sums and what the model writes, by name, each `[devices, ...]`.
+
+    Raises:
+        UserError: Model or loss fails, or draws random numbers of NumPy.
     """
     _, streams = task.graph_and_streams
     params, model_state = task.split_arrays(task.model)
@@ -172,7 +177,9 @@ def check_fields(task: Task, sums: MetricSums) -> None:
             )
 
 
-def check_streams(task: Task, run: Callable[..., Any], loss: np.ndarray) -> None:
+def check_streams(
+    task: Task, run_trial: Callable[..., Any], batches: Batch, loss: np.ndarray
+) -> None:
     """Refuse a layer whose own stream of random numbers changes the loss."""
     streams = dict(nnx.to_flat_state(task.graph_and_streams[1]))
     # Layers may draw from a stream as long as nothing follows from it, as nnx.RNN does.
@@ -180,8 +187,8 @@ def check_streams(task: Task, run: Callable[..., Any], loss: np.ndarray) -> None
         if isinstance(variable, nnx.RngKey):
             keys = jax.random.split(jax.random.key(task.seed + 1), variable.shape)
             changed = streams | {path: variable.replace(keys)}
-            sums, _ = run(streams=nnx.from_flat_state(changed))
-            if not np.array_equal(sums["loss"][0], loss, equal_nan=True):
+            sums, _ = run_trial(batches, nnx.from_flat_state(changed))
+            if not np.array_equal(sums["loss"], loss, equal_nan=True):
                 stream = ".".join(map(str, path[:-1]))
                 raise UserError(
                     f"{task.name} draws random numbers from {stream}, which would be "
