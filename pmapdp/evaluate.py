@@ -204,6 +204,7 @@ def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
         meter = Meter(is_weighted=batches.is_weighted)
         for step, batch in enumerate(batches.epoch(0)):
             placed = jax.device_put((batch.inputs, batch.labels, batch.weights))
+            # The program returns sums by name, because a file can't hold our classes.
             sums = compute_sums(arrays, *placed)
             loss = sums.pop("loss")
             count = sums.pop("count")

@@ -58,6 +58,7 @@ def read_exported_file(path: str | Path, *, advice: str) -> ExportedFile:
         if metadata["format"] != FORMAT:
             raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT!r}")
         arrays = {}
+        # np.load refuses pickles, so nothing is run.
         for name in metadata["arrays"]:
             arrays[name] = np.load(io.BytesIO(files.pop(f"{ARRAYS}{name}.npy")))
             if arrays[name].dtype.kind not in "biuf":

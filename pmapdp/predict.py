@@ -32,6 +32,7 @@ def read_input(exported: Exported, text: str) -> Any:
     if exported.featurizer:
         return exported.featurizer([text])
     inputs = exported.metadata["input"]
+    # Only bytes are images of 8 bits a colour. Other inputs are the model's own.
     match inputs:
         case {"dtype": "uint8", "shape": [_, int(), int(), int(channels)]} if (
             channels in MODES

@@ -184,6 +184,7 @@ def require_recipe(config: Config) -> None:
         raise unknown("recipe", config.recipe, RECIPES)
     recipe = vars(RECIPES[config.recipe].config)
     defaults = vars(Config(recipe=config.recipe))
+    # If none of its own settings is there, the recipe was only named.
     special = [name for name, value in recipe.items() if value != defaults[name]]
     if special and all(getattr(config, name) != recipe[name] for name in special):
         raise UserError(

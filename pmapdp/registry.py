@@ -138,6 +138,7 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
     # A folder that isn't there gets the message about folders by its slash.
     if name.endswith("/") or os.path.isdir(name):
         return load_folder(Path(name))
+    # No file, no folder and no built-in name: a misspelt one.
     yours = "my_data.npz, folder/ or my_data.py:make (yours; from Python data=...)"
     raise unknown("dataset", name, [*DATA_SETS, yours])
 

@@ -215,6 +215,7 @@ def is_finite(state: TrainState) -> jax.Array:
     A model may keep an infinite constant, but no NaN.
     """
     computed = jax.tree.leaves((state.params, state.optimizer_state))
+    # One number for the host to read, and one program for all arrays.
     checks = [jnp.isfinite(leaf).all() for leaf in computed]
     checks += [~jnp.isnan(leaf).any() for leaf in jax.tree.leaves(state.model_state)]
     return jnp.stack(checks).all()

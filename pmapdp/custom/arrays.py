@@ -66,6 +66,7 @@ def convert_weights(
     real = jax.dtypes.canonicalize_dtype(np.float64)  # float32, unless x64 is on
     with explain_errors(f"{name} weights cannot be used", advice):
         if isinstance(weights, Mapping):  # as Keras's class_weight
+            # The classes may be named, as the labels may be.
             numbers = convert(f"{name} weights", list(weights), classes).tolist()
             by_class = dict(zip(numbers, weights.values(), strict=True))
             weights = [by_class[label] for label in labels.tolist()]
@@ -139,7 +140,7 @@ def make_array(name: str, values: Any) -> np.ndarray:
     advice = "give a NumPy array; pad rows of different lengths to one length"
     with explain_errors(f"{name} are no array", advice):
         array = np.atleast_1d(np.asarray(values))
-    if array.dtype == object and hasattr(values, "columns"):
+    if array.dtype == object and hasattr(values, "columns"):  # a frame of pandas
         # Of one frame NumPy makes objects. Each column alone is an array of numbers.
         columns = [
             convert(f"{name} {column!r}", values[column]) for column in values.columns

@@ -137,12 +137,12 @@ def fingerprint(data: DataSet) -> str:
     examples. If rows were skipped, the text ends with the largest k.
     """
     digest = hashlib.blake2b(digest_size=8)
-    largest = 1
+    largest = 1  # the largest k
     for part in data.parts.values():
         if isinstance(part, Examples):
             every = math.ceil(part.examples / 64)
             largest = max(largest, every)
-            # Examples that aren't read still count.
+            # Only some are read, because reading all may take hours. All count.
             digest.update(f"{part.examples} ".encode())
             part = part.select(np.arange(0, part.examples, every))
         for leaf in jax.tree.leaves(part):

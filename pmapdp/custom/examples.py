@@ -41,7 +41,8 @@ class Examples:
         self.classes = classes
         self.number_of_logits: int | None = None
         self.examples = len(source)
-        # Two threads that read from one open file would get wrong examples.
+        # Two threads that read from one open file would get wrong examples, so the
+        # class has to say that it's safe.
         is_thread_safe = getattr(type(source), "thread_safe", False) is True
         self.threads = THREADS if is_thread_safe else 1
         # Of each example that was read, 0 for the others.

@@ -69,7 +69,7 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
         custom: The model, its loss or its metrics are yours, so they're tried.
         best: The setting `--best`, which must name a metric.
     """
-    # Nothing is computed here: JAX only looks at shapes.
+    # At first nothing is computed: JAX only looks at shapes.
     examples = read_examples(data, ROWS)
     returned = check_call(task, examples)
     if task.classifies:

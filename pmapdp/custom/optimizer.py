@@ -76,6 +76,7 @@ def trainable_filter(model: nnx.Module, trainable: Any) -> Any:
                 layers = dict.fromkeys(name.split(".")[0] for name in parameters)
                 raise unknown("trainable", part, layers)
         trainable = nnx.Any(*map(starts_with, trainable))
+    # Whatever a filter chooses, running statistics and random streams aren't trained.
     chosen = nnx.All(nnx.Param, trainable)
     if not nnx.state(model, chosen):
         raise UserError(

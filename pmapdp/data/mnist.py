@@ -84,6 +84,7 @@ def read_idx(path: Path, checksum: str) -> np.ndarray:
             "start again to download it anew"
         )
     content = gzip.decompress(packed)
+    # Byte 3 is the number of axes. Their sizes follow, then the numbers of the array.
     shape = np.frombuffer(content, ">i4", count=content[3], offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + shape.nbytes).reshape(shape)
 

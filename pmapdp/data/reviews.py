@@ -77,6 +77,7 @@ def load() -> DataSet:
     reviews: dict[str, int] = {}
     while len(reviews) < TRAIN_EXAMPLES + TEST_EXAMPLES:
         label = len(reviews) % 2
+        # A review that is there already keeps its label, and isn't counted again.
         reviews.setdefault(make_review(random, label), label)
     texts = list(reviews)
     labels = np.array(list(reviews.values()), np.int32)

@@ -45,6 +45,7 @@ class Tfidf:
         vectorizer = make_vectorizer(vocabulary=self.vocabulary)
         vectorizer.idf_ = np.array(self.idf, np.float32)
         weights = vectorizer.transform(texts)  # sparse, [n, at most 1200]
+        # The model has a fixed number of inputs, also if the vocabulary is smaller.
         weights.resize((len(texts), FEATURES))
         return weights.toarray()
 

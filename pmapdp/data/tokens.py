@@ -44,6 +44,7 @@ class Tokens:
     def fit(cls, texts: Sequence[str]) -> "Tokens":
         """Learn the vocabulary from the training texts."""
         counts = Counter(itertools.chain.from_iterable(map(split, texts)))
+        # Alphabetically among equals, so the order of the texts doesn't matter.
         by_frequency = sorted(counts, key=lambda token: (-counts[token], token))
         return cls(by_frequency[: VOCABULARY - FIRST_WORD])
 

@@ -88,6 +88,7 @@ class Transformer(nnx.Module):
         x = self.tokens(ids) + self.positions(jnp.arange(ids.shape[1]))  # [b, L, E]
         x = self.word_dropout(x)
         for block in self.blocks:
+            # One mask for all heads and queries: no word attends to padding.
             x = block(x, mask=known[:, None, None])
         x = self.norm(x)
         # An empty text has the mean 0.

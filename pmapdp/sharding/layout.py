@@ -49,6 +49,7 @@ NAMED: dict[str, Rules] = {
 def parse_mesh(text: str) -> dict[str, int]:
     """Return the axes of a mesh and their sizes, in order."""
     sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=([1-9]\d*)\b", text)}
+    # Written again, it must be the same text, or something was left over or twice.
     if not sizes or mesh_text(sizes) != text.replace(" ", ""):
         raise UserError(
             f"--mesh {text!r} is not a list of different axes with their sizes: "
@@ -360,6 +361,7 @@ def fit_layout(
     rules |= {name: axes for name, axes in requested.items() if name in known}
     check_mesh(layout, rules, sizes, advice)
     device_array = np.array(devices).reshape(tuple(sizes.values()))
+    # Axes of type Auto: the compiler splits what has no sharding.
     fitted = MeshLayout(Mesh(device_array, tuple(sizes)), rules, shard_state)
     for name, axes in arrays.items():
         failure = f"--layout {layout} does not fit {name} {[*axes.shape]}"
@@ -391,6 +393,7 @@ def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], advice: str) ->
     used: dict[str, str] = {}  # {mesh axis: axis of the model}
     for name, axes in rules.items():
         used |= dict.fromkeys(axes, name)
+    # The advice is a mesh of as many devices, with 2 along each axis that is missing.
     missing = {axis: 2 for axis in used if axis not in sizes}
     for axis in missing:
         rest, left = divmod(math.prod(sizes.values()), 2 ** len(missing))

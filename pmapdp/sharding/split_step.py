@@ -30,6 +30,7 @@ def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
     update_sharding = layout.params_sharding(task, split=layout.shard_state != "none")
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
+        # The compiler puts an all-gather here if the parameters are split.
         params = lax.with_sharding_constraint(state.params, gathered)
         whole = dataclasses.replace(state, params=params)
         if task.accumulate == 1 or not layout.batch_axes:
@@ -38,6 +39,7 @@ def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
             gradients, sums, model_state = accumulated_sums(
                 task, whole, batch, layout.mesh, layout.batch_axes
             )
+        # And here a reduce-scatter, or an all-reduce of which each device keeps a part.
         gradients = lax.with_sharding_constraint(gradients, update_sharding)
         return update(task, state, gradients, sums.count, model_state), sums
 

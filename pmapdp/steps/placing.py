@@ -54,6 +54,7 @@ def prefetch(
             return END if batch is END else place_batch(batch)
 
     def placed_batches() -> Iterator[Any]:
+        # While the loop has one batch, the thread reads and places the next ones.
         waiting = deque(thread.submit(place_next) for _ in range(ahead))
         batch = waiting.popleft().result()
         while batch is not END:
@@ -64,6 +65,7 @@ def prefetch(
     try:
         yield placed_batches()
     finally:
+        # Also if the loop ends early: a thread that still reads would outlive the run.
         thread.shutdown(cancel_futures=True)
 
 
