@@ -188,18 +188,13 @@ def export_run(
             folder, task, best=best, data_fingerprint=fingerprint(data_set)
         )
     arrays, featurizer = featurize(data_set, task.model)
-    last = epoch_progress["last"]
-    metrics = {}
-    # A checkpoint from the middle of an epoch wasn't evaluated.
-    if last.get("step") == int(state.step):
-        metrics = {name: last[name] for name in ("validation", "test") if name in last}
     metadata = {
         # Only the names of your files: their folders are nobody's business.
         "model": os.path.basename(config.model),
         "dataset": os.path.basename(config.dataset),
         "labels": arrays.classes,
         "step": int(state.step),
-        "metrics": metrics,
+        "metrics": evaluated_metrics(epoch_progress["last"], int(state.step)),
     }
     export_model(
         task,
@@ -210,6 +205,17 @@ def export_run(
         featurizer=featurizer,
     )
     return metadata
+
+
+def evaluated_metrics(last_epoch: dict[str, Any], step: int) -> dict[str, Any]:
+    """Return the metrics of the update `step`, by the part of the data.
+
+    There are none for a checkpoint from the middle of an epoch.
+    """
+    if last_epoch.get("step") != step:
+        return {}
+    parts = ("validation", "test")
+    return {name: last_epoch[name] for name in parts if name in last_epoch}
 
 
 def export_model(

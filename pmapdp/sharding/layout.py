@@ -354,11 +354,7 @@ def fit_layout(
     known = {BATCH}
     for axes in arrays.values():
         known.update(name for name in axes.names if name)
-    requested = parse_layout(layout)
-    for name in sorted(requested.keys() - known - NAMED["spatial"].keys()):
-        raise unknown(f"axis of the model in --layout {layout}", name, sorted(known))
-    rules: Rules = {BATCH: (AXIS,)} if AXIS in sizes else {}
-    rules |= {name: axes for name, axes in requested.items() if name in known}
+    rules = find_rules(layout, known, sizes)
     check_mesh(layout, rules, sizes, advice)
     device_array = np.array(devices).reshape(tuple(sizes.values()))
     # Axes of type Auto: the compiler splits what has no sharding.
@@ -371,6 +367,19 @@ def fit_layout(
     if shard_state != "none":
         check_shard_state(fitted, task)
     return fitted
+
+
+def find_rules(layout: str, known: set[str], sizes: dict[str, int]) -> Rules:
+    """Return the rules of a layout for the axes that a model has, which are `known`."""
+    requested = parse_layout(layout)
+    # A named layout may have rules for axes that this model hasn't.
+    for name in sorted(requested.keys() - known - NAMED["spatial"].keys()):
+        raise unknown(f"axis of the model in --layout {layout}", name, sorted(known))
+    rules: Rules = {}
+    if AXIS in sizes:
+        rules[BATCH] = (AXIS,)
+    rules |= {name: axes for name, axes in requested.items() if name in known}
+    return rules
 
 
 def check_shard_state(layout: MeshLayout, task: Task) -> None:
