@@ -321,7 +321,7 @@ def fit_layout(
     layout: str = DATA_LAYOUT,
     shard_state: str = "none",
 ) -> MeshLayout:
-    """Fit --mesh, --layout and --shard-state to a model, its inputs and the devices.
+    """Return the layout of --mesh, --layout and --shard-state for a model and devices.
 
     An axis with a rule must divide, and a mesh axis must split something. `shard_state`
     splits what it can.
@@ -333,9 +333,6 @@ def fit_layout(
         mesh: As on the command line. None: one axis, `data`.
         layout: As on the command line.
         shard_state: "none", "optimizer" or "parameters".
-
-    Returns:
-        The layout.
 
     Raises:
         UserError: They don't fit. The message has flags that do.
@@ -351,10 +348,7 @@ def fit_layout(
     input_shape = (0, *inputs)[: len(task.input_axes)]
     arrays = {"the inputs": Axes(task.input_axes, input_shape)}
     arrays |= named_leaves(*logical_axes(task))
-    known = {BATCH}
-    for axes in arrays.values():
-        known.update(name for name in axes.names if name)
-    rules = find_rules(layout, known, sizes)
+    rules = find_rules(layout, arrays, sizes)
     check_mesh(layout, rules, sizes, advice)
     device_array = np.array(devices).reshape(tuple(sizes.values()))
     # Axes of type Auto: the compiler splits what has no sharding.
@@ -369,8 +363,11 @@ def fit_layout(
     return fitted
 
 
-def find_rules(layout: str, known: set[str], sizes: dict[str, int]) -> Rules:
-    """Return the rules of a layout for the axes that a model has, which are `known`."""
+def find_rules(layout: str, arrays: dict[str, Axes], sizes: dict[str, int]) -> Rules:
+    """Return the rules of a layout for the axes that some arrays have."""
+    known = {BATCH}
+    for axes in arrays.values():
+        known.update(name for name in axes.names if name)
     requested = parse_layout(layout)
     # A named layout may have rules for axes that this model hasn't.
     for name in sorted(requested.keys() - known - NAMED["spatial"].keys()):
@@ -378,7 +375,7 @@ def find_rules(layout: str, known: set[str], sizes: dict[str, int]) -> Rules:
     rules: Rules = {}
     if AXIS in sizes:
         rules[BATCH] = (AXIS,)
-    rules |= {name: axes for name, axes in requested.items() if name in known}
+    rules |= {name: split for name, split in requested.items() if name in known}
     return rules
 
 
