@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 
 import entry
 import numpy as np
@@ -26,41 +27,20 @@ os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "sub"))
 """
 
 
-TRAIN = [
-    "train",
-    "--model",
-    "my.py:Net",
-    "--dataset",
-    "data.npz",
-    "--global-batch-size",
-    18,
-    "--strategy",
-    "single",
-]
-TRAIN += [
-    "--no-compile-cache",
-    "--no-progress",
-    "--optimizer",
-    "my.py:make",
-    "--schedule",
-    "my.py:rate",
-]
+TRAIN = shlex.split(
+    "train --model my.py:Net --dataset data.npz --global-batch-size 18 "
+    "--strategy single --no-compile-cache --no-progress"
+)
+FUNCTIONS = shlex.split("--optimizer my.py:make --schedule my.py:rate")
+RUN = shlex.split(
+    "--trainable head --epochs 2 --workdir run --metrics-file metrics.jsonl"
+)
 
 
 def test_they_train_resume_evaluate_and_export(tmp_path, monkeypatch):
     """Every path is meant from where the command was started, also if the file changes
     the current folder; moments of 16 bits are kept too."""
-    arguments = [
-        *TRAIN,
-        "--trainable",
-        "head",
-        "--epochs",
-        2,
-        "--workdir",
-        "run",
-        "--metrics-file",
-        "metrics.jsonl",
-    ]
+    arguments = [*TRAIN, *FUNCTIONS, *RUN]
     (tmp_path / "sub").mkdir()
     (tmp_path / "my.py").write_text(FILE)
     small_job.write_data(tmp_path)
@@ -118,8 +98,7 @@ def test_the_file_of_a_model_runs_once(tmp_path, monkeypatch):
     file = 'from points import Net\nopen("runs.txt", "a").write("ran ")\n'
     (tmp_path / "once.py").write_text(file)
     small_job.write_data(tmp_path)
-    arguments = [*TRAIN[:11], "--steps", 1]
-    arguments[2] = "once.py:Net"
-    done = entry.run_command(*arguments)
+    arguments = [word.replace("my.py", "once.py") for word in TRAIN]
+    done = entry.run_command(*arguments, "--steps", 1)
     assert done.status == 0, done.err
     assert (tmp_path / "runs.txt").read_text() == "ran "

@@ -1,5 +1,7 @@
 """Images in folders, as arrays and on the command line."""
 
+import shlex
+
 import entry
 import numpy as np
 import pytest
@@ -101,16 +103,10 @@ def test_what_is_refused(tmp_path):
 def test_on_the_command_line(tmp_path):
     for part in ("train", "test"):
         write(tmp_path / part, size=(8, 8), ending="jpg")
-    flags = [
-        "--model",
-        f"{small_job.NET}:OfPictures",
-        "--dataset",
-        f"{tmp_path}/",
-        "--global-batch-size",
-        6,
-    ]
+    model = f"{small_job.NET}:OfPictures"
+    flags = "--global-batch-size 6 --epochs 1 --devices 2 --no-compile-cache"
     done = entry.run_command(
-        "train", *flags, "--epochs", 1, "--devices", 2, "--no-compile-cache"
+        "train", "--model", model, "--dataset", f"{tmp_path}/", *shlex.split(flags)
     )
     assert done.status == 0, done.err
     assert "16 to train, 16 to test" in done.out

@@ -136,6 +136,12 @@ def test_code_that_a_file_names_is_not_run(folder):
     assert result_of("model.zip", "--dataset", "data.py:make")["test"]["examples"] == 20
 
 
+def write_npz(file, inputs, labels):
+    """Training and test set are the same."""
+    train = {"train_inputs": inputs, "train_labels": labels}
+    np.savez(file, **train, test_inputs=inputs, test_labels=labels)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -163,24 +169,8 @@ def test_code_that_a_file_names_is_not_run(folder):
     ],
 )
 def test_mistakes(run, folder, arguments, sentence):
-    rows = np.zeros((20, 6), np.float32)
-    labels = np.arange(20, dtype=np.int32) % 10
-    np.savez(
-        "rows.npz",
-        train_inputs=rows,
-        train_labels=labels,
-        test_inputs=rows,
-        test_labels=labels,
-    )
-    images = np.zeros((20, 28, 28, 1), np.uint8)
-    eleven = np.arange(20) % 11
-    np.savez(
-        "eleven.npz",
-        train_inputs=images,
-        train_labels=eleven,
-        test_inputs=images,
-        test_labels=eleven,
-    )
+    write_npz("rows.npz", np.zeros((20, 6), np.float32), np.arange(20) % 10)
+    write_npz("eleven.npz", np.zeros((20, 28, 28, 1), np.uint8), np.arange(20) % 11)
     names = {"RUN": run[0], "FILE": run[1]}
     done = entry.run_command("evaluate", *(names.get(word, word) for word in arguments))
     for name, path in names.items():

@@ -49,20 +49,20 @@ def sentiment(tmp_path_factory):
     epoch.
     """
     folder = tmp_path_factory.mktemp("texts")
-    settings = {
-        "model": "text_mlp",
-        "dataset": "reviews",
-        "strategy": "single",
-        "global_batch_size": 64,
-    }
-    settings |= {
-        "epochs": 2,
-        "optimizer": "sgd",
-        "learning_rate": 0.64,
-        "workdir": str(folder / "run"),
-    }
-    epochs = train(Config(**settings, progress=False, compile_cache=False)).epochs
-    export_run(settings["workdir"], folder / "sentiment.zip")
+    config = Config(
+        model="text_mlp",
+        dataset="reviews",
+        strategy="single",
+        global_batch_size=64,
+        epochs=2,
+        optimizer="sgd",
+        learning_rate=0.64,
+        workdir=str(folder / "run"),
+        progress=False,
+        compile_cache=False,
+    )
+    epochs = train(config).epochs
+    export_run(config.workdir, folder / "sentiment.zip")
     return folder / "sentiment.zip", epochs[-1]
 
 
