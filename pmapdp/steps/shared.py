@@ -57,7 +57,7 @@ def gradient_sums(
     Returns:
         The gradients, the metric sums, and the new `model_state`.
     """
-    if task.accumulate > 1:
+    if task.accumulate > 1:  # the rows are K micro-batches
         return add_micro_batches(task, state, batch, axis_name)
 
     def summed_loss(params: Any) -> Any:
@@ -93,28 +93,28 @@ def add_micro_batches(
     """
     K = task.accumulate
     micro_batches = jax.tree.map(lambda x: x.reshape(K, -1, *x.shape[1:]), batch)
-    one_by_one = dataclasses.replace(task, accumulate=1)
+    micro_task = dataclasses.replace(task, accumulate=1)
 
-    def sums_of(model_state: Any, micro_batch: Batch) -> tuple[Any, MetricSums, Any]:
+    def sums_of(model_state: Any, micro_batch: Batch) -> Any:
         before = dataclasses.replace(state, model_state=model_state)
-        return gradient_sums(one_by_one, before, micro_batch, axis_name=axis_name)
+        return gradient_sums(micro_task, before, micro_batch, axis_name=axis_name)
 
-    def add_next(carry: Any, micro_batch: Batch) -> tuple[Any, None]:
-        totals, model_state = carry
-        gradients, sums, model_state = sums_of(model_state, micro_batch)
-        totals = jax.tree.map(jnp.add, totals, (gradients, sums))
-        return (totals, model_state), None
+    def add_next(totals: Any, micro_batch: Batch) -> tuple[Any, None]:
+        gradients, sums, model_state = totals
+        more_gradients, more_sums, model_state = sums_of(model_state, micro_batch)
+        gradients = jax.tree.map(jnp.add, gradients, more_gradients)
+        sums = jax.tree.map(jnp.add, sums, more_sums)
+        return (gradients, sums, model_state), None
 
     # The totals start with the first micro-batch, so they have its types.
     first = jax.tree.map(lambda x: x[0], micro_batches)
-    gradients, sums, model_state = sums_of(state.model_state, first)
-    carry = ((gradients, sums), model_state)
     rest = jax.tree.map(lambda x: x[1:], micro_batches)
+    totals = sums_of(state.model_state, first)
     # On CPUs XLA is up to 20 times slower at convolutions in a loop, so there the scan
     # is unrolled.
     on_cpu = jax.default_backend() == "cpu"
-    ((gradients, sums), model_state), _ = lax.scan(add_next, carry, rest, unroll=on_cpu)
-    return gradients, sums, model_state
+    totals, _ = lax.scan(add_next, totals, rest, unroll=on_cpu)
+    return totals
 
 
 def update(
