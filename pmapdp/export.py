@@ -115,6 +115,23 @@ def describe_arrays(inputs: Any) -> Any:
     )
 
 
+def check_program(
+    program: jax.export.Exported,
+    metadata: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+) -> None:
+    """Check that a program takes the arrays and inputs that its file has and says."""
+    (wanted, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
+    if describe_arrays(inputs) != metadata["input"]:
+        raise ValueError("its program takes other inputs than its metadata says")
+    for name, array in wanted.items():
+        if (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):
+            raise ValueError(f"its program takes another array {name}")
+    classes = program.out_avals[0].shape[-1]
+    if metadata["classifies"] and classes != len(metadata["labels"]):
+        raise ValueError(f"its program has {classes} classes, its metadata others")
+
+
 def load_exported(path: str | Path) -> Exported:
     """Read an exported model.
 
@@ -141,6 +158,7 @@ def load_exported(path: str | Path) -> Exported:
         model = jax.export.deserialize(bytearray(files[PROGRAM]))
         loss = jax.export.deserialize(bytearray(files[LOSS]))
         model.mlir_module()  # so that a version too old or too new shows here
+        check_program(model, metadata, arrays)
         featurizer = None
         if FEATURIZER in files:
             fitted = json.loads(files[FEATURIZER])

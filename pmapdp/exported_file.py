@@ -17,6 +17,17 @@ PROGRAM = "model.jax"
 LOSS = "loss.jax"
 FEATURIZER = "view.json"
 ARRAYS = "arrays/"
+METADATA_TYPES = {
+    "format": str,
+    "jax": str,
+    "dtype": str,
+    "view": str,
+    "step": int,
+    "dataset": str,
+    "labels": list,
+    "arrays": list,
+    "classifies": bool,
+}
 
 
 class ExportedFile(NamedTuple):
@@ -57,6 +68,9 @@ def read_exported_file(path: str | Path, *, advice: str) -> ExportedFile:
         metadata = json.loads(files.pop(METADATA))
         if metadata["format"] != FORMAT:
             raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT!r}")
+        for name, wanted in METADATA_TYPES.items():
+            if not isinstance(metadata[name], wanted):
+                raise TypeError(f"{name} is {metadata[name]!r:.100} in {METADATA}")
         arrays = {}
         # np.load refuses pickles, so nothing is run.
         for name in metadata["arrays"]:

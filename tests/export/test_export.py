@@ -230,11 +230,18 @@ FORGED = {
     "the metadata is missing": ({"metadata.json": None}, "no 'metadata.json'"),
     "an older format": ({"metadata.json": b'{"format": "pmapdp model 1"}'},
                         "'pmapdp model 1', not"),
-    "the names of the arrays are a number": ({"arrays": 4}, "not iterable"),
+    "the step is a text": ({"step": "ten"}, "step is 'ten'"),
+    "the names of the arrays are a number": ({"arrays": 4}, "arrays is 4"),
 }  # fmt: skip
 FORGED_PROGRAMS = {
     "the program is none": ({"model.jax": b"\x10" * 1000}, "bad.zip is damaged"),
     "the loss is missing": ({"loss.jax": None}, "no 'loss.jax'"),
+    "an array of another shape": ({KERNEL: npy(np.zeros((5, 8), np.float32))},
+                                  "another array hidden/kernel"),
+    "an array that the program lacks": ({"arrays": []}, "no 'hidden/kernel'"),
+    "other inputs": ({"input": {"dtype": "uint8", "shape": ["batch", 6]}},
+                     "other inputs"),
+    "one label of three": ({"labels": ["a"]}, "3 classes"),
     "NaN in an array that the program uses": ({KERNEL: NAN}, "answers with nan"),
 }  # fmt: skip
 
