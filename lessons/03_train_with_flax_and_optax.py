@@ -15,15 +15,15 @@
 # %% [markdown]
 # # 03. Train with Flax and Optax
 #
-# In lesson 02 you wrote a training program in bare JAX, with weights in a dictionary and plain gradient descent. It has
-# two weak spots. Its last batch is smaller than the others, so JAX compiles everything twice. And nobody wants to write
-# a transformer out of dictionaries. We'll fix them one at a time: first every batch gets the same shape, and then
-# the layers come from Flax and the optimizer from Optax. You end up with a program of a hundred lines, and the rest of
-# the course changes it a few lines at a time. In lesson 05, sixteen new lines make it train on eight devices.
+# Your program from lesson 02 has two weak spots. Its last batch is smaller than the others, so JAX compiles everything
+# twice. And would you like to write a transformer out of dictionaries? We'll fix one at a time: first every batch gets
+# the same shape, and then the layers come from Flax and the optimizer from Optax. You end up with a program of a
+# hundred lines, and the rest of the course changes it a few lines at a time. In lesson 05, sixteen new lines make it
+# train on eight devices.
 #
-# **You will** write a complete training program with Flax NNX and Optax, count every example exactly once, and read a
-# learning curve. 24 minutes, 42 with exercises. You need
-# [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
+# **You will** write a complete training program with Flax NNX and Optax, count every example exactly once, and see when
+# your network begins to memorize. 23 minutes, 41 with exercises. You need [02 Differentiate, compile,
+# vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -39,12 +39,12 @@ from pmapdp.lessons.pictures import lesson_03
 # ## The last batch is ragged
 #
 # 5,000 examples in batches of 128 make 39 full batches, and 8 examples are left over. You don't want to drop these 8.
-# But a batch of another size makes `jit` compile a second program (lesson 02), and later you couldn't split 8 rows
-# over 16 devices at all. So we **pad** the last batch to 128 rows, and give each row a **weight**: 1 for an example, 0
-# for padding. These weights have nothing to do with the weights of the network.
+# But a batch of another size makes `jit` compile a second program, and later you couldn't split 8 rows over 16 devices
+# at all. So we **pad** the last batch to 128 rows, and give each row a **weight**: 1 for an example, 0 for padding.
+# These weights have nothing to do with the weights of the network.
 #
-# Three examples, in your head: they have the losses 2, 2 and 5, so their mean is 3. A row of padding gets a loss, too,
-# and here it's 2.
+# Let's do three examples in our heads. Their losses are 2, 2 and 5, so the mean is 3. The network computes a loss for a
+# row of padding, too, and say that one is 2.
 #
 # **Predict:** what's the mean over all four rows?
 
@@ -56,39 +56,36 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 2.75, because the padding pulls it down. To get 3, multiply each loss by its weight, add up, and divide by the sum of
-# the weights, which is the number of real examples.
+# 2.75, because the padding pulls it down. To get 3, multiply each loss by its weight, sum, and divide by the sum of the
+# weights, which is the number of real examples.
 #
 # </details>
 #
 # ## First step: every example counts once
 #
-# You start from lesson 02's program, [program/02_jax.py](program/02_jax.py). The weights of the network are still
-# written by hand. This is what changes:
+# You start from [program/02_jax.py](program/02_jax.py). The network is still written by hand, and this is what changes:
 #
 # include the difference of 02_jax.py and 03_padded.py
 #
-# `np.resize` fills the last batch up with copies of its own rows, and their weight 0 keeps the copies out of every sum.
-# `loss_sums` still returns **sums and a count**, not means. You can add up sums over all batches of an epoch and divide
-# once, and then every example has counted exactly once. In lesson 04 you'll add up sums over devices in the same way.
+# `np.resize` fills the last batch with copies of its own rows, and their weight 0 keeps the copies out of every sum.
+# `loss_sums` still returns **sums and a count**, not means. If you sum both over all batches of an epoch and divide
+# once, every example counts exactly once. Later you'll sum over devices in the same way.
 #
 # The other changes prepare what's to come:
 #
-# - Whatever an update changes is now called the `state`. So far that's only the model.
-# - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
-# - `donate_argnums=0` lets XLA write the new state over the old one, so you don't hold two states in memory.
-# - `report` fetches all sums of an epoch at once, with `jax.device_get`. JAX returns before a step is computed, so
-#   Python prepares the next batch while the device works. Don't read the loss in the loop: reading it makes Python wait.
+# - Whatever an update changes is now called the `state`. So far that's only the model. - `place_state` and
+#   `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight. - `donate_argnums=0`
+#   lets XLA write the new state over the old one, so you don't hold two states in memory. - `report` fetches all sums
+#   of an epoch at once, with `jax.device_get`. JAX returns before a step is computed, so Python prepares the next batch
+#   while the device works. If you read the loss in the loop, Python has to wait for it.
 #
-# Here's the whole program. The batches have a new shape, but the numbers should be lesson 02's, digit for digit:
+# Here's the whole program. The padding is safe if it prints lesson 02's losses and accuracies, and on the machine that
+# made this page every digit is the same:
 
 # %% tags=["take-home"]
 # include program/03_padded.py
 
 # %% [markdown]
-# On the machine that made this page, they're the same digits as below lesson 02's program. So the padding is safe, and
-# you can turn to the layers.
-#
 # ## The same loop, twice
 #
 # Here's a training step in PyTorch:
@@ -108,10 +105,10 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # model = optax.apply_updates(model, updates)
 # ```
 #
-# In PyTorch the model, its gradients and the optimizer change in place. In JAX nothing changes. So whatever the next
-# step needs comes in as an argument and goes out as a result: the model and the optimizer's state. You type a little
-# more, and get a function without side effects. You can compile it, run it on eight devices, save what goes in and
-# out, and compare it with another version, number by number.
+# In PyTorch the model, its gradients and the optimizer change in place. In JAX nothing changes, so the model and the
+# optimizer's state come in as arguments and go out as results. That's a little more to type. In return you get a
+# function without side effects, which you can compile, run on eight devices, and compare with another version, number
+# by number.
 
 # %%
 lesson_03.step()
@@ -120,7 +117,7 @@ lesson_03.step()
 # ## The model is a pytree
 #
 # A Flax module looks like a PyTorch module: layers are attributes, and `__call__` is the forward pass. Only the seed is
-# new. You pass it in, because JAX has no global random state that the initial weights could come from.
+# new. JAX has no global random state that the initial weights could come from, so you pass a seed in.
 
 
 # %%
@@ -136,8 +133,8 @@ class Network(nnx.Module):
 model = Network(nnx.Rngs(0))
 
 # %% [markdown]
-# Since Flax 0.11 a module is also a **pytree**, like the dictionary of lesson 02. JAX finds the arrays in it by itself,
-# so you can hand a whole module to `jax.grad`.
+# Since Flax 0.11 a module is a **pytree**, too, like the dictionary that it replaces. JAX finds the arrays inside by
+# itself, so you can hand a whole module to `jax.grad`.
 #
 # **Predict:** what does `jax.grad` return for a module, a list of arrays, a dictionary, or something else?
 
@@ -156,7 +153,7 @@ for path, array in jax.tree.leaves_with_path(gradients):
 #
 # </details>
 #
-# A module with batch norm or dropout also holds arrays that aren't parameters. Lesson 07 separates them.
+# This works as long as all arrays of the module are parameters. Batch norm has others, and lesson 07 separates them.
 #
 # ## The optimizer is two functions
 #
@@ -177,18 +174,17 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # </details>
 #
-# `update` also gets the model, because some optimizers look at it: `optax.adamw` makes all weights a bit smaller in
-# each update, so it has to know them. SGD and Adam work without the model. But pass it always, and your step runs with
-# any optimizer.
+# Pass the model to `update` as well, even though SGD and Adam don't need it. `optax.adamw` does, because it makes all
+# weights a bit smaller in each update. If you always pass it, your step runs with any optimizer.
 #
-# Optimizers can be chained. `optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))` clips the gradients and
-# then hands them to Adam. And in place of a learning rate you can pass a schedule, a function from the number of the
-# update to the rate, such as `optax.cosine_decay_schedule(3e-3, 200)`.
+# You can chain optimizers: `optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))` clips the gradients and then
+# hands them to Adam. And in place of a learning rate you can pass a schedule, a function from the number of the update
+# to the rate, such as `optax.cosine_decay_schedule(3e-3, 200)`.
 #
 # ## Second step: layers and an optimizer from a library
 #
-# You start from the program with padding. `Network` takes the place of `init_state`'s dictionary and of `forward`, and
-# Adam takes the place of `w - RATE * g`. The state becomes a pair: the model, and the optimizer's state.
+# Now for the second weak spot. `Network` replaces the dictionary and `forward`, and Adam replaces `w - RATE * g`. The
+# state becomes a pair: the model, and the optimizer's state.
 #
 # include the difference of 03_padded.py and 03_flax.py
 #
@@ -198,17 +194,18 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # include program/03_flax.py
 
 # %% [markdown]
-# Adam and Flax's initial weights give other numbers than plain gradient descent did. Remember how this one ends,
-# because from now on the program may run on more devices, but its numbers should stay.
+# Adam and Flax's initial weights lead to other losses than plain gradient descent did. Remember the last line: from now
+# on the program will run on more and more devices, and it should always end like this.
 #
-# ## The learning curve
+# ## When to stop
 #
-# The clouds overlap, so even if you knew the ten centres, you'd get only 92 % of the training points right. Still, the
-# training loss has fallen in every epoch. Let's train six times as long, and watch a third data set that we don't train
-# on, the **validation set**:
+# The clouds overlap, so even if you knew the ten centres, you'd get only 92 % of the training points right. Let's train
+# six times as long, and watch a **validation set**: 1,000 more points, and we don't train on them.
+#
+# **Predict:** the training loss keeps falling. Does the validation loss fall, too?
 
 
-# %%
+# %% tags=["prediction"]
 def evaluate(state, data):
     """Mean loss and accuracy over all examples of a data set."""
     all_sums = [eval_step(state, place_batch(batch)) for batch in batches(*data, seed=0)]
@@ -216,20 +213,7 @@ def evaluate(state, data):
     return totals["loss"] / totals["count"], totals["correct"] / totals["count"]
 
 
-def result_or_error(function):
-    """Return the function's result as text, or the error that it raises."""
-    try:
-        return str(function())
-    except RuntimeError as error:
-        return f"RuntimeError: {error}"
-
-
 validation_data = make_clouds(1_000, seed=3)
-
-# %% [markdown]
-# **Predict:** does the validation loss keep falling, too?
-
-# %% tags=["prediction"]
 state = place_state(init_state())
 curve = []
 for epoch in range(30):
@@ -254,42 +238,36 @@ assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. After a few epochs it turns and rises, while the training loss goes on falling. The training accuracy even passes
-# the 92 % that the true centres would give you. So the network has begun to memorize its points. On new points
-# it's right about as often as before. But when it's wrong, it's more and more sure of itself, and the loss punishes
-# that.
+# No. After a few epochs it turns and rises. The training accuracy even passes the 92 % that the true centres would give
+# you, so the network has begun to memorize its points. On new points it's right about as often as before, but when it's
+# wrong, it's more and more sure of itself, and the loss punishes that.
 #
 # </details>
 #
-# So stop where the validation loss is lowest. Make all your choices with the validation set: when to stop, how large
-# the network is, which learning rate. And **touch the test set once, at the end**, because a number that you've tuned
-# on looks better than it is. Our program prints its test loss after every epoch, but we make no choice with it. It's
-# there so that you can compare the program's versions.
+# So stop where the validation loss is lowest, and make your other choices with the validation set, too. The test set is
+# for the end, because a number that you've tuned on looks better than it is. Our program prints its test loss after
+# every epoch only so that you can compare the program's versions.
 #
-# ## The old state
+# ## How it fails: the old state
 #
-# `train_step` donates its state.
-#
-# **Predict:** what do you get if you use the old state after the step?
+# `train_step` donates its state, so what's left of the old one after the step? We keep a name for it, and look.
 
-# %% tags=["prediction"]
+# %%
+import traceback
+
 old_state = place_state(init_state())
 new_state, _ = train_step(old_state, place_batch(next(batches(*train_data, seed=0))))
-print(result_or_error(lambda: old_state[0].hidden.kernel[...]))
-
-# %% tags=["proof"]
-# The asserts behind the answer.
+try:
+    print(old_state[0].hidden.kernel[...])
+except RuntimeError as error:
+    print(traceback.format_exception_only(error)[0])
 assert jax.tree.leaves(old_state)[0].is_deleted()
 
 # %% [markdown]
-# <details><summary>Answer</summary>
+# The array has been deleted, because its memory went to the new state. A habit protects you: write
+# `state, sums = train_step(state, batch)`, and the dead state has no name.
 #
-# An error, because the array has been deleted: its memory went to the new state. The cure is a habit. Write
-# `state, sums = train_step(state, batch)`, so that the dead state has no name.
-#
-# </details>
-#
-# <details><summary>Most Flax code you'll meet looks different</summary>
+# <details><summary>Why most Flax code you'll meet looks different</summary>
 #
 # Flax has its own `jit` and `grad`, and an optimizer that changes the model in place, as PyTorch's does:
 #
@@ -303,7 +281,7 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 # ```
 #
 # It computes the same updates, and the check of exercise 2 compares your step with it. This course uses the pure form,
-# because you can map it over devices, test it against another version, and save its state.
+# because you can map it over devices and test it against another version.
 #
 # </details>
 #
@@ -372,7 +350,8 @@ for exercise in (decay_weights, make_step, fixed_loss):
 #
 # - A Flax module is a pytree, so `grad`, `jit`, `device_put` and `optax.apply_updates` take it as it is.
 # - A training step is a pure function: old state and batch in, new state and sums out.
-# - Pad the last batch with weight 0, add up sums and counts, and divide once. Then every example counts once.
+# - Pad the last batch with weight 0, sum losses and weights over all batches, and divide once. Then every example
+#   counts once.
 #
 # In pmapdp, this step is [steps/single.py](../pmapdp/steps/single.py). The two lines with `jax.grad` and
 # `optimizer.update` are in [steps/shared.py](../pmapdp/steps/shared.py), where all four training steps find them, and

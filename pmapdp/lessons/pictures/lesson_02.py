@@ -28,42 +28,23 @@ def trace() -> None:
 
 
 @drawing.picture
-def five_calls(rows: list[int], seconds: list[float]) -> None:
-    """Bars of the time of five calls: the first and the fourth, which compile, take so long that the bars of the other three are hardly visible."""
-    for call, (n, each) in enumerate(zip(rows, seconds, strict=True)):
-        colour, work = (
-            (drawing.INK, "run")
-            if n in rows[:call]
-            else (drawing.ACCENT, "trace,\ncompile, run")
-        )
+def calls(rows: list[int], seconds: list[float], plain_seconds: float) -> None:
+    """Bars of the time of five calls with jit and of one without: the first and the fourth, which compile, take far longer than all others. Without jit a call takes many times as long as a compiled one."""
+    for call, (n, call_seconds) in enumerate(zip(rows, seconds, strict=True)):
+        is_compiled = n in rows[:call]
+        work = "run" if is_compiled else "trace,\ncompile, run"
         bar = plt.bar(
-            f"call {call + 1}\n[{n}, 64]", 1000 * each, color=colour, width=0.6
+            f"call {call + 1}\n[{n}, 64]",
+            1000 * call_seconds,
+            color=drawing.INK if is_compiled else drawing.ACCENT,
+            width=0.6,
         )
-        plt.bar_label(bar, [f"{work}:\n{1000 * each:.1f} ms"], padding=2)
+        plt.bar_label(bar, [f"{work}:\n{1000 * call_seconds:.1f} ms"], padding=2)
+    bar = plt.bar(
+        "without jit\n[128, 64]", 1000 * plain_seconds, color=drawing.INK, width=0.6
+    )
+    plt.bar_label(bar, [f"run:\n{1000 * plain_seconds:.1f} ms"], padding=2)
     plt.gca().set(ylabel="milliseconds", ylim=(0, 1500 * max(seconds)))
-
-
-@drawing.picture
-def jit_or_not(times: dict[str, np.ndarray]) -> None:  # milliseconds [without, with]
-    """Two bars, how many times faster jit makes it: GELU several times, the matrix products hardly at all."""
-    plt.figure(figsize=(7, 1.5))
-    bars = plt.barh(
-        list(times),
-        [without / compiled for without, compiled in times.values()],
-        color=drawing.INK,
-    )
-    plt.bar_label(
-        bars,
-        [
-            f"{without:.1f} ms to {compiled:.1f} ms"
-            for without, compiled in times.values()
-        ],
-        padding=4,
-    )
-    plt.axvline(1, color=drawing.ACCENT, linestyle="--")
-    plt.gca().invert_yaxis()
-    plt.gca().set(xlabel="times as fast with jit (dashed: no gain)")
-    plt.margins(x=0.25)
 
 
 @drawing.picture
