@@ -17,12 +17,8 @@
 #
 # You want to train on eight GPUs, and all you have is a laptop. That's enough to start, because JAX can pretend that
 # one CPU is eight devices. You can split arrays over them, average gradients, lose a process, and make every mistake in
-# this course. In this lesson you'll get your eight devices and put arrays on them, and you'll meet the one mistake that
-# leaves you with a single device and no error.
-#
-# A correct program gives almost the same numbers on simulated devices as on eight GPUs, and a broken one usually breaks
-# in the same way. On a GPU or a TPU fewer digits will match, because it may multiply float32 matrices in a shorter format,
-# such as TF32 or bfloat16. `JAX_DEFAULT_MATMUL_PRECISION=highest` forbids that. Speed and memory are different, too.
+# this course before it costs you GPU hours. In this lesson you'll get your eight devices and put arrays on them, and
+# you'll meet the one mistake that leaves you with a single device and no error.
 #
 # **You will** start JAX with eight simulated devices, say which device holds an array and which one computes, and know
 # what a simulation can't tell you. 15 minutes, 31 with exercises. You need Python and NumPy.
@@ -30,19 +26,17 @@
 # %% [markdown]
 # ## Eight devices, please
 #
-# JAX keeps its arrays on **devices**, and computes there. A device is a GPU, a TPU, or a CPU. JAX looks for its devices
-# once, at the first call that needs one, and in practice their number is fixed from then on. So ask before you do
-# anything else:
+# JAX keeps its arrays on **devices**, and computes there. A device is a GPU, a TPU, or a CPU. JAX looks for devices
+# once, at the first call that needs one, and from then on their number is fixed. So ask before you do anything else:
 #
 # ```python
 # jax.config.update("jax_num_cpu_devices", 8)
 # ```
 #
-# The lessons call `devices.simulate(8)`. It does the same, makes sure that JAX has enough threads for eight devices,
-# and tells you what to do if you call it too late.
-#
-# On a machine with a GPU, start JupyterLab with `JAX_PLATFORMS=cpu jupyter lab`. Otherwise JAX's default device is the
-# GPU, and you find your eight only with `jax.devices("cpu")`.
+# The lessons call `devices.simulate(8)`, which does the same. It also makes sure that JAX has [enough
+# threads](../docs/simulated_devices.md) for eight devices that wait for each other, and tells you what to do if you
+# call it too late. On a machine with a GPU, start JupyterLab with `JAX_PLATFORMS=cpu jupyter lab`, because otherwise
+# JAX uses the GPU.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -62,14 +56,14 @@ for device in eight:
 assert len(eight) == 8
 
 # %% [markdown]
-# All eight belong to one process, your notebook. PyTorch usually runs one process for each GPU. In JAX one process can
-# drive all the devices of a machine, so one for each machine is enough. Some clusters start one for each GPU all the same,
-# and that works, too (lesson 17).
+# All eight belong to one process, your notebook. If you're used to PyTorch, you'd expect one process for each GPU. In
+# JAX one process can drive all the devices of a machine, and only several machines need several processes. You'll run
+# those in lesson 17.
 #
 # ## Put arrays on them
 #
-# `jax.device_put(x, device)` copies an array to a device. Let's give each device one row of a small array. In the
-# picture each device has its own colour, and in every picture of devices it keeps that colour.
+# `jax.device_put(x, device)` copies an array to a device. Let's give each device one row of a small array. Each device
+# has its own colour in the picture, and keeps that colour through the course.
 
 # %%
 from pmapdp.lessons.pictures import lesson_00
@@ -99,23 +93,20 @@ assert (np.stack(host_arrays) == 2 * x).all()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Device 3 computes it, because that's where the array is: **the work goes where the data is**. If you don't say where, an
-# array goes to device 0. `jax.device_get` brings results back to the host.
+# Device 3 computes it, because that's where the array is: **the work goes where the data is**. If you don't say where,
+# an array goes to device 0. `jax.device_get` brings results back to the host.
 #
 # </details>
 #
-# What if you add two arrays that are on different devices? Lesson 04 tries it.
-#
 # ## One array on eight devices
 #
-# Eight arrays in a list are clumsy: every line of your program becomes a loop. So JAX can keep *one* array on eight
-# devices, and all later lessons do that. It can be **split**, so that each device holds a part of it, or
-# **replicated**, so that each device holds all of it. When you train, you split the batch and replicate the model.
+# Eight arrays in a list are clumsy, because every line of your program becomes a loop. That's why JAX can keep *one*
+# array on eight devices. It can be **split**, so that each device holds a part of it, or **replicated**, so that each
+# device holds all of it. When you train, you'll split the batch and replicate the model.
 #
 # The next cell makes an array of each kind, with 16 numbers in it, and adds the two. It's a whole program: copy it into
 # an empty file, and it runs on the GPUs of your machine, or on eight simulated devices if it has none. The mesh and the
-# two partition specs say which part goes where, and lesson 04 explains them. JAX already runs with eight devices in this
-# notebook, so the line with `jax.config` changes nothing.
+# two partition specs say which part goes where. Read past them for now, because lesson 04 explains them.
 #
 # **Predict:** you add the split array to the replicated one. What does device 7 hold of the sum?
 
@@ -155,8 +146,8 @@ np.testing.assert_array_equal(jax.device_get(sum_copies), 2 * numbers)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Two numbers, 28 and 30: its part of the sum. Device 7 has all of `copies` but only two numbers of `parts`, so it adds
-# these two. To get all 16 sums onto each device, you ask for them with `device_put`.
+# Two numbers, 28 and 30. Device 7 has all of `copies` but only two numbers of `parts`, so it adds these two. If you
+# want all 16 sums on each device, ask for them with `device_put`, as the program does for `sum_copies`.
 #
 # </details>
 
@@ -169,13 +160,12 @@ lesson_00.one_array({name: per_device(array) for name, array in arrays.items()})
 # | the same as on eight GPUs | different |
 # | --- | --- |
 # | where each array is, and the error if it's in the wrong place | memory: your devices share your machine's |
-# | how your program is split, and its results (up to rounding) | speed: they share your machine's cores |
+# | how your program is split, and its results, up to rounding | speed: they share your machine's cores |
 # | the collectives that you write (lesson 06) | how the messages travel, and how long they take |
 #
-# So a simulation can tell you that a program is **correct**, but never how **fast** it will be. See for yourself: we give
-# one, two, four and eight devices the same amount of work each, and keep the best of 15 runs. On GPUs, all four bars
-# would be about equally high, because the GPUs would work at the same time. Your simulated devices share your cores, so
-# eight take much longer than one.
+# A simulation can tell you that a program is **correct**, but never how **fast** it will be. Let's give one, two, four
+# and eight devices the same amount of work each. On GPUs, all four bars would be about equally high, because the GPUs
+# would work at the same time.
 
 # %%
 import time
@@ -191,14 +181,14 @@ for _ in range(15):  # the first round compiles
 lesson_00.same_work_each(seconds)
 
 # %% [markdown]
-# From lesson 05 on, devices wait for each other, and each one that waits ties up a thread. With too few threads, a JAX
-# before 0.12 stops after 40 seconds with "Expected 8 threads to join the rendezvous". `devices.simulate` asks for enough
-# of them, and the scripts set `NPROC` instead ([how many they need](../docs/simulated_devices.md)).
+# What does "up to rounding" mean? In lesson 05, eight simulated devices differ from one by less than 0.00001 after an
+# epoch. On a GPU or a TPU fewer digits will match, because it may multiply float32 matrices in a shorter format, such
+# as TF32 or bfloat16. `JAX_DEFAULT_MATMUL_PRECISION=highest` forbids that.
 #
 # ## How it fails: asking too late
 #
-# Many tutorials set the environment variable `XLA_FLAGS` instead. Let's do both too late, and see who complains. For that
-# we need a Python process in which JAX hasn't started yet, and this function runs one:
+# In many tutorials you'll find another way to ask, the environment variable `XLA_FLAGS`. Let's ask in both ways, but
+# too late, and see who complains. This needs a Python process in which JAX hasn't started yet:
 
 
 # %%
@@ -215,9 +205,8 @@ def run_python(program):
 
 
 # %% [markdown]
-# In the program below, `jax.device_count()` looks for devices, and we ask for eight of them afterwards.
-#
-# **Predict:** which of the two tells you that you've come too late?
+# **Predict:** in the program below, JAX looks for its devices in the first line that prints. Which of the two ways
+# tells you that you've come too late?
 
 # %% tags=["prediction"]
 run = run_python("""
@@ -237,23 +226,21 @@ assert run.stderr.splitlines()[-1].startswith("RuntimeError")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only the setting: it raises an error, and that's why we use it. The environment variable does nothing and says
-# nothing, so you'd train on one device and never know. Both work if they come before JAX looks for devices.
+# Only `jax.config.update`, which raises an error, and that's why we use it. The environment variable does nothing and
+# says nothing, so you'd train on one device and never know. Both work if they come before JAX looks for devices.
 #
 # </details>
-#
-# `devices.simulate` uses the setting, too, and its error message tells you what to do: restart the kernel, and ask first.
 #
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/00_meet_your_devices.py](solutions/00_meet_your_devices.py).
 #
-# 1. `add_on` (3 minutes): add `a` and `b` on `device`, wherever they are. Move first, then add.
+# 1. `add_on` (3 minutes): add `a` and `b` on `device`, wherever the two are. Move first, then add.
 #    <details><summary>Hint</summary><code>device_put</code> moves both.</details>
 # 2. `sum_in_pairs` (10 minutes): N devices hold one array each, and N is a power of two. Compute the sum on the first
-#    device. If you add one array after the other, that takes N - 1 rounds. In pairs it takes log2 N, as in the picture
-#    below: in round 1, every even device adds its right neighbour's array. In round 2, devices 0 and 4 add the array
-#    two places over. Keep doubling. Return the list of rounds: the N arrays, then N/2 sums, and so on down to one.
+#    device. If you add one array after the other, that takes N - 1 rounds, and in pairs it takes only log2 N. In round
+#    1 of the picture below, every even device adds its right neighbour's array. In round 2, devices 0 and 4 add the
+#    array two places over. Return the list of rounds: the N arrays, then N/2 sums, and so on down to one.
 #    <details><summary>Hint</summary>In each round, neighbours in the list are the pairs: <code>arrays[::2]</code> and
 #    <code>arrays[1::2]</code>. The first of each pair is where it should be already.</details>
 # 3. `fixed_standardize` (3 minutes, find the mistake): `broken_standardize` should compute on the given device, not

@@ -15,24 +15,23 @@
 # %% [markdown]
 # # 04. Map over devices
 #
-# In lesson 02, `vmap` ran your function for every row of a batch, on one device. Change one letter, and the rows run on
-# eight devices at the same time: `pmap`. You write what one device does, and in lesson 05 you'll train like that. Before
-# you do, you need to know which device gets which part of an array, which one gets a copy, and which of your promises
-# JAX never checks. If you break one of those, there's no error.
+# `vmap` ran your function for every row of a batch, on one device. Change one letter, and the rows run on eight devices
+# at the same time: `pmap`. In lesson 05 you'll train like that. Today you'll test a network on eight devices, and find
+# out which device gets which part of an array, and which promise of yours JAX never checks. If you break that promise,
+# you get a wrong number and no error.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
-# test lesson 03's network on eight devices. 22 minutes, 42 with exercises. You need
+# test lesson 03's network on eight devices. 21 minutes, 41 with exercises. You need
 # [00 Meet your devices](00_meet_your_devices.ipynb) and
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
 #
 # <details><summary>Should you still use <code>pmap</code>?</summary>
 #
-# Not in new programs. JAX keeps `pmap` working, but doesn't develop it any further. Since JAX 0.8 it's made of `jit`
-# and `shard_map`, and those two are what new programs use (lessons 09 and 10). We begin with `pmap` because in its step
-# you write down what one device does, and each message between devices. So later you'll know what the compiler does for
-# you under `jit`.
+# Not in new programs. JAX keeps `pmap` working, but doesn't develop it any further, and new programs use `jit` or
+# `shard_map` (lessons 09 and 10). We begin with `pmap` because in its step you write down what one device does, and
+# each message between devices. Once you've done that, you know what the compiler does for you under `jit`.
 #
-# If you'd rather do without it, go on with lesson 09. [The README](README.md) describes that way.
+# If you'd rather do without `pmap`, go on with lesson 09. [The README](README.md) describes that way.
 #
 # </details>
 
@@ -52,11 +51,12 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Eight dot products
 #
-# The dot product of 0, 1, ..., 9 with ten ones is their sum, 45. Let's take eight such products: row d of `xs` counts
-# from 10 d, so the results are 45, 145, 245, and so on. `vmap` computes all of them on one device.
+# The dot product of 0, 1, ..., 9 with ten ones is 45, the sum of the ten numbers. Let's take eight such products: row d
+# of `xs` counts from 10 d, so the results are 45, 145, 245, and so on. `vmap` computes all of them on one device.
 #
-# `pmap` gives row d to device d, runs `jnp.dot` on all eight devices at once, and stacks the results. So the first axis
-# of `xs` and `ys` is the **device axis**. Inside the function you see one row: `jnp.dot` gets two arrays of shape `[10]`.
+# `pmap` gives row d to device d, runs `jnp.dot` on all eight devices at once, and stacks the results. That makes the
+# first axis of `xs` and `ys` the **device axis**. Inside the function you see one row: `jnp.dot` gets two arrays of
+# shape `[10]`.
 #
 # **Predict:** `pmap` returns one array with eight numbers. Is it on device 0, or does each device have a part, or all?
 
@@ -78,8 +78,9 @@ for shard in dots.addressable_shards:
 #
 # </details>
 #
-# `pmap` wants one row for each device. With six rows it leaves two devices idle, without a warning. With sixteen it raises
-# an error, until you reshape `[16, 10]` to `[8, 2, 10]`, so that each device gets two rows. That's your first exercise.
+# `pmap` wants one row for each device. If you pass six rows, two devices stay idle, without a warning. If you pass
+# sixteen, you get an error, until you reshape `[16, 10]` to `[8, 2, 10]` and give each device two rows. That's your
+# first exercise.
 
 # %%
 lesson_04.dot_products(xs.sum(1))
@@ -87,9 +88,9 @@ lesson_04.dot_products(xs.sum(1))
 # %% [markdown]
 # ## Split, or the same for everyone
 #
-# Some arguments aren't split: every device needs the whole model, for example. So `in_axes` has an entry for each
-# argument: the axis that's split over the devices, or `None` if every device gets all of it. `out_axes` says along
-# which axis the results are stacked.
+# Not every argument should be split. Each device needs the whole model, for example. `in_axes` has an entry for each
+# argument: the axis that's split over the devices, or `None` if every device gets the whole array. `out_axes` says
+# along which axis the results are stacked.
 #
 # **Predict** the three shapes.
 
@@ -112,15 +113,15 @@ assert len(jax.pmap(jnp.dot)(xs[:6], ys[:6]).devices()) == 6
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `(8,)`, `(8,)` and `(10, 8)`. In the first two, each device returns one number. In the last one, each device returns
-# ten numbers, and with `out_axes=1` they become a column.
+# `(8,)`, `(8,)` and `(10, 8)`. In the first two calls, each device returns one number. In the last one each device
+# returns ten, and with `out_axes=1` they become a column.
 #
 # </details>
 #
 # ## Say where an array lives
 #
-# When you train, you place the model and the batches yourself, before you call the step. For that you need two words,
-# and all later lessons use them:
+# If you hand NumPy arrays to `pmap`, they travel to the devices in every call. For a batch that's fine, but the model
+# should stay there. So you place your arrays yourself, before you call the step. Two words say where:
 #
 # - A **mesh** is an array of devices with named axes. Ours is a row of eight devices, and its axis is called `"data"`.
 # - A **partition spec** says how to cut an array: for each axis of the array, which axis of the mesh it goes over.
@@ -128,8 +129,8 @@ assert len(jax.pmap(jnp.dot)(xs[:6], ys[:6]).devices()) == 6
 #   of it: the array is **replicated**.
 #
 # Together they make a `NamedSharding`, and `jax.device_put(x, sharding)` puts an array there, or all arrays of a
-# pytree. On JAX's own pages you'll see `P` for `PartitionSpec`, and often `jax.make_mesh(...)` instead of `Mesh(...)`.
-# Use `Mesh` for now, because a mesh from `make_mesh` behaves differently, as lesson 11 explains.
+# pytree. On JAX's own pages you'll see `P` for `PartitionSpec`, and often `jax.make_mesh(...)` for the mesh. Stay with
+# `Mesh` until lesson 11, because a mesh from `make_mesh` behaves differently.
 
 # %%
 mesh = Mesh(jax.devices(), ("data",))
@@ -144,20 +145,20 @@ lesson_04.mesh_and_specs()
 # %% [markdown]
 # ## A network on eight devices
 #
-# Now you have all you need to move half of lesson 03's program to eight devices. Training has to wait for lesson 05,
-# because for that the devices must talk to each other. But they can test a network without talking: each device counts
-# its own right answers, and the host adds up the eight counts. Here's what changes:
+# Now you can move half of your program to eight devices. Training has to wait for lesson 05, because there the devices
+# must talk to each other. To test a network, they needn't: each device counts its own correct answers, and the host
+# sums the eight counts. Here's what changes:
 #
 # include the difference of 03_flax.py and 04_evaluate.py
 #
-# You still train on one device. After each epoch, `place_state` copies the state to all eight. Every device needs all
-# of it, so it has `None` in `in_axes`, and the batch is split. `pmap` wants exactly one row for each device, so
-# `place_batch` cuts `[128, 64]` into `[8, 16, 64]`, and each device gets a batch of 16 points. Every sum comes back
-# with a device axis, `[8]`, and the last new line adds up the eight numbers on the host.
+# You still train on one device. After each epoch, `place_state` copies the state to all eight. Every device needs the
+# whole state, so its entry in `in_axes` is `None`, and the batch is split. `place_batch` cuts `[128, 64]` into `[8, 16,
+# 64]`, so that each device gets a batch of 16 points. Every sum comes back with a device axis, `[8]`, and the last new
+# line sums the eight numbers on the host.
 #
-# Don't keep `copies` for later, though. On device 0, `copies` shares the memory of `state`, because nothing had to be
-# copied there. The next `train_step` gives that memory away (lesson 03), and if you then read `copies`, you get "Array
-# has been deleted".
+# Don't keep `copies` for later, though. On device 0 nothing had to be copied, so `copies` is the state itself there.
+# The next `train_step` gives its memory away, and if you then read `copies`, you get lesson 03's "Array has been
+# deleted".
 #
 # Here's the new program. Its test losses and accuracies are lesson 03's, up to rounding:
 
@@ -165,8 +166,6 @@ lesson_04.mesh_and_specs()
 # include program/04_evaluate.py
 
 # %% [markdown]
-# Take that cell home. Its mesh, `place_state` and `place_batch` stay as they are in lesson 05, which adds training.
-#
 # Now look at the last test batch. Of 1,000 points, 104 are left for it, and `batches` pads them to 128 rows.
 #
 # **Predict:** how many of the 104 points are on device 0, on device 6 and on device 7?
@@ -174,32 +173,32 @@ lesson_04.mesh_and_specs()
 # %% tags=["prediction"]
 batch = list(batches(*test_data, seed=0))[-1]
 sums = eval_step(copies, place_batch(batch))
-print("points:", sums["count"])
-print("right: ", sums["correct"])
+print("points: ", sums["count"])
+print("correct:", sums["correct"])
 
 inputs, labels, weights = batch
-is_right = np.asarray(state[0](inputs).argmax(-1) == labels)  # all 128 rows on one device
-lesson_04.last_batch(is_right, weights)
+is_correct = np.asarray(state[0](inputs).argmax(-1) == labels)  # all 128 rows on one device
+lesson_04.last_batch(is_correct, weights)
 
 # %% tags=["proof"]
 # The asserts behind the answer.
 assert sums["count"].tolist() == [16, 16, 16, 16, 16, 16, 8, 0]
-assert np.array_equal(sums["correct"], (weights * is_right).reshape(8, 16).sum(1))
+assert np.array_equal(sums["correct"], (weights * is_correct).reshape(8, 16).sum(1))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # 16, 8 and none, because device d gets the rows from 16 d on, and the last 24 rows are padding. In the picture a dot is
-# a right answer, a cross is a wrong one, and a dash is padding. Device 7 has no accuracy at all (0 / 0), so a mean of
-# eight accuracies would be wrong. That's why `loss_sums` returns sums and a count.
+# a correct answer, a cross is a wrong one, and a dash is padding. Device 7's own accuracy would be 0 / 0, so you can't
+# take the mean of eight accuracies. That's why `loss_sums` returns sums and a count.
 #
 # </details>
 #
 # ## Arrays in the wrong place
 #
-# Once you've placed an array with a device or a sharding, it's **committed**, and so is what you compute from it. If
-# you never said where it should be, as in `jnp.ones(3)`, it's uncommitted, and JAX may move it. NumPy arrays behave like
-# uncommitted ones.
+# What if an array is on one device, and your function runs on another? It depends on whether you said where the array
+# should be. Once you've placed an array with a device or a sharding, it's **committed**, and so is what you compute
+# from it. An array that you never placed, such as `jnp.ones(3)` or a NumPy array, is uncommitted, and JAX may move it.
 #
 # Let's commit an array to device 5 and ask for it elsewhere. This function reports what happens:
 
@@ -217,9 +216,7 @@ def outcome(compute):
 
 
 # %% [markdown]
-# Now read the three calls below.
-#
-# **Predict:** which of the three raise an error?
+# **Predict:** which of the three calls raise an error?
 
 # %% tags=["prediction"]
 on_5 = jax.device_put(xs, jax.devices()[5])
@@ -258,22 +255,23 @@ assert not is_copied_between_devices(jax.device_put(xs[0], replicated))
 #
 # | what you ask for | what JAX does |
 # | --- | --- |
-# | arrays that are committed to different devices, in one operation | refuses: it can't know which device you meant |
+# | arrays that are committed to different devices, in one operation | refuses, because it can't know which device you meant |
 # | an array that's committed to one device, split over eight by `pmap` | refuses |
 # | an array that's committed to one device, whole on every device (`in_axes=None`) | copies it, silently, in every call |
 # | two arrays on *one* mesh, split in different ways, in one `jit` | moves the parts, silently (lesson 15) |
 #
-# The third case makes your program slow, and nobody tells you. To find it, wrap the call in
-# `with jax.transfer_guard_device_to_device("disallow"):`, which turns the copy into an error. To avoid it, place your
-# arrays once, with `jax.device_put(x, sharding)`.
+# The third case makes your program slow, and nobody tells you. Place your arrays once, with `jax.device_put(x,
+# sharding)`, and it can't happen. If you suspect it, wrap the call in `with
+# jax.transfer_guard_device_to_device("disallow"):`, which turns the copy into an error.
 #
 # </details>
 #
 # ## What JAX believes
 #
-# With `out_axes=None` you promise that all devices return the same, so the result needs no device axis. We'll want that
-# for the state of a training run, so that a checkpoint fits any number of devices. Older programs stack N copies
-# instead, `[N, ...]`. Now let's break the promise: each device returns its own row.
+# Here's the promise from the beginning. When you train, all devices end an update with the same model, and you want it
+# back as one model, without a device axis. `out_axes=None` gives you that: you promise that all devices return the
+# same. Older programs stack N copies instead, `[N, ...]`, and then a checkpoint fits only N devices. Let's break the
+# promise, with a function that returns each device's own row.
 #
 # **Predict:** what does the result show?
 
@@ -293,8 +291,8 @@ assert np.array_equal(lie.addressable_shards[7].data, xs[7])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Device 0's row, and there's no error. JAX reads one copy, and trusts you that the others are equal. In lesson 05
-# a whole training run ends up like this, and you'll learn how to notice.
+# Device 0's row, and there's no error. JAX reads one copy, and believes you that the others are equal. In lesson 05 a
+# whole training run ends up like this, and you'll learn how to notice.
 #
 # </details>
 #
@@ -337,7 +335,7 @@ def block_product(a, b):
 
 
 def fixed_accuracy(w, x, labels):
-    """Fraction of right answers among all `[N, b]` examples; device d has the examples `[d]`."""
+    """Fraction of correct answers among all `[N, b]` examples; device d has the examples `[d]`."""
     ...  # your code: 3 to 4 lines
 
 
@@ -348,15 +346,12 @@ for exercise in (dot_product, block_product, fixed_accuracy):
 # ## Take away
 #
 # - `pmap` gives each device its row, runs one program on all of them, and stacks the results. `None` means the same for
-#   everyone.
-# - A mesh and a partition spec say where an array lives. Place your arrays once, with `jax.device_put(x, sharding)`.
-# - With `out_axes=None` you promise that all devices agree. JAX believes you. To see what each of them holds, read
-#   `addressable_shards`. If rich is installed, `jax.debug.visualize_array_sharding(x)` draws who holds which part of an
-#   array with one or two axes.
+#   everyone. - A mesh and a partition spec say where an array lives. Place your arrays once, with `jax.device_put(x,
+#   sharding)`. - With `out_axes=None` you promise that all devices agree, and JAX believes you. To see what each of
+#   them holds, read `addressable_shards`.
 #
 # In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) has this mesh, these two shardings, `place_state`, `place_batch`
-# and `eval_step`, which calls `evaluation_sums` in [steps/shared.py](../pmapdp/steps/shared.py). Old tutorials call
-# `jax.device_put_replicated`. JAX 0.8.1 deprecated it, and 0.10 no longer has it, so write
-# `jax.device_put(x, replicated)`. To read on:
-# [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). So far every device has worked
-# alone. Next, they talk: [05 Average gradients](05_average_gradients.ipynb).
+# and `eval_step`. Old tutorials call `jax.device_put_replicated`, which JAX 0.10 no longer has. Write
+# `jax.device_put(x, replicated)` instead. To read on: [Migrating to the new
+# jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). So far every device has worked alone. Next, they talk:
+# [05 Average gradients](05_average_gradients.ipynb).

@@ -17,8 +17,8 @@
 #
 # Your program can test a network on eight devices, but it still trains on one. In this lesson you'll change ten lines,
 # two of them inside the training step, and all eight devices train the same network. Then you'll break the program in
-# four ways. You need to see these four once, because none of them raises an error. Two end in NaN, but only after the
-# last batch of an epoch, and two print numbers that you'd believe.
+# four ways, and no way raises an error. Two end in NaN, but only after the last batch of an epoch, and two print
+# numbers that you'd believe. You want to have seen these four before they happen to you.
 #
 # **You will** train on eight devices with `jax.pmap`, show that one device gets the same result, and recognize an
 # all-reduce that's missing or wrong. 35 minutes, 55 with exercises. You need
@@ -69,9 +69,9 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 #
 # </details>
 #
-# That's all there is to data parallelism, as long as every device has equally many examples. If every device averages
-# its gradient with everyone else's, they all make the same update, and it's the update of the whole batch. So the
-# copies of the model stay equal, and you never have to send the model again.
+# That's all there is to data parallelism, as long as every device has equally many examples. Each device averages its
+# gradient with everyone else's, so they all make the same update: the update of the whole batch. The copies of the
+# model stay equal, and you never have to send the model again.
 #
 # Inside a mapped function, "average with everyone else" is one line:
 #
@@ -79,16 +79,16 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 # gradients = lax.pmean(gradients, "data")
 # ```
 #
-# This is an **all-reduce**: all devices arrive at this line, and all of them leave it with the same average. `"data"` is
-# the name that you give to the axis over which `pmap` splits, with `axis_name="data"`. The mesh that places our arrays
-# has an axis called `"data"`, too, but the two only happen to share a name.
+# This is an **all-reduce**: all devices arrive at this line, and all of them leave it with the same average. `"data"`
+# is the name that you give to the axis over which `pmap` splits, with `axis_name="data"`. The axis of our mesh is
+# called `"data"`, too, but only because we chose the same word twice.
 #
-# PyTorch's `DistributedDataParallel` (DDP) does the same, but hides it in `loss.backward()`. In JAX it's a line of your
-# own step. You can read it, move it, and forget it.
+# If you've used PyTorch's `DistributedDataParallel` (DDP), it did this for you, hidden in `loss.backward()`. In JAX
+# it's a line of your own step. You can read it, move it, and forget it.
 #
 # ## Three examples, two devices
 #
-# Now the last example is missing. Device 0 still has two examples, with the gradients -2 and -2, but device 1 has only
+# Now take the last example away. Device 0 still has two examples, with the gradients -2 and -2, but device 1 has only
 # one, with -5. The mean of the three is -3.
 #
 # **Predict:** does the mean of the two means still give -3?
@@ -116,29 +116,28 @@ for average in (mean_of_means, mean_of_sums):
 #
 # </details>
 #
-# So **add up all sums, add up all counts, and divide once.** Sum both with `lax.psum`, or average both with
-# `lax.pmean`: the number of devices cancels. We write `pmean`, because you'll find it in most pmap programs.
+# What you want is the sum over all devices, divided by the count over all devices. So **all-reduce sums and counts, and
+# divide once.** `lax.psum` of both is the thing itself. `lax.pmean` of both gives the same ratio, because the number of
+# devices cancels, and we write `pmean` because you'll find it in most pmap programs.
 #
-# The last batch of an epoch is hardly ever full, so we pad it, and then some devices get more padding than others.
-# That's why our program works with sums and counts, and not with means. DDP doesn't protect you from this mistake: if
-# each process takes the mean loss of its own examples, and their numbers differ, DDP gives you -3.5, too.
+# The last batch of an epoch is hardly ever full, so we pad it, and some devices get more padding than others. That's
+# why our program works with sums and counts, and not with means. DDP doesn't protect you here: if each process takes
+# the mean loss of its own examples, and their numbers differ, DDP gives you -3.5, too.
 #
 # ## The program so far
 #
-# You start from lesson 04's program, [program/04_evaluate.py](program/04_evaluate.py). It already has a mesh, it places
-# the state **replicated** (a copy on each device) and the batch **split** (a part on each), and it tests with `pmap`.
-# Here's everything that changes:
+# You start from [program/04_evaluate.py](program/04_evaluate.py). It already has a mesh, places the state replicated
+# and the batch split, and tests with `pmap`. Here's everything that changes:
 #
 # include the difference of 04_evaluate.py and 05_pmap.py
 #
-# - `train_step` gets its all-reduce: gradients and count are averaged over the devices, and then divided. The metrics
-#   are added up over many batches, so there we need true sums. They come from `psum`, in `eval_step`, too, and the host
-#   no longer has to add up eight numbers.
-# - `jax.pmap` takes the place of `jax.jit`. It compiles the function, too. The state goes in and out replicated
-#   (`None`), and the batch is split along its first axis (`0`).
-# - The state is placed once, before the loop, and stays on the devices. So `copies` is gone.
+# - `train_step` gets its all-reduce: gradients and count are averaged over the devices, and then divided. The host sums
+#   the metrics over many batches, so for them we need true sums, which only `psum` gives. - `jax.pmap` takes the place
+#   of `jax.jit`, and compiles the function as `jit` did. The state goes in and out replicated, so it has `None`. The
+#   batch is split along its first axis, so it has `0`. - The state is placed once, before the loop, and stays on the
+#   devices. So `copies` is gone.
 #
-# Nothing else changes. And compared with lesson 03's program for one device, only sixteen lines are new.
+# Compared with lesson 03's program for one device, only sixteen lines are new.
 
 # %%
 lesson_05.data_parallel_step()
@@ -146,12 +145,12 @@ lesson_05.data_parallel_step()
 # %% [markdown]
 # ## Your program, on eight devices
 #
-# This is the whole program. Take it home: copy the cell into an empty file, put your data and your network in, and it
-# trains on all GPUs or TPUs of your machine, as long as their number divides B. Without any, it simulates eight devices.
-# Each layer of your network has to treat each example alone, and to draw no random numbers. Batch norm and dropout need
-# more than that, in lessons 07 and 08.
+# Take the whole program home: copy the cell into an empty file, put your data and your network in, and it trains on all
+# GPUs or TPUs of your machine, as long as their number divides B. If you have none, it simulates eight devices. Your
+# layers must treat each example alone and draw no random numbers, until you've read lessons 07 on batch norm and 08 on
+# dropout.
 #
-# On one device, lesson 03's program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set.
+# On one device, the program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set.
 #
 # **Predict:** what does this one end with?
 
@@ -161,22 +160,22 @@ lesson_05.data_parallel_step()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With almost the same numbers: compare the four decimals in lesson 03's notebook. Eight devices add up the 128 gradients
-# in a different order than one device, and each addition rounds. So the last digits may differ. In float64 the numbers
+# With almost the same numbers: compare the four decimals in lesson 03's notebook. Eight devices sum the 128 gradients
+# in a different order than one device, and each addition rounds, so the last digits may differ. In float64 the numbers
 # that the two programs print agree to about fourteen digits, and a test in this repository checks that they do.
 #
 # </details>
 #
 # ## Proof: update by update
 #
-# Four printed digits are a weak proof, so let's compare every update. `one_device_step` is the step of lesson 03. We run
-# both from the same start on the 40 batches of an epoch. The last one holds only eight examples, so device 0 gets all of
-# them, and the other seven get nothing but padding. SGD replaces Adam, because Adam divides by the size of the gradient,
-# and that magnifies rounding where gradients are tiny.
+# Four printed digits are a weak proof, so let's compare every update with `one_device_step`, the step of lesson 03. We
+# run both from the same start on the 40 batches of an epoch. The last one holds only eight examples, so device 0 gets
+# all of them, and the other seven get nothing but padding. SGD replaces Adam, because Adam divides by the size of the
+# gradient, and magnifies rounding where gradients are tiny.
 #
-# One warning before you change the optimizer yourself. `train_step` reads the global `optimizer` while JAX traces it.
-# It's traced again here only because SGD's state looks different from Adam's. If you changed just the learning rate, the
-# step would go on with the old one (lesson 02), until you run the program's cell again.
+# If you change the optimizer yourself, remember lesson 02's third trap: `train_step` read the global `optimizer` while
+# JAX traced it. Here JAX traces again because SGD's state has another structure. If you change only the learning rate,
+# the step goes on with the old rate, until you run the program's cell again.
 
 
 # %%
@@ -227,15 +226,13 @@ assert distance(model_1, model_8) < 1e-5
 assert all((copies(array) == copies(array)[0]).all() for array in jax.tree.leaves(model_8))
 
 # %% [markdown]
-# One epoch moved the model by 3, and the two results differ by less than a millionth. The eight copies of the model are
-# equal to the last bit. The losses differ by less than a millionth, too. float32 has seven digits, so that's about as good
-# as it gets. On a GPU or a TPU the difference is larger if it multiplies matrices in a
-# shorter format (lesson 00).
+# One epoch moved the model by 3, and the two results differ by less than a millionth. float32 has seven digits, so
+# that's about as good as it gets. The eight copies of the model are equal to the last bit.
 #
 # ## Mistake 1: a mean of means
 #
-# Now break the all-reduce. `make_step` is your program's step, with another function in place of the two lines that
-# average and divide. `run` is your program's loop, for two epochs.
+# Now break the all-reduce. `make_step` is your program's step, but you choose the function that averages and divides.
+# `run` is your program's loop, for two epochs.
 
 
 # %%
@@ -269,9 +266,9 @@ def divide(gradients, count):
 optimizer = optax.adam(3e-3)  # as in the program
 
 # %% [markdown]
-# The first mistake is the one from above: it divides before the all-reduce. In each epoch 39 batches are full, and for
-# them a mean of means is correct. In the 40th, seven devices have a count of 0. So the second run below divides by at
-# least 1.
+# You've met the first mistake with three examples: it divides before the all-reduce. In each epoch 39 batches are full,
+# and for them a mean of means is correct. In the 40th, seven devices have a count of 0, and somebody who sees the NaN
+# might "repair" it, and divide by at least 1. We run both.
 #
 # **Predict:** which numbers of the two runs will look wrong?
 
@@ -292,9 +289,9 @@ repaired_losses = run(make_step(repaired_mean_of_means))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# In the first run, the test loss of epoch 0 is NaN, and after that every loss is. Seven devices divide 0 by 0 in the last
-# batch, and `pmean` hands their NaN to everyone. The training loss of epoch 0 is still fine, because a step computes its
-# loss before it updates the model.
+# In the first run, every loss is NaN from the test loss of epoch 0 on. Seven devices divide 0 by 0 in the last batch,
+# and `pmean` hands their NaN to everyone. The training loss of epoch 0 is still fine, because a step computes its loss
+# before it updates the model.
 #
 # In the second run nothing looks wrong, and yet the gradient of the last batch is an eighth of what it should be.
 #
@@ -302,8 +299,8 @@ repaired_losses = run(make_step(repaired_mean_of_means))
 #
 # ## Mistake 2: no all-reduce
 #
-# The next step has no `pmean` for the gradients at all, so each device divides by its own count. The metrics still have
-# their `psum`. First we train on the 39 full batches.
+# What if you forget the `pmean`? Each device then divides its own gradient by its own count. The metrics still have
+# their `psum`. We train on the 39 full batches first, and then run the whole program.
 #
 # **Predict:** how many different models are there now on the eight devices?
 
@@ -327,13 +324,13 @@ local_losses = run(local_step)
 # `out_axes=None` you promised that all devices return the same, and `is_fully_replicated` only repeats your promise,
 # because it reads the sharding and not the numbers.
 #
-# In the program the last batch gives you a hint: seven of the eight models become NaN, and so do the sums over all
-# devices. Without such a batch, all you'd see is a loss that falls more slowly.
+# The whole program has a last batch that isn't full, and seven of the eight models become NaN there. Without such a
+# batch, all you'd see is a loss that falls more slowly.
 #
 # </details>
 #
-# Watch the copies drift. Each curve is the first weight of the output layer on one device. The dashed curve is the same
-# weight with `pmean`:
+# Watch the copies drift apart. Each curve is the first weight of the output layer on one device, and the dashed curve
+# is the same weight with `pmean`:
 
 # %%
 wrong_state, right_state = place_state(init_state()), place_state(init_state())
@@ -348,8 +345,8 @@ lesson_05.drift(np.array(wrong_curves), np.array(right_curves))
 # %% [markdown]
 # ## Mistake 3: a sum for a mean
 #
-# This one adds the gradients up with `psum`, but still averages the count. So the gradient is eight times too large, on
-# all devices alike. You won't find it by looking for drift or NaN.
+# The third step sums the gradients with `psum`, but still averages the count. That makes the gradient eight times too
+# large, on all devices alike, so there's no drift and no NaN.
 #
 # **Predict:** compare the two runs below. Will you see the mistake in the losses?
 
@@ -366,17 +363,17 @@ sum_losses = run(make_step(sum_over_mean_count))
 # <details><summary>Answer</summary>
 #
 # No. Adam divides the gradient by its own size, so the factor cancels almost completely. You'd only see it if somebody
-# clips the gradients, or if a gradient is nearly 0. With SGD the factor acts like a learning rate that's eight times too
-# high. On two devices you may not notice, and on 64 the run will probably diverge. So don't judge by the loss.
+# clips the gradients, or if a gradient is nearly 0. With SGD the factor acts like a learning rate that's eight times
+# too high. On two devices you may not notice, and on 64 the run will probably diverge. Don't judge by the loss.
 #
 # </details>
 #
 # ## One test for all three
 #
-# **Compare with one device, with SGD and with a padded batch.** You saw that comparison above, for the correct step. Here
-# it is for the wrong ones, with the "repaired" mean of means among them, after the 39 full batches and after all 40.
+# How could you have known? **Compare with one device, with SGD and with a padded batch**, as we did for the correct
+# step. Here's that comparison for all of them, after the 39 full batches and after all 40.
 #
-# **Predict:** which of them pass as long as every batch is full?
+# **Predict:** which steps pass as long as every batch is full?
 
 
 # %% tags=["prediction"]
@@ -397,15 +394,16 @@ for name, (full, padded) in distances.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The program's step, and both means of means. Only the padded batch gives the means away: one is NaN, and the other one
-# is off by 0.3, a tenth of the way that the model has moved. The sum for a mean fails at once, because SGD doesn't hide
+# The program's step, and both means of means. Only the padded batch gives the means away: one is NaN, and the other is
+# off by 0.3, a tenth of the way that the model has moved. The sum for a mean fails at once, because SGD doesn't hide
 # the factor. `pmapdp.verify` makes this comparison for your own step, and says what differs.
 #
 # </details>
 #
 # ## Mistake 4: one device's metrics
 #
-# Here the evaluation forgets its `psum`. The test set has 1,000 examples.
+# The last mistake isn't in the training step at all: the evaluation forgets its `psum`. The test set has 1,000
+# examples.
 #
 # **Predict:** how many of them does it count?
 
@@ -452,25 +450,19 @@ assert example_counts == {"with psum": 1000, "without": 128}
 #
 # </details>
 #
-# ## What more devices buy
+# ## Which batch size do you set?
 #
-# Simulated devices can't show you how fast a program would be. On real ones you can split the batch that you have, but
-# half the batch takes more than half the time: ResNet-50 needed 56 % on one GPU. Or you give every device a full batch of
-# its own. With 64 images on each of eight GPUs, ResNet-50 was 7.9 times as fast as on one, and VGG-16, which has five
-# times as many parameters to send, 7.0 times
-# ([TensorFlow's benchmarks, 2017](https://github.com/tensorflow/docs/tree/master/site/en/r1/guide/performance)).
-#
-# **Which batch size do you set?** With DDP it's the per-device batch, so with eight GPUs the global batch is eight
-# times as large. This program's B is the global batch. As long as it stays the same, the program gives the same
-# result on 1, 2 or 8 devices, with the same learning rate. If B grows with the number of devices, an epoch has fewer
-# updates. For SGD, people then multiply the learning rate by the same factor and warm it up
+# With DDP you set the per-device batch, so with eight GPUs the global batch is eight times as large. This program's B is
+# the global batch. As long as you leave B alone, you get the same result on 1, 2 or 8 devices, with the same learning
+# rate. If you let B grow with the number of devices, to keep each of them busy, an epoch has fewer updates. For SGD,
+# people then multiply the learning rate by the same factor and warm it up
 # ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)). For Adam they often take the square root of the factor
 # ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are rules of thumb.
 #
 # ## Your step in pmapdp
 #
-# pmapdp's trainer has this step, too. On the left is a line of your program, and on the right the line that does the
-# same in pmapdp. Both were read from the files when this page was made.
+# You can now read pmapdp's trainer, because you've written its step. On the left is a line of your program, and on the
+# right the line that does the same in pmapdp.
 #
 # include 05_pmap.py beside steps/pmap.py
 # jax.device_put(state | jax.device_put(state
@@ -546,7 +538,7 @@ for exercise in (step, global_gradient, fixed_clipping):
 # - Average sums and counts, and divide once, because means of means are wrong as soon as a batch is ragged.
 # - A wrong all-reduce raises no error. So compare updates with one device's, with SGD and with a padded batch.
 #
-# Now you know the heart of pmapdp's trainer. This is where you find your other functions in it:
+# Your other functions are in pmapdp, too:
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
