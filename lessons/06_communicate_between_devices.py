@@ -15,14 +15,14 @@
 # %% [markdown]
 # # 06. Communicate between devices
 #
-# Your `lax.pmean` is one line, but a large network can spend more time in it than in anything else. How long depends on
-# what connects your devices. Over the fast links inside a node, eight GPUs can average the gradients of a ResNet-50 in
-# about a millisecond. Over an ordinary network cable the same line takes at least a seventh of a second. In this lesson
-# you'll build an all-reduce with your own hands, and find a formula that predicts its time from two numbers, before you
-# buy anything. Then you'll compare it with measurements, and see how far you can trust it.
+# Your `lax.pmean` is one line, but a large network can spend more time in it than in anything else. How long it takes
+# depends on what connects your devices. Over the fast links inside a node, eight GPUs can average the gradients of a
+# ResNet-50 in about a millisecond. Over an ordinary network cable the same line takes at least a seventh of a second.
+# In this lesson you'll build an all-reduce with your own hands, and find a formula that predicts its time from two
+# numbers, before you buy anything. Then you'll see how far you can trust the formula.
 #
 # **You will** explain a ring all-reduce, predict its time and compare it with measured ones, and use JAX's collectives:
-# `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 24 minutes, 44 with exercises. You
+# `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 23 minutes, 43 with exercises. You
 # need [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
@@ -44,12 +44,11 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. At the end, each of them should hold the
 # sum, [1111, 2222, 3333, 4444].
 #
-# The obvious way goes like this: every device sends its vector to device 0, which adds them up and sends the sum back.
-# But then device 0 receives N - 1 vectors and sends N - 1, while all others wait. The more devices you have, the worse
-# it gets.
+# You could let every device send its vector to device 0, which sums them and sends the sum back. But then device 0
+# receives N - 1 vectors and sends N - 1, while all others wait. The more devices you have, the worse it gets.
 #
 # A **ring** shares the work. We cut each vector into N chunks, and in each step every device sends *one chunk* to its
-# right neighbour. They all send at the same time, so nobody waits.
+# right neighbour. All devices send at the same time, so nobody waits.
 #
 # - **Reduce-scatter**, N - 1 steps: each device adds the chunk that arrives to its own. At the end, each device has one
 #   finished chunk of the sum.
@@ -86,9 +85,9 @@ assert (states[-1].reshape(4, 4) == vectors.sum(0)).all()
 lesson_06.ring(states, vectors.sum(0))
 
 # %% [markdown]
-# Rows are devices, and columns are chunks. A coloured chunk has just arrived, in the colour of its sender. Bold numbers
-# are finished sums. Follow the first column: in each of the first three steps, the sum moves on to the next device and
-# grows.
+# Each row is a device, and each column a chunk. A coloured chunk has just arrived, in the colour of its sender, and a
+# bold number is a finished sum. Follow the first column: in each of the first three steps, the sum moves on to the next
+# device and grows.
 #
 # There are 2 (N - 1) steps, and in each of them a device sends 1/N of its vector.
 #
@@ -105,7 +104,7 @@ for N in (2, 4, 8, 64):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Less than twice as much. However many devices there are, nobody sends more than two vectors. Only the number of steps
+# Not even twice as much. However many devices there are, nobody sends more than two vectors. Only the number of steps
 # grows.
 #
 # </details>
@@ -114,9 +113,11 @@ for N in (2, 4, 8, 64):
 #
 # A message takes **latency + bytes / bandwidth**. The latency is the time until the first byte arrives, so you pay it
 # even for an empty message. In the ring, 2 (N - 1) messages follow each other, and each has 1/N of the bytes. That's
-# the whole formula. For the links below we take their vendors' peak bandwidths. The latencies are round numbers that we
-# assume: yours may be half as long or several times as long. A TPU can send both ways around its ring, so we count two
-# links. Real bandwidths are lower, as you'll see in a minute.
+# the whole formula.
+#
+# For the links below we take the peak bandwidths that their vendors give, and for the TPU two links, because it can
+# send both ways around its ring. The latencies are round numbers that we assume, and yours may be half as long or
+# several times as long.
 
 
 # %%
@@ -138,7 +139,7 @@ networks = {name: 4 * number for name, number in parameters.items()}  # bytes in
 # %% [markdown]
 # Now let's average the gradients of three networks over eight devices, on each of these links.
 #
-# **Predict:** for which network is the latency more important than the bandwidth, a small one or a large one?
+# **Predict:** for which network does the latency cost more than the bytes, a small one or a large one?
 
 # %% tags=["prediction"]
 for link, (latency, bandwidth) in links.items():
@@ -160,21 +161,22 @@ for link in links.values():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# For the small one, on every link. The two are equal at N x latency x bandwidth, which is about 7 MB on NVLink.
+# For the small one, on every link. Latency and bytes cost the same at N x latency x bandwidth, which is about 7 MB on
+# NVLink.
 #
 # </details>
 #
-# So if the devices do nothing else meanwhile, one message with all gradients is cheaper than one for each layer. For
-# small messages on many devices, libraries also use algorithms with fewer steps: trees, or the butterfly of exercise 2.
+# Small messages are expensive, so send all gradients in one message rather than one for each layer. For small messages
+# on many devices, libraries also use algorithms with fewer steps: trees, or the butterfly of exercise 2.
 #
 # ## Does the formula hold?
 #
-# We can only measure what we have, so we time an all-reduce on eight simulated devices. No link is involved, because
-# they share one memory, but you'll see whether the time behaves as the formula says: flat at first, then proportional
-# to the size. For a real link we take two published measurements of eight H100s in one node. The switches in such a
-# node can do the summing themselves, but both runs had that turned off. JAX's [scaling
-# book](https://jax-ml.github.io/scaling-book/gpus/) finds that with 58 MB each GPU's links carry about 150 GB/s, and
-# with 10 GB about 370 GB/s. The vendor's figure is 450.
+# On your laptop you can time an all-reduce on eight simulated devices. They share one memory, so there's no link, but
+# you'll see whether the time behaves as the formula says: flat at first, then proportional to the size. For a real link
+# we take two measurements of eight H100s in one node from JAX's [scaling
+# book](https://jax-ml.github.io/scaling-book/gpus/). With 58 MB each GPU's links carry about 150 GB/s, and with 10 GB
+# about 370 GB/s. The vendor promises 450. In both runs the node's switches, which could do the summing themselves, were
+# told not to.
 
 # %%
 import time
@@ -199,22 +201,20 @@ for size, seconds in h100_seconds.items():
     print(f"H100, {size / 1e6:,.0f} MB: {comparison}")
 
 # %% [markdown]
-# The shape is roughly as predicted: from 1 MB on, ten times the bytes take about ten times as long, and below that the
-# time grows more slowly. Our simulated devices happen to land near Ethernet, and yours may not. But the vendor's figure
-# is too good to be true. With 10 GB the H100s need 1.2 times as long as the formula says, and with 58 MB even 2.7
-# times, because it takes large messages to fill the links. That's why this lesson began with a millisecond for a
-# ResNet-50, and not with the table's 0.43. So measure an all-reduce or two on your own machine, and put *those* numbers
-# into the formula.
+# The shape is roughly as predicted: the time hardly grows at first, and from 1 MB on it grows with the bytes. Where the
+# dots of the simulated devices lie among the links is chance. The H100s, however, can't keep the vendor's promise. With
+# 10 GB they need 1.2 times as long as the formula says, and with 58 MB even 2.7 times, because it takes large messages
+# to fill the links. That's why this lesson began with a millisecond for a ResNet-50, and not with the table's 0.43. So
+# measure an all-reduce or two on your own machine, and put *those* numbers into the formula.
 #
-# One thing isn't in the formula at all: the batch. If you double the per-device batch, the computation takes about
-# twice as long and the all-reduce as long as before, so its *share* of the step falls. That's the first way to live
-# with a slow link.
+# The batch isn't in the formula at all. If you double the per-device batch, the computation takes about twice as long
+# and the all-reduce as long as before, so its *share* of the step falls. That's the first way to live with a slow link.
 #
 # ## The second way: overlap
 #
-# The last layer's gradient is ready first, so why wait for the others? DDP collects gradients in buckets of about 25
-# MB, and sends each bucket as soon as it's full, while the backward pass is still working on the earlier layers. XLA
-# can do the same, or it can merge the all-reduces into one, which saves latency.
+# The backward pass finishes the last layer's gradient first, so why wait for the others? DDP collects gradients in
+# buckets of about 25 MB, and sends each bucket as soon as it's full, while the backward pass is still working on the
+# earlier layers. XLA can do the same, or it can merge the all-reduces into one, which saves latency.
 
 # %%
 from pmapdp.lessons import drawing
@@ -222,10 +222,10 @@ from pmapdp.lessons import drawing
 drawing.overlap("merged", "overlapped")
 
 # %% [markdown]
-# If you merge everything, you pay the latency only once, but then nothing is left to overlap with. To overlap, you need
-# at least two all-reduces, and hardware that can send while it computes. What does XLA do on our CPU? We average four
-# arrays, as many as lesson 05's network has, so JAX hands four all-reduces to the compiler. Let's count them again when
-# it's done.
+# If you merge everything, you pay the latency only once, but nothing is left to overlap with. To overlap, you need at
+# least two all-reduces, and hardware that can send while it computes. What does XLA do on your CPU? We average four
+# arrays, as many as lesson 05's network has, so JAX hands four all-reduces to the compiler. Let's count them before and
+# after.
 
 # %%
 gradients = [np.ones((8, *shape), np.float32) for shape in ((64, 32), (32,), (32, 10), (10,))]
@@ -236,23 +236,23 @@ count_after = lowered.compile().as_text().count(" all-reduce(")
 print("before compiling:", count_before, "| after:", count_after)
 
 # %% [markdown]
-# XLA has merged the four into one. On GPUs, its flags decide up to which size it merges, and whether it overlaps ([GPU
-# performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). Lesson 18 shows how to see it in a
+# XLA has merged the four into one. On GPUs, XLA's flags decide up to which size it merges, and whether it overlaps
+# ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). In lesson 18 you'll see it in a
 # profile.
 #
 # ## JAX's collectives
 #
-# An operation that all devices take part in is a **collective**. It names the mapped axis: "add this up over `data`".
-# All devices come to the same line, and wait for each other there. In the picture, a box adds, and an arrow without a
-# box copies. `pmax` isn't drawn, because it's `psum` with a maximum in the box.
+# An operation that all devices take part in is a **collective**. It names the mapped axis: "sum this over `data`". All
+# devices come to the same line, and wait for each other there. In the picture, a box adds, and an arrow without a box
+# copies. `pmax` isn't drawn, because it's `psum` with a maximum in the box.
 
 # %%
 lesson_06.collectives()
 
 # %% [markdown]
-# Here are all seven, on the four vectors from above. Two more functions send nothing: `axis_index` tells a device its
-# number, and `axis_size` tells it how many devices there are. Take the cell home as a reference: the comments say which
-# shape each result has on one device, and the second half says the same in NumPy and checks it.
+# Here are all seven, on the four vectors that went around the ring. Two more functions send nothing: `axis_index` tells
+# a device its number, and `axis_size` tells it how many devices there are. Take the cell home as a reference. The
+# comments say which shape each result has on one device, and the second half says the same in NumPy and checks it.
 #
 # **Predict:** what does device 1 get from `psum_scatter`?
 
@@ -311,8 +311,8 @@ for name, result in numpy_results(rows).items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# [2222], chunk 1 of the sum. With `tiled=True`, [4] becomes [1]. Without it, it becomes [], and works only if its
-# length is N.
+# [2222], chunk 1 of the sum. With `tiled=True`, an array [4] becomes [1]. Without it, the array must have N rows, and
+# each device gets one row of the sum, here a [].
 #
 # </details>
 #
@@ -330,41 +330,37 @@ def scatter_then_gather(x):
 outputs = jax.pmap(scatter_then_gather, axis_name="data", devices=four)(rows)
 print("on device 1:", jax.device_get(outputs)[1].tolist())
 
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# An all-reduce. Between the two halves each device holds a different chunk of the sum, and lesson 16 makes use of that:
-# each device updates its own chunk of the model, so it needs the optimizer state for this chunk only (ZeRO).
-#
-# </details>
-#
-# In your own programs, write `psum` or `pmean`, and not your own ring. The library knows how the devices are wired, so
-# let it choose between ring and tree.
-#
-# ## How it fails
-#
-# **Predict:** what happens if you misspell the axis?
-
-# %% tags=["prediction"]
-try:
-    print(jax.pmap(lambda x: lax.psum(x, "batch"), axis_name="data")(rows))
-except NameError as error:
-    outcome = f"NameError: {error}"
-    print(outcome)
-
 # %% tags=["proof"]
 # The asserts behind the last answers.
 assert (count_before, count_after) == (4, 1)
 np.testing.assert_allclose(outputs, results["psum"], rtol=1e-6)
-assert outcome.startswith("NameError")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# JAX notices it while it traces the function, so nothing has run yet. You get a NameError for a collective outside of
-# `pmap`, too. This message names `jax.shard_map`, because that's today's way to name an axis (lesson 10).
+# An all-reduce. Between the two halves each device holds a different chunk of the sum. In lesson 16 each device will
+# use that moment to update its own chunk of the model, so that it needs the optimizer state for this chunk only. That's
+# ZeRO.
 #
 # </details>
+#
+# In your own programs, write `psum` or `pmean`, not a ring. The library knows how the devices are wired, and chooses
+# between ring and tree for you.
+#
+# ## How it fails
+#
+# Let's misspell the axis. Here's the whole message:
+
+# %%
+try:
+    print(jax.pmap(lambda x: lax.psum(x, "batch"), axis_name="data")(rows))
+except NameError as error:
+    print(f"NameError: {error}")
+
+# %% [markdown]
+# JAX notices the mistake while it traces the function, before anything runs. You'd get the same error for a collective
+# outside of `pmap`. The message names `jax.shard_map`, because that's today's way to name an axis, as you'll see in
+# lesson 10.
 #
 # There's a worse failure, and we won't run it. If only some devices reach a collective, they wait for the others, until
 # XLA gives up or someone kills the process. So never put a collective into a branch that depends on `axis_index`.
@@ -375,8 +371,8 @@ assert outcome.startswith("NameError")
 # [solutions/06_communicate_between_devices.py](solutions/06_communicate_between_devices.py).
 #
 # 1. `broadcast` (5 minutes): return device 0's `x` on every device. The others may hold anything, even NaN.
-#    <details><summary>Hint</summary>Replace x by 0 on the others with <code>jnp.where</code>, and add up. Multiplying
-#    by 0 isn't enough: 0 times NaN is NaN.</details>
+#    <details><summary>Hint</summary>Replace x by 0 on the others with <code>jnp.where</code>, and sum. Multiplying by 0
+#    isn't enough: 0 times NaN is NaN.</details>
 # 2. `butterfly_sum` (10 minutes): an all-reduce in log2 N rounds. N is a power of two. In round r = 1, 2, ..., device d
 #    and device `d ^ 2**(r - 1)` (exclusive or) exchange their sums, and each adds what arrives. The picture below shows
 #    the rounds. Communicate only with `ppermute`. The check runs on 2, 4 and 8 devices, and
@@ -384,7 +380,7 @@ assert outcome.startswith("NameError")
 #    list of pairs has one entry for each device: from d to its partner.</details>
 # 3. `fixed_softmax` (5 minutes, find the mistake): a row of logits is split over the devices, `[b]` on each, and the
 #    softmax goes over all of them. `broken_softmax` subtracts the largest logit, so that no exp overflows, and its
-#    results add up to 1. But they're wrong. <details><summary>Hint</summary>Which number does each device
+#    results sum to 1. But they're wrong. <details><summary>Hint</summary>Which number does each device
 #    subtract?</details>
 
 # %%
@@ -397,8 +393,8 @@ def broken_softmax(logits):  # [b]
 
 
 split_logits = np.array([[0.0, 1.0], [3.0, 4.0]], np.float32)  # [N, b]
-print("broken:", np.ravel(jax.pmap(broken_softmax, axis_name="data")(split_logits)).round(3))
-print("right: ", np.asarray(jax.nn.softmax(split_logits.ravel())).round(3))
+print("broken: ", np.ravel(jax.pmap(broken_softmax, axis_name="data")(split_logits)).round(3))
+print("correct:", np.asarray(jax.nn.softmax(split_logits.ravel())).round(3))
 
 # %%
 from pmapdp.lessons.checks import check
@@ -426,10 +422,9 @@ for exercise in (broadcast, butterfly_sum, fixed_softmax):
 # ## Take away
 #
 # - In a ring all-reduce nobody sends more than two vectors, in 2 (N - 1) messages. Its time is the latencies plus the
-#   bytes over the bandwidth, and you won't get all of the bandwidth that the vendor promises.
-# - An all-reduce is a reduce-scatter and an all-gather. Collectives name the mapped axis, and all devices must reach
-#   them.
-# - The cost doesn't depend on the batch. A large per-device batch makes its share small, and overlap can hide it.
+#   bytes over the bandwidth, and you won't get all of the bandwidth that the vendor promises. - An all-reduce is a
+#   reduce-scatter and an all-gather. Collectives name the mapped axis, and all devices must reach them. - An all-reduce
+#   costs the same for any batch. A large per-device batch makes its share of the step small, and overlap can hide it.
 #
 # In pmapdp, the collectives of a step are in [steps/pmap.py](../pmapdp/steps/pmap.py). To read on:
 # [the JAX scaling book](https://jax-ml.github.io/scaling-book/sharding/). Next, a layer that needs a collective in the

@@ -14,13 +14,13 @@
 # %% [markdown]
 # # 07. Synchronize batch norm
 #
-# Put one layer of batch norm into the program from lesson 05, and eight devices no longer train the network that one
-# device trains. Batch norm uses the mean of the batch, but each of your eight devices sees only an eighth of it. In
-# this lesson you'll write a batch norm that doesn't care how many devices there are. Then you'll train with a layer
-# that forgot its all-reduce, and watch the eight copies of its running mean drift apart.
+# Put one layer of batch norm into your program, and eight devices no longer train the network that one device trains.
+# Batch norm uses the mean of the batch, but each of your eight devices sees only an eighth of the batch. In this lesson
+# you'll write a batch norm that doesn't care how many devices there are. Then you'll train with a layer that forgot its
+# all-reduce, and watch the eight copies of its running mean drift apart.
 #
 # **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
-# layer is enough, and count what synchronizing costs. 26 minutes, 46 with exercises. You need [05 Average
+# layer is enough, and count what synchronizing costs. 25 minutes, 45 with exercises. You need [05 Average
 # gradients](05_average_gradients.ipynb), and for the cost [06 Communicate between
 # devices](06_communicate_between_devices.ipynb).
 
@@ -40,10 +40,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Four values, two devices
 #
-# In training, batch norm subtracts the batch's mean and divides by its standard deviation, channel by channel. But
-# inside `pmap`, `x.mean(0)` is only the mean of this device's rows. To normalize with the whole batch, the layer has to
-# average over the devices in the middle of the forward pass. PyTorch calls that `SyncBatchNorm`. Here it is, and you
-# can switch the average off:
+# In training, batch norm subtracts the batch's mean and divides by the batch's standard deviation, channel by channel.
+# But inside `pmap`, `x.mean(0)` is only the mean of this device's rows. To normalize with the whole batch, the layer
+# has to average over the devices in the middle of the forward pass. If you know PyTorch's `SyncBatchNorm`, that's what
+# it does. In the function below you can switch the average on and off:
 
 
 # %%
@@ -72,20 +72,20 @@ for synchronize in (False, True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Without the average, both devices return -1 and 1. So 0 and 10 have become the same number, and so have 2 and 12. With
-# the average, both devices use the mean 6 and the variance 26, so 0 becomes (0 - 6) / 5.1, which is -1.18.
+# Without the average, both devices return -1 and 1, so 0 and 10 have become the same number, and so have 2 and 12. With
+# the average, both devices use the mean 6 and the variance 26, and 0 becomes (0 - 6) / 5.1, which is -1.18.
 #
 # Why do we average the squares, and not the variances? Each device's own variance is 1, so the average of the variances
-# is 1, too. That misses how far apart the two devices' means are. They're 1 and 11, so each is 5 away from 6, and
-# 5² = 25 is most of the 26.
+# would be 1, too. It misses how far apart the two devices are: their means 1 and 11 are each 5 away from 6, and 5² = 25
+# is most of the 26.
 #
 # </details>
 #
 # ## When Flax's layer is enough
 #
-# Do you have to write the layer yourself? Flax's `nnx.BatchNorm` does the same if you tell it the axis:
-# `nnx.BatchNorm(features, axis_name="data")`. But your last batch is hardly ever full. Say device 0 has three examples,
-# 1, 2 and 3, and device 1 has only a 7 and two rows of padding. The layer's argument `mask` leaves the padding out.
+# Do you have to write the layer yourself? Flax's `nnx.BatchNorm(features, axis_name="data")` averages over the devices,
+# too, and its argument `mask` leaves padding out. Let's try it on a ragged batch: device 0 has three examples, 1, 2 and
+# 3, and device 1 has only a 7 and two rows of padding.
 #
 # **Predict:** the four values have the mean 3.25. What does the layer find?
 
@@ -105,14 +105,14 @@ print("Flax finds", flax_means)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 4.5, because the layer averages the two devices' means, 2 and 7. So the 7, alone on its device, counts three
-# times as much as each of the others. You know this mistake: it's the mean of means from lesson 05.
+# 4.5, because the layer averages the two devices' means, 2 and 7. The 7, alone on its device, counts three times as
+# much as each of the others. You know this mistake: it's the mean of means from lesson 05.
 #
 # </details>
 #
 # So Flax's layer is correct as long as every device has the same number of real examples. If you drop the ragged last
-# batch, you can use Flax's layer, and you're done. If you want to keep every example, you need sums and counts, as for
-# the loss: each device adds up its values and counts them, `pmean` averages both, and we divide once.
+# batch, use Flax's layer, and you're done. If you want to keep every example, you need sums and counts, as for the
+# loss: each device sums its values and counts them, `pmean` averages both, and we divide once.
 
 # %%
 lesson_07.sums_and_counts()
@@ -132,44 +132,42 @@ assert (mean == 3.25).all()
 assert np.allclose(variance, np.var([1, 2, 3, 7]))
 
 # %% [markdown]
-# That's the heart of the layer. Two things are missing.
+# That's the heart of the layer. Before you can train with it, it needs two more things.
 #
 # **Running averages.** When you evaluate, the output for an example mustn't depend on the other examples in its batch.
-# So the layer keeps a running mean and a running variance, moves them a little in every update, and normalizes with
-# them in evaluation. They're part of the state, but no gradient flows to them. And because all devices compute the same
-# moments, all copies of the running averages stay equal. If you come from PyTorch, mind that its momentum runs the
-# other way: Flax's 0.9 is PyTorch's 0.1 ([layers and weights](../docs/pytorch.md)).
+# So the layer keeps a running mean and a running variance, moves both a little in every update, and normalizes with
+# them in evaluation. They're part of the state, but no gradient flows to them. All devices compute the same moments, so
+# all copies of the running averages stay equal. If you come from PyTorch, mind that its momentum runs the other way:
+# Flax's 0.9 is PyTorch's 0.1 ([layers and weights](../docs/pytorch.md)).
 #
 # **Digits.** If the mean is large, `E[x²] - E[x]²` is a small difference of two large numbers, and float32 has only
-# seven digits for it. A mean ten standard deviations away from 0 costs about two of the seven, and one a thousand away
-# costs six. So the layer subtracts its running mean first. That doesn't change the variance, and now it's only the
-# distance from the running mean that counts. At first that helps little, because the running mean starts at 0. But each
-# update closes a tenth of the gap, and after 40 updates only 1.5 % of it is left.
+# seven digits for each. A mean ten standard deviations away from 0 costs about two of the seven. So the layer subtracts
+# its running mean first, which changes nothing in the variance. Each update closes a tenth of the gap between the
+# running mean and the mean, and after 40 updates only 1.5 % of it is left.
 #
 # ## The program so far
 #
-# You start from [program/05_pmap.py](program/05_pmap.py). Here's what changes for batch norm. Because the layer keeps
-# state, it touches the network, the loss and the step.
+# You start from [program/05_pmap.py](program/05_pmap.py). Because the layer keeps state, it touches the network, the
+# loss and the step:
 #
 # include the difference of 05_pmap.py and 07_batch_norm.py
 #
 # - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias.
 # - The model now holds two kinds of numbers: parameters, which the optimizer changes, and running averages, which it
 #   must leave alone. `jax.grad` would differentiate with respect to both. Flax's `nnx.grad` takes only the parameters,
-#   and lets the layer write its new averages into `model`.
-# - `nnx.state` picks the parameters for the optimizer, and `nnx.update` writes the new ones into `model`. That's still
-#   a pure function from outside, because it works on its own copy of the model, and returns that copy.
-# - `train_step` doesn't average the running averages over the devices, because they're equal already.
-# - The last lines look at all eight copies of the running mean. In a minute you'll see why that's worth a look.
+#   and lets the layer write its new averages into `model`. - `nnx.state` picks the parameters for the optimizer, and
+#   `nnx.update` writes the new ones into `model`. Seen from outside, the step is still a pure function, because it
+#   works on its own copy of the model, and returns that copy. - The last lines of the program compare all eight copies
+#   of the running mean. In a minute you'll see why.
 
 # %%
 lesson_07.all_reduces()
 
 # %% [markdown]
-# So each update waits for three all-reduces. The picture shows four of your eight devices. You wrote the first
-# all-reduce, in the layer, and the third is lesson 05's. The second you didn't write at all. Every example moved the
-# mean that all devices used, so its gradient gets a contribution from every device. When JAX differentiates `pmean`, it
-# puts in the all-reduce that adds these contributions up. Here's the whole program.
+# So each update waits for three all-reduces, drawn here for four devices. You wrote the first, in the layer, and the
+# third is lesson 05's. The second you didn't write at all. Every example moved the mean that all devices used, so its
+# gradient gets a contribution from every device. When JAX differentiates `pmean`, it puts in the all-reduce that sums
+# these contributions. Here's the whole program.
 
 # %% tags=["take-home"]
 # include program/07_batch_norm.py
@@ -178,9 +176,9 @@ lesson_07.all_reduces()
 # ## Proof: one device and eight
 #
 # Let's run the program's step on one device and on eight, for a whole epoch. `pmap` uses as many devices as the batch
-# has parts, so all we have to change is how we cut the batch. The last batch is the hard one: it has 8 examples, and
-# all of them are on device 0, so the other seven devices hold nothing but padding. SGD replaces Adam again, because
-# Adam blows up rounding (lesson 05). Parameters *and* running averages must agree within 1e-4.
+# has parts, so we only have to cut the batch differently. The last batch is the hard one: device 0 has all of its 8
+# examples, and the other seven devices hold nothing but padding. SGD replaces Adam, as in lesson 05's proof. Parameters
+# *and* running averages must agree within 1e-4.
 
 
 # %%
@@ -222,13 +220,13 @@ print(f"one device and eight differ by {distance(model_1, model_8):.0e}")
 assert distance(model_1, model_8) < 1e-4
 
 # %% [markdown]
-# They agree, so the gradients agree as well, although you wrote no backward pass for the all-reduce. Why has the model
-# moved so far? The distance counts the running variances, too. Each of the 32 goes from 1 to about 7.4, and √32 times
-# 6.4 is 36.
+# They agree, so the gradients do, too, although you wrote no backward pass for the all-reduce. And if you wonder why
+# the model has moved so far: the distance counts the running variances as well. Each of the 32 goes from 1 to about
+# 7.4, and √32 times 6.4 is 36.
 #
 # ## The mistake: forget the axis
 #
-# Now take Flax's layer and forget its `axis_name`. Here it is, in place of the program's `BatchNorm`. Everything else
+# Now suppose you take Flax's layer in place of the program's `BatchNorm`, and forget its `axis_name`. Everything else
 # stays as it is, so the gradients are still averaged.
 
 # %%
@@ -245,7 +243,7 @@ class BatchNorm(nnx.BatchNorm):
 
 
 # %% [markdown]
-# We leave out the short last batch, so that padding plays no role.
+# We train on the 39 full batches, so padding plays no role.
 #
 # **Predict:** after an epoch, which numbers differ from device to device: parameters, running averages, or both?
 
@@ -265,7 +263,7 @@ print("JAX says they are:", local_model.norm.mean[...].is_fully_replicated)
 #
 # </details>
 #
-# Each curve below is one device's running mean of the first unit, and the dashed one is the synchronized layer's:
+# Each curve is one device's running mean of the first unit, and the dashed one is the synchronized layer's:
 
 # %%
 lesson_07.running_means(local_means, synchronized_means[:-1])
@@ -281,25 +279,24 @@ assert np.ptp(synchronized_means, axis=1).max() == 0
 assert local_model.norm.mean[...].is_fully_replicated
 
 # %% [markdown]
-# A checkpoint saves just one of the eight copies, so the accuracy you report depends on which one it happens to be. And
-# even the parameters aren't the ones that a single device would have found, because here each device normalized with
-# its own 16 examples.
+# A checkpoint saves just one of the eight copies, so the accuracy you report depends on which copy it happens to be.
+# The parameters are equal, but a single device would have found others, because here each device normalized with its
+# own 16 examples.
 #
-# Some programs do this on purpose. With local batch norm no device waits for the others in the middle of a pass, and
-# with many examples per device, the local moments are close to the global ones. But then you have to average the
-# running averages before you evaluate or save. PyTorch's DDP keeps batch norm local, too, unless you convert the model
-# with `convert_sync_batchnorm`. It does broadcast process 0's running averages before every forward pass in training,
-# so that all processes start from the same ones.
+# Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass, and
+# with many examples per device the local moments are close to the global ones. If you do that, average the running
+# averages before you evaluate or save. PyTorch's DDP keeps batch norm local, too, unless you convert the model with
+# `convert_sync_batchnorm`.
 #
-# Under `jit` (lesson 09) the problem goes away. There the layer sees the global batch, so plain `nnx.BatchNorm` is
-# synchronized, and its `mask` is correct for ragged batches, too.
+# Under `jit` the problem goes away, as you'll see in lesson 09. There the layer sees the global batch, so plain
+# `nnx.BatchNorm` is synchronized, and its `mask` is correct for ragged batches, too.
 #
 # ## What it costs
 #
-# Batch norm can't normalize before its all-reduce is done, and the next layer needs its result. So in a network like
-# ours, where one layer follows the other, there's nothing to compute meanwhile: the devices wait.
+# Batch norm can't normalize before its all-reduce is done, and the next layer needs the result. In a network like ours,
+# where one layer follows the other, the devices can only wait.
 #
-# The first picture showed three all-reduces. But lesson 06 showed that XLA can merge several into one.
+# The picture showed three all-reduces. But XLA can merge several into one, as you saw in lesson 06.
 #
 # **Predict:** in the compiled programs, how many more does the synchronized step have than the local one?
 
@@ -318,10 +315,10 @@ assert all_reduces["synchronized"] == all_reduces["local"] + 2
 # <details><summary>Answer</summary>
 #
 # Two, one forward and one backward. XLA can't merge the three of the picture, because each needs the result of the one
-# before. The layer's own all-reduce carries a count and two numbers for each channel, here 65 numbers. So you pay for
-# its latency and not for its bytes. With lesson 06's ring, and the 2 µs that it assumes for NVLink, that's 14 times 2
-# µs. It sounds like nothing, but a network with 50 of these layers waits a hundred times in every update, which would
-# make 2.8 ms. Group norm and layer norm need none of this, because they don't mix examples.
+# before. The layer's own all-reduce carries only a count and two numbers for each channel, here 65 numbers, so you pay
+# for latency and not for bytes. In lesson 06's ring that's 14 messages, or 28 µs with the 2 µs that we assumed for
+# NVLink. It sounds like nothing, but a network with 50 of these layers waits a hundred times in every update, and that
+# makes 2.8 ms. Group norm and layer norm need none of this, because they don't mix examples.
 #
 # </details>
 #
