@@ -207,8 +207,7 @@ def distance(model, other):
     return optax.tree.norm(jax.tree.map(np.subtract, model, other))
 
 
-# The state has another structure, so JAX traces the step again. It wouldn't notice another
-# learning rate for SGD. To try one, run the program's cell again first.
+# The state has another structure, so JAX traces the step again (lesson 05).
 optimizer = optax.sgd(0.1)
 all_batches = list(batches(*train_data, seed=0))
 model_1, _ = train_and_watch([cut(batch, 1) for batch in all_batches])

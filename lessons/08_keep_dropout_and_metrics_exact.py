@@ -15,13 +15,13 @@
 # # 08. Keep dropout and metrics exact
 #
 # Add dropout to your program, and run it on four devices and on eight. The two runs differ from the first update on.
-# Neither is wrong. They just drew different masks. But now, when a loss looks odd on eight devices, a run on one
-# device can't tell you whether it's a bug. And when four devices break, you can't go on with the other four and get the
-# run you had. In this lesson you'll tie each mask to its example, and the runs agree again. Then you'll meet a mean
-# that many programs get wrong, because their examples have different lengths.
+# Neither is wrong, because they just drew different masks. But when a loss looks odd on eight devices, a run on one
+# device can no longer tell you whether you have a bug. And when four devices break, you can't go on with the other four
+# and get the run you had. In this lesson you'll tie each mask to its example, and the runs agree again. Then you'll
+# meet a mean that many programs get wrong, because their examples have different lengths.
 #
 # **You will** draw dropout masks that don't depend on the number of devices, and compute means that count every
-# example, or every token, exactly once. 22 minutes, 42 with exercises. You need
+# example, or every token, exactly once. 21 minutes, 41 with exercises. You need
 # [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
@@ -40,10 +40,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Whose key is it?
 #
 # Dropout sets random activations to 0, here each with probability one half. In JAX the same key and the same shape
-# always give the same random numbers, and `fold_in(key, number)` makes a new key from a key and a number (lesson 02).
-# Inside `pmap` each device draws the masks of its own examples. But from which key? You could give all devices the same
-# key, or each device its own, or each example its own. In the functions below, `indices` says which examples of the
-# data set this device has, and each example has twelve activations. `draw_masks` runs one of the three on N devices.
+# always give the same random numbers, and `fold_in(key, number)` makes a new key from a key and a number. Inside `pmap`
+# each device draws the masks of its own examples. But from which key? You could give all devices the same key, or each
+# device its own, or each example its own. Here are the three. `indices` says which examples of the data set this device
+# has, and each example has twelve activations. `draw_masks` runs one of the three on N devices.
 
 
 # %%
@@ -85,19 +85,19 @@ lesson_08.masks(masks)
 #
 # Only the last one. With the same key, the devices repeat each other's masks, so four devices share just two masks, and
 # each is used four times. With a key per device the masks are independent, but they change with the number of devices.
-# With a key per example they're independent, and they don't change.
+# With a key per example they're independent, and they stay.
 #
 # </details>
 #
-# Many pmap programs fold in the device's number, and they train just as well. But they lose the comparison with one
-# device, which is how you find out that everything *else* is correct.
+# A program that folds in the device's number trains just as well. What it loses is the comparison with one device, and
+# that comparison is how you find out that everything *else* is correct.
 #
-# There's one caveat. A key per example gives equal masks with JAX's default generator, threefry. Some people switch to
-# `rbg` or `unsafe_rbg`, because these two are faster on TPUs. But under `vmap` they use only the first key. So a key
-# per example doesn't help there, and the masks change with the number of devices.
+# Stay with JAX's default generator, threefry, though. Some people switch to `rbg` or `unsafe_rbg`, which are faster on
+# TPUs. Under `vmap` these two use only the first key, so even with a key per example the masks change with the number
+# of devices.
 #
-# All this is about `pmap` and `shard_map`, where your function sees only one device's rows. Under `jit` it sees the
-# whole batch.
+# Under `pmap`, and later under `shard_map`, your function sees only one device's rows. Under `jit` it sees the whole
+# batch.
 #
 # **Predict:** if all rows share one key, does a batch that's split over eight devices get the mask of one device?
 
@@ -125,27 +125,27 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 # <details><summary>Answer</summary>
 #
 # Yes. You ask for one mask of eight rows, and the compiler lets each device draw its own row, with the numbers that a
-# single device would have drawn. So under `jit` you don't need a key per example.
+# single device would have drawn. Under `jit` you don't need a key per example.
 #
 # </details>
 #
 # ## The program so far
 #
-# You start from [program/05_pmap.py](program/05_pmap.py). Here's what changes with dropout:
+# You start from [program/05_pmap.py](program/05_pmap.py) again, without lesson 07's batch norm, so that you see what
+# dropout alone changes:
 #
 # include the difference of 05_pmap.py and 08_exact.py
 #
 # - Each batch now has the indices of its examples, too.
 # - The state counts the updates, because every update needs new masks.
-# - `example_keys` starts from the seed's key, folds in the update, and then folds in the example. Why not the shorter
-#   `key(seed + step)`? Because a run with seed 1 would repeat the masks of seed 0, one update earlier.
-# - The network gets its keys as an argument. In evaluation it gets none, so there's no dropout. In training, dropout
-#   keeps 80 % of the activations and divides them by 0.8, so on average the next layer gets as much as in evaluation.
+# - `example_keys` starts from the seed's key, folds in the update, and then folds in the example. With the shorter
+#   `key(seed + step)`, a run with seed 1 would repeat the masks of seed 0, one update earlier. - The network gets its
+#   keys as an argument. In evaluation it gets none, so there's no dropout. In training, dropout keeps 80 % of the
+#   activations and divides them by 0.8, so on average the next layer gets as much as in evaluation.
 #
 # Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask,
-# as in the first row of the picture. You can call it with a key, `nnx.Dropout(0.2)(x, deterministic=False, rngs=key)`,
-# and then it has no state. But then one key draws all masks of a device, and you're back in the first or the second row
-# of the picture.
+# as in the first row of the picture. If you call it with a key, it has no state, but one key draws all masks of a
+# device, and you're back in the first or the second row.
 
 # %% tags=["take-home"]
 # include program/08_exact.py
@@ -153,8 +153,8 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 # %% [markdown]
 # ## Proof, and what a key per device does
 #
-# Let's train for an epoch on one device and on eight. `pmap` uses as many devices as the batch has parts, so all we
-# have to change is how we `cut` the batch.
+# Let's train for an epoch on one device and on eight. As in lesson 07, `pmap` uses as many devices as the batch has
+# parts, so we only have to `cut` the batch differently.
 
 
 # %%
@@ -183,15 +183,13 @@ def train(N, numbers):
     return jax.device_get(state[0]), losses
 
 
-# The state has another structure, so JAX traces the step again. It wouldn't notice another
-# learning rate for SGD. To try one, run the program's cell again first.
+# The state has another structure, so JAX traces the step again (lesson 05).
 optimizer = optax.sgd(0.1)
 
 # %% [markdown]
-# We train twice: with the program's key per example, and with a key per device, as many programs do. We don't even have
-# to change the program for that, because `example_keys` makes keys from any numbers. The second time, we give it
-# `device_numbers`, made from the device and the row instead. SGD replaces Adam again, because Adam blows up rounding
-# (lesson 05). If the masks are the same, the parameters must agree within 1e-5.
+# We do so twice: with the program's key per example, and with a key per device. The program needn't change for that,
+# because `example_keys` makes keys from any numbers, and the second time we give it `device_numbers`. SGD replaces
+# Adam, as in lesson 05's proof. If the masks are the same, the parameters must agree within 1e-5.
 #
 # **Predict:** with which of the two do eight devices find the losses of one?
 
@@ -215,7 +213,7 @@ assert differences["key per device"][0] > 1e-3
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With a key per example, the losses agree as well as without dropout: they're equal, or they differ in float32's last
+# With a key per example. The losses agree as well as without dropout: they're equal, or they differ in float32's last
 # digit. With a key per device, the loss differs from the first update on, mostly by 0.01 to 0.2. That's harmless, but a
 # real bug of the same size would hide behind it.
 #
@@ -223,8 +221,8 @@ assert differences["key per device"][0] > 1e-3
 #
 # ## A mean over tokens
 #
-# So far every example counted alike. In a language model it's the *tokens* that count, and sentences have different
-# lengths. Here are four sentences on two devices, padded to six tokens. The numbers are the tokens' losses.
+# In a language model it's the *tokens* that count, and sentences have different lengths. Here are four sentences on two
+# devices, padded to six tokens. The numbers are the tokens' losses.
 
 # %%
 losses = np.zeros((2, 2, 6))  # [N, sentences, tokens]
@@ -236,8 +234,8 @@ lesson_08.tokens(losses, weights)
 
 # %% [markdown]
 # Eight tokens have loss 1, and two have loss 3, so the mean over the tokens is 14 / 10 = 1.4. The mean of the two
-# devices' means is (1 + 3) / 2 = 2, because the two tokens of device 1 count as much as the eight of device 0. Here are
-# both as functions:
+# devices' means is (1 + 3) / 2 = 2, because the two tokens of device 1 count as much as the eight of device 0. Both as
+# functions:
 
 
 # %%
@@ -251,8 +249,9 @@ def mean_of_sums(losses, weights):
 
 
 # %% [markdown]
-# You know the first mean's mistake from lesson 05. But there's more to it here. We shuffle, so which device gets which
-# sentence is a matter of chance. Let's swap the second and the third sentence, and compute both means again.
+# The first is lesson 05's first mistake, but with sentences it has one more consequence. You shuffle your data, so
+# chance decides which device gets which sentence. Let's swap the second and the third sentence, and compute both means
+# again.
 #
 # **Predict:** which of the two functions returns a different number after the swap?
 
@@ -273,18 +272,17 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The mean of the means. Now each device has one long and one short sentence, so its two means are 9 / 7 and 5 / 3, and
-# their mean is 1.48 instead of 2. No token's loss has changed, only the device that holds it. The second function
-# returns 1.4 both times.
+# The mean of the means. Device 0 now holds seven tokens and device 1 three, with the means 9 / 7 and 5 / 3, so their
+# mean is 1.48 instead of 2. No token's loss has changed, only the device that holds it. The second function returns 1.4
+# both times.
 #
 # </details>
 #
-# The gradient goes wrong in the same way, and with tokens it does so even in a full batch, because two devices hardly
-# ever have equally many tokens. It happens on a single device, too, if you accumulate gradients and average the means
-# of the micro-batches. Until October 2024, Hugging Face's Trainer [did just
-# that](https://huggingface.co/blog/gradient_accumulation). The cure is always the same: add up sums and counts over
-# devices *and* batches, and divide once, at the end. That also saves you from NaN. If a device holds nothing but
-# padding, its own mean is 0 / 0, and one NaN is enough to spoil the average.
+# The gradient goes wrong in the same way, and with tokens even in a full batch, because two devices hardly ever have
+# equally many tokens. You can make the mistake on a single device, too, if you accumulate gradients and average the
+# means of the micro-batches. Until October 2024, Hugging Face's Trainer [did just
+# that](https://huggingface.co/blog/gradient_accumulation). The cure is always the same: sum values and counts over
+# devices *and* batches, and divide once, at the end.
 #
 # ## Exercises
 #
@@ -296,11 +294,10 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 #    <details><summary>Hint</summary><code>jax.random.fold_in</code> three times: with the update, with the layer, and
 #    inside <code>jax.vmap</code> with each index.</details>
 # 2. `exact_accuracy` (10 minutes): the whole evaluation. Return the accuracy over all n examples `x` `[n, D]`, `labels`
-#    `[n]`, for any n. `predict` maps `[rows, D]` to logits `[rows, C]`. N is the number of devices,
-#    and there's memory for `N * b` rows at a time. Use pmap, or a split batch under jit (lesson 09).
-#    <details><summary>Hint</summary>Pad x, labels and weights to a multiple of <code>N * b</code>
-#    with <code>np.pad</code>. Map a function that returns <code>lax.psum</code> of two sums. Add
-#    them up over the batches.</details>
+#    `[n]`, for any n. `predict` maps `[rows, D]` to logits `[rows, C]`. N is the number of devices, and there's memory
+#    for `N * b` rows at a time. Use pmap, or a split batch under jit (lesson 09). <details><summary>Hint</summary>Pad
+#    x, labels and weights to a multiple of <code>N * b</code> with <code>np.pad</code>. Map a function that returns
+#    <code>lax.psum</code> of two sums, and sum its results over the batches.</details>
 # 3. `fixed_mean` (5 minutes, find the mistake): `broken_mean` is correct for every full batch, and wrong for the last
 #    batch of an epoch. <details><summary>Hint</summary>What does <code>len(x)</code> count?</details>
 
@@ -319,7 +316,7 @@ def row_keys(seed, update, layer, indices):
 
 
 def exact_accuracy(predict, x, labels, b):
-    """Fraction of right answers among all n examples."""
+    """Fraction of correct answers among all n examples."""
     ...  # your code: 10 to 14 lines
 
 
@@ -335,7 +332,7 @@ for exercise in (row_keys, exact_accuracy, fixed_mean):
 # ## Take away
 #
 # - Make each example's key from the seed, the update and its index. Then no mask depends on the number of devices.
-# - Decide what a mean is over, examples or tokens. Then add up sums and counts over devices and batches, and divide
+# - Decide what a mean is over, examples or tokens. Then sum values and counts over devices and batches, and divide
 #   once.
 # - Randomness that depends on the devices isn't a mistake, but it takes away the test that would find one.
 #
