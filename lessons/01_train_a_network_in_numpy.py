@@ -15,8 +15,8 @@
 # %% [markdown]
 # # 01. Train a network in NumPy
 #
-# `loss.backward()` is one line, so it's easy to believe that something clever happens inside. It's only the chain rule:
-# three small rules, about six lines of NumPy. Write them once yourself, and two things stop being magic: where a
+# `loss.backward()` is one line, so it's easy to believe that something clever happens inside. Inside is only the chain
+# rule: three small rules, about six lines of NumPy. Write them once yourself, and two things stop being magic: where a
 # gradient comes from, and why eight devices can share the work of one. You'll also get the first version of the program
 # that grows through the whole course.
 #
@@ -40,8 +40,8 @@ lesson_01.forward_and_backward()
 # numbers by 0. The second layer gives you the **logits**, one number for each of ten classes, and softmax turns them
 # into probabilities.
 #
-# For one example the loss is -log p, where p is the probability that the network gives to the correct class. So the loss
-# is 0 if the network is certain and right, and it grows without limit as the network becomes certain of a wrong class.
+# For one example the loss is -log p, where p is the probability that the network gives to the correct class. If the
+# network is certain and right, the loss is 0. If it's certain of a wrong class, the loss is huge.
 #
 # **Predict:** say a network knows nothing yet, and gives every class the same probability. What's its loss?
 
@@ -53,15 +53,16 @@ print("loss:", -np.log(p[3]).round(3))
 # <details><summary>Answer</summary>
 #
 # -log(1/10) = log(10) = 2.303. Remember this number. If a classifier with ten classes starts far above it, its first
-# guesses are too bold, so look at the scale of its inputs and of its initial weights. Ours will start at 3.8, because
-# its inputs are large: their standard deviation is 2.7 instead of 1.
+# guesses are too bold, so look at the scale of your inputs and of your initial weights. Ours will start at 3.8, because
+# the inputs have a standard deviation of 2.7 instead of 1.
 #
 # </details>
 #
 # ## Backward
 #
-# The backward pass goes from the loss back to the weights. It carries one array along, `g`: the derivative of the loss
-# with respect to the layer we've just reached. Three rules are all you need:
+# How much does the loss change if you nudge one weight? The backward pass answers that for all weights at once. It
+# starts at the loss and goes back, layer by layer, with one array, `g`: the derivative of the loss with respect to the
+# layer you've just reached. Three rules are all you need:
 #
 # 1. **At the logits,** g is the probabilities, minus 1 at the correct class.
 # 2. **At a layer** `h @ W + b`: the gradient of W is `h.T @ g`, the gradient of b is the sum of g over the examples,
@@ -69,26 +70,26 @@ print("loss:", -np.log(p[3]).round(3))
 # 3. **At the ReLU,** g passes where the ReLU's output was positive, and becomes 0 elsewhere.
 #
 # Rules 2 and 3 are the chain rule, for a product and for a function that is either x or 0. Rule 1 takes one more line.
-# Written with the logits z, the loss is log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct class. The derivative
-# of the logarithm is
+# In terms of the logits z, the loss is log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct class. The
+# derivative of the logarithm is
 #
 # ```
 # d/dz_i log(exp(z_1) + ... + exp(z_10)) = exp(z_i) / (exp(z_1) + ... + exp(z_10)) = p_i
 # ```
 #
-# That's the probability of class i. The second term gives the minus 1.
+# That's the probability of class i, and minus the correct logit gives the minus 1.
 #
-# Rule 2 adds up over the examples. So `backward` returns the gradient of the **sum** of their losses. Divide by the number
-# of examples, and you get the gradient of the **mean** loss. The update does that.
+# Say the probabilities are 0.7, 0.2 and 0.1, and the first class is correct. Then g is -0.3, 0.2 and 0.1. A step
+# against this gradient raises the first logit and lowers the other two. And because g is large where the probabilities
+# are far off, the network learns most where it was most wrong.
 #
-# In numbers: say the probabilities are 0.7, 0.2 and 0.1, and the first class is correct. Then g is -0.3, 0.2 and 0.1. A
-# step against this gradient raises the first logit and lowers the other two. And because g is large where the
-# probabilities are far off, the network learns most where it was most wrong.
+# One more thing before you read the code. Rule 2 sums over the examples, so `backward` returns the gradient of the
+# **sum** of their losses. The update divides by the number of examples, and that's the gradient of the **mean** loss.
 #
 # ## The program
 #
-# Here it is, in NumPy alone. The points come from ten clouds in 64 dimensions. The clouds overlap, so no classifier can
-# get them all: even if you knew the true centres, you'd reach only 92 %. **Stochastic gradient descent** takes 128
+# The program needs NumPy alone. Its points come from ten clouds in 64 dimensions. The clouds overlap, so no classifier
+# can get them all: even if you knew the true centres, you'd reach only 92 %. **Stochastic gradient descent** takes 128
 # examples at a time, and moves the weights a little against the gradient of their mean loss. An **epoch** visits each
 # example once.
 
@@ -99,9 +100,9 @@ print("loss:", -np.log(p[3]).round(3))
 # ## Is the gradient correct?
 #
 # The loss falls, but it falls with some wrong gradients, too. To test a gradient you don't need calculus: move one
-# weight a little up and a little down, and see how much the summed loss changes. We'll do that with every weight. Such
-# **finite differences** cost two forward passes per weight, so we use a small network and three examples instead of the
-# program's 2,410 parameters. And we compute in float64, because we divide a tiny difference by a tiny step.
+# weight a little up and a little down, and see how much the summed loss changes. Such **finite differences** cost two
+# forward passes for each weight. That's too much for the program's 2,410 parameters, so we test every weight of a
+# smaller network, on three examples. And we compute in float64, because we divide a tiny difference by a tiny step.
 
 
 # %%
@@ -135,12 +136,12 @@ print_differences(slopes, gradients)
 assert all(np.allclose(slopes[name], gradients[name], atol=1e-8) for name in small)
 
 # %% [markdown]
-# They agree to eight decimals. It's only one network and three examples, but a wrong rule would be off by far more, as
-# you'll see now.
+# They agree to eight decimals. One small network proves little, you may say. But a wrong rule would be off by far more,
+# as you'll see now.
 #
 # ## How it fails
 #
-# Now forget rule 3, as if there were no ReLU.
+# Let's forget rule 3, as if there were no ReLU.
 #
 # **Predict:** which weights get a wrong gradient, W1 or W2?
 
@@ -165,11 +166,12 @@ assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# W1, and b1 with it. The backward pass has the gradient of W2 before it comes to the ReLU, so W2's is still correct.
+# W1, and b1 with it. The backward pass has the gradient of W2 before it comes to the ReLU, so that one is still
+# correct.
 #
 # </details>
 #
-# There was no error. Would you notice the mistake in the loss? Let's train for two epochs with each of the two:
+# Nothing raised an error. Would you notice the mistake in the loss? Let's train for two epochs with each of the two:
 
 
 # %%
@@ -190,16 +192,16 @@ assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 assert np.mean(wrong_losses) < np.mean(right_losses)
 
 # %% [markdown]
-# With the wrong gradient the loss falls, too, and in this run even faster. After all, W2's gradient is correct, and each
-# example still gives the correct gradient to the hidden units that it turned on. So the loss curve can't show you this
-# mistake. Finite differences can.
+# With the wrong gradient the loss falls, too, and in this run even faster. After all, W2's gradient is correct, and
+# each example still gives the correct gradient to the hidden units that it turned on. You can't see this mistake in the
+# loss curve. With finite differences you can.
 #
 # ## Digits
 #
-# You can't look at a point in 64 dimensions, so let's take something you can look at: scans of handwritten digits. They
-# have 8 x 8 pixels, so each is a row of 64 numbers, and our functions take them as they are. We train for sixty epochs
-# on 1,200 scans. On the left you'll see the learning curve, and on the right the test digits (of 360) that the network
-# misread.
+# You can't look at a point in 64 dimensions, so let's take something you can look at: scans of handwritten digits. Each
+# has 8 x 8 pixels, a row of 64 numbers, so our functions take them as they are. We train for sixty epochs on 1,200
+# scans. On the left you'll see the loss, and on the right the digits that the network misread, of 360 that it hadn't
+# seen.
 
 # %%
 scans = digits.load()
@@ -218,8 +220,8 @@ assert (guesses == scans.test[1]).mean() > 0.9
 #
 # ## Eight parts of a batch
 #
-# Here's why this lesson is in the course: you can run the backward pass on each part of a batch alone. This function
-# takes some rows of the training data, and computes in float64, so that rounding won't matter.
+# What has all that to do with eight devices? You can run the backward pass on each part of a batch alone.
+# `mean_gradient` does so for some rows of the training data, in float64, so that rounding won't matter.
 
 
 # %%
@@ -233,7 +235,7 @@ def mean_gradient(model, rows):
 model = {name: w.astype(np.float64) for name, w in init_model().items()}
 
 # %% [markdown]
-# Now cut a batch of 128 examples into eight parts of 16. Each part has a mean gradient, and we average the eight. Then we
+# Cut a batch of 128 examples into eight parts of 16. Each part has a mean gradient, and we average the eight. Then we
 # do the same with one part of 58 examples and seven parts of 10.
 #
 # **Predict:** which average equals the mean gradient of the whole batch?
@@ -256,10 +258,10 @@ assert abs(whole).max().round(1) == 0.2
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The eight equal parts: **the mean of the means is the mean**, up to rounding in the seventeenth decimal. Each bar is the
-# same weight's gradient on another part. The parts don't even agree about its sign, but their mean is the gradient of the
-# whole batch. With unequal parts you're off by 0.1, and the largest number in the whole gradient is only 0.2. An example
-# in a part of 10 weighs more than one in the part of 58.
+# The average over equal parts: **the mean of the means is the mean**, up to rounding in the seventeenth decimal. Each
+# bar is one weight's gradient on one of the parts. The parts don't even agree about the sign, but their mean is the
+# gradient of the whole batch. With unequal parts you're off by 0.1, and the largest number in the whole gradient is
+# only 0.2, because an example in a part of 10 weighs more than one in the part of 58.
 #
 # </details>
 #
@@ -324,7 +326,7 @@ for exercise in (softmax_gradient, standardize_backward, fixed_update):
 # - Check a gradient against finite differences before you believe it, because a falling loss is no proof.
 # - Eight equal parts of a batch give eight gradients, and their mean is the gradient of the batch.
 #
-# The gradient is the same whether you derive it, JAX derives it, or eight devices share the work. pmapdp leaves it to
-# JAX, but its tests have a backward pass by hand, in [tests/support/numpy_mlp.py](../tests/support/numpy_mlp.py), and
-# JAX must give the same numbers. To read on: [micrograd](https://github.com/karpathy/micrograd). Next, JAX derives it
-# for you: [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
+# pmapdp leaves the backward pass to JAX. Its tests have one by hand, in
+# [tests/support/numpy_mlp.py](../tests/support/numpy_mlp.py), and JAX must give the same numbers. To read on:
+# [micrograd](https://github.com/karpathy/micrograd). Next, you delete what you've just written: [02 Differentiate,
+# compile, vectorize](02_differentiate_compile_vectorize.ipynb).
