@@ -17,10 +17,11 @@
 #
 # In lesson 05 you wrote an all-reduce. Now delete it. Delete `pmap`, too, and the reshape to `[N, b, ...]`. What's left
 # is lesson 03's step for one device, and yet it trains on eight. The compiler sees where your arrays are and puts the
-# all-reduce in for you. There's one quiet way to get it wrong, and you won't see it in the numbers.
+# all-reduce in for you. There's one quiet way to get it wrong: you pay for eight devices and get the speed of one, and
+# the losses look perfect.
 #
 # **You will** write a data-parallel step with `jax.jit` and shardings, find the compiler's all-reduce, and notice when
-# the batch isn't split. 21 minutes, 36 with exercises. You need [05 Average gradients](05_average_gradients.ipynb).
+# the batch isn't split. 22 minutes, 37 with exercises. You need [05 Average gradients](05_average_gradients.ipynb).
 # Without pmap, [00](00_meet_your_devices.ipynb) and [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb)
 # are enough.
 
@@ -40,15 +41,15 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## The program so far, and what you delete
 #
-# You start from [program/05_pmap.py](program/05_pmap.py). Everything that changes:
+# You start from [program/05_pmap.py](program/05_pmap.py). This is everything that changes:
 #
 # include the difference of 05_pmap.py and 09_jit.py
 #
 # With `pmap` you wrote what *one device* does with its part. With `jit` you write what happens to the *global batch*,
-# as if there were one device. So the sums in `loss_sums` are now sums over all 128 examples, and you don't have to add
-# anything up afterwards. `in_shardings` says where the arguments are (the state on every device, the batch split), and
-# `out_shardings` says where you want the results. If you know PyTorch's DTensor, `replicated` is its `Replicate()` and
-# `split` is its `Shard(0)`.
+# as if there were one device. The sums in `loss_sums` are now sums over all 128 examples, and nothing is left to
+# average. `in_shardings` says where the arguments are: the state on every device, the batch split. `out_shardings` says
+# where you want the results. If you know PyTorch's DTensor, `replicated` is its `Replicate()` and `split` is its
+# `Shard(0)`.
 #
 # <details><summary>Do you come straight from lesson 03, without pmap?</summary>
 #
@@ -66,13 +67,13 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # - An array that you've placed like that is **committed**. One that nobody has placed, such as a NumPy array, is
 #   **uncommitted**, and JAX moves it to where it's needed.
 #
-# An **all-reduce** adds up an array over all devices and gives the sum to each of them. That's all you need from the
+# An **all-reduce** sums an array over all devices and gives the sum to each of them. That's all you need from the
 # lessons in between.
 #
 # </details>
 #
-# Before, the program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set, on one device and with
-# pmap on eight.
+# On one device, and with pmap on eight, the program ended with a training loss of 0.25 and an accuracy of 0.87 on the
+# test set.
 #
 # **Predict:** what does this one end with?
 
@@ -82,17 +83,17 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With almost the same numbers again, and there's no `pmean` in sight. The devices add up in another order than a single
-# device would, so the last digits may differ, and a few of the 5,000 examples may tip over to another class.
+# With almost the same numbers again, and there's no `pmean` in sight. Eight devices sum in another order than one
+# device does, so the last digits may differ, and a few of the 5,000 examples may tip over to another class.
 #
 # </details>
 #
-# Most of the course starts from this version: explicit sharding (lesson 11), micro-batches (13), resume (14), a split
-# model (15), ZeRO (16), several processes (17) and measuring (18) each change a few of its lines.
+# Most of the course starts from this version. Explicit sharding, micro-batches, resume, a split model, ZeRO, several
+# processes and measuring each change a few of its lines.
 #
 # ## How does the compiler know?
 #
-# Let's look at something smaller: an array of 16 rows, split over eight devices, and three functions of it.
+# Take something smaller: an array of 16 rows, split over eight devices, and three functions of it.
 
 # %%
 rows = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), split)
@@ -119,15 +120,15 @@ for name, function in functions.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only for `x.sum(0)`, because it adds up rows that are on different devices. Each device adds up its own two rows, and
-# an all-reduce adds up the eight results. You see its line in the compiled program: it takes and returns an `f32[4]`,
-# four numbers in float32. The other two functions work row by row, so their results stay where the rows are.
+# Only for `x.sum(0)`, because it sums rows that are on different devices. Each device sums its own two rows, and an
+# all-reduce sums the eight results. You see its line in the compiled program: it takes and returns an `f32[4]`, four
+# numbers in float32. The other two functions work row by row, so their results stay where the rows are.
 #
 # </details>
 #
-# So that's how the compiler knows. It starts from the shardings that you give it, works out one for every other array,
-# and puts in the communication if an operation needs numbers from other devices. This is called *sharding propagation*,
-# and the part of the compiler that does it is called Shardy.
+# That's how the compiler knows. It starts from the shardings that you give it, works out one for every other array, and
+# puts in the communication if an operation needs numbers from other devices. JAX's pages call this *sharding
+# propagation*, and the part of the compiler that does it Shardy.
 #
 # Your gradient is a sum over the examples, and the examples are split, so it needs an all-reduce for the same reason.
 # The metric sums need one, too.
@@ -152,12 +153,12 @@ assert all_reduces[0].partition(" all-reduce(")[0].count("f32[") == 7
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One. The part before `all-reduce(` lists its seven results: the gradients of two kernels (transposed) and two
-# biases, and the three sums. XLA for CPUs has merged them into one message. On GPUs and TPUs it may be several.
+# One. The part before `all-reduce(` lists its seven results: the gradients of two kernels, transposed, and of two
+# biases, and the three sums. XLA for CPUs has merged them into one message. On GPUs and TPUs there may be several.
 #
 # </details>
 #
-# So here's one update on eight devices. You wrote the coloured boxes, and the compiler added the one in the middle.
+# Here's one update on eight devices. You wrote the coloured boxes, and the compiler added the one in the middle.
 
 # %%
 lesson_09.training_step()
@@ -166,8 +167,8 @@ lesson_09.training_step()
 # ## The quiet mistake
 #
 # Suppose you leave out `in_shardings`, and you forget to place the batch. An array that nobody has placed is
-# uncommitted (lesson 04), so `jit` may choose where it goes. Here's a step without `in_shardings`, and four ways to
-# pass it a batch:
+# uncommitted, so `jit` may choose where it goes. Here's a step without `in_shardings`, and four ways to pass it a
+# batch:
 
 # %%
 # `__wrapped__` is your function before jit. This time it gets no in_shardings.
@@ -181,10 +182,10 @@ cases = {
 }
 
 # %% [markdown]
-# Let's compile the step for each of them, and ask the compiler how many operations each device will do.
+# We compile the step for each of them, and ask the compiler how many operations each device will do.
 #
 # **Predict:** for which of the first three does each device compute only its own 16 rows? You can't work out the last
-# case, because it's up to the compiler.
+# case, because there the compiler has a choice.
 
 # %% tags=["prediction"]
 work = {}
@@ -203,18 +204,18 @@ assert work["only the inputs are"] < 1.5 * work["all three are placed"]
 # For the first alone. The state is on eight devices, so all eight run the step. If nothing says that the batch is
 # split, every device gets the whole batch and computes the whole gradient. That's 1.4 million operations on each
 # device, as many as a single device needs for the whole batch, instead of 0.2 million. Nobody has to communicate, and
-# the gradient is correct, but you paid for eight devices and got the speed of one.
+# the gradient is correct, but eight devices are as fast as one.
 #
 # In the last case one of the arrays is split, and this compiler splits the others to match. Another version may choose
 # differently, so don't count on it.
 #
 # Even with a split batch a device does more than an eighth of the work, because every device runs Adam on all
-# parameters. Lesson 16 splits Adam's work, too.
+# parameters. In lesson 16 you'll split Adam's work, too.
 #
 # </details>
 #
-# You won't see the mistake in the numbers. Here's one update with each of the four batches, compared with lesson 03's
-# step on one device. They agree within 1e-5, in float32.
+# Can you see the mistake in the numbers? Here's one update with each of the four batches, compared with lesson 03's
+# step on one device. All of them must agree within 1e-5, in float32.
 
 # %%
 state_1, _ = jax.device_get(jax.jit(train_step.__wrapped__)(jax.device_get(state), host_batch))
@@ -226,45 +227,59 @@ for name, batch in cases.items():
     assert difference < 1e-5
 
 # %% [markdown]
-# Your program has `in_shardings`, so it splits a host array on its way in. But suppose you've put the batch on device 0
-# yourself. Then it's committed to device 0 (lesson 04), and the step wants it split over eight.
+# So set `in_shardings`, as your program does, and a host array is split on its way in. Or place every batch yourself.
+# There's a third way: inside a step, `jax.lax.with_sharding_constraint(x, split)` demands that x is split at this
+# point. Here's the loose step with one such line, and it gets the batch that nobody has placed.
 #
-# **Predict:** is the batch moved, or refused?
+# **Predict:** will each device do 0.2 or 1.4 million operations?
+
 
 # %% tags=["prediction"]
-(_, batch_shardings), _ = train_step.lower(state, host_batch).compile().input_shardings
-print("NumPy arrays go in as", batch_shardings[0].spec)
-try:
-    train_step(state, jax.device_put(host_batch, jax.devices()[0]))
-except ValueError as error:
-    outcome = f"ValueError: {error}"
-    print(textwrap.fill(outcome, 100))
+def constrained_step(state, batch):
+    batch = jax.lax.with_sharding_constraint(batch, split)
+    return train_step.__wrapped__(state, batch)
+
+
+program = jax.jit(constrained_step, out_shardings=replicated).lower(state, host_batch).compile()
+operations = program.cost_analysis()["flops"]
+(_, batch_shardings), _ = program.input_shardings
+print(f"{operations / 1e6:.1f} million; the inputs go in as {batch_shardings[0].spec}")
 
 # %% tags=["proof"]
 # The asserts behind the answer.
+assert operations == work["all three are placed"]
+assert batch_shardings[0].spec == PartitionSpec("data")
+(_, batch_shardings), _ = train_step.lower(state, host_batch).compile().input_shardings
 assert batch_shardings[0].spec == PartitionSpec("data")
 assert place_batch(host_batch)[0].sharding == split
-assert outcome.startswith("ValueError")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Refused, and that's the good case, because you notice the mistake. A batch that you've replicated over the mesh is
-# refused, too, and so is a batch of 100 rows, because 100 isn't divisible by 8. Your program never passes such a batch,
-# because `batches` pads the last one to 128 rows.
+# 0.2 million. Propagation works backwards, too: because the batch must be split inside the step, the compiler splits it
+# on its way in. You need such a line where you know a better layout than the compiler would choose, as you will in
+# lessons 16 and 19.
 #
 # </details>
 #
-# So set `in_shardings`, or place every batch yourself. And in a new program, check once that the batch is split:
+# In a new program, check once that the batch is split, with `assert place_batch(batch)[0].sharding == split`. And what
+# if you've put a batch on device 0 yourself? Then it's committed there, but your program's step wants it split:
+
+# %%
+try:
+    train_step(state, jax.device_put(host_batch, jax.devices()[0]))
+except ValueError as error:
+    refusal = f"ValueError: {error}"
+    print(textwrap.fill(refusal, 100))
+assert refusal.startswith("ValueError")
+
+# %% [markdown]
+# That's the good case, because you notice the mistake. A batch that you've replicated over the mesh is refused, too, and
+# so is a batch of 100 rows, because 100 isn't divisible by 8. Your program never passes one, because `batches` pads the
+# last batch to 128 rows.
 #
-# ```python
-# assert place_batch(batch)[0].sharding == split
-# ```
-#
-# Inside a step you can demand a placement with `jax.lax.with_sharding_constraint(x, split)`.
-#
-# One more thing. Neither `place_batch` nor `train_step` waits for the devices. So while the devices compute, Python
-# already picks the rows of the next batch and sends them.
+# Neither `place_batch` nor `train_step` waits for the devices. While the devices compute, Python already picks the rows
+# of the next batch and sends them.
 #
 # ## Exercises
 #
