@@ -16,11 +16,11 @@
 #
 # You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
 # the compiler works it out. There's a third way, `shard_map`, and since jax 0.8 pmap itself is built on it. It takes
-# jit's arrays and runs pmap's step. Use it to port a pmap program, or to control what the devices send. But it has a
-# trap: if you copy pmap's line for the gradient, you get a wrong gradient, and nothing raises an error.
+# jit's arrays and runs pmap's step. You need it to port a pmap program, or to see and decide what the devices send. But
+# if you copy pmap's line for the gradient, your gradient is wrong, and nothing raises an error.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
-# shard_map. 25 minutes, 40 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
+# shard_map. 26 minutes, 41 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -40,21 +40,20 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Three ways in one picture
 #
-# The three differ in what you pass, in how much of it your function sees, and in who adds up the gradients. The picture
+# The three differ in what you pass, in how much of it your function sees, and in who sums the gradients. The picture
 # has four devices, each in its own colour. The global batch has B rows, and b of them are on each device.
 
 # %%
 lesson_10.three_ways()
 
 # %% [markdown]
-# So `shard_map` cuts the global arrays the way `in_specs` says, runs your function once on each device, and puts the
+# `shard_map` cuts the global arrays the way `in_specs` says, runs your function once on each device, and puts the
 # results together the way `out_specs` says. `P("data")` means split along the mesh axis "data", and `P()` means a copy
-# on every device. And mind the last box: under `shard_map`, `jax.grad` adds up some gradients without being asked.
+# on every device. Mind the last box: under `shard_map`, `jax.grad` sums some gradients without being asked.
 #
 # ## The program so far
 #
-# Let's start from lesson 05's program, [program/05_pmap.py](program/05_pmap.py). Everything that changes on the way to
-# `shard_map`:
+# You start from [program/05_pmap.py](program/05_pmap.py) once more, because `shard_map` runs pmap's step:
 #
 # include the difference of 05_pmap.py and 10_shard_map.py
 #
@@ -62,8 +61,7 @@ lesson_10.three_ways()
 # - `jax.shard_map` inside `jax.jit` takes the place of `jax.pmap`.
 # - And there's one strange new line, `lax.pcast`. You'll soon see why it's there.
 #
-# The step does what it did in lesson 05, so it prints the same losses, up to rounding. They ended with loss 0.2486,
-# accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
+# The step does what it did in lesson 05, so the program prints the same losses, up to rounding.
 
 # %% tags=["take-home"]
 # include program/10_shard_map.py
@@ -71,9 +69,9 @@ lesson_10.three_ways()
 # %% [markdown]
 # ## How much of the batch does your loss see?
 #
-# Now the smallest case: one weight `w`, and the numbers 0 to 15, two on each of eight devices. The loss is the mean of
-# `w * x`. At w = 1 the loss is 7.5. Its gradient is the mean of `x`, which is 7.5 as well. `loss` appends the shape of
-# `x` to a list, so that you can see how much of the batch reaches it.
+# Let's take the smallest case: one weight `w`, and the numbers 0 to 15, two on each of eight devices. The loss is the
+# mean of `w * x`. At w = 1 the loss is 7.5, and its gradient, the mean of `x`, is 7.5 as well. `loss` appends the shape
+# of `x` to a list, so that you can see how much of the batch reaches it.
 
 
 # %%
@@ -118,9 +116,9 @@ print(f"shard_map: {shapes[2]}, result {shard_map_loss}")
 #
 # ## And your gradient?
 #
-# Now the gradient, which should be 7.5. Under pmap you took the gradient of this device's loss, and then you averaged
-# it over the devices. Here's the same line under `shard_map`. Remember the last box of the picture: `jax.grad` has
-# already added up the gradient for the replicated `w` over the devices, and then comes your `pmean`.
+# The gradient should be 7.5, too. Under pmap you took the gradient of this device's loss, and then you averaged it over
+# the devices. Here's the same line under `shard_map`. Remember the last box of the picture: before your `pmean`,
+# `jax.grad` has already summed the gradient of the replicated `w` over the devices.
 #
 # **Predict:** the devices' own gradients have the mean 7.5. What do you get?
 
@@ -143,30 +141,41 @@ lesson_10.trap()
 # </details>
 #
 # The factor comes from a check, `check_vma`, which is on unless you switch it off. With the check on, JAX knows that
-# all devices hold the same `w`. JAX sees one weight used eight times, so its gradient is the sum of eight. `jax.grad`
-# adds them up for you, and you never see that all-reduce. pmap runs your step in a `shard_map` whose check is off, so
-# in lesson 05 the same line was correct.
+# all devices hold the same `w`. It sees one weight used eight times, so the gradient of this weight is the sum of
+# eight. `jax.grad` sums them for you, and you never see that all-reduce. pmap runs your step in a `shard_map` whose
+# check is off, so in lesson 05 the same line was correct.
 #
 # **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w`
-# doesn't vary, `x` does. You can read the record in a jaxpr, the program that JAX has traced. `V:data` marks what
-# varies. The first `pvary` is JAX's cast of `w`, and `psum_invariant` adds up the gradients of all devices: that's the
-# all-reduce you didn't write. The second block only calls the first.
-
-# %%
-jaxpr = jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x)
-print(jaxpr.pretty_print(use_color=False))
-
-# %% [markdown]
+# doesn't vary, and `x` does.
+#
+# <details><summary>The record, and the all-reduce you didn't write, in a jaxpr</summary>
+#
+# `jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x)` shows you the program that JAX has traced. Its first line is a
+# `pvary`, JAX's cast of `w`, and its last one is the all-reduce. `V:data` marks what varies:
+#
+# ```
+# c:f32[]{V:data} = pvary[axes=('data',)] a
+# ...
+# m:f32[] = psum_invariant[axes=('data',)] l
+# ```
+#
+# </details>
+#
 # ## Two ways around it
 #
-# Once you know that `jax.grad` adds up, you can let it: average the *loss*. Then each of the eight gradients is an
-# eighth of what it was, and their sum is the gradient you want. Or you can keep `jax.grad` from adding up, with the
-# strange line in your program: `lax.pcast(w, "data", to="varying")` says that from now on, each device has a `w` of its
-# own. So there's nothing to add up, and your `pmean` averages eight different gradients, as under pmap. The cast is the
-# `pvary` of the jaxpr. It only relabels `w`, so it's free.
+# Once you know that `jax.grad` sums, you can let it: average the *loss*. Then each of the eight gradients is an eighth
+# of what it was, and their sum is the gradient you want. Or you can keep `jax.grad` from summing, with the strange line
+# in your program: `lax.pcast(w, "data", to="varying")` says that from now on, each device has a `w` of its own. Then
+# there's nothing to sum, and your `pmean` averages eight different gradients, as under pmap. The cast only relabels
+# `w`, so it's free.
+#
+# You can also switch the check off. Then JAX keeps no record of what varies, so `jax.grad` sums nothing. Here are all
+# three functions, with the check and without.
+#
+# **Predict:** which of the three is wrong without the check?
 
 
-# %%
+# %% tags=["prediction"]
 def average_loss(w, x):
     return jax.grad(averaged_loss)(w, x)
 
@@ -176,27 +185,19 @@ def cast_first(w, x):
     return lax.pmean(jax.grad(loss)(w, x), "data")
 
 
-for function in (average_loss, cast_first):
-    checked_gradients[function.__name__] = device_values(map_over_devices(function)(w, x))
-    print(function.__name__, checked_gradients[function.__name__])
-
-# %% [markdown]
-# You can also switch the check off. Then JAX keeps no record of what varies, so `jax.grad` adds up nothing.
-#
-# **Predict:** which of our three functions is wrong now?
-
-# %% tags=["prediction"]
 unchecked_gradients = {}
 for function in (average_gradient, average_loss, cast_first):
-    gradient = map_over_devices(function, check_vma=False)(w, x)
-    unchecked_gradients[function.__name__] = device_values(gradient)
-    print(function.__name__, unchecked_gradients[function.__name__])
+    name = function.__name__
+    checked_gradients[name] = device_values(map_over_devices(function)(w, x))
+    unchecked_gradients[name] = device_values(map_over_devices(function, check_vma=False)(w, x))
+    print(f"{name} with the check: {checked_gradients[name][0]} on each device")
+    print(f"{name} without: {unchecked_gradients[name]}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # `average_loss`. No one averages its gradient now, so each device ends up with the mean of its own two numbers. The
-# other two average the gradient themselves, so they still find 7.5.
+# other two call `pmean` on the gradient, so they find 7.5.
 #
 # | | with the check (default) | `check_vma=False` |
 # | --- | --- | --- |
@@ -208,9 +209,9 @@ for function in (average_gradient, average_loss, cast_first):
 #
 # ## Why you want the check
 #
-# So why not switch the check off for good, and write what you wrote under pmap? Because it finds a mistake that pmap
-# doesn't. In lesson 05 you forgot the all-reduce, and nobody noticed. Let's forget it here, too, first without the
-# check.
+# Why not switch the check off for good, and write what you wrote under pmap? Because the check finds a mistake that
+# pmap doesn't. In lesson 05 you forgot the all-reduce, and nobody noticed. Let's forget it again, first without the
+# check and then with it.
 
 
 # %%
@@ -237,25 +238,29 @@ assert checked_gradients["average_loss"] == checked_gradients["cast_first"] == [
 assert unchecked_gradients["average_gradient"] == unchecked_gradients["cast_first"] == [7.5] * 8
 assert len(set(unchecked_gradients["average_loss"])) == len(set(wrong_gradients)) == 8
 assert "can't be statically inferred" in refusal
+jaxpr = jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x).pretty_print(use_color=False)
+assert "f32[]{V:data} = pvary[axes=('data',)] a" in jaxpr
+assert "psum_invariant[axes=('data',)]" in jaxpr
 
 # %% [markdown]
-# Without the check you get eight different gradients under one name. With it, JAX notices before anything runs:
-# `out_specs=P()` promises that all devices return the same, and JAX sees that this gradient varies.
+# Without the check you get eight different gradients under one name. With the check, JAX notices before anything runs:
+# `out_specs=P()` promises that all devices return the same, and JAX sees that this gradient varies. **Keep the check on
+# in new code**, and either cast first, as your program does, or take the gradient of the averaged loss.
 #
-# **So keep the check on in new code**, and either cast first, as your program does, or take the gradient of the
-# averaged loss.
+# <details><summary>Why pmapdp itself turns the check off</summary>
 #
-# pmapdp's own [steps/shard_map.py](../pmapdp/steps/shard_map.py) turns the check off, with `check_vma=False` and pmap's
-# `pmean`, and you should know why. pmapdp has to run *your* model, whatever is in it, and the check refuses some models
-# that have no mistake. `nnx.RNN`, for example, loops over time and starts from zeros. The zeros are the same
-# everywhere, and after one step the state differs from device to device. JAX won't accept a loop whose state changes
-# its type. Switching the check off has a price: if pmapdp itself forgot an all-reduce, JAX wouldn't notice. So pmapdp's
-# tests compare every update with one device's, on one to eight devices.
+# pmapdp's [steps/shard_map.py](../pmapdp/steps/shard_map.py) has `check_vma=False` and pmap's `pmean`, because it has
+# to run *your* model, whatever is in it, and the check refuses some models that have no mistake. `nnx.RNN`, for
+# example, loops over time and starts from zeros. The zeros are the same everywhere, and after one step the state
+# differs from device to device. JAX won't accept a loop whose state changes its type. If pmapdp itself forgot an
+# all-reduce, JAX wouldn't notice, so its tests compare every update with one device's, on one to eight devices.
+#
+# </details>
 #
 # ## What the trap does to a run
 #
-# Here's your program's step without the cast. We'll train for an epoch with it, and for an epoch with the
-# correct step. We leave out the last batch, because it isn't full. That makes 39 updates each.
+# Would you notice the trap in a training run? Here's your program's step without the cast. We'll train with it on the
+# 39 full batches of an epoch, and then with the correct step.
 
 
 # %%
@@ -281,16 +286,14 @@ full_batches = list(batches(*train_data, seed=0))[:-1]
 steps = {"cast first": train_step, "trapped": map_over_devices(trapped_step)}
 
 # %% [markdown]
-# We do it once with SGD and once with Adam. SGD's state has a different structure, so `jit` traces the steps again, and
-# reads the new `optimizer`. If you changed nothing but the learning rate, it wouldn't: the compiled steps would go on
-# with the old rate (lesson 05).
+# We do it once with SGD and once with Adam, whose states have different structures, so `jit` traces the steps anew and
+# reads the new `optimizer` (lesson 05).
 #
 # **Predict:** with which of the two will you notice that every gradient is eight times too large?
 
 # %% tags=["prediction"]
 losses = {}
-for name, rule in {"SGD": optax.sgd(0.1), "Adam": optax.adam(3e-3)}.items():
-    optimizer = rule  # the steps read it
+for name, optimizer in {"SGD": optax.sgd(0.1), "Adam": optax.adam(3e-3)}.items():
     losses[name] = {strategy: train(step) for strategy, step in steps.items()}
 lesson_10.loss_curves(losses)
 
@@ -298,8 +301,8 @@ lesson_10.loss_curves(losses)
 # <details><summary>Answer</summary>
 #
 # With SGD you may, because the trap acts like a learning rate that's eight times too high. But on this easy problem the
-# loss even falls faster, so you might be pleased with it. With Adam you won't notice. It divides the gradient by the
-# gradient's own recent size, so the factor cancels (up to Adam's tiny epsilon). You'd only see it if you clip the
+# loss even falls faster, so you might be pleased. With Adam you won't notice. It divides the gradient by the gradient's
+# own recent size, and the factor cancels, up to Adam's tiny epsilon. You'd only see the factor if you clip the
 # gradient, add weight decay to the gradient, or read the gradient's norm in your log.
 #
 # </details>
@@ -327,19 +330,61 @@ assert abs(losses["SGD"]["trapped"][1] - losses["SGD"]["cast first"][1]) > 0.1  
 assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 
 # %% [markdown]
-# [`pmapdp.verify`](../docs/verify.md) makes this comparison for your own step, and says
-# what differs. You'll use it in [lesson 12](12_port_a_pmap_program.ipynb).
+# [`pmapdp.verify`](../docs/verify.md) makes this comparison for your own step. You'll use it in
+# [lesson 12](12_port_a_pmap_program.ipynb).
+#
+# ## What jit won't show you
+#
+# Before the all-reduce, each device has a gradient of its own. Under `jit` that gradient has no name in your program,
+# because your function sees the whole batch, and only the compiler knows about devices. Under `shard_map` you can
+# return it: with `P("data")` in `out_specs`, each device's result becomes a row. `own_gradient_length` returns the
+# length of each device's mean gradient, over its 16 examples. Let's compare the eight lengths with the length of the
+# whole batch's gradient.
+#
+# **Predict:** is the gradient of the whole batch longer or shorter than the devices' own, on average?
+
+
+# %% tags=["prediction"]
+def own_gradient_length(model, batch):
+    model = lax.pcast(model, "data", to="varying")
+    gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
+    return optax.tree.norm(gradients)[None] / sums["count"]  # [1] on each device
+
+
+own_specs = specs | {"out_specs": PartitionSpec("data")}
+parallel_lengths = jax.jit(jax.shard_map(own_gradient_length, mesh=mesh, **own_specs))
+own_lengths = np.asarray(parallel_lengths(model, place_batch(batch)))  # [8]
+whole_length = float(optax.tree.norm(gradients) / sums["count"])
+print(f"the devices' own: {own_lengths.round(2)}, their mean {own_lengths.mean():.2f}")
+print(f"of the whole batch: {whole_length:.2f}")
+
+# %% tags=["proof"]
+# The asserts behind the answer.
+for d in range(8):
+    rows = [array[16 * d : 16 * (d + 1)] for array in batch]
+    own_gradients, own_sums = jax.grad(loss_sums, has_aux=True)(model, rows)
+    length = optax.tree.norm(own_gradients) / own_sums["count"]
+    np.testing.assert_allclose(own_lengths[d], length, rtol=1e-5)
+assert whole_length < own_lengths.min()
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Shorter. A mean of eight vectors is never longer than the mean of their lengths, and the more the eight disagree, the
+# shorter it is. So these nine numbers tell you how noisy your gradients are. In lesson 18 you'll use such lengths to
+# find out how large a batch is worth it.
+#
+# </details>
 #
 # ## The three, side by side
 #
-# Here are the three steps of your programs, one column each. Read a row from left to right: a dash means that
-# you write nothing.
+# Here are the three steps of your programs, one column each. A dash means that you write nothing.
 #
 # | | pmap (05) | shard_map (10) | jit (09) |
 # | :-- | :-- | :-- | :-- |
 # | the batch | `[8, 16, 64]` | `[128, 64]` | `[128, 64]` |
 # | the step sees | `[16, 64]` | `[16, 64]` | `[128, 64]` |
-# | keep `jax.grad` from adding up | - | `local = lax.pcast(`<br>`model, "data",`<br>`to="varying")` | - |
+# | keep `jax.grad` from summing | - | `local = lax.pcast(`<br>`model, "data",`<br>`to="varying")` | - |
 # | gradients | `jax.grad(loss_sums,`<br>`has_aux=True)`<br>`(model, batch)` | `jax.grad(loss_sums,`<br>`has_aux=True)`<br>`(local, batch)` | `jax.grad(loss_sums,`<br>`has_aux=True)`<br>`(model, batch)` |
 # | **all-reduce** | `lax.pmean(`<br>`(gradients, count),`<br>`"data")` | `lax.pmean(`<br>`(gradients, count),`<br>`"data")` | - (the compiler's) |
 # | divide, update | `g / count`, Adam | `g / count`, Adam | `g / count`, Adam |
@@ -348,12 +393,12 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 #
 # So `shard_map` shares its step with pmap, except for the cast, and its arrays with jit.
 #
-# `python -m pmapdp.compare --dtype float64 --html page.html` trains on one device and in all three ways, and writes a
-# page with the code, the arrays, the proof, and nine mistakes that raise no error. This is how it begins. It trains a
-# small CNN on images of digits, so its losses aren't the ones above.
+# `python -m pmapdp.compare --dtype float64 --html page.html` trains a small CNN on one device and in all three ways,
+# and writes a page with the code, the arrays, the proof, and nine mistakes that raise no error. This is how the page
+# begins:
 #
 # ![The first screen of the page: a column each for single, pmap, shard_map and jit, with a yellow bar where the
-# gradients are added up](../docs/pictures/compare.png)
+# gradients are summed](../docs/pictures/compare.png)
 #
 # All three give the same numbers, up to rounding. So choose by what you want to write:
 #
@@ -361,7 +406,7 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 # | --- | --- | --- |
 # | a new data-parallel trainer | `jit` | there's no all-reduce to forget, and stock layers see the global batch |
 # | parameters split over devices | `jit` | only the shardings change (lessons 15 and 16) |
-# | to decide what devices send, and when | `shard_map` | you write the collectives yourself, and it works inside `jit` |
+# | to see or decide what devices send | `shard_map` | each device's values are yours, you write the collectives, and it works inside `jit` |
 # | to keep an old pmap program running | `pmap`, then port it | pmap is maintained, but gets nothing new (lesson 12) |
 # | to learn what each device does | `pmap` | it adds one idea to the program of one device |
 #

@@ -7,12 +7,12 @@ from pmapdp.lessons import drawing
 
 @drawing.picture
 def three_ways() -> None:
-    """pmap: you pass [N, b, D], the step sees [b, D], you add up. jit: [B, D], seen whole, the compiler adds up. shard_map: [B, D] in, [b, D] seen, you or jax.grad add up."""
+    """pmap: you pass [N, b, D], the step sees [b, D], you sum. jit: [B, D], seen whole, the compiler sums. shard_map: [B, D] in, [b, D] seen, you or jax.grad sum."""
     axes = drawing.canvas(21, 8)
     for x, text in (
         (3.6, "you pass"),
         (9.4, "your function sees"),
-        (16, "who adds up"),
+        (16, "who sums"),
     ):
         axes.text(x, 0.5, text, weight="bold")
     adders = {
@@ -69,14 +69,14 @@ def trap() -> None:
         )
         drawing.arrow(axes, (9.5, 0.8), (left + 1.05, 2.4), device=d)
         drawing.arrow(axes, (left + 1.05, 3.8), (9.5, 5.2), device=d, dashed=True)
-    drawing.box(axes, 3.7, 5.2, "jax.grad adds them up: 60 on every device", width=11.6)
+    drawing.box(axes, 3.7, 5.2, "jax.grad sums them: 60 on every device", width=11.6)
     drawing.arrow(axes, (9.5, 6.0), (9.5, 6.7))
     drawing.box(axes, 3.7, 6.7, "pmean of eight times 60: still 60", width=11.6)
 
 
 @drawing.picture
 def loss_curves(losses: dict[str, dict[str, list[float]]]) -> None:
-    """Loss over 39 updates: with SGD the trapped step has a curve of its own, with Adam its curve lies on the right one."""
+    """Loss over 39 updates: with SGD the trapped step has a curve of its own, with Adam its curve lies on the correct one."""
     _, panels = plt.subplots(1, len(losses), sharey=True)
     for axes, (rule, curves) in zip(panels, losses.items(), strict=True):
         looks = (
