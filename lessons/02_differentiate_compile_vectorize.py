@@ -57,8 +57,8 @@ def result_or_error(function, x):
 # ## grad: from a function to its derivative
 #
 # `jax.grad(f)` is a new function: the derivative of f with respect to its first argument. f must return one number,
-# such as a loss. If you want that number as well, take `jax.value_and_grad(f)`. And because the derivative is a
-# function, too, you can take `grad` of it again.
+# such as a loss. If you want that number as well, take `jax.value_and_grad(f)`. The derivative is a function, too, so
+# you can take `grad` of it again.
 #
 # **Predict:** f(x) = x³ has the derivatives 3 x², 6 x and 6. Which four numbers do you get at x = 2?
 
@@ -141,8 +141,8 @@ lesson_02.calls(batch_sizes, seconds, plain_seconds)
 #
 # Twice, once for each shape, and a new dtype would cost a third time. Once it's compiled, the step takes a small
 # fraction of the time that it takes without `jit`, because Python no longer starts one operation after the other.
-# Compiling, however, takes longer than a hundred calls. So a small last batch makes an epoch expensive, and in lesson
-# 03 you'll pad it.
+# Compiling, however, takes longer than fifty calls. That makes the small last batch of an epoch expensive, and in
+# lesson 03 you'll pad it.
 #
 # </details>
 #
@@ -210,7 +210,7 @@ for function in (python_if, jnp_where, numpy_tanh):
 #
 # `python_if` and `numpy_tanh`. `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an
 # array. In place of `if` use `jnp.where`, which computes both branches and picks. In place of `np.tanh` use `jnp.tanh`.
-# And if an argument has only a few values, such as a flag for training, declare it static with `jax.jit(f,
+# If an argument has only a few values, such as a flag for training, declare it static with `jax.jit(f,
 # static_argnums=1)`: JAX then compiles once for each value, and `if` may look at it.
 #
 # </details>
@@ -264,7 +264,7 @@ print(numbers, copy)
 # 1. JAX computes in **float32** unless you ask for more with `jax.config.update("jax_enable_x64", True)`. A float64
 #    array from NumPy becomes float32 without a warning. You're warned only if you write `dtype="float64"` yourself.
 # 2. If you read beyond the end, you get the last element, because a compiled program on a GPU can't raise an error. If
-#    you write beyond the end, nothing happens. So look at your indices twice.
+#    you write beyond the end, nothing happens. Look at your indices twice.
 # 3. Arrays never change, because a function that changes its arguments isn't pure. So `x.at[i].set(v)` returns a new
 #    array. Inside `jit`, the compiler avoids the copy if nobody needs the old one.
 #
@@ -280,8 +280,8 @@ print(numbers, copy)
 #
 # ## Random numbers need a key
 #
-# `np.random.normal()` changes a hidden state, and a pure function mustn't do that. So in JAX you pass the state
-# yourself, as a **key**. For new numbers you make new keys, with `split` or with `fold_in(key, number)`.
+# `np.random.normal()` changes a hidden state, and a pure function mustn't do that. In JAX you pass the state yourself,
+# as a **key**. For new numbers you make new keys, with `split` or with `fold_in(key, number)`.
 #
 # **Predict:** which two of these four draws are equal?
 
@@ -313,7 +313,7 @@ for name, draw in draws.items():
 # into a function for many, without a loop. `in_axes` has an entry for each argument: here `None` for the model, which
 # all examples share, and `0` for the inputs and the labels, which are stacked along axis 0.
 #
-# Transformations combine. So `jit` of `vmap` of `grad` is a compiled function that returns the gradient of *each*
+# Because transformations combine, `jit` of `vmap` of `grad` is a compiled function that returns the gradient of *each*
 # example, and you'll call it on the first 128 examples. If you know `torch.func` from PyTorch, you've seen the idea.
 #
 # **Predict:** you take the mean of 128 gradients, and the gradient of the mean loss. How far apart are the two?
@@ -333,8 +333,8 @@ lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 
 # %% tags=["proof"]
 # The asserts behind the answers, and behind the introduction.
-assert 10 * seconds[-1] < plain_seconds
-assert seconds[3] > 100 * min(seconds)
+assert 10 * min(seconds) < plain_seconds
+assert seconds[3] > 50 * min(seconds)
 assert (first(2.0), second(2.0), third(2.0)) == (12, 12, 6)
 assert str(jax.make_jaxpr(loop_over_layers)(jnp.ones(3))).count("= tanh") == 5
 assert str(jax.make_jaxpr(scan_over_layers)(jnp.ones(3))).count("= tanh") == 1

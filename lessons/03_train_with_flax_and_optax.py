@@ -38,10 +38,10 @@ from pmapdp.lessons.pictures import lesson_03
 # %% [markdown]
 # ## The last batch is ragged
 #
-# 5,000 examples in batches of 128 make 39 full batches, and 8 examples are left over. You don't want to drop these 8.
-# But a batch of another size makes `jit` compile a second program, and later you couldn't split 8 rows over 16 devices
-# at all. So we **pad** the last batch to 128 rows, and give each row a **weight**: 1 for an example, 0 for padding.
-# These weights have nothing to do with the weights of the network.
+# 5,000 examples in batches of 128 make 39 full batches, and 8 examples are left over. You don't want to drop these 8,
+# but a batch of another size makes `jit` compile a second program, and later you couldn't split 8 rows over 16 devices
+# at all. That's why we **pad** the last batch to 128 rows, and give each row a **weight**: 1 for an example, 0 for
+# padding. These weights have nothing to do with the weights of the network.
 #
 # Let's do three examples in our heads. Their losses are 2, 2 and 5, so the mean is 3. The network computes a loss for a
 # row of padding, too, and say that one is 2.
@@ -73,11 +73,11 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 #
 # The other changes prepare what's to come:
 #
-# - Whatever an update changes is now called the `state`. So far that's only the model. - `place_state` and
-#   `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight. - `donate_argnums=0`
-#   lets XLA write the new state over the old one, so you don't hold two states in memory. - `report` fetches all sums
-#   of an epoch at once, with `jax.device_get`. JAX returns before a step is computed, so Python prepares the next batch
-#   while the device works. If you read the loss in the loop, Python has to wait for it.
+# - Whatever an update changes is now called the `state`. So far that's only the model.
+# - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
+# - `donate_argnums=0` lets XLA write the new state over the old one, so you don't hold two states in memory.
+# - `report` fetches all sums of an epoch at once, with `jax.device_get`. JAX returns before a step is computed, so
+#   Python prepares the next batch while the device works. If you read the loss in the loop, Python has to wait for it.
 #
 # Here's the whole program. The padding is safe if it prints lesson 02's losses and accuracies, and on the machine that
 # made this page every digit is the same:
@@ -178,8 +178,8 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # weights a bit smaller in each update. If you always pass it, your step runs with any optimizer.
 #
 # You can chain optimizers: `optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))` clips the gradients and then
-# hands them to Adam. And in place of a learning rate you can pass a schedule, a function from the number of the update
-# to the rate, such as `optax.cosine_decay_schedule(3e-3, 200)`.
+# hands them to Adam. In place of a learning rate you can pass a schedule, a function from the number of the update to
+# the rate, such as `optax.cosine_decay_schedule(3e-3, 200)`.
 #
 # ## Second step: layers and an optimizer from a library
 #
@@ -199,8 +199,8 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # ## When to stop
 #
-# The clouds overlap, so even if you knew the ten centres, you'd get only 92 % of the training points right. Let's train
-# six times as long, and watch a **validation set**: 1,000 more points, and we don't train on them.
+# The clouds overlap, so even if you knew the ten centres, you'd classify only 92 % of the training points correctly.
+# Let's train six times as long, and watch a **validation set**: 1,000 more points, and we don't train on them.
 #
 # **Predict:** the training loss keeps falling. Does the validation loss fall, too?
 
@@ -244,7 +244,7 @@ assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
 #
 # </details>
 #
-# So stop where the validation loss is lowest, and make your other choices with the validation set, too. The test set is
+# Stop where the validation loss is lowest, and make your other choices with the validation set, too. The test set is
 # for the end, because a number that you've tuned on looks better than it is. Our program prints its test loss after
 # every epoch only so that you can compare the program's versions.
 #

@@ -346,9 +346,10 @@ for exercise in (dot_product, block_product, fixed_accuracy):
 # ## Take away
 #
 # - `pmap` gives each device its row, runs one program on all of them, and stacks the results. `None` means the same for
-#   everyone. - A mesh and a partition spec say where an array lives. Place your arrays once, with `jax.device_put(x,
-#   sharding)`. - With `out_axes=None` you promise that all devices agree, and JAX believes you. To see what each of
-#   them holds, read `addressable_shards`.
+#   everyone.
+# - A mesh and a partition spec say where an array lives. Place your arrays once, with `jax.device_put(x, sharding)`.
+# - With `out_axes=None` you promise that all devices agree, and JAX believes you. To see what each of them holds, read
+#   `addressable_shards`.
 #
 # In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) has this mesh, these two shardings, `place_state`, `place_batch`
 # and `eval_step`. Old tutorials call `jax.device_put_replicated`, which JAX 0.10 no longer has. Write

@@ -132,10 +132,10 @@ for average in (mean_of_means, mean_of_sums):
 # include the difference of 04_evaluate.py and 05_pmap.py
 #
 # - `train_step` gets its all-reduce: gradients and count are averaged over the devices, and then divided. The host sums
-#   the metrics over many batches, so for them we need true sums, which only `psum` gives. - `jax.pmap` takes the place
-#   of `jax.jit`, and compiles the function as `jit` did. The state goes in and out replicated, so it has `None`. The
-#   batch is split along its first axis, so it has `0`. - The state is placed once, before the loop, and stays on the
-#   devices. So `copies` is gone.
+#   the metrics over many batches, so for them we need true sums, which only `psum` gives.
+# - `jax.pmap` takes the place of `jax.jit`, and compiles the function as `jit` did. The state goes in and out
+#   replicated, so it has `None`. The batch is split along its first axis, so it has `0`.
+# - The state is placed once, before the loop, and stays on the devices. So `copies` is gone.
 #
 # Compared with lesson 03's program for one device, only sixteen lines are new.
 

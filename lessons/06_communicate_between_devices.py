@@ -422,9 +422,11 @@ for exercise in (broadcast, butterfly_sum, fixed_softmax):
 # ## Take away
 #
 # - In a ring all-reduce nobody sends more than two vectors, in 2 (N - 1) messages. Its time is the latencies plus the
-#   bytes over the bandwidth, and you won't get all of the bandwidth that the vendor promises. - An all-reduce is a
-#   reduce-scatter and an all-gather. Collectives name the mapped axis, and all devices must reach them. - An all-reduce
-#   costs the same for any batch. A large per-device batch makes its share of the step small, and overlap can hide it.
+#   bytes over the bandwidth, and you won't get all of the bandwidth that the vendor promises.
+# - An all-reduce is a reduce-scatter and an all-gather. Collectives name the mapped axis, and all devices must reach
+#   them.
+# - An all-reduce costs the same for any batch. A large per-device batch makes its share of the step small, and overlap
+#   can hide it.
 #
 # In pmapdp, the collectives of a step are in [steps/pmap.py](../pmapdp/steps/pmap.py). To read on:
 # [the JAX scaling book](https://jax-ml.github.io/scaling-book/sharding/). Next, a layer that needs a collective in the

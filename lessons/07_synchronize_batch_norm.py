@@ -110,7 +110,7 @@ print("Flax finds", flax_means)
 #
 # </details>
 #
-# So Flax's layer is correct as long as every device has the same number of real examples. If you drop the ragged last
+# Flax's layer is correct as long as every device has the same number of real examples. If you drop the ragged last
 # batch, use Flax's layer, and you're done. If you want to keep every example, you need sums and counts, as for the
 # loss: each device sums its values and counts them, `pmean` averages both, and we divide once.
 
@@ -155,17 +155,17 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 # - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias.
 # - The model now holds two kinds of numbers: parameters, which the optimizer changes, and running averages, which it
 #   must leave alone. `jax.grad` would differentiate with respect to both. Flax's `nnx.grad` takes only the parameters,
-#   and lets the layer write its new averages into `model`. - `nnx.state` picks the parameters for the optimizer, and
-#   `nnx.update` writes the new ones into `model`. Seen from outside, the step is still a pure function, because it
-#   works on its own copy of the model, and returns that copy. - The last lines of the program compare all eight copies
-#   of the running mean. In a minute you'll see why.
+#   and lets the layer write its new averages into `model`.
+# - `nnx.state` picks the parameters for the optimizer, and `nnx.update` writes the new ones into `model`. Seen from
+#   outside, the step is still a pure function, because it works on its own copy of the model, and returns that copy.
+# - The last lines of the program compare all eight copies of the running mean. In a minute you'll see why.
 
 # %%
 lesson_07.all_reduces()
 
 # %% [markdown]
-# So each update waits for three all-reduces, drawn here for four devices. You wrote the first, in the layer, and the
-# third is lesson 05's. The second you didn't write at all. Every example moved the mean that all devices used, so its
+# Each update waits for three all-reduces, drawn here for four devices. You wrote the first, in the layer, and the third
+# is lesson 05's. The second you didn't write at all. Every example moved the mean that all devices used, so its
 # gradient gets a contribution from every device. When JAX differentiates `pmean`, it puts in the all-reduce that sums
 # these contributions. Here's the whole program.
 

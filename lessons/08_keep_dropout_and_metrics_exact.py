@@ -139,9 +139,9 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 # - Each batch now has the indices of its examples, too.
 # - The state counts the updates, because every update needs new masks.
 # - `example_keys` starts from the seed's key, folds in the update, and then folds in the example. With the shorter
-#   `key(seed + step)`, a run with seed 1 would repeat the masks of seed 0, one update earlier. - The network gets its
-#   keys as an argument. In evaluation it gets none, so there's no dropout. In training, dropout keeps 80 % of the
-#   activations and divides them by 0.8, so on average the next layer gets as much as in evaluation.
+#   `key(seed + step)`, a run with seed 1 would repeat the masks of seed 0, one update earlier.
+# - The network gets its keys as an argument. In evaluation it gets none, so there's no dropout. In training, dropout
+#   keeps 80 % of the activations and divides them by 0.8, so on average the next layer gets as much as in evaluation.
 #
 # Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask,
 # as in the first row of the picture. If you call it with a key, it has no state, but one key draws all masks of a
