@@ -20,7 +20,7 @@
 # if you copy pmap's line for the gradient, your gradient is wrong, and nothing raises an error.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
-# shard_map. 26 minutes, 41 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
+# shard_map. 27 minutes, 42 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -293,7 +293,8 @@ steps = {"cast first": train_step, "trapped": map_over_devices(trapped_step)}
 
 # %% tags=["prediction"]
 losses = {}
-for name, optimizer in {"SGD": optax.sgd(0.1), "Adam": optax.adam(3e-3)}.items():
+for name, new_optimizer in {"SGD": optax.sgd(0.1), "Adam": optax.adam(3e-3)}.items():
+    optimizer = new_optimizer  # the steps read it
     losses[name] = {strategy: train(step) for strategy, step in steps.items()}
 lesson_10.loss_curves(losses)
 
