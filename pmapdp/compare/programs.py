@@ -120,7 +120,7 @@ def place_arguments(arguments: dict[str, Any], devices: list[jax.Device]) -> lis
 
     def place_own(leaf: Any, placed: Any) -> Any:
         if placed is None:
-            return layout.place_own(leaf, devices)
+            return layout.place_per_device(leaf, devices)
         return placed
 
     # A layout of yours takes the state as a whole, without the devices' own leaves.

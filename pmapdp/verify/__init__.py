@@ -8,10 +8,16 @@ plain step for one device, and reports facts: which leaves differ, by how much, 
 which update on, and what experiments with them show. docs/verify.md begins with an
 example.
 
-Reading order: `verification` (from the arguments to the report), `reference` (and what
-rounding allows), `layouts`, `case` (one update of the step, compared) and `facts` (the
-experiments). Their sentences, and the usual mistakes that look like them, are in
-`mistakes.toml`.
+How one verification runs, and where:
+
+1. `verification.py` reads the arguments, and compares in float64 if it can.
+2. `reference.py` runs the plain step for one device, update by update.
+3. `tolerances.py` measures what rounding changes in it, and has all thresholds.
+4. `step_update.py` places the same arguments as `layouts.py` says, runs your step on N
+   devices, and compares the results.
+5. `experiments.py` and `influence.py` find the facts behind a difference. `checks.py`
+   looks at random numbers, split work and communication.
+6. `mistakes.py` says which usual mistakes fit the facts, and `report.py` prints it all.
 """
 
 from pmapdp.verify.layouts import Layout

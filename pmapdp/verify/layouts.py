@@ -3,8 +3,6 @@
 There are three ready layouts, and you can give functions of your own.
 """
 
-import os
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,16 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.errors import unknown
 from pmapdp.verify import trees
-from pmapdp.verify.report import ArgumentsError, CheckError
+from pmapdp.verify.report import ArgumentsError
 
 Devices = Sequence[jax.Device]
-LIBRARIES = (
-    "site-packages",
-    "dist-packages",
-    "<frozen",
-    os.path.dirname(os.__file__),
-    os.path.dirname(__file__),
-)
 
 
 def place(tree: Any, devices: Devices, *axes: str | None) -> Any:
@@ -68,14 +59,14 @@ class Layout(NamedTuple):
             shape that it has there, or a leading device axis `[N, ...]`. Leaves that it
             returns as they are on the devices are compared on each of them.
         place_key: The key.
-        place_own: Leaves `[N, ...]` that `per_device` names.
+        place_per_device: Leaves `[N, ...]` that `per_device` names.
     """
 
     place_state: Callable[[Any, Devices], Any]
     place_batch: Callable[..., Any]
     fetch: Callable[[Any], Any] | None = None
     place_key: Callable[[Any, Devices], Any] = place
-    place_own: Callable[[Any, Devices], Any] = split
+    place_per_device: Callable[[Any, Devices], Any] = split
 
 
 LAYOUTS = {
@@ -88,38 +79,29 @@ LAYOUTS = {
 }
 
 
+def put(sharding: NamedSharding, tree: Any, devices: Devices) -> Any:
+    """Place arrays on the devices of a sharding."""
+    return jax.device_put(tree, sharding)
+
+
 def choose_layout(layout: Any, batch_axis: int) -> Layout:
     """Return the layout that was named or given.
 
-    Of a batch's sharding, that is the one in which all else is replicated.
+    With a batch's sharding, all else is replicated over its mesh.
     """
     if isinstance(layout, Layout):
         return layout
     if isinstance(layout, NamedSharding):
-
-        def put(*axes: Any) -> Callable[[Any, Devices], Any]:
-            sharding = NamedSharding(layout.mesh, PartitionSpec(*axes))
-            return lambda tree, _: jax.device_put(tree, sharding)
-
+        replicated = NamedSharding(layout.mesh, PartitionSpec())
+        rows = NamedSharding(layout.mesh, PartitionSpec(*layout.spec[:1]))
         return Layout(
-            put(), put(*layout.spec), place_key=put(), place_own=put(*layout.spec[:1])
+            place_state=partial(put, replicated),
+            place_batch=partial(put, layout),
+            place_key=partial(put, replicated),
+            place_per_device=partial(put, rows),
         )
     if not isinstance(layout, str) or layout not in LAYOUTS:
         message = unknown("layout", str(layout), LAYOUTS)
         raise ArgumentsError(f"{message}, or give the NamedSharding of the batch")
-    chosen = LAYOUTS[layout]
-    return chosen._replace(place_batch=partial(chosen.place_batch, axis=batch_axis))
-
-
-def blame(error: BaseException) -> str:
-    """Return what a check found, or where in your program an error arose.
-
-    For example `file.py:12 in loss: TypeError: x`.
-    """
-    if isinstance(error, CheckError):
-        return str(error)
-    where = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if not any(library in frame.filename for library in LIBRARIES):
-            where = f"{frame.filename}:{frame.lineno} in {frame.name}: "
-    return f"it raises an error, {where}{type(error).__name__}: {str(error).strip()}"
+    ready = LAYOUTS[layout]
+    return ready._replace(place_batch=partial(ready.place_batch, axis=batch_axis))

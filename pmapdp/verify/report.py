@@ -4,14 +4,25 @@ The report is text, JSON, or an assertion in a test.
 """
 
 import json
+import os
 import textwrap
+import traceback
 from collections.abc import Collection
 from typing import Any, Literal, NamedTuple
 
 from pmapdp.errors import UserError
-from pmapdp.verify.table import MISTAKES
+from pmapdp.verify.mistakes import MISTAKES
 
 Status = Literal["passed", "FAILED", "not compared", "not checked"]
+# Parts of the paths of files that aren't your program.
+LIBRARIES = (
+    "site-packages",
+    "dist-packages",
+    "<frozen",
+    os.path.dirname(os.__file__),
+    os.path.dirname(__file__),
+)
+MOST_ROWS = 3  # of the usual mistakes
 INDENT = " " * 13  # of what stands below the name of a check
 
 
@@ -35,6 +46,20 @@ class CheckError(Exception):
     def __init__(self, message: str, status: Status = "not checked"):
         super().__init__(message)
         self.status = status
+
+
+def describe_error(error: BaseException) -> str:
+    """Return what a check found, or where in your program an error arose.
+
+    For example `file.py:12 in loss: TypeError: x`.
+    """
+    if isinstance(error, CheckError):
+        return str(error)
+    where = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not any(library in frame.filename for library in LIBRARIES):
+            where = f"{frame.filename}:{frame.lineno} in {frame.name}: "
+    return f"it raises an error, {where}{type(error).__name__}: {str(error).strip()}"
 
 
 class Check(NamedTuple):
@@ -92,8 +117,8 @@ class Report(NamedTuple):
 
     Attributes:
         checks: Those that were made, and those that could not be.
-        kinds: What was done with each leaf: "close" and "exact" were compared, "blind"
-            and "ignored" weren't.
+        kinds: How each leaf was compared: "close" within rounding, or "exact". Not
+            compared were the "unstable", which rounding decides, and the "per_device".
         devices: On how many the step ran.
         updates: How many were compared, from the first on.
         precision: The type in which it was computed, and why it was not float64.
@@ -140,22 +165,22 @@ class Report(NamedTuple):
         return list(rows)
 
     @property
-    def blind(self) -> list[str]:
-        """The leaves that were not compared, because rounding hides them."""
-        return [name for name in self.kinds if self.kinds[name] == "blind"]
+    def unstable(self) -> list[str]:
+        """The leaves that were not compared, because rounding decides them."""
+        return [name for name in self.kinds if self.kinds[name] == "unstable"]
 
     def require(self, not_compared: Collection[str] = ()) -> None:
         """Raise an error if a check failed or something was not compared.
 
         Args:
-            not_compared: The leaves that need not be compared, because rounding hides
+            not_compared: The leaves that need not be compared, because rounding decides
                 them.
 
         Raises:
             VerificationError: With the report as its message.
         """
         accepted = ""
-        if self.blind and set(self.blind) <= set(not_compared):
+        if self.unstable and set(self.unstable) <= set(not_compared):
             accepted = "every leaf"
         if self.failed or any(check.name != accepted for check in self.missing):
             raise VerificationError(f"\n{self}")
@@ -189,18 +214,14 @@ class Report(NamedTuple):
     def describe_rows(self) -> list[str]:
         """Say which usual mistakes look like the facts."""
         lines = []
-        for row in self.rows[:3]:
-            mistake = MISTAKES[row]
-            usually = " ".join(mistake["usually"].split())
-            anchor = row.replace(" ", "-").replace("'", "").lower()
-            lines.append(
-                wrap(
-                    f"This fits a row of the usual mistakes, {row!r}. "
-                    f"{mistake['see']}. "
-                    f"Usually {usually}. What to write, and what it is if the program "
-                    f"is correct: docs/mistakes.md#{anchor}"
-                )
+        for name in self.rows[:MOST_ROWS]:
+            row = MISTAKES[name]
+            text = (
+                f"This fits {name!r} of the usual mistakes: usually {row.usually}. "
+                "What to write, and what it is if the program is correct: "
+                f"docs/mistakes.md#{row.anchor}"
             )
+            lines.append(wrap(text))
         if self.failed and not self.rows:
             lines.append("No row of docs/mistakes.md fits these facts.")
         return lines
@@ -213,9 +234,9 @@ class Report(NamedTuple):
             f"{count(self.updates, 'update')}: {kinds.count('close')} leaves within "
             f"rounding, {kinds.count('exact')} exactly."
         ]
-        own = [name for name in self.kinds if self.kinds[name] == "ignored"]
-        if own:
-            names = ", ".join(own)
+        left_out = [name for name in self.kinds if self.kinds[name] == "per_device"]
+        if left_out:
+            names = ", ".join(left_out)
             text = f"Not compared, because per_device names them: {names}."
             lines.append(wrap(text))
         return lines

@@ -1,6 +1,6 @@
 """Handle pytrees of any program: names of leaves, host copies, and devices' copies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -39,14 +39,23 @@ def leaves_by_name(tree: Any) -> dict[str, Any]:
     return leaves
 
 
+def first_names(names: Iterable[Any]) -> str:
+    """Return the first three names, and how many more there are."""
+    texts = [str(name) for name in names]
+    shown = ", ".join(texts[:3])
+    if len(texts) > 3:
+        shown += f" and {len(texts) - 3} more"
+    return shown
+
+
 def matches(path: str, names: str | Sequence[str]) -> bool:
-    """Return True if a path holds the name, or one of these (`key`, `opt/key`)."""
+    """Return True if a path holds the name, or one of the names (`opt/key`)."""
     if isinstance(names, str):
         names = [names]
     return any(f"/{name}/" in f"/{path}/" for name in names)
 
 
-def numbers(leaf: Any) -> np.ndarray:
+def to_numpy(leaf: Any) -> np.ndarray:
     """Return a leaf on the host: fractions in float64, whole numbers as they are."""
     if jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
         return np.asarray(leaf, np.float64)
@@ -109,7 +118,7 @@ def reseed(tree: Any) -> Any:
     Raw keys and the counters of `nnx.Rngs` are uint32, as few other numbers are.
     """
 
-    def another(leaf: Any) -> Any:
+    def change_seed(leaf: Any) -> Any:
         if is_key(leaf):
             data = jax.random.key_data(leaf) ^ OTHER_SEED
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
@@ -117,23 +126,23 @@ def reseed(tree: Any) -> Any:
             return np.asarray(leaf) ^ np.uint32(OTHER_SEED)
         return leaf
 
-    return jax.tree.map(another, tree)
+    return jax.tree.map(change_seed, tree)
 
 
-def copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray]:
-    """Return the copies of a leaf that is replicated or stacked `[N, *shape]`.
+def device_copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray]:
+    """Return the devices' copies of a leaf, replicated or stacked as `[N, *shape]`.
 
     There are N, fewer if the leaf is sharded, and none if it has another shape.
     """
     if np.shape(leaf) == (N, *shape):
-        return list(numbers(leaf))
+        return list(to_numpy(leaf))
     if np.shape(leaf) != shape:
         return []
     if not isinstance(leaf, jax.Array):
-        return [numbers(leaf)]
+        return [to_numpy(leaf)]
     copies: dict[int, np.ndarray] = {}
     for shard in leaf.addressable_shards:
-        part = numbers(shard.data)
+        part = to_numpy(shard.data)
         if shard.replica_id not in copies:
             copies[shard.replica_id] = np.empty(shape, part.dtype)
         copies[shard.replica_id][shard.index] = part
@@ -155,13 +164,14 @@ def distance(a: Any, b: Any = 0.0) -> float:
     return float(np.nan_to_num(largest, nan=np.inf, posinf=np.inf))
 
 
-def multiple(got: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
-    """Return the factor between two arrays.
+def fit_factor(array: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
+    """Fit `array = factor * reference` by least squares.
 
-    The second number is what it leaves of the first, relative to the length of
-    `wanted`.
+    Returns:
+        The factor, and the norm of what it leaves over, relative to the reference's.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        factor = np.vdot(wanted, got).real / np.vdot(wanted, wanted).real
-        rest = np.linalg.norm(got - factor * wanted) / np.linalg.norm(wanted)
-    return float(factor), float(rest)
+        factor = np.vdot(reference, array).real / np.vdot(reference, reference).real
+        rest = np.linalg.norm(array - factor * reference)
+        error = rest / np.linalg.norm(reference)
+    return float(factor), float(error)

@@ -12,18 +12,25 @@ from jax.sharding import NamedSharding
 from pmapdp.errors import FailedError, UserError
 from pmapdp.files import load_from_file
 from pmapdp.verify import trees
-from pmapdp.verify.case import Case, Comparison
-from pmapdp.verify.facts import (
-    describe_metrics,
-    describe_state,
-    find_exchange,
-    find_fixed_key,
-    find_unsplit_work,
+from pmapdp.verify.checks import (
+    check_random_numbers,
+    check_work,
+    describe_communication,
 )
-from pmapdp.verify.layouts import Layout, blame, choose_layout
-from pmapdp.verify.reference import OldProgram, Reference, ReferenceUpdate
-from pmapdp.verify.report import ArgumentsError, Check, CheckError, Report
-from pmapdp.verify.table import Fact, few, find_rows
+from pmapdp.verify.experiments import explain_metrics, explain_state
+from pmapdp.verify.layouts import Layout, choose_layout
+from pmapdp.verify.mistakes import Facts, find_mistakes
+from pmapdp.verify.reference import OldProgram, Reference
+from pmapdp.verify.report import (
+    ArgumentsError,
+    Check,
+    CheckError,
+    Report,
+    describe_error,
+)
+from pmapdp.verify.step_update import Program, StepUpdate
+from pmapdp.verify.tolerances import ReferenceUpdate, make_updates, narrowest_sum
+from pmapdp.verify.trees import first_names
 
 NAMES_A_LINE = 3  # of leaves that a reader copies from the report
 
@@ -80,23 +87,21 @@ def verify(
     state = jax.tree.map(
         lambda x: x if hasattr(x, "dtype") else np.asarray(x, jnp.result_type(x)), state
     )
-    plain = Reference(reference, state, per_device, batch_axis)
+    the_reference = Reference(reference, state, per_device, batch_axis)
     devices = devices or jax.devices()
-    if plain.groups:
-        devices = devices[: plain.groups]
+    if the_reference.groups:
+        devices = devices[: the_reference.groups]
     batches, keys = list_inputs(batch, last_batch, key, updates)
-    report = compare_in_best_type(
-        Comparison(
-            step,
-            plain,
-            choose_layout(layout, batch_axis),
-            devices,
-            state,
-            batches,
-            keys,
-        ),
-        float64,
+    program = Program(
+        step=step,
+        reference=the_reference,
+        layout=choose_layout(layout, batch_axis),
+        devices=devices,
+        state=state,
+        batches=batches,
+        keys=keys,
     )
+    report = compare_in_best_type(program, float64)
     if last_batch is None and batch is not None:
         why = "give last_batch, if yours is uneven or padded"
         report.checks.append(Check("last batch", "not checked", sentence=why))
@@ -105,28 +110,23 @@ def verify(
 
 def list_inputs(
     batch: Any, last_batch: Any, key: Any, updates: int
-) -> tuple[list[Any], list[tuple[Any, ...]]]:
-    """Return the batch of each update, and its key in a tuple, empty without one."""
-
-    def value_of(value: Any, update: int) -> Any:
-        return value(update) if callable(value) else value
-
-    batches = [value_of(batch, update) for update in range(updates)]
+) -> tuple[list[Any], list[Any]]:
+    """Return the batch and the key of each update."""
+    batches = [batch(update) if callable(batch) else batch for update in range(updates)]
     if last_batch is not None:
         batches.append(last_batch)
-    if key is None:
-        return batches, [() for _ in batches]
-    return batches, [(value_of(key, update),) for update in range(len(batches))]
+    keys = [key(update) if callable(key) else key for update in range(len(batches))]
+    return batches, keys
 
 
-def compare_in_best_type(comparison: Comparison, float64: bool) -> Report:
+def compare_in_best_type(program: Program, float64: bool) -> Report:
     """Compare in float64, or else in the types that are given."""
     with jax.transfer_guard("allow"):  # programs are given arrays of the host
         why_not = "as asked"
         if float64:
             try:
                 with jax.enable_x64(True):
-                    return compare_in(comparison, np.float64, "float64")
+                    return compare(program, np.float64, "float64")
             except ArgumentsError:
                 raise
             except CheckError as error:
@@ -134,64 +134,81 @@ def compare_in_best_type(comparison: Comparison, float64: bool) -> Report:
             except Exception as error:
                 why_not = f"the reference raises {type(error).__name__}"
         precision = f"the given types, not float64 ({why_not})"
-        return compare_in(comparison, None, precision)
+        return compare(program, None, precision)
 
 
-def compare_in(comparison: Comparison, dtype: Any, precision: str) -> Report:
+def compare(program: Program, dtype: Any, precision: str) -> Report:
     """Make the updates and all checks in one type, or in the given ones.
 
     Raises:
         CheckError: Why it can't be done in this type.
     """
-    plain = comparison.reference
-    inputs = (comparison.state, comparison.batches)
-    state, batches = trees.to_host(inputs, dtype)
-    narrowest = plain.check((state, batches[0], *comparison.keys[0]))
+    reference = program.reference
+    state, batches = trees.to_host((program.state, program.batches), dtype)
+    first_arguments = (state, batches[0], program.keys[0])
+    narrowest = narrowest_sum(reference.trace(first_arguments), state)
     if dtype and narrowest != dtype:
         raise CheckError(f"given float64, the reference computes in {narrowest}")
-    updates = plain.make_updates(state, batches, comparison.keys, narrowest)
-    cases, checks = run_cases(comparison, updates, dtype)
+    expected = make_updates(reference, state, batches, program.keys, narrowest)
+    updates, checks = run_step(program, expected, dtype)
     exchange = ""
-    if cases:
-        checks += make_checks(cases)
-        exchange = find_exchange(cases[0])
-    kinds = dict(updates[0].kinds)
-    for update in updates:  # what rounding hides in one update is blind
-        kinds |= dict.fromkeys(update.blind, "blind")
-    N = len(comparison.devices)
-    report = Report(checks, kinds, N, len(cases), precision, plain.unseen, exchange)
-    report.checks.extend(find_gaps(report, updates))
+    if updates:
+        checks += make_checks(updates)
+        exchange = describe_communication(updates[0])
+    kinds = dict(expected[0].kinds)
+    for update in expected:  # what's unstable in one update isn't compared
+        kinds |= dict.fromkeys(update.leaves_of_kind("unstable"), "unstable")
+    report = Report(
+        checks=checks,
+        kinds=kinds,
+        devices=len(program.devices),
+        updates=len(updates),
+        precision=precision,
+        unseen=reference.unseen,
+        exchange=exchange,
+    )
+    report.checks.extend(find_gaps(report, expected))
     return report
 
 
-def run_cases(
-    comparison: Comparison, updates: list[ReferenceUpdate], dtype: Any
-) -> tuple[list[Case], list[Check]]:
+def run_step(
+    program: Program, expected: list[ReferenceUpdate], dtype: Any
+) -> tuple[list[StepUpdate], list[Check]]:
     """Run the step in each update, or as far as it can, and make a check if it fails.
 
     Raises:
         CheckError: If the step fails in float64, but may run in the given types.
     """
-    cases: list[Case] = []
+    updates: list[StepUpdate] = []
     try:
-        for update in updates:  # each from the reference's state
-            cases.append(Case(comparison, update))  # noqa: PERF401  # some may fail
+        for expected_update in expected:  # each from the reference's state
+            update = StepUpdate(program, expected_update)
+            updates.append(update)
     except Exception as error:
         status = error.status if isinstance(error, CheckError) else "FAILED"
         if dtype and status == "FAILED":
             raise CheckError("the step raises an error with float64") from error
         # A ragged last batch may not divide: the others are compared.
-        if status == "FAILED" or not cases:
-            return [], [Check("runs", status, len(comparison.devices), blame(error))]
-    return cases, []
+        if status == "FAILED" or not updates:
+            check = Check(
+                name="runs",
+                status=status,
+                devices=len(program.devices),
+                sentence=describe_error(error),
+            )
+            return [], [check]
+    return updates, []
 
 
-def make_checks(cases: list[Case]) -> list[Check]:
+def make_checks(updates: list[StepUpdate]) -> list[Check]:
     """Compare the results, and look at keys and work."""
-    results = [check_results(cases, metrics=False), check_results(cases, metrics=True)]
+    results = [
+        check_results(updates, metrics=False),
+        check_results(updates, metrics=True),
+    ]
     others = [
-        check_by("random numbers advance", find_fixed_key, cases),
-        check_by("the work is split", find_unsplit_work, cases),
+        make_check("random numbers advance", check_random_numbers, updates),
+        make_check("the work is split", check_work, updates),
     ]
     if any(check.status == "FAILED" for check in others):
         # Then the results look like mistakes that nobody made.
@@ -204,93 +221,99 @@ def make_checks(cases: list[Case]) -> list[Check]:
     return results + others
 
 
-def check_by(
-    name: str, look: Callable[[list[Case]], list[Fact]], cases: list[Case]
+def make_check(
+    name: str,
+    find_facts: Callable[[list[StepUpdate]], Facts],
+    updates: list[StepUpdate],
 ) -> Check:
-    """Make a check that fails if it finds facts."""
-    N = cases[0].N
+    """Make a check that fails if there are facts."""
+    N = updates[0].N
     try:
-        facts = look(cases)
+        facts = find_facts(updates)
     except CheckError as error:
         return Check(name, error.status, N, str(error))
     except Exception as error:  # the step may be correct all the same
-        return Check(name, "not checked", N, blame(error))
-    if not facts:
+        return Check(name, "not checked", N, describe_error(error))
+    if not facts.sentences:
         return Check(name, "passed", N)
-    sentences = tuple(fact.sentence for fact in facts)
-    return Check(name, "FAILED", N, facts=sentences, rows=find_rows(facts))
-
-
-def check_results(cases: list[Case], metrics: bool) -> Check:
-    """Check that the state, or the metrics, equal the reference's in every update."""
-    name = "same metrics" if metrics else "same update"
-    N = cases[0].N
-    for case in cases:
-        if case.wrong(metrics):
-            return describe_difference(name, case, cases[0], metrics)
-    leaves: dict[str, tuple[float, float]] = {}  # how far each is off at most
-    for case in cases:
-        for leaf, error in case.errors.items():
-            if case.reference.is_metric(leaf) == metrics:
-                leaves[leaf] = max(error, leaves.get(leaf, error))
-    if leaves:
-        return Check(name, "passed", N, leaves=leaves)
-    part = "metrics" if metrics else "state"
-    why = f"the step returns no {part} that can be compared"
-    return Check(name, "not checked", N, why)
-
-
-def describe_difference(name: str, case: Case, first: Case, metrics: bool) -> Check:
-    """Say which leaves differ, from which update on, and what is known about that."""
-    leaves = case.wrong(metrics)
-    number = case.update.number + 1
-    of = sum(case.reference.is_metric(leaf) == metrics for leaf in case.errors)
-    sentence = f"{len(leaves)} of {of} leaves differ, from update {number} on"
-    if case.update.examples != first.update.examples:
-        sentence += f", the only one with {case.update.examples} examples"
-    if case.N > 1:
-        differ = any(case.differs_between_devices(leaf) for leaf in leaves)
-        values = "different values" if differ else "the same values"
-        sentence += f"; the devices hold {values}"
-    facts = describe_metrics(case) if metrics else describe_state(case)
-    if metrics and case.wrong() and not facts:
-        sentence += "; the state differs, too, so look at that first"
     return Check(
         name,
         "FAILED",
-        case.N,
-        f"{sentence}.",
-        tuple(fact.sentence for fact in facts),
-        find_rows(facts),
-        leaves,
-        number,
+        N,
+        facts=tuple(facts.sentences),
+        rows=find_mistakes(facts),
     )
 
 
-def find_gaps(report: Report, updates: list[ReferenceUpdate]) -> list[Check]:
+def check_results(updates: list[StepUpdate], metrics: bool) -> Check:
+    """Check that the state, or the metrics, equal the reference's in every update."""
+    name = "same metrics" if metrics else "same update"
+    for update in updates:
+        if update.wrong(metrics):
+            return describe_difference(name, update, updates[0], metrics)
+    largest: dict[str, tuple[float, float]] = {}  # error and tolerance of each leaf
+    for update in updates:
+        for leaf, error in update.errors.items():
+            if update.reference.is_metric(leaf) == metrics:
+                largest[leaf] = max(error, largest.get(leaf, error))
+    if largest:
+        return Check(name, "passed", updates[0].N, leaves=largest)
+    part = "metrics" if metrics else "state"
+    why = f"the step returns no {part} that can be compared"
+    return Check(name, "not checked", updates[0].N, why)
+
+
+def describe_difference(
+    name: str, update: StepUpdate, first: StepUpdate, metrics: bool
+) -> Check:
+    """Say which leaves differ, from which update on, and what is known about that."""
+    wrong = update.wrong(metrics)
+    compared = [
+        leaf for leaf in update.errors if update.reference.is_metric(leaf) == metrics
+    ]
+    number = update.expected.number + 1
+    sentence = f"{len(wrong)} of {len(compared)} leaves differ, from update {number} on"
+    examples = update.expected.examples
+    if examples != first.expected.examples:
+        sentence += f", the only one with {examples} examples"
+    if update.N > 1:
+        differ = any(update.differs_between_devices(leaf) for leaf in wrong)
+        values = "different values" if differ else "the same values"
+        sentence += f"; the devices hold {values}"
+    facts = explain_metrics(update) if metrics else explain_state(update)
+    if metrics and update.wrong() and not facts.sentences:
+        sentence += "; the state differs, too, so look at that first"
+    return Check(
+        name=name,
+        status="FAILED",
+        devices=update.N,
+        sentence=f"{sentence}.",
+        facts=tuple(facts.sentences),
+        rows=find_mistakes(facts),
+        leaves=wrong,
+        update=number,
+    )
+
+
+def find_gaps(report: Report, expected: list[ReferenceUpdate]) -> list[Check]:
     """Say which leaves were not compared, and which updates on one device at most."""
     gaps = []
-    raised = any(check.name == "runs" for check in report.failed)
+    has_run = not any(check.name == "runs" for check in report.failed)
     compared = report.updates if report.devices > 1 else 0
-    if compared < len(updates) and not raised:
+    if compared < len(expected) and has_run:
         sentence = (
             f"update {compared + 1} was compared on no more than one device. "
             "JAX_PLATFORMS=cpu lets pmapdp simulate eight; if its "
-            f"{updates[compared].examples} examples do not divide, give a Layout that "
+            f"{expected[compared].examples} examples do not divide, give a Layout that "
             "pads them"
         )
         gaps.append(Check("several devices", "not compared", sentence=sentence))
-    if report.blind:
+    if report.unstable:
         sentence = (
-            f"rounding changes {few(report.blind)} by more than 30 % of their update. "
-            "Give a state and data with larger updates, or accept it:"
+            f"rounding changes {first_names(report.unstable)} by more than 30 % of "
+            "their update. Give a state and data with larger updates, or accept it:"
         )
-        lines = []
-        for start in range(0, len(report.blind), NAMES_A_LINE):
-            names = report.blind[start : start + NAMES_A_LINE]
-            lines.append(", ".join(map(repr, names)))
-        names_in_lines = ",\n".join(lines)
-        accept = f"report.require(not_compared=[{names_in_lines}])"
+        accept = require_without(report.unstable)
         gaps.append(
             Check("every leaf", "not compared", sentence=sentence, facts=(accept,))
         )
@@ -298,6 +321,13 @@ def find_gaps(report: Report, updates: list[ReferenceUpdate]) -> list[Check]:
         sentence = "no leaf holds floating-point numbers"
         gaps.append(Check("every leaf", "not compared", sentence=sentence))
     return gaps
+
+
+def require_without(names: list[str]) -> str:
+    """Return a call of `require` to copy, a few names a line."""
+    starts = range(0, len(names), NAMES_A_LINE)
+    lines = [str(names[start : start + NAMES_A_LINE])[1:-1] for start in starts]
+    return "report.require(not_compared=[" + ",\n".join(lines) + "])"
 
 
 def verify_program(
@@ -316,6 +346,6 @@ def verify_program(
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise FailedError(f"{target} fails: {blame(error)}") from error
+        raise FailedError(f"{target} fails: {describe_error(error)}") from error
     call.apply_defaults()
     return call.arguments, report

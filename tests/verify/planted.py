@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pmapdp.verify import one_device
-from pmapdp.verify.table import MISTAKES
+from pmapdp.verify.mistakes import ROWS
 
 SOURCE = (Path(__file__).parent / "program.py").read_text()
 WAYS = {
@@ -29,17 +29,32 @@ class Plant(NamedTuple):
     options: dict = {}  # noqa: RUF012
 
 
-PLANTS = [
-    Plant(
-        row,
-        **{
-            name: tuple(value) if name == "under" else value
-            for name, value in line.items()
-        },
-    )
-    for row, mistake in MISTAKES.items()
-    for line in mistake.get("lines", [])
-]
+# What the program needs, so that a wrong line shows.
+OPTIONS = {
+    ("mean of means", "count = weight.sum()"): {"key": "none"},
+    ("mean of means", 'gradients = lax.pmean(clip(gradients), "data")'): {
+        "optimizer": "clipping",
+        "length": 0.05,
+        "key": "none",
+    },
+    ("mean of means", "mean, square = moments(h)"): {
+        "norm": True,
+        "untracked": True,
+        "key": "none",
+    },
+    ("same mask", "index = jnp.arange(b)"): {"key": "any"},
+    ("key stands still", "key = key[0]"): {"key": "argument"},
+    ("key stands still", 'new["key"], key = state["key"], state["key"]'): {
+        "key": "state"
+    },
+}
+PLANTS = []
+for row in ROWS:
+    for line in row.lines:
+        options = OPTIONS.get((row.name, line.wrong), {})
+        if row.name == "local statistics":
+            options = {"norm": True}
+        PLANTS.append(Plant(row.name, line.correct, line.wrong, line.under, options))
 PLANTS += [
     Plant(
         "",

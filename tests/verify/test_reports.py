@@ -234,14 +234,14 @@ def test_what_rounding_decides_is_not_compared_and_not_passed():
     )
     assert (report.verdict, report.kinds) == (
         "incomplete",
-        {"w": "close", "z": "blind"},
+        {"w": "close", "z": "unstable"},
     ), str(report)
     assert "report.require(not_compared=['z'])" in flat(report)
     report.require(not_compared=["z"])
 
 
 def test_leaves_that_rounding_hides_are_three_a_line_to_copy():
-    kinds = {f"layer_{n}/bias": "blind" for n in range(12)}
+    kinds = {f"layer_{n}/bias": "unstable" for n in range(12)}
     report = Report([], kinds, devices=8, updates=1, precision="float64")
     (gap,) = find_gaps(report, [])
     names = str(gap).partition("not_compared=")[2].removesuffix(")")
@@ -300,7 +300,7 @@ def test_what_was_not_checked_is_one_line_and_in_the_json():
     }
     report = verify(**given, batch=BATCH, per_device="rng")
     assert report.ok, str(report)
-    assert report.kinds["rng"] == "ignored"
+    assert report.kinds["rng"] == "per_device"
     assert "Not compared, because per_device names them: rng." in flat(report)
     assert max(map(len, str(report).splitlines())) <= 100
     line = flat(report).partition("Not checked: ")[2]

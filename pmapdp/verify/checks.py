@@ -1,0 +1,178 @@
+"""Check what equal results don't show: random numbers, split work, communication."""
+
+import contextlib
+import re
+from typing import Any
+
+import jax
+import numpy as np
+
+from pmapdp.collectives import describe_exchange, instructions
+from pmapdp.verify import trees
+from pmapdp.verify.mistakes import Facts
+from pmapdp.verify.reference import step_arguments
+from pmapdp.verify.report import CheckError
+from pmapdp.verify.step_update import StepUpdate
+from pmapdp.verify.tolerances import PREDICTS
+from pmapdp.verify.trees import distance, fit_factor
+
+# Other random numbers leave so much of a leaf's change that is no multiple of it.
+NO_MULTIPLE = 0.1
+# A device that makes this many times its part of the operations isn't split: twice the
+# work is more. Of work that is the same for any batch, three times is allowed.
+MOST_WORK = 1.75
+MOST_FIXED_WORK = 3
+
+
+def check_random_numbers(updates: list[StepUpdate]) -> Facts:
+    """Say if the second update draws the random numbers of the first.
+
+    Raises:
+        CheckError: If that can't be told.
+    """
+    first = updates[0]
+    if not first.random_leaves:
+        raise CheckError("no result depends on a key")
+    if len(updates) == 1:
+        raise CheckError("it takes updates=2")
+    first_key = first.expected.key
+    second_key = updates[1].expected.key
+    # The first update once more, with the keys and counters of the second.
+    returned = first.call(*first.place(first.expected))["state"]
+    state, batch, key = first.place(first.expected._replace(key=second_key))
+    state = jax.tree.map(
+        lambda before, after: before if trees.is_float(before) else after,
+        state,
+        returned,
+    )
+    again = first.read(first.call(state, batch, key))
+    facts = Facts()
+    if is_redrawn(first, again):
+        return facts
+    has_one_key = first_key is not None and first_key is second_key
+    is_wrong = any(update.wrong() or update.wrong(metrics=True) for update in updates)
+    if has_one_key and not is_wrong:
+        raise CheckError(
+            "every update was given the same key. If your loop passes new ones, give "
+            "key=lambda update: jax.random.fold_in(key, update). If not, let the step "
+            "fold the update's number into it",
+            "not compared",
+        )
+    facts.repeated_random_numbers = True
+    facts.sentences.append(
+        "In the second update the random numbers of the first are drawn again."
+    )
+    return facts
+
+
+def is_redrawn(update: StepUpdate, again: dict[str, list[np.ndarray]]) -> bool:
+    """Return True if the first update's second run drew other random numbers.
+
+    A learning rate that follows a schedule moves the state and whatever depends on it,
+    and draws nothing. So metrics that stay equal, or a move of the state that is a
+    multiple of the first, show that the numbers are the same.
+    """
+    metrics_differ = []
+    state_differs = []
+    no_multiples = []
+    for name, random_difference in update.random_leaves.items():
+        first = np.stack(update.copies[name])
+        second = np.stack(again[name])
+        differs = distance(second, first) > PREDICTS * random_difference
+        if update.reference.is_metric(name):
+            metrics_differ.append(differs)
+            continue
+        old = update.expected.old[name]
+        expected = update.expected.values[name]
+        reseeded = update.reseeded.values[name]
+        _, rest = fit_factor(reseeded - old, expected - old)
+        if expected.size > 1 and rest > NO_MULTIPLE:
+            ratio, error = fit_factor(second - old, first - old)
+            no_multiples.append(error > PREDICTS * abs(ratio))
+        else:
+            state_differs.append(differs)
+    if metrics_differ and not any(metrics_differ):
+        return False
+    if no_multiples:
+        return any(no_multiples)
+    return any(metrics_differ) or any(state_differs)
+
+
+def check_work(updates: list[StepUpdate]) -> Facts:
+    """Say if a device makes more than its part of the operations, as compiled.
+
+    Raises:
+        CheckError: If that can't be told.
+    """
+    update = updates[0]
+    expected = update.expected
+    N = update.N
+    if N == 1 or not expected.examples or expected.examples % N:
+        raise CheckError("there is no batch that is split over several devices")
+    if places_arrays(update):
+        raise CheckError(
+            "the function around your step places arrays, and the compiler doesn't "
+            "count that"
+        )
+    rows = expected.select_examples(np.arange(expected.examples // N))
+    local_arguments = (expected.state, rows, expected.key)
+    local = update.reference.run_local.lower(0, *local_arguments)
+    whole = update.reference.run_whole.lower(*expected.arguments)
+    compiled_whole = whole.compile()  # it has been compiled by its call
+    loops = find_loops(update.compiled)
+    if loops != find_loops(compiled_whole) and loops != find_loops(local.compile()):
+        raise CheckError(
+            "the compiler counts a loop once, and the loops of step and reference "
+            "differ"
+        )
+    whole_work = count_operations(compiled_whole)
+    if not whole_work:
+        raise CheckError("the compiler counts no operations")
+    # Both are counted before they're compiled, so that none of them is fused.
+    part = count_operations(local) / count_operations(whole)
+    # Some of the work is the same for any batch, such as the update of the state.
+    fixed_work = (part - 1 / N) / (1 - 1 / N)
+    most = max(MOST_WORK * part, part + MOST_FIXED_WORK * fixed_work)
+    if not 0 < most < 0.9:
+        raise CheckError("too little of the work depends on the number of examples")
+    facts = Facts()
+    work = count_operations(update.compiled) / whole_work
+    if work >= most:
+        facts.unsplit_work = True
+        facts.sentences.append(
+            f"The busiest device makes {work:.0%} of the operations that the whole "
+            f"batch takes on one device. Its part alone would take {part:.0%}."
+        )
+    return facts
+
+
+def places_arrays(update: StepUpdate) -> bool:
+    """Return True if a plain function around the step moves arrays between devices."""
+    step = update.program.step
+    if hasattr(step, "lower"):
+        return False
+    arguments = step_arguments(*update.place(update.expected))
+    for equation in jax.make_jaxpr(step)(*arguments).jaxpr.eqns:
+        devices = equation.params.get("devices", ())
+        is_placed = any(device is not None for device in devices)
+        if equation.primitive.name == "device_put" and is_placed:
+            return True
+    return False
+
+
+def find_loops(compiled: Any) -> list[str]:
+    """Return the loops of a compiled program, and how often each runs."""
+    pattern = r' while\(|"known_trip_count":\{"n":"\d+"\}'
+    return sorted(re.findall(pattern, compiled.as_text()))
+
+
+def count_operations(program: Any) -> float:
+    """Return the floating-point operations of a program, those of a loop once."""
+    return (program.cost_analysis() or {}).get("flops", 0)
+
+
+def describe_communication(update: StepUpdate) -> str:
+    """Say what the devices exchange in an update, as far as the compiled step shows."""
+    with contextlib.suppress(Exception):  # a step need not be traceable as a whole
+        return describe_exchange(instructions(update.compiled.as_text()))
+    return ""

@@ -1,0 +1,139 @@
+"""Replace the examples one by one, to find out how much each of them counts.
+
+The moves of the step are compared with the reference's. Weight decay, which hides a
+factor of the gradient in the update itself, is in neither of them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pmapdp.verify.mistakes import Facts
+from pmapdp.verify.step_update import StepUpdate
+from pmapdp.verify.tolerances import CLEARLY_WRONG, PREDICTS
+from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
+
+MOST_EXAMPLES = 128  # are replaced: each costs a run of step and reference
+# How near two examples count alike. Weights are quotients of two differences, so
+# they're less exact than a prediction.
+ALIKE = 0.01
+
+
+class Influence(NamedTuple):
+    """How the examples influence a leaf.
+
+    Attributes:
+        weights: The move of the step, as a multiple of the reference's, by example. NaN
+            if the reference hardly moves.
+        error: The largest relative error of these.
+    """
+
+    weights: np.ndarray
+    error: float
+
+
+def replace_examples(update: StepUpdate) -> dict[str, Influence]:
+    """Measure the influence of every example on the wrong arrays of the state."""
+    if not 2 <= update.expected.examples <= MOST_EXAMPLES:
+        return {}
+    examples = range(update.expected.examples)
+    return measure_influence(update, examples, update.wrong_arrays)
+
+
+def compare_examples(
+    update: StepUpdate, influences: dict[str, Influence], facts: Facts
+) -> None:
+    """Say which examples count more than others, or not at all."""
+    weights = min(influences.values(), key=lambda influence: influence.error).weights
+    ends = [int(np.nanargmin(weights)), int(np.nanargmax(weights))]
+    low, high = weights[ends]
+    if low < -ALIKE * high or is_masked(update, ends, weights[ends]):
+        return
+    light = first_names(np.flatnonzero(np.abs(weights - low) < ALIKE * high))
+    heavy = first_names(np.flatnonzero(np.abs(weights - high) < ALIKE * high))
+    if low < ALIKE * high:
+        facts.ignored_example = True
+        facts.sentences.append(
+            f"Examples {light} have no influence: if others take their place, nothing "
+            "changes."
+        )
+    else:
+        facts.unequal_examples = True
+        facts.sentences.append(
+            f"Examples {heavy} count {high / low:.3g} times as much as examples "
+            f"{light}."
+        )
+
+
+def count_alike(influences: dict[str, Influence]) -> bool:
+    """Return True if all examples count alike."""
+    weights = min(influences.values(), key=lambda influence: influence.error).weights
+    low, high = np.nanmin(weights), np.nanmax(weights)
+    # Of two weights, each may be off by this much.
+    return bool(high - low < 3 * ALIKE * abs(high))
+
+
+def is_masked(update: StepUpdate, ends: list[int], weights: np.ndarray) -> bool:
+    """Return True if other random numbers make other examples count."""
+    if not update.random_leaves:
+        return False
+    reseeded = StepUpdate(update.program, update.reseeded)
+    influences = measure_influence(reseeded, ends, list(update.wrong()))
+    for influence in influences.values():
+        if np.allclose(weights, influence.weights, ALIKE, ALIKE):
+            return False
+    return True
+
+
+def measure_influence(
+    update: StepUpdate, examples: Sequence[int], names: list[str]
+) -> dict[str, Influence]:
+    """Replace examples one by one, and measure how far step and reference move.
+
+    A leaf is left out unless the step's moves are multiples of the reference's and add
+    up to the move when all examples are replaced: under clipping and Adam they don't.
+    """
+    B = update.expected.examples
+    replacements = np.roll(np.arange(B), B // 2)
+    reruns = []
+    for example in examples:
+        index = np.arange(B)
+        index[example] = replacements[example]
+        reruns.append(update.rerun(index))
+    all_replaced = None
+    if len(examples) == B:
+        all_replaced, _ = update.rerun(replacements)
+    influences = {}
+    for name in names:
+        weights = []
+        errors = []
+        for step_result, reference_result in reruns:
+            move = step_result[name] - update.copies[name][0]
+            expected_move = reference_result[name] - update.expected.values[name]
+            weight = np.nan
+            allowed = update.expected.allowed[name]
+            if distance(expected_move) > 2 * CLEARLY_WRONG * allowed:
+                weight, error = fit_factor(move, expected_move)
+                errors.append(error)
+            weights.append(weight)
+        are_multiples = len(errors) > len(weights) / 2 and max(errors) < ALIKE
+        if are_multiples and add_up(update, name, reruns, all_replaced):
+            influences[name] = Influence(np.array(weights), max(errors))
+    return influences
+
+
+def add_up(
+    update: StepUpdate,
+    name: str,
+    reruns: list[tuple[Leaves, Leaves]],
+    all_replaced: Leaves | None,
+) -> bool:
+    """Return True if the step's moves add up to the move for all examples."""
+    if all_replaced is None:
+        return True
+    before = update.copies[name][0]
+    moves = [step_result[name] - before for step_result, _ in reruns]
+    length = sum(distance(move) for move in moves)
+    rest = distance(all_replaced[name] - before, sum(moves))
+    return rest <= 2 * PREDICTS * length

@@ -1,0 +1,269 @@
+"""Measure what rounding does to the reference, and decide what counts as equal.
+
+Three more runs tell rounding from mistakes, from numbers changed by one unit in the
+last place of the narrowest type in which the reference adds. A leaf may be off by a
+multiple of its largest change in these runs, plus a fraction of its own change in the
+update, for formulas that differ by more than rounding, plus some units in its own last
+place. Whole numbers, truth values and keys must be equal.
+
+All thresholds of `verify` are here.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxprs_in_params
+
+from pmapdp.verify import trees
+from pmapdp.verify.reference import Reference
+from pmapdp.verify.report import ArgumentsError
+from pmapdp.verify.trees import Leaves, distance, first_names
+
+# Equal within rounding, by the bytes of the narrowest type: how many times the measured
+# change a leaf may be off, and which fraction of its change in the update. Three runs
+# don't show the largest change, and in float64 there is room for more.
+TOLERANCES = {8: (8, 1e-7), 4: (4, 7e-4)}
+# The largest error of a prediction, as a fraction of the difference that it explains. A
+# prediction that holds misses by rounding, which is below a thousandth of an update,
+# also in float32. One that doesn't hold misses by about the difference itself.
+PREDICTS = 1e-3
+# A difference is clearly wrong if it's this many times what rounding allows. A smaller
+# one can't tell two predictions apart.
+CLEARLY_WRONG = 10
+# A leaf of which rounding may change this fraction of its update is not compared.
+UNSTABLE = 0.3
+# A leaf that changes by less than this fraction of the state's largest change has a
+# gradient of 0, and rounding moves it.
+STANDS_STILL = 1e-6
+RUNS = 3  # with numbers changed by rounding
+# Operations that add numbers, so that rounding depends on their order.
+SUMS = (
+    "dot_general",
+    "conv_general_dilated",
+    "reduce_sum",
+    "cumsum",
+    "psum",
+    "reduce_window_sum",
+    "scatter-add",
+)
+
+
+class ReferenceUpdate(NamedTuple):
+    """One update of the reference, in host arrays as one device has them.
+
+    Attributes:
+        number: The number of the update, from 0.
+        state: Before the update.
+        batch: None if there is none.
+        key: None if there is none.
+        old: The leaves of the state.
+        values: What the reference returned: the new state and the metrics.
+        allowed: How far each of these may be off.
+        kinds: "close" and "exact" are compared; "unstable" is not, because rounding
+            decides it, nor "per_device", of which each device has its own.
+        batch_axis: The axis of the examples in the batch.
+    """
+
+    number: int
+    state: Any
+    batch: Any
+    key: Any
+    old: Leaves
+    values: Leaves
+    allowed: dict[str, float]
+    kinds: dict[str, str]
+    batch_axis: int
+
+    @property
+    def examples(self) -> int:
+        """The number of examples in the batch, or 0 without a batch."""
+        leaves = jax.tree.leaves(self.batch)
+        return np.shape(leaves[0])[self.batch_axis] if leaves else 0
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """State, batch and key."""
+        return self.state, self.batch, self.key
+
+    def leaves_of_kind(self, *kinds: str) -> list[str]:
+        """Return the leaves that are of one of these kinds."""
+        return [name for name, kind in self.kinds.items() if kind in kinds]
+
+    @property
+    def compared(self) -> list[str]:
+        """The leaves that are compared."""
+        return self.leaves_of_kind("close", "exact")
+
+    def select_examples(self, index: np.ndarray) -> Any:
+        """Return the batch with these examples."""
+        places = (*[slice(None)] * self.batch_axis, index)
+        return jax.tree.map(lambda leaf: leaf[places], self.batch)  # keys, too
+
+
+def make_updates(
+    reference: Reference,
+    state: Any,
+    batches: list[Any],
+    keys: list[Any],
+    narrowest: np.dtype,
+) -> list[ReferenceUpdate]:
+    """Make one update on each batch, with the tolerance of every leaf.
+
+    Raises:
+        ArgumentsError: If a result is NaN, which nothing equals.
+    """
+    unit = float(jnp.finfo(narrowest).eps)
+    if narrowest.itemsize < 4:
+        # Then an eighth of the numbers is rounded the other way, which is enough.
+        unit /= 8
+    updates = []
+    for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
+        new = reference.run((state, batch, key))
+        nudged_results = []
+        for seed in range(RUNS):
+            near_state = nudge(state, unit, seed)
+            near_batch = nudge(batch, unit, seed + RUNS)
+            nudged_results.append(reference((near_state, near_batch, key)))
+        old = reference.to_numpy({"state": state, "metrics": {}})
+        allowed, kinds = measure_tolerances(
+            reference, old, new, nudged_results, narrowest
+        )
+        update = ReferenceUpdate(
+            number=number,
+            state=state,
+            batch=batch,
+            key=key,
+            old=old,
+            values=reference.to_numpy(new),
+            allowed=allowed,
+            kinds=kinds,
+            batch_axis=reference.batch_axis,
+        )
+        refuse_nan(update)
+        updates.append(update)
+        state = new["state"]
+    return updates
+
+
+def refuse_nan(update: ReferenceUpdate) -> None:
+    """Raise an error if a result is NaN, which nothing equals."""
+    names = [name for name in update.compared if np.isnan(update.values[name]).any()]
+    if names:
+        raise ArgumentsError(
+            f"{first_names(names)} is NaN after update {update.number + 1}, in the "
+            "reference too, and nothing equals NaN: give a state and data with which "
+            "it is a number"
+        )
+
+
+def measure_tolerances(
+    reference: Reference,
+    old: Leaves,
+    new: dict[str, Any],
+    nudged_results: list[Leaves],
+    narrowest: np.dtype,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Return how far each leaf may be off, and its kind."""
+    narrow = (2, 4 * float(jnp.finfo(narrowest).eps))
+    times, fraction = TOLERANCES.get(narrowest.itemsize, narrow)
+    allowed: dict[str, float] = {}
+    kinds: dict[str, str] = {}
+    changes: dict[str, float] = {}
+    for name, leaf in reference.leaves(new).items():
+        value = trees.to_numpy(leaf)
+        spread = max(distance(result[name], value) for result in nudged_results)
+        allowed[name] = 0.0
+        if reference.is_per_device(name) and not reference.groups:
+            kinds[name] = "per_device"
+        elif value.dtype.kind == "f":
+            kinds[name] = "close"
+        elif spread:
+            kinds[name] = "unstable"
+        else:
+            kinds[name] = "exact"
+        if kinds[name] != "close" or not np.isfinite(value).all():
+            continue
+        size = distance(value)
+        change = size
+        if not reference.is_metric(name):
+            change = distance(value, old[name])
+        unit = float(jnp.finfo(leaf.dtype).eps)
+        rounded = 4 * unit * max(size, change)
+        changes[name] = change
+        if unit > 1e-6:
+            # It's stored in a narrow type and rounded to that, so its size counts.
+            rounded = 2 * unit * max(size, change)
+            changes[name] = max(size, change)
+        allowed[name] = times * spread + fraction * change + rounded
+    mark_unstable(reference, changes, allowed, kinds)
+    return allowed, kinds
+
+
+def mark_unstable(
+    reference: Reference,
+    changes: dict[str, float],
+    allowed: dict[str, float],
+    kinds: dict[str, str],
+) -> None:
+    """Mark the leaves that rounding decides.
+
+    A leaf that stands still but for rounding is compared, with a wider tolerance.
+    """
+    state_changes = [
+        change for name, change in changes.items() if not reference.is_metric(name)
+    ]
+    smallest = STANDS_STILL * max(state_changes, default=0.0)
+    for name, change in changes.items():
+        if allowed[name] > UNSTABLE * change > 0:
+            allowed[name] = max(allowed[name], smallest)
+            if reference.is_metric(name) or change >= smallest:
+                kinds[name] = "unstable"
+
+
+def nudge(tree: Any, unit: float, seed: int) -> Any:
+    """Change every number by up to `unit` of itself.
+
+    Whole numbers stay: they are counts, weights and labels.
+    """
+    random = np.random.default_rng(seed)
+
+    def change(leaf: Any) -> Any:
+        if not trees.is_float(leaf):
+            return leaf
+        factor = 1 + unit * random.uniform(-1, 1, np.shape(leaf))
+        changed = np.asarray(leaf * factor, leaf.dtype)
+        return np.where(leaf == np.round(leaf), leaf, changed)
+
+    return jax.tree.map(change, tree)
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield every operation of a traced program, also of the programs in it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+def narrowest_sum(traced: Any, state: Any) -> np.dtype:
+    """Return the narrowest type in which a program adds numbers.
+
+    The new type of a leaf that it returns in another type counts, too.
+    """
+    dtypes = set()
+    for equation in equations(traced.jaxpr.jaxpr):
+        if equation.primitive.name in SUMS:
+            for variable in (*equation.invars, *equation.outvars):
+                dtypes.add(variable.aval.dtype)
+    new_leaves = jax.tree.leaves(traced.out_info["state"])
+    for old, new in zip(jax.tree.leaves(state), new_leaves, strict=True):
+        if not trees.is_key(new) and new.dtype != jnp.result_type(old):
+            dtypes.add(new.dtype)
+    floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
+    widest_unit = max(
+        floats, key=lambda dtype: float(jnp.finfo(dtype).eps), default=np.float64
+    )
+    return np.dtype(widest_unit)
