@@ -9,7 +9,6 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from marks import quick
-from pmap_programs import load
 from steps import BATCH, MESH, RANDOM, W, descend, loss_of, mean, sharded
 
 from pmapdp.verify import Layout, old_program, one_device, verify
@@ -212,24 +211,9 @@ def three_updates_in_a_scan():
     return given | {"batch": batches, "batch_axis": 1}
 
 
-def pmap_as_in_hugging_face():
-    """Weighted tokens, and a dropout key of each device in the state, compared with itself on 8 groups."""
-    module = load("hugging_face_tokens")
-    state = module.create_state()
-    given = {
-        "state": state.replace(dropout_rng=jax.random.split(state.dropout_rng, 8)),
-        "per_device": ["dropout_rng"],
-    }
-    given |= {
-        "reference": old_program(module.train_step, "batch", groups=8),
-        "batch": next(module.batches(1, 32)),
-    }
-    return given | {"step": jax.pmap(module.train_step, "batch")}
-
-
 PROGRAMS = [
     shard_map_on_a_mesh_of_its_own, shard_map_with_pcast, jit_with_nnx, zero_1, a_ragged_batch_padded_by_the_layout, mixed_precision,
-    without_a_batch, three_updates_in_a_scan, pmap_as_in_hugging_face,
+    without_a_batch, three_updates_in_a_scan,
 ]  # fmt: skip
 
 
