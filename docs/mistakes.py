@@ -17,8 +17,8 @@ as it was.
 | --- | --- |"""
 
 ROWS_HEAD = """
-In the examples, the line with a minus is wrong. If each device is meant to hold values of its own, name them in
-`per_device`, and take `old_program` as the reference."""
+In the examples, the line with a minus is wrong. Under jit the compiler adds the all-reduces, so you can't forget one. If each
+device is meant to hold values of its own, name them in `per_device`, and take `old_program` as the reference."""
 
 RULES_HEAD = """
 ## How `verify` finds a row
@@ -39,8 +39,9 @@ def read_rule(row: Mistake) -> str:
 def print_row(row: Mistake) -> None:
     """Print a section of the page."""
     print(f"\n### {row.name}\n")
-    print(f"Usually {row.usually}. {row.write}\n")
-    print(f"It's no mistake if {row.no_mistake_if}.")
+    print(f"Usually {row.usually}. {row.write}")
+    if row.no_mistake_if:
+        print(f"\nIt's no mistake if {row.no_mistake_if}.")
     for line in row.lines:
         print(f"\n```diff\n- {line.wrong}\n+ {line.correct}\n```")
 

@@ -47,7 +47,7 @@ def check_random_numbers(updates: list[StepUpdate]) -> Facts:
     )
     again = first.read(first.call(state, batch, key))
     facts = Facts()
-    if is_redrawn(first, again):
+    if draws_new_numbers(first, again):
         return facts
     has_one_key = first_key is not None and first_key is second_key
     is_wrong = any(update.wrong() or update.wrong(metrics=True) for update in updates)
@@ -65,7 +65,7 @@ def check_random_numbers(updates: list[StepUpdate]) -> Facts:
     return facts
 
 
-def is_redrawn(update: StepUpdate, again: dict[str, list[np.ndarray]]) -> bool:
+def draws_new_numbers(update: StepUpdate, again: dict[str, list[np.ndarray]]) -> bool:
     """Return True if the first update's second run drew other random numbers.
 
     A learning rate that follows a schedule moves the state and whatever depends on it,

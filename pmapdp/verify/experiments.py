@@ -65,7 +65,7 @@ def find_nan(update: StepUpdate, facts: Facts, *, metrics: bool) -> None:
                 f"On the examples of device {first_names(local)} alone, the reference "
                 "is NaN, too."
             )
-        return  # it made the others
+        return  # this leaf's NaN made the NaN of later leaves
 
 
 def devices_with_nan(arrays: Sequence[np.ndarray]) -> list[int]:
@@ -136,8 +136,8 @@ def find_use(update: StepUpdate, facts: Facts, names: list[str]) -> None:
     if not leaves:
         return
     used = find_used_leaves(update.reference, leaves, update.expected.arguments)
-    others = [name for name in floats if name not in names]
-    if not used and all(state[name].size == 1 for name in others):
+    other_floats = [name for name in floats if name not in names]
+    if not used and all(state[name].size == 1 for name in other_floats):
         # Then a parameter has no other leaf that could depend on it.
         facts.used = True
         facts.sentences.append(
@@ -309,14 +309,14 @@ def compare_with_local_results(update: StepUpdate, facts: Facts) -> None:
 
 def weigh_examples(update: StepUpdate, facts: Facts) -> None:
     """Say how much the examples count: all N times as much, some more, or some not."""
-    influences = replace_examples(update)
-    if not influences:
+    weights_by_leaf = replace_examples(update)
+    if not weights_by_leaf:
         return
-    if not count_alike(influences):
-        compare_examples(update, influences, facts)
+    if not count_alike(weights_by_leaf[0]):
+        compare_examples(update, weights_by_leaf[0], facts)
         return
-    weights = [influence.weights for influence in influences.values()]
-    compare_ratios(update, [float(np.nanmedian(row)) for row in weights], facts)
+    medians = [float(np.nanmedian(weights)) for weights in weights_by_leaf]
+    compare_ratios(update, medians, facts)
 
 
 def describe_change(update: StepUpdate, facts: Facts) -> None:

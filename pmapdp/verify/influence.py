@@ -5,7 +5,6 @@ factor of the gradient in the update itself, is in neither of them.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,32 +19,23 @@ MOST_EXAMPLES = 128  # are replaced: each costs a run of step and reference
 ALIKE = 0.01
 
 
-class Influence(NamedTuple):
-    """How the examples influence a leaf.
-
-    Attributes:
-        weights: The move of the step, as a multiple of the reference's, by example. NaN
-            if the reference hardly moves.
-        error: The largest relative error of these.
-    """
-
-    weights: np.ndarray
-    error: float
-
-
-def replace_examples(update: StepUpdate) -> dict[str, Influence]:
-    """Measure the influence of every example on the wrong arrays of the state."""
+def replace_examples(update: StepUpdate) -> list[np.ndarray]:
+    """Measure how much every example counts in the wrong arrays of the state."""
     if not 2 <= update.expected.examples <= MOST_EXAMPLES:
-        return {}
+        return []
     examples = range(update.expected.examples)
-    return measure_influence(update, examples, update.wrong_arrays)
+    return measure_weights(update, examples, update.wrong_arrays)
 
 
-def compare_examples(
-    update: StepUpdate, influences: dict[str, Influence], facts: Facts
-) -> None:
+def count_alike(weights: np.ndarray) -> bool:
+    """Return True if all examples count alike."""
+    low, high = np.nanmin(weights), np.nanmax(weights)
+    # Of two weights, each may be off by this much.
+    return bool(high - low < 3 * ALIKE * abs(high))
+
+
+def compare_examples(update: StepUpdate, weights: np.ndarray, facts: Facts) -> None:
     """Say which examples count more than others, or not at all."""
-    weights = min(influences.values(), key=lambda influence: influence.error).weights
     ends = [int(np.nanargmin(weights)), int(np.nanargmax(weights))]
     low, high = weights[ends]
     if low < -ALIKE * high or is_masked(update, ends, weights[ends]):
@@ -66,33 +56,27 @@ def compare_examples(
         )
 
 
-def count_alike(influences: dict[str, Influence]) -> bool:
-    """Return True if all examples count alike."""
-    weights = min(influences.values(), key=lambda influence: influence.error).weights
-    low, high = np.nanmin(weights), np.nanmax(weights)
-    # Of two weights, each may be off by this much.
-    return bool(high - low < 3 * ALIKE * abs(high))
-
-
 def is_masked(update: StepUpdate, ends: list[int], weights: np.ndarray) -> bool:
     """Return True if other random numbers make other examples count."""
     if not update.random_leaves:
         return False
     reseeded = StepUpdate(update.program, update.reseeded)
-    influences = measure_influence(reseeded, ends, list(update.wrong()))
-    for influence in influences.values():
-        if np.allclose(weights, influence.weights, ALIKE, ALIKE):
+    for reseeded_weights in measure_weights(reseeded, ends, list(update.wrong())):
+        if np.allclose(weights, reseeded_weights, ALIKE, ALIKE):
             return False
     return True
 
 
-def measure_influence(
+def measure_weights(
     update: StepUpdate, examples: Sequence[int], names: list[str]
-) -> dict[str, Influence]:
-    """Replace examples one by one, and measure how far step and reference move.
+) -> list[np.ndarray]:
+    """Replace examples one by one, and compare how far step and reference move.
 
-    A leaf is left out unless the step's moves are multiples of the reference's and add
-    up to the move when all examples are replaced: under clipping and Adam they don't.
+    Returns:
+        The step's moves as multiples of the reference's, `[examples]` for each leaf,
+        NaN if the reference hardly moves. The most exact come first. A leaf is left out
+        unless its moves are multiples and add up to the move when all examples are
+        replaced: under clipping and Adam they don't.
     """
     B = update.expected.examples
     replacements = np.roll(np.arange(B), B // 2)
@@ -104,7 +88,7 @@ def measure_influence(
     all_replaced = None
     if len(examples) == B:
         all_replaced, _ = update.rerun(replacements)
-    influences = {}
+    weights_by_error = {}
     for name in names:
         weights = []
         errors = []
@@ -119,8 +103,8 @@ def measure_influence(
             weights.append(weight)
         are_multiples = len(errors) > len(weights) / 2 and max(errors) < ALIKE
         if are_multiples and add_up(update, name, reruns, all_replaced):
-            influences[name] = Influence(np.array(weights), max(errors))
-    return influences
+            weights_by_error[max(errors), name] = np.array(weights)
+    return [weights_by_error[key] for key in sorted(weights_by_error)]
 
 
 def add_up(

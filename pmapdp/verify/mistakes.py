@@ -79,7 +79,7 @@ class Mistake:
         symptom: What you notice without `verify`.
         usually: What it usually is.
         write: The correction.
-        no_mistake_if: When the program is correct as it is, as a clause.
+        no_mistake_if: When the program is correct as it is, as a clause, if ever.
         lines: Examples.
     """
 
@@ -88,7 +88,7 @@ class Mistake:
     symptom: str
     usually: str
     write: str
-    no_mistake_if: str
+    no_mistake_if: str = ""
     lines: tuple[WrongLine, ...] = ()
 
     @property
@@ -383,8 +383,6 @@ ROWS = (
         "is NaN",
         write="Divide after adding up: `lax.psum(sums, axis_name) / "
         "lax.psum(count, axis_name)`.",
-        no_mistake_if="no later update reads the NaN, because the next all-reduce "
-        "brings it to all devices",
     ),
     Mistake(
         "one device's metrics",

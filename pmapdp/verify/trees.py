@@ -56,7 +56,7 @@ def matches(path: str, names: str | Sequence[str]) -> bool:
 
 
 def to_numpy(leaf: Any) -> np.ndarray:
-    """Return a leaf on the host: fractions in float64, whole numbers as they are."""
+    """Return a leaf on the host: floats in float64, whole numbers as they are."""
     if jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
         return np.asarray(leaf, np.float64)
     return np.asarray(leaf)
@@ -68,14 +68,14 @@ def is_key(leaf: Any) -> bool:
 
 
 def is_float(leaf: Any) -> bool:
-    """Return True if this leaf holds fractions."""
+    """Return True if this leaf holds floats."""
     return not is_key(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
 def to_host(tree: Any, dtype: Any = None) -> Any:
     """Copy to host memory, which no donation reaches.
 
-    With `dtype`, fractions come in that type, but for what is stored in 16 bits: the
+    With `dtype`, floats come in that type, but for what is stored in 16 bits: the
     program means to round it.
     """
 

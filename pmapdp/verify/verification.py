@@ -206,11 +206,11 @@ def make_checks(updates: list[StepUpdate]) -> list[Check]:
         check_results(updates, metrics=False),
         check_results(updates, metrics=True),
     ]
-    others = [
+    further = [
         make_check("random numbers advance", check_random_numbers, updates),
         make_check("the work is split", check_work, updates),
     ]
-    if any(check.status == "FAILED" for check in others):
+    if any(check.status == "FAILED" for check in further):
         # Then the results look like mistakes that nobody made.
         follows = (
             "This may follow from what another check found. Correct that one first."
@@ -218,7 +218,7 @@ def make_checks(updates: list[StepUpdate]) -> list[Check]:
         for number, check in enumerate(results):
             if check.status == "FAILED":
                 results[number] = check._replace(sentence=follows, facts=(), rows=())
-    return results + others
+    return results + further
 
 
 def make_check(
