@@ -129,7 +129,7 @@ def test_the_job_script_gives_each_process_all_gpus_of_its_node(tmp_path, gpus, 
         assert f"ids {ids}\n" in out
         line = out.split("arguments ")[1]
         options, _, train = line.partition(" python -m pmapdp.train ")
-        assert options == "--unbuffered --cpus-per-task=96"
+        assert options == "--cpus-per-task=96"
         config, processes = cli.parse_with_recipe(
             COMMAND, ProcessesOptions, train.split()
         )
@@ -139,7 +139,7 @@ def test_the_job_script_gives_each_process_all_gpus_of_its_node(tmp_path, gpus, 
 def test_the_job_script_starts_a_program_of_yours(tmp_path):
     status, out = run_script(tmp_path, "my_train.py", "--fast", SLURM_CPUS_ON_NODE="4")
     assert status == 0
-    arguments = "--unbuffered --cpus-per-task=4 python my_train.py --fast"
+    arguments = "--cpus-per-task=4 python my_train.py --fast"
     assert f"arguments {arguments}\n" in out
 
 
