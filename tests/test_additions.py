@@ -1,6 +1,7 @@
-"""A strategy or a data set is added in the lines that the code names, and no more.
+"""What CONTRIBUTING.md says about adding something is all that it takes.
 
-Each test adds one to a copy of the package and runs the commands with it.
+Each test adds one flag, model, data set, optimizer or strategy to a copy of the package
+and runs the commands with it.
 """
 
 import json
@@ -89,3 +90,59 @@ def test_a_data_set_takes_its_file_an_import_and_a_line(package, tmp_path):
     shown = run(package, "pmapdp.train", *flags, "--metrics-file", metrics)
     assert "shades" in shown
     assert metrics.read_text()
+
+
+DOT = '''"""A model of one layer."""
+
+from flax import nnx
+
+
+class Dot(nnx.Module):
+    """Images to logits."""
+
+    def __init__(self, *, rngs):
+        self.logits = nnx.Linear(784, 10, rngs=rngs)
+
+    def __call__(self, images):
+        """Return the logits."""
+        return self.logits(images.reshape(images.shape[0], 784) / 255)
+'''
+
+
+def test_a_model_takes_its_file_an_import_and_a_line(package):
+    (package / "models" / "dot.py").write_text(DOT)
+    registry = package / "registry.py"
+    line = "from pmapdp.models.mlp import"
+    replace(registry, line, f"from pmapdp.models import dot\n{line}")
+    replace(registry, '"mlp": MLP,', '"mlp": MLP, "dot": dot.Dot,')
+
+    flags = ("--model", "dot", "--strategy", "jit", "--devices", "2", "--steps", "3")
+    assert "dot, 7,850 parameters" in run(package, "pmapdp.train", *flags)
+
+
+def test_an_optimizer_takes_a_line(package):
+    line = '"adam": lambda schedule, config: optax.adam(schedule),'
+    lion = '"lion": lambda schedule, config: optax.lion(schedule),'
+    replace(package / "optimizer.py", line, f"{line} {lion}")
+
+    shown = run(package, "pmapdp.train", "--optimizer", "lion", *SHORT, "3")
+    assert "lion, cosine" in shown
+
+
+def test_a_flag_takes_a_setting(package, tmp_path):
+    """A run that began without it goes on with it."""
+    workdir = tmp_path / "run"
+    run(package, "pmapdp.train", "--workdir", workdir, *SHORT, "2")
+    config = package / "config.py"
+    line = "    draw_sharding: bool = setting("
+    new = '    greeting: str = setting("output", "hello", "What to say first.")'
+    replace(config, line, f"{new}\n{line}")
+
+    assert "What to say first. (default: hello)" in run(
+        package, "pmapdp.train", "--help"
+    )
+    greeting = ("--greeting", "good day")
+    shown = run(package, "pmapdp.train", "--workdir", workdir, *greeting, *SHORT, "3")
+    assert "restored from the checkpoint of step 2" in shown
+    settings = json.loads((workdir / "config.json").read_text())
+    assert "good day" in str(settings)
