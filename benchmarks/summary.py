@@ -75,9 +75,9 @@ class Run(NamedTuple):
         )
 
 
-MOST_SPREAD = (
-    1.0  # of a command's runs: a row whose runs lie further apart says nothing
-)
+# Of a command's runs, as a part of their median. Numbers whose runs lie further apart
+# say nothing, and aren't printed.
+MOST_SPREAD = 0.25
 
 
 def comparisons(peers: bool) -> list[tuple[str, Run, Run]]:
@@ -100,6 +100,18 @@ def spread_of(speeds: list[float]) -> float:
     return (max(speeds) - min(speeds)) / median(speeds)
 
 
+def three_digits(speed: float) -> str:
+    """Write a speed with three digits that count: the fourth differs every time."""
+    return f"{float(f'{speed:.3g}'):,.0f}"
+
+
+def middle_half(ratios: list[float]) -> tuple[float, float]:
+    """Return the least and the greatest without the lowest and the highest quarter."""
+    quarter = len(ratios) // 4
+    middle = sorted(ratios)[quarter : len(ratios) - quarter]
+    return middle[0], middle[-1]
+
+
 def table(results: dict[str, Any]) -> str:
     """Return the tables of `benchmarks.run` in Markdown."""
     speeds, machine = results["examples_per_second"], results["machine"]
@@ -115,7 +127,7 @@ def table(results: dict[str, Any]) -> str:
         ours = median(speeds[run.name])
         other = median(speeds[against.name])
         cells = rows.setdefault((work, run.devices, OTHERS[against.who]), {})
-        cells[run.strategy] = f"{ours:,.0f} ({ours / other:.2f})"
+        cells[run.strategy] = f"{three_digits(ours)} ({ours / other:.2f})"
     strategies = ("single", *STRATEGIES)
     lines = [
         "Examples/s of pmapdp. In brackets is the ratio to the other program.",
@@ -133,16 +145,11 @@ def table(results: dict[str, Any]) -> str:
     if peers:
         versions += f"; peers: {peers}"
     runs = len(next(iter(speeds.values())))
-    commands = ", ".join(
-        f"{name} {seconds:.1f} s" for name, seconds in results["seconds"].items()
-    )
     lines += [
         "",
         f"Medians of {runs} runs each, in turn. A command's runs lay up to "
         f"{max(spreads):.0%} of their median apart. {machine['cores']} cores "
         f"({machine['processor']}), devices simulated on the CPU, {versions}.",
-        "",
-        f"Whole commands, with compiled programs cached: {commands}.",
     ]
     return "\n".join(lines)
 
@@ -151,7 +158,7 @@ def table_of_accelerators(results: dict[str, Any]) -> str:
     """Return the table of `benchmarks.accelerators` in Markdown."""
     lines = [
         "Examples/s. In brackets is the trainer's speed over that of the bare loop "
-        "with the same strategy: the median of the pairs, and their range.",
+        "with the same strategy: the median of the rounds, and their middle half.",
         "",
         "| work | trainer, pmap | trainer, jit | bare loop, jit | PyTorch eager "
         "| PyTorch compiled |",
@@ -161,16 +168,15 @@ def table_of_accelerators(results: dict[str, Any]) -> str:
         cells = [work]
         for strategy in ("pmap", "jit"):
             ratios = row[strategy]["ratios"]
-            shares = f"{median(ratios):.2f}; {ratios[0]:.2f} to {ratios[-1]:.2f}"
-            cells.append(f"{row[strategy]['trainer']:,.0f} ({shares})")
+            low, high = middle_half(ratios)
+            shares = f"{median(ratios):.2f}; {low:.2f} to {high:.2f}"
+            cells.append(f"{three_digits(row[strategy]['trainer'])} ({shares})")
         speeds = row.get("pytorch", {})
-        theirs = [
-            f"{speeds[how]:,.0f}" if how in speeds else ""
-            for how in ("eager", "compiled")
-        ]
-        lines.append(
-            f"| {' | '.join([*cells, format(row['jit']['bare'], ',.0f'), *theirs])} |"
-        )
+        cells.append(three_digits(row["jit"]["bare"]))
+        eager = three_digits(speeds["eager"]) if "eager" in speeds else ""
+        compiled = three_digits(speeds["compiled"]) if "compiled" in speeds else ""
+        cells += [eager, compiled]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", f"{results['machine']}."])
 
 
