@@ -1,4 +1,4 @@
-"""docs/simulated_devices.md: its program shows eight devices, with enough threads."""
+"""docs/simulated_devices.md: its programs have eight devices, with enough threads."""
 
 import re
 from pathlib import Path
@@ -7,12 +7,12 @@ import jax
 from launch import python
 
 PAGE = Path(__file__).parents[2] / "docs" / "simulated_devices.md"
+BY_PMAPDP, PLAIN = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def test_the_program_has_eight_devices_and_two_threads_for_each():
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     shown = "import os\nprint(os.environ.get('NPROC'))\n"
-    done = python("-c", program + shown)
+    done = python("-c", BY_PMAPDP + shown)
     assert done.returncode == 0, done.stderr
     devices, threads = done.stdout.split()
     assert devices == "8"
@@ -21,3 +21,9 @@ def test_the_program_has_eight_devices_and_two_threads_for_each():
         assert int(threads) >= 16
     else:
         assert threads == "None"
+
+
+def test_the_program_in_plain_jax_adds_up_over_eight_devices():
+    done = python("-c", PLAIN)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"[{' '.join(8 * ['28'])}]\n"

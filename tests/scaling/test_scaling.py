@@ -120,10 +120,33 @@ def test_the_command_prints_the_table_of_the_page():
 
 
 def test_the_program_of_the_page(capsys):
-    exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], {})
-    first, second = capsys.readouterr().out.split("\n")[:2]
-    assert re.fullmatch(r"[\d.]+% of a step is waiting", first)
-    assert re.fullmatch(r"efficiency [\d.]+%", second)
+    program, shown = re.search(
+        r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL
+    ).groups()
+    names: dict = {}
+    exec(program, names)
+    assert capsys.readouterr().out == shown
+    model = names["model"]
+    assert 6 * model["parameters"] * 1024 == pytest.approx(model["flops"], rel=0.1)
+    half = predict(A100, 512, **model | {"b": 8}, dtype="bfloat16")
+    assert half.all_reduce == names["many"].all_reduce
+    waiting = [step.all_reduce / step.step for step in (half, names["many"])]
+    assert 1.8 < waiting[0] / waiting[1] < 2
+
+
+def test_the_calculation_by_hand_on_the_page():
+    gradients = 4 * 124_000_000
+    inside, outside = A100.levels
+    seconds = 2 * 7 / 8 * gradients / inside.bandwidth
+    assert (
+        f"over {inside.bandwidth / 1e9:.0f} GB/s of NVLink: {1e3 * seconds:.1f} ms"
+        in PAGE
+    )
+    seconds = 2 * 63 / 64 * gradients / 8 / outside.bandwidth
+    assert (
+        f"card of {outside.bandwidth / 1e9:.1f} GB/s, takes {1e3 * seconds:.1f} ms"
+        in PAGE
+    )
 
 
 def test_its_flags_of_before_are_refused():
