@@ -16,6 +16,7 @@ from launch import python
 from pmapdp import cli, train
 from pmapdp.config import Config
 from pmapdp.data.batches import Batch
+from pmapdp.optimizer import make_schedule
 from pmapdp.state import Task, build, initial_state
 from pmapdp.steps import STRATEGIES
 
@@ -46,10 +47,32 @@ def test_the_header_is_what_the_command_prints():
         assert line in printed.splitlines()
 
 
-def test_the_version_names_the_devices_in_the_line_that_the_page_says():
-    assert "the line `device info` begins with `cpu`" in PAGE
+def test_the_check_says_if_there_is_only_a_cpu():
+    program = re.search(r'^python -c "(import jax; .*?)"', PAGE, re.MULTILINE)[1]
+    done = python("-c", program)
+    assert done.stdout == "[CpuDevice(id=0)]\n"
+    assert f"`{done.stdout.strip()}`" in PAGE
+
+
+def test_the_version_lists_the_devices():
     done = python("-m", "pmapdp.train", "--version")
     assert re.search(r"^device info: cpu", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("gpus", [1, 8, 32])
+def test_the_learning_rates_of_the_table(gpus):
+    row = re.search(rf"^\| {gpus} \| (.*) \| (.*) \| (.*) \|$", PAGE, re.MULTILINE)
+    B = int(row[1].replace(",", ""))
+    assert 128 * gpus == B
+    for rule, rate, shown in (("linear", 0.1, row[2]), ("sqrt", 0.001, row[3])):
+        config = Config(
+            learning_rate=rate,
+            scale_learning_rate=rule,
+            base_batch_size=128,
+            schedule="constant",
+        )
+        schedule = make_schedule(config, B, 10, 100)
+        assert float(schedule(0)) == pytest.approx(float(shown), rel=0.02)
 
 
 class Block(nnx.Module):
