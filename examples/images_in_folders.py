@@ -1,10 +1,13 @@
 """Images from folders, with a ResNet of Flax's own layers and augmentation.
 
-    python examples/images_in_folders.py jit
+    $ python examples/images_in_folders.py jit
+    ...
+    epoch 3/3  train loss 0.6779 accuracy 0.9687  test loss 0.2283 accuracy 0.9750
+    test accuracy: best 0.9750 (epoch 3), last 0.9750
 
-It writes scikit-learn's digits as PNG files and reads them as anybody's photos, decoded
-by threads while the devices compute. More than 97 % of the test images are classified
-right after 3 epochs, on any strategy.
+It first writes scikit-learn's digits as PNG files. Then it reads them as it would read
+your photos: threads decode them while the devices compute. The test accuracy is above
+0.97 with any strategy. Takes half a minute on two cores.
 """
 
 import functools

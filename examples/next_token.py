@@ -1,10 +1,13 @@
 """Next-token training of a small transformer on a text file.
 
-    python examples/next_token.py LICENSE jit
+    $ python examples/next_token.py LICENSE jit
+    ...
+    epoch 4/4  train loss 2.3717  test loss 2.7229
+    test loss: best 2.7229 (epoch 4), last 2.7229
 
-A token is a byte. On the repository's own LICENSE the loss falls from 5.5, guessing, to
-below 2.75 nats a byte on the tenth of the text that is held back, after 4 epochs, on
-any strategy.
+A token is a byte, and the test is the last tenth of the text. The loss starts at 5.5
+nats a byte, which is guessing, and falls below 2.75 with any strategy. Takes a minute
+on two cores.
 """
 
 import sys

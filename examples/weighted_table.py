@@ -1,11 +1,13 @@
 """A regression on a table whose rows count differently.
 
-    python examples/weighted_table.py jit
+    $ python examples/weighted_table.py jit
+    ...
+    epoch 20/20  train loss 0.6105  test loss 0.0198
+    test loss: best 0.0194 (epoch 16), last 0.0198
 
 It writes a table of 2,000 measurements, each with its own error, and reads it again. A
-row counts with the inverse of its variance. On rows without error the mean squared
-error is below 0.025 after 20 epochs, on any strategy; without the weights it is about
-twice that.
+row counts with the inverse of its variance. The loss on rows without error ends below
+0.025 with any strategy, and without the weights at about twice that. Takes ten seconds.
 """
 
 import sys

@@ -15,7 +15,11 @@ from pmapdp.distributed import ProcessesOptions
 from pmapdp.verify import __main__ as verify_command
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*ROOT.glob("*.md"), ROOT / "lessons" / "README.md", *ROOT.glob("docs/*.md")]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/*.md"),
+    *(ROOT / folder / "README.md" for folder in ("lessons", "examples", "benchmarks")),
+]
 HISTORY = [
     ROOT / "CHANGELOG.md",
     ROOT / "docs" / "migrating.md",

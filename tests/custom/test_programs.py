@@ -1,6 +1,7 @@
 """Programs that call `train`: examples, other uses of JAX, notebooks, large data."""
 
 import importlib
+import re
 import time
 from pathlib import Path
 
@@ -26,18 +27,29 @@ EXAMPLES = [
 ]
 
 
+def without_numbers(text):
+    return re.sub(r"[0-9][0-9.e-]*", "N", text)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings", "is_reached"), EXAMPLES)
 def test_an_example_reaches_what_the_page_says(
-    name, settings, is_reached, tmp_path, monkeypatch
+    name, settings, is_reached, tmp_path, monkeypatch, capsys
 ):
+    """And prints what its docstring shows, but for the numbers."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    main = importlib.import_module(name).main
+    example = importlib.import_module(name)
+    main = example.main
     where = tmp_path
     if name == "next_token":
         where = ROOT / "LICENSE"
     result = main(where, **settings, devices=2, progress=False, compile_cache=False)
     assert is_reached(result.epochs[-1]["test"])
+    printed = without_numbers(capsys.readouterr().out).splitlines()
+    shown = re.findall(r"^    (epoch .*|test .*)$", example.__doc__, re.MULTILINE)
+    assert len(shown) == 2
+    for line in shown:
+        assert any(row.startswith(without_numbers(line)) for row in printed)
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 80
 
 
