@@ -3,7 +3,7 @@
 python docs/constructs.py > docs/constructs.md
 """
 
-from pmapdp.port.find import TABLE
+from pmapdp.port.rows import ROWS
 
 HEAD = """# Pmap, construct by construct
 
@@ -32,12 +32,12 @@ devices, and `[B, ...]` the global batch.
 def main() -> None:
     """Print the page."""
     print(HEAD)
-    for name, row in TABLE.items():
-        today = row["status"]
-        if "today" in row:
-            today = f"{today}: {row['today']}"
-        written = f'<a id="{name}"></a>{row["written"]}'
-        print(f"| {written} | {today} | {row['shard_map']} | {row['jit']} |")
+    for row in ROWS.values():
+        today = row.status
+        if row.today:
+            today = f"{today}: {row.today}"
+        written = f'<a id="{row.name}"></a>{row.written}'
+        print(f"| {written} | {today} | {row.shard_map} | {row.jit} |")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pmapdp.compare.results import Code, Line, Section
-from pmapdp.port.read import FUNCTION, read_program, resolve
+from pmapdp.port.read import FUNCTIONS, Program, read_program
 
 # The parts of a strategy's file. A comment such as `# The step: ...` begins one.
 STRATEGY_PARTS = {
@@ -98,70 +98,80 @@ def make_sections(reasons: dict[str, str], parts: dict[str, Parts]) -> list[Sect
 
 def split_program(path: str, name: str) -> Parts:
     """Return the lines of each part of a program, also from files that it imports."""
-    modules, _ = read_program(path)
-    main = modules[str(Path(path))]
+    program = read_program(path)
+    main = str(Path(path))
+    start = program.lookup(program.files[main], name)
 
     def place(statement: Any) -> tuple[bool, str, int]:  # the main file comes first
-        file = statement.file.path
-        return file != main.path, file, statement.lineno
+        file = program.file_of(statement)
+        return file != main, file, statement.lineno
 
     statements_of: dict[str, list[Any]] = {STEP: [], AROUND: []}
-    for statement in sorted(find_statements(main.lookup(name)), key=place):
+    for statement in sorted(find_statements(program, start), key=place):
         title = AROUND
         text = ast.unparse(statement)
-        if isinstance(statement, FUNCTION) and any(word in text for word in STEP_WORDS):
+        is_function = isinstance(statement, FUNCTIONS)
+        if is_function and any(word in text for word in STEP_WORDS):
             title = STEP
         statements_of[title].append(statement)
-    return {title: join(nodes, main.path) for title, nodes in statements_of.items()}
+    return {
+        title: join(program, statements, main)
+        for title, statements in statements_of.items()
+    }
 
 
-def find_statements(start: Any) -> list[Any]:
+def find_statements(program: Program, start: Any) -> list[Any]:
     """Find the statements of modules that a node uses, and those that these use."""
     statements: list[Any] = []
     waiting = [start]
     while waiting:
-        statement = top_statement(waiting.pop())
+        statement = top_statement(program, waiting.pop())
         if statement is None or statement in statements:
             continue
         statements.append(statement)
         nodes = ast.walk(statement)
         names = [node for node in nodes if isinstance(node, ast.Name | ast.Attribute)]
-        waiting += map(resolve, names)
+        waiting += map(program.resolve, names)
     return statements
 
 
-def top_statement(node: Any) -> Any:
+def top_statement(program: Program, node: Any) -> Any:
     """Return the statement of its module that holds a node, or None.
 
     It's None for imports, whose names are followed, and for libraries.
     """
     if not isinstance(node, ast.AST):
         return None
-    top: Any = node
-    while getattr(top, "parent", None) and not isinstance(top.parent, ast.Module):
-        top = top.parent
+    top = node
+    parent = program.parent(top)
+    while parent is not None and not isinstance(parent, ast.Module):
+        top = parent
+        parent = program.parent(top)
     if isinstance(top, ast.Import | ast.ImportFrom) or not isinstance(top, ast.stmt):
         return None
     return top
 
 
-def join(statements: Sequence[Any], main_path: str) -> list[Line]:
+def join(
+    program: Program, statements: Sequence[Any], main_file: str
+) -> list[Line]:
     """Join the lines of statements, and name each file but the main one."""
     lines: list[Line] = []
-    path = main_path
+    last_file = main_file
     for statement in statements:
-        if lines and isinstance(statement, FUNCTION):
+        if lines and isinstance(statement, FUNCTIONS):
             lines.append(GAP)
-        if statement.file.path != path:
-            path = statement.file.path
-            lines.append(Line(None, f"# {Path(path).name}"))
-        lines += read_statement(statement)
+        file = program.file_of(statement)
+        if file != last_file:
+            last_file = file
+            lines.append(Line(None, f"# {Path(file).name}"))
+        lines += read_statement(file, statement)
     return lines
 
 
-def read_statement(statement: Any) -> list[Line]:
+def read_statement(file: str, statement: Any) -> list[Line]:
     """Read the lines of a statement, with its decorators."""
-    lines = Path(statement.file.path).read_text(encoding="utf-8").splitlines()
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
     decorators = getattr(statement, "decorator_list", [])
     first = min([statement.lineno, *(node.lineno for node in decorators)])
     numbers = range(first, statement.end_lineno + 1)

@@ -46,16 +46,16 @@ class Options:
     json: bool = setting("options", False, "Print one JSON object.")
 
 
-def report_program(given: str) -> dict[str, Any]:
+def report_program(path: str) -> dict[str, Any]:
     """Report on a program as one object."""
-    files, unread = read_program(given)
-    lines, uses = find(files)
+    program = read_program(path)
+    lines, uses = find(program)
     step = choose_step(uses)
     return {
         "jax": version("jax"),
         "lines": lines,
-        "unread": unread,
-        "verify": write_verification(step) if step else None,
+        "unread": program.unread,
+        "verify": write_verification(program, step) if step else None,
     }
 
 
@@ -66,9 +66,8 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
         lines = [line for line in lines if line["status"] != "fine"]
     text = [*report["unread"]]
     for construct in dict.fromkeys(line["construct"] for line in lines):
-        text += describe_construct(
-            [line for line in lines if line["construct"] == construct]
-        )
+        same = [line for line in lines if line["construct"] == construct]
+        text += describe_construct(same)
     text.append("")
     if not report["lines"]:
         text.append("No construct of pmap was found.")

@@ -1,81 +1,230 @@
-"""Find the constructs of pmap in a program, node by node of its syntax tree.
+"""Find the constructs of pmap in a program, node by node of its syntax trees.
 
-`table.toml` has a row for each construct, with the names by which it's found. What
-depends on the arguments of a call is in `calls`.
+`rows` has a row for each construct, with the names and keywords by which it's found.
+What depends on the rest of a call is found here.
 """
 
 import ast
 import importlib
-import importlib.util
 import re
-import tomllib
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 from typing import Any
 
-from pmapdp.port.calls import (
-    divides_loss,
-    names_in,
-    names_of_arguments,
-    rows_of_call,
-)
-from pmapdp.port.pmaps import Use, is_stacked, read_pmap
-from pmapdp.port.read import Module, path_of, remember, resolve
+import jax
 
-TABLE: dict[str, dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("table.toml").read_text()
+from pmapdp.port.pmaps import (
+    PMAPS,
+    Use,
+    is_stacked,
+    keywords_of,
+    pmap_options,
+    read_pmap,
+    unwrap,
 )
-STATUS = {row: entries["status"] for row, entries in TABLE.items()}
-ROW_OF_NAME: dict[str, str] = {}
-for row_name, entries in TABLE.items():
-    ROW_OF_NAME |= dict.fromkeys(entries.get("names", ()), row_name)
+from pmapdp.port.read import Node, Program
+from pmapdp.port.rows import ROWS
+
 BROKEN = ("gone", "fails", "wrong")
-MESHES = ("jax.make_mesh", "jax.sharding.Mesh", "jax.interpreters.pxla.Mesh")
+ROW_OF_NAME: dict[str, str] = {}
+for row in ROWS.values():
+    ROW_OF_NAME |= dict.fromkeys(row.names, row.name)
+MESHES = {"jax.make_mesh", "jax.sharding.Mesh", "jax.interpreters.pxla.Mesh"}
+SHARD_MAPS = {"jax.shard_map", "jax.experimental.shard_map.shard_map"}
+TREE_MAPS = {"map", "tree_map", "tree_multimap", "map_structure"}
+# Names of trees on the host. Their [0] isn't the copy of a device.
+HOST_TREES = ("batch", "data", "image", "label", "input", "example", "obs", "token")
 
 
-def rows_of(node: Any) -> Iterator[str]:
-    """Find the constructs of one node."""
-    if isinstance(node, ast.alias):
-        is_from = isinstance(node.parent, ast.ImportFrom)
-        row = row_of_path(path_of(node) if is_from else node.name)
-        if STATUS.get(row) == "gone":
-            yield row
+def find(program: Program) -> tuple[list[dict[str, Any]], list[Use]]:
+    """Find a program's constructs of pmap.
+
+    Args:
+        program: What `pmapdp.port.read.read_program` returns.
+
+    Returns:
+        (lines, uses): a dictionary for each construct, with its `path`, `line` and
+        `code`, its `status` with this JAX and what to write `today`, and the calls of
+        pmap with their arguments.
+    """
+    uses: list[Use] = []
+    for tree in program.files.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call | ast.FunctionDef):
+                use = read_pmap(program, node)
+                if use:
+                    uses.append(use)
+    lines: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for path, tree in program.files.items():
+        for node in ast.walk(tree):
+            for name in filter(None, constructs_of(program, node)):
+                if is_listed(program, name, node, has_pmap=bool(uses)):
+                    line = describe_line(path, node, name)
+                    lines.setdefault((path, line["line"], name), line)
+    return [lines[place] for place in sorted(lines)], uses
+
+
+def describe_line(path: str, node: ast.AST, name: str) -> dict[str, Any]:
+    """Return a line with a construct, and what its row says."""
+    if isinstance(node, ast.withitem):
+        node = node.context_expr
+    row = ROWS[name]
+    return {
+        "path": path,
+        "line": getattr(node, "lineno", 0),
+        "code": " ".join(ast.unparse(node).split()),
+        "construct": name,
+        "link": f"docs/constructs.md#{name}",
+        "status": row.status,
+        "today": row.today,
+        "shard_map": row.shard_map,
+        "jit": row.jit,
+    }
+
+
+def constructs_of(program: Program, node: ast.AST) -> Iterator[str]:
+    """Find the constructs of one node, by the names of their rows."""
+    if isinstance(node, ast.Call):
+        yield from constructs_of_call(program, node)
+    elif isinstance(node, ast.alias):
+        yield construct_of_import(program, node)
     elif isinstance(node, ast.Attribute | ast.Name):
-        yield row_of_use(node)
-    elif isinstance(node, ast.Call):
-        for name in names_of_arguments(node):
-            yield ROW_OF_NAME.get(name, "")
-        yield from rows_of_call(node)
-    elif is_first_row(node):
+        yield construct_of_name(program, node)
+    elif isinstance(node, ast.Subscript) and is_first_row(program, node):
         yield "first-copy"
-    elif divides_loss(node):
+    elif isinstance(node, ast.BinOp) and divides_loss(program, node):
         yield "divided-loss"
-    elif is_entered_mesh(node):
+    elif isinstance(node, ast.withitem) and enters_mesh(program, node):
         yield "with-mesh"
 
 
-def row_of_use(node: Any) -> str:
-    """Find the row of a name that is read, `jax.lax.pmean`, and not of its parts."""
-    if isinstance(node.parent, ast.Attribute) or not isinstance(node.ctx, ast.Load):
+def construct_of_import(program: Program, node: ast.alias) -> str:
+    """Find an import of a name that is gone. Others are found where they're used."""
+    _, path = program.imported(node)
+    name = row_of_path(path)
+    return name if name and ROWS[name].status == "gone" else ""
+
+
+def construct_of_name(program: Program, node: ast.Attribute | ast.Name) -> str:
+    """Find what a name stands for where it's read: `jax.lax.pmean`, not its parts."""
+    is_part = isinstance(program.parent(node), ast.Attribute)
+    if is_part or not isinstance(node.ctx, ast.Load):
         return ""
-    name = getattr(node, "attr", "")
-    return ROW_OF_NAME.get(f"?.{name}") or row_of_path(path_of(node))
+    if isinstance(node, ast.Attribute) and node.attr.startswith("device_buffer"):
+        return "device-buffers"
+    return row_of_path(program.path_of(node))
 
 
-def is_first_row(node: Any) -> bool:
-    """Return True for `[0]` of what a pmapped function returned."""
-    is_first = isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "0"
-    return is_first and is_stacked(node.value)
+def is_first_row(program: Program, node: ast.Subscript) -> bool:
+    """Return True for `[0]` of what has a device axis."""
+    return ast.unparse(node.slice) == "0" and is_stacked(program, node.value)
 
 
-def is_entered_mesh(node: Any) -> bool:
+def enters_mesh(program: Program, node: ast.withitem) -> bool:
     """Return True for the `mesh` of `with mesh:`."""
-    manager = resolve(getattr(node, "context_expr", None))
-    return path_of(getattr(manager, "func", None)) in MESHES
+    mesh = program.resolve(node.context_expr)
+    return program.path_of(getattr(mesh, "func", None)) in MESHES
 
 
-@remember
+def constructs_of_call(program: Program, node: ast.Call) -> Iterator[str]:
+    """Find what a call is, and what its keywords say."""
+    path = program.path_of(node.func)
+    function = (path or ast.unparse(node.func)).rpartition(".")[2]
+    keywords = keywords_of(node)
+    use = read_pmap(program, node)
+    options = use.options if use else pmap_options(program, node)
+    if options is not None:  # of pmap, or of a partial of it
+        function = "pmap"
+        keywords = options
+        if path not in PMAPS:  # the program's name for a partial
+            yield "pmap"
+        if use and (PMAPS | SHARD_MAPS).intersection(use.inside):
+            yield "nested"
+    for row in ROWS.values():
+        if set(row.keywords.get(function, [])).intersection(keywords):
+            yield row.name
+    if path == "jax.make_mesh" and "axis_types" not in keywords:
+        yield "make-mesh"
+    is_scaled = function == "value_and_grad" and "scal" in names_in(node.func)
+    if is_scaled and "axis_name" not in keywords:
+        yield "scale-without-axis"
+    if node.args:
+        yield construct_of_arguments(program, node, path, function)
+
+
+def construct_of_arguments(
+    program: Program, node: ast.Call, path: str, function: str
+) -> str:
+    """Find what the first arguments of a call say."""
+    first, *rest = node.args
+    if path == "jax.lax.psum" and "grad" in names_in(first):
+        return "psum-gradients"
+    if path == "jax.config.update" and is_unknown_setting(program, first):
+        return "old-flag"
+    if path in SHARD_MAPS and is_checked(program, node):
+        return "check-vma" if averages_gradients(program, first) else ""
+    if function in TREE_MAPS and rest and takes_first_row(program, first):
+        return "first-copy" if may_be_stacked(program, rest[0]) else ""
+    return ""
+
+
+def divides_loss(program: Program, node: ast.BinOp) -> bool:
+    """Return True for a loss or a gradient divided by the number of devices."""
+    divisor = program.path_of(getattr(node.right, "func", None))
+    is_number = divisor in ("jax.device_count", "jax.local_device_count")
+    is_loss = re.search("loss|grad", names_in(node.left))
+    return isinstance(node.op, ast.Div) and is_number and is_loss is not None
+
+
+def is_unknown_setting(program: Program, node: Node) -> bool:
+    """Return True for the name of a setting that this JAX doesn't have."""
+    name = program.resolve(node)
+    return isinstance(name, ast.Constant) and name.value not in jax.config.values
+
+
+def is_checked(program: Program, node: ast.Call) -> bool:
+    """Return True if the arguments of a shard_map leave its check on."""
+    keywords = keywords_of(node)
+    check = program.resolve(keywords.get("check_vma") or keywords.get("check_rep"))
+    return getattr(check, "value", True) is not False
+
+
+def averages_gradients(program: Program, node: Node) -> bool:
+    """Return True for a function that calls pmean or psum of gradients."""
+    function, _ = unwrap(program, node)
+    for part in ast.walk(function) if function else ():
+        called = program.path_of(getattr(part, "func", None))
+        if called in ("jax.lax.pmean", "jax.lax.psum") and "grad" in names_in(part):
+            return True
+    return False
+
+
+def takes_first_row(program: Program, node: Node) -> bool:
+    """Return True for a lambda with `[0]` of its argument, `lambda x: float(x[0])`."""
+    function = program.resolve(node)
+    if not isinstance(function, ast.Lambda) or not function.args.args:
+        return False
+    row = rf"\b{function.args.args[0].arg}\[0\]"
+    return re.search(row, ast.unparse(function.body)) is not None
+
+
+def may_be_stacked(program: Program, node: ast.expr) -> bool:
+    """Return False for a tree that's on the host, or that is a batch by its name."""
+    function = getattr(program.resolve(node), "func", None)
+    is_on_host = program.path_of(function) in ("jax.device_get", "jax.vmap")
+    name = ast.unparse(node).split(".")[-1].lower()
+    return not is_on_host and not name.startswith(HOST_TREES)
+
+
+def names_in(node: Node) -> str:
+    """Return all names of an expression in one text, in small letters."""
+    parts = ast.walk(node) if node else ()
+    names = [getattr(part, "id", getattr(part, "attr", "")) for part in parts]
+    return " ".join(names).lower()
+
+
+@cache
 def row_of_path(path: str) -> str:
     """Find the row of a dotted path or of its beginning.
 
@@ -83,9 +232,9 @@ def row_of_path(path: str) -> str:
     """
     parts = path.split(".")
     for number in range(len(parts), 1, -1):
-        row = ROW_OF_NAME.get(".".join(parts[:number]))
-        if row:
-            return row
+        name = ".".join(parts[:number])
+        if name in ROW_OF_NAME:
+            return ROW_OF_NAME[name]
     is_known = parts[0] in ("jax", "flax", "optax")
     return "gone" if is_known and is_missing(path) else ""
 
@@ -111,68 +260,29 @@ def is_missing(path: str) -> bool:
     return False
 
 
-def is_guarded(node: Any) -> bool:
+def is_listed(program: Program, name: str, node: ast.AST, has_pmap: bool) -> bool:
+    """Return False for a gone name that's guarded, and for what needs a pmap."""
+    if ROWS[name].status == "gone":
+        return not is_guarded(program, node)
+    # A program without pmap may use what isn't broken as it likes.
+    return has_pmap or ROWS[name].status in (*BROKEN, "old")
+
+
+def is_guarded(program: Program, node: Node) -> bool:
     """Return True if the program expects that a name is gone.
 
     Then it's in a `try` that catches the error, or behind a test of the version.
     """
-    child = node
-    node = node.parent
-    while node is not None:
-        if isinstance(node, ast.Try) and child in node.body:
-            caught = " ".join(names_in(handler.type) for handler in node.handlers)
-            if re.search("AttributeError|ImportError|ModuleNotFoundError", caught):
+    while node:
+        guard = program.around(node, (ast.Try, ast.If, ast.IfExp, ast.ExceptHandler))
+        if isinstance(guard, ast.ExceptHandler):  # it catches another error
+            guard = program.around(guard, ast.Try)
+        elif isinstance(guard, ast.Try):
+            caught = " ".join(names_in(handler.type) for handler in guard.handlers)
+            if re.search("attributeerror|importerror|modulenotfounderror", caught):
                 return True
-        test = names_in(getattr(node, "test", None))
-        if re.search("hasattr|version|TYPE_CHECKING", test):
+        test = names_in(getattr(guard, "test", None))
+        if re.search("hasattr|version|type_checking", test):
             return True
-        child = node
-        node = node.parent
+        node = guard
     return False
-
-
-def is_listed(row: str, node: Any, has_pmap: bool) -> bool:
-    """Return False for a gone name that's guarded, and for what needs a pmap."""
-    if STATUS[row] == "gone":
-        return not is_guarded(node)
-    # A program without pmap may use what isn't broken as it likes.
-    return has_pmap or STATUS[row] in (*BROKEN, "old")
-
-
-def find(files: dict[str, Module]) -> tuple[list[dict[str, Any]], list[Use]]:
-    """Find a program's constructs of pmap.
-
-    Args:
-        files: The program's modules by path, from `pmapdp.port.read.read_program`.
-
-    Returns:
-        (lines, uses): a dictionary for each construct, with its `path`, `line` and
-        `code`, its `status` with this JAX and what to write `today`, and the calls of
-        pmap with their arguments.
-    """
-    nodes: list[Any] = []
-    for module in files.values():
-        nodes += module.nodes
-    calls = [node for node in nodes if isinstance(node, ast.Call | ast.FunctionDef)]
-    uses = [use for use in map(read_pmap, calls) if use]
-    found: dict[tuple[str, int, str], Any] = {}
-    for node in nodes:
-        for row in filter(None, rows_of(node)):
-            if is_listed(row, node, has_pmap=bool(uses)):
-                holder = node if hasattr(node, "lineno") else node.parent
-                found.setdefault((node.file.path, holder.lineno, row), node)
-    lines = [
-        describe_line(*place, found[place])  # by path, number and row
-        for place in sorted(found)
-    ]
-    return lines, uses
-
-
-def describe_line(path: str, number: int, row: str, node: Any) -> dict[str, Any]:
-    """Return a line with a construct, and what the table says of it."""
-    line = {"path": path, "line": number, "construct": row}
-    line["code"] = " ".join(ast.unparse(node).split())
-    line["link"] = f"docs/constructs.md#{row}"
-    for name in ("status", "today", "shard_map", "jit"):
-        line[name] = TABLE[row].get(name, "")
-    return line

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pmapdp.port.read import FUNCTION, path_of, remember, resolve
+from pmapdp.port.read import Node, Program
 
+Keywords = dict[str | None, ast.expr]  # None is the name of `**options`
 PMAPS = {"jax.pmap", "equinox.filter_pmap", "flax.nnx.pmap"}
 
 
@@ -19,98 +20,83 @@ class Use(NamedTuple):
         inside: Paths of the partials and transformations around the function.
     """
 
-    options: dict[Any, Any]
+    options: Keywords
     function: Any
     inside: list[str]
 
 
-def keywords_of(call: ast.Call) -> dict[Any, Any]:
+def keywords_of(call: ast.Call) -> Keywords:
     """Return the keyword arguments of a call by name."""
     return {keyword.arg: keyword.value for keyword in call.keywords}
 
 
-def pmap_options(node: Any) -> dict[Any, Any] | None:
+def pmap_options(program: Program, node: Node) -> Keywords | None:
     """Return the keywords if an expression is pmap without its function, or None.
 
     Partials around pmap give keywords too.
     """
-    options: dict[Any, Any] = {}
-    call = resolve(node)
-    seen: list[Any] = []
-    while isinstance(call, ast.Call) and call not in seen:
-        seen.append(call)
-        options = keywords_of(call) | options
-        is_partial = path_of(call.func) == "functools.partial"
-        if call.args and not is_partial:
-            return None
-        node = call.args[0] if is_partial else call.func
-        call = resolve(node)
-    return options if path_of(node) in PMAPS else None
+    call = program.resolve(node)
+    if not isinstance(call, ast.Call):
+        return {} if call in PMAPS else None
+    wrapped: Node = call.func
+    if program.path_of(call.func) == "functools.partial" and call.args:
+        wrapped = call.args[0]
+    elif call.args:
+        return None
+    options = pmap_options(program, wrapped)
+    return None if options is None else options | keywords_of(call)
 
 
-def unwrap(node: Any) -> tuple[Any, list[str]]:
-    """Find the function behind partials and transformations, and their paths."""
-    inside: list[str] = []
-    call = resolve(node)
-    seen: list[Any] = []
-    while isinstance(call, ast.Call) and call not in seen:
-        seen.append(call)
-        inside.append(path_of(call.func))
-        functions = [argument for argument in call.args if not path_of(argument)]
-        call = resolve(functions[0]) if functions else None
-    return (call if isinstance(call, FUNCTION) else None), inside
-
-
-@remember
-def read_pmap(node: Any) -> Use | None:
+def read_pmap(program: Program, node: Node) -> Use | None:
     """Read a call of pmap, or a function with pmap as its decorator."""
-    node = resolve(node)
-    if isinstance(node, ast.FunctionDef):
-        for decorator in node.decorator_list:
-            options = pmap_options(decorator)
+    value = program.resolve(node)
+    if isinstance(value, ast.FunctionDef):
+        for decorator in value.decorator_list:
+            options = pmap_options(program, decorator)
             if options is not None:
-                return Use(options, node, [])
-    if isinstance(node, ast.Call) and node.args:
-        options = pmap_options(node.func)
+                return Use(options, value, [])
+    if isinstance(value, ast.Call) and value.args:
+        options = pmap_options(program, value.func)
         if options is not None:
-            if len(node.args) > 1:
-                options["axis_name"] = node.args[1]
-            return Use(options | keywords_of(node), *unwrap(node.args[0]))
+            options = options | keywords_of(value)
+            if len(value.args) > 1:
+                options["axis_name"] = value.args[1]
+            return Use(options, *unwrap(program, value.args[0]))
     return None
 
 
-@remember
-def is_stacked(node: Any) -> bool:
-    """Return True for `[N, ...]`: a pmapped function's result, or a replicated tree.
+def unwrap(program: Program, node: Node) -> tuple[Node, list[str]]:
+    """Find the function behind partials and transformations, and their paths."""
+    value = program.resolve(node)
+    if isinstance(value, ast.FunctionDef | ast.Lambda):
+        return value, []
+    if not isinstance(value, ast.Call):
+        return None, []
+    # The function of partial(lax.scan, step) is `step`.
+    functions = [argument for argument in value.args if not program.path_of(argument)]
+    function, inside = unwrap(program, functions[0] if functions else None)
+    return function, [program.path_of(value.func), *inside]
 
-    A part of either is stacked, too. The result itself isn't known to be, unless the
-    function returns one array: otherwise it may be a tuple, whose first part is no row.
+
+def is_stacked(program: Program, node: Node) -> bool:
+    """Return True for a part of what has a device axis, `[N, ...]`.
+
+    That's a replicated tree, or a part of a pmapped function's result. The whole result
+    may be a tuple, so its `[0]` isn't known to be a row.
     """
-    value = resolve(node)
-    is_whole = isinstance(value, ast.Call)
+    value = program.resolve(node)
+    is_whole = True
     while isinstance(value, ast.Subscript | ast.Attribute):
         if isinstance(value, ast.Attribute) and value.attr in dir(jax.Array):
             return False
-        value = resolve(value.value)
+        is_whole = False
+        value = program.resolve(value.value)
     if not isinstance(value, ast.Call):
         return False
-    if path_of(value.func) == "flax.jax_utils.replicate":
+    if program.path_of(value.func) == "flax.jax_utils.replicate":
         return True
-    use = read_pmap(value.func)
-    if use is None or (is_whole and not returns_array(use.function)):
+    use = read_pmap(program, value.func)
+    if use is None or is_whole:
         return False
-    out_axes = resolve(use.options.get("out_axes"))
+    out_axes = program.resolve(use.options.get("out_axes"))
     return getattr(out_axes, "value", 0) is not None
-
-
-def returns_array(function: Any) -> bool:
-    """Return True if a function returns what JAX computes of one array."""
-    parts = ast.walk(function) if function else ()
-    results = [resolve(part.value) for part in parts if isinstance(part, ast.Return)]
-    for result in results:
-        is_call = isinstance(result, ast.Call)
-        if not is_call or not path_of(result.func).startswith("jax."):
-            return False
-        if any(isinstance(argument, ast.Tuple) for argument in result.args):
-            return False
-    return bool(results)

@@ -2,11 +2,12 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pmapdp.port.pmaps import Use
-from pmapdp.port.read import resolve
+from pmapdp.port.read import FUNCTIONS, Program
 
 TRAINS = re.compile("train|update|epoch|step|learn", re.IGNORECASE)
 DOES_NOT_TRAIN = re.compile("eval|test|predict|valid|init|metric", re.IGNORECASE)
@@ -85,56 +86,56 @@ def choose_step(uses: list[Use]) -> Use | None:
     return unknown[0] if unknown else None
 
 
-def write_verification(use: Use) -> dict[str, Any]:
-    """Write the program for a step, and the questions that are open in it.
+def write_verification(program: Program, use: Use) -> dict[str, Any]:
+    """Write the program that verifies a step, and the questions that are open in it.
 
     Returns:
         The name of the step, its file, the program, and the questions.
     """
-    function = use.function
-    name = getattr(function, "name", "your step")
-    path = ""
+    name = getattr(use.function, "name", "your step")
+    path = program.file_of(use.function)
     parameters: list[str] = []
-    leaves: list[str] = []
-    if function is not None:
-        path = function.file.path
-        parameters = [argument.arg for argument in function.args.args]
-        source = ast.unparse(function.file.tree)
-        leaves = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
+    per_device: list[str] = []
+    if path:
+        parameters = [argument.arg for argument in use.function.args.args]
+        source = ast.unparse(program.files[path])
+        per_device = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
     arguments = "state, batch"
+    given = "state=state, batch=batch"
     if any(map(KEY.search, parameters)):
         arguments = "state, batch, key"
+        given = "state=state, batch=batch, key=key"
         if "in_axes" not in use.options:  # pmap gives each device its row
-            leaves.insert(0, "key")
-    questions = ask_questions(use, name, parameters)
+            per_device.insert(0, "key")
+    axis = getattr(program.resolve(use.options["axis_name"]), "value", None)
+    questions = ask_questions(program, use, name, parameters)
+    if axis is None:  # it's made when the program runs
+        axis = "batch"
+        questions.append("Which axis_name is it? It's made when the program runs.")
     if questions:
-        comments = [f"    # {question}" for question in questions]
-        step = OPEN_STEP.format(arguments=arguments, questions="\n".join(comments))
+        comments = "\n".join(f"    # {question}" for question in questions)
+        step = OPEN_STEP.format(arguments=arguments, questions=comments)
     else:
         step = TOP_LEVEL_STEP.format(load=load_step(name, path), name=name)
-    program = PROGRAM.format(
+    text = PROGRAM.format(
         name=name,
         step=step,
         arguments=arguments,
-        axis=repr(axis_name(use) or "batch"),
-        per_device=leaves,
-        given=", ".join(f"{part}={part}" for part in arguments.split(", ")),
+        axis=repr(axis),
+        per_device=per_device,
+        given=given,
     )
-    return {"step": name, "path": path, "questions": questions, "program": program}
+    return {"step": name, "path": path, "questions": questions, "program": text}
 
 
-def axis_name(use: Use) -> Any:
-    """Return the name of the axis, or None if it's made when the program runs."""
-    return getattr(resolve(use.options["axis_name"]), "value", None)
-
-
-def ask_questions(use: Use, name: str, parameters: list[str]) -> list[str]:
+def ask_questions(
+    program: Program, use: Use, name: str, parameters: list[str]
+) -> list[str]:
     """Ask what the call of the step needs and the program doesn't show."""
-    function = use.function
-    if function is None:
+    if use.function is None:
         return ["Which function makes one update? It's made when the program runs."]
     questions = []
-    if function not in function.file.tree.body:
+    if not isinstance(program.parent(use.function), ast.Module):
         questions.append(f"How can {name} be reached? It isn't at the top of its file.")
     if use.inside:
         around = ", ".join(filter(None, use.inside)) or "another function"
@@ -144,30 +145,27 @@ def ask_questions(use: Use, name: str, parameters: list[str]) -> list[str]:
     is_plain = len(parameters) == 2
     if len(parameters) == 3:
         is_plain = KEY.search(parameters[2]) is not None
-    result = find_odd_result(function)
+    returned = [ast.unparse(part) for part in odd_results(program, use.function)]
     if not is_plain:
         questions.append(
             f"{name} takes ({', '.join(parameters)}): which are the state, the batch "
             "and the key?"
         )
-    elif result:
+    elif returned:
         questions.append(
-            f"{name} returns {result}: which are the new state and the metrics?"
+            f"{name} returns {returned[0]}: which are the new state and the metrics?"
         )
-    if axis_name(use) is None:
-        questions.append("Which axis_name is it? It's made when the program runs.")
     return questions
 
 
-def find_odd_result(function: Any) -> str:
-    """Return a tuple that a function returns, if it isn't a pair."""
-    returns = [part for part in ast.walk(function) if isinstance(part, ast.Return)]
-    for part in returns:
-        is_own = part.scope is function  # and not of a function in it
-        result = part.value
-        if is_own and isinstance(result, ast.Tuple) and len(result.elts) != 2:
-            return ast.unparse(result)
-    return ""
+def odd_results(program: Program, function: ast.AST) -> Iterator[ast.Tuple]:
+    """Find the tuples that a function itself returns and that aren't pairs."""
+    for part in ast.walk(function):
+        is_own = program.around(part, FUNCTIONS) is function
+        if is_own and isinstance(part, ast.Return):
+            result = part.value
+            if isinstance(result, ast.Tuple) and len(result.elts) != 2:
+                yield result
 
 
 def load_step(name: str, path: str) -> str:
