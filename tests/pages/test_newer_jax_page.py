@@ -9,29 +9,44 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flax import jax_utils, nnx
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pmapdp.devices import simulate
+
+simulate(8)  # before the constants below use JAX
 PAGE = (Path(__file__).parents[2] / "docs" / "newer_jax.md").read_text(encoding="utf-8")
 TRAP, MESHES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-ROWS = re.findall(r"^\| `(jax\.[\w.]+)` \| (gone|warns).*? \| (.*) \|$", PAGE, re.M)
+NAMES = re.findall(
+    r"^\| `(jax\.[\w.]+)` \| (gone|warns) \| [^|]* \| (.*) \|$", PAGE, re.M
+)
+FIRST_TABLE = PAGE.partition("## No message")[0]
+MESSAGES = re.findall(r"^\| (`+)(.+?) ?\1 \| [^|]+ \| .* \|$", FIRST_TABLE, re.M)
+VERSION = tuple(map(int, jax.__version__.split(".")[:2]))
 
 
-def test_the_trap_multiplies_the_gradient_by_the_number_of_devices():
+def test_the_trap_multiplies_the_gradient_by_the_number_of_devices(capsys):
     names: dict = {}
     exec(TRAP, names)
     assert float(names["too_large"]) == len(jax.devices()) > 1
-    assert float(names["correct"]) == 1
+    assert float(names["correct"]) == float(names["unchecked"]) == 1
+    assert capsys.readouterr().out == "8.0 1.0 1.0\n"
+    assert "# 8.0 1.0 1.0\n" in TRAP
 
 
-@pytest.mark.parametrize(("old", "today", "new"), ROWS)
+@pytest.mark.parametrize(("old", "today", "new"), NAMES)
 def test_a_name_is_gone_or_warns_and_the_new_one_exists(old, today, new):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        error = AttributeError if today == "gone" else DeprecationWarning
+        error: tuple = (AttributeError, ImportError)
+        if today == "warns":
+            error = (DeprecationWarning,)
         with pytest.raises(error):
             resolve(old)
-        pkgutil.resolve_name(re.match(r"`(jax\.[\w.]+)", new)[1])
+        for name in re.findall(r"`(jax\.[\w.]+)", new):
+            pkgutil.resolve_name(name)
 
 
 def resolve(name: str) -> None:
@@ -44,24 +59,15 @@ def resolve(name: str) -> None:
         found(lambda x: x)
 
 
-def test_the_table_is_read_whole():
-    assert len(ROWS) == 13
+def test_the_tables_are_read_whole():
+    assert len(NAMES) == 15
+    assert FIRST_TABLE.count("\n|") == 2 + len(MESSAGES) + 1  # the last has no message
 
 
-def test_the_arguments_that_are_gone():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from jax.experimental.pjit import pjit
-
-        with pytest.raises(TypeError):
-            pjit(lambda x: x, in_axis_resources=None)
+def test_with_mesh_warns():
     mesh = Mesh(np.array(jax.devices()), ("data",))
-    with pytest.raises(TypeError):
-        jax.shard_map(lambda x: x, mesh=mesh, in_specs=P(), out_specs=P(), check_rep=0)
     with pytest.warns(DeprecationWarning, match="jax.set_mesh"), mesh:
         pass
-    with pytest.raises(AttributeError):
-        jax.config.update("jax_pmap_shmap_merge", False)
 
 
 def gradient_on(mesh):
@@ -86,25 +92,142 @@ def test_meshes_that_work_as_before():
     np.testing.assert_array_equal(*found)
 
 
-def test_an_explicit_mesh_asks_from_jax_0_12_on():
+MESH = Mesh(np.array(jax.devices()), ("data",))
+ROWS = np.ones((8, 2), np.float32)
+MODEL = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+
+def on_mesh(step, **options):
+    return jax.shard_map(step, mesh=MESH, in_specs=P("data"), **options)(ROWS)
+
+
+def put(device):
+    return jax.device_put(ROWS, device)
+
+
+def add_up(start, x):
+    return lax.scan(lambda total, _: (total + x.sum(), None), start, None, length=2)[0]
+
+
+def pjit(**arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return jax.experimental.pjit.pjit(lambda x: x, **arguments)
+
+
+def nested_pmap():
+    return jax.pmap(lambda row: jax.pmap(lambda x: x, "j")(row), "i")(ROWS[:2])
+
+
+def explicit_gradient():
+    return gradient_on(jax.make_mesh((len(jax.devices()),), ("data",)))
+
+
+def make_layers(container):
+    class Layers(nnx.Module):
+        def __init__(self):
+            self.layers = container([nnx.Linear(2, 2, rngs=nnx.Rngs(0))])
+
+    return Layers()
+
+
+def average(x):
+    return lax.pmean(x.mean(), "data")
+
+
+def optimizer(**arguments):
+    return nnx.Optimizer(MODEL, optax.sgd(0.1), **arguments)
+
+
+# A part of the message, what raises it, and the cure.
+FAILURES = {
+    "Sharding passed to jit": (
+        lambda: jax.pmap(lambda x: x)(put(jax.devices()[5])),
+        lambda: jax.pmap(lambda x: x)(ROWS),
+    ),
+    "Received incompatible": (
+        lambda: jax.jit(jax.numpy.add)(
+            put(jax.devices()[5]), put(NamedSharding(MESH, P()))
+        ),
+        lambda: jax.jit(jax.numpy.add)(
+            put(NamedSharding(MESH, P("data"))), put(NamedSharding(MESH, P()))
+        ),
+    ),
+    "The context mesh": (nested_pmap, None),
+    "Unrecognized config": (
+        lambda: jax.config.update("jax_pmap_shmap_merge", False),
+        None,
+    ),
+    "can't be statically inferred": (
+        lambda: on_mesh(lambda x: x.mean(), out_specs=P()),
+        lambda: on_mesh(average, out_specs=P()),
+    ),
+    "scan body function": (
+        lambda: on_mesh(lambda x: add_up(0.0, x)[None], out_specs=P("data")),
+        lambda: on_mesh(
+            lambda x: add_up(lax.pcast(0.0, "data", to="varying"), x)[None],
+            out_specs=P("data"),
+        ),
+    ),
+    "'check_rep'": (
+        lambda: on_mesh(lambda x: x, out_specs=P("data"), check_rep=False),
+        lambda: on_mesh(lambda x: x, out_specs=P("data"), check_vma=False),
+    ),
+    "'in_axis_resources'": (
+        lambda: pjit(in_axis_resources=None),
+        lambda: pjit(in_shardings=None, out_shardings=None),
+    ),
+    "`wrt`": (optimizer, lambda: optimizer(wrt=nnx.Param)),
+    "`grads`": (
+        lambda: optimizer(wrt=nnx.Param).update(nnx.state(MODEL)),
+        lambda: optimizer(wrt=nnx.Param).update(MODEL, nnx.state(MODEL)),
+    ),
+    "Found data on value": (lambda: make_layers(list), lambda: make_layers(nnx.List)),
+}
+# On jax 0.10.2 these two run.
+FAILURES_OF_0_12 = {
+    "ShardingTypeError": (explicit_gradient, None),
+    "'axis_shapes'": (
+        lambda: jax.make_mesh(axis_shapes=(8,), axis_names=("data",)),
+        lambda: jax.make_mesh((8,), ("data",)),
+    ),
+}
+
+
+def test_every_message_of_the_page_is_raised():
+    texts = [text for _, text in MESSAGES]
+    for part in [*FAILURES, *FAILURES_OF_0_12]:
+        assert len([text for text in texts if part in text]) == 1, part
+    assert len(texts) == len(FAILURES) + len(FAILURES_OF_0_12)
+
+
+@pytest.mark.parametrize("part", [*FAILURES, *FAILURES_OF_0_12])
+def test_a_message_is_raised_and_cured(part):
+    fail, cure = {**FAILURES, **FAILURES_OF_0_12}[part]
+    if part in FAILURES_OF_0_12 and VERSION < (0, 12):
+        fail()
+    else:
+        (text,) = [text for _, text in MESSAGES if part in text]
+        text = text.removeprefix("ShardingTypeError: ")
+        pattern = ".*".join(map(re.escape, re.split(r" ?\.\.\. ?", text)))
+        if part == "ShardingTypeError":
+            pattern = re.escape("Use `.at[...]")
+        with pytest.raises(Exception, match=f"(?s){pattern}"):
+            fail()
+    if cure:
+        cure()
+
+
+def test_the_first_row_is_read_where_it_lies():
+    stacked = jax.pmap(lambda x: 2 * x)(ROWS)
+    shard = stacked.addressable_shards[0].data
+    np.testing.assert_array_equal(shard[0], stacked[0])
+    with jax.transfer_guard("disallow"):
+        row = jax_utils.unreplicate(stacked)
+    assert row.devices() == {jax.devices()[0]}
+    assert stacked[0].devices() == set(jax.devices())
+
+
+def test_a_mesh_of_make_mesh_is_explicit():
     mesh = jax.make_mesh((len(jax.devices()),), ("data",))
     assert mesh.axis_types == (jax.sharding.AxisType.Explicit,)
-    version = tuple(map(int, jax.__version__.split(".")[:2]))
-    if version >= (0, 12):
-        with pytest.raises(Exception, match=r"Use `\.at\[\.\.\.\]"):
-            gradient_on(mesh)
-    else:
-        gradient_on(mesh)
-
-
-def test_what_pmap_refuses():
-    x = np.ones((2, 2))
-
-    def inner(row):
-        return jax.pmap(lambda b: b, axis_name="j")(row)
-
-    with pytest.raises(ValueError, match=r"The context mesh .* should match"):
-        jax.pmap(inner, axis_name="i")(x)
-    elsewhere = jax.device_put(np.ones((2, 2)), jax.devices()[5])
-    with pytest.raises(ValueError, match="Sharding passed to jit does not match"):
-        jax.pmap(lambda a: a, devices=jax.devices()[:2])(elsewhere)
