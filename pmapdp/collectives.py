@@ -68,7 +68,8 @@ class Collective(NamedTuple):
     """
 
     kind: str
-    count: int  # type: ignore[assignment]  # hides a method of tuples, which nobody needs
+    # `count` hides a method of tuples, which nobody needs.
+    count: int  # type: ignore[assignment]
     bytes: int
     runs: int | None
 
@@ -104,11 +105,11 @@ def collectives(hlo: str) -> list[Collective]:
     """Add up the collectives of a compiled program by kind, in the order of `KINDS`."""
     rows_of = by_kind(instructions(hlo))
     result = []
-    for kind in KINDS:
-        rows = rows_of.get(kind, [])
+    for name in KINDS:
+        rows = rows_of.get(name, [])
         if rows:
             total = sum(row.bytes for row in rows)
-            result.append(Collective(kind, len(rows), total, add_runs(rows)))
+            result.append(Collective(name, len(rows), total, add_runs(rows)))
     return result
 
 
@@ -169,48 +170,73 @@ def instructions(hlo: str) -> list[Instruction]:
     return sorted(rows, key=lambda row: -row.bytes)
 
 
+class Caller(NamedTuple):
+    """An instruction that runs a computation.
+
+    Attributes:
+        computation: the computation that the instruction is in.
+        times: how often it runs the other one, or None for a loop of unknown length.
+        is_branch: it runs it only under a condition.
+    """
+
+    computation: str
+    times: int | None
+    is_branch: bool
+
+
 def count_runs(hlo: str) -> dict[str, tuple[int | None, bool]]:
     """Count how often each computation of a program runs in one call.
-
-    XLA writes a loop's length beside the loop, `known_trip_count`, if it's known.
 
     Returns:
         For each computation: the number, None if a loop's length isn't known, and True
         if it's in a branch of a condition, so that it may run less often.
     """
-    callers: dict[str, list[tuple[str, int | None, bool]]] = {}
+    callers = find_callers(hlo)
+    return {name: multiply_runs(name, callers) for name in callers}
+
+
+def find_callers(hlo: str) -> dict[str, list[Caller]]:
+    """Find what runs each computation of a program. Nothing runs the first one.
+
+    XLA writes a loop's length beside the loop, `known_trip_count`, if it's known.
+    """
+    callers: dict[str, list[Caller]] = {}
     computation = ""
-    entry = ""
     for line in hlo.splitlines():
         start = COMPUTATION.match(line)
         if start:
             computation = start[2]
-            entry = computation if start[1] else entry
+            callers.setdefault(computation, [])
             continue
-        trips = TRIP_COUNT.search(line)
         for role, names in RUNS.findall(line):
             times: int | None = 1
             if role in ("body", "condition"):
-                times = int(trips[1]) if trips else None
+                trips = TRIP_COUNT.search(line)
+                times = None
+                if trips:
+                    times = int(trips[1])
+            caller = Caller(computation, times, is_branch="_computation" in role)
             for name in names.split(", "):
-                caller = (computation, times, "_computation" in role)
                 callers.setdefault(name.strip(" %"), []).append(caller)
+    return callers
 
-    def runs_of(name: str) -> tuple[int | None, bool]:
-        if name == entry:
-            return 1, False
-        total: int | None = 0
-        in_branch = False
-        for caller, times, is_branch in callers.get(name, []):
-            outer, outer_in_branch = runs_of(caller)
-            in_branch = in_branch or is_branch or outer_in_branch
-            if total is None or outer is None or times is None:
-                total = None
-            else:
-                total += outer * times
-        return total, in_branch
 
-    return {name: runs_of(name) for name in callers}
+def multiply_runs(
+    name: str, callers: dict[str, list[Caller]]
+) -> tuple[int | None, bool]:
+    """Multiply a computation's runs by those of the computations around it."""
+    if not callers.get(name):  # the program's entry
+        return 1, False
+    total: int | None = 0
+    in_branch = False
+    for caller in callers[name]:
+        outer, outer_in_branch = multiply_runs(caller.computation, callers)
+        in_branch = in_branch or caller.is_branch or outer_in_branch
+        if total is None or outer is None or caller.times is None:
+            total = None
+        else:
+            total += outer * caller.times
+    return total, in_branch
 
 
 def size(dtype: str, bits: str, dimensions: str) -> int:
@@ -219,7 +245,11 @@ def size(dtype: str, bits: str, dimensions: str) -> int:
     `pred` takes a byte, and a `token` none.
     """
     sizes = [int(part.lstrip("<=")) for part in dimensions.split(",") if part]
-    width = int(bits) if bits else 8 * (dtype == "pred")
+    width = 0
+    if dtype == "pred":
+        width = 8
+    elif bits:
+        width = int(bits)
     return math.ceil(math.prod(sizes) * width / 8)
 
 
@@ -228,12 +258,9 @@ def source_line(hlo: str, frame: str) -> tuple[str, str]:
 
     The line is given as `steps/pmap.py:33`.
     """
-    tables = []
-    for name in ("FileNames", "FileLocations", "StackFrames"):  # at the top of HLO
-        match = re.search(rf"^{name}\n((?:\d+ .*\n)*)", hlo, re.MULTILINE)
-        rows = re.findall(r"^(\d+) (.*)", match[1], re.MULTILINE) if match else []
-        tables.append(dict(rows))
-    files, locations, frames = tables
+    files = read_table(hlo, "FileNames")
+    locations = read_table(hlo, "FileLocations")
+    frames = read_table(hlo, "StackFrames")
     while frame in frames:
         entry = dict(re.findall(r"(\w+)=(\d+)", frames[frame]))
         place = dict(re.findall(r"(\w+)=(\d+)", locations[entry["file_location_id"]]))
@@ -248,33 +275,45 @@ def source_line(hlo: str, frame: str) -> tuple[str, str]:
     return "", ""
 
 
+def read_table(hlo: str, name: str) -> dict[str, str]:
+    """Read a table at the top of HLO: its lines by their numbers."""
+    table = re.search(rf"^{name}\n((?:\d+ .*\n)*)", hlo, re.MULTILINE)
+    if table is None:
+        return {}
+    return dict(re.findall(r"^(\d+) (.*)", table[1], re.MULTILINE))
+
+
 def describe_exchange(collectives: Sequence[Instruction]) -> str:
     """Say what devices exchange: `1 all-reduce, 576 bytes`.
 
     One in a loop runs more than once: `4 all-reduces, run 16 times an update, 2.3 kB: 4
     times at accumulate.py:81`.
     """
-    texts = []
-    for kind, rows in by_kind(collectives).items():
-        text = f"{len(rows)} {kind}"
-        if len(rows) > 1:
-            text += "s"
-        loops = [row for row in rows if row.runs != 1]
-        runs = add_runs(rows)
-        if runs is None:
-            text += ", in a loop whose length only the run shows"
-        elif loops:
-            text += f", run {runs} times an update"
-        total = sum(row.bytes * (row.runs or 1) for row in rows)
-        text += f", {decimal(total)}"
-        places = [
-            f"{row.runs or '?'} times at {row.source.rpartition('/')[2]}"
-            for row in loops
-            if row.source
-        ]
-        if places:
-            text += f": {', '.join(places[:3])}"
-        if any(row.in_branch for row in rows):
-            text += " (at most: some are in a branch that may not be taken)"
-        texts.append(text)
+    rows_of = by_kind(collectives)
+    texts = [describe_rows(name, rows_of[name]) for name in rows_of]
     return "; ".join(texts) or "no collective"
+
+
+def describe_rows(name: str, rows: Sequence[Instruction]) -> str:
+    """Say how often the collectives of one kind run, how large they are, and where."""
+    text = f"{len(rows)} {name}"
+    if len(rows) > 1:
+        text += "s"
+    loops = [row for row in rows if row.runs != 1]
+    runs = add_runs(rows)
+    if runs is None:
+        text += ", in a loop whose length only the run shows"
+    elif loops:
+        text += f", run {runs} times an update"
+    total = sum(row.bytes * (row.runs or 1) for row in rows)
+    text += f", {decimal(total)}"
+    places = [
+        f"{row.runs or '?'} times at {row.source.rpartition('/')[2]}"
+        for row in loops
+        if row.source
+    ]
+    if places:
+        text += f": {', '.join(places[:3])}"
+    if any(row.in_branch for row in rows):
+        text += " (at most: some are in a branch that may not be taken)"
+    return text
