@@ -97,7 +97,8 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     parameters: list[str] = []
     per_device: list[str] = []
     if path:
-        parameters = [argument.arg for argument in use.function.args.args]
+        names = [argument.arg for argument in use.function.args.args]
+        parameters = [name for name in names if name != "self"]
         source = ast.unparse(program.files[path])
         per_device = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
     arguments = "state, batch"
@@ -137,16 +138,16 @@ def ask_questions(
     questions = []
     if not isinstance(program.parent(use.function), ast.Module):
         questions.append(f"How can {name} be reached? It isn't at the top of its file.")
-    if use.inside:
-        around = ", ".join(filter(None, use.inside)) or "another function"
-        questions.append(
-            f"Which function makes one update? pmap maps {around} around {name}."
-        )
     is_plain = len(parameters) == 2
     if len(parameters) == 3:
         is_plain = KEY.search(parameters[2]) is not None
     returned = [ast.unparse(part) for part in odd_results(program, use.function)]
-    if not is_plain:
+    if use.inside:  # a partial may also give it arguments
+        around = ", ".join(filter(None, use.inside)) or "another function"
+        questions.append(
+            f"Which function makes one update? pmap maps {around} around {name}."
+        )
+    elif not is_plain:
         questions.append(
             f"{name} takes ({', '.join(parameters)}): which are the state, the batch "
             "and the key?"
