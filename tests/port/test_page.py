@@ -65,6 +65,58 @@ def test_the_page_of_constructs_is_made_from_the_table():
     assert all(f'<a id="{name}"></a>' in page for name in CONSTRUCTS)
 
 
+OLD_PROGRAM = """from jax.config import config
+from flax import optim
+import jax
+from jax import lax
+config.update("jax_debug_nans", False)
+def step(w, batch):
+    return w - 0.1 * lax.pmean(jax.grad(loss)(w, batch), "batch")
+w = jax.device_put_replicated(w, jax.devices())
+batch = jax.device_put(batch, jax.devices()[0])
+batch = jax.tree_map(lambda x: x.reshape(8, 2, *x.shape[1:]), batch)
+w = jax.pmap(step, axis_name="batch")(w, batch)
+"""
+CURES = [  # in the order in which a person meets the errors
+    ("from jax.config import config\n", ""),
+    ("from flax import optim", "import optax, flax.jax_utils"),
+    ("jax.device_put_replicated(w, jax.devices())", "flax.jax_utils.replicate(w)"),
+    ("jax.tree_map", "jax.tree.map"),
+    ("(step, axis_name=\"batch\")(w, batch)",
+     "(step, axis_name=\"batch\")(w, jax.device_get(batch))"),
+]  # fmt: skip
+
+
+def test_an_old_program_stops_in_the_order_of_the_page():
+    section = PAGE.partition("## Get it to start first")[2].partition("\n## ")[0]
+    messages = re.findall(r"^\| `(.+?)`,? .*\| .* \|$", section, re.MULTILINE)
+    assert len(messages) == len(CURES)
+    program = OLD_PROGRAM
+    for message, (old, new) in zip(messages, CURES, strict=True):
+        names = {"w": W, "batch": BATCH, "loss": loss}
+        with pytest.raises(Exception, match=re.escape(message)):
+            exec(program, names)
+        assert program.count(old) == 1
+        program = program.replace(old, new)
+        program = program.replace("\nconfig.update", "\njax.config.update")
+    names = {"w": W, "batch": BATCH, "loss": loss}
+    exec(program, names)
+    same(jax_utils.unreplicate(names["w"]), plain_step(W, BATCH, None)[0])
+
+
+def test_both_sides_of_the_difference_give_the_same_numbers():
+    (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
+    results = []
+    for side in "-+":
+        lines = [line for line in block.splitlines() if line[:1] in ("", " ", side)]
+        names = {"w": W, "batches": [BATCH, BATCH]}
+        exec("\n".join(line[1:] for line in lines), names)
+        results.append(names["w"])
+    first, _ = plain_step(W, BATCH, None)
+    second, _ = plain_step(first, BATCH, None)
+    same(second, *results)
+
+
 def loss(w, batch, keep=1.0):
     return (keep * (batch["x"] @ w - batch["y"]) ** 2).mean()
 
