@@ -128,29 +128,37 @@ def enters_mesh(program: Program, node: ast.withitem) -> bool:
 
 
 def constructs_of_call(program: Program, node: ast.Call) -> Iterator[str]:
-    """Find what a call is, and what its keywords say."""
+    """Find what a call is, and what its arguments say."""
     path = program.path_of(node.func)
     function = (path or ast.unparse(node.func)).rpartition(".")[2]
     keywords = keywords_of(node)
     use = read_pmap(program, node)
     options = use.options if use else pmap_options(program, node)
-    if options is not None:  # of pmap, or of a partial of it
+    if options is not None:  # it's pmap, or a partial of it
         function = "pmap"
         keywords = options
         if path not in PMAPS:  # the program's name for a partial
             yield "pmap"
-        if use and (PMAPS | SHARD_MAPS).intersection(use.inside):
-            yield "nested"
+    if use and (PMAPS | SHARD_MAPS).intersection(use.inside):
+        yield "nested"
     for row in ROWS.values():
-        if set(row.keywords.get(function, [])).intersection(keywords):
+        if not keywords.keys().isdisjoint(row.keywords.get(function, [])):
             yield row.name
-    if path == "jax.make_mesh" and "axis_types" not in keywords:
-        yield "make-mesh"
-    is_scaled = function == "value_and_grad" and "scal" in names_in(node.func)
-    if is_scaled and "axis_name" not in keywords:
-        yield "scale-without-axis"
+    yield construct_without_keyword(path, node)
     if node.args:
         yield construct_of_arguments(program, node, path, function)
+
+
+def construct_without_keyword(path: str, node: ast.Call) -> str:
+    """Find a call that lacks a keyword it should have."""
+    keywords = keywords_of(node)
+    if path == "jax.make_mesh" and "axis_types" not in keywords:
+        return "make-mesh"
+    names = names_in(node.func)  # of dynamic_scale.value_and_grad
+    is_scaled = "scal" in names and "value_and_grad" in names
+    if is_scaled and "axis_name" not in keywords:
+        return "scale-without-axis"
+    return ""
 
 
 def construct_of_arguments(
