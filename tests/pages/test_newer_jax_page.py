@@ -51,6 +51,9 @@ def test_a_name_is_gone_or_warns_and_the_new_one_exists(old, today, new):
 
 def resolve(name: str) -> None:
     """Import a name, and call it if it warns only then."""
+    module = pkgutil.resolve_name(name.rpartition(".")[0])
+    if hasattr(module, "__getattr__"):  # JAX warns once in a process
+        module.__getattr__.cache_clear()
     found = pkgutil.resolve_name(name)
     if name.endswith("shard_map"):
         mesh = Mesh(np.array(jax.devices()), ("data",))
