@@ -13,7 +13,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from pmapdp.config import Config, flag
 from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import build_model, check_task
 from pmapdp.custom.optimizer import check_optimizer, check_schedule, trainable_filter
-from pmapdp.data.batches import Batches
+from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.distributed import (
     SINGLE_PROCESS,
@@ -162,12 +162,8 @@ def train(
             state, step = run.restore_or_init()
             while not run.is_done(step):
                 meter = run.open_meter()  # not empty if the epoch is resumed
-                # A resumed run may begin in the middle of an epoch, and --steps may end
-                # it there.
-                epoch, done = divmod(step, batches.per_epoch)
-                end = min((epoch + 1) * batches.per_epoch, job.total_steps)
-                rest_of_epoch = itertools.islice(batches.epoch(epoch, done), end - step)
-                with prefetch(rest_of_epoch, strategy.place_batch) as placed_batches:
+                host_batches = rest_of_epoch(batches, step, job.total_steps)
+                with prefetch(host_batches, strategy.place_batch) as placed_batches:
                     for batch in placed_batches:
                         # This returns before the devices have computed anything, so
                         # the host can start the next update meanwhile.
@@ -175,33 +171,34 @@ def train(
                         meter.add(step + 1, sums, batches.examples_in(step))
                         step += 1
                         run.show_update(step, state, meter)
-                        stop = run.stop_request.agree(step)
-                        if step == end:
-                            continue  # evaluated below before it's saved
-                        if stop or is_due(step, save_every):
-                            # The checkpoint has the open epoch's sums, so that its
-                            # means are over all examples even after a resume.
-                            meter.finish()
+                        if step % batches.per_epoch == 0 or step == job.total_steps:
+                            meter.finish()  # the evaluation isn't part of its time
+                            tested = evaluate(job, state, job.held_out)
+                            results = run.end_epoch(step, state, meter, tested)
                             run.save(step, state, meter)
-                        if stop:
+                            if after_epoch is not None:
+                                after_epoch(results, state)
+                        elif is_due(step, save_every):
+                            run.save(step, state, meter)
+                        stop = run.stop_request.agree(step)
+                        if stop and not run.is_done(step):
+                            run.save(step, state, meter)  # if that isn't done yet
                             run.raise_stopped(stop, step, state)
-                    meter.finish()
-                results = run.end_epoch(
-                    step, state, meter, evaluate(job, state, job.held_out)
-                )
-                run.save(step, state, meter)
-                if after_epoch is not None:
-                    after_epoch(results, state)
-                # A signal in the epoch's last update: its checkpoint is written by now.
-                stop = run.stop_request.agreed
-                if stop and not run.is_done(step):
-                    run.raise_stopped(stop, step, state)
             run.end(step)
             epochs = list(run.epochs.values())
             run.report.line(
                 *compare_with_reported(job.config, epochs, batches.per_epoch)
             )
             return Result(run.fetch_result(state), epochs)
+
+
+def rest_of_epoch(batches: Batches, step: int, total_steps: int) -> Iterator[Batch]:
+    """Yield the batches of an epoch that follow update `step`.
+
+    A resumed run may begin in the middle of an epoch, and --steps may end it there.
+    """
+    epoch, done = divmod(step, batches.per_epoch)
+    return itertools.islice(batches.epoch(epoch, done), total_steps - step)
 
 
 def is_due(step: int, every: int | None) -> bool:

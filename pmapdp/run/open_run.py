@@ -43,6 +43,7 @@ class Run:
         self.stack = stack
         self.per_epoch = job.batches["train"].per_epoch
         self.compile_seconds: float | None = None
+        self.saved_step: int | None = None  # the newest that this process has saved
         # By number. An epoch that was stopped in its middle is there twice in the file.
         self.epochs: dict[int, dict[str, Any]] = {}
         self.best_state: Any = None  # on the host, if no checkpoint has it
@@ -185,11 +186,16 @@ class Run:
         return best_metric(results, self.config.best)[2]
 
     def save(self, step: int, state: TrainState, meter: Meter) -> None:
-        """Save the state after update `step`, and the sums of an epoch that is open."""
-        # The sums of an epoch that is over are in `last`.
-        if step % self.per_epoch == 0:
-            meter = Meter()
-        self.epoch_progress |= {"sums": meter.sums, "examples": meter.examples}
+        """Save the state after update `step`, unless that was done before."""
+        if step == self.saved_step:
+            return
+        self.saved_step = step
+        # The sums of an epoch that is still open are saved, too, so that a resumed run
+        # has its means over all examples. Those of one that is over are in `last`.
+        meter.finish()
+        is_open = step % self.per_epoch != 0
+        self.epoch_progress["sums"] = meter.sums if is_open else {}
+        self.epoch_progress["examples"] = meter.examples if is_open else 0
         if self.checkpoints:
             state = make_global(state, self.job.strategy.state_sharding)
             # A run that resumed from a NaN would end at once, every time.

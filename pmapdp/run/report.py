@@ -91,6 +91,7 @@ class Reporter:
         self.metrics: list[TextIO] = []
         self.tensorboard: Any = None
         self.trace: Path | None = None
+        self.profile = config.profile
         if config.metrics_file and self.is_first:
             self.metrics.append(stack.enter_context(open_lines(config.metrics_file)))
         if config.workdir and self.is_first:
@@ -172,6 +173,9 @@ class Reporter:
             jax.profiler.start_trace(str(self.trace), create_perfetto_trace=True)
         elif self.updates == WARM_UP + TRACED:
             self.end_trace(state)
+        # The traced updates are slow, so examples/s is of the others alone.
+        if self.profile and WARM_UP <= self.updates <= WARM_UP + TRACED:
+            meter.start_clock()
         if self.tensorboard and step % UPDATES_BETWEEN_POINTS == 0 and meter.means:
             tag = "train/loss_so_far_in_the_epoch"
             self.tensorboard.add_scalar(tag, meter.means["loss"], step)
@@ -219,7 +223,7 @@ class Reporter:
         if results["step_ms"]:
             texts.append(f"{results['examples_per_second']:,.0f} examples/s")
         else:
-            texts.append("one update, not timed")
+            texts.append("not timed")
         self.line("  ".join(texts))  # at most 100 columns
 
     def end_trace(self, state: TrainState | None = None) -> None:
