@@ -5,8 +5,8 @@ checks itself when it's made, even by `dataclasses.replace`.
 """
 
 import dataclasses
-import json
 import math
+import os
 import re
 import typing
 from dataclasses import dataclass
@@ -324,44 +324,63 @@ class Config:
     )
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            # Settings are frozen, and written as JSON.
+            if isinstance(value, list):
+                object.__setattr__(self, field.name, tuple(value))
+            elif isinstance(value, os.PathLike):
+                object.__setattr__(self, field.name, os.fspath(value))
+        check_types(self)
         check_values(self)
         check_together(self)
 
 
 def config_from_json(settings: dict[str, Any]) -> Config:
-    """Make a `Config` from settings in JSON, and check their types."""
-    hints = typing.get_type_hints(Config)
-    values: dict[str, Any] = {}
+    """Make a `Config` from settings in JSON."""
+    names = [field.name for field in dataclasses.fields(Config)]
+    values = {}
     for name, value in settings.items():
-        if name not in hints:
-            if name in REMOVED_SETTINGS:
-                continue  # it changed no result
-            raise unknown("setting", name, hints)
-        # JSON has lists only, and settings are frozen.
-        values[name] = tuple(value) if isinstance(value, list) else value
-        if not has_type(values[name], hints[name]):
-            right_type = str(getattr(hints[name], "__name__", hints[name]))
-            raise UserError(
-                f"{name} is {json.dumps(value):.100} there, which is no {right_type}"
-            )
+        if name in REMOVED_SETTINGS:
+            continue  # it changed no result
+        if name not in names:
+            raise unknown("setting", name, names)
+        values[name] = value
     return Config(**values)
-
-
-def has_type(value: Any, hint: Any) -> bool:
-    """Return if a value from JSON fits the type of a setting."""
-    origin = typing.get_origin(hint)
-    if origin is Literal:
-        return True  # `check_values` looks if it's one of them
-    if origin is tuple:
-        return isinstance(value, tuple)
-    if isinstance(value, int) and isinstance(0.0, hint):
-        return True  # a whole number is a real number, too
-    return isinstance(value, hint)
 
 
 def flag(field: str) -> str:
     """Return the command-line flag of a field."""
     return "--" + field.replace("_", "-")
+
+
+def check_types(config: Config) -> None:
+    """Refuse a value of another type than its setting's. The error names the default."""
+    hints = typing.get_type_hints(Config)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        hint = hints[field.name]
+        if not has_type(value, hint):
+            type_name = hint.__name__ if isinstance(hint, type) else str(hint)
+            raise UserError(
+                f"{flag(field.name)} must be {type_name}, not {value!r:.100}: try "
+                f"{field.default!r}, the default"
+            )
+
+
+def has_type(value: Any, hint: Any) -> bool:
+    """Return True if a value fits the annotation of its setting."""
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return True  # `check_values` looks if it's one of them
+    if isinstance(value, bool):  # which Python counts among the whole numbers
+        return hint is bool
+    if origin is tuple:
+        element = typing.get_args(hint)[0]
+        return isinstance(value, tuple) and all(isinstance(x, element) for x in value)
+    if isinstance(value, int) and isinstance(0.0, hint):
+        return True  # a whole number is a real number, too
+    return isinstance(value, hint)
 
 
 def check_values(settings: Any) -> None:

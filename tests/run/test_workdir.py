@@ -162,10 +162,13 @@ def test_a_config_json_of_something_else_is_refused(tmp_path, text):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ('"epochs": null', "epochs is null there, which is no int"),
-        ('"dataset": 5', "dataset is 5 there, which is no str"),
-        ('"progress": 1', "progress is 1 there, which is no bool"),
-        ('"switch_epochs": 3', "switch_epochs is 3 there, which is no tuple"),
+        ('"epochs": null', "epochs must be int, not None: try 20, the default"),
+        ('"dataset": 5', "dataset must be str, not 5: try 'digits'"),
+        ('"progress": 1', "progress must be bool, not 1: try True"),
+        (
+            '"switch_epochs": 3',
+            r"switch_epochs must be tuple\[int, ...\], not 3: try \(\)",
+        ),
         ('"strategy": {}', "unknown strategy '{}'"),
         ('"epoch": 2', "unknown setting 'epoch': did you mean 'epochs'"),
         ('"strategy": "pmapp"', "unknown strategy 'pmapp': did you mean 'pmap'"),
