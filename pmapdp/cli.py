@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from pmapdp import __version__
 from pmapdp.config import REMOVED_SETTINGS, Config, StrategyName, flag
-from pmapdp.errors import StoppedError, UserError, reason, unknown
+from pmapdp.errors import StoppedError, UserError, first_line, unknown_name
 from pmapdp.recipes import RECIPES
 
 COMMANDS = {
@@ -97,7 +97,7 @@ def report(error: BaseException) -> int:
     """
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         error = UserError(
-            f"no memory is left ({reason(error)}): use a smaller batch or model"
+            f"no memory is left ({first_line(error)}): use a smaller batch or model"
         )
     if isinstance(error, UserError):
         if error.shows_cause and error.__cause__:
@@ -152,7 +152,7 @@ def main() -> None:
 def list_commands(arguments: list[str]) -> None:
     """Print what `pmapdp --help` prints."""
     if arguments[0] not in ("--help", "-h"):
-        raise unknown("command", arguments[0], COMMANDS)
+        raise unknown_name("command", arguments[0], COMMANDS)
     print("usage: pmapdp COMMAND ... (pmapdp train is python -m pmapdp.train)\n")
     for name, summary in COMMANDS.items():
         print(f"    {name:10}{summary}")
@@ -226,7 +226,7 @@ def parse_with_recipe(
     if name not in RECIPES:
         if name in typing.get_args(StrategyName):
             raise UserError(f"{name} is no recipe: did you mean --strategy {name}?")
-        raise unknown("recipe", name, RECIPES)
+        raise unknown_name("recipe", name, RECIPES)
     option_values = {}
     for field in option_fields:
         if field.name in values:
@@ -319,7 +319,7 @@ def unknown_flag(command: Command, name: str, flags: list[str]) -> UserError:
         return UserError(f"{name} is gone: {removed[name]}")
     if SYNONYMS.get(name) in flags:
         return UserError(f"unknown argument {name!r}: did you mean {SYNONYMS[name]!r}?")
-    return unknown("argument", name, flags)
+    return unknown_name("argument", name, flags)
 
 
 def add_flag(group: Any, field: dataclasses.Field[Any], default: Any) -> None:

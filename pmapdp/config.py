@@ -12,7 +12,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pmapdp.errors import UserError, unknown
+from pmapdp.errors import UserError, unknown_name
 
 # The one list of strategies: `steps/` has a file for each. It stands here, because the
 # flag must not import JAX.
@@ -344,7 +344,7 @@ def config_from_json(settings: dict[str, Any]) -> Config:
         if name in REMOVED_SETTINGS:
             continue  # it changed no result
         if name not in names:
-            raise unknown("setting", name, names)
+            raise unknown_name("setting", name, names)
         values[name] = value
     return Config(**values)
 
@@ -355,7 +355,7 @@ def flag(field: str) -> str:
 
 
 def check_types(config: Config) -> None:
-    """Refuse a value of another type than its setting's. The error names the default."""
+    """Refuse a value of a type that its setting hasn't. The error names the default."""
     hints = typing.get_type_hints(Config)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -391,7 +391,7 @@ def check_values(settings: Any) -> None:
         if typing.get_origin(hints[field.name]) is Literal:
             choices = typing.get_args(hints[field.name])
             if value not in choices:
-                raise unknown(field.name.replace("_", " "), str(value), choices)
+                raise unknown_name(field.name.replace("_", " "), str(value), choices)
         if value == "":  # an empty variable of a shell script, for example
             raise UserError(f"{flag(field.name)} '' is empty: leave it out")
         limits = field.metadata["limits"]
@@ -399,19 +399,21 @@ def check_values(settings: Any) -> None:
             check_limits(flag(field.name), value, limits)
 
 
-def check_limits(flag: str, value: float, limits: tuple[float, float, str]) -> None:
+def check_limits(
+    flag_name: str, value: float, limits: tuple[float, float, str]
+) -> None:
     """Refuse a number that isn't within its limits."""
     least, most, example = limits
     # NaN is neither below nor above a limit.
     if isinstance(value, float) and not math.isfinite(value):
-        reason = "is not a finite number"
+        fault = "is not a finite number"
     elif value < least:
-        reason = f"must be at least {least}"
+        fault = f"must be at least {least}"
     elif value > most:
-        reason = f"must be at most {most}"
+        fault = f"must be at most {most}"
     else:
         return
-    raise UserError(f"{flag} {value} {reason}: try {flag} {example}")
+    raise UserError(f"{flag_name} {value} {fault}: try {flag_name} {example}")
 
 
 def check_together(config: Config) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from pmapdp.errors import UserError, reason
+from pmapdp.errors import UserError, first_line
 
 DEFAULT_SIMULATED = 8
 MOST_SIMULATED = 1024
@@ -127,8 +127,8 @@ def choose(count: int | None = None) -> list[jax.Device]:
     except Exception as error:  # of JAX, an AssertionError too
         platforms = os.environ.get("JAX_PLATFORMS", "")
         raise UserError(
-            f"JAX finds no device with JAX_PLATFORMS={platforms} ({reason(error)}): "
-            "install JAX's build for it, or unset the variable"
+            f"JAX finds no device with JAX_PLATFORMS={platforms} ({first_line(error)}"
+            "): install JAX's build for it, or unset the variable"
         ) from error
     if count is not None and count > len(devices):
         raise UserError(

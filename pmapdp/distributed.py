@@ -29,7 +29,7 @@ from pmapdp.errors import (
     StoppedError,
     UserError,
     explain_errors,
-    reason,
+    first_line,
 )
 from pmapdp.sharding.layout import number_of_devices
 
@@ -167,7 +167,7 @@ def find_lost_process(error: BaseException) -> LostError | None:
     while cause is not None:
         if isinstance(cause, JaxRuntimeError) and LOST.search(str(cause)):
             return LostError(
-                f"another process is lost, see its own messages ({reason(cause)}): "
+                f"another process is lost, see its own messages ({first_line(cause)}): "
                 "start the same command again, and a run with a workdir resumes from "
                 "its last checkpoint"
             )

@@ -105,7 +105,7 @@ def in_one_line(text: str) -> str:
     return line
 
 
-def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
+def unknown_name(kind: str, value: str, choices: Iterable[str]) -> UserError:
     """Make the error for a name that doesn't exist, with a suggestion.
 
     `kind` says what the names are, for example "strategy".
@@ -119,7 +119,7 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     )
 
 
-def reason(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its class if it has none."""
     message = getattr(error, "strerror", None) or str(error)
     if isinstance(error, KeyError):
@@ -145,9 +145,9 @@ def explain_errors(
         raise
     # NumPy, zipfile, gzip and Pillow alone have many classes for damaged bytes.
     except Exception as error:
-        raise error_class(f"{failure} ({reason(error)}): {advice}") from error
+        raise error_class(f"{failure} ({first_line(error)}): {advice}") from error
 
 
-def shown(value: Any) -> str:
+def name_or_repr(value: Any) -> str:
     """Return the name of a function or class, or another value's repr in one line."""
     return getattr(value, "__qualname__", " ".join(reprlib.repr(value).split()))

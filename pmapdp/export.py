@@ -43,7 +43,7 @@ from pmapdp.exported_file import (
     PROGRAM,
     read_exported_file,
 )
-from pmapdp.files import MODEL, check_output, write_file
+from pmapdp.files import MODEL_SIGNATURES, check_output, write_file
 from pmapdp.loss import named_sums
 from pmapdp.registry import FEATURIZERS, featurize, load_data, require_python_values
 from pmapdp.run.checkpoints import load_state
@@ -194,7 +194,7 @@ def export_run(
         config, values, "pmapdp.export.export_run", workdir, str(path)
     )
     # Before your code runs, which may change the current folder.
-    file = check_output("FILE", str(path), MODEL)
+    file = check_output("FILE", str(path), MODEL_SIGNATURES)
     folder = os.path.abspath(workdir)
     with jax.enable_x64(config.dtype == "float64"):
         if data is None:

@@ -14,18 +14,18 @@ from pmapdp.errors import (
     UserError,
     YourCodeError,
     explain_errors,
-    reason,
-    unknown,
+    first_line,
+    unknown_name,
 )
 
 ADVICE = "name a file in a folder that exists, is yours and has free space"
 
-# Each of these stands at the beginning of files that we write. We append to LINES, and
-# replace the others.
-JSON = (b'{\n  "ok": ', b'{\n  "config": ')  # the reports of verify and compare
-LINES = (b'{"event": ',)
-HTML = (b"<!doctype html>",)
-MODEL = (b"arrays/",)  # the name of the first file in the zip
+# Files that we write begin with one of these. We append to results, and replace the
+# others.
+REPORT_SIGNATURES = (b'{\n  "ok": ', b'{\n  "config": ')  # of verify and compare
+RESULTS_SIGNATURES = (b'{"event": ',)
+PAGE_SIGNATURES = (b"<!doctype html>",)
+MODEL_SIGNATURES = (b"arrays/",)  # the name of the first file in the zip
 BEGINNING = 100  # bytes
 
 
@@ -139,7 +139,7 @@ def load_from_file(name: str) -> Callable[..., Any]:
     # A script that ends itself would look like a command that is done.
     except (Exception, SystemExit) as error:
         raise YourCodeError(
-            f"{path} fails ({type(error).__name__}: {reason(error)}): "
+            f"{path} fails ({type(error).__name__}: {first_line(error)}): "
             "correct it where the traceback ends"
         ) from error
     value = getattr(module, attribute, None)
@@ -149,5 +149,5 @@ def load_from_file(name: str) -> Callable[..., Any]:
             for name, member in vars(module).items()
             if getattr(member, "__module__", "") == module_name
         ]
-        raise unknown(f"name in {path}", attribute, names)
+        raise unknown_name(f"name in {path}", attribute, names)
     return value

@@ -50,7 +50,7 @@ class Job:
     functions: dict[str, Any]
 
     @property
-    def held_out(self) -> str | None:
+    def evaluated_part(self) -> str | None:
         """Return the part to evaluate after each epoch.
 
         It's "validation", else "test", else None.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pmapdp.config import Config
-from pmapdp.errors import UserError, unknown
+from pmapdp.errors import UserError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def require_recipe(config: Config) -> None:
     From Python, the name by itself chooses nothing.
     """
     if config.recipe not in RECIPES:
-        raise unknown("recipe", config.recipe, RECIPES)
+        raise unknown_name("recipe", config.recipe, RECIPES)
     recipe = vars(RECIPES[config.recipe].config)
     defaults = vars(Config(recipe=config.recipe))
     # If none of its own settings is there, the recipe was only named.

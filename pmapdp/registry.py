@@ -20,7 +20,7 @@ from pmapdp.data import digits, imdb, mnist, random_numbers, reviews
 from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.data.tfidf import Tfidf
 from pmapdp.data.tokens import Tokens
-from pmapdp.errors import UserError, YourCodeError, explain_errors, unknown
+from pmapdp.errors import UserError, YourCodeError, explain_errors, unknown_name
 from pmapdp.files import load_from_file
 from pmapdp.models.cnn import CNN
 from pmapdp.models.convnet import ConvNet
@@ -69,7 +69,7 @@ def load_custom(part: str, name: str) -> Any:
     if name not in built_in[part]:
         example = {"model": "Net", "optimizer": "make", "schedule": "rate"}[part]
         yours = f"my_file.py:{example} (yours; from Python {part}=...)"
-        raise unknown(part, name, [*built_in[part], yours])
+        raise unknown_name(part, name, [*built_in[part], yours])
     return None
 
 
@@ -140,7 +140,7 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
         return load_folder(Path(name))
     # No file, no folder and no built-in name: a misspelt one.
     yours = "my_data.npz, folder/ or my_data.py:make (yours; from Python data=...)"
-    raise unknown("dataset", name, [*DATA_SETS, yours])
+    raise unknown_name("dataset", name, [*DATA_SETS, yours])
 
 
 def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:

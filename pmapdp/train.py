@@ -173,7 +173,7 @@ def train(
                         run.show_update(step, state, meter)
                         if step % batches.per_epoch == 0 or step == job.total_steps:
                             meter.finish()  # the evaluation isn't part of its time
-                            tested = evaluate(job, state, job.held_out)
+                            tested = evaluate(job, state, job.evaluated_part)
                             results = run.end_epoch(step, state, meter, tested)
                             run.save(step, state, meter)
                             if after_epoch is not None:

@@ -29,8 +29,8 @@ from pmapdp.compare.sources import read_programs, read_strategies
 from pmapdp.compare.strategies import compare_strategies
 from pmapdp.compare.wrong_strategies import WRONG_STRATEGIES
 from pmapdp.config import Config, setting
-from pmapdp.errors import UserError, unknown
-from pmapdp.files import HTML, JSON, check_output, write_file
+from pmapdp.errors import UserError, unknown_name
+from pmapdp.files import PAGE_SIGNATURES, REPORT_SIGNATURES, check_output, write_file
 from pmapdp.steps import STRATEGIES
 
 PARALLEL = tuple(name for name in STRATEGIES if name != "single")
@@ -111,8 +111,8 @@ def main(arguments: list[str]) -> None:
             COMMAND, CompareOptions, arguments, sections
         )
         make_report = partial(report_strategies, config, options)
-    json_file = check_output("--json", options.json, JSON)
-    html_file = check_output("--html", options.html, HTML)
+    json_file = check_output("--json", options.json, REPORT_SIGNATURES)
+    html_file = check_output("--html", options.html, PAGE_SIGNATURES)
     if json_file and json_file == html_file:
         raise UserError(f"--json and --html are both {json_file}: name two files")
     report = make_report()
@@ -140,7 +140,7 @@ def report_strategies(config: Config, options: CompareOptions) -> Report:
     """Compare the strategies in one job."""
     for name in options.strategies:
         if name not in PARALLEL:
-            raise unknown("strategy", name, PARALLEL)
+            raise unknown_name("strategy", name, PARALLEL)
     config = replace(config, steps=options.steps, mesh=None, layout="data")
     size = options.global_batch_size
     if size is not None:

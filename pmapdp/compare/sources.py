@@ -152,9 +152,7 @@ def top_statement(program: Program, node: Any) -> Any:
     return top
 
 
-def join(
-    program: Program, statements: Sequence[Any], main_file: str
-) -> list[Line]:
+def join(program: Program, statements: Sequence[Any], main_file: str) -> list[Line]:
     """Join the lines of statements, and name each file but the main one."""
     lines: list[Line] = []
     last_file = main_file

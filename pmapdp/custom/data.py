@@ -16,7 +16,7 @@ import numpy as np
 from pmapdp.custom.arrays import convert_split, holds_texts, sample_every
 from pmapdp.custom.examples import Examples
 from pmapdp.data.dataset import DataSet, Split, Texts
-from pmapdp.errors import UserError, shown, unknown
+from pmapdp.errors import UserError, name_or_repr, unknown_name
 from pmapdp.files import open_file
 
 # What messages call the parts.
@@ -39,12 +39,12 @@ def make_data_set(data: Any) -> DataSet:
     if isinstance(data, Mapping):
         for name in data:
             if name not in PARTS:
-                raise unknown("part of the data", str(name), PARTS)
+                raise unknown_name("part of the data", str(name), PARTS)
         if "train" in data:
             data = DataSet(**data)
     if not isinstance(data, DataSet) or data.train is None:
         raise UserError(
-            f"data={shown(data)} has no training set: give a dictionary, "
+            f"data={name_or_repr(data)} has no training set: give a dictionary, "
             "{'train': (inputs, labels), 'test': (inputs, labels)}"
         )
     # All parts number their classes as the training set does, also if one lacks some.
@@ -84,10 +84,10 @@ def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
     if is_map_style and not isinstance(part, Mapping | str | bytes):
         return Examples(part, name, classes)
     raise UserError(
-        f"{name} data={shown(part)} are no examples: give (inputs, labels), or an "
-        "object with len(data) and data[i], a pair (inputs, label); of a loader give "
-        "its data set, and of a stream arrays or files, because each epoch visits the "
-        "examples in another order"
+        f"{name} data={name_or_repr(part)} are no examples: give (inputs, labels), or "
+        "an object with len(data) and data[i], a pair (inputs, label); of a loader "
+        "give its data set, and of a stream arrays or files, because each epoch visits "
+        "the examples in another order"
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from pmapdp.custom.arrays import convert_split, describe
 from pmapdp.data.dataset import Split
-from pmapdp.errors import UserError, YourCodeError, explain_errors, shown
+from pmapdp.errors import UserError, YourCodeError, explain_errors, name_or_repr
 
 # Before training the first examples are read a few times: most random transforms show.
 FIRST_EXAMPLES = 4
@@ -134,8 +134,8 @@ def split_example(example: Any) -> Split:
     elif isinstance(example, tuple | list) and len(example) in (2, 3):
         return Split(*example)
     raise UserError(
-        f"an example of the data is {shown(example)}: give a pair (inputs, label), or "
-        "a dictionary with a 'label'; without labels give the inputs twice"
+        f"an example of the data is {name_or_repr(example)}: give a pair (inputs, "
+        "label), or a dictionary with a 'label'; without labels give the inputs twice"
     )
 
 

@@ -30,9 +30,9 @@ from pmapdp.errors import (
     UserError,
     YourCodeError,
     explain_errors,
-    reason,
-    shown,
-    unknown,
+    first_line,
+    name_or_repr,
+    unknown_name,
 )
 from pmapdp.loss import DIVISOR, MetricSums, named_sums
 from pmapdp.metrics import ACCURACIES
@@ -48,14 +48,17 @@ def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.
         "give a class or function of rngs that makes a flax.nnx.Module; one of Linen "
         "needs flax.nnx.bridge.ToNNX"
     )
-    with explain_errors(f"{shown(model)} cannot be built", advice, YourCodeError):
+    with explain_errors(
+        f"{name_or_repr(model)} cannot be built", advice, YourCodeError
+    ):
         built = build(model, seed, dtype)
     if not isinstance(built, nnx.Module):
-        raise UserError(f"{shown(model)} gives {shown(built)}: {advice}")
+        raise UserError(f"{name_or_repr(model)} gives {name_or_repr(built)}: {advice}")
     if dtype != "float32" and not accepts(model, "dtype"):
         raise UserError(
-            f"--dtype {dtype} has no effect on {shown(model)}, which takes no dtype: "
-            "add dtype to its arguments and give it to its layers, or leave --dtype out"
+            f"--dtype {dtype} has no effect on {name_or_repr(model)}, which takes no "
+            "dtype: add dtype to its arguments and give it to its layers, or leave "
+            "--dtype out"
         )
     return built
 
@@ -110,7 +113,7 @@ def check_call(task: Task, examples: Batch) -> Any:
         return returned_shapes(task, task.loss, examples)
     except Exception as error:
         failure, advice = explain_call(task, examples)
-        raise YourCodeError(f"{failure} ({reason(error)}): {advice}") from error
+        raise YourCodeError(f"{failure} ({first_line(error)}): {advice}") from error
 
 
 def explain_call(task: Task, examples: Batch) -> tuple[str, str]:
@@ -205,7 +208,7 @@ def warn_if_not_exportable(task: Task, examples: Batch) -> None:
 def not_exportable(error: Exception) -> str:
     """Say why a model can't be exported, and what to write."""
     return (
-        f"the model cannot be exported for any number of inputs ({reason(error)}): "
+        f"the model cannot be exported for any number of inputs ({first_line(error)}): "
         "give it a method predict(inputs) if it takes more than inputs, and write "
         "inputs.shape[0] in place of len(inputs)"
     )
@@ -221,4 +224,4 @@ def check_best(best: str, sums: dict[str, Any], data: DataSet) -> None:
         names.add(ACCURACIES[part.weights is not None])
     order, _, name = best.partition(":")
     if name not in names:
-        raise unknown("--best", best, sorted(f"{order}:{name}" for name in names))
+        raise unknown_name("--best", best, sorted(f"{order}:{name}" for name in names))

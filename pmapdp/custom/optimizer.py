@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from pmapdp.errors import UserError, YourCodeError, explain_errors, shown, unknown
+from pmapdp.errors import (
+    UserError,
+    YourCodeError,
+    explain_errors,
+    name_or_repr,
+    unknown_name,
+)
 from pmapdp.state import Task, named_leaves
 
 EXAMPLE = (
@@ -19,7 +25,7 @@ EXAMPLE = (
 
 def check_schedule(schedule: Any) -> None:
     """Refuse a schedule that gives no learning rate under `jax.jit`."""
-    failure = f"schedule={shown(schedule)} gives no learning rate"
+    failure = f"schedule={name_or_repr(schedule)} gives no learning rate"
     advice = "give a function of JAX, for example lambda step: 0.1 * 0.99**step"
     # Optax calls it with a traced step, for which `if step > 3` fails.
     step = jax.ShapeDtypeStruct((), jnp.int32)
@@ -33,7 +39,7 @@ def check_optimizer(
     optimizer: Callable[..., Any], schedule: optax.Schedule, task: Task
 ) -> None:
     """Refuse an optimizer that fails, or that ignores the schedule."""
-    name = f"optimizer={shown(optimizer)}"
+    name = f"optimizer={name_or_repr(optimizer)}"
     advice = (
         f"give a function of the schedule, such as {EXAMPLE}; rules that take more "
         "than the gradient don't work"
@@ -74,13 +80,13 @@ def trainable_filter(model: nnx.Module, trainable: Any) -> Any:
         for part in trainable:
             if not any(f"{name}.".startswith(f"{part}.") for name in parameters):
                 layers = dict.fromkeys(name.split(".")[0] for name in parameters)
-                raise unknown("trainable", part, layers)
+                raise unknown_name("trainable", part, layers)
         trainable = nnx.Any(*map(starts_with, trainable))
     # Whatever a filter chooses, running statistics and random streams aren't trained.
     chosen = nnx.All(nnx.Param, trainable)
     if not nnx.state(model, chosen):
         raise UserError(
-            f"trainable={shown(trainable)} chooses no parameter of "
+            f"trainable={name_or_repr(trainable)} chooses no parameter of "
             f"{', '.join(parameters[:4])}...: give for example "
             "nnx.PathContains('head')"
         )

@@ -23,7 +23,7 @@ from flax import nnx
 
 from pmapdp.custom.arrays import describe
 from pmapdp.data.batches import Batch
-from pmapdp.errors import UserError, YourCodeError, explain_errors, shown
+from pmapdp.errors import UserError, YourCodeError, explain_errors, name_or_repr
 from pmapdp.layers import Context, example_keys, freeze_batch_norms, use_context
 from pmapdp.loss import MetricSums, named_sums
 from pmapdp.metrics import ACCURACIES
@@ -170,7 +170,7 @@ def check_fields(task: Task, sums: MetricSums) -> None:
     for name, value in named_sums(sums).items():
         is_array = isinstance(value, jax.Array)
         if not is_array or value.shape:
-            result = describe(value) if is_array else shown(value)
+            result = describe(value) if is_array else name_or_repr(value)
             raise UserError(
                 f"the loss of {task.name} returns {name} as {result}: return its sum "
                 f"over examples, (batch.weights * {name}).sum()"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pmapdp.errors import UserError, reason
+from pmapdp.errors import UserError, first_line
 
 SKIPPED_FOLDERS = {
     "node_modules",
@@ -59,7 +59,7 @@ class Program:
             with warnings.catch_warnings(action="ignore"):  # about the file's strings
                 tree = ast.parse(Path(path).read_bytes())
         except (SyntaxError, ValueError) as error:
-            text = f"{path} can't be read ({reason(error)}): is it Python 3?"
+            text = f"{path} can't be read ({first_line(error)}): is it Python 3?"
             self.unread.append(text)
             return
         self.files[path] = tree

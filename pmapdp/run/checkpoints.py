@@ -28,7 +28,12 @@ from etils.epath.gpath import PosixGPath
 
 from pmapdp.errors import UserError, explain_errors
 from pmapdp.exported_file import read_exported_file
-from pmapdp.run.workdir import CODE, fixed_settings, read_config, require_same_run
+from pmapdp.run.workdir import (
+    CODE_PREFIX,
+    fixed_settings,
+    read_config,
+    require_same_run,
+)
 from pmapdp.state import Task, TrainState, initial_state, named_leaves, use_host
 
 
@@ -294,10 +299,8 @@ def require_functions_again(path: str, python_values: dict[str, Any]) -> None:
         )
     for name in ("loss", "metrics"):
         # A checkpoint of 0.3 has no hashes.
-        had_yours = (
-            epoch_progress["belongs_to"].get(CODE + name, "built in") != "built in"
-        )
-        if had_yours and python_values.get(name) is None:
+        code = epoch_progress["belongs_to"].get(CODE_PREFIX + name, "built in")
+        if code != "built in" and python_values.get(name) is None:
             raise UserError(
                 f"this run was given its {name} from Python, so give it again: "
                 "from pmapdp.evaluate import evaluate_run; "

@@ -1,9 +1,7 @@
-"""Find the training example that made a loss or a gradient infinite or NaN."""
+"""Find the training example that made a loss infinite or NaN."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,24 +9,20 @@ import numpy as np
 from pmapdp.data.batches import Batches
 from pmapdp.errors import DIVERGED_ADVICE
 from pmapdp.job import Job
-from pmapdp.state import TrainState, create_state, named_leaves
+from pmapdp.state import create_state
 from pmapdp.steps.shared import gradient_sums
-
-HUGE = 1e4  # times the median, beyond what differently scaled columns give
 
 
 def find_first_not_finite(job: Job, step: int) -> str:
     """Say which training example isn't finite, or advise another learning rate.
 
-    It's in update `step`, or in the one before, which made its parameters. The loss and
-    the gradients of single examples are looked at in the first update alone, whose
-    parameters are known.
+    It's in update `step`, or in the one before, which made its parameters. The loss of
+    single examples is looked at in the first update alone, whose parameters are known.
     """
     state = create_state(job.task)
     one_by_one = dataclasses.replace(job.task, accumulate=1)
     compute = jax.jit(functools.partial(gradient_sums, one_by_one))
     batches = job.batches["train"]
-    sizes: dict[int, float] = {}  # largest input of each example
     for update in range(max(step - 1, 1), step + 1):
         epoch, done = divmod(update - 1, batches.per_epoch)
         start = done * batches.batch_size
@@ -37,30 +31,12 @@ def find_first_not_finite(job: Job, step: int) -> str:
             batch = Batches(batches.split, 1).read_batch(np.array([row]))
             values = {"the inputs are": batch.inputs, "the labels are": batch.labels}
             if update == 1 and not job.config.init_from:
-                values |= first_values(compute, state, batch)
+                _, sums, _ = compute(state, batch)
+                values["the first loss is"] = sums.loss
             for name, value in values.items():
                 if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(value)):
                     return (
                         f"{name} not finite for training example {row}, counted from "
                         "0: look at it, model and loss"
                     )
-            leaves = jax.tree.leaves(batch.inputs)
-            sizes[row] = max(float(np.abs(leaf).max(initial=0)) for leaf in leaves)
-    largest = max(sizes, key=lambda row: sizes[row])
-    if sizes[largest] > HUGE * np.median(list(sizes.values())):
-        return (
-            f"the inputs of training example {largest}, counted from 0, are up to "
-            f"{sizes[largest]:.3g}, far above the others' of this update: look at it"
-        )
     return f"{DIVERGED_ADVICE}, and look at the training examples of this update"
-
-
-def first_values(
-    compute: Callable[..., Any], state: TrainState, batch: Any
-) -> dict[str, Any]:
-    """Return loss and gradients of a batch before the first update, by words."""
-    gradients, sums, _ = jax.device_get(compute(state, batch))
-    values = {"the first loss is": sums.loss}
-    for name, gradient in named_leaves(gradients).items():
-        values[f"the first gradient of {name} is"] = gradient
-    return values

@@ -164,8 +164,8 @@ class Run:
             "step": step,
             "train": meter.means,
         }
-        if self.job.held_out:
-            results[self.job.held_out] = tested
+        if self.job.evaluated_part:
+            results[self.job.evaluated_part] = tested
         # The rate of the update that was made last, not of the next one.
         learning_rate = self.job.schedule(jax.device_put(step - 1))
         results["learning_rate"] = float(jax.device_get(learning_rate))

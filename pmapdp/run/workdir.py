@@ -24,7 +24,13 @@ import numpy as np
 
 from pmapdp.config import Config, config_from_json
 from pmapdp.errors import UserError, explain_errors
-from pmapdp.files import LINES, check_output, open_file, open_regular, write_file
+from pmapdp.files import (
+    RESULTS_SIGNATURES,
+    check_output,
+    open_file,
+    open_regular,
+    write_file,
+)
 from pmapdp.job import Job
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
 from pmapdp.registry import DATA_SETS
@@ -32,7 +38,7 @@ from pmapdp.run.code_hash import hash_function
 from pmapdp.state import use_host
 
 FORMAT = "pmapdp run 2"
-CODE = "the code of the "  # starts the name of a hash in the fixed settings
+CODE_PREFIX = "the code of the "  # starts the name of a hash in the fixed settings
 WORKDIR_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 
 
@@ -53,7 +59,7 @@ def with_full_paths(config: Config, *, is_first: bool = True) -> Config:
         # A shell leaves --workdir=~/runs as it is.
         paths[name] = os.path.expanduser(getattr(config, name))
     if is_first:
-        check_output("--metrics-file", paths.get("metrics_file"), LINES)
+        check_output("--metrics-file", paths.get("metrics_file"), RESULTS_SIGNATURES)
     full = {name: os.path.abspath(path) for name, path in paths.items()}
     return dataclasses.replace(config, **full)
 
@@ -87,20 +93,20 @@ def hash_functions(job: Job) -> dict[str, Any]:
 
     You may edit one and keep its name.
 
-    - The learning rates at 64 even points of the run, and their sum over all updates.
+    - The learning rates at 64 even points of the run.
     - A hash of the code of each of your functions and of the values that it holds.
     """
     last = job.config.epochs * job.batches["train"].per_epoch
     # On the host, so that another machine finds the same.
     with use_host(), jax.transfer_guard("allow"):
-        rates = np.asarray(jax.vmap(job.schedule)(np.arange(last + 1)), float)
+        steps = np.linspace(0, last, 64).astype(int)
+        rates = np.asarray(jax.vmap(job.schedule)(steps), float)
     values: dict[str, Any] = {}
-    for step in np.linspace(0, last, 64).astype(int):
-        values[f"the schedule after {step} updates"] = float(f"{rates[step]:.6g}")
-    values["the schedule, summed up"] = float(f"{rates.sum():.6g}")
+    for step, rate in zip(steps, rates, strict=True):
+        values[f"the schedule after {step} updates"] = float(f"{rate:.6g}")
     for name, function in job.functions.items():
         is_yours = function is not None
-        values[CODE + name] = hash_function(function) if is_yours else "built in"
+        values[CODE_PREFIX + name] = hash_function(function) if is_yours else "built in"
     return values
 
 
@@ -126,7 +132,7 @@ def require_same_run(
     may_differ = ("epochs", "the schedule") if is_extended else ()
     different = []
     for name, value in requested.items():
-        if name.startswith((CODE, *may_differ)):
+        if name.startswith((CODE_PREFIX, *may_differ)):
             continue
         # A checkpoint of an older version may lack a setting.
         saved_value = saved.get(name, value)
@@ -154,9 +160,9 @@ def require_same_code(
     One of 0.3 has no hashes.
     """
     for name in requested:
-        if not name.startswith(CODE) or name not in saved:
+        if not name.startswith(CODE_PREFIX) or name not in saved:
             continue
-        function = f"your {name.removeprefix(CODE)}"
+        function = f"your {name.removeprefix(CODE_PREFIX)}"
         if requested[name] is None:
             raise UserError(
                 f"{function} holds a value that can't be compared with the one of "

@@ -24,7 +24,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.data.batches import Batch
-from pmapdp.errors import UserError, explain_errors, unknown
+from pmapdp.errors import UserError, explain_errors, unknown_name
 from pmapdp.state import Task, TrainState, initial_state, named_leaves
 from pmapdp.steps.shared import AXIS
 
@@ -85,7 +85,7 @@ def parse_layout(text: str) -> Rules:
             name, _, axes = part.partition("=")
             rules[name] = () if axes == "none" else tuple(axes.split("+"))
         else:
-            raise unknown("layout", part, [*NAMED, "hidden=model (a rule)"])
+            raise unknown_name("layout", part, [*NAMED, "hidden=model (a rule)"])
     return rules
 
 
@@ -371,7 +371,9 @@ def find_rules(layout: str, arrays: dict[str, Axes], sizes: dict[str, int]) -> R
     requested = parse_layout(layout)
     # A named layout may have rules for axes that this model hasn't.
     for name in sorted(requested.keys() - known - NAMED["spatial"].keys()):
-        raise unknown(f"axis of the model in --layout {layout}", name, sorted(known))
+        raise unknown_name(
+            f"axis of the model in --layout {layout}", name, sorted(known)
+        )
     rules: Rules = {}
     if AXIS in sizes:
         rules[BATCH] = (AXIS,)

@@ -16,7 +16,7 @@ from pmapdp import cli
 from pmapdp.config import setting
 from pmapdp.devices import choose
 from pmapdp.errors import FailedError
-from pmapdp.files import JSON, check_output, write_file
+from pmapdp.files import REPORT_SIGNATURES, check_output, write_file
 from pmapdp.verify.verification import verify_program
 
 COMMAND = cli.Command(
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     options = cli.parse(COMMAND, Options, arguments)
     # Before the file is run, which may change the current folder and use JAX.
-    report_file = check_output("--json", options.json, JSON)
+    report_file = check_output("--json", options.json, REPORT_SIGNATURES)
     _, report = verify_program(options.target, choose(options.devices))
     print(report)
     if report_file:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pmapdp.errors import unknown
+from pmapdp.errors import unknown_name
 from pmapdp.verify import trees
 from pmapdp.verify.report import ArgumentsError
 
@@ -101,7 +101,7 @@ def choose_layout(layout: Any, batch_axis: int) -> Layout:
             place_per_device=partial(put, rows),
         )
     if not isinstance(layout, str) or layout not in LAYOUTS:
-        message = unknown("layout", str(layout), LAYOUTS)
+        message = unknown_name("layout", str(layout), LAYOUTS)
         raise ArgumentsError(f"{message}, or give the NamedSharding of the batch")
     ready = LAYOUTS[layout]
     return ready._replace(place_batch=partial(ready.place_batch, axis=batch_axis))

@@ -10,10 +10,10 @@ import pytest
 
 from pmapdp.errors import UserError
 from pmapdp.files import (
-    HTML,
-    JSON,
-    LINES,
-    MODEL,
+    MODEL_SIGNATURES,
+    PAGE_SIGNATURES,
+    REPORT_SIGNATURES,
+    RESULTS_SIGNATURES,
     check_output,
     load_from_file,
     read_file,
@@ -108,10 +108,10 @@ def test_a_file_of_python_that_cannot_be_used(folder, text, said):
 
 
 CONTENTS = {
-    JSON: b'{\n  "ok": true',
-    LINES: b'{"event": "start"}\n',
-    HTML: b"<!DOCTYPE html><p>",
-    MODEL: b"PK\x03\x04" + 26 * b"." + b"arrays/",
+    REPORT_SIGNATURES: b'{\n  "ok": true',
+    RESULTS_SIGNATURES: b'{"event": "start"}\n',
+    PAGE_SIGNATURES: b"<!DOCTYPE html><p>",
+    MODEL_SIGNATURES: b"PK\x03\x04" + 26 * b"." + b"arrays/",
 }
 OTHERS = {
     b'{\n  "format": "pmapdp run 2"',

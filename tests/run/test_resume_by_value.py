@@ -17,7 +17,6 @@ import small_job
 from flax import nnx
 from points import DATA, Net, run
 
-from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import DivergedError, UserError
 from pmapdp.evaluate import evaluate_run
 from pmapdp.loss import MetricSums
@@ -72,12 +71,12 @@ def scaled_metrics(logits, batch):
             lambda n: 0.5 * 0.9**n,
             r"after 0 updates \(0.01 there, 0.5 now",
         ),
-        # Of 200 updates, 0, 3, 6 and so on are compared, and the sum of all.
+        # Of 200 updates, 0, 3, 6 and so on are compared, and the code.
         (
             "schedule",
             lambda n: 0.01,
             lambda n: jnp.where(n == 4, 0.1, 0.01),
-            r"summed up \(2.01 there, 2.1 now",
+            "the code of your schedule, or a value that it holds",
         ),
         ("optimizer", adam(0.9), adam(0.1), "the code of your optimizer, or a value"),
         ("loss", weighted(5), weighted(8), "the code of your loss, or a value that it"),
@@ -292,14 +291,6 @@ class Log(Net):
         return super().__call__(jnp.log(x))
 
 
-class Root(Net):
-    """Finite, but its gradient is 0/0."""
-
-    def __call__(self, x):
-        y = super().__call__(x)
-        return y + jnp.sqrt((0 * y).sum(-1, keepdims=True))
-
-
 @pytest.mark.parametrize(
     ("model", "settings", "sentence"),
     [
@@ -307,11 +298,6 @@ class Root(Net):
             Log,
             {},
             r"step 1: the first loss is not finite for training example \d+, counted from 0: look at",
-        ),
-        (
-            Root,
-            {},
-            r"step 2: the first gradient of head.bias is not finite for training example \d+, counted",
         ),
         (
             Net,
@@ -323,16 +309,6 @@ class Root(Net):
 def test_what_is_not_finite_is_named(model, settings, sentence):
     with pytest.raises(DivergedError, match=sentence):
         run(model, epochs=2, **settings)
-
-
-def test_one_huge_row_is_named():
-    inputs = DATA.train.inputs.copy()
-    inputs[37] *= 1e30
-    data = DataSet(Split(inputs, DATA.train.labels), DATA.test)
-    with pytest.raises(
-        DivergedError, match=r"inputs of training example 37, counted from 0, are up to"
-    ):
-        run(custom={"data": data}, epochs=3, learning_rate=1e-2, optimizer="sgd")
 
 
 @pytest.fixture
