@@ -1,9 +1,13 @@
 """Every ending of a command: its exit status, and one sentence or a traceback."""
 
+import re
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+import entry
 import pytest
 from launch import environment
 
@@ -142,3 +146,64 @@ def test_under_nohup_a_terminal_that_closes_changes_nothing():
         assert cli.run(lambda _: signal.raise_signal(signal.SIGHUP), []) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "statuses.md"
+CATCH = re.compile(r"^try:.*error\.status\)\n", re.MULTILINE | re.DOTALL)
+
+
+def write_program(folder: Path, *, catches: bool, settings: str) -> Path:
+    """Write the program of docs/statuses.md, or the same without its try."""
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    call = 'train(Config(workdir="runs/first"))'
+    assert program.count(call) == 1
+    program = program.replace(call, f"train(Config({settings}))")
+    if not catches:
+        program = CATCH.sub(f"train(Config({settings}))\n", program)
+        assert "except" not in program
+    path = folder / "my_train.py"
+    path.write_text(program)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("catches", "status"), [(True, 143), (False, 1)])
+def test_a_program_that_gets_sigterm_ends_as_the_page_says(tmp_path, catches, status):
+    """Either way the checkpoint is written first."""
+    settings = f"workdir={str(tmp_path / 'run')!r}, epochs=10**6, devices=1"
+    program = write_program(tmp_path, catches=catches, settings=settings)
+    with subprocess.Popen(
+        [sys.executable, program],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not entry.checkpoint_steps(tmp_path / "run"):
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.terminate()
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == status, errors
+    stopped = re.search(r"stopped by SIGTERM after step ([0-9,]+): a check", errors)
+    assert stopped, errors
+    step = int(stopped[1].replace(",", ""))
+    assert entry.checkpoint_steps(tmp_path / "run")[-1] == step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("catches", "status"), [(True, 2), (False, 1)])
+def test_a_program_with_a_mistake_ends_as_the_page_says(tmp_path, catches, status):
+    program = write_program(tmp_path, catches=catches, settings="epochs=0")
+    done = subprocess.run(
+        [sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == status
+    assert "epochs=0 must be at least 1" in done.stderr
