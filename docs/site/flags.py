@@ -21,15 +21,57 @@ This page is made by `python docs/site/flags.py` from the settings in
 [config.py](../pmapdp/config.py) and in the commands, whose `--help` says the same. Give
 flags and arguments in any order. A flag that is on by default is turned off by its form
 with `--no-`. From Python, a flag of the trainer is a field of `pmapdp.config.Config`,
-with underscores.
+with underscores. `pmapdp train` is the same as `python -m pmapdp.train`.
 """
+# The flags that most people want, in the order in which they need them.
+MOST_WANTED = ("devices", "strategy", "epochs", "learning_rate", "workdir")
+# The headings of the trainer's flags, in the order in which a user needs them.
+ORDER = (
+    "arguments",
+    "run",
+    "workdir",
+    "data",
+    "model",
+    "parallel",
+    "optimization",
+    "output",
+    "processes",
+)
+# The examples that don't follow from a setting's type and limits.
+EXAMPLES = {
+    "best": "lowest:loss",
+    "coordinator": "127.0.0.1:9876",
+    "data_dir": "data",
+    "devices": "8",
+    "global_batch_size": "64",
+    "dataset": "my_data.npz",
+    "html": "page.html",
+    "init_from": "runs/first",
+    "json": "results.json",
+    "layout": "model",
+    "mesh": "data=4,model=2",
+    "metrics_file": "results.jsonl",
+    "model": "my_file.py:Net",
+    "num_processes": "2",
+    "optimizer": "sgd",
+    "process_id": "0",
+    "schedule": "constant",
+    "strategies": "pmap jit",
+    "switch_epochs": "3 7",
+    "trainable": "head",
+    "workdir": "runs/first",
+}
 NOTES = {
     "compare": "It takes the recipes and the flags of the trainer's sections data, "
     "model and optimization, too.",
     "scaling": "It takes no flags.",
 }
-SMALLEST = 1e-30  # a limit that only says "more than 0"
+HEAD = (
+    "| flag | takes | default | example | what it does |\n"
+    "| --- | --- | --- | --- | --- |\n"
+)
 KINDS = {int: "whole number", float: "number", str: "text", bool: "yes or no"}
+SMALLEST = 1e-30  # a limit that only says "more than 0"
 
 
 def find_options(command: str) -> list[type]:
@@ -61,19 +103,42 @@ def describe_values(hint: Any, limits: tuple[float, float, str] | None) -> str:
     return text
 
 
-def make_rows(options: type) -> Iterator[tuple[str, str]]:
-    """Yield the section of each setting, and its row of a table."""
+def make_example(field: Any, hint: Any) -> str:
+    """Return a flag with a value as one types it, or nothing if its type says all."""
+    name = flag(field.name)
+    if hint is bool:
+        if field.default:
+            name = f"--no-{name.removeprefix('--')}"
+        return f"`{name}`"
+    if typing.get_origin(hint) is typing.Literal:
+        choices = [text for text in typing.get_args(hint) if text != field.default]
+        return f"`{name} {choices[0]}`"
+    limits = field.metadata["limits"]
+    if field.name in EXAMPLES:
+        return f"`{name} {EXAMPLES[field.name]}`"
+    if limits:
+        return f"`{name} {limits[-1]}`"
+    if isinstance(field.default, int | float):
+        return f"`{name} {as_typed(field.default)}`"
+    return ""
+
+
+def make_rows(options: type) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield section and name of each setting, and the other cells of its row."""
     hints = typing.get_type_hints(options)
     for field in dataclasses.fields(options):
+        hint = hints[field.name]
         name = flag(field.name)
+        example = make_example(field, hint)
         if field.metadata["place"]:
             name = field.metadata["place"].strip("[]")
+            example = ""
         default = ""
         if field.default not in (None, (), dataclasses.MISSING):
             default = f"`{as_typed(field.default)}`"
-        values = describe_values(hints[field.name], field.metadata["limits"])
-        row = f"| `{name}` | {values} | {default} | {field.metadata['help']} |"
-        yield field.metadata["section"], row
+        values = describe_values(hint, field.metadata["limits"])
+        cells = [values, default, example, field.metadata["help"]]
+        yield field.metadata["section"], name, cells
 
 
 def as_typed(value: Any) -> str:
@@ -85,22 +150,39 @@ def as_typed(value: Any) -> str:
     return str(value)
 
 
+def join_row(name: str, cells: list[str]) -> str:
+    """Return a row of a table."""
+    return f"| `{name}` | {' | '.join(cells)} |\n"
+
+
 def make_tables(command: str) -> str:
     """Return a table of a command's settings for each section of its help."""
-    sections: dict[str, list[str]] = {}
+    sections: dict[str, dict[str, list[str]]] = {}
     for options in find_options(command):
-        for section, row in make_rows(options):
-            rows = sections.setdefault(section, [])
-            if row not in rows:  # two groups of a command may share one
-                rows.append(row)
+        for section, name, cells in make_rows(options):
+            earlier = sections.setdefault(section, {}).setdefault(name, cells)
+            # Two groups of a command may share a flag, each with a help of its own.
+            if cells[-1] not in earlier[-1]:
+                earlier[-1] += f" {cells[-1]}"
+    names = list(sections)
+    if command == "train":
+        names.sort(key=ORDER.index)
     text = ""
-    for section, rows in sections.items():
-        if len(sections) > 1:
+    for section in names:
+        if len(names) > 1:
             text += f"\n### {section.capitalize()}\n"
-        text += (
-            "\n| flag | takes | default | what it does |\n| --- | --- | --- | --- |\n"
-        )
-        text += "\n".join(rows) + "\n"
+        text += f"\n{HEAD}"
+        for name, cells in sections[section].items():
+            text += join_row(name, cells)
+    return text
+
+
+def make_most_wanted() -> str:
+    """Return a table of the flags that most people want."""
+    cells_of = {name: cells for _, name, cells in make_rows(Config)}
+    text = HEAD
+    for name in MOST_WANTED:
+        text += join_row(flag(name), cells_of[flag(name)])
     return text
 
 
@@ -122,7 +204,8 @@ def make_recipes() -> str:
 
 def page() -> str:
     """Return the text of docs/flags.md."""
-    text = f"{TOP}\n## Recipes\n\n`python -m pmapdp.train RECIPE` runs one. "
+    text = f"{TOP}\n## The flags most people want\n\n{make_most_wanted()}"
+    text += "\n## Recipes\n\n`python -m pmapdp.train RECIPE` runs one. "
     text += f"Flags replace its settings.\n\n{make_recipes()}"
     for command in COMMANDS:
         text += f"\n## pmapdp.{command}\n"

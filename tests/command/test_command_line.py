@@ -3,8 +3,11 @@
 Mistakes: test_mistakes.py.
 """
 
+import dataclasses
+import re
 import sys
 import types
+from pathlib import Path
 
 import entry
 import jax
@@ -173,3 +176,15 @@ def test_a_command_that_there_is_not(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main()
     assert "did you mean 'port'?" in capsys.readouterr().err
+
+
+def test_the_examples_of_the_page_of_flags_are_accepted():
+    """Each alone, so settings that need another one are only parsed."""
+    page = (Path(__file__).parents[2] / "docs" / "flags.md").read_text()
+    trainer = page.partition("## pmapdp.train")[2].partition("\n## ")[0]
+    examples = re.findall(r"\| `(--[^`]*)` \| [^|]* \|$", trainer, re.MULTILINE)
+    fields = [*dataclasses.fields(Config), *dataclasses.fields(ProcessesOptions)]
+    assert len(examples) >= len(fields) - 1  # all but RECIPE
+    for example in examples:
+        values = cli.read_flags(COMMAND, fields, example.split(), {})
+        assert len(values) == 1, example
