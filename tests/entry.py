@@ -114,22 +114,14 @@ class Trained(NamedTuple):
 
 
 def nested(epoch: dict[str, Any]) -> dict[str, Any]:
-    """The results of an epoch, grouped by the part of the data set.
-
-    The accuracy has one name, weighted or not.
-    """
-    result: dict[str, Any] = {}
+    """The results of an epoch. The accuracy has one name, weighted or not."""
+    results = dict(epoch)
     for name, value in epoch.items():
-        part, _, metric = name.partition("_")
-        if part in ("train", "test", "validation") and not isinstance(value, dict):
-            result.setdefault(part, {})[metric] = value
-        elif isinstance(value, dict):
-            result[name] = {
-                key.removeprefix("weighted_"): each for key, each in value.items()
+        if isinstance(value, dict):
+            results[name] = {
+                metric.removeprefix("weighted_"): mean for metric, mean in value.items()
             }
-        else:
-            result[name] = value
-    return result
+    return results
 
 
 def config(**settings: Any) -> Any:
@@ -435,14 +427,3 @@ def arrays_on_disk(workdir: Path, step: int) -> dict[str, np.ndarray]:
         jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
         for path, leaf in leaves
     }
-
-
-def texts_of_checkpoint(workdir: Path, step: int) -> str:
-    """All that a checkpoint says beside its arrays."""
-    folder = workdir / "checkpoints" / str(step)
-    files = [
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and not {"d", "ocdbt.process_0"} & {*path.parts}
-    ]
-    return "\n".join(path.read_bytes().decode("utf-8", "replace") for path in files)
