@@ -7,7 +7,7 @@ from jax import P, lax
 
 def fixed_gram(x):
     """[D, D], replicated."""
-    # The product adds up over the examples, which are split. A replicated result takes an all-reduce.
+    # The product sums over the examples, which are split. A replicated result takes an all-reduce.
     return jnp.matmul(x.T, x, out_sharding=P())
 
 
@@ -20,7 +20,7 @@ def normalized_step(w, x, y):
 
 def sum_gradients(loss, w, xs):
     """The sum of the gradients [D, C], replicated."""
-    # A reduced w has unreduced gradients. They're added up as they are, and once over the devices.
+    # A reduced w has unreduced gradients. They are summed as they are, and once over the devices.
     w = jax.reshard(w, P(reduced={"data"}))
     zeros = jax.reshard(jnp.zeros_like(w), P(unreduced={"data"}))
     total, _ = lax.scan(lambda total, x: (total + jax.grad(loss)(w, x), None), zeros, xs)

@@ -59,13 +59,13 @@ def sum_gradients(answer):
         require(
             runs == 1,
             f"right, but collectives run {runs} times. The gradient has the type of w: "
-            "make w reduced, and add up unreduced gradients",
+            "make w reduced, and sum unreduced gradients",
         )
         (collective,) = communication
         require(
             collective.bytes == weights.nbytes,
             f"right, but by an {collective.kind} of {collective.bytes} bytes, where "
-            f"{weights.nbytes} are enough: add up first",
+            f"{weights.nbytes} are enough: sum first",
         )
 
 
@@ -79,6 +79,11 @@ def fixed_gram(answer):
         require(
             isinstance(gram, jax.Array) and gram.shape == (D, D),
             f"return a jax.Array [D, D], yours has the shape {np.shape(gram)}",
+        )
+        require(
+            not jax.typeof(gram).sharding.spec.unreduced,
+            f"the result has the type {jax.typeof(gram)}: the all-reduce is missing, "
+            "so ask for a replicated result",
         )
         require(
             np.allclose(gram, numbers.T @ numbers, rtol=1e-4, atol=1e-3),

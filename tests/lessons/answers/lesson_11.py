@@ -21,6 +21,7 @@ WRONG = {
         ("your code raised ShardingTypeError", f", {OUT}", ""),
         ("x.T @ x has other values", GRAM, f"{GRAM} + 1"),
         ("every device gets the rows of all others", GRAM, GATHERED),
+        ("all-reduce is missing", OUT, 'out_sharding=P(unreduced={"data"})'),
         ("it must be replicated", OUT, 'out_sharding=P("data")'),
         ("it must be replicated", OUT, 'out_sharding=P(None, "data")'),
         ("return a jax.Array [D, D]", "x.T, x", "x, x.T"),
