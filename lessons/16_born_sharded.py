@@ -15,17 +15,17 @@
 # # 16. Born sharded
 #
 # You want to train a model with seven billion parameters, and you have eight GPUs with 80 GB each, 640 GB in all. Data
-# parallelism can't do it, on eight GPUs or on a thousand: each of them holds a copy of everything, and a copy takes
-# 112 GB. In this lesson you'll change twelve lines of your program, none in the training step, and then each device will
-# hold an eighth. Then you'll watch the memory during a step, where a single misplaced line can cost you most of the
-# saving.
+# parallelism can't do it, on eight GPUs or on a thousand, because each of them holds a copy of everything, and a copy
+# takes 112 GB. Change twelve lines of your program, none of them in the training step, and each device holds an eighth.
+# Most of that saving is lost again if one line in your model gathers too early, so you'll also watch the memory during a
+# step.
 #
 # **You will** count the bytes of a training state, create and restore it in shards, split it with ZeRO (also called
-# FSDP), keep the peak low, and read what the devices send. 30 minutes, 50 with exercises. You need
+# FSDP), keep the peak low, and read what the devices send. 29 minutes, 49 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), `shard_map` from
-# [10 Three ways side by side](10_three_ways_side_by_side.ipynb), and the section on `jax.checkpoint` in
-# [20 Fit a larger network](20_fit_a_larger_network.ipynb).
+# [10 Three ways side by side](10_three_ways_side_by_side.ipynb), and `jax.checkpoint` from
+# [20 Fit a larger network](20_fit_a_larger_network.ipynb). In spite of its number, read 20 before this one.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -43,13 +43,13 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Seven billion parameters, in bytes
 #
-# For each parameter, training with Adam keeps four numbers: the parameter, its gradient, and Adam's two moments. In
-# float32 they take 16 bytes, so 7 billion parameters take 112 GB. With bfloat16 you don't save any of it. The parameter
-# and its gradient take 2 bytes each, but you also keep a float32 copy of the parameter, so with the moments it's 2 + 2 +
+# Why 112 GB? For each parameter, training with Adam keeps four numbers: the parameter, its gradient, and Adam's two
+# moments. In float32 they take 16 bytes. If you hope that bfloat16 halves them, count again. The parameter and its
+# gradient shrink to 2 bytes each, but you also keep a float32 copy of the parameter, and with the moments that's 2 + 2 +
 # 4 + 4 + 4, which is 16 as well. Activations come on top.
 #
-# In data parallelism, every device holds the same 112 GB. **ZeRO** ([Rajbhandari et al.,
-# 2020](https://arxiv.org/abs/1910.02054)) splits them over the devices, in three stages:
+# In data parallelism, every device holds the same 112 GB, and seven of the eight copies are a waste. **ZeRO**
+# ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)) splits them over the devices, in three stages:
 #
 # - **Stage 1** splits the optimizer's state. Each device updates its part of the parameters, and an all-gather puts the
 #   parts together again.
@@ -73,16 +73,14 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # <details><summary>Answer</summary>
 #
 # Stage 1. Each parameter takes 4 bytes, its gradient 4, and its moments an eighth of 8. That's 9 bytes or 63 GB, which
-# leaves 17 GB for activations. Stage 3 takes an eighth of 112 GB. That leaves 66 GB, so you can use a much larger
-# batch, or fewer devices.
+# leaves 17 GB for activations. Stage 3 takes 14 GB and leaves 66 GB, so there's room for a much larger batch.
 #
 # </details>
 #
-# What does it cost? If the parameters take n bytes, each device sends nearly n bytes in a reduce-scatter, and nearly n
-# in an all-gather. An all-reduce does first one and then the other (lesson 06), so it sends 2 n. Stages 1 and 2 put the
-# update between the two, and send the same bytes. Stage 3 gathers the parameters twice, before the forward and before
-# the backward pass, so it sends 3 n. The next picture draws one bar for all layers. In reality each layer is gathered
-# just before it's used, and further down you'll see why that matters.
+# What do you pay in communication? Remember from lesson 06 that an all-reduce is a reduce-scatter followed by an
+# all-gather. If the parameters take n bytes, a device sends nearly n in each of the two, so 2 n in all. Stages 1 and 2
+# only slip the update in between, which costs nothing extra. Stage 3 gathers the parameters twice, before the forward and
+# before the backward pass, so it sends 3 n. The next picture draws all layers as one.
 
 # %%
 lesson_16.zero_over_time()
@@ -90,8 +88,8 @@ lesson_16.zero_over_time()
 # %% [markdown]
 # ## Eight weights, eight devices
 #
-# Let's do stage 1 by hand. There are 8 weights, 0 to 7. The gradient on device d is d for every weight, so the
-# eight gradients add up to 28 for each of them. The learning rate is 0.1.
+# Do stage 1 by hand once. There are 8 weights, with the values 0 to 7. The gradient on device d is d for every weight, so
+# the sum over the devices is 28. The learning rate is 0.1.
 
 
 # %%
@@ -133,14 +131,14 @@ for update in (replicated_update, zero_1_update):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It was 3 and becomes 3 - 0.1 x 28 = 0.2. Both functions give the same eight weights. With the second one, a
-# device updates a single weight, so it needs the optimizer's state for that weight only. And in place of an
-# all-reduce, it has a reduce-scatter and an all-gather.
+# It was 3 and becomes 3 - 0.1 x 28 = 0.2. Both functions give the same eight weights. In the second one a device updates
+# a single weight, so it needs the optimizer's state for that weight only. A reduce-scatter and an all-gather have taken
+# the place of the all-reduce.
 #
 # </details>
 #
-# Under `jit` you write none of this. You say where the state is, and the compiler does the rest. That's why pmapdp splits
-# the state only under `jit`.
+# Under `jit` you write none of this. You say where the state is, and the compiler works out what to send. That's why
+# pmapdp splits the state only under `jit`.
 #
 # **With pmap** you'd write `zero_1_update` into your step, and the new moments would stay on the devices as `[N, ...]`
 # arrays. Stage 3 isn't practical there, because your step would have to gather every layer by hand.
@@ -152,24 +150,26 @@ for update in (replicated_update, zero_1_update):
 # include the difference of 09_jit.py and 16_zero.py
 #
 # - `shard` decides for each array: split the first axis, if its length is divisible by the number of devices.
-# - You need the shardings before there's a state, and to choose them you need the shapes. `jax.eval_shape` finds the
-#   shapes: it runs `init_state` on shapes alone, computes nothing, and needs no memory for the arrays.
-# - `jax.jit(init_state, out_shardings=...)` makes the state in shards, and each device makes its own part: the state is
-#   **born sharded**. If you made it first and split it afterwards, one device would briefly hold all the parameters and
-#   both of Adam's moments: 84 GB for our seven billion parameters.
-# - The step returns parameters and moments in the same shardings, so the next step can start from them. The code of
-#   `train_step` hasn't changed at all.
+# - To choose the shardings you need the shapes, before there's a state. `jax.eval_shape` runs `init_state` on shapes
+#   alone. It computes nothing, and needs no memory for the arrays.
+# - `jax.jit(init_state, out_shardings=...)` lets each device make its own part: the state is **born sharded**. If you made
+#   it first and split it afterwards, one device would briefly hold all the parameters and both of Adam's moments, which
+#   is 84 GB for our seven billion parameters.
+# - The step returns parameters and moments in the same shardings, so the next step can start from them.
 #
-# Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
+# Do you want stage 1 instead? Then split only the optimizer's state, in these two lines:
+#
+# ```python
+# model_shapes, optimizer_shapes = jax.eval_shape(init_state)
+# shardings = jax.tree.map(lambda x: replicated, model_shapes), jax.tree.map(shard, optimizer_shapes)
+# ```
 
 # %% tags=["take-home"]
 # include program/16_zero.py
 
 # %% [markdown]
-# This one ends with the same losses within 1e-3. Where you put an array decides which device computes what, but it doesn't
-# change the result beyond rounding, which may tip a few examples into another class.
-#
-# The last line says how much of the state each device holds: 12.9 %. An eighth would be 12.5 %.
+# The losses are lesson 09's within 1e-3, because a sharding decides which device computes what, and changes the result
+# only by rounding. What has changed is in the last line: each device holds 12.9 % of the state. An eighth would be 12.5 %.
 #
 # **Predict:** which array is to blame?
 
@@ -192,25 +192,38 @@ assert 1 / 8 < bytes_per_device / total < 0.15
 assert abs(init_plan.output_size_in_bytes / total - bytes_per_device / total) < 0.01
 assert most_bytes < total / 2
 assert replicated_shapes == [(10,)]
+# One update with stage 1, from the two lines in the text.
+model_shapes, optimizer_shapes = jax.eval_shape(init_state)
+stage_1 = jax.tree.map(lambda x: replicated, model_shapes), jax.tree.map(shard, optimizer_shapes)
+updated_states = []
+for layout in (stage_1, shardings):
+    options = {"in_shardings": (layout, split), "out_shardings": (layout, replicated)}
+    start_state = jax.jit(init_state, out_shardings=layout)()
+    updated_states.append(
+        jax.jit(train_step.__wrapped__, **options)(start_state, place_batch(batch))[0]
+    )
+assert updated_states[0][0].hidden.kernel[...].sharding.is_fully_replicated
+assert not updated_states[0][1][0].mu.hidden.kernel[...].sharding.is_fully_replicated
+for one, other in zip(*map(jax.tree.leaves, updated_states), strict=True):
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # The bias of the last layer. It has 10 numbers, and 10 isn't divisible by 8, so it stays whole, and so do its two moments.
 #
-# The second line comes from XLA's plan for the program that makes the state: its result takes up only a device's part.
-# The third line adds what that program needs on the way. The sum is less than half of the state, so no device ever held
-# all of the state.
+# The other two lines come from XLA's plan for the program that makes the state. Even with what that program needs on the
+# way, a device holds less than half of the state, so no device ever held all of it.
 #
 # </details>
 #
-# If such an array is large, pad it, so that it can be split. For example, people pad GPT-2's vocabulary of 50,257
-# tokens to 50,304.
+# If such an array is large, pad it until it can be split: GPT-2's vocabulary of 50,257 tokens is often padded to 50,304.
 #
 # ## The peak is inside the step
 #
-# Between two steps, a device holds an eighth. During a step it needs whole layers to multiply with. When are they gathered,
-# and how long do they stay? Take 16 layers of 512 x 512. You can run an update of Adam in five ways:
+# An eighth is what a device holds *between* two steps. During a step it needs whole layers to multiply with, and you run
+# out of memory at the peak. When are the layers gathered, and how long do they stay? Take 16 layers of 512 x 512. You can
+# run an update of Adam in five ways:
 #
 # - *replicated*: no ZeRO.
 # - *gathered first*: all layers are gathered at the start of the step.
@@ -218,8 +231,7 @@ assert replicated_shapes == [(10,)]
 # - *gathered again*: gathered in the layer, inside `jax.checkpoint`, so the backward pass gathers once more.
 # - *left to the compiler*: nothing but the shardings.
 #
-# In the cell, `gather` asks for a whole copy on every device, and `compile_step` compiles the update, with a scan over the
-# layers.
+# In the next cell `gather` asks for a whole copy on every device, and `compile_step` compiles the update.
 
 
 # %%
@@ -297,30 +309,28 @@ np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
 # lowest:
 #
 # - *Replicated* holds everything, all the time.
-# - *Gathered first* keeps all layers to the end. It saves something here only because Adam's moments are split. With plain
-#   SGD it would be worse than no ZeRO at all.
-# - *Gathered in the layer* still takes more than twice the memory of the best. The backward pass needs the gathered
-#   weights. JAX treats them as it treats any intermediate result: it keeps them, all sixteen.
+# - *Gathered first* keeps all layers to the end. Only Adam's moments, which are split, save something.
+# - *Gathered in the layer* looks careful, and still takes more than twice the memory of the best. The backward pass needs
+#   the gathered weights, and JAX treats them as it treats any intermediate result: it keeps them, all sixteen.
 # - *Gathered again* throws the gathered layer away. The backward pass gathers it once more, and computes the layer once
 #   more, too, unless you avoid the second computation with a policy, as in lesson 20.
 # - *Left to the compiler* needs the least: it keeps only the shards, and gathers each layer where it's used.
 #
 # </details>
 #
-# So don't gather by hand. Scan over the layers, say where the state is, and look at the plan: `memory_analysis()` gives
-# you the peak without running anything. Look again on your GPUs, because this plan was made by XLA for CPUs. XLA for GPUs
-# and TPUs may fetch the next layer while it computes the current one, to hide the gathers. Then a device holds two
-# gathered layers.
+# Don't gather by hand, then. Scan over the layers, say where the state is, and look at the plan: `memory_analysis()`
+# gives you the peak without running anything. Look again on your GPUs, because this plan was made by XLA for CPUs. Other
+# compilers may fetch the next layer while they compute the current one, and hold two gathered layers.
 #
-# When you say where the state is, don't split the axis that you scan over. Your program's `shard` splits the first axis
-# of every array, and in a stack of layers, `[16, 512, 512]`, the first axis counts the layers. Then a device holds two
-# layers whole, and the compiler gathers the stack before the scan: the peak is 44 MB instead of 11. That's why this
-# lesson uses `rows`, which splits an axis inside each layer.
+# One trap is left: never split the axis that you scan over. Your program's `shard` splits the first axis of every array,
+# and in a stack of layers, `[16, 512, 512]`, the first axis counts the layers. A device then holds two layers whole, and
+# the compiler gathers the stack before the scan, so the peak is 44 MB instead of 11. That's why the cell above uses
+# `rows`, which splits an axis inside each layer.
 #
 # ## What the five ways send
 #
-# A compiled program also lists its collectives. The next cell counts how often each runs in one update, and how large it
-# is. A layer has 512 x 512 numbers in float32, which are 1.0 MB.
+# What's the price of a low peak? Count how often each collective runs in one update, and how large it is. A layer has 512
+# x 512 numbers in float32, which are 1.0 MB.
 #
 # **Predict:** how many gathered layers does each of the five ways receive in an update?
 
@@ -345,14 +355,14 @@ for name, texts in exchanged.items():
 #
 # </details>
 #
-# But where's the reduce-scatter? XLA for CPUs *all-reduces* each layer's gradient, and then each device keeps its part, in
-# these four ways and in your program. The numbers are the same, but the devices send more than the 3 n of the picture.
-# XLA for GPUs and TPUs has a pass that turns the two operations into a reduce-scatter.
+# Where's the reduce-scatter? XLA for CPUs *all-reduces* each layer's gradient, and then each device keeps its part. The
+# result is the same, but the devices send more than the 3 n of the picture. XLA for GPUs and TPUs has a pass that turns
+# the two operations into a reduce-scatter.
 #
 # ## The mistake: a norm of a part
 #
-# To clip a gradient, you need its length, but under `shard_map` each device has only a part of it. Suppose each device
-# simply clips its own part to length 1.
+# To clip a gradient, you need its length, and under `shard_map` each device has only a part of the gradient. What if each
+# device simply clips its own part to length 1?
 #
 # **Predict:** eight devices have equal parts, each longer than 1. How long is the whole gradient afterwards?
 
@@ -387,17 +397,17 @@ assert "reduce-scatter" not in kinds
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# √8, about 2.83, because it's made of eight parts of length 1. If the parts have different lengths, the gradient even
-# points in a different direction, and nothing warns you. You'll repair this in exercise 3. Under `jit` it can't happen,
-# because there you get the norm of the global array. That's one more reason to let the compiler do it.
+# √8, about 2.83, because the gradient is made of eight parts of length 1. If the parts have different lengths, the whole
+# even points in a different direction, and nothing warns you. You'll repair `broken_clip` in exercise 3. Under `jit` you
+# get the norm of the global array, so you can't make this mistake there.
 #
 # </details>
 #
 # ## Restored in shards
 #
-# You restore a checkpoint in the same way: tell Orbax which shapes and shardings you want, and each device gets its
-# own part. You can ask for different shardings than the state had when you saved it. Here we save the state from eight
-# devices, and restore it on eight, on four and on one.
+# Tomorrow you may get only four devices. Can you go on? Tell Orbax which shapes and shardings you want, and each device
+# gets its own part, whatever the shardings were when you saved. Here the state is saved from eight devices, and restored
+# on eight, on four and on one.
 
 # %%
 import tempfile
@@ -432,9 +442,9 @@ with ocp.StandardCheckpointer() as checkpointer:
 # %% [markdown]
 # All three restored states are equal to the saved one, bit for bit.
 #
-# **When is ZeRO worth it?** If the state and the activations fit on every device, you don't need it. If they don't,
-# try stage 1 first, because it sends no more bytes than data parallelism. If that isn't enough, take stage 3. And if
-# even a single layer is too large, combine stage 3 with tensor parallelism (lesson 15) on a mesh with two axes.
+# **When is ZeRO worth it?** Not as long as the state and the activations fit on every device. When they don't, try stage 1
+# first, because it sends no more bytes than data parallelism. Stage 3 comes next. If even a single layer is too large,
+# combine stage 3 with tensor parallelism (lesson 15) on a mesh with two axes.
 #
 # ## Exercises
 #
