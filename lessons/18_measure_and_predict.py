@@ -14,10 +14,10 @@
 # %% [markdown]
 # # 18. Measure and predict
 #
-# Your program trains on one GPU, and somebody offers you 64. How much faster will it be? That's two questions. How many
-# more examples a second will they compute? And how much more will you learn from them? At the end of this lesson you'll
-# have both answers for your own program, without having the 64. You'll also hold such predictions against three published
-# runs, and see two of them fail.
+# Your program trains on one GPU, and somebody offers you 64. Should you take them? That depends on two numbers: how many
+# more examples a second they compute, and how much more your network learns from so many examples at once. You can find
+# both for your own program without having the 64. And because predictions are cheap, you'll hold three of them against
+# published runs, and see two fail.
 #
 # **You will** time a step without fooling yourself, keep Python from holding the devices back, predict the speed of many
 # devices and say how wrong that was, and measure how large a batch is worth it. 24 minutes, 49 with exercises. You need
@@ -49,24 +49,24 @@ def milliseconds(call, *arguments):
 # %% [markdown]
 # ## What a clock sees
 #
-# Put a clock around a call of a jitted function, and you can get three very different times:
+# Put a clock around a call of a jitted function, and you can get three very different times. Which one would you publish?
 
 # %%
 lesson_18.three_durations()
 
 # %% [markdown]
-# The first call also traces and compiles. A later call returns before the result is there, because Python only
-# *dispatches* the work, as PyTorch does on a GPU, and then your step seems a hundred times too fast. So warm up, wait for
-# the result with `block_until_ready`, and repeat. Then report the median, because that's what you can expect of a step. If
-# you compare two programs, take the fastest call of each, because whatever else runs on the machine only adds time.
+# The first call also traces and compiles. Later calls return before the result is there, because Python only *dispatches*
+# the work, as PyTorch does on a GPU. Your step then looks a hundred times too fast. The honest way is to warm up, to wait
+# for the result with `block_until_ready`, and to repeat. Report the median, which is what you can expect of a step. To
+# compare two programs, take the fastest call of each, because whatever else runs on the machine only adds time.
 #
 # ## What a step computes
 #
-# Is your step's time good or bad? A product of `[m, k]` and `[k, n]` takes 2 m k n floating-point operations (FLOPs), and a
-# layer takes three such products: one forward, one for the gradient of the weights, and one for the gradient of the
+# Is your step's time good or bad? A product of `[m, k]` and `[k, n]` takes 2 m k n floating-point operations, or FLOPs, and
+# a layer takes three such products: one forward, one for the gradient of the weights, and one for the gradient of the
 # inputs. Count them, divide by the time and by the peak in the data sheet of your device, and you have the **model FLOPs
-# utilization**, MFU. The compiler's own count, `cost_analysis()`, has a trap: it counts the body of a `scan` once, however
-# often it runs.
+# utilization**, MFU. The compiler counts for you with `cost_analysis()`, but beware of loops: it counts the body of a
+# `scan` once, however often it runs.
 #
 # ## The program so far, and what changes
 #
@@ -74,9 +74,10 @@ lesson_18.three_durations()
 #
 # include the difference of 09_jit.py and 18_measure.py
 #
-# `describe` reads from the compiled step what each device computes and keeps. The bytes of the all-reduce it calculates from
-# the parameters, and puts them into a formula that comes below. `LATENCY` and `BANDWIDTH` belong to a network that we
-# assume: Ethernet of 10 Gbit/s, which is 1.25e9 bytes per second, with 20 microseconds a message. Put in your own. `FLOPS` leaves out the gradient of the first layer's inputs, because nobody needs it.
+# `describe` reads from the compiled step what each device computes and keeps. From the parameters it calculates how many
+# bytes are all-reduced, and how long that takes on a network that we assume: Ethernet of 10 Gbit/s, which is 1.25e9 bytes
+# per second, with 20 microseconds a message. Put your own network into `LATENCY` and `BANDWIDTH`. `FLOPS` leaves out the
+# gradient of the first layer's inputs, because nobody needs it.
 #
 # **Predict:** the network has 2,410 parameters. Besides their gradients, three sums for the metrics are all-reduced. How
 # many bytes is that on eight devices, and how many on 64?
@@ -91,21 +92,22 @@ lesson_18.three_durations()
 #
 # </details>
 #
-# Don't believe the milliseconds, because simulated devices share the cores of your machine. The counts don't depend on it.
+# Don't believe the milliseconds, because simulated devices share the cores of your machine. You can believe the counts.
 #
 # ## When Python holds the devices back
 #
-# A **profile** shows what ran when. You record one with `jax.profiler.trace(folder)`, and open it in
-# [ui.perfetto.dev](https://ui.perfetto.dev). Here's one of pmapdp's CNN on an H200, with jax 0.11.2.
+# Before you buy more devices, see whether yours are busy. A **profile** shows what ran when. You record one with
+# `jax.profiler.trace(folder)`, and open it in [ui.perfetto.dev](https://ui.perfetto.dev). Here's pmapdp's CNN on an H200,
+# with jax 0.11.2.
 
 # %%
 lesson_18.trace_of_an_h200()
 
 # %% [markdown]
 # In each of the three updates the GPU computes for 0.12 ms, and for the other 1.4 ms it waits for Python. A faster GPU
-# wouldn't help. A larger batch would, and so would fewer calls. Your `train_step` takes a state and a batch and returns a
-# state and sums, just as `lax.scan` wants it. So put ten updates into one call. We compare on *one* device, the CPU of the
-# machine that ran this notebook.
+# wouldn't help, but a larger batch would, and so would fewer calls. Your `train_step` takes a state and a batch and returns
+# a state and sums, which is exactly the function that `lax.scan` wants. Put ten updates into one call, and compare on
+# *one* device, the CPU of the machine that ran this notebook.
 
 # %%
 from jax import lax
@@ -134,14 +136,14 @@ for name, arguments in calls.items():
     print(f"{name}: {update_ms[name]:.3f} ms an update")
 
 # %% [markdown]
-# The parameters come out the same. When the two cores of this machine had nothing else to do, it was 0.19 and 0.06 ms. On
-# the H200, with the CNN's data on the GPU, it was 0.231 ms, and 0.113 with twenty updates in a call. The price: ten
+# The parameters come out the same. With nothing else to do, the two cores of this machine took 0.19 and 0.06 ms. The H200,
+# with the CNN's data on the GPU, took 0.231 ms, and 0.113 with twenty updates in a call. What you pay is freedom: ten
 # batches have to lie on the device beforehand, and you can save or stop only after ten updates.
 #
 # ## How much faster are 64?
 #
-# Now to the first question. In a ring (lesson 06), each device sends 2 (N - 1) messages, each with an N-th of the n bytes.
-# A message takes a fixed latency L, plus its bytes divided by the bandwidth W:
+# Now to the offer. In lesson 06's ring, each device sends 2 (N - 1) messages, each with an N-th of the n bytes. A message
+# takes a fixed latency L, plus its bytes divided by the bandwidth W:
 #
 # ```
 # seconds = 2 (N - 1) (L + n / (N W))
@@ -149,17 +151,17 @@ for name, arguments in calls.items():
 #
 # With 4 devices, 4 MB, 1 microsecond and 1 GB/s, that's 6 messages of 1 MB: 6 ms and 6 microseconds.
 #
-# Does a step get longer by all of it? Not if the devices compute while they send. The backward pass finds the last
-# layer's gradient first, so this one can leave while the earlier layers are still being computed. That's called
-# **overlap**. `DistributedDataParallel` does it with its buckets. Under `jit` it depends on how many gradients XLA merges
-# into one all-reduce.
+# Does every step get longer by that? Not if the devices compute while they send. The backward pass finds the last layer's
+# gradient first, and this gradient can leave while the earlier layers are still being computed. PyTorch's
+# `DistributedDataParallel` arranges such an **overlap** with its buckets. Under `jit` it depends on how many gradients XLA
+# merges into one all-reduce.
 
 # %%
 lesson_18.overlap("one all-reduce", "an all-reduce for each layer")
 
 # %% [markdown]
-# You don't know how much will overlap. So predict a **range**: at worst the step gets longer by the whole all-reduce, and
-# at best only by what's left of it after the backward pass, about two thirds of a step.
+# Since you don't know how much will overlap, predict a **range**. At worst the step gets longer by the whole all-reduce. At
+# best it gets longer only by what's left after the backward pass, which takes about two thirds of a step.
 #
 # **Predict:** say an update takes 0.06 ms on one device, with 128 examples. `describe` has printed how long a ring of 64
 # takes. How many times as many examples a second do 64 such devices compute, with 128 each?
@@ -182,8 +184,8 @@ print(
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only 1.5: that's 64 x 0.06 / (0.06 + 2.5). Nearly all of the 2.5 ms is latency, 126 messages of 20 microseconds, so no
-# overlap can hide it. ResNet-50 computes a thousand times longer, and 64 A100s lose at most 2.3 %.
+# Only 1.5: that's 64 x 0.06 / (0.06 + 2.5). Nearly all of the 2.5 ms is latency, 126 messages of 20 microseconds, and a
+# backward pass of 0.04 ms can't hide it. ResNet-50 computes a thousand times longer, so 64 A100s lose at most 2.3 %.
 #
 # </details>
 #
@@ -192,10 +194,10 @@ print(
 #
 # ## How wrong is it?
 #
-# A prediction is worth nothing until it's checked. [Goyal et al.](https://arxiv.org/abs/1706.02677) trained ResNet-50 on 8
+# Would you bet on these numbers? Check them first. [Goyal et al.](https://arxiv.org/abs/1706.02677) trained ResNet-50 on 8
 # P100 GPUs and on 256, and reported about 90 % of the perfect speedup. A step on 8 took 232 ms, and over 256 the
-# all-reduce should take 33 ms more. They did overlap, and sent each layer's gradient while the next one was being
-# computed. How much that hid, we don't know.
+# all-reduce should take 33 ms more. They sent each layer's gradient while the next one was being computed, but we don't
+# know how much that hid.
 #
 # [NVIDIA published](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
 # runs on one and on eight A100s, with 256 images on each. In mixed precision one A100 trained 2,470
@@ -214,25 +216,25 @@ lesson_18.predicted_against_found(runs)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 0.65 of about 104 ms is 0.6 %. But NVIDIA measured a loss of 16 %, and in TF32 3 % instead of 0.2 %. Both are far outside
-# of the range.
+# At most 0.6 %, because 0.65 ms of about 104 is no more. NVIDIA measured a loss of 16 %, and in TF32 3 % instead of 0.2 %.
+# Both are far outside of the range.
 #
 # </details>
 #
-# On the P100s the reported 90 % lie in the range, but so does anything from 88 to 100 %. So the calculation tells you
-# whether *communication* can be a problem. Other things take time, too: loading data, launching kernels, waiting for the
-# slowest device.
+# On the P100s the reported 90 % lie in the range, but so does anything from 88 to 100 %. Take such a calculation for what
+# it is: it tells you whether *communication* can be a problem, and knows nothing of loading data, launching kernels, and
+# waiting for the slowest device.
 #
 # ## How large a batch is worth it?
 #
-# The second question: 64 devices with 128 examples each make a batch of 8,192. Is its gradient worth 64 times as much? A
-# gradient is a signal with noise. Let |G|² be the squared length of the signal, and S the variance of one example's noise,
-# added up over all parameters. A mean over B examples keeps S / B of it, so the squared length of a batch's gradient is
-# |G|² + S / B on average.
+# Suppose communication cost nothing. 64 devices with 128 examples each make a batch of 8,192. Is its gradient worth 64 times
+# as much? A gradient is a signal with noise. Let |G|² be the squared length of the signal, and S the variance of one
+# example's noise, summed over all parameters. A mean over B examples keeps S / B of the variance, so the squared length of
+# a batch's gradient is |G|² + S / B on average.
 #
-# Once S / B is smaller than |G|², more examples hardly help. That's so above B = S / |G|², the **gradient noise scale**
-# ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162), who call this one B_simple). To measure it, you need two
-# batch sizes, and data parallelism has both in every update: a device's own gradient, and the average.
+# Once S / B is smaller than |G|², more examples hardly help. The two are equal at B = S / |G|², the **gradient noise
+# scale**, which [McCandlish et al., 2018](https://arxiv.org/abs/1812.06162) call B_simple. To measure the noise scale you
+# need two batch sizes, and data parallelism has both in every update: a device's own gradient, and the average.
 #
 # **Predict:** the squared length is 9 on average with a device's 16 examples, and 2 with all 128. How large is the noise
 # scale?
@@ -269,8 +271,8 @@ def noise_terms(model, batch):
 
 
 # %% [markdown]
-# Both numbers are noisy themselves, and |G|² may even come out negative. So smooth them over many updates, and *then*
-# divide. As a check, `measure_directly` computes the gradients of all 5,000 examples one by one.
+# Both numbers are noisy themselves, and |G|² may even come out negative. Smooth them over many updates, and divide *after*
+# that. As a check, `measure_directly` computes the gradients of all 5,000 examples one by one.
 
 # %%
 from pmapdp.lessons.programs.noise import measure_directly
@@ -333,9 +335,9 @@ assert 1000 < measured[78] < 4000
 # of the gradient is mostly noise.
 #
 # By the same paper, a batch of B needs 1 + S / (|G|² B) times the fewest updates that would do. At a noise scale of 500
-# that's 4.9 times for B = 128, and 1.06 times for B = 8,192. So your 64 devices save four of five updates, not 63 of 64,
-# and each update takes forty times as long. For this network, decline the offer. The formula holds for SGD with a tuned
-# learning rate, so take its results as orders of magnitude.
+# that's 4.9 times for B = 128, and 1.06 times for B = 8,192. Your 64 devices would save four of five updates, not 63 of 64,
+# and each update would take forty times as long. For this network, decline the offer. The formula holds for SGD with a
+# tuned learning rate, so take its results as orders of magnitude.
 #
 # ## Exercises
 #
