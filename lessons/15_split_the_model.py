@@ -15,13 +15,12 @@
 # # 15. Split the model
 #
 # One weight matrix of GPT-3 is 12,288 x 49,152. In float32, with its gradient and Adam's moments, it takes 9.7 GB, and
-# the model has 192 matrices of this size. Up to now every device held the whole model, and no device can hold this model.
-# In this lesson you'll split the matrices themselves. It takes about twenty new lines, none of them in the training step,
-# and the compiler works out who has to talk to whom. You'll learn to predict what it comes up with, because a matrix
-# that's split the wrong way raises no error: the result is correct, and the program is slow.
+# the model has 192 matrices of this size. No device can hold that, so you'll split the matrices themselves. It takes about
+# twenty new lines, none of them in the training step, and the compiler works out who has to talk to whom. Learn to predict
+# its answer, because a matrix that's split the wrong way raises no error: the result is correct, and the program is slow.
 #
 # **You will** split a network by tensor parallelism, predict its all-reduces forward and backward, split attention by heads,
-# and say when all this sends less than data parallelism. 32 minutes, 52 with exercises. You need
+# and say when all this sends less than data parallelism. 31 minutes, 51 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb) for the exercises.
 
@@ -41,15 +40,15 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Three ways to split a product
 #
-# Look at `x @ w`, where x is `[B, D]` and w is `[D, H]`. B and H are the axes of the result, `[B, H]`. D is summed away. You
-# can split any of the three:
+# Which axis should you cut? Look at `x @ w`, where x is `[B, D]` and w is `[D, H]`. The result keeps B and H, and sums over
+# D. You can split any of the three:
 #
 # - **B**, the rows of x. That's data parallelism.
 # - **D**, the columns of x and the rows of w.
 # - **H**, the columns of w.
 #
-# In the cell below B = 2, D = 4 and H = 2, and there are two devices. Because w is a matrix of ones, each row of the result
-# holds the sum of x's row twice: `[10, 10]` for `[1, 2, 3, 4]`. We split each axis once.
+# Try each of them on two devices, with B = 2, D = 4 and H = 2. Because w is a matrix of ones, `[1, 2, 3, 4]` gives
+# `[10, 10]`.
 #
 # **Predict:** in which of the three cases do the devices have to communicate?
 
@@ -86,28 +85,27 @@ for axis, (x_sharding, w_sharding, result_sharding) in cases.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only if D is split. Of the first 10, one device has 1 + 2 = 3 and the other one 3 + 4 = 7, and an **all-reduce** adds
-# the two. If B or H is split, each device computes some of the four results from beginning to end.
+# Only if D is split. Of the first 10, one device has 1 + 2 = 3 and the other one 3 + 4 = 7, and an **all-reduce** sums
+# the two. If B or H is split, each device computes two of the four results from beginning to end.
 #
 # </details>
 #
 # ## Columns, then rows
 #
-# A network multiplies twice in a row: `h = relu(x @ W1)`, then `y = h @ W2`. The shapes are `[D, H]` for W1 and `[H, C]` for W2.
-# Split **H** in both. The first product keeps H, so each device computes its own hidden units, without any communication. The
-# relu doesn't mind, because it works on each unit alone. The second product sums over H, so one all-reduce adds up the
-# results.
+# A network multiplies twice in a row: `h = relu(x @ W1)`, then `y = h @ W2`. The shapes are `[D, H]` for W1 and `[H, C]` for
+# W2. What if you split **H** in both? The first product keeps H, so each device computes its own hidden units, and sends
+# nothing. The relu works on each unit alone, so it doesn't mind. Only the second product sums over H, and needs one
+# all-reduce.
 #
 # ```python
 # W1: PartitionSpec(None, "model")   # [D, H]: columns
 # W2: PartitionSpec("model", None)   # [H, C]: rows
 # ```
 #
-# **One all-reduce for two products.** This is **tensor parallelism** as in
-# [Megatron-LM](https://arxiv.org/abs/1909.08053). If your mesh has two axes, you can combine it with
-# data parallelism. The picture shows both on eight devices: data parallelism alone in the upper row, and the combination
-# in the lower one. Each box is a shard, with the numbers of the devices that hold it. If several devices hold the same
-# shard, you see a stack with a card for each of them. Above each array you see its name and the shape of one shard.
+# One all-reduce for two products: this is **tensor parallelism** as in
+# [Megatron-LM](https://arxiv.org/abs/1909.08053). On a mesh with two axes you can combine it with data parallelism. The
+# upper row of the picture is data parallelism alone, the lower row the combination. Each box is a shard, with the numbers
+# of the devices that hold it, and a stack has a card for each device that holds the same shard.
 
 # %%
 B, D, H, C = 64, 784, 512, 10
@@ -128,13 +126,13 @@ layouts = {
 lesson_15.layouts(layouts, SHAPES)
 
 # %% [markdown]
-# What about the backward pass? It has products of its own, and each of them has other axes. The gradient for x is
-# `dh @ W1.T`, `[B, H]` times `[H, D]`. It sums over H, and H is split, so there's a second all-reduce at the other end of
-# the pair. You need this gradient if you train some layer before the pair. The gradient for W1 is `x.T @ dh`, `[D, B]`
-# times `[B, H]`. It sums over B, which isn't split, so it needs nothing.
+# The backward pass has products of its own, which sum over other axes. The gradient for W1 is `x.T @ dh`, `[D, B]` times
+# `[B, H]`. It sums over B, which isn't split, so no device needs another one. The gradient for x is `dh @ W1.T`, `[B, H]`
+# times `[H, D]`. It sums over H, so there's a second all-reduce at the other end of the pair, unless nothing before the
+# pair is trained.
 #
-# The picture shows the pair once more, with the gradients flowing back. The cell below it has several pairs in a row,
-# after an embedding that's trained, too. There x is `[B, D]` before and after each pair, with D = 128 and H = 512.
+# Next, put several pairs in a row, after an embedding that's trained, too. Now x is `[B, D]` before and after each pair,
+# with D = 128 and H = 512.
 
 # %%
 lesson_15.pair()
@@ -181,14 +179,15 @@ for pairs in (1, 2, 3):
 #
 # </details>
 #
-# While one of these all-reduces is running, the devices mostly wait: the next layer can't start before its input has been
-# added up. That's why people use tensor parallelism only where links are fast, between the GPUs of one machine or
-# between neighbouring TPUs.
+# While one of these all-reduces is running, the devices mostly wait, because the next layer needs the sum as its input.
+# That's why people use tensor parallelism only where links are fast, between the GPUs of one machine or between
+# neighbouring TPUs.
 #
 # ## Attention: split the heads
 #
-# In a transformer you'd also split the attention. Its heads don't depend on each other until the end, so give each device
-# some of them: split the matrix that makes queries, keys and values along the heads, and the output matrix by its rows.
+# How would you split the attention of a transformer? Its heads don't depend on each other until the end, so give each
+# device some of them: split the matrix that makes queries, keys and values along the heads, and the output matrix by its
+# rows.
 
 
 # %%
@@ -212,16 +211,17 @@ print(*(f"{found.kind}s: {found.count}" for found in attention_collectives))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One, for the output matrix, because its product sums over all heads. So attention is a pair, too.
+# One, for the output matrix, because its product sums over all heads. Attention is a pair, too.
 #
 # </details>
 #
 # ## When does it send less?
 #
-# Data parallelism all-reduces the gradients, whose size doesn't depend on the batch. Tensor parallelism all-reduces
-# activations, which grow with B. Here B is the whole batch, because now every device works on all the examples. Take two
-# of the pairs above on eight devices, with D = 128 and H = 4 D. Each pair has 2 D H = 8 D² weights, and data parallelism
-# all-reduces a gradient for each of them. Tensor parallelism all-reduces B D numbers twice for each pair.
+# If your model fits on a device, should you still split it? Data parallelism all-reduces the gradients, whose size doesn't
+# depend on the batch. Tensor parallelism all-reduces activations, which grow with the batch, and every device works on all
+# B examples. Take two of the pairs above on eight devices, with D = 128 and H = 4 D. Each pair has 2 D H = 8 D² weights,
+# and data parallelism all-reduces a gradient for each of them. Tensor parallelism all-reduces B D numbers twice for each
+# pair.
 #
 # **Predict:** for which batch size B do both send the same number of bytes?
 
@@ -241,10 +241,10 @@ lesson_15.bytes_by_batch(sizes, bytes_sent)
 #
 # </details>
 #
-# Now a real one. GPT-3 has D = 12,288, 96 heads and sequences of 2,048 tokens ([Brown et al.,
+# Now a real model. GPT-3 has D = 12,288, 96 heads and sequences of 2,048 tokens ([Brown et al.,
 # 2020](https://arxiv.org/abs/2005.14165), table 2.1). A layer has 4 D² weights in its attention and 8 D² in its pair. To
-# these products a sequence is 2,048 examples. We compile one such layer for eight devices, once with tensor and once with
-# data parallelism. Compiling needs only the shapes, so no device has to hold the layer.
+# these products a sequence is 2,048 examples. Compiling needs only shapes, so you can compile such a layer even here, once
+# with tensor and once with data parallelism.
 #
 # **Predict:** for how many sequences does a layer of GPT-3 send the same number of bytes in both ways?
 
@@ -288,25 +288,25 @@ print(f"the same number of bytes for {crossover:g} sequences")
 #
 # </details>
 #
-# GPT-3 was trained with 3.2 million tokens in an update, 87 times as many. Tensor parallelism alone would send 87 times
-# as many bytes as data parallelism, so it's never used alone to train a model that large. You make groups of devices: data parallelism splits the batch
-# over the groups, and tensor parallelism splits the matrices inside each group. With 128 groups of eight, a group has
-# 25,000 tokens. A device holds an eighth of the matrices, so it also sends only an eighth of the gradients, and tensor
-# parallelism breaks even at 36,864 / 8 = 4,608 tokens. It still sends 5.4 times as many bytes. That's why a group belongs
-# where links are fast, and data parallelism gets the slower ones between the groups.
+# GPT-3 was trained with 3.2 million tokens in an update, 87 times as many, so tensor parallelism alone would send 87 times
+# as many bytes as data parallelism. Models that large get groups of devices: data parallelism splits the batch over the
+# groups, and tensor parallelism splits the matrices inside each group. With 128 groups of eight, a group has 25,000 tokens.
+# A device holds an eighth of the matrices and sends an eighth of the gradients, so tensor parallelism breaks even at 36,864
+# / 8 = 4,608 tokens, and here it sends 5.4 times as many bytes. That's why the devices of a group need fast links, and
+# data parallelism gets the slower ones between the groups.
 #
-# The number of bytes isn't everything, either. Data parallelism can send the gradients of the last layers while the
-# backward pass is still working on the first ones. With tensor parallelism, the next layer has to wait. So split your
-# matrices if a layer doesn't fit on a device, or if each device would get only a handful of examples, and only between
-# devices with fast links.
+# Data parallelism also has an advantage that no count of bytes shows: it can send the gradients of the last layers while
+# the backward pass is still working on the first ones. Split your matrices if a layer doesn't fit on a device, or if each
+# device would get only a handful of examples, and only between devices with fast links.
 #
-# You'll meet three relatives. *Sequence parallelism* also splits the activations between the pairs, along the tokens: a
-# reduce-scatter and an all-gather take the place of each all-reduce. *Pipeline parallelism* gives each device some of the
-# layers. *Expert parallelism* gives each device some of the experts of a mixture, and sends each token to its expert.
+# Three relatives will cross your way. *Sequence parallelism* also splits the activations between the pairs, along the
+# tokens: a reduce-scatter and an all-gather take the place of each all-reduce. *Pipeline parallelism* gives each device
+# some of the layers. *Expert parallelism* gives each device some of the experts of a mixture, and sends each token to its
+# expert.
 #
 # ## The mistake: columns, then columns
 #
-# Suppose you split both matrices by their columns: H in W1 `[D, H]`, and C in W2 `[H, C]`. Each device still holds half of
+# What if you split both matrices by their columns: H in W1 `[D, H]`, and C in W2 `[H, C]`? Each device still holds half of
 # each matrix, and the result is the same.
 #
 # **Predict:** h is split along H. What does a device still need for its columns of the second product?
@@ -357,14 +357,14 @@ assert columns_traffic.bytes > 40 * rows_traffic.bytes
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The other half of h, because a column of W2 needs all hidden units. So XLA gathers h `[B, H]` on both devices, and then it
+# The other half of h, because a column of W2 needs all hidden units. XLA gathers h `[B, H]` on both devices, and then it
 # gathers the result `[B, C]`, too. With rows, an all-reduce of `[B, C]` was enough.
 #
 # </details>
 #
-# It costs so much more here because C is only 10. In a transformer, h is four times as wide as the result. If you gather
-# both, you send 4 + 1 = 5 parts. An all-reduce of the result sends one part twice (lesson 06). So the wrong split sends
-# 5 / 2 times as much, in every layer of a deep network, and nothing warns you. Look at the collectives of your program.
+# The difference is so large here because C is only 10. In a transformer, h is four times as wide as the result. Gathering
+# both sends 4 + 1 = 5 parts, and an all-reduce of the result sends one part twice, so the wrong split sends 5 / 2 times as
+# much. It does so in every layer, and nothing warns you unless you look at the collectives.
 #
 # ## The program so far, and what changes
 #
@@ -374,16 +374,13 @@ assert columns_traffic.bytes > 40 * rows_traffic.bytes
 #
 # - The mesh has two axes. Its four groups of two devices split the batch, and the two devices of a group split the hidden
 #   units.
-# - `SPECS` says which parameters are split, and how. `shard` looks for their names at the end of each array's path. The path
-#   of a kernel's first moment in Adam's state ends with `mu.hidden.kernel.value`. So it ends as the parameter's own path
-#   does, with `hidden.kernel.value`, and the moment is split in the same way.
+# - `SPECS` says which parameters are split, and how. `shard` looks for their names at the end of each array's path. In
+#   Adam's state the path of a kernel's first moment ends with `mu.hidden.kernel.value`, and the parameter's own path with
+#   `hidden.kernel.value`, so the moment is split as its parameter is.
 # - `jax.eval_shape` finds shapes and paths without computing anything, and `jax.jit(init_state, out_shardings=...)`
 #   makes the state where it belongs. Lesson 16 explains both.
-# - The function `train_step` hasn't changed. Only the shardings that you give to `jax.jit` are new.
-# - If you misspell a name in `SPECS`, its array is simply replicated, without an error. So the last line prints what a
-#   device holds.
-#
-# Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
+# - If you misspell a name in `SPECS`, its array is simply replicated, without an error. That's why the last line prints
+#   what a device holds.
 
 # %% tags=["take-home"]
 # include program/15_split.py
@@ -397,12 +394,9 @@ paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(sta
 assert any(path.endswith("mu.hidden.kernel.value") for path in paths)
 
 # %% [markdown]
-# This one ends with the same losses within 1e-3, although each device holds only half of the first kernel. A sharding decides
-# which device computes what, and doesn't change the result beyond rounding. But rounding can tip an example from one class to
-# another: on some processors it tips three of the 5,000 training examples, so the accuracy there is 0.9190.
-#
-# A checkpoint doesn't care about the layout, either, because it holds whole arrays. You can save it on this mesh and
-# resume on a different one, as you'll do in lesson 16.
+# The losses are lesson 09's within 1e-3, although each device holds only half of the first kernel. A sharding decides which
+# device computes what, and changes the result only by rounding. Rounding can tip an example from one class to another: on
+# some processors three of the 5,000 training examples tip, and the accuracy is 0.9190.
 #
 # ## Exercises
 #
