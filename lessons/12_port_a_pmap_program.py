@@ -14,11 +14,11 @@
 # %% [markdown]
 # # 12. Port a pmap program
 #
-# Somebody hands you a training program from 2022. It uses `jax.pmap`, and it still runs. But pmap is only maintained,
-# and JAX's developers [recommend shard_map in its place](https://docs.jax.dev/en/latest/migrate_pmap.html). How do you
-# move the program without changing its results? In this lesson you'll change seventeen lines, and the new program
-# prints the old one's losses, up to rounding, because even its dropout masks are the same. Then you'll forget a line on
-# purpose, and see that JAX notices this time. And you'll find out something that the old program never told you.
+# Somebody hands you a training program from 2022, and it stops with an error: JAX's `device_put_replicated` is gone. You
+# can repair this line, and wait for the next one. Or you can leave `pmap` behind, because it's only maintained, and JAX's
+# developers [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html). Seventeen lines will do it, and the
+# new program prints the old one's losses up to rounding, because even its dropout masks are the same. You'll also find
+# out something that the old program never told you.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
 # one device. 29 minutes, 49 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
@@ -42,24 +42,35 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## The old program
 #
-# Here it is. It trains on the clouds you know, and the rest is how people wrote these programs:
+# This is the error that sends people here:
+
+# %%
+try:
+    jax.device_put_replicated(np.ones(3), jax.devices())
+except AttributeError as error:
+    removal = str(error)
+    print(textwrap.fill(f"AttributeError: {removal}", 100))
+
+# %% [markdown]
+# Flax's `jax_utils.replicate` did the same, and still works. With it the old program runs today. It trains on the clouds
+# you know, and the rest is how people wrote these programs:
 #
 # - The network is a module of Linen, Flax's API before NNX. A `TrainState` holds its parameters, its batch statistics
 #   and the optimizer's state.
 # - `replicate` makes N copies of the state, so every array in it is `[N, ...]`. `shard` reshapes a batch to
 #   `[N, b, ...]`.
-# - Each device folds its number into the dropout key (lesson 08).
-# - Each device has its own batch statistics (lesson 07), and they're averaged once an epoch.
+# - Each device folds its number into the dropout key, and has batch statistics of its own, which are averaged once an
+#   epoch.
 # - Batches that aren't full are dropped, even in the evaluation, which sees only 896 of the 1,000 examples.
 
 # %%
 # include program/12_old_pmap.py
 
 # %% [markdown]
-# Does anything in it fail or run slowly today? JAX's guide lists what fails or crawls now that pmap is built on
-# shard_map, and [our page](../docs/porting.md#what-fails-or-is-slow-today) has the symptoms. One of them is in this
-# program twice, where it takes `[0]` of the loss and of the accuracies. Here's the same indexing with a parameter of 4
-# MB. All eight devices have a copy, and you want to read one of them.
+# It runs, but some of it is slow. Today pmap is built on shard_map, and JAX's guide lists what fails or crawls since then.
+# [Our page](../docs/porting.md#what-fails-or-is-slow-today) has the symptoms. You'll find one of them twice in this
+# program, where it takes `[0]` of the loss and of the accuracies. Index a parameter of 4 MB in the same way: all eight
+# devices have a copy, and you want to read one of them.
 #
 # **Predict:** `x[0]` gives you copy 0. Do the devices have to send anything for that?
 
@@ -76,15 +87,14 @@ print("addressable_shards[0].data[0] is on", first_copy.devices())
 # <details><summary>Answer</summary>
 #
 # Yes: an all-reduce of 4 MB, the size of a copy. To you the copies are equal, but to JAX they're eight different slices
-# of one array. The result of `x[0]` lives on all devices, so every device needs device 0's slice. The compiler sends it
-# as a sum in which all others contribute zeros. But if you only want to read a copy, the first shard already has one.
-# In the Flax version that runs here, `jax_utils.unreplicate` reads that shard, too.
+# of one array. The result of `x[0]` lives on all devices, so every device needs device 0's slice, and the compiler sends
+# it as a sum in which all others contribute zeros. If you only want to read a copy, take the first shard, which sends
+# nothing. In the Flax version that runs here, `jax_utils.unreplicate` does that.
 #
 # </details>
 #
-# After the port you won't have copies to choose from. Each colour below is a device. Stripes mean that each device
-# holds a slice, and a stack of cards means that each holds everything. In the last column each bar is one run of your
-# step.
+# After the port you won't have copies to choose from. In the picture each colour is a device. Stripes: each device holds a
+# slice. A stack of cards: each holds everything. Each bar in the last column is one run of your step.
 
 # %%
 lesson_12.before_and_after()
@@ -92,9 +102,9 @@ lesson_12.before_and_after()
 # %% [markdown]
 # ## The port to shard_map
 #
-# There's one thing to think about before you start. The old state has eight sets of batch statistics, and the new state
-# has one. So the new step must average them in every update, but the old program did that only once an epoch. Doesn't
-# that change the result? Try it in your head, on two devices, with `running = (running + batch) / 2`:
+# The old state has eight sets of batch statistics, and the new state has one. The new step must therefore average them in
+# every update, which the old program did only once an epoch. Doesn't that change the result? Try it in your head, on two
+# devices, with `running = (running + batch) / 2`:
 #
 # | | old: device 0 | old: device 1 | their mean | new: one copy |
 # | --- | --- | --- | --- | --- |
@@ -102,7 +112,7 @@ lesson_12.before_and_after()
 # | after batch means 1 and 3 | 0.5 | 1.5 | **1** | (0 + 2) / 2 = **1** |
 # | after batch means 5 and 7 | 2.75 | 4.25 | **3.5** | (1 + 6) / 2 = **3.5** |
 #
-# No, the result is the same. Running averages are weighted sums, so you can average before or after, and nothing reads
+# The last two columns agree. Running averages are weighted sums, so you can average before or after, and nothing reads
 # them during training.
 #
 # Here's everything that changes:
@@ -112,15 +122,15 @@ lesson_12.before_and_after()
 # - `replicate` becomes `device_put` onto a replicated sharding, `shard` becomes `device_put` onto a split one, and the
 #   `[0]`s go.
 # - The step still says what each device does. Now it averages the statistics along with the gradients.
-# - `lax.pcast` keeps `jax.grad` from adding up over the devices, so you can leave the check on (lesson 10). Only the
-#   parameters need it, because nothing else is differentiated.
+# - `lax.pcast` keeps `jax.grad` from summing over the devices, so you can leave lesson 10's check on. Only the parameters
+#   need it, because nothing else is differentiated.
 #
-# If your program is large, you don't have to do all of it at once: `my_pmap` in
+# Is your program too large to do all of it at once? `my_pmap` in
 # [Porting](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, and leaves the arrays
 # as they are.
 #
-# Now run it, and compare each epoch with the old program's. Even the dropout masks are the old ones, because each
-# device still folds its number into the same key.
+# Compare each epoch with the old program's. Even the dropout masks are the old ones, because each device still folds its
+# number into the same key.
 
 # %%
 old_train_step, old_p_train_step = train_step, p_train_step  # the next cell defines them anew
@@ -131,7 +141,7 @@ old_train_step, old_p_train_step = train_step, p_train_step  # the next cell def
 # %% [markdown]
 # ## The mistake: forget the statistics
 #
-# Suppose you port the step line by line, and average only what the old one averaged. The check finds it:
+# Suppose you port the step line by line, and average only what the old one averaged.
 
 
 # %%
@@ -153,13 +163,13 @@ except ValueError as error:
         print(textwrap.fill(line, 100))
 
 # %% [markdown]
-# JAX refuses the step before anything runs. The message has an entry for each result that may differ from device to
-# device. The two entries are the running mean and the running variance.
+# JAX refuses the step before anything runs, and names the two results that may differ from device to device: the running
+# mean and the running variance.
 #
 # Now switch the check off. Each device updates its running mean from its own 16 examples, so there are eight different
-# means. But `out_specs` promises that the new state is replicated.
+# means, and yet `out_specs` promises that the new state is replicated.
 #
-# **Predict:** you ask JAX whether the running mean is replicated. What does it say?
+# **Predict:** ask JAX whether the running mean is replicated. What does it say?
 
 # %% tags=["prediction"]
 wrong_state, _ = jax.jit(jax.shard_map(careless_step, **specs, check_vma=False))(*arguments)
@@ -176,15 +186,15 @@ lesson_12.running_means(means)
 #
 # </details>
 #
-# The same happens to a metric without its `pmean`: your log shows device 0's. And it happens if each device has its own
-# dropout key in the state. Your checkpoint gets device 0's key. So a run that resumes from it draws the same masks on
-# all devices. [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how to keep all eight keys.
+# A metric without its `pmean` fares the same: your log shows device 0's. Worse, if each device has its own dropout key in
+# the state, your checkpoint gets device 0's key, and a run that resumes from it draws the same masks on all devices.
+# [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how to keep all eight keys.
 #
 # ## Is it the old program? Is it one device's?
 #
-# These are two questions. `pmapdp.verify` compares your step with a reference, update by update: parameters, optimizer
-# state, statistics and metrics. For the first question the reference is the old step. `old_program` replays the old
-# step on one device, with the batch in eight parts.
+# How do you know that you've ported all of it? And did the old program do what one device does? `pmapdp.verify` answers
+# both questions: it compares your step with a reference, update by update, in parameters, optimizer state, statistics and
+# metrics. First the reference is the old step, which `old_program` replays on one device, with the batch in eight parts.
 
 
 # %%
@@ -203,10 +213,10 @@ verify(step=p_train_step, reference=reference, state=init_state(), **case).requi
 print("the old program: equal")
 
 # %% [markdown]
-# So it's the old program. Is it one device's, too? Now the reference is the step that you'd write for one device.
-# Dropout is off for this comparison, because each of the eight devices draws its own mask, and one device would draw a
-# different one for the whole batch. The comparison still fails, because of batch norm: each device normalizes with its
-# own 16 examples. Then the step averages the eight running means, and the eight running variances.
+# You've ported the program faithfully. Does it do what one device does? Now the reference is the step that you'd write for
+# one device. Switch dropout off, because one device would draw other masks than eight. The comparison still fails, because
+# of batch norm: each device normalizes with its own 16 examples, and then the step averages the eight running means, and
+# the eight running variances.
 #
 # **Predict:** after the first update, one of these two averages is wrong. Which?
 
@@ -226,15 +236,15 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The running variance. Every device has 16 examples, so the average of the eight means is the mean of all 128. But the
-# average of the variances misses how far apart the devices' means are (lesson 07). From the second update on both
+# The running variance. Every device has 16 examples, so the average of the eight means is the mean of all 128. The average
+# of the variances misses how far apart the devices' means are, as you saw in lesson 07. From the second update on both
 # differ, because by then the parameters do.
 #
 # </details>
 #
-# The loss and the gradients differ, too, so this network isn't the one that a single device would train, and it never
-# was. That may be what you want, but you should know it. The report says what differs, and which usual mistakes would
-# explain it. Look for the line on `batch_stats/BatchNorm_0/var`:
+# That's what the old program never told you: it doesn't train the network that a single device would train, and it never
+# did. You may want it so, but you should know. The report says what differs, and which usual mistakes would explain it.
+# Look for the line on `batch_stats/BatchNorm_0/var`:
 
 # %%
 print(report)
@@ -252,7 +262,7 @@ verify(step=jit_step, reference=plain_step, state=init_state(), **case).require(
 print("jit against one device, with dropout: equal")
 
 # %% [markdown]
-# It does what one device does, so it *isn't* the old program any more: batch norm now uses the whole batch, and the
+# This one does what one device does, so it *isn't* the old program any more: batch norm now uses the whole batch, and the
 # dropout masks are different. How much does that change? Here's the first epoch of all three.
 
 
@@ -285,6 +295,7 @@ lesson_12.loss_curves(losses)
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
+assert "device_put_replicated" in removal
 assert [(each.kind, each.bytes) for each in communication] == [("all-reduce", 2**22)]
 assert "can't be statically inferred" in refusal
 assert len(set(means)) == 8
@@ -294,9 +305,9 @@ np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
 assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 
 # %% [markdown]
-# The curve of shard_map lies on the old one (within 1e-4 of the loss, in float32). The curve of jit is different, but
-# it falls in much the same way. So if you go to jit, compare the final accuracy with the old program's, and the exact
-# numbers with one device's.
+# The curve of shard_map lies on the old one, within 1e-4 of the loss. The curve of jit takes its own way down, to about
+# the same loss. If you go to jit, compare the final accuracy with the old program's, and the exact numbers with one
+# device's.
 #
 # ## What else is in such a program
 #
@@ -307,8 +318,8 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 #   device axis, too, take copy 0 of each array on the host. Only do that where the copies agree. Batch statistics agree
 #   only right after `p_average`. Otherwise average them.
 # - **Several processes.** Under pmap each process passed only its own rows. `jax.device_put(batch, split)` wants the
-#   same global batch in every process, and raises an error otherwise. So give your rows to
-#   `jax.make_array_from_process_local_data` ([lesson 17](17_many_processes.ipynb)).
+#   same global batch in every process, and raises an error otherwise. Give your rows to
+#   `jax.make_array_from_process_local_data`, as in [lesson 17](17_many_processes.ipynb).
 # - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it, lists the lines that
 #   need your attention, and prints a script that verifies your step, in which you fill in the first arguments. In this
 #   program it lists the two `[0]`s. [Porting](../docs/porting.md) shows all that it says, and has a row for every
@@ -372,8 +383,8 @@ for exercise in (drop_device_axis, make_step, corrected_variance):
 # ## Take away
 #
 # - shard_map takes the device axis away and leaves the step. jit takes the collectives away as well.
-# - A replicated state has one value of each array. So average batch statistics in the step, and keep the check on: it
-#   finds what you forgot.
+# - A replicated state has one value of each array. Average batch statistics in the step, and keep the check on: it finds
+#   what you forgot.
 # - Verify twice: against the old program, and against one device. The old program itself may not pass the second check.
 #
 # In pmapdp, [verify/](../pmapdp/verify/verification.py) compares, and [port/](../pmapdp/port/read.py) reads your
