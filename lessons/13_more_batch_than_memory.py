@@ -15,9 +15,9 @@
 # # 13. Train with more batch than memory
 #
 # You want to repeat a published result. The paper used a batch of 8,192, but your GPUs run out of memory above 2,048.
-# You don't need more GPUs: cut the batch into four parts, compute their gradients one after another, add them up, and
-# update once. In this lesson you'll change eighteen lines of your program for it, and get the same losses. On the way
-# you'll meet a cut that gives the correct gradient, but does four times the work, and needs more memory than no cut.
+# You don't need more GPUs: cut the batch into four parts, compute their gradients one after another, sum them, and
+# update once. Eighteen lines of your program change, and the losses stay. Take care where you cut, though: you'll meet a
+# cut that gives the correct gradient, but does four times the work, and needs more memory than no cut.
 #
 # **You will** accumulate gradients, watch memory over an update, count what the devices send each other, and see why
 # batch norm is an exception. 23 minutes, 43 with exercises. You need
@@ -90,8 +90,8 @@ print(f"planned: {temp_megabytes(whole_batch):.1f} MB")
 #
 # ## Four numbers, two halves
 #
-# Smaller pieces need less memory. But do their gradients add up to the gradient of the whole? Try it by hand. The loss is
-# the mean of `(w - x)²`, w is 0, and x is 1, 2, 3 and 4. An example has the gradient `-2 * x`, so the mean is -5.
+# Smaller pieces need less memory. Do their gradients still make the gradient of the whole? Try it by hand. The loss is the
+# mean of `(w - x)²`, w is 0, and x is 1, 2, 3 and 4. An example has the gradient `-2 * x`, so the mean is -5.
 #
 # **Predict:** if you cut the batch into [1, 2] and [3, 4], the mean of the two gradients is -5 again. Is it -5 for
 # [1, 2, 3] and [4], too?
@@ -112,13 +112,13 @@ print(f"unequal parts {unequal_parts[0]} and {unequal_parts[1]}, mean {sum(unequ
 #
 # </details>
 #
-# Lesson 05 had the same trap, and your program already avoids it by working with sums and counts. The sums of K
-# **micro-batches** add up, whatever padding each of them has. You divide once, at the end.
+# Lesson 05 had the same trap, and your program already avoids it by working with sums and counts. You can sum the sums of K
+# **micro-batches**, whatever padding each of them has, and divide once, at the end.
 #
 # ## Which rows are a micro-batch?
 #
-# Under `jit` your program sees the whole batch, although each row lies on one of eight devices. So you cut the whole
-# batch. Here are two ways to cut 32 rows into four micro-batches. The colour of a row is the device that holds it:
+# Under `jit` your program sees the whole batch, although each row lies on one of eight devices, so you cut the whole batch.
+# Here are two ways to cut 32 rows into four micro-batches. The colour of a row is the device that holds it:
 
 
 # %%
@@ -163,9 +163,9 @@ lesson_13.work_by_device(work)
 #
 # ## How often do the devices communicate?
 #
-# So cut the whole batch with `every_fourth`. In a Python loop, as here, the compiler may start all forward passes first,
-# and then you save no memory. A real program loops in a `scan`, whose rounds run one after the other. Let's compile a scan
-# for each cut, and count the collectives that run in one update.
+# You'd cut the whole batch with `every_fourth`, then. Is that good enough? In a Python loop, as above, the compiler may
+# start all forward passes first, and then you save no memory. A real program loops in a `scan`, whose rounds run one after
+# the other. Compile a scan for each cut, and count the collectives that run in one update.
 #
 # **Predict:** you need the gradients only once, after the last of four micro-batches. How often do the devices
 # all-reduce them with `every_fourth`?
@@ -203,7 +203,7 @@ for name, scan in scans.items():
 #
 # </details>
 #
-# Lesson 10 has the remedy. Inside a `shard_map` *you* decide when the devices communicate: let each device add up the
+# Lesson 10 has the remedy. Inside a `shard_map` *you* decide when the devices communicate: let each device sum the
 # gradients of its own rows, and all-reduce the total once. In PyTorch you'd use `no_sync`.
 #
 # ## Why the mistake is no mistake in there
@@ -213,8 +213,8 @@ for name, scan in scans.items():
 # step, the function gets one device's 16 rows. Each of the eight devices cuts its own into four micro-batches of four
 # rows, so all eight work all the time, and no row moves. The total doesn't depend on which rows come together.
 #
-# So **a micro-batch needs rows of every device.** If you see the whole batch, you have to pick them. If you see one
-# device's rows, you can't go wrong.
+# The rule behind both: **a micro-batch needs rows of every device.** If you see the whole batch, you have to pick them. If
+# you see one device's rows, you can't go wrong.
 #
 # ## The program so far, and what changes
 #
@@ -222,16 +222,15 @@ for name, scan in scans.items():
 #
 # include the difference of 09_jit.py and 13_accumulate.py
 #
-# `accumulate` runs a function on one micro-batch after the other and adds up the results. To start the sums at 0,
-# `eval_shape` finds out their shapes without computing anything. The cast with `pcast` is lesson 10's: without it
-# `jax.grad` itself would all-reduce, K times. Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540
-# and 0.8730 on the test set.
+# `accumulate` runs a function on one micro-batch after the other and sums the results. To start the sums at 0, it needs
+# their shapes, which `eval_shape` finds without computing anything. The cast with `pcast` is lesson 10's: without it
+# `jax.grad` itself would all-reduce, K times.
 
 # %% tags=["take-home"]
 # include program/13_accumulate.py
 
 # %% [markdown]
-# The losses are lesson 09's to 0.0002, not to the last bit, because the sums are added up in another order. On another
+# The losses are lesson 09's to 0.0002, and not to the last bit, because the numbers are summed in another order. On another
 # processor, rounding may tip a few examples into another class.
 #
 # ## What it saves, and what it costs
@@ -277,21 +276,22 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 # <details><summary>Answer</summary>
 #
 # No. Each hill is the activations of one micro-batch, so K = 4 has four lower hills. What they stand on doesn't depend on
-# K: the gradients added up so far, and the gradients of the current micro-batch. Both are as large as the parameters,
+# K: the sum of the gradients so far, and the gradients of the current micro-batch. Both are as large as the parameters,
 # 0.8 MB. With K = 16 the activations are down to 0.4 MB, and the two gradients take the other 1.6 MB.
 #
-# The curves add up arrays in the compiler's order, and count some twice that share memory. So the whole batch is drawn with
+# The curves count arrays in the compiler's order, and count some twice that share memory, so the whole batch is drawn with
 # 7.6 MB, and needs 7.1.
 #
 # The last line says that the devices all-reduce once.
 #
 # </details>
 #
-# An update gets no faster, because the work stays the same, and small micro-batches keep a GPU less busy. So take the
-# smallest K that fits. The learning rate stays, because it belongs to B.
+# Take the smallest K that fits. An update gets no faster, because the work stays the same, and small micro-batches keep a
+# GPU less busy. The learning rate stays, because it belongs to B.
 #
-# The ready-made `optax.MultiSteps(optimizer, K)` communicates nothing itself. But you give it the gradient of every
-# micro-batch, and under `jit` each of them is all-reduced before. By default it takes their mean, which is a mean of means.
+# Optax has a ready-made `optax.MultiSteps(optimizer, K)`, which communicates nothing itself. You give it the gradient of
+# every micro-batch, though, and under `jit` each of them has been all-reduced before. By default it takes their mean, which
+# is a mean of means.
 #
 # ## Batch norm sees the micro-batch
 #
@@ -352,7 +352,7 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # %% [markdown]
 # ## Take away
 #
-# - Add up the sums of K micro-batches, and divide once, at the end.
+# - Sum the sums of K micro-batches, and divide once, at the end.
 # - Under jit, cut with `reshape(-1, K)` and a swap, so that every micro-batch has rows of every device. In a `shard_map`
 #   or under pmap, cut as you like. All-reduce once, after the loop.
 # - Accumulation saves memory, costs time, and leaves the gradients the same. Batch norm is the exception.
@@ -365,7 +365,7 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 #
 # `add_micro_batches` unrolls its scan on CPUs, because XLA for CPUs is many times slower at convolutions in a loop.
 #
-# **With pmap** a device has only its own rows anyway. So the loop goes into your step as it is, without `shard_map` and
+# **With pmap** a device has only its own rows anyway. The loop goes into your step as it is, without `shard_map` and
 # without the cast, and lesson 05's `pmean` comes after it. That's `python -m pmapdp.train --strategy pmap --accumulate 4`.
 #
 # Two other ways to save memory, bfloat16 and recomputing, are in the appendix,
