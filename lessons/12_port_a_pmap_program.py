@@ -97,6 +97,7 @@ print("addressable_shards[0].data[0] is on", first_copy.devices())
 # slice. A stack of cards: each holds everything. Each bar in the last column is one run of your step.
 
 # %%
+old_train_step, old_p_train_step = train_step, p_train_step  # the port defines them anew
 lesson_12.before_and_after()
 
 # %% [markdown]
@@ -131,9 +132,6 @@ lesson_12.before_and_after()
 #
 # Compare each epoch with the old program's. Even the dropout masks are the old ones, because each device still folds its
 # number into the same key.
-
-# %%
-old_train_step, old_p_train_step = train_step, p_train_step  # the next cell defines them anew
 
 # %% tags=["take-home"]
 # include program/12_ported.py
