@@ -15,9 +15,9 @@
 # # 19. Train a small GPT
 #
 # You have one program that accumulates, one that resumes, one that splits its state, and one that runs in many
-# processes. Your own work needs all four in one file. So here they are joined, in a program that trains a small language
-# model on the first 150,000 bytes of Python's own library. You'll start it in two processes, kill both, and go on with a
-# single device. The losses will be those of a run that nobody disturbed. At the end the model writes something that
+# processes. Your own work needs all four in one file. Here they are joined, in a program that trains a small language
+# model on the first 120,000 bytes of Python's own library. You'll start it in two processes, kill both, and go on with a
+# single device, and the losses will be those of a run that nobody disturbed. At the end the model writes something that
 # looks like Python, from afar, and the file is yours to start from.
 #
 # **You will** read a whole trainer, say at which places its parts touch, find an all-reduce that only their combination
@@ -42,7 +42,7 @@ folder = Path(tempfile.mkdtemp())
 # ## Where everything is
 #
 # The network is a GPT of two layers. It reads 64 bytes of text, and guesses at each of them which byte comes next. With
-# 470,784 parameters it's small, but nothing in the program depends on that.
+# 279,424 parameters it's small, but nothing in the program depends on that.
 #
 # An update works on 32 examples. Here's where they are, and where the network is, on eight devices of two processes:
 
@@ -62,10 +62,10 @@ lesson_19.where_the_arrays_are()
 # | 16 | `shard`, `shardings` | an eighth of parameters and moments on each device |
 # | 17 | `processes`, `place_batch`, `is_first` | all devices of all processes |
 #
-# Most of these lines are copied as they were. What needs thought is the places where two of the parts touch:
+# Most of these lines you know. What needs thought is the places where two of the parts touch:
 #
-# - **Dropout and resume** (08, 14). A mask depends on the number of the update. So this number must survive a kill,
-#   and it's part of the state, beside the model and the optimizer's state.
+# - **Dropout and resume** (08, 14). A mask depends on the number of the update. This number must survive a kill, so it's
+#   part of the state, beside the model and the optimizer's state.
 # - **Dropout and micro-batches** (08, 13). Inside `accumulate` a device sees only its own rows, cut into pieces. If it
 #   counted rows there, the masks would depend on the number of devices. So `train_step` makes the keys first, and they
 #   travel with the rows, as a third part of the batch.
@@ -90,9 +90,9 @@ printed = launch.record_output()
 # include program/19_gpt.py
 
 # %% [markdown]
-# Is that a good loss? You can only tell by comparison. If you guess all 256 bytes alike, the loss is ln 256, or 5.55. Or
-# you count. How often is each byte in the text? And which byte follows which? Both tables come from the same training
-# data, and the next cell computes their losses on the test data.
+# Is that a good loss? You can only tell by comparison. If you guess all 256 bytes alike, the loss is ln 256, or 5.55. A
+# better guesser counts how often each byte is in the training text, and a still better one counts which byte follows which.
+# How well do they do on the test data?
 
 # %%
 counts = np.ones(256)  # of each token, and 1 more, so that none has the probability 0
@@ -117,8 +117,8 @@ lesson_19.learning_curves(losses, counted_losses)
 #
 # ## The same run, with accidents
 #
-# Now the same program once more, in another folder. We start it as two processes of four devices. As soon as the first
-# checkpoint is complete, we kill both.
+# Would you trust this program with a week of computing? Start it once more, in another folder, as two processes of four
+# devices, and kill both as soon as the first checkpoint is complete.
 
 # %%
 command = ["-c", launch.take_home(), str(folder / "killed")]
@@ -132,8 +132,7 @@ lines = [line for line in output.splitlines() if line.startswith(("process", "ep
 print(*lines, sep="\n")
 
 # %% [markdown]
-# Then we start it again as one process that has one device. There's no second machine any more, and no other seven
-# devices.
+# Then go on with one process that has one device, as if you had lost the second machine and seven devices.
 #
 # **Predict:** compare the lines of its epochs with those of the first run. In which digit do the losses differ?
 
@@ -150,7 +149,7 @@ assert both[0].returncode == both[0].wait() == -9
 assert resumed_lines[:2] == ["process 0 has 1 of 1 devices", "resumes after epoch 0"]
 np.testing.assert_allclose(interrupted_losses, losses, atol=2e-3)  # four digits, and rounding
 assert losses[-1, 1] < counted_losses["pairs of tokens, counted"]
-assert sum(x.size for x in jax.tree.leaves(state[0])) == 470_784
+assert sum(x.size for x in jax.tree.leaves(state[0])) == 279_424
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -170,10 +169,10 @@ assert sum(x.size for x in jax.tree.leaves(state[0])) == 470_784
 #
 # ## The line that saves 29 all-reduces
 #
-# `optax.clip_by_global_norm` needs the length of the whole gradient, over all 30 arrays. Now `accumulate` returns a
-# whole gradient on every device, so each of them could compute the length alone. But an eighth of the gradient is
-# all that a device needs for its update. So the compiler is free to throw the rest away *first*, and then the length
-# has to be added up over the devices.
+# `optax.clip_by_global_norm` needs the length of the whole gradient, over all 30 arrays. Because `accumulate` returns a
+# whole gradient on every device, each of them could compute the length alone. For its update, however, a device needs only
+# an eighth of the gradient. The compiler is free to throw the rest away *first*, and then it has to sum the squares over
+# the devices.
 #
 # This line in `train_step` forbids that:
 #
@@ -181,7 +180,7 @@ assert sum(x.size for x in jax.tree.leaves(state[0])) == 470_784
 # gradients = lax.with_sharding_constraint(gradients, replicated)
 # ```
 #
-# We compile the step as it is, and once more without this line.
+# Compile the step as it is, and once more without this line.
 #
 # **Predict:** how many all-reduces does each of the two have?
 
@@ -212,7 +211,7 @@ assert counts_of["step_without_the_line"]["all-reduce"] > 1
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One, and thirty. Without the line, the squares of each of the 30 arrays are added up over the devices, one array
+# One, and thirty. Without the line, the squares of each of the 30 arrays are summed over the devices, one array
 # after the other, and the gradients are sent along in pieces. The losses are the same. You'd notice nothing but the
 # time: on a real network, an all-reduce of a single number takes nearly as long as one of a thousand, because both
 # are mostly latency (lesson 18). The 30 all-gathers bring the parameters, one array each. XLA for GPUs may combine
@@ -228,7 +227,7 @@ assert counts_of["step_without_the_line"]["all-reduce"] > 1
 # You've trained for a day, and now you want to try something else. You change a number at the top of the file, and
 # start it again with the same command. You've forgotten that the folder has a checkpoint.
 #
-# `try_to_resume` does what the program does when it starts, with the settings as they are at that moment. We call it with
+# `try_to_resume` does what the program does when it starts, with the settings as they are at that moment. Call it with
 # a network of three layers instead of two, and then with a learning rate that is ten times as high.
 #
 # **Predict:** which of the two changes does it refuse?

@@ -21,13 +21,16 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+if len(sys.argv) != 2:
+    sys.exit("name a folder for the checkpoints on the command line")
+
 # The text: the beginning of Python's own library. A token is a byte, so there are 256 of them.
 FILES = sorted(Path(os.__file__).parent.glob("*.py"))
-BYTES = 150_000
+BYTES = 120_000
 LENGTH = 64  # tokens that the network sees at once
 
 # The network
-WIDTH = 128  # features of a token
+WIDTH = 96  # features of a token
 HEADS = 4  # WIDTH is divisible by it
 LAYERS = 2
 DROPOUT = 0.1  # of the features that a layer adds
