@@ -14,15 +14,15 @@
 # %% [markdown]
 # # 20. Fit a larger network
 #
-# This is an appendix to [13 Train with more batch than memory](13_more_batch_than_memory.ipynb), and you need that lesson
-# first. There you cut the batch until it fit. But what if not even one example fits? GPT-2 small has 124 million
-# parameters, which take 2 GB with their gradients and Adam's moments. Its activations take another 2 GB *for each
-# sequence of 1,024 tokens*. Here you'll shrink activations in two ways, with five lines of your program: compute them
-# again instead of keeping them, and store them in two bytes instead of four. Then you'll put two bytes in the wrong
-# place, and watch a third of the weights freeze without an error.
+# In lesson 13 you cut the batch until it fit. What if not even one example fits? GPT-2 small has 124 million parameters,
+# which take 2 GB with their gradients and Adam's moments. Its activations take another 2 GB *for each sequence of 1,024
+# tokens*. Five lines of your program shrink them in two ways: compute activations again instead of keeping them, and store
+# them in two bytes instead of four. Then you'll put two bytes in the wrong place, and watch a third of the weights freeze
+# without an error.
 #
 # **You will** recompute activations with `jax.checkpoint`, see what a backward pass keeps, compute in bfloat16, and say
-# which numbers must stay in float32. 19 minutes, 39 with exercises.
+# which numbers must stay in float32. 20 minutes, 40 with exercises. This is an appendix to [13 Train with more batch than
+# memory](13_more_batch_than_memory.ipynb), which you need first. Read it before [16 Born sharded](16_born_sharded.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -40,11 +40,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## What does the backward pass keep?
 #
-# We look at one device. The network has twelve layers of width 128, in a `lax.scan`, as in many large JAX models, and the
-# batch has 1,024 examples. If every layer keeps one array `[1024, 128]` of float32, that's 12 x 1,024 x 128 x 4 bytes,
-# or 6.3 MB.
+# Take one device, and a network of twelve layers of width 128, in a `lax.scan`, as in many large JAX models. The batch has
+# 1,024 examples. If every layer keeps one array `[1024, 128]` of float32, that's 12 x 1,024 x 128 x 4 bytes, or 6.3 MB.
 #
-# But how many arrays does a layer keep? JAX can tell you. `jax.vjp` runs the forward pass and returns the backward pass
+# How many arrays does a layer really keep? JAX can tell you. `jax.vjp` runs the forward pass and returns the backward pass
 # as a function, and that function is a pytree: its leaves are the arrays that it has kept.
 
 # %%
@@ -66,7 +65,7 @@ def make_loss(layer):
 
 
 def count_kept(loss):
-    """How many arrays [1024, 128] the backward pass keeps for each layer."""
+    """Count the arrays [1024, 128] that the backward pass keeps for each layer."""
     _, backward = jax.vjp(loss, layers)
     shapes = [leaf.shape for leaf in jax.tree.leaves(backward)]
     return shapes.count((12, 1024, 128))
@@ -76,8 +75,8 @@ kept = {"keep everything": count_kept(make_loss(layer))}
 print(kept)
 
 # %% [markdown]
-# Six arrays for one line of code: the input, and what the derivatives of `silu` and `tanh` need. (With jax 0.12 it's five.)
-# So expect about 6 x 6.3 = 38 MB.
+# Six arrays for one line of code: the input, and what the derivatives of `silu` and `tanh` need. Expect about 6 x 6.3 = 38
+# MB. With jax 0.12 it's five arrays.
 #
 # ## Compute again instead of keeping
 #
@@ -127,7 +126,7 @@ lesson_20.memory_and_products(megabytes, products)
 #
 # What does that do for GPT-2? In two-byte numbers, which come next, a layer keeps about 90 MB for each sequence, by the
 # formula of [Korthikanti et al.](https://arxiv.org/abs/2205.05198) for plain attention. Only 1.6 MB of that is the
-# layer's input. So with twelve layers, 1.1 GB become 19 MB, and 90 MB more for the one layer that's just being repeated.
+# layer's input. With twelve layers, 1.1 GB become 19 MB, and 90 MB more for the one layer that's just being repeated.
 #
 # In a scan, you may add `prevent_cse=False`. CSE is the compiler's habit of computing equal things only once, which would
 # undo the checkpoint. JAX prevents it, and that has a price, but between the two loops of a scan it can't happen anyway.
@@ -140,8 +139,8 @@ lesson_20.memory_and_products(megabytes, products)
 lesson_20.number_formats()
 
 # %% [markdown]
-# The exponent's bits give a number its range, and the fraction's bits its precision. So a bfloat16 goes as far as a
-# float32, but it has only 8 significant bits instead of 24 (one of them isn't stored). In return, activations take half
+# The exponent's bits give a number its range, and the fraction's bits its precision. A bfloat16 therefore goes as far as a
+# float32, but it has only 8 significant bits instead of 24, one of which isn't stored. In return, activations take half
 # the memory, and an A100 does up to 312 TFLOP/s instead of 156 in TF32 or 19.5 in float32.
 #
 # Are 8 bits enough? Let a parameter be 1 and its update 0.001, both in bfloat16. The next number after 1 is 1 + 1/128.
@@ -159,9 +158,9 @@ print("1 + 0.001 =", after_update)
 #
 # </details>
 #
-# So parameters need float32. Activations don't: nobody adds small numbers to them a thousand times. A Flax layer with
-# `dtype=jnp.bfloat16` does just that. It keeps its parameters in float32, and casts them and its inputs to bfloat16 when
-# it computes.
+# That's why parameters need float32. Activations don't, because nobody adds small numbers to them a thousand times. A Flax
+# layer with `dtype=jnp.bfloat16` makes this difference for you: it keeps its parameters in float32, and casts them and its
+# inputs to bfloat16 when it computes.
 #
 # ## The program so far, and what changes
 #
@@ -169,9 +168,9 @@ print("1 + 0.001 =", after_update)
 #
 # include the difference of 13_accumulate.py and 20_fit.py
 #
-# The gradients arrive in float32, because a cast's derivative casts back to the dtype that it came from. So the sums over
-# micro-batches and devices are in float32, too. Lesson 13's program ended with loss 0.2486 on the training set and 0.3540
-# on the test set.
+# The gradients arrive in float32, because a cast's derivative casts back to the dtype that it came from. The sums over
+# micro-batches and devices are then in float32, too. Before, the loss ended at 0.2486 on the training set and at 0.3540 on
+# the test set.
 
 # %% tags=["take-home"]
 # include program/20_fit.py
@@ -185,8 +184,8 @@ print("1 + 0.001 =", after_update)
 #
 # ## The mistake: parameters in bfloat16
 #
-# If two bytes are enough for activations, why not store the parameters in bfloat16, too, and save even more? Let's train
-# your network in three ways, on one device and with a small learning rate.
+# If two bytes are enough for activations, why not store the parameters in bfloat16, too, and save even more? Train your
+# network in three ways and see, on one device and with a small learning rate.
 
 
 # %%
@@ -214,8 +213,8 @@ def train_in(parameter_dtype, compute_dtype):
 
 
 # %% [markdown]
-# Adam moves a weight by at most about the learning rate, here 0.0003, however large the gradient is. And the step from one
-# bfloat16 to the next is 1/1024 above 1/8, a quarter of that above 1/32, and so on.
+# Adam moves a weight by at most about the learning rate, 0.0003, however large the gradient is. The step from one bfloat16
+# to the next is 1/1024 above 1/8, a quarter of that above 1/32, and so on.
 #
 # **Predict:** in the run with parameters in bfloat16, which weights never change?
 
@@ -273,13 +272,14 @@ assert has_changed[~is_large].mean() > 0.9
 #
 # </details>
 #
-# No error, no NaN: the loss just falls more slowly. If you saw only this curve, you'd blame your learning rate. Adam's
-# moments are in bfloat16 as well, because optax gives them the dtype of the parameters. The other two curves lie on top
-# of each other.
+# There's no error and no NaN. The loss just falls more slowly, and if you saw only this curve, you'd blame your learning
+# rate. Adam's moments are in bfloat16 as well, because optax gives them the dtype of the parameters. The other two curves
+# lie on top of each other.
 #
-# So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. float16 also takes two bytes, but
-# its smallest positive number is 6e-8, and smaller gradients become 0. So people multiply the loss by a large number, and
-# divide the gradients by it (PyTorch's `GradScaler` starts with 2¹⁶). bfloat16 goes down to 1e-38 and doesn't need that.
+# The lesson: compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. What about float16, which
+# also takes two bytes? Its smallest positive number is 6e-8, and smaller gradients become 0, so people multiply the loss by
+# a large number, and divide the gradients by it. PyTorch's `GradScaler` starts with 2¹⁶. bfloat16 goes down to 1e-38 and
+# doesn't need that.
 #
 # ## Which way comes first?
 #
