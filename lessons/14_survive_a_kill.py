@@ -15,9 +15,9 @@
 # # 14. Survive a kill
 #
 # Your run has been training for nine hours. Then somebody reboots the machine, and you start again from nothing. It
-# doesn't have to be like that. With twelve lines, new or changed, your program goes on from its last checkpoint, and
+# doesn't have to be like that. With fourteen lines, new or changed, your program goes on from its last checkpoint, and
 # ends with the same bits as if nothing had happened. You'll kill it and see. Then you'll leave one thing out of the
-# checkpoint. The run resumes without an error, and ends with a loss that's almost a quarter higher on the test set.
+# checkpoint, and the run resumes without an error, but ends with a loss that's almost a quarter higher on the test set.
 #
 # **You will** save and resume a run exactly, say what a checkpoint must hold, choose how often to save, and give your
 # model to somebody who has none of your code. 23 minutes, 43 with exercises. You need
@@ -39,9 +39,9 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## What must a checkpoint hold?
 #
-# Most people think of the parameters first. Let's see if they're enough, in a tiny run with one parameter w. Its gradient
-# is always 1, the learning rate is 1, and the optimizer is SGD with momentum 0.5: every update halves the velocity, adds
-# the gradient, and subtracts the velocity from w. So the velocity is 1, 1.5, 1.75, and w is -1, -2.5, -4.25.
+# Most people think of the parameters first. Are they enough? Take a tiny run with one parameter w. Its gradient is always
+# 1, the learning rate is 1, and the optimizer is SGD with momentum 0.5: every update halves the velocity, adds the
+# gradient, and subtracts the velocity from w. The velocity is 1, 1.5, 1.75, and w is -1, -2.5, -4.25.
 #
 # Now the run is killed after the second update. You saved w = -2.5, and nothing else.
 #
@@ -66,7 +66,7 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 #
 # </details>
 #
-# So a checkpoint holds everything that training changes:
+# A checkpoint has to hold everything that training changes:
 #
 # - the parameters, and the running statistics of batch norm if there are any,
 # - the optimizer's state, which for Adam is twice as large as the parameters, and which also counts the updates: Adam needs
@@ -97,8 +97,8 @@ lesson_14.timeline()
 # So a killed program leaves you the checkpoint before, or none if it was the first one. `max_to_keep=2` keeps the newest
 # two and deletes the others.
 #
-# The program wants a folder on its command line. We set `sys.argv` as if we had typed one, and run the program to the
-# end, without a kill. Lesson 09's program ended with loss 0.2486, accuracy 0.9184, and 0.3540 and 0.8730 on the test set.
+# The program wants a folder on its command line. Setting `sys.argv` does the same as typing one. First run the program to
+# the end, without a kill.
 
 # %%
 import sys
@@ -111,9 +111,9 @@ sys.argv = ["14_resume.py", str(folder / "never_killed")]
 # %% [markdown]
 # ## Kill it
 #
-# Now we start the same program in a separate process, with another folder. As soon as checkpoint 1 is complete, we send
-# it SIGKILL, which no program can catch. It may have trained epoch 2 by then, but checkpoint 2 can't be complete, because
-# Orbax writes one checkpoint after the other.
+# Now start the same program in a separate process, with another folder, and send it SIGKILL as soon as checkpoint 1 is
+# complete. No program can catch this signal. It may have trained epoch 2 by then, but checkpoint 2 can't be complete,
+# because Orbax writes one checkpoint after the other.
 
 # %%
 import time
@@ -127,7 +127,7 @@ print(process.stdout.read())
 print("exit status", process.wait())
 
 # %% [markdown]
-# Exit status -9 means killed by signal 9. Now we start the same command again.
+# Exit status -9 means killed by signal 9. Start the same command again.
 #
 # **Predict:** which epoch does it train first?
 
@@ -160,6 +160,14 @@ for a, b in zip(expected, found, strict=True):
 # final state has the same bits: the folded cell compares them.
 #
 # </details>
+#
+# Do it once in a terminal, too, with the take-home program. The `9` is SIGKILL, and `$!` is the process that you've just
+# started. If it has printed nothing by then, or all of its epochs, change the 8 seconds and the folder.
+#
+# ```
+# python 14_resume.py mine & sleep 8; kill -9 $!
+# python 14_resume.py mine
+# ```
 #
 # Test every program of yours like this, once: kill it, resume it, compare the bits. On GPUs, run that test with
 # `XLA_FLAGS=--xla_gpu_deterministic_ops=true`. Otherwise XLA may choose other kernels at the second start, and the last
@@ -243,13 +251,13 @@ assert 1.15 < test_losses["forgetful"] / test_losses["never killed"] < 1.35
 #
 # ## How often, and which ones to keep
 #
-# Saving costs time, and a kill costs what you've done since the last save. So there's a best interval, and **Young's
-# rule** ([1974](https://doi.org/10.1145/361147.361115)) says which: if a save stops the devices for s seconds, and
+# Saving costs time, and a kill costs what you've done since the last save. Somewhere between is the best interval, and
+# **Young's rule** ([1974](https://doi.org/10.1145/361147.361115)) says where: if a save stops the devices for s seconds, and
 # something breaks every M seconds, save every √(2 s M) seconds. With 10 s and one failure a day that's every 22 minutes.
 #
-# Some kills announce themselves. Slurm (at your time limit) and Kubernetes send SIGTERM first, and by default you have 30
-# seconds left. If you save within that time, you lose nothing. So let a handler note the signal, and save and stop after
-# the current update.
+# Some kills announce themselves. Slurm at your time limit, and Kubernetes when it moves you, send SIGTERM first, and by
+# default you have 30 seconds left. You lose nothing if you save within that time: let a handler note the signal, and save
+# and stop after the current update.
 # This is the handler:
 #
 # ```python
