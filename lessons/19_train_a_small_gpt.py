@@ -17,8 +17,8 @@
 # You have one program that accumulates, one that resumes, one that splits its state, and one that runs in many
 # processes. Your own work needs all four in one file. Here they are joined, in a program that trains a small language
 # model on the first 120,000 bytes of Python's own library. You'll start it in two processes, kill both, and go on with a
-# single device, and the losses will be those of a run that nobody disturbed. At the end the model writes something that
-# looks like Python, from afar, and the file is yours to start from.
+# single device, and the losses will be those of a run that nobody disturbed. At the end the model writes a text with
+# Python's quotes, commas and brackets, and hardly a word of it. The file is yours to start from.
 #
 # **You will** read a whole trainer, say at which places its parts touch, find an all-reduce that only their combination
 # causes, and guard a run against changed settings. 21 minutes, 46 with exercises. You need
