@@ -15,13 +15,13 @@
 # # 17. Train with many processes
 #
 # Your program from lesson 14 survives a kill, but it uses the devices of one machine only. For two machines you need two
-# processes, one on each. In this lesson you'll change twenty-six lines, none of them in the training step, and two
-# processes will compute the losses that one computed, up to rounding. Then you'll deal out a batch by process number, as
-# many programs do. Nothing complains, and a good network suddenly looks bad. At the end you'll kill one of the two
-# processes, and finish the run from its last checkpoint.
+# processes, one on each, that have to agree on every array. Change twenty-six lines, none of them in the training step,
+# and two processes compute the losses that one computed, up to rounding. Then deal out a batch by process number, as many
+# programs do: nothing complains, and a good network suddenly looks bad. At the end you'll kill one of the two processes,
+# and finish the run from its last checkpoint.
 #
 # **You will** connect processes, build global arrays from the rows that each process has, use all the GPUs that you pay
-# for, and resume after a process has died. 26 minutes, 46 with exercises. You need
+# for, and resume after a process has died. 27 minutes, 47 with exercises. You need
 # [14 Survive a kill](14_survive_a_kill.ipynb).
 
 # %%
@@ -42,8 +42,8 @@ devices.simulate(8)  # before any other use of JAX
 # arrays**, and each process holds some of an array's shards. All know the whole shape, but each can read only its own
 # shards.
 #
-# Let's see that with eight numbers on eight devices. `print_eight_numbers` makes such an array. It prints the shape and
-# this process's shards, then the whole array, and then the whole array once more, gathered from all processes.
+# See it with eight numbers on eight devices. `print_eight_numbers` makes such an array. It prints the shape and this
+# process's shards, then the whole array, and then the whole array once more, gathered from all processes.
 
 # %%
 import textwrap
@@ -100,14 +100,14 @@ launch.run(print_eight_numbers)
 #   all of them. Each process says how many of them are its own.
 # - `place_batch` gives each device its rows. Here every process makes the whole batch, because the data is small. If
 #   yours is in files, read only the rows that the callback asks for.
-# - The state is made on all devices at once, by the same program with the same seed. So it's the same everywhere.
-# - Process 0 alone prints the results. But all processes call `restore` and `save`, with the same folder, on a disk that all
+# - The same program with the same seed makes the state on all devices at once, so it's the same everywhere.
+# - Only process 0 prints the results, but all processes call `restore` and `save`, with the same folder, on a disk that all
 #   of them reach.
 #
 # The line that saves you is the `assert`. Processes that aren't connected don't fail: each trains a whole run of its own,
-# prints it, and writes its checkpoints over the others'. But the program knows only from PROCESSES or from the launcher
-# how many there should be. If you forget all of these variables, every process takes itself for the only one. On a
-# cluster of your own, write the number into the line: `assert jax.process_count() == 2`.
+# prints it, and writes its checkpoints over the others'. The assert has one gap. It knows only from PROCESSES or from the
+# launcher how many processes there should be, and without these variables every process takes itself for the only one. On
+# a cluster of your own, write the number into the line: `assert jax.process_count() == 2`.
 #
 # With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so `initialize()` needs no arguments there.
 # On Cloud TPU, set PROCESSES to the number of hosts. JAX 0.10 doesn't recognize Open MPI 5, and JAX 0.12 wants the package
@@ -118,10 +118,9 @@ launch.run(print_eight_numbers)
 # ```
 #
 # **With pmap** each process passes only its own rows, `[local devices, b, ...]`, and gets its own devices' results back.
-# `jax.distributed.initialize()` and the `assert` stay the same, and `lax.pmean` adds up over all processes' devices.
+# `jax.distributed.initialize()` and the `assert` stay the same, and `lax.pmean` averages over all processes' devices.
 #
-# If you run the program alone, as in this notebook, it's one process with eight devices. So it should end as all versions
-# did: with loss 0.2486 and accuracy 0.9184, and with 0.3540 and 0.8730 on the test set.
+# Alone, as in this notebook, the program is one process with eight devices, and its losses are lesson 14's.
 
 # %%
 import sys
@@ -156,11 +155,10 @@ print("process 1:", *second, sep="\n  ")
 #
 # ## The mistake: rows by process number
 #
-# Many programs don't use the callback. With two processes, they simply let process 0 take the first half of the batch
-# and process 1 the second half. That's only correct if the mesh lists the devices process by process. But on TPUs
-# `jax.make_mesh` orders chips by their wiring, not by host. On a v5e of 4 x 2 chips the hosts come in the order
-# 0 0 1 1 1 1 0 0. `place_halves` makes such a mesh, and places eight numbers on it, once by process number and once with
-# the callback:
+# Many programs do without the callback: process 0 takes the first half of the batch, and process 1 the second half. Is that
+# the same? Only if the mesh lists the devices process by process. On TPUs `jax.make_mesh` orders chips by their wiring,
+# not by host, and on a v5e of 4 x 2 chips the hosts come in the order 0 0 1 1 1 1 0 0. `place_halves` makes such a mesh,
+# and places eight numbers on it, once by process number and once with the callback:
 
 
 # %%
@@ -192,11 +190,11 @@ lesson_17.who_holds_what()
 #
 # As long as inputs and labels are mixed up in the same way, the loss stays the same. The mistake shows later, for example
 # if you write the predictions to a file, and score them against the labels of your test set, which are still in their
-# old order. Try it with the network that you've just trained: we cut its predictions into eight parts, and put them in
-# the order above.
+# old order. Try it with the network that you've just trained: cut its predictions into eight parts, and put them in the
+# order above.
 #
-# **Predict:** the network classifies 87 % of the test set correctly. Only some of the eight parts are still in their
-# place. So what accuracy do you find?
+# **Predict:** the network classifies 87 % of the test set correctly, and only some of the eight parts are still in their
+# place. What accuracy do you find?
 
 # %% tags=["prediction"]
 inputs, labels = test_data
@@ -210,9 +208,9 @@ print("of each part:", correct.reshape(8, 125).mean(1).round(2))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Two of the eight, the first ones. The other six are compared with labels of other examples, and about one in ten of
-# those matches by chance. So you expect about 0.25 x 0.87 + 0.75 x 0.1, or 0.29. The cell finds 0.305, because 86 of
-# those 750 happen to match, and not 75. You'd think that the network has hardly learned anything.
+# About 0.29. The first two parts are in their place. The other six are compared with labels of other examples, and about
+# one in ten of those matches by chance, so you expect 0.25 x 0.87 + 0.75 x 0.1. The cell finds 0.305, because 86 of those
+# 750 happen to match, and not 75. You'd think that the network has hardly learned anything.
 #
 # </details>
 #
@@ -225,10 +223,10 @@ print("of each part:", correct.reshape(8, 125).mean(1).round(2))
 #     print(float(x.mean()))  # x is a global array
 # ```
 #
-# The mean needs an all-reduce, and only process 0 starts it. It waits for the others, forever if they never start one.
-# Or worse: the others arrive at *their* next all-reduce, and the two may get mixed up. So compute on all processes, and
-# let process 0 print what came out. Why may your program call `report` in process 0 alone? Because every process holds
-# the metric sums already. No message is needed.
+# The mean needs an all-reduce, and only process 0 starts it. Process 0 then waits for the others, forever if they never
+# start one. Or worse: the others arrive at *their* next all-reduce, and the two may get mixed up. Compute on all
+# processes, and let process 0 print what came out. Your program may call `report` in process 0 alone, because every
+# process holds the metric sums already, and no message is needed.
 #
 # If a run hangs, find out which line each process is in. Put `faulthandler.dump_traceback_later(600, repeat=True)` at
 # the top of your program, or call `py-spy dump --pid ...` from outside. If one process is in a different line than all
@@ -350,12 +348,12 @@ last_metrics = [float(word) for word in resumed[-1].replace(",", "").split() if 
 np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=2e-3)
 
 # %% [markdown]
-# It ends as the run that nobody disturbed, within 2e-3. And that's your own program. If yours comes from lesson 09, give it
-# lesson 14's twelve lines and then the lines of this lesson. From there on it runs on as many machines as you have, and
-# you can start it again whenever one of them fails.
+# The run ends as the one that nobody disturbed, within 2e-3. If your own program comes from lesson 09, give it lesson 14's
+# fourteen lines and then the lines of this lesson. From there on it runs on as many machines as you have, and you can start
+# it again whenever one of them fails.
 #
-# If Slurm warns you first, with SIGTERM, you can save before the end (lesson 14). But all processes must save after
-# the same update, and the signal may not reach them at the same time. So ask
+# What if Slurm warns you first, with SIGTERM? As in lesson 14 you'd save before the end, but all processes must save after
+# the same update, and the signal may not reach them at the same time. Ask
 # `multihost_utils.reached_preemption_sync_point(step)` after each update. The answer becomes true in all processes after
 # the same update, and then you save and stop.
 #

@@ -16,6 +16,9 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+if len(sys.argv) != 2:
+    sys.exit("name a folder for the checkpoints on the command line")
+
 B, EPOCHS = 128, 5  # examples per update, passes over the data
 
 os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer

@@ -105,6 +105,16 @@ def test_the_difference_is_small(earlier, later):
     assert len(added) <= NEW_LINES[earlier, later], "\n".join(added)
 
 
+@pytest.mark.parametrize("script", ["14_resume", "17_processes", "19_gpt"])
+def test_a_script_that_saves_asks_for_a_folder(script):
+    path = build.FOLDER / "program" / f"{script}.py"
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert done.returncode == 1
+    wanted = "name a folder for the checkpoints on the command line"
+    assert done.stderr.splitlines()[-1] == wanted
+    assert "Traceback" not in done.stderr
+
+
 def test_lesson_05_counts_its_new_lines():
     assert len(new_lines("04", "05")) == 10
     assert len(new_lines("03", "05")) == 16
