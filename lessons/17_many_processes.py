@@ -149,7 +149,7 @@ print("process 1:", *second, sep="\n  ")
 # <details><summary>Answer</summary>
 #
 # Each says that it has four of the eight devices. After that, process 1 is silent, and process 0 prints the numbers of
-# epoch 0 above. The last digit may differ, because the devices add up in a different order.
+# epoch 0 above. The last digit may differ, because the devices sum in a different order.
 #
 # </details>
 #

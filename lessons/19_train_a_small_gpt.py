@@ -154,7 +154,7 @@ assert sum(x.size for x in jax.tree.leaves(state[0])) == 279_424
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# In the last of the printed digits, if at all. Eight devices add up in another order than one, and float32 rounds after
+# In the last of the printed digits, if at all. Eight devices sum in another order than one, and float32 rounds after
 # each addition, so the bits differ. Everything else is the same: the order of the examples, their masks, the number of
 # the update, and what a mean is a mean of. The folded cell allows a difference of 0.002.
 #
