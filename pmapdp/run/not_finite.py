@@ -12,6 +12,8 @@ from pmapdp.job import Job
 from pmapdp.state import create_state
 from pmapdp.steps.shared import gradient_sums
 
+HUGE = 1e4  # times the median, beyond what differently scaled columns give
+
 
 def find_first_not_finite(job: Job, step: int) -> str:
     """Say which training example isn't finite, or advise another learning rate.
@@ -23,6 +25,7 @@ def find_first_not_finite(job: Job, step: int) -> str:
     one_by_one = dataclasses.replace(job.task, accumulate=1)
     compute = jax.jit(functools.partial(gradient_sums, one_by_one))
     batches = job.batches["train"]
+    sizes: dict[int, float] = {}  # largest input of each example
     for update in range(max(step - 1, 1), step + 1):
         epoch, done = divmod(update - 1, batches.per_epoch)
         start = done * batches.batch_size
@@ -39,4 +42,12 @@ def find_first_not_finite(job: Job, step: int) -> str:
                         f"{name} not finite for training example {row}, counted from "
                         "0: look at it, model and loss"
                     )
+            leaves = jax.tree.leaves(batch.inputs)
+            sizes[row] = max(float(np.abs(leaf).max(initial=0)) for leaf in leaves)
+    largest = max(sizes, key=lambda row: sizes[row])
+    if sizes[largest] > HUGE * np.median(list(sizes.values())):
+        return (
+            f"the inputs of training example {largest}, counted from 0, are up to "
+            f"{sizes[largest]:.3g}, far above the others' of this update: look at it"
+        )
     return f"{DIVERGED_ADVICE}, and look at the training examples of this update"

@@ -17,6 +17,7 @@ import small_job
 from flax import nnx
 from points import DATA, Net, run
 
+from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import DivergedError, UserError
 from pmapdp.evaluate import evaluate_run
 from pmapdp.loss import MetricSums
@@ -309,6 +310,16 @@ class Log(Net):
 def test_what_is_not_finite_is_named(model, settings, sentence):
     with pytest.raises(DivergedError, match=sentence):
         run(model, epochs=2, **settings)
+
+
+def test_one_huge_row_is_named():
+    inputs = DATA.train.inputs.copy()
+    inputs[37] *= 1e30
+    data = DataSet(Split(inputs, DATA.train.labels), DATA.test)
+    with pytest.raises(
+        DivergedError, match=r"inputs of training example 37, counted from 0, are up to"
+    ):
+        run(custom={"data": data}, epochs=3, learning_rate=1e-2, optimizer="sgd")
 
 
 @pytest.fixture
