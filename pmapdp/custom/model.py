@@ -40,6 +40,10 @@ from pmapdp.state import Task, accepts, build
 
 ROWS = 16  # examples with which a model and its loss are tried
 MORE_ROWS = 64  # and the accuracy, of which a wrong example shows nothing
+LINEN_ADVICE = (
+    "of Linen, nnx.bridge.ToNNX brings layers without random numbers and statistics: "
+    "replace dropout and batch norm by flax.nnx's"
+)
 
 
 def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.Module:
@@ -122,11 +126,14 @@ def explain_call(task: Task, examples: Batch) -> tuple[str, str]:
     try:
         outputs = returned_shapes(task, call_model, examples)
     except Exception:
+        modules = [module for _, module in nnx.iter_modules(task.model, graph=True)]
         advice = "give inputs of its shape, or correct its __call__ or loss"
         shape: Any = getattr(inputs, "shape", ())
         if len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] not in (1, 3, 4):
             _, C, H, W = shape
             advice = f"Flax wants channels last, so give [n, {H}, {W}, {C}]"
+        if any(isinstance(module, nnx.bridge.ToNNX) for module in modules):
+            advice = LINEN_ADVICE
         return f"{task.name} does not take inputs {describe(inputs)}", advice
     return f"the loss of {task.name} fails", (
         f"the model gives {describe(outputs)}, the labels are "

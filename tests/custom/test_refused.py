@@ -219,6 +219,10 @@ MODELS = [
     ({"model": lambda rngs: 5}, "<lambda> gives 5: give a class or function of rngs"),
     ({"model": bridged(linen.Dropout(0.5, deterministic=False))}, "ToNNX draws rand"),
     (
+        {"model": bridged(linen.BatchNorm(use_running_average=False))},
+        r"ToNNX does not take inputs .*: of Linen, nnx.bridge.ToNNX brings layers with",
+    ),
+    (
         {"model": moments(weighted=True)},
         "Moments writes mean from the rows of one device, or padding with them",
     ),
