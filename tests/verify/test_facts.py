@@ -210,6 +210,12 @@ def test_a_step_that_counts_devices_is_not_its_own_reference(average):
     assert "Can't see" not in str(report)
 
 
+def test_a_report_says_what_its_reference_cannot_show():
+    report = verify(**given(lambda w, x: descend(w, {"x": x, "y": 1.0}, mean), W))
+    assert "Can't see: what is wrong on a single device, too" in str(report)
+    assert "N = jax.device_count()" in " ".join(str(report).split())
+
+
 def test_the_report_says_how_often_an_all_reduce_runs():
     """Two micro-batches, and an all-reduce for each of them: the numbers are right."""
 
