@@ -56,7 +56,7 @@ class Options:
     strategy: StrategyName | None = setting(
         "options",
         None,
-        "Runs only: the strategy to evaluate with; default: as in training.",
+        "Of a run: the strategy to evaluate with; default: as in training.",
     )
     devices: int | None = setting(
         "options",

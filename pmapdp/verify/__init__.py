@@ -12,7 +12,7 @@ How one verification runs, and where:
 
 1. `verification.py` reads the arguments, and compares in float64 if it can.
 2. `reference.py` runs the plain step for one device, update by update.
-3. `tolerances.py` measures what rounding changes in it, and has all thresholds.
+3. `tolerances.py` measures what rounding changes in it, and decides what is equal.
 4. `step_update.py` places the same arguments as `layouts.py` says, runs your step on N
    devices, and compares the results.
 5. `experiments.py` and `influence.py` find the facts behind a difference. `checks.py`

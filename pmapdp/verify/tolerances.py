@@ -6,7 +6,8 @@ multiple of its largest change in these runs, plus a fraction of its own change 
 update, for formulas that differ by more than rounding, plus some units in its own last
 place. Whole numbers, truth values and keys must be equal.
 
-All thresholds of `verify` are here.
+What counts as equal, and what as a prediction, is decided here alone. Limits that only
+choose a sentence of the report stand where the sentence is made.
 """
 
 from collections.abc import Iterator
