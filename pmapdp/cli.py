@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import itertools
 import os
 import runpy
 import signal
@@ -276,14 +275,12 @@ def make_parser(
         action="store_true",
         help="show versions, devices and variables and exit",
     )
-    for section, members in itertools.groupby(
-        fields, lambda field: field.metadata["section"]
-    ):
-        group: Any = parser
-        if section != "options":  # argparse's own heading
-            group = parser.add_argument_group(section)
-        for field in members:
-            add_flag(group, field, defaults.get(field.name, field.default))
+    groups: dict[str, Any] = {"options": parser}  # argparse's own heading
+    for field in fields:
+        section = field.metadata["section"]
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        add_flag(groups[section], field, defaults.get(field.name, field.default))
     return parser
 
 

@@ -208,14 +208,14 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pro
     connect(options)
     launcher = "by a launcher" if options.distributed else "by hand"
     processes = options.num_processes or 1
-    # How many there are isn't known yet, but with more than one an error ends this
-    # process.
+    # JAX hasn't started, so the count isn't known. Any count above 1 lets an error end
+    # this process.
     several = Processes(count=2)
     try:
         with several.exit_on_error():
             number = number_of_devices(config.devices, config.mesh, processes)
             yield agree(config, number, launcher)
-    finally:  # of a process that has not failed alone
+    finally:  # unless `exit_on_error` has ended the process
         with several.exit_on_error():
             jax.distributed.shutdown()
 

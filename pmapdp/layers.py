@@ -54,7 +54,8 @@ class Context:
         Every call returns new ones, so no two layers draw the same mask. Layers in a
         scan are traced once and share one call, so each gives a `number` of its own.
         """
-        # A model makes far fewer than 2**16 calls, so the two don't collide.
+        # The low 16 bits tell calls apart, and the high bits the layers of a scan. A
+        # model makes far fewer than 2**16 calls.
         number = next(self.draws) + (number << 16)
         return jax.vmap(jax.random.fold_in, (0, None))(self.keys, number)
 
@@ -291,7 +292,7 @@ def attend(
 def layer_keys(layer: Any) -> jax.Array:
     """Return `[b]` random keys for a layer.
 
-    Layers that run in one scan are told apart by their counts.
+    The layers of one scan share a call, so the count of their stream tells them apart.
     """
     number = 0 if layer.rngs is None else layer.rngs.count[...]
     return current_context().next_keys(number)

@@ -15,7 +15,8 @@ from pmapdp.data.batches import Batch
 from pmapdp.layers import current_context
 
 NO_METRICS: dict[str, Any] = {}
-DIVISOR = " (divisor)"  # no metric of yours has this name by chance
+# It ends the name of a pair's second sum. No metric of yours has it by chance.
+DIVISOR = " (divisor)"
 
 
 class MetricSums(NamedTuple):

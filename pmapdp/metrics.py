@@ -85,8 +85,8 @@ class Meter:
         updates = [*self.stacked, *self.unread]
         if len(updates) > UPDATES_AHEAD:
             jax.block_until_ready(updates[-1 - UPDATES_AHEAD].sums)
-        # Stacking is queued now and read some updates later. Read at once, it would let
-        # the devices wait for the host.
+        # A stack is read some updates after it was queued. If the host read it at once,
+        # the devices would run out of work meanwhile.
         if self.stacked and len(self.unread) == UPDATES_AHEAD:
             self.read_stacked()
         if len(self.unread) == READ_TOGETHER:

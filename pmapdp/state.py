@@ -42,7 +42,7 @@ class TrainState:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """All that defines an update, and nothing about devices.
+    """Model, loss, optimizer and seed: what defines an update, on any devices.
 
     A Flax model computes outputs. To train it, a step also needs a loss, an optimizer
     and a seed, and it keeps the model's structure apart from the arrays that an update

@@ -53,7 +53,7 @@ from pmapdp.registry import (
 )
 from pmapdp.run.checkpoints import load_state
 from pmapdp.run.compile_cache import keep_compiled_programs
-from pmapdp.run.open_run import open_run
+from pmapdp.run.open_run import Run, open_run
 from pmapdp.run.workdir import read_config, with_full_paths
 from pmapdp.sharding.layout import (
     MeshLayout,
@@ -87,7 +87,7 @@ class Result:
 
 
 class Custom(NamedTuple):
-    """Your parts of a run, as `train` takes them. None: the configuration chooses."""
+    """Arguments of `train` that replace what the configuration names."""
 
     model: Callable[..., nnx.Module] | None = None
     data: Any = None
@@ -155,41 +155,51 @@ def train(
     # JAX's random numbers change.
     with jax.enable_x64(config.dtype == "float64"):
         job = prepare(config, custom, processes)
-        strategy = job.strategy  # its functions are in steps/ or sharding/
-        batches = job.batches["train"]
-        save_every = job.config.checkpoint_every
         with open_run(job, started) as run:
             state, step = run.restore_or_init()
             while not run.is_done(step):
-                meter = run.open_meter()  # not empty if the epoch is resumed
-                host_batches = rest_of_epoch(batches, step, job.total_steps)
-                with prefetch(host_batches, strategy.place_batch) as placed_batches:
-                    for batch in placed_batches:
-                        # This returns before the devices have computed anything, so
-                        # the host can start the next update meanwhile.
-                        state, sums = strategy.train_step(state, batch)
-                        meter.add(step + 1, sums, batches.examples_in(step))
-                        step += 1
-                        run.show_update(step, state, meter)
-                        if step % batches.per_epoch == 0 or step == job.total_steps:
-                            meter.finish()  # the evaluation isn't part of its time
-                            tested = evaluate(job, state, job.evaluated_part)
-                            results = run.end_epoch(step, state, meter, tested)
-                            run.save(step, state, meter)
-                            if after_epoch is not None:
-                                after_epoch(results, state)
-                        elif is_due(step, save_every):
-                            run.save(step, state, meter)
-                        stop = run.stop_request.agree(step)
-                        if stop and not run.is_done(step):
-                            run.save(step, state, meter)  # if that isn't done yet
-                            run.raise_stopped(stop, step, state)
+                state, step = train_epoch(job, run, state, step, after_epoch)
             run.end(step)
             epochs = list(run.epochs.values())
-            run.report.line(
-                *compare_with_reported(job.config, epochs, batches.per_epoch)
-            )
+            per_epoch = job.batches["train"].per_epoch
+            run.report.line(*compare_with_reported(job.config, epochs, per_epoch))
             return Result(run.fetch_result(state), epochs)
+
+
+def train_epoch(
+    job: Job, run: Run, state: TrainState, step: int, after_epoch: AfterEpoch | None
+) -> tuple[TrainState, int]:
+    """Train from update `step` to the end of its epoch, or of the run.
+
+    Returns:
+        The state and the number of updates made.
+    """
+    strategy = job.strategy  # its functions are in steps/ or sharding/
+    batches = job.batches["train"]
+    meter = run.open_meter()  # not empty if the epoch is resumed
+    host_batches = rest_of_epoch(batches, step, job.total_steps)
+    with prefetch(host_batches, strategy.place_batch) as placed_batches:
+        for batch in placed_batches:
+            # This returns before the devices have computed anything, so the host can
+            # start the next update meanwhile.
+            state, sums = strategy.train_step(state, batch)
+            meter.add(step + 1, sums, batches.examples_in(step))
+            step += 1
+            run.show_update(step, state, meter)
+            if step % batches.per_epoch == 0 or step == job.total_steps:
+                meter.finish()  # the evaluation isn't part of its time
+                tested = evaluate(job, state, job.evaluated_part)
+                results = run.end_epoch(step, state, meter, tested)
+                run.save(step, state, meter)
+                if after_epoch is not None:
+                    after_epoch(results, state)
+            elif is_due(step, job.config.checkpoint_every):
+                run.save(step, state, meter)
+            stop = run.stop_request.agree(step)
+            if stop and not run.is_done(step):
+                run.save(step, state, meter)  # if that isn't done yet
+                run.raise_stopped(stop, step, state)
+    return state, step
 
 
 def rest_of_epoch(batches: Batches, step: int, total_steps: int) -> Iterator[Batch]:
@@ -295,7 +305,7 @@ def prepare(
 
 
 def find_functions(config: Config, custom: Custom) -> dict[str, Any]:
-    """Return your functions by what they are, None where the trainer's own is used."""
+    """Return your functions by their role. None means a built-in one."""
     return {
         "model": custom.model or load_custom("model", config.model),
         "loss": custom.loss,
@@ -360,15 +370,16 @@ def make_batches(
     N = layout.batch_shards
     B = global_batch_size(config, N, arrays.train.examples)
     local_shards = layout.shards_on(local_devices, task)
-    split = functools.partial(Batches, devices=N, local_shards=local_shards)
+    make = functools.partial(Batches, devices=N, local_shards=local_shards)
     batches = {}
-    # An evaluation keeps no gradients, so larger batches fit. The training set is
-    # replaced below.
     for name, part in arrays.parts.items():
-        batches[name] = split(part, max(B, EVALUATION_BATCH_PER_DEVICE * N))
-    batches["train"] = split(
-        arrays.train, B, accumulate=config.accumulate, shuffle_seed=config.seed
-    )
+        if name == "train":
+            batches[name] = make(
+                part, B, accumulate=config.accumulate, shuffle_seed=config.seed
+            )
+        else:
+            # An evaluation keeps no gradients, so larger batches fit.
+            batches[name] = make(part, max(B, EVALUATION_BATCH_PER_DEVICE * N))
     return layout, batches
 
 

@@ -80,7 +80,11 @@ def match(before: Sequence[str], after: Sequence[str]) -> difflib.SequenceMatche
 
 
 def add_row(rows: list[list[Cell]], lines_of: Mapping[str, Sequence[str]]) -> None:
-    """Add the columns' lines as a row, or to the last one if both have one cell."""
+    """Add the columns' lines as a row.
+
+    If all columns have the same lines, and those of the last row are the same in all
+    columns too, they become part of that row.
+    """
     if not any(lines_of.values()):
         return
     neighbours = groupby(lines_of, key=lines_of.__getitem__)

@@ -70,6 +70,9 @@ def split_body(body: list[Line]) -> Parts:
             title = begins[1]
         if title:
             parts[title].append(line)
+    missing = [f"# {title}" for title, lines in parts.items() if not lines]
+    if missing:
+        raise ValueError(f"a strategy lacks the comment {missing[0]!r} above its part")
     return parts
 
 

@@ -1,4 +1,4 @@
-"""Your data become a `DataSet` that the devices can take, whatever form they have.
+"""Convert your data to a `DataSet` that the devices can take.
 
 They may be arrays, texts, examples that are read one by one, or an .npz file.
 docs/custom_reference.md has the forms.

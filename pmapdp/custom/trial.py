@@ -241,7 +241,7 @@ def check_sum(
     what = f"the loss of {task.name} in {mode}"
     if name != "loss":
         what = f"{name} in {what}"
-    # The device that has only padding gives the whole sum, too.
+    # Padding alone gives the whole sum, so the weights are ignored.
     if is_near(padding, total):
         raise UserError(
             f"{what} counts padding ({total:.4g} of weight 0): multiply by "
@@ -287,7 +287,7 @@ def advise_on_sum(task: Task, mode: str, examples: Batch) -> str:
 
 
 def call_model(model: Any, batch: Batch) -> Any:
-    """Call a model as a classifier is called."""
+    """Return the outputs of a model for the inputs of a batch."""
     return model(batch.inputs)
 
 

@@ -31,7 +31,7 @@ from pmapdp.state import TrainState, create_state, is_finite
 
 
 class Run:
-    """A run of `job`, as its loop sees it.
+    """Restores, saves, reports and stops the run of a job.
 
     Each process saves its own shards, and only the first one prints and writes logs.
     """

@@ -91,7 +91,7 @@ def fixed_settings(
 def hash_functions(job: Job) -> dict[str, Any]:
     """Return hashes of the run's functions, and samples of its learning rate.
 
-    You may edit one and keep its name.
+    A function keeps its name if you edit it, so names wouldn't show the change.
 
     - The learning rates at 64 even points of the run.
     - A hash of the code of each of your functions and of the values that it holds.

@@ -47,8 +47,8 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return evaluation_sums(task, state, batch)
 
-    # The wrapper. The all-reduce is only in the compiled program. It comes from the sum
-    # over the split axis: out_shardings just says where the result lies.
+    # The wrapper: XLA adds the all-reduce where the step sums over the split axis.
+    # out_shardings only says where the result lies.
     train_step = jax.jit(train_step, out_shardings=replicated, donate_argnums=0)
     eval_step = jax.jit(eval_step, out_shardings=replicated)
     return Strategy(

@@ -38,8 +38,8 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
         # The all-reduce: devices may hold different numbers of examples, so a mean of
-        # their mean gradients would be wrong. `update` divides the mean sum by the mean
-        # count: N cancels, so psum of both would give the same.
+        # their mean gradients would be wrong. Sums and counts are averaged, and
+        # `update` divides one by the other: the whole batch's sum over its count.
         gradients, count = lax.pmean((gradients, sums.count), AXIS)
         return update(task, state, gradients, count, model_state), lax.psum(sums, AXIS)
 

@@ -29,7 +29,7 @@ class Strategy(NamedTuple):
         place_batch: Brings a batch from the host to the devices.
         train_step: Makes an update. It reuses the memory of the state that it gets.
         eval_step: Returns the metrics of a batch.
-        fetch: Copies a tree from the devices to the host, once and without device axis.
+        fetch: Makes one copy of a tree on the host, without a device axis.
         state_sharding: One sharding for all arrays, or a pytree of them like the state.
     """
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from pmapdp.verify import trees
-from pmapdp.verify.influence import compare_examples, count_alike, replace_examples
+from pmapdp.verify.influence import are_alike, compare_examples, replace_examples
 from pmapdp.verify.mistakes import Facts
 from pmapdp.verify.reference import Reference, step_arguments
 from pmapdp.verify.step_update import StepUpdate
@@ -312,7 +312,7 @@ def weigh_examples(update: StepUpdate, facts: Facts) -> None:
     weights_by_leaf = replace_examples(update)
     if not weights_by_leaf:
         return
-    if not count_alike(weights_by_leaf[0]):
+    if not are_alike(weights_by_leaf[0]):
         compare_examples(update, weights_by_leaf[0], facts)
         return
     medians = [float(np.nanmedian(weights)) for weights in weights_by_leaf]

@@ -13,7 +13,9 @@ from pmapdp.verify.step_update import StepUpdate
 from pmapdp.verify.tolerances import CLEARLY_WRONG, PREDICTS
 from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
 
-MOST_EXAMPLES = 128  # are replaced: each costs a run of step and reference
+# At most this many examples are replaced, because each costs a run of the step and of
+# the reference.
+MOST_EXAMPLES = 128
 # How near two examples count alike. Weights are quotients of two differences, so
 # they're less exact than a prediction.
 ALIKE = 0.01
@@ -27,7 +29,7 @@ def replace_examples(update: StepUpdate) -> list[np.ndarray]:
     return measure_weights(update, examples, update.wrong_arrays)
 
 
-def count_alike(weights: np.ndarray) -> bool:
+def are_alike(weights: np.ndarray) -> bool:
     """Return True if all examples count alike."""
     low, high = np.nanmin(weights), np.nanmax(weights)
     # Of two weights, each may be off by this much.

@@ -49,8 +49,8 @@ class StepUpdate:
             and how far rounding allows.
         clearly_wrong: The leaves of the state that are off by much more than that, the
             farthest first.
-        wrong_floats: Those of them that hold floats.
-        wrong_arrays: Those of these that hold more than one.
+        wrong_floats: The leaves of `clearly_wrong` that hold floats.
+        wrong_arrays: The leaves of `wrong_floats` with more than one element.
     """
 
     def __init__(self, program: Program, expected: ReferenceUpdate):

@@ -10,7 +10,7 @@ import numpy as np
 from pmapdp.verify.report import CheckError
 
 Leaves = dict[str, np.ndarray]  # the leaves of a tree by their path
-OTHER_SEED = 7919  # the bits that make another key of a key
+OTHER_SEED = 7919  # makes another key, if combined with a key's bits by XOR
 
 
 def map_with_names(function: Callable[[str, Any], Any], tree: Any) -> Any:
