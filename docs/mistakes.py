@@ -38,7 +38,7 @@ def read_rule(row: Mistake) -> str:
 
 def print_row(row: Mistake) -> None:
     """Print a section of the page."""
-    print(f"\n### {row.name}\n")
+    print(f"\n## {row.name}\n")
     print(f"Usually {row.usually}. {row.write}")
     if row.no_mistake_if:
         print(f"\nIt's no mistake if {row.no_mistake_if}.")

@@ -150,6 +150,15 @@ def as_typed(value: Any) -> str:
     return str(value)
 
 
+def as_argument(name: str, value: Any) -> str:
+    """Return a setting as one types it on a command line."""
+    if value is True:
+        return flag(name)
+    if value is False:
+        return f"--no-{flag(name).removeprefix('--')}"
+    return f"{flag(name)} {as_typed(value)}"
+
+
 def join_row(name: str, cells: list[str]) -> str:
     """Return a row of a table."""
     return f"| `{name}` | {' | '.join(cells)} |\n"
@@ -194,7 +203,7 @@ def make_recipes() -> str:
         for field in dataclasses.fields(Config):
             value = getattr(recipe.config, field.name)
             if field.name != "recipe" and value != field.default:
-                flags.append(f"{flag(field.name)} {as_typed(value)}")
+                flags.append(as_argument(field.name, value))
         settings = "the defaults"
         if flags:
             settings = f"`{' '.join(flags)}`"
