@@ -23,7 +23,7 @@ from pmapdp.port.pmaps import (
     read_pmap,
     unwrap,
 )
-from pmapdp.port.read import Node, Program
+from pmapdp.port.read import Node, Program, Value
 from pmapdp.port.rows import ROWS
 
 BROKEN = ("gone", "fails", "wrong")
@@ -166,7 +166,7 @@ def construct_of_arguments(
 ) -> str:
     """Find what the first arguments of a call say."""
     first, *rest = node.args
-    if path == "jax.lax.psum" and "grad" in names_in(first):
+    if path == "jax.lax.psum" and is_gradient(program, first):
         return "psum-gradients"
     if path == "jax.config.update" and is_unknown_setting(program, first):
         return "old-flag"
@@ -181,8 +181,30 @@ def divides_loss(program: Program, node: ast.BinOp) -> bool:
     """Return True for a loss or a gradient divided by the number of devices."""
     divisor = program.path_of(getattr(node.right, "func", None))
     is_number = divisor in ("jax.device_count", "jax.local_device_count")
-    is_loss = re.search("loss|grad", names_in(node.left))
-    return isinstance(node.op, ast.Div) and is_number and is_loss is not None
+    if not (isinstance(node.op, ast.Div) and is_number):
+        return False
+    return "loss" in names_in(node.left) or is_gradient(program, node.left)
+
+
+def is_gradient(program: Program, node: Node) -> bool:
+    """Return True for an expression of gradients, by their name or their value."""
+    if "grad" in names_in(node):
+        return True
+    parts = ast.walk(node) if node else ()
+    values = [program.resolve(part) for part in parts if isinstance(part, ast.Name)]
+    return any(is_result_of_grad(program, value) for value in values)
+
+
+def is_result_of_grad(program: Program, value: Value) -> bool:
+    """Return True for `jax.grad(f)(x)`, and the second part of value_and_grad's."""
+    if isinstance(value, ast.Subscript):
+        is_loss = ast.unparse(value.slice) == "0"
+        return not is_loss and is_result_of_grad(program, value.value)
+    if not isinstance(value, ast.Call):
+        return False
+    function = program.resolve(value.func)  # jax.grad(f)
+    made_by = program.path_of(getattr(function, "func", None))
+    return made_by in ("jax.grad", "jax.value_and_grad")
 
 
 def is_unknown_setting(program: Program, node: Node) -> bool:
@@ -203,7 +225,7 @@ def averages_gradients(program: Program, node: Node) -> bool:
     function, _ = unwrap(program, node)
     for part in ast.walk(function) if function else ():
         called = program.path_of(getattr(part, "func", None))
-        if called in ("jax.lax.pmean", "jax.lax.psum") and "grad" in names_in(part):
+        if called in ("jax.lax.pmean", "jax.lax.psum") and is_gradient(program, part):
             return True
     return False
 

@@ -81,6 +81,8 @@ PMAPS = [
      "except ImportError:\n    linear_util = None\n", ""),
     (AVERAGE + "jax.shard_map(f, mesh=m)", "4 check-vma"),
     (AVERAGE + "jax.shard_map(f, check_vma=False)", ""),
+    ("import jax\ndef f(w):\n  g = jax.grad(l)(w)\n  return jax.lax.pmean(g, 'i')\n"
+     "jax.shard_map(f, mesh=m)", "5 check-vma"),
     (AVERAGE.replace("grad", "vmap") + "jax.shard_map(f, mesh=m)", ""),
     # A formatter puts the call on several lines: the name on its right side is the
     # function.
@@ -115,6 +117,12 @@ LINES = [
     ("y = jax.lax.psum(x, axis_name='i')", ["psum"]),
     ("y = jax.lax.psum(1, 'i')", ["psum"]),
     ("y = jax.lax.psum(grads, 'i')", ["psum", "psum-gradients"]),
+    # By its value, whatever it's called.
+    ("g = jax.grad(f)(w); y = jax.lax.psum(g, 'i')", ["psum", "psum-gradients"]),
+    ("v = jax.value_and_grad(f); l, g = v(w); y = jax.lax.psum(g, 'i')",
+     ["psum", "psum-gradients"]),
+    ("l, g = jax.value_and_grad(f)(w); y = jax.lax.psum(l, 'i')", ["psum"]),
+    ("g = jax.grad(f)(w); y = g / jax.device_count()", ["divided-loss"]),
     ("y = jax.lax.all_gather(x, 'i', axis_index_groups=g)",
      ["all-gather", "axis-groups"]),
     ("k = jax.random.fold_in(k, jax.lax.axis_index('i'))", ["axis-index"]),
