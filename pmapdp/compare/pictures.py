@@ -120,7 +120,7 @@ def draw_all_reduce(run: Measurement) -> list[str]:
     text = "the compiler adds up"
     if run.collectives[0].written:
         kind = "all-reduce"
-        text = "you average"
+        text = "you add up"
     bar = box(4, 88, UPDATE_WIDTH - 8, 18, f'class="{kind}"')
     return [bar, label(UPDATE_WIDTH / 2, 101, text, "middle")]
 

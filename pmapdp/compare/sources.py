@@ -13,9 +13,10 @@ from pmapdp.port.read import FUNCTIONS, Program, read_program
 # The parts of a strategy's file. A comment such as `# The step: ...` begins one.
 STRATEGY_PARTS = {
     "The step": "Under pmap and shard_map the step sees one device's examples, so you "
-    "average the sums. Under jit it sees the global batch: it's the step of a single "
-    "device. The functions that compute gradient sums and update the state are the "
-    "same in all four, and you find them in pmapdp/steps/shared.py.",
+    "add up the sums of all devices. Under jit it sees the global batch: it's the step "
+    "of a single device. Its compute_sums is gradient_sums, unless --accumulate cuts "
+    "the batch into micro-batches. The functions that compute gradient sums and update "
+    "the state are the same in all four, and you find them in pmapdp/steps/shared.py.",
     "The wrapper": "pmap takes the mapped axis of each argument, shard_map a "
     "PartitionSpec. jit needs neither, because arrays bring their shardings along. "
     "out_shardings only says where the result lies: the all-reduce comes from the sum "
