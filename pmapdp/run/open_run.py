@@ -95,6 +95,7 @@ class Run:
             self.report.line(news)
         if self.config.draw_sharding and step == 0:
             self.report.draw_first_batch(self.job)
+        self.report.start_progress(step)  # last, because a drawing would break the bar
         return state, step
 
     def restore(self, checkpoints: Checkpoints, step: int) -> TrainState:
@@ -270,7 +271,10 @@ class Run:
         self.report.event(
             "end", steps=step, compile_seconds=compiling, total_seconds=seconds
         )
-        lines.append(f"{seconds:.1f} s in all, of which {compiling:.1f} s to compile")
+        total = f"{seconds:.1f} s in all, of which {compiling:.1f} s to compile"
+        if last and last["examples_per_second"]:
+            total += f"; last epoch {last['examples_per_second']:,.0f} examples/s"
+        lines.append(total)
         self.report.line(*lines)
 
 

@@ -79,6 +79,7 @@ class Reporter:
         self, job: Job, state: TrainState, step: int, stack: contextlib.ExitStack
     ):
         config = job.config
+        self.stack = stack
         self.is_first = job.processes.is_first
         self.epochs = config.epochs
         self.steps = job.total_steps
@@ -114,6 +115,9 @@ class Reporter:
         self.line(*header, "")
         self.show_progress = config.progress and self.is_first
         self.shown = time.monotonic()
+
+    def start_progress(self, step: int) -> None:
+        """Start the bar if this is a terminal."""
         if self.show_progress and sys.stdout.isatty():
             self.bar = Progress(
                 BarColumn(12),
@@ -122,7 +126,7 @@ class Reporter:
                 TimeRemainingColumn(compact=True),
                 transient=True,
             )
-            stack.enter_context(self.bar)
+            self.stack.enter_context(self.bar)
             self.bar.add_task("compiling", total=self.steps, completed=step)
             self.shown = -math.inf  # it changes as soon as it has compiled
 
@@ -220,11 +224,7 @@ class Reporter:
         for name, part in parts.items():
             name = name.replace("validation", "valid")  # keeps the line short
             texts.append(" ".join([name, *in_words(part)]))
-        if results["step_ms"]:
-            texts.append(f"{results['examples_per_second']:,.0f} examples/s")
-        else:
-            texts.append("not timed")
-        self.line("  ".join(texts))  # at most 100 columns
+        self.line("  ".join(texts))  # 80 columns, if the metrics are those of a recipe
 
     def end_trace(self, state: TrainState | None = None) -> None:
         """End the trace, even if the run ended before it did."""
@@ -276,7 +276,7 @@ def describe_settings(job: Job, facts: dict[str, Any]) -> dict[str, str]:
         name = getattr(augment, "__qualname__", type(augment).__name__)
         loss += f" of examples changed by {name}"
     if job.task.classifies and config.label_smoothing:
-        loss += ", smoothed in training alone: the test loss may be lower"
+        loss += ", smoothed in training alone"
     per_epoch = job.batches["train"].per_epoch
     return {
         "run": run,

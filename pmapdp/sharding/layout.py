@@ -434,7 +434,7 @@ def bytes_on_a_device(tree: Any) -> int:
 
 def state_line(state: TrainState) -> str:
     """Say for a header how much of the state each device holds."""
-    trees = {"parameters": state.params, "optimizer state": state.optimizer_state}
+    trees = {"parameters": state.params, "optimizer": state.optimizer_state}
     sizes = {name: bytes_on_a_device(tree) for name, tree in trees.items()}
     whole = sum(leaf.nbytes for leaf in jax.tree.leaves(trees))
     fraction = sum(sizes.values()) / max(whole, 1)

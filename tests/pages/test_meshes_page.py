@@ -33,7 +33,7 @@ def test_a_device_holds_what_the_table_says(
 ):
     held = "all" if percent == "100" else f"{percent} %"
     expected = f"each device holds {held} of it: "
-    expected += f"parameters {params} + optimizer state {optimizer}"
+    expected += f"parameters {params} + optimizer {optimizer}"
     if "--strategy" not in flags:
         flags = f"--strategy jit {flags}"
     printed = run_header(flags, folder, capsys)

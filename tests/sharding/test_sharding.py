@@ -240,7 +240,7 @@ def test_a_split_optimizer_state_gathers_the_parameters_once():
     assert moved["all-gather"] == split
     assert (
         state_line(state) == "each device holds 41.7 % of it: parameters 2.68 MB "
-        "+ optimizer state 0.67 MB"
+        "+ optimizer 0.67 MB"
     )
 
 
