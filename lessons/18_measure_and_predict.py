@@ -20,7 +20,7 @@
 # published runs, and see two fail.
 #
 # **You will** time a step without fooling yourself, keep Python from holding the devices back, predict the speed of many
-# devices and say how wrong that was, and measure how large a batch is worth it. 24 minutes, 49 with exercises. You need
+# devices and say how wrong that was, and measure how large a batch is worth it. 26 minutes, 51 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and for the last section
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
@@ -76,8 +76,9 @@ lesson_18.three_durations()
 #
 # `describe` reads from the compiled step what each device computes and keeps. From the parameters it calculates how many
 # bytes are all-reduced, and how long that takes on a network that we assume: Ethernet of 10 Gbit/s, which is 1.25e9 bytes
-# per second, with 20 microseconds a message. Put your own network into `LATENCY` and `BANDWIDTH`. `FLOPS` leaves out the
-# gradient of the first layer's inputs, because nobody needs it.
+# per second, with 20 microseconds a message. Put your own network into `LATENCY` and `BANDWIDTH`. `PEAK` is a round number
+# for a CPU that has no such line in its data sheet: put in your device's, because the MFU is only as good as this number.
+# `FLOPS` leaves out the gradient of the first layer's inputs, because nobody needs it.
 #
 # **Predict:** the network has 2,410 parameters. Besides their gradients, three sums for the metrics are all-reduced. How
 # many bytes is that on eight devices, and how many on 64?
@@ -136,9 +137,10 @@ for name, arguments in calls.items():
     print(f"{name}: {update_ms[name]:.3f} ms an update")
 
 # %% [markdown]
-# The parameters come out the same. With nothing else to do, the two cores of this machine took 0.19 and 0.06 ms. The H200,
-# with the CNN's data on the GPU, took 0.231 ms, and 0.113 with twenty updates in a call. What you pay is freedom: ten
-# batches have to lie on the device beforehand, and you can save or stop only after ten updates.
+# The parameters come out the same. The two times above depend on what else the machine was doing. Another run, on two
+# cores that had nothing else to do, took 0.19 and 0.06 ms, and we'll calculate with this 0.06 below. The H200, with the
+# CNN's data on the GPU, took 0.231 ms, and 0.113 with twenty updates in a call. What you pay is freedom: ten batches have
+# to lie on the device beforehand, and you can save or stop only after ten updates.
 #
 # ## How much faster are 64?
 #
@@ -150,6 +152,10 @@ for name, arguments in calls.items():
 # ```
 #
 # With 4 devices, 4 MB, 1 microsecond and 1 GB/s, that's 6 messages of 1 MB: 6 ms and 6 microseconds.
+#
+# On 64 devices a ring needs 126 messages one after the other, and if they're small, nearly all the time is latency. So
+# libraries like NCCL also know **trees**. Each device still sends 2 (N - 1) / N n bytes, but in 2 log2(N) messages, which
+# are 12 instead of 126.
 #
 # Does every step get longer by that? Not if the devices compute while they send. The backward pass finds the last layer's
 # gradient first, and this gradient can leave while the earlier layers are still being computed. PyTorch's
@@ -163,34 +169,42 @@ lesson_18.overlap("one all-reduce", "an all-reduce for each layer")
 # Since you don't know how much will overlap, predict a **range**. At worst the step gets longer by the whole all-reduce. At
 # best it gets longer only by what's left after the backward pass, which takes about two thirds of a step.
 #
-# **Predict:** say an update takes 0.06 ms on one device, with 128 examples. `describe` has printed how long a ring of 64
-# takes. How many times as many examples a second do 64 such devices compute, with 128 each?
+# **Predict:** an update takes 0.06 ms on one device, with 128 examples. `describe` has printed how long a ring of 64
+# takes. How many times as many examples a second do 64 such devices compute in a ring, with 128 each?
 
 
 # %% tags=["prediction"]
+from pmapdp import scaling
+
+
 def speedup_range(N, step, all_reduce):
     """N devices over one, from no overlap to full overlap."""
     left_over = max(0, all_reduce - 2 / 3 * step)
     return N * step / (step + all_reduce), N * step / (step + left_over)
 
 
-ring = 2 * (64 - 1) * (LATENCY + 9652 / 64 / BANDWIDTH)
-yours = speedup_range(64, 0.06e-3, ring)
-resnet = speedup_range(64, 68.58e-3, 1.63e-3)  # on A100s, from `python -m pmapdp.scaling`
-print(
-    f"your network {yours[0]:.1f} to {yours[1]:.1f}, ResNet-50 {resnet[0]:.1f} to {resnet[1]:.1f}"
-)
+all_reduce_ms, yours = {}, {}
+for name, trees in {"ring": False, "trees": True}.items():
+    network = scaling.Level(64, LATENCY, BANDWIDTH, trees)
+    seconds = 2 * scaling.reduce_scatter(9652, 64, [network])  # the all-gather takes as long
+    all_reduce_ms[name] = 1e3 * seconds
+    yours[name] = speedup_range(64, 0.06, all_reduce_ms[name])
+    low, high = yours[name]
+    print(f"your network, {name} of {all_reduce_ms[name]:.3f} ms: {low:.1f} to {high:.1f} times")
+resnet = speedup_range(64, 68.58, 1.63)  # ms on A100s with trees, from `python -m pmapdp.scaling`
+print(f"ResNet-50, trees of 1.63 ms: {resnet[0]:.1f} to {resnet[1]:.1f} times")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # Only 1.5: that's 64 x 0.06 / (0.06 + 2.5). Nearly all of the 2.5 ms is latency, 126 messages of 20 microseconds, and a
-# backward pass of 0.04 ms can't hide it. ResNet-50 computes a thousand times longer, so 64 A100s lose at most 2.3 %.
+# backward pass of 0.04 ms can't hide it. Trees need 0.255 ms, a tenth of that, so with them it's 12 to 14 times. ResNet-50
+# computes a thousand times longer, so 64 A100s lose at most 2.3 %.
 #
 # </details>
 #
 # The A100s have two networks, inside a node and between nodes, so [scaling.py](../pmapdp/scaling.py) calculates level by
-# level. For your own model, call its `predict`.
+# level. For your own model, call its `predict`. It takes trees, unless you say `trees=False` for a level.
 #
 # ## How wrong is it?
 #
@@ -289,16 +303,18 @@ lesson_18.noise_scale(smooth_S / smooth_G, {n: S / G for n, (S, G) in direct.ite
 
 # %% tags=["proof"]
 # The asserts behind all answers.
-from pmapdp import scaling
-
 text = train_step.lower(state, place_batch(batch)).compile().as_text()
 assert text.count(" all-reduce(") == 1
 assert sum(leaf.size for leaf in jax.tree.leaves(state[0])) == 2410
 singly, scanned = train_epoch(one_update, singles), train_epoch(ten_updates, tens)
 for one, other in zip(jax.tree.leaves(singly), jax.tree.leaves(scanned), strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-assert 2.5 < 1e3 * ring < 2.6
-assert 1.4 < yours[0] < yours[1] < 1.6
+ring_ms = 2e3 * (64 - 1) * (LATENCY + 9652 / 64 / BANDWIDTH)  # the formula in the text
+assert abs(all_reduce_ms["ring"] / ring_ms - 1) < 1e-9
+assert round(ring_ms, 1) == 2.5
+assert round(all_reduce_ms["trees"], 3) == 0.255
+assert 1.4 < yours["ring"][0] < yours["ring"][1] < 1.6
+assert 12 < yours["trees"][0] < yours["trees"][1] < 14
 assert 62 < resnet[0] < resnet[1] == 64
 share = scaling.RESNET_SHARES["float32"]
 one, many = (
@@ -329,15 +345,22 @@ np.testing.assert_allclose(
 measured = {n: S / G for n, (S, G) in direct.items()}
 assert 50 < measured[0] < 70
 assert 1000 < measured[78] < 4000
+fewer_updates = (1 + 500 / 128) / (1 + 500 / 8192)
+longer_updates = {name: (64 / high, 64 / low) for name, (low, high) in yours.items()}
+assert 4.6 < fewer_updates < 4.7
+assert 4.5 < longer_updates["trees"][0] < longer_updates["trees"][1] < 5.3
+assert 41 < longer_updates["ring"][0] < longer_updates["ring"][1] < 44
 
 # %% [markdown]
 # The noise scale grows from 60 to about 2,000, because the network has learned what the examples have in common. What's left
 # of the gradient is mostly noise.
 #
 # By the same paper, a batch of B needs 1 + S / (|G|² B) times the fewest updates that would do. At a noise scale of 500
-# that's 4.9 times for B = 128, and 1.06 times for B = 8,192. Your 64 devices would save four of five updates, not 63 of 64,
-# and each update would take forty times as long. For this network, decline the offer. The formula holds for SGD with a
-# tuned learning rate, so take its results as orders of magnitude.
+# that's 4.9 times for B = 128, and 1.06 times for B = 8,192. Your 64 devices would save nearly four of five updates, not 63
+# of 64. With trees, each update would take about five times as long, so the training would take about as long as on one
+# device. In a ring each update would take forty times as long. For this network you'd pay for 64 devices and gain nothing.
+# ResNet-50 would lose only 2.3 % to communication, so there the noise scale alone decides. The formula holds for SGD with
+# a tuned learning rate, so take its results as orders of magnitude.
 #
 # ## Exercises
 #
@@ -393,7 +416,7 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 # - More examples a second isn't more learning. The noise scale, from the devices' own gradients, says how large a batch is
 #   worth it.
 #
-# The ring is `predict` in [scaling.py](../pmapdp/scaling.py), and `python -m pmapdp.train --workdir runs/first --profile`
+# This calculation, with trees, is `predict` in [scaling.py](../pmapdp/scaling.py), and `python -m pmapdp.train --workdir runs/first --profile`
 # records a profile. **With pmap** you have the device's own gradient anyway: take its squared length before your `pmean`,
 # and again after it.
 #
