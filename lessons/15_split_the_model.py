@@ -105,7 +105,8 @@ for axis, (x_sharding, w_sharding, result_sharding) in cases.items():
 # One all-reduce for two products: this is **tensor parallelism** as in
 # [Megatron-LM](https://arxiv.org/abs/1909.08053). On a mesh with two axes you can combine it with data parallelism. The
 # upper row of the picture is data parallelism alone, the lower row the combination. Each box is a shard, with the numbers
-# of the devices that hold it, and a stack has a card for each device that holds the same shard.
+# of the devices that hold it, and a stack has a card for each device that holds the same shard. The title above an array
+# is the shape of one shard.
 
 # %%
 B, D, H, C = 64, 784, 512, 10
@@ -284,7 +285,8 @@ print(f"the same number of bytes for {crossover:g} sequences")
 # <details><summary>Answer</summary>
 #
 # For 18. A layer has 12 D² weights, and four all-reduces of B D numbers: forward and backward, for the attention and for
-# the pair. So B is 3 D, or 36,864 tokens, or 18 sequences.
+# the pair. So B is 3 D, or 36,864 tokens, or 18 sequences. That's if a number of an activation takes as many
+# bytes as a number of a gradient. In mixed precision it may take half as many, and then it's 36 sequences.
 #
 # </details>
 #
