@@ -16,7 +16,7 @@
 #
 # In lesson 13 you cut the batch until it fit. What if not even one example fits? GPT-2 small has 124 million parameters,
 # which take 2 GB with their gradients and Adam's moments. Its activations take another 2 GB *for each sequence of 1,024
-# tokens*. Five lines of your program shrink them in two ways: compute activations again instead of keeping them, and store
+# tokens*, not counting the logits. Five lines of your program shrink them in two ways: compute activations again instead of keeping them, and store
 # them in two bytes instead of four. Then you'll put two bytes in the wrong place, and watch a third of the weights freeze
 # without an error.
 #
@@ -113,7 +113,7 @@ for name, variant in variants.items():
     kept[name] = count_kept(loss)
     products[name] = str(jax.make_jaxpr(jax.grad(loss))(layers)).count("dot_general")
     megabytes[name] = megabytes_planned(jax.grad(loss))
-    print(f"{name:15s} {kept[name]} arrays a layer, {products[name]} products a layer")
+    print(f"{name:15s} arrays a layer: {kept[name]}, products a layer: {products[name]}")
 lesson_20.memory_and_products(megabytes, products)
 
 # %% [markdown]
@@ -127,6 +127,8 @@ lesson_20.memory_and_products(megabytes, products)
 # What does that do for GPT-2? In two-byte numbers, which come next, a layer keeps about 90 MB for each sequence, by the
 # formula of [Korthikanti et al.](https://arxiv.org/abs/2205.05198) for plain attention. Only 1.6 MB of that is the
 # layer's input. With twelve layers, 1.1 GB become 19 MB, and 90 MB more for the one layer that's just being repeated.
+# Neither number counts the logits: 1,024 x 50,257 numbers of 4 bytes are another 206 MB for each sequence, which a
+# checkpoint of the layers doesn't shrink.
 #
 # In a scan, you may add `prevent_cse=False`. CSE is the compiler's habit of computing equal things only once, which would
 # undo the checkpoint. JAX prevents it, and that has a price, but between the two loops of a scan it can't happen anyway.
@@ -213,7 +215,8 @@ def train_in(parameter_dtype, compute_dtype):
 
 
 # %% [markdown]
-# Adam moves a weight by at most about the learning rate, 0.0003, however large the gradient is. The step from one bfloat16
+# Adam usually moves a weight by about the learning rate, 0.0003, or less, however large the gradient is. It can be about
+# three times as much after a sudden large gradient. The step from one bfloat16
 # to the next is 1/1024 above 1/8, a quarter of that above 1/32, and so on.
 #
 # **Predict:** in the run with parameters in bfloat16, which weights never change?
@@ -255,6 +258,7 @@ assert round(12 * layer_bytes / 1e9, 1) == 1.1
 layer_bytes_float32 = sequence * width * (66 + 9 * heads * sequence / width)
 assert round(12 * layer_bytes_float32 / 1e9, 1) == 2.0
 assert round(12 * 2 * sequence * width / 1e6) == 19
+assert round(4 * sequence * 50_257 / 1e6) == 206
 assert after_update == 1
 float32_loss, mixed_loss, bfloat16_loss = (np.mean(losses[-20:]) for losses in curves.values())
 assert abs(mixed_loss / float32_loss - 1) < 0.02
@@ -336,8 +340,8 @@ for exercise in (fixed_mean, scaled_gradient, in_groups):
 # %% [markdown]
 # ## Take away
 #
-# - `jax.checkpoint` keeps a function's inputs and computes the rest again: a little more work, much less memory, and the
-#   same gradient.
+# - `jax.checkpoint` keeps a function's inputs and computes the rest again: about a third more work, much less memory,
+#   and the same gradient.
 # - Compute in bfloat16. Keep parameters, optimizer state and sums in float32.
 # - The leaves of `jax.vjp`'s backward function are what your backward pass keeps.
 #
