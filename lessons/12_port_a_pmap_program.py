@@ -192,7 +192,8 @@ lesson_12.running_means(means)
 #
 # How do you know that you've ported all of it? And did the old program do what one device does? `pmapdp.verify` answers
 # both questions: it compares your step with a reference, update by update, in parameters, optimizer state, statistics and
-# metrics. First the reference is the old step, which `old_program` replays on one device, with the batch in eight parts.
+# metrics. First the reference is the old step with one line more: it averages the statistics in every update, as the new
+# step must. `old_program` replays it on one device, with the batch in eight parts.
 
 
 # %%
@@ -241,11 +242,11 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 # </details>
 #
 # That's what the old program never told you: it doesn't train the network that a single device would train, and it never
-# did. You may want it so, but you should know. The report says what differs, and which usual mistakes would explain it.
-# Look for the line on `batch_stats/BatchNorm_0/var`:
+# did. You may want it so, but you should know. `print(report)` says what differs, and which usual mistakes would explain
+# it. Here are the lines that name a mistake:
 
 # %%
-print(report)
+print(*[line for line in str(report).splitlines() if line.startswith("This fits")], sep="\n")
 
 # %% [markdown]
 # ## On to jit
@@ -319,9 +320,9 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 #   same global batch in every process, and raises an error otherwise. Give your rows to
 #   `jax.make_array_from_process_local_data`, as in [lesson 17](17_many_processes.ipynb).
 # - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it, lists the lines that
-#   need your attention, and prints a script that verifies your step, in which you fill in the first arguments. In this
-#   program it lists the two `[0]`s. [Porting](../docs/porting.md) shows all that it says, and has a row for every
-#   construct.
+#   need your attention, and prints a script that verifies your step, in which you fill in the first arguments. In the
+#   old program it lists the `[0]` of the loss, and misses the one of the accuracies, so read your program, too.
+#   [Porting](../docs/porting.md) shows all that it says, and has a row for every construct.
 #
 # ## Exercises
 #

@@ -2,6 +2,7 @@
 
 import signal
 
+import build
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from launch import python
 
 from pmapdp.lessons.programs import launch as launch_processes
+from pmapdp.port.__main__ import report_program
 
 
 def test_pmap_copies_a_committed_array_silently_and_the_guard_refuses_it():
@@ -213,3 +215,10 @@ def test_under_slurm_a_single_task_gets_one_gpu_unless_it_names_them():
     started = launch_processes.start(1, "-c", CONNECT_TWICE, **slurm)
     (lines,) = launch_processes.outputs(started)
     assert lines == ["without arguments: 0", "by number: 0,1,2,3,4,5,6,7"]
+
+
+def test_port_lists_the_row_of_the_loss_and_misses_the_row_of_the_accuracies():
+    """Lesson 12."""
+    lines = report_program(str(build.FOLDER / "program" / "12_old_pmap.py"))["lines"]
+    rows = [line["code"] for line in lines if line["construct"] == "first-copy"]
+    assert rows == ["metrics['loss'][0]"]
