@@ -230,8 +230,8 @@ for name, scan in scans.items():
 # include program/13_accumulate.py
 
 # %% [markdown]
-# The losses are lesson 09's to 0.0002, and not to the last bit, because the numbers are summed in another order. On another
-# processor, rounding may tip a few examples into another class.
+# All the digits that you see here are lesson 09's. On another processor the last digits may differ, because the numbers
+# are summed in another order, and rounding may tip a few examples into another class.
 #
 # ## What it saves, and what it costs
 #
@@ -286,8 +286,8 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 #
 # </details>
 #
-# Take the smallest K that fits. An update gets no faster, because the work stays the same, and small micro-batches keep a
-# GPU less busy. The learning rate stays, because it belongs to B.
+# Take the smallest K that fits. An update gets no faster, because the work stays the same, and usually a little slower,
+# because small micro-batches keep a GPU less busy. The learning rate stays, because it belongs to B.
 #
 # Optax has a ready-made `optax.MultiSteps(optimizer, K)`, which communicates nothing itself. You give it the gradient of
 # every micro-batch, though, and under `jit` each of them has been all-reduced before. By default it takes their mean, which
@@ -309,8 +309,8 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 #    lesson 10, and the mapped axis is `"data"`. `loss(w, x)` is a mean over the rows of x. You get this device's rows `x`
 #    `[b, D]`, and `w`, which is the same on all devices. Return the gradient for `w` of the mean over *all* devices' rows.
 #    Call `loss` with b / K rows at a time, and communicate once. <details><summary>Hint</summary>Your program has it for
-#    sums. Cast w first. Then a scan, or a Python loop, over <code>x.reshape(K, -1, D)</code>, and one pmean at the
-#    end.</details>
+#    sums. Cast w first. Then a scan over <code>x.reshape(K, -1, D)</code>, and one pmean at the end. Why no Python
+#    loop? The compiler may keep the activations of all its rounds.</details>
 # 2. `join_rows` (5 minutes): you've cut a batch with `every_fourth`, and your network has turned the micro-batches into
 #    logits `[K, B / K, C]`. Return them as `[B, C]` in the order of the batch. No row may leave its device.
 #    <details><summary>Hint</summary>Undo the cut, step by step: first the swap, then the reshape.</details>
@@ -355,7 +355,7 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # - Sum the sums of K micro-batches, and divide once, at the end.
 # - Under jit, cut with `reshape(-1, K)` and a swap, so that every micro-batch has rows of every device. In a `shard_map`
 #   or under pmap, cut as you like. All-reduce once, after the loop.
-# - Accumulation saves memory, costs time, and leaves the gradients the same. Batch norm is the exception.
+# - Accumulation saves memory, usually costs a little time, and leaves the gradients the same. Batch norm is the exception.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

@@ -8,8 +8,8 @@ from jax import lax
 def global_gradient(loss, w, x, K):
     """Sums stay on the device until the last micro-batch is done. One pmean serves all of them."""
     # With the check on, `jax.grad` would add up over the devices for every micro-batch. The cast keeps it from that. If you
-    # average the loss instead, it does add up: by an all-reduce in every round of a scan. In a Python loop, XLA for CPUs
-    # merges them into one, but it carries K gradients.
+    # average the loss instead, it does add up: by an all-reduce in every round of the scan. And in a Python loop the
+    # compiler may keep the activations of all micro-batches, so you'd save no memory.
     w = lax.pcast(w, "data", to="varying")
 
     def add(total, rows):

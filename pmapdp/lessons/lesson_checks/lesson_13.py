@@ -74,7 +74,13 @@ def global_gradient(answer):
         most_rows == rows // K,
         f"right, but loss was called with {most_rows} of the {rows} rows at once. "
         "Under jax.vmap all calls run at once, too: take "
-        f"{rows // K} rows at a time, in a scan or a Python loop",
+        f"{rows // K} rows at a time, in a scan",
+    )
+    jaxpr = str(jax.make_jaxpr(mapped)(w, x))
+    require(
+        "scan[" in jaxpr or "while[" in jaxpr,
+        "right, but without a scan the compiler may run all forward passes first, and "
+        "then it keeps the activations of all rows: loop in a scan",
     )
     program = jax.jit(mapped).lower(w, x).compile().as_text()
     loops = program.partition("ENTRY")[0]  # the body of a loop comes first

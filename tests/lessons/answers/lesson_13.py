@@ -44,6 +44,17 @@ WRONG = {
         ("has the shape (5,)", MEAN, f"{MEAN}.sum()"),
         ("Under jax.vmap", SCAN, ALL_AT_ONCE),
         ("the rows of all others", CAST, GATHERED, MEAN, "total / K"),
+        ("without a scan", SCAN, PYTHON_LOOP),
+        ("without a scan", CAST, "", *IN_PYTHON, MEAN, "total / K"),
+        (
+            "without a scan",
+            CAST,
+            "",
+            SCAN,
+            PYTHON_LOOP,
+            MEAN,
+            'total / K / lax.axis_size("data")',
+        ),
     ],
     "join_rows": [
         ("micro-batches one after the other", ".swapaxes(0, 1)", ""),
@@ -72,12 +83,8 @@ WRONG = {
 RIGHT = {
     "global_gradient": [
         (SCAN, FORI_LOOP),
-        (SCAN, PYTHON_LOOP),
         (SCAN, MAPPED),
         (MEAN, 'lax.all_gather(total / K, "data").mean(0)'),
-        # Lesson 10's other way: the gradient of the averaged loss.
-        (CAST, "", *IN_PYTHON, MEAN, "total / K"),
-        (CAST, "", SCAN, PYTHON_LOOP, MEAN, 'total / K / lax.axis_size("data")'),
     ],
     "join_rows": [
         (JOINED, "jnp.stack(list(logits), axis=1).reshape(-1, logits.shape[-1])"),
