@@ -133,8 +133,7 @@ for name, function in functions.items():
 # Your gradient is a sum over the examples, and the examples are split, so it needs an all-reduce for the same reason.
 # The metric sums need one, too.
 #
-# **Predict:** there are four arrays of gradients and three sums. Every message costs some time, however short it is,
-# and the compiler knows that. How many all-reduces does the compiled step have?
+# **Predict:** there are four arrays of gradients and three sums. How many all-reduces does the compiled step have?
 
 # %% tags=["prediction"]
 import textwrap
@@ -154,11 +153,13 @@ assert all_reduces[0].partition(" all-reduce(")[0].count("f32[") == 7
 # <details><summary>Answer</summary>
 #
 # One. The part before `all-reduce(` lists its seven results: the gradients of two kernels, transposed, and of two
-# biases, and the three sums. XLA for CPUs has merged them into one message. On GPUs and TPUs there may be several.
+# biases, and the three sums. XLA for CPUs has merged them into one message, because every message costs some time,
+# however short it is. On GPUs and TPUs there may be several.
 #
 # </details>
 #
-# Here's one update on eight devices. You wrote the coloured boxes, and the compiler added the one in the middle.
+# Here's one update on eight devices. You wrote a step for the global batch. The compiler made the coloured boxes of it,
+# what each device does with its part, and added the one in the middle.
 
 # %%
 lesson_09.training_step()

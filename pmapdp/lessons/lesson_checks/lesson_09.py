@@ -8,6 +8,7 @@ from pmapdp.lessons.checks import close, mesh_of, require
 
 N = 4
 LEARNING_RATE = 0.1
+FEWEST_EXAMPLES = 100  # more than any parameter has numbers
 MOST_WORK = 0.5  # of one device's; a quarter each, and some work that isn't split
 
 
@@ -52,6 +53,18 @@ def require_split(step, arguments, one_device_step):
         f"each of the {N} devices does {share:.2f} of the work of one device alone, "
         "so it computes every example: in_shardings can split host arrays",
     )
+    (shardings, _) = program.input_shardings
+    for array, sharding in zip(
+        jax.tree.leaves(tuple(arguments.values())),
+        jax.tree.leaves(shardings),
+        strict=True,
+    ):
+        is_whole = sharding.shard_shape(np.shape(array)) == np.shape(array)
+        require(
+            np.size(array) < FEWEST_EXAMPLES or not is_whole,
+            f"a whole array of shape {np.shape(array)} goes to every device: split all "
+            "arrays of the batch",
+        )
     return results
 
 

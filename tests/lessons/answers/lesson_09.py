@@ -50,6 +50,16 @@ WRONG = {
     ],
     "fixed_evaluation": [
         ("so it computes every example", "(replicated, split, split)", "replicated"),
+        (
+            "goes to every device",
+            "(replicated, split, split)",
+            "(replicated, replicated, split)",
+        ),
+        (
+            "goes to every device",
+            "(replicated, split, split)",
+            "(replicated, split, replicated)",
+        ),
         ("the accuracy is", EVALUATION, MAPPED_EVALUATION),
         (
             "JAX refuses the arguments (W, images, labels)",
@@ -85,8 +95,8 @@ RIGHT = {
     ],
     "fixed_evaluation": [
         (
-            "(replicated, split, split)",
-            "(replicated, split, replicated)",
+            "in_shardings=(replicated, split, split), out_shardings=replicated",
+            "in_shardings=(replicated, split, split)",
         ),
         (EVALUATION, MAPPED_EVALUATION, MEAN, f'jax.lax.pmean({MEAN}, "data")'),
     ],
