@@ -115,8 +115,9 @@ for N in (2, 4, 8, 64):
 # even for an empty message. In the ring, 2 (N - 1) messages follow each other, and each has 1/N of the bytes. That's
 # the whole formula.
 #
-# For the links below we take the peak bandwidths that their vendors give, and for the TPU two links, because it can
-# send both ways around its ring. The latencies are round numbers that we assume, and yours may be half as long or
+# For the links below we take the peak bandwidths that their vendors give. For the TPU [that's
+# 1,200 GB/s for a chip](https://docs.cloud.google.com/tpu/docs/v5p-training), over six links and in both directions, so
+# a link sends 100 GB/s. We count two links, because a chip can send both ways around its ring. The latencies are round numbers that we assume, and yours may be half as long or
 # several times as long.
 
 
@@ -173,9 +174,9 @@ for link in links.values():
 #
 # On your laptop you can time an all-reduce on eight simulated devices. They share one memory, so there's no link, but
 # you'll see whether the time behaves as the formula says: flat at first, then proportional to the size. For a real link
-# we take two measurements of eight H100s in one node from JAX's [scaling
+# we take two rates that were measured on eight H100s in one node, from JAX's [scaling
 # book](https://jax-ml.github.io/scaling-book/gpus/). With 58 MB each GPU's links carry about 150 GB/s, and with 10 GB
-# about 370 GB/s. The vendor promises 450. In both runs the node's switches, which could do the summing themselves, were
+# about 370 GB/s. The book rounds them, so the times that we compute from them are rounded, too. The vendor promises 450. In both runs the node's switches, which could do the summing themselves, were
 # told not to.
 
 # %%
@@ -197,13 +198,14 @@ measurements = {"eight simulated devices": cpu_seconds, "eight H100s in a node":
 lesson_06.seconds_by_size(ring_seconds, links, networks, measurements)
 for size, seconds in h100_seconds.items():
     prediction = sum(ring_seconds(size, 8, *links["NVLink, in a node of GPUs"]))
-    comparison = f"measured {1e3 * seconds:.2f} ms, predicted {1e3 * prediction:.2f}"
-    print(f"H100, {size / 1e6:,.0f} MB: {comparison}")
+    rate = f"{h100_bandwidth[size] / 1e9:.0f} GB/s"
+    comparison = f"about {1e3 * seconds:.1f} ms, from the book's {rate}"
+    print(f"H100, {size / 1e6:,.0f} MB: {comparison}; predicted {1e3 * prediction:.1f} ms")
 
 # %% [markdown]
 # The shape is roughly as predicted: the time hardly grows at first, and from 1 MB on it grows with the bytes. Where the
 # dots of the simulated devices lie among the links is chance. The H100s, however, can't keep the vendor's promise. With
-# 10 GB they need 1.2 times as long as the formula says, and with 58 MB even 2.7 times, because it takes large messages
+# 10 GB they need about 1.2 times as long as the formula says, and with 58 MB even 2.7 times, because it takes large messages
 # to fill the links. That's why this lesson began with a millisecond for a ResNet-50, and not with the table's 0.43. So
 # measure an all-reduce or two on your own machine, and put *those* numbers into the formula.
 #
