@@ -101,8 +101,8 @@ print("loss:", -np.log(p[3]).round(3))
 #
 # The loss falls, but it falls with some wrong gradients, too. To test a gradient you don't need calculus: move one
 # weight a little up and a little down, and see how much the summed loss changes. Such **finite differences** cost two
-# forward passes for each weight. That's too much for the program's 2,410 parameters, so we test every weight of a
-# smaller network, on three examples. And we compute in float64, because we divide a tiny difference by a tiny step.
+# forward passes for each weight. For the program's 2,410 parameters that would still be fine, but it's hopeless for a
+# large network. Here we test every weight of a smaller one, on three examples. And we compute in float64, because we divide a tiny difference by a tiny step.
 
 
 # %%
@@ -260,8 +260,8 @@ assert abs(whole).max().round(1) == 0.2
 #
 # The average over equal parts: **the mean of the means is the mean**, up to rounding in the seventeenth decimal. Each
 # bar is one weight's gradient on one of the parts. The parts don't even agree about the sign, but their mean is the
-# gradient of the whole batch. With unequal parts you're off by 0.1, and the largest number in the whole gradient is
-# only 0.2, because an example in a part of 10 weighs more than one in the part of 58.
+# gradient of the whole batch. With unequal parts you're off by 0.1, and the largest number in this gradient, which
+# is `W1`'s, is only 0.2, because an example in a part of 10 weighs more than one in the part of 58.
 #
 # </details>
 #
