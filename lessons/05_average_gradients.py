@@ -17,7 +17,7 @@
 #
 # Your program can test a network on eight devices, but it still trains on one. In this lesson you'll change ten lines,
 # two of them inside the training step, and all eight devices train the same network. Then you'll break the program in
-# four ways, and no way raises an error. Two end in NaN, but only after the last batch of an epoch, and two print
+# four ways, and none of them raises an error. Two end in NaN, but only after the last batch of an epoch, and two print
 # numbers that you'd believe. You want to have seen these four before they happen to you.
 #
 # **You will** train on eight devices with `jax.pmap`, show that one device gets the same result, and recognize an
@@ -330,7 +330,7 @@ local_losses = run(local_step)
 # </details>
 #
 # Watch the copies drift apart. Each curve is the first weight of the output layer on one device, and the dashed curve
-# is the same weight with `pmean`:
+# is the same weight with `pmean`. It needn't run in their middle, because Adam takes other steps on averaged gradients:
 
 # %%
 wrong_state, right_state = place_state(init_state()), place_state(init_state())
@@ -473,7 +473,7 @@ assert example_counts == {"with psum": 1000, "without": 128}
 # lax.psum(loss_sums | lax.psum(evaluation_sums
 # train_step = | train_step =
 #
-# Open the file and read it from top to bottom: placing, the step, evaluation, the wrapper. Four things are new. `AXIS`
+# Open the file and read it from top to bottom: placing, the step, evaluation, the wrapper. Some names are new there. `AXIS`
 # is the name `"data"`. `place` is `jax.device_put`, unless several processes share the work (lesson 17). `task` holds
 # what never changes, such as the optimizer. And `model_state` is what batch norm keeps (lesson 07).
 #
