@@ -16,8 +16,8 @@
 #
 # You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
 # the compiler works it out. There's a third way, `shard_map`, and since jax 0.8 pmap itself is built on it. It takes
-# jit's arrays and runs pmap's step. You need it to port a pmap program, or to see and decide what the devices send. But
-# if you copy pmap's line for the gradient, your gradient is wrong, and nothing raises an error.
+# jit's arrays and runs pmap's step. You need it to port a pmap program, or to see and decide what the devices send.
+# There's a trap in it that raises no error, and you'll step into it on purpose.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
 # shard_map. 27 minutes, 42 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -49,7 +49,7 @@ lesson_10.three_ways()
 # %% [markdown]
 # `shard_map` cuts the global arrays the way `in_specs` says, runs your function once on each device, and puts the
 # results together the way `out_specs` says. `P("data")` means split along the mesh axis "data", and `P()` means a copy
-# on every device. Mind the last box: under `shard_map`, `jax.grad` sums some gradients without being asked.
+# on every device.
 #
 # ## The program so far
 #
@@ -117,8 +117,7 @@ print(f"shard_map: {shapes[2]}, result {shard_map_loss}")
 # ## And your gradient?
 #
 # The gradient should be 7.5, too. Under pmap you took the gradient of this device's loss, and then you averaged it over
-# the devices. Here's the same line under `shard_map`. Remember the last box of the picture: before your `pmean`,
-# `jax.grad` has already summed the gradient of the replicated `w` over the devices.
+# the devices. Here's the same line under `shard_map`.
 #
 # **Predict:** the devices' own gradients have the mean 7.5. What do you get?
 
@@ -140,7 +139,7 @@ lesson_10.trap()
 #
 # </details>
 #
-# The factor comes from a check, `check_vma`, which is on unless you switch it off. With the check on, JAX knows that
+# The check `check_vma` is on by default, and it changes what `jax.grad` does. With the check on, JAX knows that
 # all devices hold the same `w`. It sees one weight used eight times, so the gradient of this weight is the sum of
 # eight. `jax.grad` sums them for you, and you never see that all-reduce. pmap runs your step in a `shard_map` whose
 # check is off, so in lesson 05 the same line was correct.
