@@ -15,8 +15,8 @@
 # %% [markdown]
 # # 04. Map over devices
 #
-# `vmap` ran your function for every row of a batch, on one device. Change one letter, and the rows run on eight devices
-# at the same time: `pmap`. In lesson 05 you'll train like that. Today you'll test a network on eight devices, and find
+# `vmap` ran your function for every row of a batch, on one device. Change one letter, and up to eight rows run at the same
+# time, each on its own device: `pmap`. In lesson 05 you'll train like that. Today you'll test a network on eight devices, and find
 # out which device gets which part of an array, and which promise of yours JAX never checks. If you break that promise,
 # you get a wrong number and no error.
 #
@@ -79,8 +79,8 @@ for shard in dots.addressable_shards:
 # </details>
 #
 # `pmap` wants one row for each device. If you pass six rows, two devices stay idle, without a warning. If you pass
-# sixteen, you get an error, until you reshape `[16, 10]` to `[8, 2, 10]` and give each device two rows. That's your
-# first exercise.
+# sixteen, you get an error, which begins with "cannot select an axis to squeeze out". So you reshape `[16, 10]` to
+# `[8, 2, 10]` and give each device two rows. That's your first exercise.
 
 # %%
 lesson_04.dot_products(xs.sum(1))
@@ -232,7 +232,8 @@ for name, text in outcomes.items():
 # The asserts behind the answer.
 assert ["ValueError" in text for text in outcomes.values()] == [True, True, False]
 sixteen = np.ones((16, 10), np.float32)
-assert "ValueError" in outcome(lambda: jax.pmap(jnp.dot)(sixteen, sixteen))
+refusal = outcome(lambda: jax.pmap(jnp.dot)(sixteen, sixteen))
+assert refusal.startswith("ValueError: cannot select an axis to squeeze out")
 
 
 def is_copied_between_devices(first):
@@ -251,7 +252,7 @@ assert not is_copied_between_devices(jax.device_put(xs[0], replicated))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first two.
+# The first two. The second error speaks of jit, because pmap is built on `jit` and `shard_map`.
 #
 # | what you ask for | what JAX does |
 # | --- | --- |
