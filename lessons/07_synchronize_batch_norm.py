@@ -284,8 +284,12 @@ assert local_model.norm.mean[...].is_fully_replicated
 #
 # Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass, and
 # with many examples per device the local moments are close to the global ones. If you do that, average the running
-# averages before you evaluate or save. PyTorch's DDP keeps batch norm local, too, unless you convert the model with
-# `convert_sync_batchnorm`.
+# averages before you evaluate or save. In PyTorch's DDP each device normalizes with its own moments, too, unless you convert
+# the model with `convert_sync_batchnorm`. By default (`broadcast_buffers=True`) it copies rank 0's running averages to all
+# the others.
+#
+# The layer sums with `weights @ x0`, and GPUs and TPUs may round the inputs of a matrix product, to TF32 or bfloat16. So
+# pmapdp's [layers.py](../pmapdp/layers.py) multiplies and sums instead.
 #
 # Under `jit` the problem goes away, as you'll see in lesson 09. There the layer sees the global batch, so plain
 # `nnx.BatchNorm` is synchronized, and its `mask` is correct for ragged batches, too.
