@@ -125,7 +125,8 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 # <details><summary>Answer</summary>
 #
 # Yes. You ask for one mask of eight rows, and the compiler lets each device draw its own row, with the numbers that a
-# single device would have drawn. Under `jit` you don't need a key per example.
+# single device would have drawn. Under `jit` you don't need a key per example, as long as
+# you leave `jax_threefry_partitionable` on, which is JAX's default.
 #
 # </details>
 #
