@@ -112,8 +112,8 @@ sys.argv = ["14_resume.py", str(folder / "never_killed")]
 # ## Kill it
 #
 # Now start the same program in a separate process, with another folder, and send it SIGKILL as soon as checkpoint 1 is
-# complete. No program can catch this signal. It may have trained epoch 2 by then, but checkpoint 2 can't be complete,
-# because Orbax writes one checkpoint after the other.
+# complete. No program can catch this signal. It may have trained epoch 2 by then, but checkpoint 2 is almost never
+# complete, because Orbax writes one checkpoint after the other.
 
 # %%
 import time
@@ -177,12 +177,14 @@ for a, b in zip(expected, found, strict=True):
 #
 # Many programs save the parameters and the epoch, and forget the optimizer's state. We'll call such a run *forgetful*.
 # You've seen it lose a velocity. It can lose something worse, if your learning rate has a schedule: it rises for 20
-# updates, and then falls along a cosine, to 0 after the last update, number 200.
+# updates, and then falls along a cosine, to 0 after the last update, number 200. The compiled
+# `train_step` knows the old optimizer. It's traced again, with the new one, only because a schedule adds a count to the
+# optimizer's state, so that the state has another structure.
 
 
 # %%
 schedule = optax.warmup_cosine_decay_schedule(0, 0.03, warmup_steps=20, decay_steps=200)
-optimizer = optax.adam(schedule)  # train_step takes this one from now on
+optimizer = optax.adam(schedule)  # train_step takes this one when it's traced again
 
 
 def train(state, start, stop=EPOCHS):
@@ -240,8 +242,8 @@ assert 1.15 < test_losses["forgetful"] / test_losses["never killed"] < 1.35
 # again at update 0, warms up a second time, and has come only to update 120 when the run ends. The rate never gets small,
 # so the network can't settle: the test loss is almost a quarter higher.
 #
-# And no, the loss doesn't warn you while you can compare. The 24 grey updates are the only ones that you have from before
-# the kill, too, and for the first twenty the losses are alike. Later the forgetful loss rises and falls again, as it does
+# The loss gives no warning in the only stretch you could compare, the 24 grey updates: you have them from before the
+# kill, too, and for the first twenty the losses are alike. Later the forgetful loss rises and falls again, as it does
 # if a learning rate is a little too high. So that's what you'd blame.
 #
 # </details>

@@ -186,6 +186,9 @@ lesson_17.who_holds_what()
 # 0, 1, 4, 5, 6, 7, 2, 3, without an error. Process 0's devices are first, second, seventh and last in the mesh, so its
 # numbers end up there. The callback puts each number where it belongs, whatever the mesh looks like.
 #
+# The function isn't to blame: pmapdp's `place` calls it, too. There it's correct, because pmapdp gives each process the
+# rows that its devices have in the mesh, in the order of the mesh.
+#
 # </details>
 #
 # As long as inputs and labels are mixed up in the same way, the loss stays the same. The mistake shows later, for example

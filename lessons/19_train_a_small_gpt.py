@@ -71,7 +71,8 @@ lesson_19.where_the_arrays_are()
 #   travel with the rows, as a third part of the batch.
 # - **Micro-batches and a split state** (13, 16). `accumulate` wants all parameters on every device. The compiler
 #   gathers them once for an update, not once for each micro-batch. The price is memory: at rest a device holds an
-#   eighth of the parameters, but in an update it holds all of them. Adam's moments stay split all the time. If your
+#   eighth of the parameters, but in an update it holds all of them, and the whole gradients as well. Adam's moments stay
+#   split all the time. If your
 #   parameters don't fit on one device, set K to 1 and take the gradients without `accumulate`, as lesson 16 does.
 # - **bfloat16 and everything else** (20). On GPUs and TPUs the products inside a block are in bfloat16. Parameters,
 #   sums, the optimizer and the logits stay in float32. We could only try it on a CPU, with a smaller network, where the
@@ -113,7 +114,8 @@ lesson_19.learning_curves(losses, counted_losses)
 # makes it higher. So in epoch 0 it's the worse of the two. Later it's the better one, because the test data comes from
 # other files: the text isn't shuffled before it's cut in two.
 #
-# The speed of epoch 0 includes the compiling. And on simulated devices, it says nothing about real ones.
+# Your losses will differ from these if your Python is of another version, because its library is the text. The speed of
+# epoch 0 includes the compiling. And on simulated devices, it says nothing about real ones.
 #
 # ## The same run, with accidents
 #
@@ -267,7 +269,9 @@ assert high_rate == "resumes without a word"
 #
 # Only the third layer. Orbax compares the number of arrays and their shapes: 129 are asked for, and 93 are there. A
 # learning rate has no shape. The same goes for `DROPOUT`, `B`, `HEADS` and the text itself: the program goes on with the
-# old parameters and the new setting, and from then on nobody can say which of them gave the result.
+# old parameters and the new setting, and from then on nobody can say which of them gave the result. The checkpoint also
+# holds a list of arrays without their names, so if you rename or reorder layers of equal shapes, a layer may get
+# another's weights without an error.
 #
 # </details>
 #
@@ -333,7 +337,8 @@ for exercise in (cut_examples, bytes_per_device, fixed_check_settings):
 # Copy [program/19_gpt.py](program/19_gpt.py), and change one thing at a time.
 #
 # - **Your text.** Set `FILES` and `BYTES`. Counting pairs again tells you which loss to beat.
-# - **A larger network.** Ask `bytes_per_device` first, and remember that in an update each device holds all parameters.
+# - **A larger network.** Ask `bytes_per_device` first, and remember that in an update each device holds all parameters
+#   and all gradients.
 #   On a GPU, `WIDTH = 768`, `LAYERS = 12`, `HEADS = 12` and `LENGTH = 1024` are the shape of GPT-2. Lower the
 #   learning rate to about 6e-4.
 # - **A second machine.** Start the command of the docstring on both, with the address of the first one as
