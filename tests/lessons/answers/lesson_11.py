@@ -53,7 +53,7 @@ WRONG = {
         ("the first micro-batch alone", "zeros, xs)", "zeros, xs[:1])"),
         ("twice", "zeros, xs)", "jax.grad(loss)(w, xs[0]), xs)"),
         ("your code raised ShardingTypeError", UNREDUCED, "P()"),
-        ("add up first", SCAN, STACKED, ADDED_UP, "jax.reshard(total, P()).sum(0)"),
+        ("sum first", SCAN, STACKED, ADDED_UP, "jax.reshard(total, P()).sum(0)"),
     ],
 }
 
