@@ -157,7 +157,7 @@ def table(results: dict[str, Any]) -> str:
 def table_of_accelerators(results: dict[str, Any]) -> str:
     """Return the table of `benchmarks.accelerators` in Markdown."""
     lines = [
-        "Examples/s. In brackets is the trainer's speed over that of the bare loop "
+        "Examples/s, and in brackets the trainer's speed divided by the bare loop's, "
         "with the same strategy: the median of the rounds, and their middle half.",
         "",
         "| work | trainer, pmap | trainer, jit | bare loop, jit | PyTorch eager "

@@ -224,7 +224,7 @@ def find_callers(hlo: str) -> dict[str, list[Caller]]:
 def multiply_runs(
     name: str, callers: dict[str, list[Caller]]
 ) -> tuple[int | None, bool]:
-    """Multiply a computation's runs by those of the computations around it."""
+    """Count a computation's runs, from its callers up to the program's entry."""
     if not callers.get(name):  # the program's entry
         return 1, False
     total: int | None = 0

@@ -459,10 +459,11 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
 
     One that is larger than the data is refused.
     """
+    name = "global_batch_size"
+    times = 1
     if config.per_device_batch_size:
-        name, times = "per_device_batch_size", shards
-    else:
-        name, times = "global_batch_size", 1
+        name = "per_device_batch_size"
+        times = shards
     setting = getattr(config, name) or min(64, examples)
     size = setting * times
     if size > examples:

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says about adding something is all that it takes.
+"""To add something, the steps in CONTRIBUTING.md are enough.
 
 Each test adds one flag, model, data set, optimizer or strategy to a copy of the package
 and runs the commands with it.

@@ -1,4 +1,4 @@
-"""What the pages, lessons and docstrings name is there.
+"""Everything that pages, lessons and docstrings name exists.
 
 Links, headings, modules, functions, commands and flags.
 """

@@ -82,8 +82,8 @@ def match(before: Sequence[str], after: Sequence[str]) -> difflib.SequenceMatche
 def add_row(rows: list[list[Cell]], lines_of: Mapping[str, Sequence[str]]) -> None:
     """Add the columns' lines as a row.
 
-    If all columns have the same lines, and those of the last row are the same in all
-    columns too, they become part of that row.
+    Lines that all columns share become part of the last row, if all columns share that
+    row, too.
     """
     if not any(lines_of.values()):
         return

@@ -49,7 +49,7 @@ class CNN(nnx.Module):
 def max_pool(x: jax.Array) -> jax.Array:
     """Pool 2x2 windows of `[b, H, W, C]` by their maximum.
 
-    The result is that of `nnx.max_pool(x, (2, 2), (2, 2))`. XLA's gradient of
+    The result equals `nnx.max_pool(x, (2, 2), (2, 2))`. XLA's gradient of
     `nnx.max_pool` takes more than half of a training step on a CPU. This one compares
     the four pixels of each window, so its gradient only selects. In both, the first of
     equal pixels gets the whole gradient.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 @dataclass
 class Facts:
-    """What experiments showed about a difference between step and reference.
+    """The facts that experiments showed about a difference from the reference.
 
     A fact is true whatever the program means by it.
 
@@ -123,7 +123,7 @@ def mean_of_means(facts: Facts) -> bool:
 
 
 def local_statistics(facts: Facts) -> bool:
-    """What nothing else depends on is made of a device's own examples."""
+    """A value on which nothing else depends comes from a device's own examples."""
     return facts.unused and (
         facts.local_results
         or facts.mean_is_correct

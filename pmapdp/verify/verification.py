@@ -112,11 +112,16 @@ def list_inputs(
     batch: Any, last_batch: Any, key: Any, updates: int
 ) -> tuple[list[Any], list[Any]]:
     """Return the batch and the key of each update."""
-    batches = [batch(update) if callable(batch) else batch for update in range(updates)]
+    batches = [value_at(update, batch) for update in range(updates)]
     if last_batch is not None:
         batches.append(last_batch)
-    keys = [key(update) if callable(key) else key for update in range(len(batches))]
+    keys = [value_at(update, key) for update in range(len(batches))]
     return batches, keys
+
+
+def value_at(update: int, value: Any) -> Any:
+    """Return a value, or if it's a function its result for the number of the update."""
+    return value(update) if callable(value) else value
 
 
 def compare_in_best_type(program: Program, float64: bool) -> Report:
