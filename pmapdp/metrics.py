@@ -1,6 +1,7 @@
 """Metrics as sums on the host, read without stopping the devices."""
 
 import math
+import operator
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ from pmapdp.loss import DIVISOR, MetricSums, named_sums
 ACCURACIES = ("accuracy", "weighted_accuracy")
 UPDATES_AHEAD = 2  # of the devices; with more, batches would pile up in their memory
 # A GPU copies one array faster than many small ones. It's a number of updates, and not
-# of seconds, so that all processes notice a NaN after the same update.
+# of seconds, so that all processes notice a NaN after the same update. It must be more
+# than UPDATES_AHEAD.
 READ_TOGETHER = 16
 LAST_LOSSES = 100  # more than are read together
 
@@ -60,9 +62,8 @@ class Meter:
         self.examples = examples
         self.accuracy_name = ACCURACIES[1] if is_weighted else ACCURACIES[0]
         self.losses: deque[tuple[int, float]] = deque(maxlen=LAST_LOSSES)
-        self.unread: list[Update] = []
-        self.stacked: list[Update] = []  # their sums are one array, `stacked_sums`
-        self.stacked_sums: Any = None
+        self.pending: list[Update] = []  # not read yet, oldest first
+        self.stack: Any = None  # of the sums of the first READ_TOGETHER pending ones
         self.start_clock()
 
     def start_clock(self) -> None:
@@ -79,35 +80,29 @@ class Meter:
         """
         # The sums are arrays that may not be computed yet. Reading them now would stop
         # the host until they are.
-        self.unread.append(Update(step, sums, examples))
+        self.pending.append(Update(step, sums, examples))
         self.timed_updates += 1
         self.timed_examples += examples
-        updates = [*self.stacked, *self.unread]
-        if len(updates) > UPDATES_AHEAD:
-            jax.block_until_ready(updates[-1 - UPDATES_AHEAD].sums)
+        if len(self.pending) > UPDATES_AHEAD:
+            jax.block_until_ready(self.pending[-1 - UPDATES_AHEAD].sums)
         # A stack is read some updates after it was queued. If the host read it at once,
         # the devices would run out of work meanwhile.
-        if self.stacked and len(self.unread) == UPDATES_AHEAD:
-            self.read_stacked()
-        if len(self.unread) == READ_TOGETHER:
-            self.stacked = self.unread
-            self.stacked_sums = stack([update.sums for update in self.stacked])
-            self.unread = []
+        if len(self.pending) == READ_TOGETHER:
+            self.stack = stack([update.sums for update in self.pending])
+        elif len(self.pending) == READ_TOGETHER + UPDATES_AHEAD:
+            columns = jax.device_get(self.stack)
+            self.add_up(
+                [
+                    jax.tree.map(operator.itemgetter(row), columns)
+                    for row in range(READ_TOGETHER)
+                ]
+            )
         self.seconds = time.perf_counter() - self.started
 
-    def read_stacked(self) -> None:
-        """Copy the stacked metrics to the host, and add them up."""
-        columns = jax.device_get(self.stacked_sums)
-        rows = [
-            jax.tree.map(lambda column, row=row: column[row], columns)
-            for row in range(len(self.stacked))
-        ]
-        updates = self.stacked
-        self.stacked = []
-        self.add_up(updates, rows)
-
-    def add_up(self, updates: Sequence[Update], rows: Sequence[MetricSums]) -> None:
-        """Add up the metrics of updates, which are on the host as `rows`."""
+    def add_up(self, rows: Sequence[MetricSums]) -> None:
+        """Add up the sums of the oldest pending updates, which are on the host."""
+        updates = self.pending[: len(rows)]
+        self.pending = self.pending[len(rows) :]
         for update, row in zip(updates, rows, strict=True):
             for name, value in named_sums(row).items():
                 self.sums[name] = self.sums.get(name, 0.0) + float(value)
@@ -119,7 +114,7 @@ class Meter:
             loss = self.sums["loss"]
             if not math.isfinite(loss):
                 # Other processes take part in the updates that are still running.
-                jax.block_until_ready([update.sums for update in self.unread])
+                jax.block_until_ready([update.sums for update in self.pending])
                 raise DivergedError(
                     f"the loss is {loss} at step {update.step}",
                     update.step,
@@ -128,11 +123,7 @@ class Meter:
 
     def finish(self) -> None:
         """Wait for all updates, and add up what is left."""
-        if self.stacked:
-            self.read_stacked()
-        updates = self.unread
-        self.unread = []
-        self.add_up(updates, jax.device_get([update.sums for update in updates]))
+        self.add_up(jax.device_get([update.sums for update in self.pending]))
         self.seconds = time.perf_counter() - self.started
 
     @property

@@ -83,7 +83,6 @@ def test_a_run_that_diverges_has_its_last_losses():
 
 def test_tensorboard_shows_the_loss_within_an_epoch(tmp_path, monkeypatch):
     monkeypatch.setattr("pmapdp.run.report.UPDATES_BETWEEN_POINTS", 2)
-    monkeypatch.setattr("pmapdp.metrics.READ_TOGETHER", 1)
     run(workdir=str(tmp_path / "run"), epochs=1, steps=4)
     (tensorboard,) = (
         file.read_bytes() for file in (tmp_path / "run").glob("events.out.tfevents.*")
