@@ -20,16 +20,16 @@ The core, in the order in which to read it, in an evening:
     steps/shard_map.py       the same program on sharded arrays
     steps/jit.py             one program for the global batch, split by the compiler
     metrics.py               sums on the host, read without stopping the devices
-    train.py                 the trainer: data, model, step, loop, evaluation
+    job.py                   all parts of a run: data, model, batches, step
+    train.py                 the trainer: restore, loop, evaluate, save, stop
 
-Everything else is for when you need it: `job.py` (all parts of a run, which `train.py`
-makes), `run/` (long runs), `sharding/` (to split the
+Everything else is for when you need it: `run/` (long runs), `sharding/` (to split the
 model or the state), `distributed.py` (several machines) and `custom/` (your model, loss
 or data). `evaluate`, `export`, `predict`, `verify`, `port`, `compare` and `scaling` are
 commands. `cli.py` starts and ends every command, `registry.py` and `recipes.py` have
 the names that a command line takes, `files.py` reads and writes files, and `lessons/`
 has the lessons' pictures and checks. The core imports none of them, except in
-`train.py`, where all parts meet.
+`job.py` and `train.py`, where all parts meet.
 """
 
 __version__ = "0.4.0"

@@ -28,13 +28,14 @@ from pmapdp.data.dataset import Split, Texts
 from pmapdp.devices import choose, describe
 from pmapdp.errors import UserError
 from pmapdp.export import Exported, describe_arrays, load_exported
+from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, CustomParts, make_job
 from pmapdp.loss import MetricSums
 from pmapdp.metrics import Meter
 from pmapdp.registry import DATA_SETS, load_data, require_python_values
 from pmapdp.run.checkpoints import load_state, require_functions_again
 from pmapdp.run.workdir import read_config
 from pmapdp.sharding.layout import number_of_devices
-from pmapdp.train import EVALUATION_BATCH_PER_DEVICE, Custom, evaluate, prepare
+from pmapdp.train import evaluate
 
 COMMAND = cli.Command(
     usage="python -m pmapdp.evaluate MODEL [flags]",
@@ -119,7 +120,7 @@ def evaluate_run(
     # Before your code runs, which may change the current folder.
     workdir = os.path.abspath(workdir)
     with jax.enable_x64(config.dtype == "float64"):
-        job = prepare(config, Custom(**python_values))
+        job = make_job(config, CustomParts(**python_values))
         if "test" not in job.batches:
             raise UserError(
                 f"{config.dataset} has no test set to evaluate on: "

@@ -44,12 +44,12 @@ from pmapdp.exported_file import (
     read_exported_file,
 )
 from pmapdp.files import MODEL_SIGNATURES, check_output, write_file
+from pmapdp.job import rebuild_task
 from pmapdp.loss import named_sums
 from pmapdp.registry import FEATURIZERS, featurize, load_data, require_python_values
 from pmapdp.run.checkpoints import load_state
 from pmapdp.run.workdir import read_config
 from pmapdp.state import Task, TrainState
-from pmapdp.train import rebuild_task
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 ADVICE = "name a file that python -m pmapdp.export wrote"

@@ -1,26 +1,69 @@
-"""All parts of a run, which the loop in `train.py` and the files of `run/` share."""
+"""All parts of a run before its first update: devices, data, model, batches and step.
 
-from collections.abc import Callable
+`make_job` makes them from a configuration, and `train.py` runs them.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+import optax
+from flax import nnx
 
-from pmapdp.config import Config
+from pmapdp.config import Config, flag
+from pmapdp.custom.data import fingerprint, make_data_set
+from pmapdp.custom.model import build_model, check_task
+from pmapdp.custom.optimizer import check_optimizer, check_schedule, trainable_filter
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
-from pmapdp.distributed import Processes
-from pmapdp.sharding.layout import MeshLayout
-from pmapdp.state import Task
+from pmapdp.devices import choose, extend_to_all_processes
+from pmapdp.distributed import SINGLE_PROCESS, Processes
+from pmapdp.errors import UserError
+from pmapdp.layers import freeze_batch_norms
+from pmapdp.loss import MetricSums, cross_entropy
+from pmapdp.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
+from pmapdp.registry import MODELS, featurize, load_custom, load_data
+from pmapdp.sharding.layout import (
+    MeshLayout,
+    check_sharding,
+    fit_layout,
+    number_of_devices,
+)
+from pmapdp.sharding.split_step import make_split_strategy
+from pmapdp.state import Task, named_leaves
+from pmapdp.steps import STRATEGIES
 from pmapdp.steps.shared import Strategy
+
+# An evaluation keeps no gradients, so it takes larger batches than a small training.
+EVALUATION_BATCH_PER_DEVICE = 64
+
+
+class CustomParts(NamedTuple):
+    """Your own parts of a run, in place of those that the configuration names.
+
+    `pmapdp.train.train` says what each of them is.
+    """
+
+    model: Callable[..., nnx.Module] | None = None
+    data: Any = None
+    loss: Callable[..., MetricSums] | None = None
+    metrics: Callable[..., dict[str, Any]] | None = None
+    optimizer: Callable[..., optax.GradientTransformation] | None = None
+    schedule: optax.Schedule | None = None
+    trainable: Any = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """All parts of a run before its first update.
+    """A `Task`, which defines one update, with all that it takes to run it many times.
 
     Attributes:
         config: With the global batch size, and the names of your own parts.
+        parts: Your own ones, also those that the configuration names by their file.
         devices: The devices of all processes.
         data: The data set, its texts turned into arrays.
         task: Model, loss and optimizer.
@@ -33,10 +76,10 @@ class Job:
         processes: The processes that own the devices.
         data_fingerprint: Tells data sets apart. None without a workdir and with one
             process.
-        functions: Your functions by what they are. None: the built-in one is used.
     """
 
     config: Config
+    parts: CustomParts
     devices: list[jax.Device]
     data: DataSet
     task: Task
@@ -47,7 +90,6 @@ class Job:
     layout: MeshLayout
     processes: Processes
     data_fingerprint: str | None
-    functions: dict[str, Any]
 
     @property
     def evaluated_part(self) -> str | None:
@@ -59,3 +101,244 @@ class Job:
             if part in self.batches:
                 return part
         return None
+
+
+def make_job(
+    config: Config,
+    custom: CustomParts | None = None,
+    processes: Processes = SINGLE_PROCESS,
+) -> Job:
+    """Choose the devices, read the data, build the model, and make the step.
+
+    For float64 call it, and use what it returns, inside `jax.enable_x64(True)`.
+    """
+    assert config.dtype != "float64" or jax.config.read("jax_enable_x64"), (
+        "JAX would make float32 of it"
+    )
+    check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
+    number: int | None = 1
+    if config.strategy != "single":
+        number = number_of_devices(config.devices, config.mesh, processes.count)
+    local_devices = choose(number)  # starts JAX's devices
+    devices = extend_to_all_processes(local_devices)
+    custom = custom or CustomParts()
+    parts = load_custom_parts(config, custom)
+
+    data = read_data(config, parts, processes)
+    make_model = parts.model or MODELS[config.model]
+    model = build_model(make_model, config.seed, config.dtype)
+    arrays, _ = featurize(data, model)
+    task = make_task(config, parts, model, arrays.augment)
+    # Yours are tried; the built-in ones have their tests.
+    is_custom = (parts.model, parts.loss, parts.metrics) != (None, None, None)
+    check_task(task, arrays, custom=is_custom, best=config.best)
+    data_fingerprint = None
+    # It takes a pass over the data, so only a run that must compare it does this.
+    if config.workdir or processes.count > 1:
+        data_fingerprint = fingerprint(data)
+        processes.require_same({"the content of the data": data_fingerprint})
+
+    # Only its shape is needed, to see which of its axes the mesh can split.
+    example = jax.tree.leaves(arrays.train.select(np.arange(1)).inputs)[0][0]
+    layout = fit_layout(
+        devices,
+        task,
+        example.shape,
+        mesh=config.mesh,
+        layout=config.layout,
+        shard_state=config.shard_state,
+    )
+    local_shards = layout.shards_on(local_devices, task)
+    batches = make_batches(config, arrays, layout.batch_shards, local_shards)
+    updates = config.epochs * batches["train"].per_epoch
+    optimizer, schedule = build_optimizer(config, parts, task, batches["train"])
+    task = dataclasses.replace(task, optimizer=optimizer)
+    return Job(
+        config=dataclasses.replace(
+            config,
+            **name_custom_parts(custom, task),
+            global_batch_size=batches["train"].batch_size,
+            per_device_batch_size=None,
+        ),
+        parts=parts,
+        devices=devices,
+        data=arrays,
+        task=task,
+        batches=batches,
+        total_steps=min(config.steps or updates, updates),
+        # Operation by operation it would be a dozen programs to compile.
+        schedule=jax.jit(schedule),
+        strategy=choose_strategy(config.strategy, task, devices, layout),
+        layout=layout,
+        processes=processes,
+        data_fingerprint=data_fingerprint,
+    )
+
+
+def load_custom_parts(config: Config, parts: CustomParts) -> CustomParts:
+    """Add the parts that the configuration names by file, as in `my_file.py:Net`."""
+    return parts._replace(
+        model=parts.model or load_custom("model", config.model),
+        optimizer=parts.optimizer or load_custom("optimizer", config.optimizer),
+        schedule=parts.schedule or load_custom("schedule", config.schedule),
+    )
+
+
+def read_data(config: Config, parts: CustomParts, processes: Processes) -> DataSet:
+    """Read the data set, or take yours. Process 0 goes first: it may download it."""
+    if not processes.is_first:
+        processes.wait("the data set")
+    if parts.data is None:
+        data = load_data(config.dataset, config.data_dir)
+    else:
+        data = make_data_set(parts.data)
+    if processes.is_first:
+        processes.wait("the data set")
+    return data
+
+
+def make_task(
+    config: Config, parts: CustomParts, model: nnx.Module, augment: Any = None
+) -> Task:
+    """Choose the loss of a model and what is trained.
+
+    The optimizer comes later, because it depends on the number of batches.
+    """
+    trainable = config.trainable if parts.trainable is None else parts.trainable
+    # Yours, else the one that the model's class brings along, else the cross-entropy.
+    loss = parts.loss or getattr(type(model), "loss", None)
+    if loss is None:
+        loss = functools.partial(
+            cross_entropy,
+            label_smoothing=config.label_smoothing,
+            metrics=parts.metrics,
+        )
+        classifies = True
+    else:
+        classifies = loss is cross_entropy
+        if parts.metrics is not None:
+            raise UserError(
+                "metrics= is for the cross-entropy: return them in the metrics of your "
+                "loss's MetricSums"
+            )
+    chosen = trainable_filter(model, trainable)
+    # Otherwise the running moments of a part that isn't trained would still move.
+    freeze_batch_norms(model, chosen)
+    return Task(
+        model,
+        seed=config.seed,
+        dtype=config.dtype,
+        loss=loss,
+        classifies=classifies,
+        augment=augment,
+        accumulate=config.accumulate,
+        trainable=chosen,
+    )
+
+
+def make_batches(
+    config: Config, arrays: DataSet, shards: int, local_shards: range
+) -> dict[str, Batches]:
+    """Cut each part of the data into batches.
+
+    Args:
+        config: The settings.
+        arrays: The data set.
+        shards: N, over which each batch is split.
+        local_shards: Which of them this process reads.
+    """
+    B = global_batch_size(config, shards, arrays.train.examples)
+    make = functools.partial(Batches, devices=shards, local_shards=local_shards)
+    batches = {}
+    for name, part in arrays.parts.items():
+        if name == "train":
+            batches[name] = make(
+                part, B, accumulate=config.accumulate, shuffle_seed=config.seed
+            )
+        else:
+            batches[name] = make(part, max(B, EVALUATION_BATCH_PER_DEVICE * shards))
+    return batches
+
+
+def global_batch_size(config: Config, shards: int, examples: int) -> int:
+    """Return the global batch size B from the settings, by default 64.
+
+    One that is larger than the data is refused.
+    """
+    name = "global_batch_size"
+    times = 1
+    if config.per_device_batch_size:
+        name = "per_device_batch_size"
+        times = shards
+    setting = getattr(config, name) or min(64, examples)
+    size = setting * times
+    if size > examples:
+        raise UserError(
+            f"{flag(name)} {setting} on {shards} device(s) takes {size} examples an "
+            f"update, but the training set has {examples}: use at most "
+            f"{flag(name)} {examples // times}"
+        )
+    if config.accumulate > size:
+        raise UserError(
+            f"--accumulate {config.accumulate} cuts a global batch of {size} into more "
+            f"micro-batches than it has examples: use at most --accumulate {size}"
+        )
+    return size
+
+
+def build_optimizer(
+    config: Config, parts: CustomParts, task: Task, batches: Batches
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """Return the optimizer, and its learning rate by the updates made."""
+    if parts.schedule is None:
+        updates = config.epochs * batches.per_epoch
+        schedule = make_schedule(config, batches.batch_size, batches.per_epoch, updates)
+    else:
+        schedule = parts.schedule
+        check_schedule(schedule)
+    if parts.optimizer is not None:
+        check_optimizer(parts.optimizer, schedule, task)
+    return make_optimizer(config, schedule, parts.optimizer), schedule
+
+
+def choose_strategy(
+    name: str, task: Task, devices: Sequence[jax.Device], layout: MeshLayout
+) -> Strategy:
+    """Make the functions of a strategy. For a split state they are in `sharding/`."""
+    if layout.splits_state:
+        return make_split_strategy(task, layout)
+    return STRATEGIES[name](task, devices)
+
+
+def name_custom_parts(custom: CustomParts, task: Task) -> dict[str, Any]:
+    """Return the settings that name your parts, for the header and config.json."""
+    names: dict[str, Any] = {} if custom.data is None else {"dataset": "arrays"}
+    if custom.model is not None:
+        names["model"] = task.name
+    if custom.trainable is not None:
+        names["trainable"] = tuple(named_leaves(task.split_arrays(task.model)[0]))
+    functions = {"optimizer": custom.optimizer, "schedule": custom.schedule}
+    for part, function in functions.items():
+        if function is None:
+            continue
+        name = getattr(function, "__name__", type(function).__name__)
+        # config.json must not say that a built-in one was used.
+        if name in (*OPTIMIZERS, *SCHEDULES):
+            name = f"your {name}"
+        names[part] = name
+    return names
+
+
+def rebuild_task(config: Config, **python_values: Any) -> Task:
+    """Make the task of a run whose state is only read.
+
+    It needs no learning rate, which isn't part of the state.
+    """
+    custom = CustomParts(**python_values)
+    custom_model = custom.model or load_custom("model", config.model)
+    make_model = custom_model or MODELS[config.model]
+    model = build_model(make_model, config.seed, config.dtype)
+    task = make_task(config, custom, model)
+    custom_optimizer = custom.optimizer or load_custom("optimizer", config.optimizer)
+    optimizer = make_optimizer(config, optax.constant_schedule(0.0), custom_optimizer)
+    return dataclasses.replace(task, optimizer=optimizer)

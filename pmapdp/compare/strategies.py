@@ -22,9 +22,9 @@ from pmapdp.compare.wrong_strategies import WRONG_STRATEGIES
 from pmapdp.config import Config
 from pmapdp.devices import describe
 from pmapdp.errors import DivergedError, UserError
+from pmapdp.job import make_job
 from pmapdp.state import create_state
 from pmapdp.steps import STRATEGIES
-from pmapdp.train import prepare
 
 MAKERS: dict[str, Any] = {**STRATEGIES, **WRONG_STRATEGIES}
 # Updates are timed in groups, because a single one is too short. The first group
@@ -116,7 +116,7 @@ class Training:
         strategy: Any = name
         if name in WRONG_STRATEGIES:
             strategy = "pmap"  # which they change
-        job = prepare(replace(config, strategy=strategy))
+        job = make_job(replace(config, strategy=strategy))
         self.job = job
         if job.total_steps < GROUPS:
             raise UserError(

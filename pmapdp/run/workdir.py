@@ -104,7 +104,11 @@ def hash_functions(job: Job) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for step, rate in zip(steps, rates, strict=True):
         values[f"the schedule after {step} updates"] = float(f"{rate:.6g}")
-    for name, function in job.functions.items():
+    functions = job.parts._asdict() | {"augmentation": job.task.augment}
+    for name, function in functions.items():
+        # Data are compared by their content, and the names of what is trained.
+        if name in ("data", "trainable"):
+            continue
         is_yours = function is not None
         values[CODE_PREFIX + name] = hash_function(function) if is_yours else "built in"
     return values

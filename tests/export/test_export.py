@@ -28,9 +28,10 @@ from pmapdp.data.dataset import DataSet
 from pmapdp.errors import UserError
 from pmapdp.evaluate import evaluate_exported, evaluate_run
 from pmapdp.export import export_model, export_run, load_exported
+from pmapdp.job import CustomParts
 from pmapdp.run.checkpoints import load_weights
 from pmapdp.state import Task, build, create_state
-from pmapdp.train import Custom, evaluate
+from pmapdp.train import evaluate
 
 METADATA = {"labels": "abc", "dataset": "arrays"}
 EXAMPLES = points.points(257, 0)
@@ -43,7 +44,9 @@ def trained(tmp_path_factory):
     """A job of a model with running statistics, its state, the file of the model, and
     what is read from it.
     """
-    job, state = train_briefly(custom=Custom(model=small_job.Net, data=points.DATA))
+    job, state = train_briefly(
+        custom=CustomParts(model=small_job.Net, data=points.DATA)
+    )
     path = tmp_path_factory.mktemp("trained") / "model.zip"
     export_model(job.task, state, path, examples=EXAMPLES, metadata=METADATA)
     return job, state, path, load_exported(path)

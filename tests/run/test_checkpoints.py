@@ -24,11 +24,12 @@ from points import DATA, FiveClasses, Net, run
 from pmapdp.config import Config
 from pmapdp.errors import DivergedError, UserError
 from pmapdp.export import export_run
+from pmapdp.job import CustomParts, make_job, make_task
 from pmapdp.registry import MODELS
 from pmapdp.run.checkpoints import Checkpoints, load_weights
 from pmapdp.run.workdir import fixed_settings
 from pmapdp.state import Task, build, create_state
-from pmapdp.train import Custom, load_run, make_task, prepare
+from pmapdp.train import load_run
 
 SETTINGS = fixed_settings(Config())
 PROGRESS = {"belongs_to": SETTINGS, "examples": 0, "best": {}, "last": {}}
@@ -43,7 +44,7 @@ def test_it_holds_the_state_of_the_call(tmp_path):
     config = Config(
         strategy="jit", devices=4, shard_state="parameters", global_batch_size=20
     )
-    job = prepare(config, Custom(model=Net, data=DATA))
+    job = make_job(config, CustomParts(model=Net, data=DATA))
     state = create_state(job.task, job.strategy.state_sharding)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     saved = {}
@@ -245,7 +246,7 @@ def test_a_run_starts_from_the_weights_of_another_and_says_so(finished, tmp_path
 @pytest.mark.parametrize("kind", ["run", "file"])
 def test_another_head_starts_as_the_seed_makes_it(finished, source, kind):
     task, news = load_weights(
-        make_task(Config(), Custom(), build(FiveClasses)), str(source[kind])
+        make_task(Config(), CustomParts(), build(FiveClasses)), str(source[kind])
     )
     np.testing.assert_array_equal(
         task.model.hidden.kernel[...], finished[1].state.params["hidden"]["kernel"]
@@ -281,7 +282,7 @@ def test_the_other_run_may_have_had_more_devices(finished, tmp_path):
 def test_a_file_without_weights_is_one_sentence(source):
     cut, task = (
         source["file"].with_name("cut"),
-        make_task(Config(), Custom(), build(MODELS["mlp"])),
+        make_task(Config(), CustomParts(), build(MODELS["mlp"])),
     )
     cut.write_bytes(source["file"].read_bytes()[:-100])
     for path, sentence in (

@@ -22,6 +22,7 @@ from pmapdp.config import Config
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.errors import UserError
+from pmapdp.job import choose_strategy
 from pmapdp.models import axes
 from pmapdp.models.dot_relu_dot import DotReluDot
 from pmapdp.sharding.layout import (
@@ -35,7 +36,7 @@ from pmapdp.sharding.layout import (
     state_line,
 )
 from pmapdp.state import Task, build, create_state
-from pmapdp.train import choose_strategy, load_run, train
+from pmapdp.train import load_run, train
 
 CLIP = 0.05  # far below the gradients' length, so that every update is clipped
 MODEL = {"mesh": "data=4,model=2", "layout": "model"}

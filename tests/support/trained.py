@@ -5,17 +5,17 @@ comes after training.
 from typing import Any
 
 from pmapdp.config import Config
+from pmapdp.job import CustomParts, Job, make_job
 from pmapdp.state import TrainState, create_state
-from pmapdp.train import Custom, Job, prepare
 
 
 def train_briefly(
-    steps: int = 20, *, custom: Custom | None = None, **settings: Any
+    steps: int = 20, *, custom: CustomParts | None = None, **settings: Any
 ) -> tuple[Job, TrainState]:
     """The job of a configuration with `settings`, and its state (on the host) after
     `steps` updates.
     """
-    job = prepare(
+    job = make_job(
         Config(strategy="single", devices=1, learning_rate=5e-3, **settings), custom
     )
     state = job.strategy.place_state(create_state(job.task))
