@@ -397,9 +397,9 @@ for exercise in (fixed_batches, train_or_resume, export_bytes):
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
-# | the loop | `train` | [train.py](../pmapdp/train.py) |
-# | `checkpoints.latest_step`, `restore` | `restore_or_init` | [run/open_run.py](../pmapdp/run/open_run.py), [run/checkpoints.py](../pmapdp/run/checkpoints.py) |
-# | `checkpoints.save` | `run.save`, in the loop of `train` | [train.py](../pmapdp/train.py), [run/open_run.py](../pmapdp/run/open_run.py) |
+# | the loop | `train_epoch` | [train.py](../pmapdp/train.py) |
+# | `checkpoints.latest_step`, `restore` | `restore_or_init` | [train.py](../pmapdp/train.py), [run/checkpoints.py](../pmapdp/run/checkpoints.py) |
+# | `checkpoints.save` | `save`, in the loop of `train_epoch` | [train.py](../pmapdp/train.py), [run/checkpoints.py](../pmapdp/run/checkpoints.py) |
 # | SIGTERM | `StopRequest` | [run/signals.py](../pmapdp/run/signals.py) |
 # | `jax.export` | `python -m pmapdp.export` | [export.py](../pmapdp/export.py) |
 #

@@ -358,7 +358,7 @@ for exercise in (cut_examples, bytes_per_device, fixed_check_settings):
 # | `accumulate` | `add_micro_batches`, `accumulated_sums` | [steps/shared.py](../pmapdp/steps/shared.py), [steps/jit.py](../pmapdp/steps/jit.py) |
 # | `train_step` with its shardings | `make_split_strategy` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
 # | `Block`, `Network` | `Block`, `Transformer` | [models/transformer.py](../pmapdp/models/transformer.py) |
-# | `fixed_check_settings` | `require_same_run` | [run/workdir.py](../pmapdp/run/workdir.py) |
+# | `fixed_check_settings` | `require_same_run` | [run/same_run.py](../pmapdp/run/same_run.py) |
 #
 # Where to read on: [nanodo](https://github.com/google-deepmind/nanodo) and
 # [nanoGPT](https://github.com/karpathy/nanoGPT) are two larger programs of this kind, and [the scaling

@@ -32,7 +32,7 @@ from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, CustomParts, make_job
 from pmapdp.loss import MetricSums
 from pmapdp.metrics import Meter
 from pmapdp.registry import DATA_SETS, load_data, require_python_values
-from pmapdp.run.checkpoints import load_state, require_functions_again
+from pmapdp.run.saved_run import load_state, require_functions_again
 from pmapdp.run.workdir import read_config
 from pmapdp.sharding.layout import number_of_devices
 from pmapdp.train import evaluate

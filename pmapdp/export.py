@@ -47,7 +47,7 @@ from pmapdp.files import MODEL_SIGNATURES, check_output, write_file
 from pmapdp.job import rebuild_task
 from pmapdp.loss import named_sums
 from pmapdp.registry import FEATURIZERS, featurize, load_data, require_python_values
-from pmapdp.run.checkpoints import load_state
+from pmapdp.run.saved_run import load_state
 from pmapdp.run.workdir import read_config
 from pmapdp.state import Task, TrainState
 

@@ -97,10 +97,8 @@ class Job:
 
         It's "validation", else "test", else None.
         """
-        for part in ("validation", "test"):
-            if part in self.batches:
-                return part
-        return None
+        parts = [part for part in ("validation", "test") if part in self.batches]
+        return parts[0] if parts else None
 
 
 def make_job(
@@ -122,6 +120,7 @@ def make_job(
     local_devices = choose(number)  # starts JAX's devices
     devices = extend_to_all_processes(local_devices)
     custom = custom or CustomParts()
+    # config.json names the parts of a file by the file, and the others by themselves.
     parts = load_custom_parts(config, custom)
 
     data = read_data(config, parts, processes)
@@ -138,28 +137,20 @@ def make_job(
         data_fingerprint = fingerprint(data)
         processes.require_same({"the content of the data": data_fingerprint})
 
-    # Only its shape is needed, to see which of its axes the mesh can split.
-    example = jax.tree.leaves(arrays.train.select(np.arange(1)).inputs)[0][0]
-    layout = fit_layout(
-        devices,
-        task,
-        example.shape,
-        mesh=config.mesh,
-        layout=config.layout,
-        shard_state=config.shard_state,
-    )
+    layout = make_layout(config, task, arrays, devices)
     local_shards = layout.shards_on(local_devices, task)
     batches = make_batches(config, arrays, layout.batch_shards, local_shards)
     updates = config.epochs * batches["train"].per_epoch
     optimizer, schedule = build_optimizer(config, parts, task, batches["train"])
     task = dataclasses.replace(task, optimizer=optimizer)
+    config = dataclasses.replace(
+        config,
+        **name_custom_parts(custom, task),
+        global_batch_size=batches["train"].batch_size,
+        per_device_batch_size=None,
+    )
     return Job(
-        config=dataclasses.replace(
-            config,
-            **name_custom_parts(custom, task),
-            global_batch_size=batches["train"].batch_size,
-            per_device_batch_size=None,
-        ),
+        config=config,
         parts=parts,
         devices=devices,
         data=arrays,
@@ -233,6 +224,22 @@ def make_task(
         augment=augment,
         accumulate=config.accumulate,
         trainable=chosen,
+    )
+
+
+def make_layout(
+    config: Config, task: Task, arrays: DataSet, devices: Sequence[jax.Device]
+) -> MeshLayout:
+    """Lay the model's arrays and the batch out over the devices."""
+    # Only its shape is needed, to see which of its axes the mesh can split.
+    example = jax.tree.leaves(arrays.train.select(np.arange(1)).inputs)[0][0]
+    return fit_layout(
+        devices,
+        task,
+        example.shape,
+        mesh=config.mesh,
+        layout=config.layout,
+        shard_state=config.shard_state,
     )
 
 
@@ -311,7 +318,7 @@ def choose_strategy(
 
 
 def name_custom_parts(custom: CustomParts, task: Task) -> dict[str, Any]:
-    """Return the settings that name your parts, for the header and config.json."""
+    """Return the settings that name your Python values, for header and config.json."""
     names: dict[str, Any] = {} if custom.data is None else {"dataset": "arrays"}
     if custom.model is not None:
         names["model"] = task.name
@@ -334,11 +341,11 @@ def rebuild_task(config: Config, **python_values: Any) -> Task:
 
     It needs no learning rate, which isn't part of the state.
     """
-    custom = CustomParts(**python_values)
-    custom_model = custom.model or load_custom("model", config.model)
-    make_model = custom_model or MODELS[config.model]
+    no_schedule = optax.constant_schedule(0.0)
+    parts = CustomParts(**python_values)._replace(schedule=no_schedule)
+    parts = load_custom_parts(config, parts)
+    make_model = parts.model or MODELS[config.model]
     model = build_model(make_model, config.seed, config.dtype)
-    task = make_task(config, custom, model)
-    custom_optimizer = custom.optimizer or load_custom("optimizer", config.optimizer)
-    optimizer = make_optimizer(config, optax.constant_schedule(0.0), custom_optimizer)
+    optimizer = make_optimizer(config, no_schedule, parts.optimizer)
+    task = make_task(config, parts, model)
     return dataclasses.replace(task, optimizer=optimizer)

@@ -8,12 +8,14 @@
 Lesson 14 teaches this file.
 """
 
+import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import jax
@@ -22,24 +24,34 @@ from flax import nnx
 
 from pmapdp import cli
 from pmapdp.config import Config
-from pmapdp.data.batches import Batch, Batches
 from pmapdp.distributed import (
     Processes,
     ProcessesOptions,
     connect_processes,
     find_processes,
+    make_global,
 )
-from pmapdp.errors import DIVERGED_ADVICE, DivergedError
+from pmapdp.errors import DIVERGED_ADVICE, DivergedError, StoppedError
 from pmapdp.job import CustomParts, Job, make_job, rebuild_task
 from pmapdp.loss import MetricSums
 from pmapdp.metrics import Meter
-from pmapdp.recipes import compare_with_reported, require_recipe
+from pmapdp.recipes import require_recipe
 from pmapdp.registry import require_python_values
-from pmapdp.run.checkpoints import load_state
+from pmapdp.run.checkpoints import Checkpoints
 from pmapdp.run.compile_cache import keep_compiled_programs
-from pmapdp.run.open_run import Run, open_run
-from pmapdp.run.workdir import read_config, with_full_paths
-from pmapdp.state import TrainState, is_finite
+from pmapdp.run.metrics_files import read_epochs
+from pmapdp.run.not_finite import explain_divergence
+from pmapdp.run.progress import Progress
+from pmapdp.run.report import Report
+from pmapdp.run.saved_run import load_state, load_weights
+from pmapdp.run.signals import StopRequest, watch_signals
+from pmapdp.run.workdir import (
+    open_workdir,
+    read_config,
+    with_full_paths,
+    write_config,
+)
+from pmapdp.state import TrainState, create_state, is_finite
 from pmapdp.steps.placing import prefetch
 
 AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
@@ -116,79 +128,146 @@ def train(
     # Only a float64 run uses 64 bits, whatever the caller has set, because with them
     # JAX's random numbers change.
     with jax.enable_x64(config.dtype == "float64"):
-        job = make_job(config, custom, processes)
-        with open_run(job, started) as run:
-            state, step = run.restore_or_init()
-            while not run.is_done(step):
-                state, step = train_epoch(job, run, state, step, after_epoch)
-            run.end(step)
-            epochs = list(run.epochs.values())
-            per_epoch = job.batches["train"].per_epoch
-            run.report.line(*compare_with_reported(job.config, epochs, per_epoch))
-            return Result(run.fetch_result(state), epochs)
+        return run_job(make_job(config, custom, processes), after_epoch, started)
+
+
+def run_job(job: Job, after_epoch: AfterEpoch | None, started: float) -> Result:
+    """Train from the newest checkpoint, or from the start, to the end.
+
+    `started` is the time at which the program began, by `time.perf_counter`.
+    """
+    with (
+        explain_divergence(job),
+        open_workdir(job) as checkpoints,  # None without a workdir: nothing is saved
+        watch_signals(job.processes) as stop_request,
+        job.processes.exit_on_error(),
+        contextlib.ExitStack() as stack,  # closes what the report opens
+    ):
+        state, progress, news = restore_or_init(job, checkpoints)
+        # After the checkpoint was accepted, so that a refused run changes nothing.
+        if job.config.workdir and job.processes.is_first:
+            write_config(job.config, job.config.workdir)
+        report = Report(job, stack)
+        report.start(state, progress.step, news)
+        while not progress.is_done:
+            state = train_epoch(
+                job, state, progress, checkpoints, report, stop_request, after_epoch
+            )
+        if checkpoints:
+            checkpoints.wait()
+        report.end(progress, time.perf_counter() - started)
+        state = choose_result(job, state, progress, checkpoints)
+    return Result(state, list(progress.epochs.values()))
+
+
+def restore_or_init(
+    job: Job, checkpoints: Checkpoints | None
+) -> tuple[TrainState, Progress, str]:
+    """Return the state on the devices, the run's progress, and a line about them.
+
+    They come from the newest checkpoint. At the first start there is none, and the
+    state comes from `--init-from`, or from the seed.
+    """
+    config = job.config
+    sharding = job.strategy.state_sharding
+    if checkpoints is None or not checkpoints.steps():
+        task = job.task
+        news = ""
+        if config.init_from:
+            task, news = load_weights(task, config.init_from)
+        return create_state(task, sharding), Progress(job), news
+
+    step = checkpoints.steps()[-1]
+    state, saved = checkpoints.read(
+        step,
+        job.task,
+        sharding,
+        accept_changed_functions=config.accept_changed_functions,
+    )
+    progress = Progress(job, step, **saved)
+    # A run that was killed may have reported epochs that it has to make again. One that
+    # was stopped in the middle of an epoch has that epoch twice.
+    for results in read_epochs(checkpoints.folder.parent):
+        if results["step"] <= step:
+            progress.epochs[results["epoch"]] = results
+    return state, progress, f"restored from the checkpoint of step {step:,}"
 
 
 def train_epoch(
-    job: Job, run: Run, state: TrainState, step: int, after_epoch: AfterEpoch | None
-) -> tuple[TrainState, int]:
-    """Train from update `step` to the end of its epoch, or of the run.
+    job: Job,
+    state: TrainState,
+    progress: Progress,
+    checkpoints: Checkpoints | None,
+    report: Report,
+    stop_request: StopRequest,
+    after_epoch: AfterEpoch | None,
+) -> TrainState:
+    """Train to the end of the epoch, or of the run, and return the state.
 
-    Returns:
-        The state and the number of updates made.
+    `progress` counts the updates, and gets the results.
     """
     strategy = job.strategy  # its functions are in steps/ or sharding/
     batches = job.batches["train"]
-    meter = run.open_meter()  # not empty if the epoch is resumed
-    host_batches = rest_of_epoch(batches, step, job.total_steps)
+    save_every = job.config.checkpoint_every
+    # It isn't empty if the epoch is resumed in its middle.
+    meter = Meter(progress.sums, progress.examples, is_weighted=batches.is_weighted)
+    # A resumed run may begin in the middle of an epoch, and --steps may end it there.
+    epoch, done = divmod(progress.step, batches.per_epoch)
+    steps_left = job.total_steps - progress.step
+    host_batches = itertools.islice(batches.epoch(epoch, done), steps_left)
     with prefetch(host_batches, strategy.place_batch) as placed_batches:
         for batch in placed_batches:
+            examples = batches.examples_in(progress.step)
             # This returns before the devices have computed anything, so the host can
             # start the next update meanwhile.
             state, sums = strategy.train_step(state, batch)
-            meter.add(step + 1, sums, batches.examples_in(step))
-            step += 1
-            run.show_update(step, state, meter)
-            if step % batches.per_epoch == 0 or step == job.total_steps:
-                meter.finish()  # the evaluation isn't part of its time
-                tested = evaluate(job, state, job.evaluated_part)
-                results = run.end_epoch(step, state, meter, tested)
-                run.save(step, state, meter)
+            progress.step += 1
+            meter.add(progress.step, sums, examples)
+            report.update(progress.step, state, meter)
+
+            if progress.is_epoch_end:
+                results = evaluate_epoch(job, state, progress.step, meter)
+                progress.end_epoch(results)
+                report.end_epoch(results, meter)
+                save(job, state, progress, meter, checkpoints)
                 if after_epoch is not None:
-                    after_epoch(results, state)
-            elif is_due(step, job.config.checkpoint_every):
-                run.save(step, state, meter)
-            stop = run.stop_request.agree(step)
-            if stop and not run.is_done(step):
-                run.save(step, state, meter)  # if that isn't done yet
-                run.raise_stopped(stop, step, state)
-    return state, step
+                    after_epoch(dict(results), state)
+            elif save_every and progress.step % save_every == 0:
+                save(job, state, progress, meter, checkpoints)
+
+            signal = stop_request.agree(progress.step)
+            if signal and not progress.is_done:
+                save(job, state, progress, meter, checkpoints)
+                raise stopped_error(job, state, progress.step, checkpoints, signal)
+    return state
 
 
-def rest_of_epoch(batches: Batches, step: int, total_steps: int) -> Iterator[Batch]:
-    """Yield the batches of an epoch that follow update `step`.
+def evaluate_epoch(
+    job: Job, state: TrainState, step: int, meter: Meter
+) -> dict[str, Any]:
+    """Return the results of an epoch that ended with update `step`."""
+    meter.finish()  # the evaluation isn't part of its time
+    results: dict[str, Any] = {
+        "epoch": (step - 1) // job.batches["train"].per_epoch + 1,
+        "step": step,
+        "train": meter.means,
+    }
+    if job.evaluated_part:
+        results[job.evaluated_part] = evaluate(job, state, job.evaluated_part)
+    # The rate of the update that was made last, not of the next one.
+    learning_rate = job.schedule(jax.device_put(step - 1))
+    results["learning_rate"] = float(jax.device_get(learning_rate))
+    return results | meter.speed
 
-    A resumed run may begin in the middle of an epoch, and --steps may end it there.
-    """
-    epoch, done = divmod(step, batches.per_epoch)
-    return itertools.islice(batches.epoch(epoch, done), total_steps - step)
 
-
-def is_due(step: int, every: int | None) -> bool:
-    """Return True after each `every`-th update."""
-    return every is not None and step % every == 0
-
-
-def evaluate(job: Job, state: TrainState, part: str | None) -> dict[str, float]:
+def evaluate(job: Job, state: TrainState, part: str) -> dict[str, float]:
     """Return the metrics of a placed state over exactly the examples of a part.
 
     Args:
         job: Has the batches and the evaluation step.
         state: As the strategy places it.
-        part: "test" or "validation". None: the data set has neither, and the metrics
-            are {}.
+        part: "test" or "validation".
     """
-    if part is None:
-        return {}
     batches = job.batches[part]
     meter = Meter(is_weighted=batches.is_weighted)
     try:
@@ -213,6 +292,74 @@ def evaluate(job: Job, state: TrainState, part: str | None) -> dict[str, float]:
     return meter.means
 
 
+def save(
+    job: Job,
+    state: TrainState,
+    progress: Progress,
+    meter: Meter,
+    checkpoints: Checkpoints | None,
+) -> None:
+    """Start to write a checkpoint, unless there is one of this update.
+
+    Without a workdir only the best epoch's state is kept, on the host.
+    """
+    if checkpoints is None:
+        if progress.wants_best and progress.best.get("step") == progress.step:
+            progress.best_state = job.strategy.fetch(state)
+        return
+    if progress.step in checkpoints.steps():
+        return
+    progress_so_far = progress.to_json(meter)
+    state = make_global(state, job.strategy.state_sharding)
+    # A run that resumed from a NaN would end at once, every time.
+    if not is_finite(state):
+        raise DivergedError(
+            f"the state is not finite after step {progress.step}: {DIVERGED_ADVICE}"
+        )
+    checkpoints.save(progress.step, state, progress_so_far)
+
+
+def stopped_error(
+    job: Job,
+    state: TrainState,
+    step: int,
+    checkpoints: Checkpoints | None,
+    signal: Signals,
+) -> StoppedError:
+    """Make the error that ends a run after update `step`, once all is on the disk."""
+    if checkpoints is None:
+        # The caller gets the state, so that nothing is lost.
+        unsaved = job.strategy.fetch(state)
+        news = "nothing was kept; with --workdir runs/first a run can be resumed"
+    else:
+        checkpoints.wait()
+        unsaved = None
+        news = (
+            f"a checkpoint is in {job.config.workdir}, and the same command resumes "
+            "from it"
+        )
+    message = f"stopped by {signal.name} after step {step:,}: {news}"
+    return StoppedError(message, 128 + signal, unsaved)
+
+
+def choose_result(
+    job: Job, state: TrainState, progress: Progress, checkpoints: Checkpoints | None
+) -> TrainState:
+    """Copy the last state to the host, or the best epoch's if that's asked for."""
+    best_step = progress.best.get("step")
+    if not progress.wants_best or best_step in (None, progress.step):
+        return job.strategy.fetch(state)
+    if checkpoints is None:
+        return progress.best_state
+    best, _ = checkpoints.read(
+        best_step,
+        job.task,
+        job.strategy.state_sharding,
+        accept_changed_functions=True,
+    )
+    return job.strategy.fetch(best)
+
+
 def load_run(
     path: str | Path, *, best: bool = False, **python_values: Any
 ) -> tuple[Config, TrainState, dict[str, Any]]:
@@ -232,8 +379,8 @@ def load_run(
     require_python_values(config, parts, "pmapdp.train.load_run", str(path))
     with jax.enable_x64(config.dtype == "float64"):
         task = rebuild_task(config, **python_values)
-        state, epoch_progress = load_state(path, task, best=best)
-    return config, state, epoch_progress["last"]
+        state, progress = load_state(path, task, best=best)
+    return config, state, progress["last"]
 
 
 COMMAND = cli.Command(

@@ -1,18 +1,34 @@
 """Find the training example that made a loss infinite or NaN."""
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 
 from pmapdp.data.batches import Batches
-from pmapdp.errors import DIVERGED_ADVICE
+from pmapdp.errors import DIVERGED_ADVICE, DivergedError
 from pmapdp.job import Job
 from pmapdp.state import create_state
 from pmapdp.steps.shared import gradient_sums
 
 HUGE = 1e4  # times the median, beyond what differently scaled columns give
+
+
+@contextlib.contextmanager
+def explain_divergence(job: Job) -> Iterator[None]:
+    """Add to the error of a training loss which example it may come from."""
+    try:
+        yield
+    except DivergedError as error:
+        if not error.step:
+            raise
+        advice = find_first_not_finite(job, error.step)
+        raise DivergedError(
+            f"{error.message}: {advice}", error.step, error.losses
+        ) from None
 
 
 def find_first_not_finite(job: Job, step: int) -> str:

@@ -6,6 +6,7 @@ Lesson 14 teaches this file.
 import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 
 from jax.experimental.multihost_utils import reached_preemption_sync_point
@@ -22,16 +23,10 @@ class StopRequest:
     which they stop, and the other signals are passed on as SIGTERM.
     """
 
-    def __init__(self, processes: Processes, stack: contextlib.ExitStack):
+    def __init__(self, processes: Processes):
         self.processes = processes
         self.signal: signal.Signals | None = None  # that came to this process
         self.agreed: signal.Signals | None = None  # after which the run stops
-        # In other threads Python can't catch signals.
-        if threading.current_thread() is threading.main_thread():
-            numbers = set(SIGNALS)
-            if processes.count > 1:
-                numbers.remove(signal.SIGTERM)
-            stack.enter_context(catch_signals(self.on_signal, numbers))
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Note the first signal, and stop at the second."""
@@ -51,3 +46,17 @@ class StopRequest:
             # 0 on all: JAX took the SIGTERM.
             self.agreed = signal.Signals(max(numbers) or signal.SIGTERM)
         return self.agreed
+
+
+@contextlib.contextmanager
+def watch_signals(processes: Processes) -> Iterator[StopRequest]:
+    """Note the signals that come meanwhile."""
+    stop_request = StopRequest(processes)
+    numbers = set(SIGNALS)
+    if processes.count > 1:
+        numbers.remove(signal.SIGTERM)
+    # In other threads Python can't catch signals.
+    if threading.current_thread() is not threading.main_thread():
+        numbers.clear()
+    with catch_signals(stop_request.on_signal, numbers):
+        yield stop_request

@@ -29,7 +29,7 @@ from pmapdp.errors import UserError
 from pmapdp.evaluate import evaluate_exported, evaluate_run
 from pmapdp.export import export_model, export_run, load_exported
 from pmapdp.job import CustomParts
-from pmapdp.run.checkpoints import load_weights
+from pmapdp.run.saved_run import load_weights
 from pmapdp.state import Task, build, create_state
 from pmapdp.train import evaluate
 

@@ -26,13 +26,14 @@ from pmapdp.errors import DivergedError, UserError
 from pmapdp.export import export_run
 from pmapdp.job import CustomParts, make_job, make_task
 from pmapdp.registry import MODELS
-from pmapdp.run.checkpoints import Checkpoints, load_weights
-from pmapdp.run.workdir import fixed_settings
+from pmapdp.run.checkpoints import Checkpoints
+from pmapdp.run.same_run import fixed_settings
+from pmapdp.run.saved_run import load_weights
 from pmapdp.state import Task, build, create_state
 from pmapdp.train import load_run
 
 SETTINGS = fixed_settings(Config())
-PROGRESS = {"belongs_to": SETTINGS, "examples": 0, "best": {}, "last": {}}
+PROGRESS = {"examples": 0, "best": {}, "last": {}}
 
 
 def assert_same(one, other):
@@ -46,7 +47,7 @@ def test_it_holds_the_state_of_the_call(tmp_path):
     )
     job = make_job(config, CustomParts(model=Net, data=DATA))
     state = create_state(job.task, job.strategy.state_sharding)
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints = Checkpoints(tmp_path / "checkpoints", SETTINGS)
     saved = {}
     for step, (batch, _) in enumerate(
         zip(job.batches["train"].epoch(0), range(3), strict=False), start=1
@@ -58,7 +59,7 @@ def test_it_holds_the_state_of_the_call(tmp_path):
     checkpoints.wait()
     assert checkpoints.steps() == [1, 2, 3]
     for step, expected in saved.items():
-        assert_same(checkpoints.read(step, job.task, SETTINGS)[0], expected)
+        assert_same(checkpoints.read(step, job.task)[0], expected)
     checkpoints.close()
 
 
@@ -67,17 +68,17 @@ def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(tmp_path):
     folder = tmp_path / "run[1] {a,b}*?$~'\" ü☃" / "checkpoints"
 
     async def read(reader):
-        return reader.read(3, task, SETTINGS)[0]
+        return reader.read(3, task)[0]
 
     with jax.enable_x64(True):
         task = Task(build(Net, dtype="float64"), optax.sgd(0.1))
-        state, checkpoints = create_state(task), Checkpoints(folder, keep=2)
+        state, checkpoints = create_state(task), Checkpoints(folder, SETTINGS, keep=2)
         for step in range(1, 7):
             best = {"step": min(3, step)}
             saved = dataclasses.replace(state, step=np.int32(step))
             checkpoints.save(step, jax.device_put(saved), PROGRESS | {"best": best})
         checkpoints.close()
-        reader = Checkpoints(folder, read_only=True)
+        reader = Checkpoints(folder, SETTINGS, read_only=True)
         assert reader.steps() == [3, 5, 6]
         found = asyncio.run(read(reader))
     assert found.params["head"]["bias"].dtype == "float64"
@@ -196,7 +197,7 @@ def test_a_checkpoint_without_its_checksum_is_refused(finished, folder):
 
 def test_a_full_disk_is_found_before_anything_is_written(tmp_path, monkeypatch):
     checkpoints, state = (
-        Checkpoints(tmp_path / "checkpoints"),
+        Checkpoints(tmp_path / "checkpoints", SETTINGS),
         create_state(Task(build(Net), optax.sgd(0.1))),
     )
     usage = shutil.disk_usage(tmp_path)

@@ -13,8 +13,8 @@ from points import DATA, Net, run
 
 from pmapdp.config import REMOVED_SETTINGS, Config
 from pmapdp.errors import DivergedError, UserError
+from pmapdp.run.same_run import fixed_settings
 from pmapdp.run.workdir import (
-    fixed_settings,
     lock_workdir,
     read_config,
     with_full_paths,
@@ -82,7 +82,7 @@ def test_a_run_that_diverges_has_its_last_losses():
 
 
 def test_tensorboard_shows_the_loss_within_an_epoch(tmp_path, monkeypatch):
-    monkeypatch.setattr("pmapdp.run.report.UPDATES_BETWEEN_POINTS", 2)
+    monkeypatch.setattr("pmapdp.run.metrics_files.UPDATES_BETWEEN_POINTS", 2)
     run(workdir=str(tmp_path / "run"), epochs=1, steps=4)
     (tensorboard,) = (
         file.read_bytes() for file in (tmp_path / "run").glob("events.out.tfevents.*")

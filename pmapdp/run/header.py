@@ -1,0 +1,119 @@
+"""Describe a run before its first update: the header's lines, and facts as JSON."""
+
+import functools
+import math
+import platform
+from typing import Any
+
+import jax
+
+from pmapdp.devices import count_from_environment, describe
+from pmapdp.job import Job
+from pmapdp.recipes import RECIPES
+from pmapdp.sharding.layout import bytes_on_a_device, state_line
+from pmapdp.state import TrainState
+
+# What the parts of a data set are for.
+USES = {"train": "train", "validation": "validate", "test": "test"}
+
+
+def describe_run(job: Job, state: TrainState) -> tuple[dict[str, Any], list[str]]:
+    """Return the facts about a run for the metrics files, and the header's lines."""
+    batches = job.batches["train"]
+    per_device = math.ceil(batches.batch_size / batches.devices)
+    arrays = (state.params, state.optimizer_state)
+    facts = {
+        "devices": len(job.devices),
+        "global_batch_size": batches.batch_size,
+        "per_device_batch_size": per_device,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        "examples": {name: part.examples for name, part in job.batches.items()},
+        "state_bytes_on_a_device": bytes_on_a_device(arrays),
+        "jax": jax.__version__,
+    }
+    rows = describe_settings(job, facts) | {
+        "state": state_line(state),
+        "data": describe_data(job),
+        "started": describe_start(job),
+    }
+    return facts, [f"{name:<7}  {value}" for name, value in rows.items()]
+
+
+def describe_settings(job: Job, facts: dict[str, Any]) -> dict[str, str]:
+    """Return the header's rows about how the run trains."""
+    config = job.config
+    run = f"strategy {config.strategy}, seed {config.seed}, {config.dtype}"
+    named = RECIPES[config.recipe].config
+    if (config.dataset, config.model) == (named.dataset, named.model):
+        run = f"recipe {named.recipe}, {run}"
+    batch = (
+        f"{facts['global_batch_size']:,} over all devices, at most "
+        f"{facts['per_device_batch_size']:,} on one"
+    )
+    if config.accumulate > 1:
+        batch += f", in {config.accumulate} micro-batches"
+    loss = name_of_loss(job.task.loss)
+    augment: Any = job.task.augment
+    if augment is not None:
+        name = getattr(augment, "__qualname__", type(augment).__name__)
+        loss += f" of examples changed by {name}"
+    if job.task.classifies and config.label_smoothing:
+        loss += ", smoothed in training alone"
+    per_epoch = job.batches["train"].per_epoch
+    return {
+        "run": run,
+        "devices": describe_devices(job),
+        "batch": batch,
+        "model": f"{config.model}, {facts['parameters']:,} parameters",
+        "loss": loss,
+        "updates": f"{job.total_steps:,}, {per_epoch:,} an epoch; {config.optimizer}, "
+        f"{config.schedule}",
+    }
+
+
+def describe_devices(job: Job) -> str:
+    """Describe the devices and the mesh, and say if more could have been simulated."""
+    config = job.config
+    text = describe(job.devices)
+    if config.mesh or config.layout != "data":
+        text += f", {job.layout.text}"
+    is_one_cpu = len(job.devices) == 1 and job.devices[0].platform == "cpu"
+    was_asked = config.devices or count_from_environment()
+    if is_one_cpu and config.strategy != "single" and not was_asked:
+        text += (
+            ", with which JAX had started: call pmapdp.devices.simulate(8) before its "
+            "first use for more"
+        )
+    return text
+
+
+def describe_data(job: Job) -> str:
+    """Describe the data set and its parts."""
+    texts = [job.config.dataset]
+    for name, part in job.batches.items():
+        text = f"{part.examples:,} to {USES[name]}"
+        if part.is_weighted:
+            text += " (weighted)"
+        texts.append(text)
+    if job.data_fingerprint:
+        texts.append(f"content {job.data_fingerprint}")
+    return ", ".join(texts)
+
+
+def describe_start(job: Job) -> str:
+    """Say who started how many processes, and with which versions."""
+    count = job.processes.count
+    unit = "process" if count == 1 else "processes"
+    versions = f"jax {jax.__version__}, Python {platform.python_version()}"
+    return f"{job.processes.launcher}, {count} {unit}, {versions}"
+
+
+def name_of_loss(loss: Any) -> str:
+    """Name a loss with its settings, as in `cross_entropy(label_smoothing=0.1)`."""
+    if not isinstance(loss, functools.partial):
+        return getattr(loss, "__qualname__", type(loss).__name__)
+    settings = []
+    for name, value in loss.keywords.items():
+        if value:
+            settings.append(f"{name}={getattr(value, '__name__', value)}")
+    return f"{name_of_loss(loss.func)}({', '.join(settings)})"

@@ -1,0 +1,107 @@
+"""Write the results of a run: as JSON lines, and for TensorBoard."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any, TextIO
+
+from pmapdp.errors import explain_errors
+from pmapdp.files import ADVICE, open_file, open_regular
+from pmapdp.job import Job
+from pmapdp.metrics import Meter
+from pmapdp.run.header import USES
+
+UPDATES_BETWEEN_POINTS = 50  # of the train loss in TensorBoard
+
+
+class MetricsFiles:
+    """The metrics files of a run, and its files for TensorBoard.
+
+    Only the first process writes them. `stack` closes them.
+    """
+
+    def __init__(self, job: Job, stack: contextlib.ExitStack):
+        config = job.config
+        self.log_every = config.log_every
+        self.logged_step = 0
+        self.files: list[TextIO] = []
+        self.tensorboard: Any = None
+        if not job.processes.is_first:
+            return
+        if config.metrics_file:
+            self.files.append(stack.enter_context(open_lines(config.metrics_file)))
+        if config.workdir:
+            from tensorboardX import SummaryWriter  # takes a while to import
+
+            file = open_lines(Path(config.workdir) / "metrics.jsonl")
+            self.files.append(stack.enter_context(file))
+            writer = contextlib.closing(SummaryWriter(config.workdir))
+            self.tensorboard = stack.enter_context(writer)
+            settings = [f"- {name}: {value}" for name, value in vars(config).items()]
+            self.tensorboard.add_text("configuration", "\n".join(settings))
+
+    def event(self, name: str, **values: Any) -> None:
+        """Append a JSON line `{"event": name, ...}` to the metrics files."""
+        for file in self.files:
+            file.write(json.dumps({"event": name, **values}) + "\n")
+
+    def update(self, step: int, meter: Meter) -> None:
+        """Add a point to TensorBoard now and then, and the losses of --log-every."""
+        if self.tensorboard and step % UPDATES_BETWEEN_POINTS == 0 and meter.means:
+            tag = "train/loss_so_far_in_the_epoch"
+            self.tensorboard.add_scalar(tag, meter.means["loss"], step)
+        self.log_losses(meter)
+
+    def log_losses(self, meter: Meter) -> None:
+        """Write the losses that were read since the last call, of each N-th update."""
+        if self.log_every is None:
+            return
+        for step, loss in meter.losses:
+            if step > self.logged_step and step % self.log_every == 0:
+                self.event("update", step=step, loss=loss)
+                self.logged_step = step
+
+    def end_epoch(self, results: dict[str, Any], meter: Meter) -> None:
+        """Write the results of an epoch."""
+        self.log_losses(meter)
+        self.event("epoch", **results)
+        if self.tensorboard:
+            step = results["step"]
+            rate = results["learning_rate"]
+            self.tensorboard.add_scalar("learning_rate", rate, step)
+            for part in USES:
+                for metric, value in results.get(part, {}).items():
+                    self.tensorboard.add_scalar(f"{part}/{metric}", value, step)
+            self.tensorboard.flush()
+
+
+def open_lines(path: str | Path) -> TextIO:
+    """Open a text file to append whole lines.
+
+    Half a line at its end, which a kill may leave, is ended first.
+    """
+    with explain_errors(f"{path} cannot be written", ADVICE):
+        descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        end = os.fstat(descriptor).st_size
+        if end and os.pread(descriptor, 1, end - 1) != b"\n":
+            os.write(descriptor, b"\n")
+        return open(
+            descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace"
+        )
+
+
+def read_epochs(folder: str | Path) -> list[dict[str, Any]]:
+    """Return the results of the epochs in the metrics file of a run, in its order."""
+    file = Path(folder) / "metrics.jsonl"
+    if not file.exists():
+        return []
+    epochs = []
+    with open_file(file, advice=ADVICE) as lines:
+        for line in lines:
+            # A kill may have left half a line.
+            with contextlib.suppress(ValueError):
+                values = json.loads(line)
+                if values.pop("event") == "epoch":
+                    epochs.append(values)
+    return epochs

@@ -1,0 +1,107 @@
+"""The results of a run so far: which epoch is best, and if the run is done."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pmapdp.job import Job
+from pmapdp.metrics import ACCURACIES, Meter
+
+
+@dataclass
+class Progress:
+    """The results of a run so far.
+
+    Attributes:
+        job: The run.
+        step: The updates made.
+        epochs: The results of each epoch by its number, as in the metrics file.
+        best: The results of the best epoch. {} before the first one has ended.
+        last: The results of the last epoch that has ended, or {}.
+        sums: The metric sums of an epoch that is resumed in its middle, else {}.
+        examples: The number of examples in them.
+        best_state: The best epoch's state on the host, if no checkpoint has it.
+    """
+
+    job: Job
+    step: int = 0
+    epochs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    best: dict[str, Any] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    examples: int = 0
+    best_state: Any = None
+
+    @property
+    def is_done(self) -> bool:
+        """True after the last update, or if patience has run out.
+
+        That's so if the last `--patience` epochs were no better than the best.
+        """
+        if self.step >= self.job.total_steps:
+            return True
+        patience = self.job.config.patience
+        if not patience or not self.last:
+            return False
+        return self.last["epoch"] - self.best["epoch"] >= patience
+
+    @property
+    def is_epoch_end(self) -> bool:
+        """True after the last update of an epoch, or of the run."""
+        per_epoch = self.job.batches["train"].per_epoch
+        return self.step % per_epoch == 0 or self.step == self.job.total_steps
+
+    @property
+    def wants_best(self) -> bool:
+        """True if the run was asked for its best epoch."""
+        return bool(self.job.config.best or self.job.config.patience)
+
+    def end_epoch(self, results: dict[str, Any]) -> None:
+        """Add the results of an epoch."""
+        self.epochs[results["epoch"]] = results
+        self.last = results
+        self.sums = {}
+        self.examples = 0
+        if not self.best or self.is_better(results, self.best):
+            self.best = results
+
+    def is_better(self, results: dict[str, Any], best: dict[str, Any]) -> bool:
+        """Return True if an epoch was better than the best one so far."""
+        setting = self.job.config.best
+        return best_metric(results, setting)[2] > best_metric(best, setting)[2]
+
+    def to_json(self, meter: Meter) -> dict[str, Any]:
+        """Return what a checkpoint has to hold of it.
+
+        Args:
+            meter: The meter of the current epoch. Its sums are kept as long as the
+                epoch is open, so that a resumed run has its means over all examples.
+        """
+        values = {"best": self.best, "last": self.last, "sums": {}, "examples": 0}
+        if self.step % self.job.batches["train"].per_epoch:
+            meter.finish()
+            values |= {"sums": meter.sums, "examples": meter.examples}
+        return values
+
+
+def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, float]:
+    """Return the part and the metric that decide which epoch is best, and its score.
+
+    A higher score is better.
+    """
+    part = next(part for part in ("validation", "test", "train") if part in results)
+    if best is None:
+        best = "lowest:loss"
+        for accuracy in ACCURACIES:
+            if accuracy in results[part]:
+                best = f"highest:{accuracy}"
+                break
+    order, _, name = best.partition(":")
+    score = float(results[part][name])
+    if order == "lowest":
+        score = -score
+    # NaN compares False with everything, so a first epoch of NaN would stay the best.
+    if np.isnan(score):
+        score = -np.inf
+    return part, name, score

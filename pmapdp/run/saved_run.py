@@ -1,0 +1,152 @@
+"""Read the state or the weights of a run that has been saved."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pmapdp.errors import UserError, explain_errors
+from pmapdp.exported_file import read_exported_file
+from pmapdp.run.checkpoints import Checkpoints, require_intact
+from pmapdp.run.same_run import CODE_PREFIX, fixed_settings
+from pmapdp.run.workdir import read_config
+from pmapdp.state import Task, TrainState, named_leaves, use_host
+
+
+def load_state(
+    path: str | Path,
+    task: Task,
+    *,
+    best: bool = False,
+    data_fingerprint: str | None = None,
+) -> tuple[TrainState, Any]:
+    """Read the newest state of a run to the host, or its best epoch's.
+
+    With it comes the progress. A `UserError` says if it's of another run, or if
+    the fingerprint of the data is another one.
+    """
+    settings = fixed_settings(read_config(path), data_fingerprint)
+    checkpoints = open_checkpoints(path, settings)
+    step = checkpoints.steps()[-1]
+    # One accelerator may be too small for a state that was split over several.
+    with use_host():
+        state, progress = checkpoints.read(step, task)
+        if best and progress["best"].get("step") != step:
+            step = progress["best"].get("step")
+            if step not in checkpoints.steps():
+                raise UserError(
+                    f"{path} holds no checkpoint of its best epoch: leave --best out"
+                )
+            state, progress = checkpoints.read(step, task)
+    return jax.device_get(state), progress
+
+
+def open_checkpoints(
+    path: str | Path, settings: dict[str, Any] | None = None
+) -> Checkpoints:
+    """Open the checkpoints in the folder of a run, to read them.
+
+    A `UserError` says that there are none.
+    """
+    read_config(path)
+    checkpoints = Checkpoints(
+        Path(path) / "checkpoints", settings or {}, read_only=True
+    )
+    if not checkpoints.steps():
+        raise UserError(
+            f"{path} holds no checkpoint yet: let the training run finish an epoch "
+            "first"
+        )
+    return checkpoints
+
+
+def require_functions_again(path: str, python_values: dict[str, Any]) -> None:
+    """Refuse to evaluate a run whose loss or metrics came from Python and aren't given.
+
+    The settings don't name them, but the checkpoint has their hashes. The cross-entropy
+    would be shown as the run's loss.
+    """
+    checkpoints = open_checkpoints(path)
+    with explain_errors(f"a checkpoint in {path} cannot be read", "delete it"):
+        progress = checkpoints.read_progress(checkpoints.steps()[-1])
+    for name in ("loss", "metrics"):
+        # A checkpoint of 0.3 has no hashes.
+        code = progress["belongs_to"].get(CODE_PREFIX + name, "built in")
+        if code != "built in" and python_values.get(name) is None:
+            raise UserError(
+                f"this run was given its {name} from Python, so give it again: "
+                "from pmapdp.evaluate import evaluate_run; "
+                f"evaluate_run({path!r}, {name}=...)"
+            )
+
+
+def load_weights(task: Task, path: str) -> tuple[Task, str]:
+    """Put the weights of a run or an exported file into a task's model.
+
+    An array is taken if the model has one of its name and shape. The others stay as the
+    seed made them.
+
+    Returns:
+        The task, and a line that says what was taken.
+    """
+    advice = "name the --workdir of a run, or a file of python -m pmapdp.export"
+    if os.path.isdir(path):
+        step, saved = read_weights(path, advice)
+    else:
+        exported = read_exported_file(path, advice=advice)  # its program isn't run
+        step = exported.metadata.get("step", 0)
+        saved = {}
+        for name, array in exported.arrays.items():
+            saved[name.replace("/", ".")] = array
+    arrays = task.split_arrays(task.model)
+    leaves = []
+    left = []
+    for name, array in named_leaves(*arrays).items():
+        if name in saved and saved[name].shape == array.shape:
+            # Weights of a float64 run may start one of float32.
+            leaves.append(saved[name].astype(array.dtype))
+        else:
+            leaves.append(array)
+            left.append(name)
+    taken = len(leaves) - len(left)
+    # The name of another model's folder is a common mistake.
+    if not taken:
+        raise UserError(
+            f"--init-from {path} has no array of {task.name}, for example no "
+            f"{min(left)}: {advice}"
+        )
+    model = task.merge_arrays(*jax.tree.unflatten(jax.tree.structure(arrays), leaves))
+    news = f"starts from {taken} arrays of {path}, which had made {step:,} updates"
+    if left:
+        news += f"; as the seed makes them: {', '.join(left)}"
+    return dataclasses.replace(task, model=model), news
+
+
+def read_weights(path: str, advice: str) -> tuple[int, dict[str, Any]]:
+    """Return the number of updates of a run's newest checkpoint, and its weights.
+
+    They come as they were written: whatever devices they came from, and in float64 if
+    that run was.
+    """
+    checkpoints = open_checkpoints(path)
+    step = checkpoints.steps()[-1]
+    with (
+        explain_errors(f"the checkpoint in {path} cannot be read", advice),
+        use_host(),
+        jax.enable_x64(True),
+    ):
+        on_host = checkpoints.args.StandardRestore(
+            fallback_sharding=jnp.zeros(()).sharding
+        )
+        progress = checkpoints.read_progress(step)
+        state = checkpoints.restore(step, state=on_host)
+        leaves = named_leaves(state)
+        # In the order of the checksum.
+        arrays = [leaves.get(name) for name in progress.pop("shapes")]
+        folder = checkpoints.folder / str(step)
+        require_intact(folder, state["step"], arrays, progress)
+        weights = named_leaves(state["params"], state.get("model_state", {}))
+        return step, jax.device_get(weights)

@@ -1,0 +1,51 @@
+"""Trace some updates of a run, for --profile."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pmapdp.job import Job
+from pmapdp.metrics import Meter
+
+WARM_UP = 4  # updates before the trace
+TRACED = 10  # updates in it
+
+
+class Trace:
+    """JAX's trace of ten updates, in the folder `profile` of the first process.
+
+    `show` prints a line.
+    """
+
+    def __init__(self, job: Job, show: Callable[[str], None]):
+        self.show = show
+        self.updates = 0
+        self.folder: Path | None = None
+        if job.config.workdir and job.processes.is_first:
+            self.folder = Path(job.config.workdir) / "profile"
+
+    def update(self, state: Any, meter: Meter) -> None:
+        """Start the trace after the first updates, and end it after some more."""
+        self.updates += 1
+        if self.updates == WARM_UP and self.folder:
+            # Otherwise the trace would begin with updates that were started before.
+            jax.block_until_ready(state)
+            jax.profiler.start_trace(str(self.folder), create_perfetto_trace=True)
+        elif self.updates == WARM_UP + TRACED:
+            jax.block_until_ready(state)
+            self.end()
+        # The traced updates are slow, so examples/s is of the others alone.
+        if WARM_UP <= self.updates <= WARM_UP + TRACED:
+            meter.start_clock()
+
+    def end(self) -> None:
+        """End the trace, even if the run ended before it did."""
+        if self.folder and self.updates >= WARM_UP:
+            jax.profiler.stop_trace()
+            # A resumed run may have traced before.
+            files = self.folder.glob("**/perfetto_trace.json.gz")
+            file = max(files, key=lambda path: path.stat().st_mtime)
+            self.show(f"trace: open {file} at ui.perfetto.dev")
+            self.folder = None
