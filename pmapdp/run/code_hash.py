@@ -111,7 +111,11 @@ class Description:
         if isinstance(value, list):
             return type_name, [self.describe(element) for element in value]
         if isinstance(value, dict):
-            return type_name, [self.describe(pair) for pair in value.items()]
+            pairs = []
+            for key, element in value.items():
+                if not str(key).startswith(FLAX_ATTRIBUTES):
+                    pairs.append(self.describe((key, element)))
+            return type_name, pairs
         return self.describe_code(value)
 
     def describe_code(self, value: Any) -> Any:
@@ -133,7 +137,7 @@ class Description:
             fields = [(name, self.describe(getattr(value, name))) for name in names]
             return "dataclass", self.describe(type(value)), fields
         # Any other object says how to make it again in another process.
-        return "object", self.describe(without_flax(value.__reduce_ex__(4)))
+        return "object", self.describe(value.__reduce_ex__(4))
 
     def describe_class(self, value: type) -> Any:
         """Describe a class by its attributes and bases, or by its name in a library."""
@@ -164,18 +168,6 @@ class Description:
         for name in sorted(names_of(code) & function.__globals__.keys()):
             values[f"global {name}"] = function.__globals__[name]
         return "function", self.describe(code), self.describe(values)
-
-
-def without_flax(parts: Any) -> Any:
-    """Leave Flax's own attributes out of what `__reduce_ex__` returned."""
-    if isinstance(parts, str) or len(parts) < 3 or not isinstance(parts[2], dict):
-        return parts
-    state = {
-        name: value
-        for name, value in parts[2].items()
-        if not str(name).startswith(FLAX_ATTRIBUTES)
-    }
-    return *parts[:2], state, *parts[3:]
 
 
 def is_of_library(value: Any) -> bool:
