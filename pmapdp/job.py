@@ -324,8 +324,8 @@ def name_custom_parts(custom: CustomParts, task: Task) -> dict[str, Any]:
         names["model"] = task.name
     if custom.trainable is not None:
         names["trainable"] = tuple(named_leaves(task.split_arrays(task.model)[0]))
-    functions = {"optimizer": custom.optimizer, "schedule": custom.schedule}
-    for part, function in functions.items():
+    for part in ("optimizer", "schedule"):
+        function = getattr(custom, part)
         if function is None:
             continue
         name = getattr(function, "__name__", type(function).__name__)

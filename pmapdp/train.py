@@ -237,7 +237,7 @@ def train_epoch(
 
             signal = stop_request.agree(progress.step)
             if signal and not progress.is_done:
-                save(job, state, progress, meter, checkpoints)
+                save(job, state, progress, meter, checkpoints)  # if it isn't done yet
                 raise stopped_error(job, state, progress.step, checkpoints, signal)
     return state
 
@@ -252,8 +252,9 @@ def evaluate_epoch(
         "step": step,
         "train": meter.means,
     }
-    if job.evaluated_part:
-        results[job.evaluated_part] = evaluate(job, state, job.evaluated_part)
+    part = job.evaluated_part
+    if part is not None:
+        results[part] = evaluate(job, state, part)
     # The rate of the update that was made last, not of the next one.
     learning_rate = job.schedule(jax.device_put(step - 1))
     results["learning_rate"] = float(jax.device_get(learning_rate))

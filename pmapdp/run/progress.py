@@ -1,9 +1,8 @@
 """The results of a run so far: which epoch is best, and if the run is done."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from pmapdp.job import Job
 from pmapdp.metrics import ACCURACIES, Meter
@@ -35,7 +34,7 @@ class Progress:
 
     @property
     def is_done(self) -> bool:
-        """True after the last update, or if patience has run out.
+        """Return True after the last update, or if patience has run out.
 
         That's so if the last `--patience` epochs were no better than the best.
         """
@@ -48,13 +47,13 @@ class Progress:
 
     @property
     def is_epoch_end(self) -> bool:
-        """True after the last update of an epoch, or of the run."""
+        """Return True after the last update of an epoch, or of the run."""
         per_epoch = self.job.batches["train"].per_epoch
         return self.step % per_epoch == 0 or self.step == self.job.total_steps
 
     @property
     def wants_best(self) -> bool:
-        """True if the run was asked for its best epoch."""
+        """Return True if the run was asked for its best epoch."""
         return bool(self.job.config.best or self.job.config.patience)
 
     def end_epoch(self, results: dict[str, Any]) -> None:
@@ -63,13 +62,18 @@ class Progress:
         self.last = results
         self.sums = {}
         self.examples = 0
-        if not self.best or self.is_better(results, self.best):
+        if not self.best or self.score(results) > self.score(self.best):
             self.best = results
 
-    def is_better(self, results: dict[str, Any], best: dict[str, Any]) -> bool:
-        """Return True if an epoch was better than the best one so far."""
-        setting = self.job.config.best
-        return best_metric(results, setting)[2] > best_metric(best, setting)[2]
+    def score(self, results: dict[str, Any]) -> float:
+        """Return how good an epoch was. Higher is better."""
+        part, order, name = choose_metric(results, self.job.config.best)
+        value = float(results[part][name])
+        # NaN compares False with everything, so a first epoch of NaN would stay the
+        # best.
+        if math.isnan(value):
+            return -math.inf
+        return -value if order == "lowest" else value
 
     def to_json(self, meter: Meter) -> dict[str, Any]:
         """Return what a checkpoint has to hold of it.
@@ -85,10 +89,11 @@ class Progress:
         return values
 
 
-def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, float]:
-    """Return the part and the metric that decide which epoch is best, and its score.
+def choose_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, str]:
+    """Return which metric decides which epoch is best: its part, order and name.
 
-    A higher score is better.
+    `best` is the setting, for example "lowest:error". By default it's the highest
+    accuracy, or the lowest loss if there is no accuracy.
     """
     part = next(part for part in ("validation", "test", "train") if part in results)
     if best is None:
@@ -96,12 +101,5 @@ def best_metric(results: dict[str, Any], best: str | None) -> tuple[str, str, fl
         for accuracy in ACCURACIES:
             if accuracy in results[part]:
                 best = f"highest:{accuracy}"
-                break
     order, _, name = best.partition(":")
-    score = float(results[part][name])
-    if order == "lowest":
-        score = -score
-    # NaN compares False with everything, so a first epoch of NaN would stay the best.
-    if np.isnan(score):
-        score = -np.inf
-    return part, name, score
+    return part, order, name

@@ -15,7 +15,7 @@ from pmapdp.metrics import Meter
 from pmapdp.recipes import compare_with_reported
 from pmapdp.run.header import USES, describe_run
 from pmapdp.run.metrics_files import MetricsFiles, open_lines
-from pmapdp.run.progress import Progress, best_metric
+from pmapdp.run.progress import Progress, choose_metric
 from pmapdp.run.trace import Trace
 from pmapdp.state import TrainState
 
@@ -42,10 +42,9 @@ class Report:
             log = open_lines(Path(config.workdir) / "log.txt")
             self.log = stack.enter_context(log)
         self.files = MetricsFiles(job, stack)
+        self.trace = Trace(job, self.line)
         # A run that's stopped, or that diverges, ends its trace, too.
-        self.trace = Trace(job, self.line) if config.profile else None
-        if self.trace:
-            stack.callback(self.trace.end)
+        stack.callback(self.trace.end)
         self.shown = time.monotonic()
 
     def line(self, *texts: str) -> None:
@@ -90,8 +89,7 @@ class Report:
             meter.finish()
             self.compile_seconds = meter.seconds
             meter.start_clock()
-        if self.trace:
-            self.trace.update(state, meter)
+        self.trace.update(state, meter)
         self.files.update(step, meter)
         wait = SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
         now = time.monotonic()
@@ -130,8 +128,7 @@ class Report:
 
     def end(self, progress: Progress, seconds: float) -> None:
         """Report the end of a run that took `seconds`."""
-        if self.trace:
-            self.trace.end()
+        self.trace.end()
         config = self.job.config
         best = progress.best
         last = progress.last
@@ -142,7 +139,7 @@ class Report:
                 "no better than the best"
             )
         if best:
-            part, name, _ = best_metric(best, config.best)
+            part, _, name = choose_metric(best, config.best)
             self.line(
                 f"{part} {name}: best {best[part][name]:.4f} (epoch {best['epoch']}), "
                 f"last {last[part][name]:.4f}"

@@ -62,11 +62,10 @@ def hash_functions(job: Job) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for step, rate in zip(steps, rates, strict=True):
         values[f"the schedule after {step} updates"] = float(f"{rate:.6g}")
-    functions = job.parts._asdict() | {"augmentation": job.task.augment}
+    functions = {"augmentation": job.task.augment}
+    for name in ("model", "loss", "metrics", "optimizer", "schedule"):
+        functions[name] = getattr(job.parts, name)
     for name, function in functions.items():
-        # Data are compared by their content, and the names of what is trained.
-        if name in ("data", "trainable"):
-            continue
         is_yours = function is not None
         values[CODE_PREFIX + name] = hash_function(function) if is_yours else "built in"
     return values

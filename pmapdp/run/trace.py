@@ -14,7 +14,7 @@ TRACED = 10  # updates in it
 
 
 class Trace:
-    """JAX's trace of ten updates, in the folder `profile` of the first process.
+    """JAX's trace of ten updates with --profile, in the workdir's folder `profile`.
 
     `show` prints a line.
     """
@@ -22,8 +22,9 @@ class Trace:
     def __init__(self, job: Job, show: Callable[[str], None]):
         self.show = show
         self.updates = 0
-        self.folder: Path | None = None
-        if job.config.workdir and job.processes.is_first:
+        self.is_wanted = job.config.profile
+        self.folder: Path | None = None  # of the first process, until it's written
+        if job.config.profile and job.config.workdir and job.processes.is_first:
             self.folder = Path(job.config.workdir) / "profile"
 
     def update(self, state: Any, meter: Meter) -> None:
@@ -37,7 +38,7 @@ class Trace:
             jax.block_until_ready(state)
             self.end()
         # The traced updates are slow, so examples/s is of the others alone.
-        if WARM_UP <= self.updates <= WARM_UP + TRACED:
+        if self.is_wanted and WARM_UP <= self.updates <= WARM_UP + TRACED:
             meter.start_clock()
 
     def end(self) -> None:
