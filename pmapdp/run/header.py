@@ -17,58 +17,52 @@ from pmapdp.state import TrainState
 USES = {"train": "train", "validation": "validate", "test": "test"}
 
 
-def describe_run(job: Job, state: TrainState) -> tuple[dict[str, Any], list[str]]:
-    """Return the facts about a run for the metrics files, and the header's lines."""
+def run_facts(job: Job, state: TrainState) -> dict[str, Any]:
+    """Return the facts about a run for its metrics files."""
     batches = job.batches["train"]
-    per_device = math.ceil(batches.batch_size / batches.devices)
-    arrays = (state.params, state.optimizer_state)
-    facts = {
+    return {
         "devices": len(job.devices),
         "global_batch_size": batches.batch_size,
-        "per_device_batch_size": per_device,
+        "per_device_batch_size": math.ceil(batches.batch_size / batches.devices),
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "examples": {name: part.examples for name, part in job.batches.items()},
-        "state_bytes_on_a_device": bytes_on_a_device(arrays),
+        "state_bytes_on_a_device": bytes_on_a_device(
+            (state.params, state.optimizer_state)
+        ),
         "jax": jax.__version__,
     }
-    rows = describe_settings(job, facts) | {
-        "state": state_line(state),
-        "data": describe_data(job),
-        "started": describe_start(job),
-    }
-    return facts, [f"{name:<7}  {value}" for name, value in rows.items()]
 
 
-def describe_settings(job: Job, facts: dict[str, Any]) -> dict[str, str]:
-    """Return the header's rows about how the run trains."""
+def header_lines(job: Job, state: TrainState, facts: dict[str, Any]) -> list[str]:
+    """Return the header, one fact a line."""
     config = job.config
+    per_epoch = job.batches["train"].per_epoch
     run = f"strategy {config.strategy}, seed {config.seed}, {config.dtype}"
-    named = RECIPES[config.recipe].config
-    if (config.dataset, config.model) == (named.dataset, named.model):
-        run = f"recipe {named.recipe}, {run}"
+    recipe = RECIPES[config.recipe].config
+    if (config.dataset, config.model) == (recipe.dataset, recipe.model):
+        run = f"recipe {recipe.recipe}, {run}"
     batch = (
         f"{facts['global_batch_size']:,} over all devices, at most "
         f"{facts['per_device_batch_size']:,} on one"
     )
     if config.accumulate > 1:
         batch += f", in {config.accumulate} micro-batches"
-    loss = name_of_loss(job.task.loss)
-    augment: Any = job.task.augment
-    if augment is not None:
-        name = getattr(augment, "__qualname__", type(augment).__name__)
-        loss += f" of examples changed by {name}"
-    if job.task.classifies and config.label_smoothing:
-        loss += ", smoothed in training alone"
-    per_epoch = job.batches["train"].per_epoch
-    return {
-        "run": run,
-        "devices": describe_devices(job),
-        "batch": batch,
-        "model": f"{config.model}, {facts['parameters']:,} parameters",
-        "loss": loss,
-        "updates": f"{job.total_steps:,}, {per_epoch:,} an epoch; {config.optimizer}, "
+    processes = f"{job.processes.count} processes"
+    if job.processes.count == 1:
+        processes = "1 process"
+    return [
+        f"run      {run}",
+        f"devices  {describe_devices(job)}",
+        f"batch    {batch}",
+        f"model    {config.model}, {facts['parameters']:,} parameters",
+        f"loss     {describe_loss(job)}",
+        f"updates  {job.total_steps:,}, {per_epoch:,} an epoch; {config.optimizer}, "
         f"{config.schedule}",
-    }
+        f"state    {state_line(state)}",
+        f"data     {describe_data(job)}",
+        f"started  {job.processes.launcher}, {processes}, jax {jax.__version__}, "
+        f"Python {platform.python_version()}",
+    ]
 
 
 def describe_devices(job: Job) -> str:
@@ -100,12 +94,16 @@ def describe_data(job: Job) -> str:
     return ", ".join(texts)
 
 
-def describe_start(job: Job) -> str:
-    """Say who started how many processes, and with which versions."""
-    count = job.processes.count
-    unit = "process" if count == 1 else "processes"
-    versions = f"jax {jax.__version__}, Python {platform.python_version()}"
-    return f"{job.processes.launcher}, {count} {unit}, {versions}"
+def describe_loss(job: Job) -> str:
+    """Describe the loss, and how training changes its examples."""
+    text = name_of_loss(job.task.loss)
+    augment: Any = job.task.augment
+    if augment is not None:
+        name = getattr(augment, "__qualname__", type(augment).__name__)
+        text += f" of examples changed by {name}"
+    if job.task.classifies and job.config.label_smoothing:
+        text += ", smoothed in training alone"
+    return text
 
 
 def name_of_loss(loss: Any) -> str:

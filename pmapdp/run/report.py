@@ -13,7 +13,7 @@ from rich import progress as rich
 from pmapdp.job import Job
 from pmapdp.metrics import Meter
 from pmapdp.recipes import compare_with_reported
-from pmapdp.run.header import USES, describe_run
+from pmapdp.run.header import USES, header_lines, run_facts
 from pmapdp.run.metrics_files import MetricsFiles, open_lines
 from pmapdp.run.progress import Progress, choose_metric
 from pmapdp.run.trace import Trace
@@ -61,9 +61,9 @@ class Report:
 
     def start(self, state: TrainState, step: int, news: str) -> None:
         """Report the settings, and `news` about where the state comes from, or ""."""
-        facts, header = describe_run(self.job, state)
+        facts = run_facts(self.job, state)
         self.files.event("start", **vars(self.job.config) | facts)
-        self.line(*header, "")
+        self.line(*header_lines(self.job, state, facts), "")
         if news:
             self.files.event("resume" if step else "init_from", step=step)
             self.line(news)
