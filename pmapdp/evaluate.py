@@ -22,7 +22,7 @@ import numpy as np
 from pmapdp import cli
 from pmapdp.config import Config, StrategyName, setting
 from pmapdp.custom.data import make_part
-from pmapdp.custom.examples import check_labels
+from pmapdp.custom.map_style import check_labels
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split, Texts
 from pmapdp.devices import choose, describe

@@ -30,7 +30,7 @@ import numpy as np
 from pmapdp import __version__, cli
 from pmapdp.config import setting
 from pmapdp.custom.data import fingerprint, make_data_set
-from pmapdp.custom.model import not_exportable
+from pmapdp.custom.model import explain_export_error
 from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, YourCodeError, explain_errors
@@ -263,7 +263,7 @@ def export_model(
     try:
         model, loss = export_programs(task, arrays, tree, examples)
     except Exception as error:
-        raise YourCodeError(not_exportable(error)) from error
+        raise YourCodeError(explain_export_error(error)) from error
     check_outputs(model)
     labels = metadata.get("labels")
     if not labels and task.classifies:

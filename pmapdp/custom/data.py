@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from pmapdp.custom.arrays import convert_split, holds_texts, sample_every
-from pmapdp.custom.examples import Examples
+from pmapdp.custom.map_style import MapStyleSplit
 from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.errors import UserError, name_or_repr, unknown_name
 from pmapdp.files import open_file
@@ -71,7 +71,7 @@ def find_classes(train: Any) -> tuple[str, ...]:
 
 
 def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
-    """Make a part, called `name` in messages: a `Split`, `Texts` or `Examples`."""
+    """Make a part, called `name` in messages: a `Split`, `Texts` or `MapStyleSplit`."""
     if type(part) is tuple and len(part) in (2, 3):
         part = Split(*part)
     if isinstance(part, Texts):
@@ -82,7 +82,7 @@ def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
         return convert_split(name, part, classes)
     is_map_style = hasattr(part, "__len__") and hasattr(part, "__getitem__")
     if is_map_style and not isinstance(part, Mapping | str | bytes):
-        return Examples(part, name, classes)
+        return MapStyleSplit(part, name, classes)
     raise UserError(
         f"{name} data={name_or_repr(part)} are no examples: give (inputs, labels), or "
         "an object with len(data) and data[i], a pair (inputs, label); of a loader "
@@ -139,7 +139,7 @@ def fingerprint(data: DataSet) -> str:
     digest = hashlib.blake2b(digest_size=8)
     largest = 1  # the largest k
     for part in data.parts.values():
-        if isinstance(part, Examples):
+        if isinstance(part, MapStyleSplit):
             every = math.ceil(part.examples / 64)
             largest = max(largest, every)
             # Only some are read, because reading all may take hours. All count.

@@ -1,8 +1,12 @@
-"""Your model and loss are checked before anything is trained.
+"""Build your model, and check before training that it and its loss fit the data.
 
-`check_task` asks, in this order: does the model take the data, does the loss return
-sums, are they the same on several devices (`trial.py`), is the accuracy a share of
-right answers, and can the model be exported?
+`check_task` asks five questions, in this order:
+
+    Does the model take the inputs, and the loss its outputs?
+    Does the model have a logit for each class, or the loss return sums?
+    Are the sums the same on any number of devices? (`loss.py`)
+    Is the accuracy the share of right answers? (`loss.py`)
+    Can the model be exported? If not, that's a warning.
 """
 
 import sys
@@ -16,14 +20,8 @@ from flax import nnx
 
 from pmapdp.custom.arrays import describe
 from pmapdp.custom.data import PARTS
-from pmapdp.custom.examples import check_labels
-from pmapdp.custom.trial import (
-    EVALUATION,
-    call_model,
-    check_loss,
-    make_trial,
-    returned_shapes,
-)
+from pmapdp.custom.loss import call_model, check_correct, check_loss, output_shapes
+from pmapdp.custom.map_style import check_labels
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
 from pmapdp.errors import (
@@ -38,8 +36,10 @@ from pmapdp.loss import DIVISOR, MetricSums, named_sums
 from pmapdp.metrics import ACCURACIES
 from pmapdp.state import Task, accepts, build
 
-ROWS = 16  # examples with which a model and its loss are tried
-MORE_ROWS = 64  # and the accuracy, of which a wrong example shows nothing
+TRIAL_EXAMPLES = 16  # with which a model and its loss are tried
+# Only an example that is answered correctly shows a mistake in the accuracy.
+ACCURACY_EXAMPLES = 64
+COLOURS = (1, 3, 4)  # channels of an image: grey, red-green-blue, and transparent
 LINEN_ADVICE = (
     "of Linen, nnx.bridge.ToNNX brings layers without random numbers and statistics: "
     "replace dropout and batch norm by flax.nnx's"
@@ -77,7 +77,7 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
         best: The setting `--best`, which must name a metric.
     """
     # At first nothing is computed: JAX only looks at shapes.
-    examples = read_examples(data, ROWS)
+    examples = read_examples(data, TRIAL_EXAMPLES)
     returned = check_call(task, examples)
     if task.classifies:
         check_classes(task.name, returned, examples.labels, data)
@@ -91,10 +91,10 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
     if custom or data.augment is not None:
         check_loss(task, examples)
         if not task.classifies and returned.correct is not None:
-            check_correct(task, read_examples(data, MORE_ROWS))
+            check_correct(task, read_examples(data, ACCURACY_EXAMPLES))
         warn_if_not_exportable(task, examples)
     if best is not None:
-        sums = returned_shapes(task, task.loss, examples)
+        sums = output_shapes(task, task.loss, examples)
         check_best(best, named_sums(sums), data)
 
 
@@ -111,35 +111,40 @@ def check_call(task: Task, examples: Batch) -> Any:
     Returns:
         Shapes of a classifier's logits, or of what your loss returns.
     """
+    function = call_model if task.classifies else task.loss
     try:
-        if task.classifies:
-            return returned_shapes(task, call_model, examples)
-        return returned_shapes(task, task.loss, examples)
+        return output_shapes(task, function, examples)
     except Exception as error:
-        failure, advice = explain_call(task, examples)
-        raise YourCodeError(f"{failure} ({first_line(error)}): {advice}") from error
+        raise explain_call(task, examples, first_line(error)) from error
 
 
-def explain_call(task: Task, examples: Batch) -> tuple[str, str]:
-    """Say if the model fails or its loss, and what to do."""
-    inputs = examples.inputs
+def explain_call(task: Task, examples: Batch, cause: str) -> YourCodeError:
+    """Make the error that says if the model fails or its loss, and what to do."""
     try:
-        outputs = returned_shapes(task, call_model, examples)
+        outputs = output_shapes(task, call_model, examples)
     except Exception:
-        modules = [module for _, module in nnx.iter_modules(task.model, graph=True)]
-        advice = "give inputs of its shape, or correct its __call__ or loss"
-        shape: Any = getattr(inputs, "shape", ())
-        if len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] not in (1, 3, 4):
-            _, C, H, W = shape
-            advice = f"Flax wants channels last, so give [n, {H}, {W}, {C}]"
-        if any(isinstance(module, nnx.bridge.ToNNX) for module in modules):
-            advice = LINEN_ADVICE
-        return f"{task.name} does not take inputs {describe(inputs)}", advice
-    return f"the loss of {task.name} fails", (
-        f"the model gives {describe(outputs)}, the labels are "
-        f"{describe(examples.labels)} and the weights {describe(examples.weights)}; "
-        "give each example one loss, for example by losses.mean(1)"
+        return YourCodeError(
+            f"{task.name} does not take inputs {describe(examples.inputs)} ({cause}): "
+            f"{advise_on_inputs(task, examples.inputs)}"
+        )
+    return YourCodeError(
+        f"the loss of {task.name} fails ({cause}): the model gives "
+        f"{describe(outputs)}, the labels are {describe(examples.labels)} and the "
+        f"weights {describe(examples.weights)}; give each example one loss, for "
+        "example by losses.mean(1)"
     )
+
+
+def advise_on_inputs(task: Task, inputs: Any) -> str:
+    """Say how a model and its inputs come to fit each other."""
+    modules = [module for _, module in nnx.iter_modules(task.model, graph=True)]
+    if any(isinstance(module, nnx.bridge.ToNNX) for module in modules):
+        return LINEN_ADVICE
+    shape: Any = getattr(inputs, "shape", ())
+    if len(shape) == 4 and shape[1] in COLOURS and shape[3] not in COLOURS:
+        _, C, H, W = shape
+        return f"Flax wants channels last, so give [n, {H}, {W}, {C}]"
+    return "give inputs of its shape, or correct its __call__ or loss"
 
 
 def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
@@ -163,40 +168,6 @@ def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
         check_labels(PARTS[part_name], part, C)
 
 
-def check_correct(task: Task, examples: Batch) -> None:
-    """Check that accuracy is the share of right answers.
-
-    So an example is right or wrong, and counts as the data say. If its labels have more
-    axes, as tokens have, it may be right in part.
-    """
-    # One example on each of 64 simulated devices.
-    alone = jax.tree.map(lambda rows: rows[:, None], examples)
-    sums, _ = make_trial(task, EVALUATION, alone)(alone)
-    counts = sums["count"] / examples.weights  # what an example counts at weight 1
-    with np.errstate(invalid="ignore"):
-        shares = sums["correct"] / sums["count"]  # NaN for one that is left out
-    first = np.argmax(counts > 0)
-    if getattr(examples.labels, "ndim", 0) == 1:
-        has_own_weight = ~np.isclose(counts, counts[first], rtol=1e-3)
-        is_partial = ~np.isclose(shares, shares >= 0.5, rtol=1e-3)
-    else:
-        has_own_weight = np.zeros(len(counts), bool)
-        is_partial = (shares < 0) | (shares > 1)
-    wrong = np.flatnonzero((has_own_weight | is_partial) & np.isfinite(shares))
-    if not wrong.size:
-        return
-    row = wrong[0]
-    contrast = f"adds {sums['correct'][row]:.4g} to correct"
-    if has_own_weight[row]:
-        contrast = f"example {examples.indices[first]} {counts[first]:.4g}"
-    raise UserError(
-        f"accuracy is the share of right answers, but in the loss of {task.name} "
-        f"training example {examples.indices[row]} counts {counts[row]:.4g}, and "
-        f"{contrast}: return correct=None, and "
-        "metrics={'accuracy': ((batch.weights * right).sum(), batch.weights.sum())}"
-    )
-
-
 def warn_if_not_exportable(task: Task, examples: Batch) -> None:
     """Print a warning, now and not after training, if the model can't be exported."""
 
@@ -206,13 +177,13 @@ def warn_if_not_exportable(task: Task, examples: Batch) -> None:
     try:
         # A batch of unknown size shows what depends on len(inputs).
         any_size = jax.export.symbolic_args_specs(examples, "batch, ...")
-        returned_shapes(task, task.loss, any_size)
-        returned_shapes(task, predict, any_size)
+        output_shapes(task, task.loss, any_size)
+        output_shapes(task, predict, any_size)
     except Exception as error:
-        print(f"warning: {not_exportable(error)}", file=sys.stderr)
+        print(f"warning: {explain_export_error(error)}", file=sys.stderr)
 
 
-def not_exportable(error: Exception) -> str:
+def explain_export_error(error: Exception) -> str:
     """Say why a model can't be exported, and what to write."""
     return (
         f"the model cannot be exported for any number of inputs ({first_line(error)}): "

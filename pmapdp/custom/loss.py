@@ -1,13 +1,17 @@
-"""Try your model and loss on a few examples, as one device and as two.
+"""Two experiments show on a few examples if your loss is a sum over the examples.
 
-`check_loss` lays the examples out over two simulated devices (`jax.vmap` over a named
+`check_loss` lays n examples out over two simulated devices (`jax.vmap` over a named
 axis), in two ways:
 
-    whole     one device has all of them, the other one only padding
+    whole     the first device has all of them, the second one only padding
     halves    each device has one half, and padding
 
-Your loss returns sums over examples. So whole and halves must add up to the same, and
-padding must add 0. What layers write, such as running statistics, must be the same too.
+The two devices of a layout are added up. A sum over the examples is the same for whole
+and halves, and it's 0 on the device that has only padding. Anything else, such as a
+mean, would depend on the number of devices. What layers write, such as running
+statistics, must be the same in both layouts too.
+
+`check_correct` gives each example a device of its own, and looks at its accuracy.
 """
 
 import contextlib
@@ -30,10 +34,11 @@ from pmapdp.metrics import ACCURACIES
 from pmapdp.state import Task, named_leaves
 from pmapdp.steps.shared import AXIS
 
+# The modes in which a loss is called. Messages name them.
 TRAINING = "training"
 EVALUATION = "evaluation"
+# Training with --accumulate: each device is a micro-batch, which sees no other one.
 MICRO_BATCHES = "micro-batches"
-DEVICES = 2
 # How far another order of additions moves a sum, relative to it.
 ROUNDING = 1e-3
 BFLOAT16_ROUNDING = {TRAINING: 0.1, MICRO_BATCHES: 0.1, EVALUATION: 0.02}
@@ -42,39 +47,36 @@ BFLOAT16_ROUNDING = {TRAINING: 0.1, MICRO_BATCHES: 0.1, EVALUATION: 0.02}
 WRITTEN_ROUNDING = 0.02
 
 
-def check_loss(task: Task, examples: Batch) -> None:
-    """Try loss and layers on n examples, in training and in evaluation.
+# The experiments
 
-    With gradient accumulation, also as if each device's half were a micro-batch, which
-    sees nothing of the other one. Batch norm is exempt, as docs/custom_reference.md
-    says.
-    """
+
+def check_loss(task: Task, examples: Batch) -> None:
+    """Check that whole and halves add up to the same, and that padding adds 0."""
     everything = np.arange(len(examples.indices))
-    whole = lay_out(examples, everything)
+    nothing = everything[:0]
+    whole = lay_out(examples, everything, nothing)
     halves = lay_out(examples, *np.array_split(everything, 2))
     modes = [TRAINING, EVALUATION]
     if task.accumulate > 1:
         modes.append(MICRO_BATCHES)
     for mode in modes:
-        run_trial = make_trial(task, mode, whole)
-        sums_of_whole, written_by_whole = run_trial(whole)
-        sums_of_halves, written_by_halves = run_trial(halves)
-        check_streams(task, run_trial, whole, sums_of_whole["loss"])
+        compute = compile_sums(task, mode, whole)
+        sums_of_whole, written_by_whole = compute(whole)
+        sums_of_halves, written_by_halves = compute(halves)
+        check_streams(task, compute, whole, sums_of_whole["loss"])
         if mode == TRAINING:
             check_written(task, written_by_whole, written_by_halves)
         # The loss first, because its message says most.
         for name in ("loss", *sums_of_whole):
-            of_whole = sums_of_whole[name]
-            of_halves = sums_of_halves[name]
-            check_sum(task, mode, examples, name, of_whole, of_halves)
-
-
-# The experiment
+            total, of_padding = sums_of_whole[name].tolist()
+            of_halves = float(sums_of_halves[name].sum())
+            check_sum(task, mode, examples, name, total, of_padding, of_halves)
 
 
 def lay_out(examples: Batch, *parts: np.ndarray) -> Batch:
     """Give each device a part of n examples: a batch `[devices, n, ...]`, padded."""
-    rows = np.zeros((DEVICES, len(examples.indices)), int)
+    # All layouts have one shape, so one compiled program serves them.
+    rows = np.zeros((len(parts), len(examples.indices)), int)
     weights = np.zeros(rows.shape, np.float32)
     for device, part in enumerate(parts):
         # Padding repeats the part's last example, so no device sees the other's half.
@@ -85,11 +87,49 @@ def lay_out(examples: Batch, *parts: np.ndarray) -> Batch:
     return batch._replace(weights=weights)
 
 
-def make_trial(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
-    """Compile the loss for batches `[devices, b, ...]`.
+def check_correct(task: Task, examples: Batch) -> None:
+    """Check that accuracy is the share of right answers.
+
+    So an example is right or wrong, and counts as the data say. If its labels have more
+    axes, as tokens have, it may be right in part.
+    """
+    alone = jax.tree.map(lambda rows: rows[:, None], examples)  # [devices, 1, ...]
+    sums, _ = compile_sums(task, EVALUATION, alone)(alone)
+    counts = sums["count"] / examples.weights  # what an example counts at weight 1
+    with np.errstate(invalid="ignore"):
+        shares = sums["correct"] / sums["count"]  # NaN for one that is left out
+    first = np.argmax(counts > 0)
+    if getattr(examples.labels, "ndim", 0) == 1:
+        has_own_weight = ~np.isclose(counts, counts[first], rtol=1e-3)
+        is_no_share = ~np.isclose(shares, shares >= 0.5, rtol=1e-3)  # not 0, not 1
+    else:
+        # Texts may differ in the number of tokens that count.
+        has_own_weight = np.zeros(len(counts), bool)
+        is_no_share = (shares < 0) | (shares > 1)
+    wrong = np.flatnonzero((has_own_weight | is_no_share) & np.isfinite(shares))
+    if not wrong.size:
+        return
+    row = wrong[0]
+    mistake = f"training example {examples.indices[row]} counts {counts[row]:.4g}, and "
+    if has_own_weight[row]:
+        mistake += f"example {examples.indices[first]} {counts[first]:.4g}"
+    else:
+        mistake += f"adds {sums['correct'][row]:.4g} to correct"
+    raise UserError(
+        "accuracy is the share of right answers, but in the loss of "
+        f"{task.name} {mistake}: return correct=None, and "
+        "metrics={'accuracy': ((batch.weights * right).sum(), batch.weights.sum())}"
+    )
+
+
+# What the devices compute
+
+
+def compile_sums(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
+    """Compile the loss for simulated devices, which get batches `[devices, b, ...]`.
 
     Returns:
-        A function of such batches, and perhaps other random streams, that returns the
+        A function of such batches, and perhaps other random streams. It returns the
         loss's sums and what the model writes, by name, each `[devices, ...]`.
 
     Raises:
@@ -99,7 +139,7 @@ def make_trial(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
     params, model_state = task.split_arrays(task.model)
 
     def trace() -> Any:
-        on_device = partial(compute_sums, task, mode)
+        on_device = partial(device_sums, task, mode)
         on_devices = jax.vmap(on_device, (None, None, None, 0), axis_name=AXIS)
         return jax.jit(on_devices).lower(params, model_state, streams, batches)
 
@@ -113,25 +153,31 @@ def make_trial(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
                 f"{task.name} draws random numbers of NumPy or Python as JAX traces "
                 "it, the same for every update: draw with current_context().next_keys()"
             )
-        compute = program.compile()
+        compiled = program.compile()
 
-    def run_trial(batches: Batch, streams: Any = streams) -> Any:
+    def compute(batches: Batch, streams: Any = streams) -> Any:
         with jax.debug_nans(False):  # training finds where a NaN comes from
-            return jax.device_get(compute(params, model_state, streams, batches))
+            return jax.device_get(compiled(params, model_state, streams, batches))
 
-    return run_trial
+    return compute
 
 
-def compute_sums(
+def device_sums(
     task: Task, mode: str, params: Any, model_state: Any, streams: Any, batch: Batch
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a device's sums, and the variables that its layers write, by name."""
     structure, _ = task.graph_and_streams
     # A copy, because layers write into it.
     model = nnx.merge(structure, params, streams, model_state, copy=True)
+    context = Context()
+    if mode != EVALUATION:
+        step = jnp.int32(0)
+        keys = example_keys(task.seed, step, batch.indices)
+        axis_name = AXIS if mode == TRAINING else None
+        context = Context(batch.weights, keys, step, train=True, axis_name=axis_name)
     if mode == MICRO_BATCHES:
+        # Their moments are those of a micro-batch, as docs/custom_reference.md says.
         freeze_batch_norms(model, nnx.Nothing())
-    context = context_of(task, mode, batch)
     with use_context(context), jax.default_matmul_precision("highest"):  # no TF32
         sums = task.loss_sums(model, batch)
     check_fields(task, sums)
@@ -142,19 +188,6 @@ def compute_sums(
         name: leaf for name, leaf in after.items() if leaf is not before.get(name)
     }
     return named_sums(sums), written
-
-
-def context_of(task: Task, mode: str, batch: Batch) -> Context:
-    """Return what layers see in this mode. The devices share an axis in training."""
-    if mode == EVALUATION:
-        return Context()
-    step = jnp.int32(0)
-    keys = example_keys(task.seed, step, batch.indices)
-    axis_name = AXIS if mode == TRAINING else None
-    return Context(batch.weights, keys, step, train=True, axis_name=axis_name)
-
-
-# What must hold
 
 
 def check_fields(task: Task, sums: MetricSums) -> None:
@@ -177,8 +210,11 @@ def check_fields(task: Task, sums: MetricSums) -> None:
             )
 
 
+# What must hold
+
+
 def check_streams(
-    task: Task, run_trial: Callable[..., Any], batches: Batch, loss: np.ndarray
+    task: Task, compute: Callable[..., Any], batches: Batch, loss: np.ndarray
 ) -> None:
     """Refuse a layer whose own stream of random numbers changes the loss."""
     streams = dict(nnx.to_flat_state(task.graph_and_streams[1]))
@@ -187,7 +223,7 @@ def check_streams(
         if isinstance(variable, nnx.RngKey):
             keys = jax.random.split(jax.random.key(task.seed + 1), variable.shape)
             changed = streams | {path: variable.replace(keys)}
-            sums, _ = run_trial(batches, nnx.from_flat_state(changed))
+            sums, _ = compute(batches, nnx.from_flat_state(changed))
             if not np.array_equal(sums["loss"], loss, equal_nan=True):
                 stream = ".".join(map(str, path[:-1]))
                 raise UserError(
@@ -206,13 +242,16 @@ def check_written(task: Task, by_whole: Any, by_halves: Any) -> None:
                 f"{task.name} makes the variable {name} as it is called: make it in "
                 "__init__, or leave nnx.sow out"
             )
-        wanted = values[:1]
+        expected = values[:1]  # by the device that has the whole
         rounding = ROUNDING
         smallest = 1e-4
         if task.dtype == "bfloat16":
             rounding = BFLOAT16_ROUNDING[TRAINING]
-            smallest = max(smallest, WRITTEN_ROUNDING * np.abs(wanted).max(initial=0))
-        if not np.allclose(by_halves[name], wanted, rounding, smallest, equal_nan=True):
+            smallest = max(smallest, WRITTEN_ROUNDING * np.abs(expected).max(initial=0))
+        # Every device must hold it, because each keeps a replica.
+        if not np.allclose(
+            by_halves[name], expected, rounding, smallest, equal_nan=True
+        ):
             raise UserError(
                 f"{task.name} writes {name} from the rows of one device, or padding "
                 "with them: weight them by the weights of "
@@ -222,39 +261,54 @@ def check_written(task: Task, by_whole: Any, by_halves: Any) -> None:
 
 
 def check_sum(
-    task: Task, mode: str, examples: Batch, name: str, whole: Any, halves: Any
+    task: Task,
+    mode: str,
+    examples: Batch,
+    name: str,
+    total: float,
+    of_padding: float,
+    of_halves: float,
 ) -> None:
-    """Check that halves `[2]` add up to the whole `[2]`, and that padding adds 0."""
-    total, padding = whole.tolist()
-    added = float(halves.sum())
+    """Check that the halves add up to the total, and that padding adds 0.
+
+    Args:
+        task: The model and its loss.
+        mode: How the loss was called.
+        examples: Those of the experiment.
+        name: The sum's, as `named_sums` has it.
+        total: From the device that has all examples.
+        of_padding: From the device that has only padding.
+        of_halves: Of two devices with one half each.
+    """
     rounding = ROUNDING
     if task.dtype == "bfloat16":
         rounding = BFLOAT16_ROUNDING[mode]
     is_near = partial(np.isclose, rtol=rounding, atol=1e-4 * max(1.0, abs(total)))
-    if is_near(padding, 0) and is_near(added, total):
+    if is_near(of_padding, 0) and is_near(of_halves, total):
         return
     if not math.isfinite(total):
         return  # training says which example it is
     is_sum_of_losses = name in ("loss", "count")
     if task.dtype == "bfloat16" and mode != EVALUATION and not is_sum_of_losses:
         return  # rounding may change the class of an example
-    what = f"the loss of {task.name} in {mode}"
+    quantity = f"the loss of {task.name} in {mode}"
     if name != "loss":
-        what = f"{name} in {what}"
+        quantity = f"{name} in {quantity}"
     # Padding alone gives the whole sum, so the weights are ignored.
-    if is_near(padding, total):
+    if is_near(of_padding, total):
         raise UserError(
-            f"{what} counts padding ({total:.4g} of weight 0): multiply by "
+            f"{quantity} counts padding ({total:.4g} of weight 0): multiply by "
             "batch.weights and sum; the count is batch.weights.sum()"
         )
-    if is_near(padding, added - total):  # it's there once on one device, twice on two
+    # A penalty is there once in the total, and twice in the two halves.
+    if is_near(of_padding, of_halves - total):
         raise UserError(
-            f"{what} has a penalty that is added once a batch ({padding:.4g}), and so "
-            "once a device: multiply it by batch.weights.sum()"
+            f"{quantity} has a penalty that is added once a batch ({of_padding:.4g}), "
+            "and so once a device: multiply it by batch.weights.sum()"
         )
     raise UserError(
-        f"{what} is not a sum over the examples ({total:.4g} for all of them, "
-        f"{added:.4g} for two halves): {advise_on_sum(task, mode, examples)}"
+        f"{quantity} is not a sum over the examples ({total:.4g} for all of them, "
+        f"{of_halves:.4g} for two halves): {advise_on_sum(task, mode, examples)}"
     )
 
 
@@ -273,7 +327,7 @@ def advise_on_sum(task: Task, mode: str, examples: Batch) -> str:
     labels = examples.labels
     # A loss may call the model in another way, which this call doesn't fit.
     with contextlib.suppress(Exception):
-        outputs = returned_shapes(task, call_model, examples)
+        outputs = output_shapes(task, call_model, examples)
         if outputs.size == labels.size and outputs.shape != labels.shape:
             return (
                 f"the model gives {describe(outputs)} and the labels are "
@@ -286,13 +340,16 @@ def advise_on_sum(task: Task, mode: str, examples: Batch) -> str:
     )
 
 
+# Shapes, for which nothing is computed
+
+
 def call_model(model: Any, batch: Batch) -> Any:
     """Return the outputs of a model for the inputs of a batch."""
     return model(batch.inputs)
 
 
-def returned_shapes(task: Task, function: Callable[[Any, Any], Any], batch: Any) -> Any:
-    """Return types and shapes of what a function of model and batch returns."""
+def output_shapes(task: Task, function: Callable[[Any, Any], Any], batch: Any) -> Any:
+    """Return types and shapes of the outputs of a function of model and batch."""
 
     def call(params: Any, model_state: Any, batch: Any) -> Any:
         return function(task.merge_arrays(params, model_state), batch)

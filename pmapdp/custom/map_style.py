@@ -1,8 +1,8 @@
-"""Examples that are read one by one, while the devices compute.
+"""Map-style data sets, whose examples are read one by one while the devices compute.
 
-A map-style data set has `len(source)` and `source[i]`: torchvision's, PyTorch's,
-Hugging Face's and Grain's, or a list. Each batch is the same as from arrays, also after
-a run is resumed. docs/custom_reference.md has the forms of examples.
+Such a data set has `len(source)` and `source[i]`: torchvision's, PyTorch's, Hugging
+Face's and Grain's, or a list. Each batch is the same as from arrays, also after a run
+is resumed. docs/custom_reference.md has the forms of examples.
 """
 
 import os
@@ -25,7 +25,7 @@ TRIALS = 4
 THREADS = min(16, 2 * (os.cpu_count() or 1))
 
 
-class Examples:
+class MapStyleSplit:
     """The examples of a map-style data set, with the methods of a `Split`.
 
     Attributes:
@@ -59,7 +59,7 @@ class Examples:
         with explain_errors(failure, "correct or remove it", YourCodeError):
             # Some of Pillow's images are read as they become arrays.
             example = jax.tree.map(
-                to_array, split_example(self.source[index]), is_leaf=is_value
+                to_array, split_example(self.source[index]), is_leaf=is_one_array
             )
         content = b"".join(leaf.tobytes() for leaf in jax.tree.leaves(example))
         checksum = zlib.crc32(content) | 1  # never 0, which means "not read yet"
@@ -105,9 +105,9 @@ class Examples:
 def check_labels(name: str, part: Any, number_of_logits: int) -> None:
     """Refuse labels that aren't classes of a model with so many logits.
 
-    Of `Examples`, each batch is checked as it is read.
+    Of a `MapStyleSplit`, each batch is checked as it is read.
     """
-    if isinstance(part, Examples):
+    if isinstance(part, MapStyleSplit):
         part.number_of_logits = number_of_logits
         return
     labels = part.labels[:]
@@ -139,8 +139,8 @@ def split_example(example: Any) -> Split:
     )
 
 
-def is_value(node: Any) -> bool:
-    """Return False for what holds several arrays. A list of numbers is one array."""
+def is_one_array(node: Any) -> bool:
+    """Return False for what holds several arrays. A list of numbers is one."""
     return not isinstance(node, Split | dict | None)
 
 
