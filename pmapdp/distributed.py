@@ -31,7 +31,7 @@ from pmapdp.errors import (
     explain_errors,
     first_line,
 )
-from pmapdp.sharding.layout import number_of_devices
+from pmapdp.sharding.flags import number_of_devices
 
 # Settings that may differ between processes.
 MAY_DIFFER = {"data_dir", "metrics_file", "progress", "compile_cache"}

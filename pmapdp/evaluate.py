@@ -34,7 +34,7 @@ from pmapdp.metrics import Meter
 from pmapdp.registry import DATA_SETS, load_data, require_python_values
 from pmapdp.run.saved_run import load_state, require_functions_again
 from pmapdp.run.workdir import read_config
-from pmapdp.sharding.layout import number_of_devices
+from pmapdp.sharding.flags import number_of_devices
 from pmapdp.train import evaluate
 
 COMMAND = cli.Command(

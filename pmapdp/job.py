@@ -27,12 +27,8 @@ from pmapdp.layers import freeze_batch_norms
 from pmapdp.loss import MetricSums, cross_entropy
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
 from pmapdp.registry import MODELS, featurize, load_custom, load_data
-from pmapdp.sharding.layout import (
-    MeshLayout,
-    check_sharding,
-    fit_layout,
-    number_of_devices,
-)
+from pmapdp.sharding.flags import check_sharding, fit_layout, number_of_devices
+from pmapdp.sharding.layout import MeshLayout
 from pmapdp.sharding.split_step import make_split_strategy
 from pmapdp.state import Task, named_leaves
 from pmapdp.steps import STRATEGIES

@@ -1,10 +1,10 @@
 """The step of `jit` for a layout that splits more than the batch.
 
-Lessons 15 and 16 teach this file.
+It's written as the files of `steps/` are: compare it with `jit.py`. Lessons 15 and 16
+teach this file.
 """
 
 import dataclasses
-import functools
 
 import jax
 from jax import lax
@@ -20,15 +20,22 @@ from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
     """Make the step of the global batch `[B, ...]`, split as the layout says."""
-    replicated = layout.replicated
     batch_sharding = layout.batch_sharding(task)
     state_sharding = layout.state_sharding(task)
     # `shard_state` splits arrays that every device of the batch's axes needs. So the
     # parameters are gathered for the model, and the gradients are split like the
     # optimizer state: each device updates the shard that it keeps.
-    gathered = layout.params_sharding(task, split=False)
-    update_sharding = layout.params_sharding(task, split=layout.shard_state != "none")
+    gathered = layout.params_sharding(task)
+    update_sharding = layout.update_sharding(task)
 
+    # Placing
+    def place_state(state: TrainState) -> TrainState:
+        return jax.device_put(state, state_sharding)
+
+    def place_batch(batch: Batch) -> Batch:
+        return place(batch, batch_sharding)
+
+    # The step
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         # The compiler puts an all-gather here if the parameters are split.
         params = lax.with_sharding_constraint(state.params, gathered)
@@ -43,15 +50,19 @@ def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
         gradients = lax.with_sharding_constraint(gradients, update_sharding)
         return update(task, state, gradients, sums.count, model_state), sums
 
+    # Evaluation
     def eval_step(state: TrainState, batch: Batch) -> MetricSums:
         return evaluation_sums(task, state, batch)
 
-    out_shardings = (state_sharding, replicated)
+    # The wrapper
+    out_shardings = (state_sharding, layout.replicated)
+    train_step = jax.jit(train_step, out_shardings=out_shardings, donate_argnums=0)
+    eval_step = jax.jit(eval_step, out_shardings=layout.replicated)
     return Strategy(
-        place_state=functools.partial(jax.device_put, device=state_sharding),
-        place_batch=functools.partial(place, sharding=batch_sharding),
-        train_step=jax.jit(train_step, out_shardings=out_shardings, donate_argnums=0),
-        eval_step=jax.jit(eval_step, out_shardings=replicated),
+        place_state=place_state,
+        place_batch=place_batch,
+        train_step=train_step,
+        eval_step=eval_step,
         fetch=fetch,
         state_sharding=state_sharding,
     )

@@ -25,16 +25,13 @@ from pmapdp.errors import UserError
 from pmapdp.job import choose_strategy
 from pmapdp.models import axes
 from pmapdp.models.dot_relu_dot import DotReluDot
-from pmapdp.sharding.layout import (
-    Axes,
-    MeshLayout,
-    bytes_on_a_device,
+from pmapdp.sharding.flags import (
     check_sharding,
     fit_layout,
     number_of_devices,
     parse_layout,
-    state_line,
 )
+from pmapdp.sharding.layout import Axes, MeshLayout, bytes_on_a_device, state_line
 from pmapdp.state import Task, build, create_state
 from pmapdp.train import load_run, train
 

@@ -1,0 +1,209 @@
+"""From --mesh, --layout and --shard-state to the layout of a run.
+
+    --mesh data=4,model=2               mesh axes and their sizes
+    --layout model                      a named layout
+    --layout hidden=model,embed=none    rules: logical axis = mesh axis, or none
+    --layout model,batch=data+feature   both; + splits one logical axis over several
+                                        mesh axes, and a later rule wins
+
+The first functions read the flags alone, before JAX starts. `fit_layout` then needs the
+devices and the model.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from pmapdp.errors import UserError, explain_errors, unknown_name
+from pmapdp.sharding.layout import (
+    BATCH,
+    Axes,
+    MeshLayout,
+    Rules,
+    logical_axes,
+    mesh_text,
+)
+from pmapdp.state import Task, named_leaves
+from pmapdp.steps.shared import AXIS
+
+DATA_LAYOUT = "data"  # splits the batch alone, over the mesh axis of the same name
+# Splitting the outputs of one matrix and the inputs of the next over the same devices
+# needs one all-reduce for the two: Shoeybi et al., "Megatron-LM", arXiv:1909.08053,
+# 2019.
+MODEL: Rules = {"hidden": ("model",), "heads": ("model",)}
+NAMED_LAYOUTS: dict[str, Rules] = {
+    DATA_LAYOUT: {},
+    "model": MODEL,
+    "spatial": MODEL | {"features": ("feature",)},
+}
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Return the axes of a mesh and their sizes, in order."""
+    sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=([1-9]\d*)\b", text)}
+    # Written again, it must be the same text, or something was left over or twice.
+    if not sizes or mesh_text(sizes) != text.replace(" ", ""):
+        raise UserError(
+            f"--mesh {text!r} is not a list of different axes with their sizes: "
+            "try --mesh data=4,model=2"
+        )
+    return sizes
+
+
+def number_of_devices(
+    devices: int | None, mesh: str | None, processes: int = 1
+) -> int | None:
+    """Return the devices of each process, from --devices or --mesh.
+
+    None without either.
+    """
+    if devices or not mesh:
+        return devices
+    return math.prod(parse_mesh(mesh).values()) // processes
+
+
+def parse_layout(text: str) -> Rules:
+    """Return the rules of a layout."""
+    rules: Rules = {}
+    for part in text.replace(" ", "").split(","):
+        if part in NAMED_LAYOUTS:
+            rules |= NAMED_LAYOUTS[part]
+        elif re.fullmatch(r"\w+=\w+(\+\w+)*", part):
+            name, _, axes = part.partition("=")
+            rules[name] = () if axes == "none" else tuple(axes.split("+"))
+        else:
+            raise unknown_name(
+                "layout", part, [*NAMED_LAYOUTS, "hidden=model (a rule)"]
+            )
+    return rules
+
+
+def check_sharding(
+    mesh: str | None, layout: str, shard_state: str, strategy: str
+) -> None:
+    """Refuse what only --strategy jit can do."""
+    if strategy == "jit":
+        return
+    if mesh:
+        flag = f"--mesh {mesh}"
+    elif layout != DATA_LAYOUT:
+        flag = f"--layout {layout}"
+    elif shard_state != "none":
+        flag = f"--shard-state {shard_state}"
+    else:
+        return
+    raise UserError(
+        f"{flag} needs --strategy jit, because --strategy {strategy} splits the batch "
+        "alone"
+    )
+
+
+def fit_layout(
+    devices: Sequence[jax.Device],
+    task: Task,
+    inputs: tuple[int, ...],
+    *,
+    mesh: str | None = None,
+    layout: str = DATA_LAYOUT,
+    shard_state: str = "none",
+) -> MeshLayout:
+    """Return the layout of --mesh, --layout and --shard-state for a model and devices.
+
+    An axis with a rule must divide, and a mesh axis must split something. `shard_state`
+    splits what it can.
+
+    Args:
+        devices: In the order of the mesh.
+        task: The model and its optimizer.
+        inputs: The shape of one example.
+        mesh: As on the command line. None: one axis, `data`.
+        layout: As on the command line.
+        shard_state: "none", "optimizer" or "parameters".
+
+    Raises:
+        UserError: They don't fit. The message has flags that do.
+    """
+    N = len(devices)
+    sizes = parse_mesh(mesh) if mesh else {AXIS: N}
+    advice = f"try --mesh {AXIS}={N} --layout {DATA_LAYOUT}"
+    places = math.prod(sizes.values())
+    if places != N:
+        raise UserError(
+            f"--mesh {mesh} has {places} places for {N} device(s): {advice}"
+        )
+    input_shape = (0, *inputs)[: len(task.input_axes)]
+    arrays = {"the inputs": Axes(task.input_axes, input_shape)}
+    arrays |= named_leaves(*logical_axes(task))
+    rules = find_rules(layout, arrays, sizes)
+    check_mesh(layout, rules, sizes, advice)
+    device_array = np.array(devices).reshape(tuple(sizes.values()))
+    # Axes of type Auto: the compiler splits what has no sharding.
+    fitted = MeshLayout(Mesh(device_array, tuple(sizes)), rules, shard_state)
+    for name, axes in arrays.items():
+        failure = f"--layout {layout} does not fit {name} {[*axes.shape]}"
+        # JAX raises for unequal shards, and for a mesh axis that splits two axes.
+        with explain_errors(f"{failure} on {mesh_text(sizes)}", advice):
+            fitted.array_sharding(axes).shard_shape(axes.shape)
+    if shard_state != "none":
+        check_shard_state(fitted, task)
+    return fitted
+
+
+def find_rules(layout: str, arrays: dict[str, Axes], sizes: dict[str, int]) -> Rules:
+    """Return the rules of a layout for the axes that some arrays have."""
+    known = {BATCH}
+    for axes in arrays.values():
+        known.update(name for name in axes.names if name)
+    requested = parse_layout(layout)
+    # A named layout may have rules for axes that this model hasn't.
+    for name in sorted(requested.keys() - known - NAMED_LAYOUTS["spatial"].keys()):
+        raise unknown_name(
+            f"axis of the model in --layout {layout}", name, sorted(known)
+        )
+    rules: Rules = {}
+    if AXIS in sizes:
+        rules[BATCH] = (AXIS,)
+    rules |= {name: split for name, split in requested.items() if name in known}
+    return rules
+
+
+def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], advice: str) -> None:
+    """Refuse rules for unknown mesh axes, and a mesh axis that splits nothing.
+
+    The devices along an axis that splits nothing would all do the same work.
+    """
+    used: dict[str, str] = {}  # {mesh axis: axis of the model}
+    for name, axes in rules.items():
+        used |= dict.fromkeys(axes, name)
+    # The advice is a mesh of as many devices, with 2 along each axis that is missing.
+    missing = {axis: 2 for axis in used if axis not in sizes}
+    for axis in missing:
+        rest, left = divmod(math.prod(sizes.values()), 2 ** len(missing))
+        if not left:
+            advice = f"try --mesh {mesh_text({AXIS: rest} | missing)}"
+        raise UserError(
+            f"--layout {layout} splits {used[axis]} over {axis}, which is no axis of "
+            f"the mesh {mesh_text(sizes)}: {advice}"
+        )
+    for axis, size in sizes.items():
+        if size > 1 and axis not in used:
+            raise UserError(
+                f"the mesh axis {axis} of {mesh_text(sizes)} splits nothing under "
+                f"--layout {layout}, so its {size} devices would do the same work: "
+                f"{advice}"
+            )
+
+
+def check_shard_state(layout: MeshLayout, task: Task) -> None:
+    """Refuse a --shard-state that would split nothing."""
+    N = layout.batch_shards
+    if N == 1 or layout.update_sharding(task) == layout.params_sharding(task):
+        raise UserError(
+            f"--shard-state {layout.shard_state} can split nothing of this model over "
+            f"the {N} device(s) that share the batch: try another number of devices, "
+            "for example 8, or --shard-state none"
+        )
