@@ -19,10 +19,11 @@ def axes(*names: str) -> dict[str, Any]:
     Returns:
         Keyword arguments for `nnx.Linear`.
     """
-    return {"kernel_metadata": named(*names), "bias_metadata": named(names[-1])}
+    kernel = axis_names(*names)
+    return {"kernel_metadata": kernel, "bias_metadata": axis_names(names[-1])}
 
 
-def named(*names: str) -> dict[str, Any]:
+def axis_names(*names: str) -> dict[str, Any]:
     """Return Flax's metadata for an array whose axes have these names."""
     # Eager sharding would look for these names among the axes of a mesh.
     return {"out_sharding": names, "eager_sharding": False}

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from pmapdp.data.batches import Batch
 from pmapdp.loss import MetricSums
-from pmapdp.models import named
+from pmapdp.models import axis_names
 
 
 class DotReluDot(nnx.Module):
@@ -31,8 +31,8 @@ class DotReluDot(nnx.Module):
         shape = (self.size, self.size)
         first = initialise(rngs.params(), shape, param_dtype)
         second = initialise(rngs.params(), shape, param_dtype)
-        self.first = nnx.Param(first, **named("embed", "hidden"))
-        self.second = nnx.Param(second, **named("hidden", "embed"))
+        self.first = nnx.Param(first, **axis_names("embed", "hidden"))
+        self.second = nnx.Param(second, **axis_names("hidden", "embed"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the outputs."""

@@ -13,33 +13,37 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from pmapdp.data.tokens import LENGTH, PADDING, VOCABULARY
-from pmapdp.models import axes, named
+from pmapdp.models import axes, axis_names
 
 LAYERS = 2
 EMBED = 64
 HEADS = 4
 HIDDEN = 128
 CLASSES = 2
-NORM: dict[str, Any] = {
-    "scale_metadata": named("embed"),
-    "bias_metadata": named("embed"),
-}
+
+
+def layer_norm(**options: Any) -> nnx.LayerNorm:
+    """Make a layer norm of `[b, L, E]` whose parameters have a named axis."""
+    names = axis_names("embed")
+    return nnx.LayerNorm(EMBED, scale_metadata=names, bias_metadata=names, **options)
 
 
 class Block(nnx.Module):
     """Attention, then an MLP. Each adds its result to `[b, L, E]`."""
 
     def __init__(self, **options: Any):
-        self.attention_norm = nnx.LayerNorm(EMBED, **NORM, **options)
-        names: dict[str, Any] = {
-            "kernel_metadata": named("embed", "heads", "head"),
-            "bias_metadata": named("heads", "head"),
-            "out_kernel_metadata": named("heads", "head", "embed"),
-            "out_bias_metadata": named("embed"),
-        }
-        names |= options
-        self.attention = nnx.MultiHeadAttention(HEADS, EMBED, decode=False, **names)
-        self.mlp_norm = nnx.LayerNorm(EMBED, **NORM, **options)
+        self.attention_norm = layer_norm(**options)
+        self.attention = nnx.MultiHeadAttention(
+            HEADS,
+            EMBED,
+            kernel_metadata=axis_names("embed", "heads", "head"),
+            bias_metadata=axis_names("heads", "head"),
+            out_kernel_metadata=axis_names("heads", "head", "embed"),
+            out_bias_metadata=axis_names("embed"),
+            decode=False,
+            **options,
+        )
+        self.mlp_norm = layer_norm(**options)
         self.hidden = nnx.Linear(EMBED, HIDDEN, **axes("embed", "hidden"), **options)
         self.output = nnx.Linear(HIDDEN, EMBED, **axes("hidden", "embed"), **options)
 
@@ -66,19 +70,25 @@ class Transformer(nnx.Module):
             "param_dtype": param_dtype,
             "rngs": rngs,
         }
-        embed = options | {"embedding_init": nnx.initializers.normal(0.02)}
-        word_axes = named("vocabulary", "embed")
-        place_axes = named("position", "embed")
+        normal = nnx.initializers.normal(0.02)
         self.tokens = nnx.Embed(
-            VOCABULARY, EMBED, embedding_metadata=word_axes, **embed
+            VOCABULARY,
+            EMBED,
+            embedding_init=normal,
+            embedding_metadata=axis_names("vocabulary", "embed"),
+            **options,
         )
         self.positions = nnx.Embed(
-            LENGTH, EMBED, embedding_metadata=place_axes, **embed
+            LENGTH,
+            EMBED,
+            embedding_init=normal,
+            embedding_metadata=axis_names("position", "embed"),
+            **options,
         )
         # A word is dropped with all its numbers.
         self.word_dropout = nnx.Dropout(0.3, broadcast_dims=(2,), rngs=rngs)
         self.blocks = nnx.List([Block(**options) for _ in range(LAYERS)])
-        self.norm = nnx.LayerNorm(EMBED, **NORM, **options)
+        self.norm = layer_norm(**options)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
         self.logits = nnx.Linear(EMBED, CLASSES, **axes("embed", "classes"), **options)
 

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from pmapdp import cli, train
-from pmapdp.models import named
+from pmapdp.models import axis_names
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "meshes.md").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def test_the_table_has_all_rows():
 def test_an_embedding_takes_names(folder, capsys):
     """The page's line for layers other than `nnx.Linear`."""
     line = re.search(r"`(nnx\.Embed\(.*?\))` with", PAGE)[1]
-    embed = eval(line, {"nnx": nnx, "named": named, "rngs": nnx.Rngs(0)})
+    embed = eval(line, {"nnx": nnx, "axis_names": axis_names, "rngs": nnx.Rngs(0)})
     assert embed.embedding.get_metadata("out_sharding") == ("words", "embed")
 
 
