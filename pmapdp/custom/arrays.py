@@ -10,18 +10,19 @@ import numpy as np
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, explain_errors
 
-LARGE = 2**30  # bytes: a larger array isn't read whole, so it may stay in its file
-SAMPLE = 2**26  # bytes: as much of a larger array is checked
+LARGE_BYTES = 2**30  # a larger array isn't read whole, so it may stay in its file
+SAMPLE_BYTES = 2**26  # as much of a larger array is checked
 TEXTS_ADVICE = (
     "give numbers, or pmapdp.data.dataset.Texts(texts, labels) and a model with an "
     'attribute featurizer, "tokens" or "tfidf"'
 )
 
 
-class RowsOnDemand:
+class LazyArray:
     """A large array that is converted to another type as its rows are read.
 
-    If it is memory-mapped, it stays in its file.
+    If it is memory-mapped, it stays in its file. A converted copy would be as large as
+    the file, in memory.
     """
 
     def __init__(self, array: np.ndarray, dtype: np.dtype[Any]):
@@ -86,7 +87,7 @@ def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> A
         classes: For labels. Whole numbers and names of classes become int32 numbers.
 
     Returns:
-        The array, a dictionary of arrays, or `RowsOnDemand` of a large array.
+        The array, a dictionary of arrays, or a `LazyArray` of a large one.
 
     Raises:
         UserError: It is no array of finite numbers, or JAX's type can't hold them.
@@ -100,21 +101,22 @@ def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> A
     if classes is not None and holds_texts(array):
         array = number_classes(name, array, classes)
     dtype = choose_dtype(name, array, are_labels=classes is not None)
-    every = sample_every(array)
-    sample = array[::every]  # all rows, unless the array is large
+    stride = sample_stride(array)
+    sample = array[::stride]  # all rows, unless the array is large
     with np.errstate(all="ignore"):  # what doesn't fit is looked for below
         converted = sample.astype(dtype, copy=False)
-    is_kept = converted == sample
+    # A class of 2**32 would become class 0, so whole numbers must stay as they are.
+    fits = converted == sample
     if dtype.kind == "f":
-        is_kept = np.isfinite(converted)  # rounding is fine
-    if not is_kept.all():
-        row = every * np.argwhere(~is_kept)[0][0]
+        fits = np.isfinite(converted)  # rounding is fine
+    if not fits.all():
+        row = stride * np.argwhere(~fits)[0][0]
         raise UserError(
             f"{name} ({array.dtype}) are not all finite numbers in {dtype}, "
             f"first in row {row}: replace or scale them"
         )
-    if every > 1:
-        return RowsOnDemand(array, dtype)
+    if stride > 1:
+        return LazyArray(array, dtype)
     return converted
 
 
@@ -168,11 +170,11 @@ def number_classes(
         return np.vectorize(numbers.__getitem__, [np.int32])(labels)
 
 
-def sample_every(array: Any) -> int:
-    """Return 1, or of a large array the k of the sample that is every k-th row."""
-    if array.nbytes <= LARGE:
+def sample_stride(array: Any) -> int:
+    """Return k, if the sample of an array is every k-th row: 1 unless it's large."""
+    if array.nbytes <= LARGE_BYTES:
         return 1
-    return math.ceil(array.nbytes / SAMPLE)
+    return math.ceil(array.nbytes / SAMPLE_BYTES)
 
 
 def describe(tree: Any) -> str:

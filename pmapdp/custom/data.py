@@ -13,12 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmapdp.custom.arrays import convert_split, holds_texts, sample_every
+from pmapdp.custom.arrays import convert_split, holds_texts, sample_stride
 from pmapdp.custom.map_style import MapStyleSplit
 from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.errors import UserError, name_or_repr, unknown_name
 from pmapdp.files import open_file
 
+FINGERPRINT_EXAMPLES = 64  # of a map-style data set: reading all may take hours
 # What messages call the parts.
 PARTS = {
     "train": "the training",
@@ -137,21 +138,21 @@ def fingerprint(data: DataSet) -> str:
     examples. If rows were skipped, the text ends with the largest k.
     """
     digest = hashlib.blake2b(digest_size=8)
-    largest = 1  # the largest k
+    largest_stride = 1
     for part in data.parts.values():
         if isinstance(part, MapStyleSplit):
-            every = math.ceil(part.examples / 64)
-            largest = max(largest, every)
-            # Only some are read, because reading all may take hours. All count.
+            stride = math.ceil(part.examples / FINGERPRINT_EXAMPLES)
+            largest_stride = max(largest_stride, stride)
+            # The number of examples shows those that are skipped at the end.
             digest.update(f"{part.examples} ".encode())
-            part = part.select(np.arange(0, part.examples, every))
+            part = part.select(np.arange(0, part.examples, stride))
         for leaf in jax.tree.leaves(part):
             if isinstance(leaf, str):  # one of the texts
                 leaf = np.atleast_1d(leaf)
-            every = sample_every(leaf)
-            largest = max(largest, every)
+            stride = sample_stride(leaf)
+            largest_stride = max(largest_stride, stride)
             digest.update(f"{leaf.dtype} {leaf.shape} ".encode())
-            digest.update(np.ascontiguousarray(leaf[::every]).data)
-    if largest == 1:
+            digest.update(np.ascontiguousarray(leaf[::stride]).data)
+    if largest_stride == 1:
         return digest.hexdigest()
-    return f"{digest.hexdigest()}, from one in {largest} examples"
+    return f"{digest.hexdigest()}, from one in {largest_stride} examples"

@@ -75,8 +75,8 @@ class MapStyleSplit:
 
     def select(self, order: np.ndarray) -> Split:
         """Return the examples of these indices, in this order. Each is read once."""
-        indices, places = np.unique(order, return_inverse=True)
         # Padding repeats an example, which is read only once.
+        indices, places = np.unique(order, return_inverse=True)
         with ThreadPoolExecutor(self.threads) as pool:
             examples = list(pool.map(self.read, indices.tolist()))
         for index, example in zip(indices, examples, strict=True):
@@ -92,7 +92,8 @@ class MapStyleSplit:
         try:
             split = convert_split(self.name, rows, self.classes)
         except UserError:
-            # Which example is it?
+            # The message names a row of this batch. Convert one example after the
+            # other, so that it names the example.
             for index, example in zip(indices, examples, strict=True):
                 row = jax.tree.map(lambda leaf: leaf[None], example)
                 convert_split(f"example {index} of {self.name}", row, self.classes)

@@ -141,8 +141,8 @@ def test_weights_of_classes():
 @pytest.mark.parametrize("dtype", ["<f8", ">f8", "<i8", "u1"])
 def test_a_large_array_stays_in_its_file(dtype, tmp_path, monkeypatch):
     """Its batches have JAX's types, and no check converts more than a sample."""
-    monkeypatch.setattr("pmapdp.custom.arrays.LARGE", 1000)
-    monkeypatch.setattr("pmapdp.custom.arrays.SAMPLE", 100)
+    monkeypatch.setattr("pmapdp.custom.arrays.LARGE_BYTES", 1000)
+    monkeypatch.setattr("pmapdp.custom.arrays.SAMPLE_BYTES", 100)
     array = np.memmap(tmp_path / "x", dtype, "w+", shape=(N, 80))
     array[:] = np.random.default_rng(0).integers(0, 100, array.shape)
     found = part((array, LABELS))
@@ -382,7 +382,7 @@ def test_the_content_of_data_sets_is_told_apart(monkeypatch):
     assert fingerprint(DataSet(arrays, arrays)) == fingerprint(
         DataSet(*(jax.tree.map(np.copy, arrays) for _ in range(2)))
     )
-    for name in ("LARGE", "SAMPLE"):
+    for name in ("LARGE_BYTES", "SAMPLE_BYTES"):
         monkeypatch.setattr(f"pmapdp.custom.arrays.{name}", INPUTS.nbytes // 2)
     assert fingerprint(DataSet(arrays)).endswith(", from one in 2 examples")
     for row, told in ((0, True), (1, False)):
