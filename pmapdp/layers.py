@@ -206,6 +206,7 @@ class ExactDropout(nnx.Dropout):
             shape[axis] = 1
         shape[0] = len(inputs)  # an example never shares its mask with another
         keep = draw_masks(layer_keys(self), 1 - self.rate, shape)
+        # Divided, so that an activation has the same mean as in evaluation.
         return jnp.where(keep, inputs / (1 - self.rate), 0).astype(inputs.dtype)
 
 
@@ -223,7 +224,8 @@ class ExactAttention(nnx.MultiHeadAttention):
         if deterministic is None:
             deterministic = bool(self.deterministic)
         deterministic = deterministic or not current_context().train
-        # Flax calls `rngs` for a key, and hands the result to `attend`.
+        # Flax calls `rngs` for one key, and hands the result to `attend` unseen. So it
+        # may be a key for each example.
         keys: Any = functools.partial(layer_keys, self)
         return super().__call__(
             *inputs, deterministic=deterministic, rngs=keys, **options
@@ -270,6 +272,8 @@ def attend(
     scores = jnp.einsum(
         "bqhd,bkhd->bhqk", query, key, precision=precision, preferred_element_type=dtype
     )
+    # Products of d numbers grow as sqrt(d), and large ones would leave the softmax
+    # with hardly any gradient.
     scores /= query.shape[-1] ** 0.5
     if is_causal:
         causal = jnp.tri(query.shape[1], key.shape[1], dtype=bool)
@@ -329,16 +333,14 @@ def make_exact(model: nnx.Module) -> nnx.Module:
         elif type(layer) is nnx.Dropout:
             layer.__class__ = ExactDropout
             number_scanned_layers(layer)
-        elif type(layer) is nnx.MultiHeadAttention and has_stock_attention(layer):
+        elif (
+            type(layer) is nnx.MultiHeadAttention
+            and layer.attention_fn is nnx.dot_product_attention
+        ):
             layer.__class__ = ExactAttention
             layer.attention_fn = attend
             number_scanned_layers(layer)
     return model
-
-
-def has_stock_attention(layer: nnx.MultiHeadAttention) -> bool:
-    """Return True if a layer attends by Flax's own function."""
-    return layer.attention_fn is nnx.dot_product_attention
 
 
 def number_scanned_layers(layer: Any) -> None:

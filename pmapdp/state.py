@@ -45,8 +45,9 @@ class Task:
     """Model, loss, optimizer and seed: what defines an update, on any devices.
 
     A Flax model computes outputs. To train it, a step also needs a loss, an optimizer
-    and a seed, and it keeps the model's structure apart from the arrays that an update
-    changes: the task never changes, and the `TrainState` has the arrays.
+    and a seed. Lightning joins the same parts in a `LightningModule`. The task never
+    changes: it has the model's structure, and the `TrainState` has the arrays that an
+    update changes.
 
     Attributes:
         model: Built, its arrays on the host.
@@ -174,7 +175,10 @@ def use_host() -> contextlib.AbstractContextManager[Any]:
 
 
 def initial_state(task: Task) -> TrainState:
-    """Return the state before the first update."""
+    """Compute the state before the first update, from the task's model.
+
+    Under `jax.eval_shape` it gives the shapes of any state of the task.
+    """
     params, model_state = task.split_arrays(task.model)
     return TrainState(
         np.zeros((), np.int32), params, model_state, task.optimizer.init(params)
@@ -182,14 +186,12 @@ def initial_state(task: Task) -> TrainState:
 
 
 def create_state(task: Task, sharding: Any = None) -> TrainState:
-    """Return the state before the first update.
-
-    Its arrays are NumPy's, or placed on devices if you give a sharding.
+    """Make the state before the first update, on the host or placed on devices.
 
     Args:
         task: What is trained.
         sharding: One for all arrays, or a pytree of them like the state. Each device
-            gets only its shards.
+            gets only its shards. None: the arrays are NumPy's.
     """
     with use_host(), jax.transfer_guard("allow"):
         state = jax.device_get(initial_state(task))

@@ -117,7 +117,7 @@ def read_image(
             image = Image.alpha_composite(black, opened.convert("RGBA"))
         image = image.convert(mode)
     if size is not None:
-        image = ImageOps.fit(image, size[::-1])
+        image = ImageOps.fit(image, size[::-1])  # Pillow's sizes are (W, H)
     pixels = np.asarray(image)
     return pixels.reshape(*pixels.shape[:2], -1)
 

@@ -61,6 +61,7 @@ class MapStyleSplit:
             example = jax.tree.map(
                 to_array, split_example(self.source[index]), is_leaf=is_one_array
             )
+        # Four bytes an example, so that all of them fit in memory.
         content = b"".join(leaf.tobytes() for leaf in jax.tree.leaves(example))
         checksum = zlib.crc32(content) | 1  # never 0, which means "not read yet"
         if self.checksums[index] not in (0, checksum):

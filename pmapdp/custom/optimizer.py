@@ -46,6 +46,7 @@ def check_optimizer(
     )
     steps = []
 
+    # A rate of the optimizer's own would never ask the schedule.
     def record(step: Any) -> Any:
         steps.append(step)
         return schedule(step)

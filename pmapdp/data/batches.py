@@ -73,6 +73,7 @@ class Batches:
         # float32, or float64 in a run of float64
         self.weight_dtype = jax.dtypes.canonicalize_dtype(np.float64)
         self.examples = split.examples
+        # Then the accuracy is a weighted one, and is called so.
         self.is_weighted = split.weights is not None
         self.per_epoch = math.ceil(self.examples / batch_size)  # the last may be short
         self.micro_batch = math.ceil(batch_size / accumulate)
@@ -121,6 +122,7 @@ class Batches:
 
     def examples_in(self, step: int) -> int:
         """Count the examples in the batch of `step` (from 0), without padding."""
+        # The step counts from the start of training, not of the epoch.
         first = step % self.per_epoch * self.batch_size
         return min(self.batch_size, self.examples - first)
 

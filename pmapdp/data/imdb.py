@@ -44,6 +44,7 @@ def load(data_dir: Path, *, reviews_per_class: int = 12_500) -> DataSet:
     reviews = read_archive(path)
     parts = {}
     for part in ("train", "test"):
+        # An archive that was packed again may have another order of files.
         keys = sorted(key for key in reviews if key[0] == part)
         labels = np.array([folder == "pos" for _, folder, _ in keys], np.int32)
         negative, positive = np.bincount(labels, minlength=2)

@@ -95,8 +95,9 @@ def download(name: str, data_dir: Path) -> list[np.ndarray]:
     It downloads the files, or reads what it unpacked earlier.
     """
     missing = f"--dataset {name} is not in {data_dir / FOLDERS[name] / 'raw'}"
-    advice = "put the four .gz files there, name another --data-dir, or use "
-    advice += "--dataset digits"
+    advice = (
+        "put the four .gz files there, name another --data-dir, or use --dataset digits"
+    )
     try:
         from torchvision import datasets
     except ImportError:

@@ -135,6 +135,7 @@ def fit_layout(
         raise UserError(
             f"--mesh {mesh} has {places} places for {N} device(s): {advice}"
         )
+    # No examples: the batch is padded, so any number of devices may split it.
     input_shape = (0, *inputs)[: len(task.input_axes)]
     arrays = {"the inputs": Axes(task.input_axes, input_shape)}
     arrays |= named_leaves(*logical_axes(task))

@@ -213,6 +213,7 @@ class MeshLayout:
 
         The process reads these examples, so they must follow one another.
         """
+        # An array with one number a shard, whose places are the numbers of the shards.
         shape = tuple(self.shards(name) for name in task.input_axes)
         places = self.batch_sharding(task).inputs.devices_indices_map(shape)
         shards = set()
@@ -221,6 +222,7 @@ class MeshLayout:
         rows = [row for row, *_ in shards]
         first = min(rows)
         last = max(rows)
+        # A gap between the rows, or rows that another process has in part.
         if len(shards) < (last + 1 - first) * math.prod(shape[1:]):
             raise UserError(
                 f"--mesh {mesh_text(self.mesh.shape)} splits examples between "

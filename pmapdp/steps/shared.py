@@ -63,7 +63,10 @@ def gradient_sums(
     def summed_loss(params: Any) -> Any:
         model = task.merge_arrays(params, state.model_state)
         keys = example_keys(task.seed, state.step, batch.indices)
-        context = Context(batch.weights, keys, state.step, True, axis_name)
+        # Layers look it up, because a stock layer takes no such argument.
+        context = Context(
+            batch.weights, keys, state.step, train=True, axis_name=axis_name
+        )
         with use_context(context):
             sums = task.loss_sums(model, batch)
         _, model_state = task.split_arrays(model)

@@ -30,6 +30,7 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
 
     # The step
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
+        # One device has the whole batch, so its sums are the global ones.
         gradients, sums, model_state = gradient_sums(task, state, batch)
         return update(task, state, gradients, sums.count, model_state), sums
 
