@@ -129,20 +129,21 @@ def fit_layout(
     """
     N = len(devices)
     sizes = parse_mesh(mesh) if mesh else {AXIS: N}
-    advice = f"try --mesh {AXIS}={N} --layout {DATA_LAYOUT}"
+    advice = f"try --mesh {AXIS}={N} --layout {DATA_LAYOUT}"  # it fits every model
     places = math.prod(sizes.values())
     if places != N:
         raise UserError(
             f"--mesh {mesh} has {places} places for {N} device(s): {advice}"
         )
-    # No examples: the batch is padded, so any number of devices may split it.
+    # What the rules may split: the inputs, and every array of the model. The batch is
+    # padded, so any number of devices may split its examples, as if there were 0.
     input_shape = (0, *inputs)[: len(task.input_axes)]
     arrays = {"the inputs": Axes(task.input_axes, input_shape)}
     arrays |= named_leaves(*logical_axes(task))
     rules = find_rules(layout, arrays, sizes)
     check_mesh(layout, rules, sizes, advice)
-    device_array = np.array(devices).reshape(tuple(sizes.values()))
     # Axes of type Auto: the compiler splits what has no sharding.
+    device_array = np.array(devices).reshape(tuple(sizes.values()))
     fitted = MeshLayout(Mesh(device_array, tuple(sizes)), rules, shard_state)
     for name, axes in arrays.items():
         failure = f"--layout {layout} does not fit {name} {[*axes.shape]}"
@@ -161,9 +162,10 @@ def find_rules(layout: str, arrays: dict[str, Axes], sizes: dict[str, int]) -> R
         known.update(name for name in axes.names if name)
     requested = parse_layout(layout)
     # A named layout may have rules for axes that this model hasn't.
-    for name in sorted(requested.keys() - known - NAMED_LAYOUTS["spatial"].keys()):
+    unknown = sorted(requested.keys() - known - NAMED_LAYOUTS["spatial"].keys())
+    if unknown:
         raise unknown_name(
-            f"axis of the model in --layout {layout}", name, sorted(known)
+            f"axis of the model in --layout {layout}", unknown[0], sorted(known)
         )
     rules: Rules = {}
     if AXIS in sizes:
@@ -180,15 +182,16 @@ def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], advice: str) ->
     used: dict[str, str] = {}  # {mesh axis: axis of the model}
     for name, axes in rules.items():
         used |= dict.fromkeys(axes, name)
-    # The advice is a mesh of as many devices, with 2 along each axis that is missing.
-    missing = {axis: 2 for axis in used if axis not in sizes}
-    for axis in missing:
+    missing = [axis for axis in used if axis not in sizes]
+    if missing:
+        # The advice is a mesh of as many devices, with 2 along each missing axis.
         rest, left = divmod(math.prod(sizes.values()), 2 ** len(missing))
         if not left:
-            advice = f"try --mesh {mesh_text({AXIS: rest} | missing)}"
+            advised = {AXIS: rest} | dict.fromkeys(missing, 2)
+            advice = f"try --mesh {mesh_text(advised)}"
         raise UserError(
-            f"--layout {layout} splits {used[axis]} over {axis}, which is no axis of "
-            f"the mesh {mesh_text(sizes)}: {advice}"
+            f"--layout {layout} splits {used[missing[0]]} over {missing[0]}, which is "
+            f"no axis of the mesh {mesh_text(sizes)}: {advice}"
         )
     for axis, size in sizes.items():
         if size > 1 and axis not in used:
