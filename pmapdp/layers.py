@@ -178,9 +178,9 @@ class ExactBatchNorm(nnx.BatchNorm):
         # Rounding may make it negative, and its root a NaN.
         variance = jnp.maximum(squares - jnp.square(mean), 0)
         # If all is padding, nothing moves.
-        moved = jnp.where(count > 0, 1 - self.momentum, 0)
-        self.mean[...] += (moved * mean).astype(self.mean.dtype)
-        self.var[...] += (moved * (variance - self.var[...])).astype(self.var.dtype)
+        rate = jnp.where(count > 0, 1 - self.momentum, 0)
+        self.mean[...] += (rate * mean).astype(self.mean.dtype)
+        self.var[...] += (rate * (variance - self.var[...])).astype(self.var.dtype)
         return mean, variance
 
 

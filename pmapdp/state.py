@@ -143,8 +143,8 @@ def build(
         # part of its structure.
         # A model of yours may take neither type.
         accepted = {name: types[name] for name in types if accepts(model, name)}
-        built = model(rngs=nnx.Rngs(seed), **accepted)
-        structure, arrays = nnx.split(built)
+        network = model(rngs=nnx.Rngs(seed), **accepted)
+        structure, arrays = nnx.split(network)
         return make_exact(nnx.merge(structure, jax.device_get(arrays)))
 
 

@@ -55,16 +55,18 @@ def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.
     with explain_errors(
         f"{name_or_repr(model)} cannot be built", advice, YourCodeError
     ):
-        built = build(model, seed, dtype)
-    if not isinstance(built, nnx.Module):
-        raise UserError(f"{name_or_repr(model)} gives {name_or_repr(built)}: {advice}")
+        network = build(model, seed, dtype)
+    if not isinstance(network, nnx.Module):
+        raise UserError(
+            f"{name_or_repr(model)} gives {name_or_repr(network)}: {advice}"
+        )
     if dtype != "float32" and not accepts(model, "dtype"):
         raise UserError(
             f"--dtype {dtype} has no effect on {name_or_repr(model)}, which takes no "
             "dtype: add dtype to its arguments and give it to its layers, or leave "
             "--dtype out"
         )
-    return built
+    return network
 
 
 def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> None:
@@ -78,19 +80,19 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
     """
     # At first nothing is computed: JAX only looks at shapes.
     examples = read_examples(data, TRIAL_EXAMPLES)
-    returned = check_call(task, examples)
+    outputs = check_call(task, examples)
     if task.classifies:
-        check_classes(task.name, returned, examples.labels, data)
-    elif not isinstance(returned, MetricSums):
+        check_classes(task.name, outputs, examples.labels, data)
+    elif not isinstance(outputs, MetricSums):
         raise UserError(
-            f"the loss of {task.name} returns {describe(returned) or returned}: return "
+            f"the loss of {task.name} returns {describe(outputs) or outputs}: return "
             "sums over the examples, pmapdp.loss.MetricSums(loss=(batch.weights * "
             "losses).sum(), correct=None, count=batch.weights.sum())"
         )
     # Our own networks and losses are tested, so they start without a trial.
     if custom or data.augment is not None:
         check_loss(task, examples)
-        if not task.classifies and returned.correct is not None:
+        if not task.classifies and outputs.correct is not None:
             check_correct(task, read_examples(data, ACCURACY_EXAMPLES))
         warn_if_not_exportable(task, examples)
     if best is not None:

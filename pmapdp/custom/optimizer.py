@@ -54,9 +54,9 @@ def check_optimizer(
     # The state and the updates are only traced, so they take no memory.
     params, _ = jax.device_get(task.split_arrays(task.model))
     with explain_errors(f"{name} fails", advice, YourCodeError):
-        built = optimizer(record)
-        state = jax.eval_shape(built.init, params)
-        jax.eval_shape(built.update, params, state, params)
+        transformation = optimizer(record)
+        state = jax.eval_shape(transformation.init, params)
+        jax.eval_shape(transformation.update, params, state, params)
     if not steps:  # the run would show a learning rate that is not the optimizer's
         raise UserError(
             f"{name} does not use its schedule, so --learning-rate would have no "
@@ -84,14 +84,14 @@ def trainable_filter(model: nnx.Module, trainable: Any) -> Any:
                 raise unknown_name("trainable", part, layers)
         trainable = nnx.Any(*map(starts_with, trainable))
     # Whatever a filter chooses, running statistics and random streams aren't trained.
-    chosen = nnx.All(nnx.Param, trainable)
-    if not nnx.state(model, chosen):
+    params_filter = nnx.All(nnx.Param, trainable)
+    if not nnx.state(model, params_filter):
         raise UserError(
             f"trainable={name_or_repr(trainable)} chooses no parameter of "
             f"{', '.join(parameters[:4])}...: give for example "
             "nnx.PathContains('head')"
         )
-    return chosen
+    return params_filter
 
 
 def starts_with(part: str) -> Callable[..., bool]:

@@ -144,33 +144,33 @@ def fit_layout(
     check_mesh(layout, rules, sizes, advice)
     # Axes of type Auto: the compiler splits what has no sharding.
     device_array = np.array(devices).reshape(tuple(sizes.values()))
-    fitted = MeshLayout(Mesh(device_array, tuple(sizes)), rules, shard_state)
+    mesh_layout = MeshLayout(Mesh(device_array, tuple(sizes)), rules, shard_state)
     for name, axes in arrays.items():
         failure = f"--layout {layout} does not fit {name} {[*axes.shape]}"
         # JAX raises for unequal shards, and for a mesh axis that splits two axes.
         with explain_errors(f"{failure} on {mesh_text(sizes)}", advice):
-            fitted.array_sharding(axes).shard_shape(axes.shape)
+            mesh_layout.array_sharding(axes).shard_shape(axes.shape)
     if shard_state != "none":
-        check_shard_state(fitted, task)
-    return fitted
+        check_shard_state(mesh_layout, task)
+    return mesh_layout
 
 
 def find_rules(layout: str, arrays: dict[str, Axes], sizes: dict[str, int]) -> Rules:
     """Return the rules of a layout for the axes that some arrays have."""
-    known = {BATCH}
+    names = {BATCH}
     for axes in arrays.values():
-        known.update(name for name in axes.names if name)
+        names.update(name for name in axes.names if name)
     requested = parse_layout(layout)
     # A named layout may have rules for axes that this model hasn't.
-    unknown = sorted(requested.keys() - known - NAMED_LAYOUTS["spatial"].keys())
+    unknown = sorted(requested.keys() - names - NAMED_LAYOUTS["spatial"].keys())
     if unknown:
         raise unknown_name(
-            f"axis of the model in --layout {layout}", unknown[0], sorted(known)
+            f"axis of the model in --layout {layout}", unknown[0], sorted(names)
         )
     rules: Rules = {}
     if AXIS in sizes:
         rules[BATCH] = (AXIS,)
-    rules |= {name: split for name, split in requested.items() if name in known}
+    rules |= {name: split for name, split in requested.items() if name in names}
     return rules
 
 
@@ -185,9 +185,9 @@ def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], advice: str) ->
     missing = [axis for axis in used if axis not in sizes]
     if missing:
         # The advice is a mesh of as many devices, with 2 along each missing axis.
-        rest, left = divmod(math.prod(sizes.values()), 2 ** len(missing))
-        if not left:
-            advised = {AXIS: rest} | dict.fromkeys(missing, 2)
+        data_size, remainder = divmod(math.prod(sizes.values()), 2 ** len(missing))
+        if not remainder:
+            advised = {AXIS: data_size} | dict.fromkeys(missing, 2)
             advice = f"try --mesh {mesh_text(advised)}"
         raise UserError(
             f"--layout {layout} splits {used[missing[0]]} over {missing[0]}, which is "
