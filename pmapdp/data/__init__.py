@@ -1,4 +1,11 @@
-"""Data sets, one file a source, and the order in which a run visits their examples.
+"""Data sets, and the order in which a run visits their examples.
 
-`pmapdp/registry.py` has their names on the command line.
+    dataset.py            what each source returns: a `DataSet` of arrays or texts
+    batches.py            the order of the examples, and padding
+    digits.py, mnist.py   sources of images
+    reviews.py, imdb.py   sources of texts
+    random_numbers.py     a source of both inputs and targets
+    tokens.py, tfidf.py   featurizers, which turn texts into arrays
+
+`pmapdp/registry.py` has the names of sources and featurizers on the command line.
 """

@@ -1,10 +1,17 @@
 """One training step, written four ways. Compare two files of this folder with `diff`.
 
-`single.py`, `pmap.py`, `shard_map.py` and `jit.py` each have a `make_strategy(task,
-devices)`. It returns the same five functions, and the sharding of the state. To add a
-strategy, add its file here and its name to `StrategyName` in `config.py`. The comments
-`# Placing`, `# The step`, `# Evaluation` and `# The wrapper` name its four parts, which
-`pmapdp.compare` shows side by side.
+    shared.py       what the four share: a device's gradient sums, and the update
+    placing.py      arrays to the devices and back
+    single.py       one device, which the other three must equal
+    pmap.py         a program per device, and an all-reduce by the name of the axis
+    shard_map.py    the same program, on sharded arrays
+    jit.py          one device's program, which the compiler splits
+
+Each of the last four has a `make_strategy(task, devices)`. It returns the same five
+functions, and the sharding of the state. The comments `# Placing`, `# The step`,
+`# Evaluation` and `# The wrapper` name its four parts, which `pmapdp.compare` shows
+side by side. To add a strategy, add its file here and its name to `StrategyName` in
+`config.py`.
 
 Some settings change what runs:
 

@@ -1,7 +1,13 @@
 """The parts that all four strategies share: gradient sums and the update.
 
-Between the two comes the all-reduce, which each file of this folder does in its own
-way. Lesson 13 teaches this file.
+A step has three parts, in this order:
+
+    gradient_sums    on each device: sum(w g) and sum(w) over its own examples
+    the all-reduce   adds both up over the devices, in each file's own way
+    update           divides one by the other, and asks the optimizer
+
+Here w is the weight of an example, 0 for padding, and g the gradient of its loss.
+Lesson 13 teaches this file.
 """
 
 import dataclasses
