@@ -50,9 +50,9 @@ def make_data_set(data: Any) -> DataSet:
         )
     # All parts number their classes as the training set does, also if one lacks some.
     classes = tuple(map(str, data.classes)) or find_classes(data.train)
-    parts: dict[str, Any] = {}
-    for name, part in data.parts.items():
-        parts[name] = make_part(PARTS[name], part, classes)
+    parts = {
+        name: make_part(PARTS[name], part, classes) for name, part in data.parts.items()
+    }
     check_shapes(parts)
     return DataSet(**parts, classes=classes, augment=data.augment)
 

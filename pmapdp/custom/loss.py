@@ -28,11 +28,11 @@ from flax import nnx
 from pmapdp.custom.arrays import describe
 from pmapdp.data.batches import Batch
 from pmapdp.errors import UserError, YourCodeError, explain_errors, name_or_repr
-from pmapdp.layers import Context, example_keys, freeze_batch_norms, use_context
+from pmapdp.layers import Context, freeze_batch_norms, use_context
 from pmapdp.loss import MetricSums, named_sums
 from pmapdp.metrics import ACCURACIES
 from pmapdp.state import Task, named_leaves
-from pmapdp.steps.shared import AXIS
+from pmapdp.steps.shared import AXIS, training_context
 
 # The modes in which a loss is called. Messages name them.
 TRAINING = "training"
@@ -171,10 +171,8 @@ def device_sums(
     model = nnx.merge(structure, params, streams, model_state, copy=True)
     context = Context()
     if mode != EVALUATION:
-        step = jnp.int32(0)
-        keys = example_keys(task.seed, step, batch.indices)
         axis_name = AXIS if mode == TRAINING else None
-        context = Context(batch.weights, keys, step, train=True, axis_name=axis_name)
+        context = training_context(task, jnp.int32(0), batch, axis_name)
     if mode == MICRO_BATCHES:
         # Their moments are those of a micro-batch, as docs/custom_reference.md says.
         freeze_batch_norms(model, nnx.Nothing())

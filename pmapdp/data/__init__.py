@@ -7,5 +7,5 @@
     random_numbers.py     a source of both inputs and targets
     tokens.py, tfidf.py   featurizers, which turn texts into arrays
 
-`pmapdp/registry.py` has the names of sources and featurizers on the command line.
+`pmapdp/registry.py` has the names by which they are chosen.
 """

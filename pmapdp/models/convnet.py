@@ -29,8 +29,7 @@ class ConvNet(nnx.Module):
             "param_dtype": param_dtype,
             "rngs": rngs,
         }
-        glorot = nnx.initializers.glorot_uniform()
-        options = types | {"kernel_init": glorot}
+        options = types | {"kernel_init": nnx.initializers.glorot_uniform()}
         # No bias, because the batch norm that follows subtracts it again. (The guide
         # has one in large_k, without effect.) Its gradient would be rounding, which
         # differs between numbers of devices and which Adam amplifies.

@@ -235,11 +235,10 @@ class MeshLayout:
 
 def bytes_on_a_device(tree: Any) -> int:
     """Count the bytes of a placed pytree on one device. All shards are equal."""
-    total = 0
-    for leaf in jax.tree.leaves(tree):
-        shape = leaf.sharding.shard_shape(leaf.shape)
-        total += math.prod(shape) * leaf.dtype.itemsize
-    return total
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def state_line(state: TrainState) -> str:

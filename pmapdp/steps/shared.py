@@ -68,12 +68,7 @@ def gradient_sums(
 
     def summed_loss(params: Any) -> Any:
         model = task.merge_arrays(params, state.model_state)
-        keys = example_keys(task.seed, state.step, batch.indices)
-        # Layers look it up, because a stock layer takes no such argument.
-        context = Context(
-            batch.weights, keys, state.step, train=True, axis_name=axis_name
-        )
-        with use_context(context):
+        with use_context(training_context(task, state.step, batch, axis_name)):
             sums = task.loss_sums(model, batch)
         _, model_state = task.split_arrays(model)
         # The sum and not the mean, because gradients of sums add up over devices.
@@ -82,6 +77,14 @@ def gradient_sums(
     gradients_of = jax.grad(summed_loss, has_aux=True)
     gradients, (sums, model_state) = gradients_of(state.params)
     return gradients, sums, model_state
+
+
+def training_context(
+    task: Task, step: jax.Array, batch: Batch, axis_name: AxisName
+) -> Context:
+    """Return what layers look up in training. Stock layers take no such arguments."""
+    keys = example_keys(task.seed, step, batch.indices)
+    return Context(batch.weights, keys, step, train=True, axis_name=axis_name)
 
 
 def add_micro_batches(
