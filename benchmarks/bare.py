@@ -110,14 +110,14 @@ def place(batch: tuple[Any, ...], split: Any, strategy: str) -> Any:
 def main() -> None:
     """Run the command."""
     data, strategy, model, count, B, epochs = load_work(sys.argv[1:])
-    devices, steps = choose(count), data.examples // B  # before JAX starts
+    devices, steps = choose(count), data.num_examples // B  # before JAX starts
     step, state, split = make_loop(
         build(MODELS[model]), strategy, devices, optax.adam(1e-3)
     )
     for epoch in range(epochs):
         order = (
             np.random.default_rng(epoch)
-            .permutation(data.examples)[: steps * B]
+            .permutation(data.num_examples)[: steps * B]
             .reshape(steps, B)
         )
         start = time.perf_counter()

@@ -250,7 +250,7 @@ def make_batches(
         shards: N, over which each batch is split.
         local_shards: Which of them this process reads.
     """
-    B = global_batch_size(config, shards, arrays.train.examples)
+    B = global_batch_size(config, shards, arrays.train.num_examples)
     make = functools.partial(Batches, devices=shards, local_shards=local_shards)
     batches = {}
     for name, part in arrays.parts.items():

@@ -285,7 +285,7 @@ def evaluate(job: Job, state: TrainState, part: str) -> dict[str, float]:
                 f"{DIVERGED_ADVICE}"
             ) from None
         first = (error.step - 1) * batches.batch_size
-        last = min(first + batches.batch_size, batches.examples) - 1
+        last = min(first + batches.batch_size, batches.num_examples) - 1
         raise DivergedError(
             f"the {part} loss is not finite, though the state is: look at {part} "
             f"examples {first} to {last}, counted from 0, or {DIVERGED_ADVICE}"

@@ -141,11 +141,11 @@ def fingerprint(data: DataSet) -> str:
     largest_stride = 1
     for part in data.parts.values():
         if isinstance(part, MapStyleSplit):
-            stride = math.ceil(part.examples / FINGERPRINT_EXAMPLES)
+            stride = math.ceil(part.num_examples / FINGERPRINT_EXAMPLES)
             largest_stride = max(largest_stride, stride)
             # The number of examples shows those that are skipped at the end.
-            digest.update(f"{part.examples} ".encode())
-            part = part.select(np.arange(0, part.examples, stride))
+            digest.update(f"{part.num_examples} ".encode())
+            part = part.select(np.arange(0, part.num_examples, stride))
         for leaf in jax.tree.leaves(part):
             if isinstance(leaf, str):  # one of the texts
                 leaf = np.atleast_1d(leaf)

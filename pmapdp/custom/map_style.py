@@ -29,7 +29,7 @@ class MapStyleSplit:
     """The examples of a map-style data set, with the methods of a `Split`.
 
     Attributes:
-        examples: Their number.
+        num_examples: Their number.
         weights: None if each counts 1.
         number_of_logits: The model's, for a classifier. Labels are checked against it
             as they are read.
@@ -40,16 +40,16 @@ class MapStyleSplit:
         self.name = name  # in messages
         self.classes = classes
         self.number_of_logits: int | None = None
-        self.examples = len(source)
+        self.num_examples = len(source)
         # Two threads that read from one open file would get wrong examples, so the
         # class has to say that it's safe.
         is_thread_safe = getattr(type(source), "thread_safe", False) is True
         self.threads = THREADS if is_thread_safe else 1
         # Of each example that was read, 0 for the others.
-        self.checksums = np.zeros(self.examples, np.uint32)
+        self.checksums = np.zeros(self.num_examples, np.uint32)
         self.shapes = describe(self.read(0))
         for _ in range(TRIALS):
-            for index in range(min(FIRST_EXAMPLES, self.examples)):
+            for index in range(min(FIRST_EXAMPLES, self.num_examples)):
                 self.read(index)
         self.weights = self.select(np.arange(1)).weights
 

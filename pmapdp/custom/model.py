@@ -102,8 +102,8 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
 
 def read_examples(data: DataSet, most: int) -> Batch:
     """Read training examples from all over the data, which may be sorted by class."""
-    n = min(most, data.train.examples)
-    indices = np.linspace(0, data.train.examples - 1, n).astype(np.int32)
+    n = min(most, data.train.num_examples)
+    indices = np.linspace(0, data.train.num_examples - 1, n).astype(np.int32)
     return Batches(data.train, n).read_batch(indices)
 
 

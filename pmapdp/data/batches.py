@@ -72,20 +72,21 @@ class Batches:
         self.shuffle_seed = shuffle_seed
         # float32, or float64 in a run of float64
         self.weight_dtype = jax.dtypes.canonicalize_dtype(np.float64)
-        self.examples = split.examples
+        self.num_examples = split.num_examples
         # Then the accuracy is a weighted one, and is called so.
         self.is_weighted = split.weights is not None
-        self.per_epoch = math.ceil(self.examples / batch_size)  # the last may be short
+        # The last batch of an epoch may be short.
+        self.per_epoch = math.ceil(self.num_examples / batch_size)
         self.micro_batch = math.ceil(batch_size / accumulate)
         self.rows_per_device = math.ceil(self.micro_batch / devices)  # m
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the indices `[n]` of the examples in the order of `epoch` (from 0)."""
         if self.shuffle_seed is None:
-            return np.arange(self.examples)
+            return np.arange(self.num_examples)
         # A new generator for each epoch: a resumed run needs no state of an old one.
         random = np.random.default_rng([self.shuffle_seed, epoch])
-        return random.permutation(self.examples)
+        return random.permutation(self.num_examples)
 
     def lay_out(self, indices: np.ndarray) -> np.ndarray:
         """Lay the examples of a batch out over devices and micro-batches.
@@ -124,7 +125,7 @@ class Batches:
         """Count the examples in the batch of `step` (from 0), without padding."""
         # The step counts from the start of training, not of the epoch.
         first = step % self.per_epoch * self.batch_size
-        return min(self.batch_size, self.examples - first)
+        return min(self.batch_size, self.num_examples - first)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of `epoch` from `first_step` on, both from 0."""

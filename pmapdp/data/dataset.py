@@ -28,7 +28,7 @@ class Split(NamedTuple):
     weights: Any = None
 
     @property
-    def examples(self) -> int:
+    def num_examples(self) -> int:
         """Return n."""
         return len(jax.tree.leaves(self.labels)[0])
 

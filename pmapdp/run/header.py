@@ -25,7 +25,7 @@ def run_facts(job: Job, state: TrainState) -> dict[str, Any]:
         "global_batch_size": batches.batch_size,
         "per_device_batch_size": math.ceil(batches.batch_size / batches.devices),
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-        "examples": {name: part.examples for name, part in job.batches.items()},
+        "examples": {name: part.num_examples for name, part in job.batches.items()},
         "state_bytes_on_a_device": bytes_on_a_device(
             (state.params, state.optimizer_state)
         ),
@@ -85,7 +85,7 @@ def describe_data(job: Job) -> str:
     """Describe the data set and its parts."""
     texts = [job.config.dataset]
     for name, part in job.batches.items():
-        text = f"{part.examples:,} to {USES[name]}"
+        text = f"{part.num_examples:,} to {USES[name]}"
         if part.is_weighted:
             text += " (weighted)"
         texts.append(text)

@@ -93,7 +93,7 @@ class TwoArrays(small_job.Net):
 
 
 def one_by_one(part):
-    weights = np.random.default_rng(3).uniform(0.5, 2, part.examples)
+    weights = np.random.default_rng(3).uniform(0.5, 2, part.num_examples)
     rows = zip(part.inputs, part.labels, weights, strict=True)
     return [
         {"a": x[:2], "b": x[2:], "label": label, "weight": weight}

@@ -39,7 +39,11 @@ def test_a_folder_for_each_class(tmp_path):
     np.testing.assert_array_equal(image[0, 0], [13, 13, 203])
     assert found[16][0].max() == 9
     data = load_folder(tmp_path)
-    assert (data.train.examples, data.test, data.classes) == (17, None, ("blue", "red"))
+    assert (data.train.num_examples, data.test, data.classes) == (
+        17,
+        None,
+        ("blue", "red"),
+    )
     assert data.train.select(np.array([3, 16])).labels.tolist() == [0, 1]
 
 
@@ -64,7 +68,7 @@ def test_parts_in_folders(tmp_path):
     for path in (tmp_path / "test" / "blue").iterdir():
         path.unlink()
     data = load_folder(tmp_path)
-    assert [part.examples for part in data.parts.values()] == [16, 8, 16]
+    assert [part.num_examples for part in data.parts.values()] == [16, 8, 16]
     assert set(data.test.select(np.arange(8)).labels) == {1}
     (tmp_path / "test" / "red").rename(tmp_path / "test" / "green")
     with pytest.raises(UserError, match="the test labels have a class that is none of"):

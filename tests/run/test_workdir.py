@@ -110,7 +110,9 @@ def test_it_names_what_ran(finished):
         "arrays",
         20,
     )
-    assert load_run(folder, model=Net)[2]["train"]["examples"] == DATA.train.examples
+    assert (
+        load_run(folder, model=Net)[2]["train"]["examples"] == DATA.train.num_examples
+    )
 
 
 @pytest.mark.slow
