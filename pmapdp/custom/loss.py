@@ -1,4 +1,4 @@
-"""Two experiments show on a few examples if your loss is a sum over the examples.
+"""Find out if your loss is a sum over examples, by two experiments with a few of them.
 
 `check_loss` lays n examples out over two simulated devices (`jax.vmap` over a named
 axis), in two ways:
@@ -6,10 +6,11 @@ axis), in two ways:
     whole     the first device has all of them, the second one only padding
     halves    each device has one half, and padding
 
-The two devices of a layout are added up. A sum over the examples is the same for whole
-and halves, and it's 0 on the device that has only padding. Anything else, such as a
-mean, would depend on the number of devices. What layers write, such as running
-statistics, must be the same in both layouts too.
+Each device returns its sums, and the two devices' sums are added up. If the loss is a
+sum over examples, whole and halves give the same, and the device that has only padding
+adds 0. A mean, for example, gives something else, so it would depend on the number of
+devices. What layers write, such as running statistics, must be the same in both layouts
+too.
 
 `check_correct` gives each example a device of its own, and looks at its accuracy.
 """
@@ -64,6 +65,8 @@ def check_loss(task: Task, examples: Batch) -> None:
         sums_of_whole, written_by_whole = compute(whole)
         sums_of_halves, written_by_halves = compute(halves)
         check_streams(task, compute, whole, sums_of_whole["loss"])
+        # An evaluation keeps nothing that layers write, and a micro-batch sees only its
+        # own examples.
         if mode == TRAINING:
             check_written(task, written_by_whole, written_by_halves)
         # The loss first, because its message says most.
