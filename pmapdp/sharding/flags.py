@@ -105,7 +105,7 @@ def check_sharding(
 def fit_layout(
     devices: Sequence[jax.Device],
     task: Task,
-    inputs: tuple[int, ...],
+    example_shape: tuple[int, ...],
     *,
     mesh: str | None = None,
     layout: str = DATA_LAYOUT,
@@ -119,7 +119,7 @@ def fit_layout(
     Args:
         devices: In the order of the mesh.
         task: The model and its optimizer.
-        inputs: The shape of one example.
+        example_shape: Of its inputs.
         mesh: As on the command line. None: one axis, `data`.
         layout: As on the command line.
         shard_state: "none", "optimizer" or "parameters".
@@ -137,7 +137,7 @@ def fit_layout(
         )
     # What the rules may split: the inputs, and every array of the model. The batch is
     # padded, so any number of devices may split its examples, as if there were 0.
-    input_shape = (0, *inputs)[: len(task.input_axes)]
+    input_shape = (0, *example_shape)[: len(task.input_axes)]
     arrays = {"the inputs": Axes(task.input_axes, input_shape)}
     arrays |= named_leaves(*logical_axes(task))
     rules = find_rules(layout, arrays, sizes)
@@ -202,12 +202,13 @@ def check_mesh(layout: str, rules: Rules, sizes: dict[str, int], advice: str) ->
             )
 
 
-def check_shard_state(layout: MeshLayout, task: Task) -> None:
+def check_shard_state(mesh_layout: MeshLayout, task: Task) -> None:
     """Refuse a --shard-state that would split nothing."""
-    N = layout.batch_shards
-    if N == 1 or layout.update_sharding(task) == layout.params_sharding(task):
+    N = mesh_layout.batch_shards
+    params_sharding = mesh_layout.params_sharding(task)
+    if N == 1 or mesh_layout.update_sharding(task) == params_sharding:
         raise UserError(
-            f"--shard-state {layout.shard_state} can split nothing of this model over "
-            f"the {N} device(s) that share the batch: try another number of devices, "
-            "for example 8, or --shard-state none"
+            f"--shard-state {mesh_layout.shard_state} can split nothing of this model "
+            f"over the {N} device(s) that share the batch: try another number of "
+            "devices, for example 8, or --shard-state none"
         )
