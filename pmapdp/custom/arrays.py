@@ -73,8 +73,9 @@ def convert_weights(
             weights = [by_class[label] for label in labels.tolist()]
         weights = np.asarray(weights, real)
         if weights.ndim != 1 or not (np.isfinite(weights) & (weights > 0)).all():
-            shape = list(weights.shape)
-            raise ValueError(f"their shape is {shape}, or some are not above 0")
+            raise ValueError(
+                f"their shape is {[*weights.shape]}, or some are not above 0"
+            )
     return weights
 
 
