@@ -400,7 +400,7 @@ for exercise in (fixed_batches, train_or_resume, export_bytes):
 # | the loop | `train_epoch` | [train.py](../pmapdp/train.py) |
 # | `checkpoints.latest_step`, `restore` | `restore_or_init` | [train.py](../pmapdp/train.py), [run/checkpoints.py](../pmapdp/run/checkpoints.py) |
 # | `checkpoints.save` | `save`, in the loop of `train_epoch` | [train.py](../pmapdp/train.py), [run/checkpoints.py](../pmapdp/run/checkpoints.py) |
-# | SIGTERM | `StopRequest` | [run/signals.py](../pmapdp/run/signals.py) |
+# | SIGTERM | `StopRequest` | [signals.py](../pmapdp/signals.py) |
 # | `jax.export` | `python -m pmapdp.export` | [export.py](../pmapdp/export.py) |
 #
 # **With pmap** save one copy of the state: with `out_axes=None`, as in lesson 05, the state has no device axis and is saved

@@ -4,7 +4,6 @@ docs/statuses.md explains the statuses.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import os
@@ -14,15 +13,16 @@ import sys
 import textwrap
 import traceback
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from pmapdp import __version__
 from pmapdp.config import REMOVED_SETTINGS, Config, StrategyName, flag
 from pmapdp.errors import StoppedError, UserError, first_line, unknown_name
 from pmapdp.recipes import RECIPES
+from pmapdp.signals import catch_signals, stop
 
 COMMANDS = {
     "train": "train a model; the same command again resumes it",
@@ -35,7 +35,6 @@ COMMANDS = {
     "scaling": "predict the efficiency on up to 4,096 devices",
 }
 WIDTH = 80  # columns of --help
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
 # What other programs call our flags.
 SYNONYMS = {
@@ -117,26 +116,6 @@ def report(error: BaseException) -> int:
         return int(error.code or 0)
     traceback.print_exception(error)
     return 1
-
-
-def stop(number: int, frame: FrameType | None) -> NoReturn:
-    """End the command in good order.
-
-    Files are closed, and processes that it started end too.
-    """
-    raise StoppedError(f"stopped by {signal.Signals(number).name}", 128 + number)
-
-
-@contextlib.contextmanager
-def catch_signals(
-    handler: Callable[..., None], numbers: Collection[signal.Signals] = SIGNALS
-) -> Iterator[None]:
-    """Let `handler` take these signals. Under nohup SIGHUP is ignored, and stays so."""
-    with contextlib.ExitStack() as stack:
-        for number in numbers:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                stack.callback(signal.signal, number, signal.signal(number, handler))
-        yield
 
 
 def main() -> None:

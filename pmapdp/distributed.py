@@ -130,6 +130,12 @@ class Processes:
         """
         require_same_on_all(self.allgather(facts))
 
+    def reached_preemption(self, step: int) -> bool:
+        """Return True if all stop with update `step`, because one got a SIGTERM."""
+        if self.count == 1:
+            return False
+        return multihost_utils.reached_preemption_sync_point(step)
+
     def wait(self, name: str) -> None:
         """Wait until all processes make this call."""
         if self.count > 1:

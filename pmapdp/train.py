@@ -44,13 +44,13 @@ from pmapdp.run.not_finite import explain_divergence
 from pmapdp.run.progress import Progress
 from pmapdp.run.report import Report
 from pmapdp.run.saved_run import load_state, load_weights
-from pmapdp.run.signals import StopRequest, watch_signals
 from pmapdp.run.workdir import (
     open_workdir,
     read_config,
     with_full_paths,
     write_config,
 )
+from pmapdp.signals import StopRequest, watch_signals
 from pmapdp.state import TrainState, create_state, is_finite
 from pmapdp.steps.placing import prefetch
 

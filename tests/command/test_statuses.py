@@ -20,6 +20,7 @@ from pmapdp.errors import (
     explain_errors,
 )
 from pmapdp.files import load_from_file
+from pmapdp.signals import SIGNALS
 
 
 def raising(error: BaseException):
@@ -120,7 +121,7 @@ def test_a_reader_that_goes_away(body):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("number", cli.SIGNALS)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_a_command_in_good_order(capsys, number):
     """Also while files are read or your model is tried, in which any other error
     becomes a sentence.

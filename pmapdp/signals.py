@@ -1,4 +1,4 @@
-"""Let a signal stop a run after an update that all processes agree on.
+"""Ctrl-C and SIGTERM: a run stops after an update, and any other command at once.
 
 Lesson 14 teaches this file.
 """
@@ -6,13 +6,37 @@ Lesson 14 teaches this file.
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
-from jax.experimental.multihost_utils import reached_preemption_sync_point
+from pmapdp.errors import StoppedError
 
-from pmapdp.cli import SIGNALS, catch_signals, stop
-from pmapdp.distributed import Processes
+if TYPE_CHECKING:
+    from pmapdp.distributed import Processes
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def catch_signals(
+    handler: Callable[[int, FrameType | None], None],
+    numbers: Collection[signal.Signals] = SIGNALS,
+) -> Iterator[None]:
+    """Let `handler` take these signals. Under nohup SIGHUP is ignored, and stays so."""
+    with contextlib.ExitStack() as stack:
+        for number in numbers:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                stack.callback(signal.signal, number, signal.signal(number, handler))
+        yield
+
+
+def stop(number: int, frame: FrameType | None) -> NoReturn:
+    """End the command in good order.
+
+    Files are closed, and processes that it started end too.
+    """
+    raise StoppedError(f"stopped by {signal.Signals(number).name}", 128 + number)
 
 
 class StopRequest:
@@ -23,7 +47,7 @@ class StopRequest:
     which they stop, and the other signals are passed on as SIGTERM.
     """
 
-    def __init__(self, processes: Processes):
+    def __init__(self, processes: "Processes"):
         self.processes = processes
         self.signal: signal.Signals | None = None  # that came to this process
         self.agreed: signal.Signals | None = None  # after which the run stops
@@ -40,8 +64,7 @@ class StopRequest:
 
     def agree(self, step: int) -> signal.Signals | None:
         """Return the signal after which all stop with update `step`; None to go on."""
-        is_open = self.processes.count > 1 and not self.agreed
-        if is_open and reached_preemption_sync_point(step):
+        if not self.agreed and self.processes.reached_preemption(step):
             numbers = self.processes.allgather(int(self.signal or 0))
             # 0 on all: JAX took the SIGTERM.
             self.agreed = signal.Signals(max(numbers) or signal.SIGTERM)
@@ -49,7 +72,7 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def watch_signals(processes: Processes) -> Iterator[StopRequest]:
+def watch_signals(processes: "Processes") -> Iterator[StopRequest]:
     """Note the signals that come meanwhile."""
     stop_request = StopRequest(processes)
     numbers = set(SIGNALS)
