@@ -1,7 +1,7 @@
 """The settings of a run, each with its type, default, limits and help.
 
-`cli.py` makes the command line from it, and `Config()` is the recipe digits. A `Config`
-checks itself when it's made, even by `dataclasses.replace`.
+`flags.py` makes the command line from it, and `Config()` is the recipe digits. A
+`Config` checks itself when it's made, even by `dataclasses.replace`.
 """
 
 import dataclasses

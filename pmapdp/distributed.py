@@ -22,7 +22,7 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
 from pmapdp import devices
-from pmapdp.cli import report
+from pmapdp.cli import print_error
 from pmapdp.config import Config, flag, setting
 from pmapdp.errors import (
     DivergedError,
@@ -156,7 +156,7 @@ class Processes:
         except BaseException as error:
             if self.count == 1:
                 raise
-            status = report(find_lost_process(error) or error)
+            status = print_error(find_lost_process(error) or error)
             # `shutdown` waits for the others.
             farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
             farewell.start()
@@ -274,7 +274,7 @@ def connect(options: ProcessesOptions) -> None:
     )
     # JAX would abort the process at its own timeout, without a message. So our timer
     # ends it first.
-    timer = threading.Timer(waited, lambda: os._exit(report(late)))
+    timer = threading.Timer(waited, lambda: os._exit(print_error(late)))
     timer.daemon = True
     timer.start()
     # JAX then lets all processes agree on the update after which they stop.

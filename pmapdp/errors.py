@@ -11,8 +11,6 @@ import reprlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-# A flag in a message, and the space before a number or a quoted value.
-FLAG = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)( (?=-?\d|'))?")
 LONGEST_MESSAGE = 10_000  # characters
 # What to try if training diverges.
 DIVERGED_ADVICE = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"
@@ -27,7 +25,6 @@ class UserError(Exception):
     """
 
     status = 2
-    shows_cause = False  # commands print the traceback of `__cause__` first
 
     @property
     def message(self) -> str:
@@ -35,13 +32,14 @@ class UserError(Exception):
         return in_one_line(super().__str__())
 
     def __str__(self) -> str:
-        return FLAG.sub(name_in_python, self.message)
+        return flags_to_arguments(self.message)
 
 
 class YourCodeError(UserError):
-    """Your model, loss or file raised an error, which is the cause of this one."""
+    """Your model, loss or file raised an error, which is the cause of this one.
 
-    shows_cause = True
+    Commands print its traceback before the message.
+    """
 
 
 class FailedError(UserError):
@@ -83,10 +81,19 @@ class StoppedError(KeyboardInterrupt):
         self.state = state
 
 
-def name_in_python(match: re.Match[str]) -> str:
-    """Return a setting's name in Python, as in `learning_rate=0.1`."""
-    name = match[1].replace("-", "_")
-    return f"{name}=" if match[2] else name
+# About seventy messages name settings, and a command and your program may both get each
+# of them. This one rule lets a message stay a sentence. Otherwise each would be written
+# twice, or in pieces.
+def flags_to_arguments(message: str) -> str:
+    """Return a message with arguments in place of flags.
+
+    `--warmup-steps 5` becomes `warmup_steps=5`, and `--workdir` becomes `workdir`.
+    """
+    # A value begins with a digit or a quote. Another word goes on with the sentence.
+    message = re.sub(r"(--[a-z-]+) (?=-?\d|')", r"\1=", message)
+    # Dashes inside a word belong to the name of a file.
+    flag = r"(?<![\w-])--([a-z-]*[a-z])"
+    return re.sub(flag, lambda match: match[1].replace("-", "_"), message)
 
 
 def in_one_line(text: str) -> str:
@@ -105,17 +112,20 @@ def in_one_line(text: str) -> str:
     return line
 
 
-def unknown_name(kind: str, value: str, choices: Iterable[str]) -> UserError:
+def unknown_name(noun: str, name: str, choices: Iterable[str]) -> UserError:
     """Make the error for a name that doesn't exist, with a suggestion.
 
-    `kind` says what the names are, for example "strategy".
+    Args:
+        noun: The word for what has the name, for example "strategy".
+        name: The name that doesn't exist.
+        choices: The names that do.
     """
-    names = list(choices)
-    similar = [name for name in names if name.startswith(value)]
-    similar += difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+    choices = list(choices)
+    similar = [choice for choice in choices if choice.startswith(name)]
+    similar += difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f"did you mean {similar[0]!r}? " if similar else ""
     return UserError(
-        f"unknown {kind} {value!r:.100}: {hint}choose from {', '.join(names)}"
+        f"unknown {noun} {name!r:.100}: {hint}choose from {', '.join(choices)}"
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmapdp import cli
+from pmapdp import cli, flags
 from pmapdp.config import Config, StrategyName, setting
 from pmapdp.custom.data import make_part
 from pmapdp.custom.map_style import check_labels
@@ -37,7 +37,7 @@ from pmapdp.run.workdir import read_config
 from pmapdp.sharding.flags import number_of_devices
 from pmapdp.train import evaluate
 
-COMMAND = cli.Command(
+COMMAND = flags.Command(
     usage="python -m pmapdp.evaluate MODEL [flags]",
     example="python -m pmapdp.evaluate runs/first",
     description=__doc__,
@@ -235,7 +235,7 @@ def featurize_part(exported: Exported, part: Any) -> Split:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    options = cli.parse(COMMAND, Options, arguments)
+    options = flags.parse(COMMAND, Options, arguments)
     if os.path.isfile(options.model):
         if options.best or options.strategy or options.devices:
             raise UserError(

@@ -27,7 +27,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from pmapdp import __version__, cli
+from pmapdp import __version__, cli, flags
 from pmapdp.config import setting
 from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import explain_export_error
@@ -391,7 +391,7 @@ def write_exported(exported: Exported, path: str | Path) -> None:
     write_file(path, zipped.getvalue())
 
 
-COMMAND = cli.Command(
+COMMAND = flags.Command(
     usage="python -m pmapdp.export WORKDIR FILE [flags]",
     example="python -m pmapdp.export runs/first model.zip",
     description=__doc__,
@@ -427,7 +427,7 @@ class Options:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    options = cli.parse(COMMAND, Options, arguments)
+    options = flags.parse(COMMAND, Options, arguments)
     file = Path(options.file).absolute()  # your code may change the current folder
     metadata = export_run(
         options.workdir, options.file, options.data_dir, best=options.best

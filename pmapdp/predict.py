@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pmapdp import cli
+from pmapdp import cli, flags
 from pmapdp.config import setting
 from pmapdp.custom.images import read_image
 from pmapdp.errors import UserError, in_one_line
@@ -62,7 +62,7 @@ class Options:
     )
 
 
-COMMAND = cli.Command(
+COMMAND = flags.Command(
     usage="python -m pmapdp.predict MODEL INPUT",
     example="python -m pmapdp.predict model.zip digit.png",
     description=__doc__,
@@ -75,7 +75,7 @@ COMMAND = cli.Command(
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    options = cli.parse(COMMAND, Options, arguments)
+    options = flags.parse(COMMAND, Options, arguments)
     exported = load_exported(options.model)
     if not exported.metadata["classifies"]:
         raise UserError(f"{options.model} gives no class: {MANUAL}")

@@ -22,7 +22,7 @@ import jax
 import optax
 from flax import nnx
 
-from pmapdp import cli
+from pmapdp import cli, flags
 from pmapdp.config import Config
 from pmapdp.distributed import (
     Processes,
@@ -384,7 +384,7 @@ def load_run(
     return config, state, progress["last"]
 
 
-COMMAND = cli.Command(
+COMMAND = flags.Command(
     usage="python -m pmapdp.train [RECIPE] [flags]",
     example="python -m pmapdp.train",
     description=__doc__,
@@ -393,7 +393,7 @@ COMMAND = cli.Command(
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    config, options = cli.parse_with_recipe(COMMAND, ProcessesOptions, arguments)
+    config, options = flags.parse_with_recipe(COMMAND, ProcessesOptions, arguments)
     with connect_processes(options, config) as processes:
         train(config, processes=processes)
 

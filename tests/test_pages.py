@@ -12,6 +12,7 @@ import pytest
 
 from pmapdp import cli, train
 from pmapdp.distributed import ProcessesOptions
+from pmapdp.flags import parse_with_recipe
 from pmapdp.verify import __main__ as verify_command
 
 ROOT = Path(__file__).parent.parent
@@ -136,7 +137,7 @@ def test_commands_of_the_trainer_are_taken(page):
         text_of(page) if page in PAGES else page.read_text(encoding="utf-8")
     ):
         if not re.search(r"[A-Z\[{$]{2,}|\.\.\.|\[|\$", flags):  # placeholders
-            cli.parse_with_recipe(train.COMMAND, ProcessesOptions, shlex.split(flags))
+            parse_with_recipe(train.COMMAND, ProcessesOptions, shlex.split(flags))
 
 
 def test_the_failed_check_in_the_readme_is_what_verify_prints(capsys):

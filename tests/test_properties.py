@@ -28,6 +28,7 @@ from pmapdp.data.mnist import read_idx
 from pmapdp.distributed import ProcessesOptions
 from pmapdp.export import export_model, load_exported
 from pmapdp.files import open_file
+from pmapdp.flags import parse_with_recipe
 from pmapdp.recipes import RECIPES
 from pmapdp.run.workdir import read_config
 from pmapdp.train import COMMAND
@@ -113,7 +114,7 @@ WORDS = st.one_of(
 def test_flags():
     def check(arguments):
         config = result_or_sentence(
-            lambda: cli.parse_with_recipe(COMMAND, ProcessesOptions, arguments)[0]
+            lambda: parse_with_recipe(COMMAND, ProcessesOptions, arguments)[0]
         )
         assert config is None or config == "help" or isinstance(config, Config)
 

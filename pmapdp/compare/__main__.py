@@ -20,7 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pmapdp import cli
+from pmapdp import cli, flags
 from pmapdp.compare import words
 from pmapdp.compare.page import make_page
 from pmapdp.compare.programs import compare_programs
@@ -91,7 +91,7 @@ class ProgramsOptions(Outputs):
     )
 
 
-COMMAND = cli.Command(
+COMMAND = flags.Command(
     usage="python -m pmapdp.compare [RECIPE or FILE.py:PROGRAM...] [flags]",
     example="python -m pmapdp.compare",
     description=__doc__,
@@ -102,12 +102,12 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     options: Any
     if names_programs(arguments):
-        options = cli.parse(COMMAND, ProgramsOptions, arguments)
+        options = flags.parse(COMMAND, ProgramsOptions, arguments)
         programs = list(dict.fromkeys(options.programs))
         make_report = partial(report_programs, programs, options.devices)
     else:
         sections = ("data", "model", "optimization")
-        config, options = cli.parse_with_recipe(
+        config, options = flags.parse_with_recipe(
             COMMAND, CompareOptions, arguments, sections
         )
         make_report = partial(report_strategies, config, options)

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from textwrap import shorten
 from typing import Any
 
-from pmapdp import cli
+from pmapdp import cli, flags
 from pmapdp.config import setting
 from pmapdp.errors import FailedError
 from pmapdp.port.find import BROKEN, find
@@ -24,7 +24,7 @@ from pmapdp.port.read import read_program
 from pmapdp.port.verify_step import choose_step, write_verification
 from pmapdp.verify.report import wrap
 
-COMMAND = cli.Command(
+COMMAND = flags.Command(
     usage="python -m pmapdp.port PATH [flags]",
     example="python -m pmapdp.port old_program.py",
     description=__doc__,
@@ -100,7 +100,7 @@ def describe_construct(lines: list[dict[str, Any]]) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    options = cli.parse(COMMAND, Options, arguments)
+    options = flags.parse(COMMAND, Options, arguments)
     # Flax warns when its modules are looked up.
     logging.getLogger("absl").setLevel(logging.ERROR)
     report = report_program(options.path)

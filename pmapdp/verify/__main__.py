@@ -12,14 +12,14 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 
-from pmapdp import cli
+from pmapdp import cli, flags
 from pmapdp.config import setting
 from pmapdp.devices import choose
 from pmapdp.errors import FailedError
 from pmapdp.files import REPORT_SIGNATURES, check_output, write_file
 from pmapdp.verify.verification import verify_program
 
-COMMAND = cli.Command(
+COMMAND = flags.Command(
     usage="python -m pmapdp.verify FILE.py:FUNCTION [flags]",
     example="python -m pmapdp.verify examples/sum_of_means.py:check",
     description=__doc__,
@@ -48,7 +48,7 @@ class Options:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    options = cli.parse(COMMAND, Options, arguments)
+    options = flags.parse(COMMAND, Options, arguments)
     # Before the file is run, which may change the current folder and use JAX.
     report_file = check_output("--json", options.json, REPORT_SIGNATURES)
     _, report = verify_program(options.target, choose(options.devices))

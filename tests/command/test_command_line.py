@@ -17,12 +17,13 @@ from launch import python
 from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.distributed import ProcessesOptions
+from pmapdp.flags import parse_with_recipe, read_flags
 from pmapdp.recipes import RECIPES, compare_with_reported
 from pmapdp.train import COMMAND
 
 
 def parse(*arguments: str) -> Config:
-    return cli.parse_with_recipe(COMMAND, ProcessesOptions, list(arguments))[0]
+    return parse_with_recipe(COMMAND, ProcessesOptions, list(arguments))[0]
 
 
 def test_more_devices_than_accelerators(monkeypatch):
@@ -127,9 +128,10 @@ def test_a_batch_size_replaces_the_recipes_of_either_kind():
 STARTED = """
 import sys
 from pmapdp import cli, devices
+from pmapdp.flags import parse_with_recipe
 from pmapdp.train import COMMAND, ProcessesOptions
 
-cli.parse_with_recipe(COMMAND, ProcessesOptions, ["--devices", "3"])
+parse_with_recipe(COMMAND, ProcessesOptions, ["--devices", "3"])
 devices.simulate(3)
 sys.argv = ["pmapdp", "port", "--version"]
 cli.main()
@@ -186,5 +188,5 @@ def test_the_examples_of_the_page_of_flags_are_accepted():
     fields = [*dataclasses.fields(Config), *dataclasses.fields(ProcessesOptions)]
     assert len(examples) >= len(fields) - 1  # all but RECIPE
     for example in examples:
-        values = cli.read_flags(COMMAND, fields, example.split(), {})
+        values = read_flags(COMMAND, fields, example.split())
         assert len(values) == 1, example

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pmapdp import cli
 from pmapdp.distributed import ProcessesOptions
+from pmapdp.flags import parse_with_recipe
 from pmapdp.train import COMMAND
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -62,7 +62,7 @@ def test_command_lines_in_deploy_are_right():
     pod = documents()[-1]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"][
         "spec"
     ]
-    config, options = cli.parse_with_recipe(
+    config, options = parse_with_recipe(
         COMMAND, ProcessesOptions, pod["containers"][0]["args"]
     )
     assert options.distributed
@@ -130,9 +130,7 @@ def test_the_job_script_gives_each_process_all_gpus_of_its_node(tmp_path, gpus, 
         line = out.split("arguments ")[1]
         options, _, train = line.partition(" python -m pmapdp.train ")
         assert options == "--cpus-per-task=96"
-        config, processes = cli.parse_with_recipe(
-            COMMAND, ProcessesOptions, train.split()
-        )
+        config, processes = parse_with_recipe(COMMAND, ProcessesOptions, train.split())
         assert (config.devices, processes.distributed) == (int(gpus), True)
 
 
