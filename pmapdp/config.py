@@ -328,11 +328,11 @@ class Config:
             value = getattr(self, field.name)
             # Settings are frozen, and written as JSON.
             if isinstance(value, list):
-                object.__setattr__(self, field.name, tuple(value))
+                value = tuple(value)
             elif isinstance(value, os.PathLike):
-                object.__setattr__(self, field.name, os.fspath(value))
-        check_types(self)
-        check_values(self)
+                value = os.fspath(value)
+            object.__setattr__(self, field.name, value)
+            check_value(field, value)
         check_together(self)
 
 
@@ -354,49 +354,36 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def check_types(config: Config) -> None:
-    """Refuse a value of a type that its setting hasn't. The error names the default."""
-    hints = typing.get_type_hints(Config)
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        hint = hints[field.name]
-        if not has_type(value, hint):
-            type_name = hint.__name__ if isinstance(hint, type) else str(hint)
-            raise UserError(
-                f"{flag(field.name)} must be {type_name}, not {value!r:.100}: try "
-                f"{field.default!r}, the default"
-            )
+def check_value(field: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse a value that its setting can't have. The error names one that works."""
+    hint: Any = field.type
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise unknown_name(field.name.replace("_", " "), str(value), choices)
+    elif not has_type(value, hint):
+        type_name = hint.__name__ if isinstance(hint, type) else str(hint)
+        raise UserError(
+            f"{flag(field.name)} must be {type_name}, not {value!r:.100}: try "
+            f"{field.default!r}, the default"
+        )
+    if value == "":  # an empty variable of a shell script, for example
+        raise UserError(f"{flag(field.name)} '' is empty: leave it out")
+    limits = field.metadata["limits"]
+    if limits and value is not None:
+        check_limits(flag(field.name), value, limits)
 
 
 def has_type(value: Any, hint: Any) -> bool:
     """Return True if a value fits the annotation of its setting."""
-    origin = typing.get_origin(hint)
-    if origin is Literal:
-        return True  # `check_values` looks if it's one of them
     if isinstance(value, bool):  # which Python counts among the whole numbers
         return hint is bool
-    if origin is tuple:
+    if typing.get_origin(hint) is tuple:
         element = typing.get_args(hint)[0]
         return isinstance(value, tuple) and all(isinstance(x, element) for x in value)
     if isinstance(value, int) and isinstance(0.0, hint):
         return True  # a whole number is a real number, too
     return isinstance(value, hint)
-
-
-def check_values(settings: Any) -> None:
-    """Refuse a value beyond its limits. The `UserError` names one that works."""
-    hints = typing.get_type_hints(type(settings))
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if typing.get_origin(hints[field.name]) is Literal:
-            choices = typing.get_args(hints[field.name])
-            if value not in choices:
-                raise unknown_name(field.name.replace("_", " "), str(value), choices)
-        if value == "":  # an empty variable of a shell script, for example
-            raise UserError(f"{flag(field.name)} '' is empty: leave it out")
-        limits = field.metadata["limits"]
-        if limits and value is not None:
-            check_limits(flag(field.name), value, limits)
 
 
 def check_limits(

@@ -44,6 +44,12 @@ def count_from_environment() -> tuple[str, int] | None:
     return None
 
 
+def count_from_config() -> int:
+    """Return the number of CPU devices in JAX's configuration, or -1."""
+    config: Any = jax.config  # its settings are defined as JAX is imported
+    return config.jax_num_cpu_devices
+
+
 def simulate(count: int = DEFAULT_SIMULATED) -> None:
     """Make JAX show at least `count` CPU devices. Call it before JAX computes anything.
 
@@ -74,7 +80,7 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
     else:
         # A larger number that was asked for before stays: one device now does not
         # exclude four in the next run.
-        number = max(count, asked_for())
+        number = max(count, count_from_config())
         try:
             jax.config.update("jax_num_cpu_devices", number)
         except RuntimeError:  # JAX has started, so its devices are what there is
@@ -94,12 +100,6 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
         os.environ["NPROC"] = str(max(threads_now, 2 * number))
 
 
-def asked_for() -> int:
-    """Return the number of CPU devices that JAX was asked to simulate, or -1."""
-    config: Any = jax.config  # its settings are defined as JAX is imported
-    return config.jax_num_cpu_devices
-
-
 def choose(count: int | None = None) -> list[jax.Device]:
     """Return the devices of this process that a run uses.
 
@@ -112,16 +112,10 @@ def choose(count: int | None = None) -> list[jax.Device]:
         UserError: There are fewer than `count`, or none of the kind that
             `JAX_PLATFORMS` asks for.
     """
-    if count is not None:
-        simulate(count)
+    if count is None:
+        simulate_default()
     else:
-        environment = count_from_environment()
-        if environment:
-            simulate(environment[1])
-        elif asked_for() < 1:
-            simulate_unless_started()
-        else:
-            simulate(asked_for())
+        simulate(count)
     try:
         devices = jax.local_devices()
     except Exception as error:  # of JAX, an AssertionError too
@@ -139,10 +133,17 @@ def choose(count: int | None = None) -> list[jax.Device]:
     return devices[:count]
 
 
-def simulate_unless_started() -> None:
-    """Simulate the default number of devices, unless JAX has already started."""
+def simulate_default() -> None:
+    """Simulate as many devices as the environment or the program asks for, or 8."""
+    count = DEFAULT_SIMULATED
+    environment = count_from_environment()
+    if environment:
+        count = environment[1]
+    elif count_from_config() > 0:
+        count = count_from_config()
+    # JAX may have started, and then its devices are what there is.
     with contextlib.suppress(UserError):
-        simulate()
+        simulate(count)
 
 
 def extend_to_all_processes(local: list[jax.Device]) -> list[jax.Device]:
