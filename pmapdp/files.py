@@ -1,4 +1,8 @@
-"""Read and write regular files that you name, each whole or not at all."""
+"""Read and write files that you name, each whole or not at all, and load your code.
+
+All of them are regular files: `open_regular` refuses a folder, a named pipe or a
+device.
+"""
 
 import contextlib
 import importlib.util
@@ -29,13 +33,18 @@ MODEL_SIGNATURES = (b"arrays/",)  # the name of the first file in the zip
 BEGINNING = 100  # bytes
 
 
-def open_regular(path: str | Path, flags: int) -> int:
-    """Open a regular file and return its descriptor.
+def open_regular(path: str | Path, mode: str, **options: Any) -> Any:
+    """Open a regular file, as `open` does: to read or write, as bytes or text.
 
-    A folder, a pipe or a device raises a ValueError.
+    A folder, a named pipe or a device raises a ValueError.
     """
+    return open(path, mode, opener=open_descriptor, **options)
+
+
+def open_descriptor(path: str, flags: int) -> int:
+    """Open a regular file and return its descriptor."""
     # Without O_NONBLOCK, opening a named pipe waits for somebody at its other end.
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ValueError("it is a folder, a named pipe or a device")
@@ -44,19 +53,19 @@ def open_regular(path: str | Path, flags: int) -> int:
 
 @contextlib.contextmanager
 def open_file(path: str | Path, *, advice: str) -> Iterator[BinaryIO]:
-    """Open a regular file to read bytes.
+    """Open a file to read bytes.
 
     A `UserError` says why it, or its content, can't be read.
     """
     with (
         explain_errors(f"{path} cannot be read", advice),
-        open(open_regular(path, os.O_RDONLY), "rb") as file,
+        open_regular(path, "rb") as file,
     ):
         yield file
 
 
 def read_file(path: str | Path, *, advice: str) -> bytes:
-    """Read a regular file."""
+    """Read a whole file."""
     with open_file(path, advice=advice) as file:
         return file.read()
 
@@ -83,7 +92,7 @@ def find_target(path: str | Path) -> Path:
     """Follow links to a file that can be written: a regular one, or none yet."""
     target = Path(os.path.realpath(path))
     if os.path.lexists(target):  # also a link to itself
-        os.close(open_regular(target, os.O_RDWR))
+        open_regular(target, "r+b").close()
     return target
 
 

@@ -82,13 +82,13 @@ def open_lines(path: str | Path) -> TextIO:
     Half a line at its end, which a kill may leave, is ended first.
     """
     with explain_errors(f"{path} cannot be written", ADVICE):
-        descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        end = os.fstat(descriptor).st_size
-        if end and os.pread(descriptor, 1, end - 1) != b"\n":
-            os.write(descriptor, b"\n")
-        return open(
-            descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace"
+        file = open_regular(
+            path, "a+", buffering=1, encoding="utf-8", errors="backslashreplace"
         )
+        end = os.fstat(file.fileno()).st_size
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            file.write("\n")
+        return file
 
 
 def read_epochs(folder: str | Path) -> list[dict[str, Any]]:

@@ -100,19 +100,21 @@ def lock_workdir(path: str) -> Iterator[None]:
             read_config(folder)  # refuses one that isn't ours
         else:
             require_empty(folder)
-        descriptor = open_regular(folder / "pmapdp.lock", os.O_RDWR | os.O_CREAT)
-    with open(descriptor, "r+") as lock:
+        lock = open_regular(folder / "pmapdp.lock", "a+")
+    with lock:
         try:
             # Held as long as the file is open.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            lock.seek(0)
             raise UserError(
                 f"--workdir {path} is in use by process {lock.read(99)}: wait until "
                 "that run has ended, or name another folder"
             ) from None
         # Whoever is refused can read who has it.
         lock.truncate(0)
-        os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}".encode())
+        lock.write(f"{os.getpid()} on {socket.gethostname()}")
+        lock.flush()
         yield
 
 
