@@ -141,30 +141,35 @@ class Processes:
         if self.count > 1:
             multihost_utils.sync_global_devices(name)
 
-    @contextlib.contextmanager
-    def exit_on_error(self) -> Iterator[None]:
-        """End this process at once if only it fails.
-
-        The others miss its connections or heartbeats, and end as well. An exception
-        would not do: on its way up, cleaning up waits for the others, which wait in
-        their next collective.
-        """
-        try:
-            yield
-        except ALL_RAISE:
-            raise
-        except BaseException as error:
-            if self.count == 1:
-                raise
-            status = print_error(find_lost_process(error) or error)
-            # `shutdown` waits for the others.
-            farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
-            farewell.start()
-            farewell.join(SECONDS_TO_REPORT)
-            os._exit(status)
+    def exit_on_error(self) -> contextlib.AbstractContextManager[None]:
+        """End this process at once if only it fails of several."""
+        if self.count == 1:
+            return contextlib.nullcontext()
+        return exit_on_error()
 
 
 SINGLE_PROCESS = Processes()
+
+
+@contextlib.contextmanager
+def exit_on_error() -> Iterator[None]:
+    """End this process at once if it fails, and print why.
+
+    The others miss its connections or heartbeats, and end as well. An exception would
+    not do: on its way up, cleaning up waits for the others, which wait in their next
+    collective.
+    """
+    try:
+        yield
+    except ALL_RAISE:
+        raise
+    except BaseException as error:
+        status = print_error(find_lost_process(error) or error)
+        # `shutdown` waits for the others.
+        farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+        farewell.start()
+        farewell.join(SECONDS_TO_REPORT)
+        os._exit(status)
 
 
 def find_lost_process(error: BaseException) -> LostError | None:
@@ -187,8 +192,8 @@ def require_same_on_all(facts: list[dict[str, Any]]) -> None:
     `facts` has each process's facts, by name.
     """
     first = facts[0]
-    for process, facts_there in enumerate(facts):
-        for name, value in facts_there.items():
+    for process, process_facts in enumerate(facts):
+        for name, value in process_facts.items():
             if value != first[name]:
                 raise UserError(
                     f"process {process} differs from process 0 in {name} ({value!r} "
@@ -214,15 +219,12 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pro
     connect(options)
     launcher = "by a launcher" if options.distributed else "by hand"
     processes = options.num_processes or 1
-    # JAX hasn't started, so the count isn't known. Any count above 1 lets an error end
-    # this process.
-    several = Processes(count=2)
     try:
-        with several.exit_on_error():
+        with exit_on_error():
             number = number_of_devices(config.devices, config.mesh, processes)
             yield agree(config, number, launcher)
     finally:  # unless `exit_on_error` has ended the process
-        with several.exit_on_error():
+        with exit_on_error():
             jax.distributed.shutdown()
 
 
@@ -264,27 +266,14 @@ def agree(config: Config, number: int | None, launcher: str) -> Processes:
 
 
 def connect(options: ProcessesOptions) -> None:
-    """Let JAX connect the processes.
-
-    If not all come in time, this one ends with an error message.
-    """
-    waited = options.join_timeout
-    late = UserError(
-        f"not all processes have come (waited {waited} s): {CONNECT_ADVICE}"
-    )
-    # JAX would abort the process at its own timeout, without a message. So our timer
-    # ends it first.
-    timer = threading.Timer(waited, lambda: os._exit(print_error(late)))
-    timer.daemon = True
-    timer.start()
+    """Let JAX connect the processes."""
     # JAX then lets all processes agree on the update after which they stop.
     jax.config.update("jax_enable_preemption_service", True)
+    bind_address = None
     with (
-        contextlib.ExitStack() as stack,
+        exit_if_late(options.join_timeout),
         explain_errors("the processes cannot be connected", CONNECT_ADVICE),
     ):
-        stack.callback(timer.cancel)
-        bind_address = None
         if options.coordinator:
             bind_address = find_bind_address(options.coordinator, options.process_id)
         jax.distributed.initialize(
@@ -292,10 +281,28 @@ def connect(options: ProcessesOptions) -> None:
             options.num_processes,
             options.process_id,
             cluster_detection_method=None if options.distributed else "deactivate",
-            initialization_timeout=2 * waited,
+            initialization_timeout=2 * options.join_timeout,
             heartbeat_timeout_seconds=options.heartbeat_timeout,
             coordinator_bind_address=bind_address,
         )
+
+
+@contextlib.contextmanager
+def exit_if_late(seconds: int) -> Iterator[None]:
+    """End this process, with a message, if the processes aren't connected in time.
+
+    JAX would abort it at its own timeout, without a message. So ours is shorter.
+    """
+    late = UserError(
+        f"not all processes have come (waited {seconds} s): {CONNECT_ADVICE}"
+    )
+    timer = threading.Timer(seconds, lambda: os._exit(print_error(late)))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def find_bind_address(coordinator: str, process_id: int | None) -> str | None:

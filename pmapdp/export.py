@@ -357,18 +357,13 @@ def without_locations() -> Iterator[None]:
 
     They say much about a machine, and differ from export to export.
     """
-    silent = {
-        "jax_include_full_tracebacks_in_locations": True,
-        "jax_traceback_in_locations_limit": 0,
-    }
-    before = {name: getattr(jax.config, name) for name in silent}
+    name = "jax_traceback_in_locations_limit"  # the most files that JAX names
+    limit = getattr(jax.config, name)
+    jax.config.update(name, 0)
     try:
-        for name, value in silent.items():
-            jax.config.update(name, value)
         yield
     finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
+        jax.config.update(name, limit)
 
 
 def write_exported(exported: Exported, path: str | Path) -> None:
