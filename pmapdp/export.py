@@ -11,11 +11,9 @@ package.
 
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import sys
-import zipfile
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from functools import cached_property
@@ -35,15 +33,14 @@ from pmapdp.data.batches import Batch
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, YourCodeError, explain_errors
 from pmapdp.exported_file import (
-    ARRAYS,
     FEATURIZER,
-    FORMAT,
     LOSS,
-    METADATA,
     PROGRAM,
+    ExportedFile,
     read_exported_file,
+    write_exported_file,
 )
-from pmapdp.files import MODEL_SIGNATURES, check_output, write_file
+from pmapdp.files import MODEL_SIGNATURES, check_output
 from pmapdp.job import rebuild_task
 from pmapdp.loss import named_sums
 from pmapdp.registry import FEATURIZERS, featurize, load_data, require_python_values
@@ -91,10 +88,10 @@ class Exported:
         gives its `outputs`, `[n, ...]`. A `UserError` says that the model takes other
         inputs, or answers with NaN.
         """
-        description = describe_arrays(inputs)
-        if description != self.metadata["input"]:
+        types = input_types(inputs)
+        if types != self.metadata["input"]:
             raise UserError(
-                f"the model takes {self.metadata['input']}, and not {description}: "
+                f"the model takes {self.metadata['input']}, and not {types}: "
                 "give it what it was trained on"
             )
         with self.precision():
@@ -108,7 +105,7 @@ class Exported:
         return outputs
 
 
-def describe_arrays(inputs: Any) -> Any:
+def input_types(inputs: Any) -> Any:
     """Return type and shape of each array of a batch, as in `metadata["input"]`."""
     return jax.tree.map(
         lambda x: {"dtype": x.dtype.name, "shape": ["batch", *x.shape[1:]]}, inputs
@@ -122,7 +119,7 @@ def check_program(
 ) -> None:
     """Check that a program takes the arrays and inputs that its file has and says."""
     (wanted, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
-    if describe_arrays(inputs) != metadata["input"]:
+    if input_types(inputs) != metadata["input"]:
         raise ValueError("its program takes other inputs than its metadata says")
     for name, array in wanted.items():
         if (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype):
@@ -269,23 +266,24 @@ def export_model(
     if not labels and task.classifies:
         labels = range(model.out_avals[0].shape[-1])
     metadata = {
-        "format": FORMAT,
         "pmapdp": __version__,
         "jax": jax.__version__,
         "dtype": task.dtype,
         "view": getattr(task.model, "featurizer", "images"),
-        "input": describe_arrays(examples.inputs),
+        "input": input_types(examples.inputs),
         "classifies": task.classifies,
         "step": 0,
         "dataset": "arrays",
-        "arrays": [*arrays],
         **metadata,  # of a run: its step and data set in place of these
         "labels": [str(label) for label in labels or ()],
     }
-    exported = Exported(metadata, model, arrays, loss, featurizer)
     # Finite parameters may give infinite answers. Better now than at the user's.
-    exported.outputs(examples.inputs)
-    write_exported(exported, path)
+    Exported(metadata, model, arrays, loss, featurizer).outputs(examples.inputs)
+    files = {PROGRAM: bytes(model.serialize()), LOSS: bytes(loss.serialize())}
+    if featurizer is not None:
+        fitted = dataclasses.asdict(featurizer)
+        files[FEATURIZER] = json.dumps(fitted).encode()
+    write_exported_file(ExportedFile(metadata, arrays, files), path)
 
 
 def check_outputs(model: jax.export.Exported) -> None:
@@ -357,33 +355,19 @@ def without_locations() -> Iterator[None]:
 
     They say much about a machine, and differ from export to export.
     """
-    name = "jax_traceback_in_locations_limit"  # the most files that JAX names
-    limit = getattr(jax.config, name)
-    jax.config.update(name, 0)
+    # No more than 0 files of a full traceback, because a short one names one file.
+    settings = {
+        "jax_include_full_tracebacks_in_locations": True,
+        "jax_traceback_in_locations_limit": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
     try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
         yield
     finally:
-        jax.config.update(name, limit)
-
-
-def write_exported(exported: Exported, path: str | Path) -> None:
-    """Write an exported model to a zip. The same model gives the same bytes."""
-    files = {
-        METADATA: json.dumps(exported.metadata, indent=2).encode(),
-        PROGRAM: exported.model.serialize(),
-        LOSS: exported.loss.serialize(),
-    }
-    if exported.featurizer is not None:
-        fitted = dataclasses.asdict(exported.featurizer)
-        files[FEATURIZER] = json.dumps(fitted).encode()
-    zipped = io.BytesIO()
-    named = {f"{ARRAYS}{name}": array for name, array in exported.arrays.items()}
-    np.savez(zipped, **named)  # type: ignore[arg-type]
-    with zipfile.ZipFile(zipped, "a") as archive:
-        for name, content in files.items():
-            # A ZipInfo is dated 1980, like NumPy's.
-            archive.writestr(zipfile.ZipInfo(name), bytes(content))
-    write_file(path, zipped.getvalue())
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 COMMAND = flags.Command(

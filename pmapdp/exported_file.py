@@ -1,4 +1,7 @@
-"""Read an exported model's file, a zip whose contents docs/export.md lists."""
+"""Write and read the file of an exported model, a zip that docs/export.md explains.
+
+Its programs are bytes here, and none is run.
+"""
 
 import io
 import json
@@ -9,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pmapdp.errors import explain_errors
-from pmapdp.files import read_file
+from pmapdp.files import read_file, write_file
 
 FORMAT = "pmapdp model 2"
 METADATA = "metadata.json"
@@ -17,6 +20,7 @@ PROGRAM = "model.jax"
 LOSS = "loss.jax"
 FEATURIZER = "view.json"
 ARRAYS = "arrays/"
+# What an export needs to be read.
 METADATA_TYPES = {
     "format": str,
     "jax": str,
@@ -31,7 +35,7 @@ METADATA_TYPES = {
 
 
 class ExportedFile(NamedTuple):
-    """The contents of an exported file. None of its code has been run.
+    """The contents of an exported file.
 
     Attributes:
         metadata: The values in `metadata.json`.
@@ -42,6 +46,21 @@ class ExportedFile(NamedTuple):
     metadata: dict[str, Any]
     arrays: dict[str, np.ndarray]
     files: dict[str, bytes]
+
+
+def write_exported_file(exported: ExportedFile, path: str | Path) -> None:
+    """Write an exported file. The same contents give the same bytes."""
+    header = {"format": FORMAT, "arrays": [*exported.arrays]}
+    metadata = json.dumps(header | exported.metadata, indent=2).encode()
+    zipped = io.BytesIO()
+    # The arrays come first: `files.MODEL_SIGNATURES` looks for them.
+    arrays = {f"{ARRAYS}{name}": array for name, array in exported.arrays.items()}
+    np.savez(zipped, **arrays)  # type: ignore[arg-type]
+    with zipfile.ZipFile(zipped, "a") as archive:
+        for name, content in {METADATA: metadata, **exported.files}.items():
+            # A ZipInfo is dated 1980, like NumPy's.
+            archive.writestr(zipfile.ZipInfo(name), content)
+    write_file(path, zipped.getvalue())
 
 
 def read_exported_file(path: str | Path, *, advice: str) -> ExportedFile:
