@@ -35,8 +35,6 @@ from pmapdp.sharding.flags import number_of_devices
 
 # Settings that may differ between processes.
 MAY_DIFFER = {"data_dir", "metrics_file", "progress", "compile_cache"}
-# Errors that all processes raise, after the same update.
-ALL_RAISE = (DivergedError, StoppedError)
 # One of these words is in JAX's error message if another process is lost.
 LOST = re.compile("gloo|nccl|coordination|unavailable|deadline_exceeded|barrier", re.I)
 # Process 0 serves all others. It stays alive this long, so that they can report the
@@ -52,41 +50,7 @@ CONNECT_ADVICE = (
 )
 
 
-@dataclass(frozen=True)
-class ProcessesOptions:
-    """Flags that connect several processes.
-
-    --devices counts the devices of one process.
-    """
-
-    distributed: bool = setting(
-        "processes",
-        False,
-        "Join the processes that srun, mpirun, Kubernetes or TPUs started.",
-    )
-    coordinator: str | None = setting(
-        "processes",
-        None,
-        "Otherwise: HOST:PORT of process 0, open to all who reach it.",
-    )
-    num_processes: int | None = setting(
-        "processes", None, "Otherwise: the number of processes."
-    )
-    process_id: int | None = setting(
-        "processes", None, "Otherwise: this one's number; 0 writes logs and metrics."
-    )
-    heartbeat_timeout: int = setting(
-        "processes", 60, "Seconds without a sign of life after which a process is lost."
-    )
-    join_timeout: int = setting(
-        "processes", 300, "Seconds to wait for all processes at the start."
-    )
-
-
-class LostError(UserError):
-    """This process ends because another one is lost. Commands exit with status 4."""
-
-    status = 4
+# What a run does with the other processes
 
 
 @dataclass(frozen=True)
@@ -151,41 +115,6 @@ class Processes:
 SINGLE_PROCESS = Processes()
 
 
-@contextlib.contextmanager
-def exit_on_error() -> Iterator[None]:
-    """End this process at once if it fails, and print why.
-
-    The others miss its connections or heartbeats, and end as well. An exception would
-    not do: on its way up, cleaning up waits for the others, which wait in their next
-    collective.
-    """
-    try:
-        yield
-    except ALL_RAISE:
-        raise
-    except BaseException as error:
-        status = print_error(find_lost_process(error) or error)
-        # `shutdown` waits for the others.
-        farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
-        farewell.start()
-        farewell.join(SECONDS_TO_REPORT)
-        os._exit(status)
-
-
-def find_lost_process(error: BaseException) -> LostError | None:
-    """Return a `LostError` if an error or one of its causes names a lost process."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, JaxRuntimeError) and LOST.search(str(cause)):
-            return LostError(
-                f"another process is lost, see its own messages ({first_line(cause)}): "
-                "start the same command again, and a run with a workdir resumes from "
-                "its last checkpoint"
-            )
-        cause = cause.__cause__ or cause.__context__
-    return None
-
-
 def require_same_on_all(facts: list[dict[str, Any]]) -> None:
     """Raise a `UserError` if a process differs from process 0 in a fact.
 
@@ -200,6 +129,59 @@ def require_same_on_all(facts: list[dict[str, Any]]) -> None:
                     f"there, {first[name]!r} here): start all processes with the same "
                     "command, the same files and the same kind of machine"
                 )
+
+
+def make_global(tree: Any, sharding: Any) -> Any:
+    """Make global arrays from pmap's per-process results, without copying.
+
+    The arrays of the other strategies are global already.
+
+    Args:
+        tree: Replicated arrays on a process's own devices, or global arrays.
+        sharding: `Strategy.state_sharding`.
+    """
+
+    def global_array(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+        if sharding.is_fully_addressable or not x.is_fully_addressable:
+            return x
+        shards = [shard.data for shard in x.addressable_shards]
+        return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
+
+    return jax.tree.map(global_array, tree, jax.tree.broadcast(sharding, tree))
+
+
+# Connecting them
+
+
+@dataclass(frozen=True)
+class ProcessesOptions:
+    """Flags that connect several processes.
+
+    --devices counts the devices of one process.
+    """
+
+    distributed: bool = setting(
+        "processes",
+        False,
+        "Join the processes that srun, mpirun, Kubernetes or TPUs started.",
+    )
+    coordinator: str | None = setting(
+        "processes",
+        None,
+        "Otherwise: HOST:PORT of process 0, open to all who reach it.",
+    )
+    num_processes: int | None = setting(
+        "processes", None, "Otherwise: the number of processes."
+    )
+    process_id: int | None = setting(
+        "processes", None, "Otherwise: this one's number; 0 writes logs and metrics."
+    )
+    heartbeat_timeout: int = setting(
+        "processes", 60, "Seconds without a sign of life after which a process is lost."
+    )
+    join_timeout: int = setting(
+        "processes", 300, "Seconds to wait for all processes at the start."
+    )
 
 
 @contextlib.contextmanager
@@ -287,24 +269,6 @@ def connect(options: ProcessesOptions) -> None:
         )
 
 
-@contextlib.contextmanager
-def exit_if_late(seconds: int) -> Iterator[None]:
-    """End this process, with a message, if the processes aren't connected in time.
-
-    JAX would abort it at its own timeout, without a message. So ours is shorter.
-    """
-    late = UserError(
-        f"not all processes have come (waited {seconds} s): {CONNECT_ADVICE}"
-    )
-    timer = threading.Timer(seconds, lambda: os._exit(print_error(late)))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
     """Return the address on which process 0 listens.
 
@@ -344,20 +308,63 @@ def check_launcher(config: Config) -> None:
         print(f"warning: {warning}", file=sys.stderr)
 
 
-def make_global(tree: Any, sharding: Any) -> Any:
-    """Make global arrays from pmap's per-process results, without copying.
+# Ending this process if another one is late or lost
 
-    The arrays of the other strategies are global already.
 
-    Args:
-        tree: Replicated arrays on a process's own devices, or global arrays.
-        sharding: `Strategy.state_sharding`.
+class LostError(UserError):
+    """This process ends because another one is lost. Commands exit with status 4."""
+
+    status = 4
+
+
+@contextlib.contextmanager
+def exit_on_error() -> Iterator[None]:
+    """End this process at once if it fails, and print why.
+
+    The others miss its connections or heartbeats, and end as well. An exception would
+    not do: on its way up, cleaning up waits for the others, which wait in their next
+    collective.
     """
+    try:
+        yield
+    except (DivergedError, StoppedError):  # all raise it, after the same update
+        raise
+    except BaseException as error:
+        status = print_error(find_lost_process(error) or error)
+        # `shutdown` waits for the others.
+        farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+        farewell.start()
+        farewell.join(SECONDS_TO_REPORT)
+        os._exit(status)
 
-    def global_array(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
-        if sharding.is_fully_addressable or not x.is_fully_addressable:
-            return x
-        shards = [shard.data for shard in x.addressable_shards]
-        return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
 
-    return jax.tree.map(global_array, tree, jax.tree.broadcast(sharding, tree))
+def find_lost_process(error: BaseException) -> LostError | None:
+    """Return a `LostError` if an error or one of its causes names a lost process."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, JaxRuntimeError) and LOST.search(str(cause)):
+            return LostError(
+                f"another process is lost, see its own messages ({first_line(cause)}): "
+                "start the same command again, and a run with a workdir resumes from "
+                "its last checkpoint"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+@contextlib.contextmanager
+def exit_if_late(seconds: int) -> Iterator[None]:
+    """End this process, with a message, if the processes aren't connected in time.
+
+    JAX would abort it at its own timeout, without a message. So ours is shorter.
+    """
+    late = UserError(
+        f"not all processes have come (waited {seconds} s): {CONNECT_ADVICE}"
+    )
+    timer = threading.Timer(seconds, lambda: os._exit(print_error(late)))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
