@@ -19,19 +19,16 @@ from pmapdp.recipes import RECIPES
 
 WIDTH = 80  # columns of --help
 METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
-# What other programs call our flags.
+# What other programs call our flags, if ours isn't the nearest name.
 SYNONYMS = {
     "--lr": "--learning-rate",
     "--wd": "--weight-decay",
     "--bs": "--global-batch-size",
     "--batch-size": "--global-batch-size",
-    "--num-epochs": "--epochs",
-    "--max-steps": "--steps",
     "--gpus": "--devices",
     "--num-gpus": "--devices",
     "--precision": "--dtype",
     "--grad-clip": "--clip-norm",
-    "--gradient-accumulation-steps": "--accumulate",
     "--output-dir": "--workdir",
     "--resume": "--workdir",
 }

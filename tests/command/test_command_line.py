@@ -60,6 +60,12 @@ def test_help_fits_a_terminal_and_shows_examples(name):
     ]
 
 
+def test_help_shows_the_defaults_of_a_commands_own_flags():
+    """Also of those that the trainer has with another default."""
+    text = " ".join(entry.run_command("compare", "--help").out.split())
+    assert "Updates of each run, at least 10. (default: 20)" in text
+
+
 def test_help_shows_the_defaults_of_the_recipe():
     text = entry.run_command("train", "mirrored", "--help").out
     assert "(default: piecewise)" in text
