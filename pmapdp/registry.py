@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,12 @@ DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
     "reviews": lambda folder: reviews.load(),
     "random_numbers": lambda folder: random_numbers.load(),
 }
+# What stands in place of a file of yours, and how an example names a function of it.
+BUILT_IN: dict[str, tuple[Collection[str], str]] = {
+    "model": (MODELS, "Net"),
+    "optimizer": (OPTIMIZERS, "make"),
+    "schedule": (SCHEDULES, "rate"),
+}
 # Each turns texts into the inputs of a model. The model's attribute `featurizer` names
 # it.
 FEATURIZERS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
@@ -57,7 +63,7 @@ def load_custom(part: str, name: str) -> Any:
     """Load your model, optimizer or schedule from its file.
 
     Args:
-        part: "model", "optimizer" or "schedule".
+        part: A name in `BUILT_IN`.
         name: A name on the command line: `my_file.py:Net`, or a built-in one's.
 
     Returns:
@@ -65,11 +71,10 @@ def load_custom(part: str, name: str) -> Any:
     """
     if ".py:" in name:
         return load_from_file(name)
-    built_in: Any = {"model": MODELS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
-    if name not in built_in[part]:
-        example = {"model": "Net", "optimizer": "make", "schedule": "rate"}[part]
+    built_in, example = BUILT_IN[part]
+    if name not in built_in:
         yours = f"my_file.py:{example} (yours; from Python {part}=...)"
-        raise unknown_name(part, name, [*built_in[part], yours])
+        raise unknown_name(part, name, [*built_in, yours])
     return None
 
 
