@@ -27,7 +27,7 @@ from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split, Texts
 from pmapdp.devices import choose, describe
 from pmapdp.errors import UserError
-from pmapdp.export import Exported, input_types, load_exported
+from pmapdp.export import Exported, check_inputs, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, CustomParts, make_job
 from pmapdp.loss import MetricSums
 from pmapdp.metrics import Meter
@@ -222,12 +222,7 @@ def featurize_part(exported: Exported, part: Any) -> Split:
         if exported.featurizer is None:
             raise UserError("the model takes no texts: give the data of its training")
         part = Split(exported.featurizer(part.texts), part.labels)
-    types = input_types(part.select(np.arange(1)).inputs)
-    if types != exported.metadata["input"]:
-        raise UserError(
-            f"the model takes {exported.metadata['input']}, and the test set has "
-            f"{types}: give the data of its training"
-        )
+    check_inputs(exported.metadata, part.select(np.arange(1)).inputs)
     if exported.metadata["classifies"]:
         check_labels("the test", part, len(exported.metadata["labels"]))
     return part

@@ -88,12 +88,7 @@ class Exported:
         gives its `outputs`, `[n, ...]`. A `UserError` says that the model takes other
         inputs, or answers with NaN.
         """
-        types = input_types(inputs)
-        if types != self.metadata["input"]:
-            raise UserError(
-                f"the model takes {self.metadata['input']}, and not {types}: "
-                "give it what it was trained on"
-            )
+        check_inputs(self.metadata, inputs)
         with self.precision():
             outputs = jax.device_get(self.compiled(self.arrays, inputs))
         for output in outputs.values():
@@ -110,6 +105,16 @@ def input_types(inputs: Any) -> Any:
     return jax.tree.map(
         lambda x: {"dtype": x.dtype.name, "shape": ["batch", *x.shape[1:]]}, inputs
     )
+
+
+def check_inputs(metadata: dict[str, Any], inputs: Any) -> None:
+    """Refuse inputs of another shape or type than an exported model takes."""
+    types = input_types(inputs)
+    if types != metadata["input"]:
+        raise UserError(
+            f"the model takes {metadata['input']}, and not {types}: "
+            "give it what it was trained on"
+        )
 
 
 def check_program(

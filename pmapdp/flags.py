@@ -80,8 +80,6 @@ def parse_with_recipe(
         if not sections or field.metadata["section"] in ("arguments", *sections)
     ]
     fields = [*config_fields, *option_fields]
-    if sections:  # a command whose own flags matter more than the trainer's
-        fields = [*option_fields, *config_fields]
     # --help shows the defaults of the recipe that is named.
     named = [text for text in arguments if text in RECIPES] or ["digits"]
     shown = RECIPES[named[0]].config

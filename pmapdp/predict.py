@@ -32,7 +32,11 @@ def read_input(exported: Exported, text: str) -> Any:
     if exported.featurizer:
         return exported.featurizer([text])
     inputs = exported.metadata["input"]
-    mode = find_mode(inputs)
+    mode = None
+    # Only bytes are images of 8 bits a colour. Other numbers are the model's own.
+    match inputs:
+        case {"dtype": "uint8", "shape": [_, _, _, channels]}:
+            mode = MODES.get(channels)
     if mode is None:
         raise UserError(
             f"the model takes {inputs}, and this command reads images and texts: "
@@ -41,15 +45,6 @@ def read_input(exported: Exported, text: str) -> Any:
     advice = f"name a PNG or JPEG image as the model takes it, {inputs}"
     with open_file(text, advice=advice) as file:
         return read_image(file, mode)[np.newaxis]
-
-
-def find_mode(inputs: Any) -> str | None:
-    """Return Pillow's mode of the images that a model takes. None for other inputs."""
-    # Only bytes are images of 8 bits a colour. Other numbers are the model's own.
-    match inputs:
-        case {"dtype": "uint8", "shape": [_, _, _, channels]}:
-            return MODES.get(channels)
-    return None
 
 
 @dataclass(frozen=True)
