@@ -105,12 +105,6 @@ class Processes:
         if self.count > 1:
             multihost_utils.sync_global_devices(name)
 
-    def exit_on_error(self) -> contextlib.AbstractContextManager[None]:
-        """End this process at once if only it fails of several."""
-        if self.count == 1:
-            return contextlib.nullcontext()
-        return exit_on_error()
-
 
 SINGLE_PROCESS = Processes()
 
@@ -319,7 +313,7 @@ class LostError(UserError):
 
 @contextlib.contextmanager
 def exit_on_error() -> Iterator[None]:
-    """End this process at once if it fails, and print why.
+    """End this process of several at once if it fails, and print why.
 
     The others miss its connections or heartbeats, and end as well. An exception would
     not do: on its way up, cleaning up waits for the others, which wait in their next

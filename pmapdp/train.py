@@ -28,6 +28,7 @@ from pmapdp.distributed import (
     Processes,
     ProcessesOptions,
     connect_processes,
+    exit_on_error,
     find_processes,
     make_global,
 )
@@ -140,9 +141,10 @@ def run_job(job: Job, after_epoch: AfterEpoch | None, started: float) -> Result:
         explain_divergence(job),
         open_workdir(job) as checkpoints,  # None without a workdir: nothing is saved
         watch_signals(job.processes) as stop_request,
-        job.processes.exit_on_error(),
         contextlib.ExitStack() as stack,  # closes what the report opens
     ):
+        if job.processes.count > 1:
+            stack.enter_context(exit_on_error())
         state, progress, news = restore_or_init(job, checkpoints)
         # After the checkpoint was accepted, so that a refused run changes nothing.
         if job.config.workdir and job.processes.is_first:
