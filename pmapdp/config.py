@@ -9,7 +9,7 @@ import math
 import os
 import re
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from pmapdp.errors import UserError, unknown_name
@@ -324,7 +324,7 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
+        for field in fields(self):
             value = getattr(self, field.name)
             # Settings are frozen, and written as JSON.
             if isinstance(value, list):
@@ -338,7 +338,7 @@ class Config:
 
 def config_from_json(settings: dict[str, Any]) -> Config:
     """Make a `Config` from settings in JSON."""
-    names = [field.name for field in dataclasses.fields(Config)]
+    names = [field.name for field in fields(Config)]
     values = {}
     for name, value in settings.items():
         if name in REMOVED_SETTINGS:
@@ -439,12 +439,6 @@ def check_together(config: Config) -> None:
         )
 
 
-def describe_fields(settings: type) -> str:
-    """List the settings of a dataclass with their help, as its docstring does."""
-    fields = dataclasses.fields(settings)
-    lines = [f"    {field.name}: {field.metadata['help']}" for field in fields]
-    return "\n".join(["\n\nAttributes:", *lines])
-
-
 # So that `help(Config)` and a notebook show the help of each setting.
-Config.__doc__ = f"{Config.__doc__}{describe_fields(Config)}"
+ATTRIBUTES = [f"    {field.name}: {field.metadata['help']}" for field in fields(Config)]
+Config.__doc__ = "\n".join([f"{Config.__doc__}\n\nAttributes:", *ATTRIBUTES])

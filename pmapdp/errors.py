@@ -11,7 +11,8 @@ import reprlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-LONGEST_MESSAGE = 10_000  # characters
+# A flag in a message. Dashes inside a word belong to the name of a file.
+FLAG = r"(?<![\w-])--[a-z-]*[a-z]"
 # What to try if training diverges.
 DIVERGED_ADVICE = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"
 
@@ -81,19 +82,17 @@ class StoppedError(KeyboardInterrupt):
         self.state = state
 
 
-# About seventy messages name settings, and a command and your program may both get each
-# of them. This one rule lets a message stay a sentence. Otherwise each would be written
-# twice, or in pieces.
+# A command and your program may both get a message that names a setting, and some
+# seventy messages do. This one rule lets each be a plain sentence. Otherwise all would
+# be written twice, or in pieces.
 def flags_to_arguments(message: str) -> str:
     """Return a message with arguments in place of flags.
 
     `--warmup-steps 5` becomes `warmup_steps=5`, and `--workdir` becomes `workdir`.
     """
     # A value begins with a digit or a quote. Another word goes on with the sentence.
-    message = re.sub(r"(--[a-z-]+) (?=-?\d|')", r"\1=", message)
-    # Dashes inside a word belong to the name of a file.
-    flag = r"(?<![\w-])--([a-z-]*[a-z])"
-    return re.sub(flag, lambda match: match[1].replace("-", "_"), message)
+    message = re.sub(rf"({FLAG}) (?=-?\d|')", r"\1=", message)
+    return re.sub(FLAG, lambda flag: flag[0][2:].replace("-", "_"), message)
 
 
 def in_one_line(text: str) -> str:
@@ -105,11 +104,7 @@ def in_one_line(text: str) -> str:
     for character in text:
         is_safe = character.isprintable()
         characters.append(character if is_safe else ascii(character)[1:-1])
-    line = "".join(characters)
-    if len(line) > LONGEST_MESSAGE:
-        half = LONGEST_MESSAGE // 2
-        line = f"{line[:half]}...{line[-half:]}"
-    return line
+    return "".join(characters)
 
 
 def unknown_name(noun: str, name: str, choices: Iterable[str]) -> UserError:

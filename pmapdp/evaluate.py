@@ -37,51 +37,6 @@ from pmapdp.run.workdir import read_config
 from pmapdp.sharding.flags import number_of_devices
 from pmapdp.train import evaluate
 
-COMMAND = flags.Command(
-    usage="python -m pmapdp.evaluate MODEL [flags]",
-    example="python -m pmapdp.evaluate runs/first",
-    description=__doc__,
-)
-
-
-@dataclass(frozen=True)
-class Options:
-    """The model, and how to evaluate it."""
-
-    model: str = setting(
-        "arguments",
-        MISSING,
-        "Folder of a run, or exported file of people you trust.",
-        place="MODEL",
-    )
-    strategy: StrategyName | None = setting(
-        "options",
-        None,
-        "Of a run: the strategy to evaluate with; default: as in training.",
-    )
-    devices: int | None = setting(
-        "options",
-        None,
-        "Of a run: number of devices; default: as in training.",
-    )
-    best: bool = setting(
-        "options",
-        False,
-        "Of a run: the checkpoint of its best epoch instead of the newest.",
-    )
-    dataset: str | None = setting(
-        "options",
-        None,
-        "Of an exported model: your data; default: the built-in data set.",
-    )
-    data_dir: str | None = setting(
-        "options",
-        None,
-        "Folder of downloaded data sets; default: as in training.",
-        metavar="FOLDER",
-    )
-    json: bool = setting("options", False, "Print the result as one JSON object.")
-
 
 def evaluate_run(
     workdir: str,
@@ -226,6 +181,52 @@ def featurize_part(exported: Exported, part: Any) -> Split:
     if exported.metadata["classifies"]:
         check_labels("the test", part, len(exported.metadata["labels"]))
     return part
+
+
+COMMAND = flags.Command(
+    usage="python -m pmapdp.evaluate MODEL [flags]",
+    example="python -m pmapdp.evaluate runs/first",
+    description=__doc__,
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The model, and how to evaluate it."""
+
+    model: str = setting(
+        "arguments",
+        MISSING,
+        "Folder of a run, or exported file of people you trust.",
+        place="MODEL",
+    )
+    strategy: StrategyName | None = setting(
+        "options",
+        None,
+        "Of a run: the strategy to evaluate with; default: as in training.",
+    )
+    devices: int | None = setting(
+        "options",
+        None,
+        "Of a run: number of devices; default: as in training.",
+    )
+    best: bool = setting(
+        "options",
+        False,
+        "Of a run: the checkpoint of its best epoch instead of the newest.",
+    )
+    dataset: str | None = setting(
+        "options",
+        None,
+        "Of an exported model: your data; default: the built-in data set.",
+    )
+    data_dir: str | None = setting(
+        "options",
+        None,
+        "Folder of downloaded data sets; default: as in training.",
+        metavar="FOLDER",
+    )
+    json: bool = setting("options", False, "Print the result as one JSON object.")
 
 
 def main(arguments: list[str]) -> None:

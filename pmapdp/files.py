@@ -110,15 +110,14 @@ def check_output(
     with explain_errors(f"{name} {path} cannot be written", ADVICE):
         target = find_target(path)
         tempfile.TemporaryFile(dir=target.parent).close()
-        first_bytes = b""
         if target.exists():
             with open(target, "rb") as file:
-                first_bytes = file.read(BEGINNING).lower()
-        if first_bytes and not any(text in first_bytes for text in signatures):
-            raise UserError(
-                f"{name} {path} is a file of another kind, which would be lost: "
-                "name another file"
-            )
+                beginning = file.read(BEGINNING).lower()
+            if beginning and not any(text in beginning for text in signatures):
+                raise UserError(
+                    f"{name} {path} is a file of another kind, which would be lost: "
+                    "name another file"
+                )
     return target
 
 

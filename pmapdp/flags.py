@@ -10,7 +10,6 @@ import functools
 import textwrap
 import typing
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from pmapdp.config import REMOVED_SETTINGS, Config, StrategyName, flag
@@ -44,13 +43,13 @@ class Command(NamedTuple):
         usage: The first line of `--help`.
         example: A command line that works. Error messages end with it.
         description: The text of `--help`, with paragraphs and indented examples.
-        removed: Flags that there are no more, and what to do instead.
+        removed: Flags that are gone, and what to do instead.
     """
 
     usage: str
     example: str
     description: str | None  # `__doc__`, which is None under `python -OO`
-    removed: Mapping[str, str] = MappingProxyType({})
+    removed: Mapping[str, str] | None = None
 
 
 # Reading a command line
@@ -86,10 +85,8 @@ def parse_with_recipe(
     defaults = {field.name: getattr(shown, field.name) for field in config_fields}
     values = read_flags(describe_recipes(command), fields, arguments, defaults)
     recipe = find_recipe(values.pop("recipe", "digits"))
-    option_values = {}
-    for field in option_fields:
-        if field.name in values:
-            option_values[field.name] = values.pop(field.name)
+    names = values.keys() & {field.name for field in option_fields}
+    option_values = {name: values.pop(name) for name in names}
     # A batch size on the command line replaces the recipe's, even if the recipe has the
     # other kind.
     sizes = {"global_batch_size", "per_device_batch_size"}
@@ -119,10 +116,10 @@ def read_flags(
     command: Command,
     fields: Fields,
     arguments: list[str],
-    defaults: Mapping[str, Any] = MappingProxyType({}),
+    defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the values that a command line gives, by the names of their fields."""
-    parser = make_parser(command, fields, defaults)
+    parser = make_parser(command, fields, defaults or {})
     # Intermixed, because people write `train --devices 4 mirrored`, too.
     namespace, unread = parser.parse_known_intermixed_args(arguments)
     if unread:
@@ -141,7 +138,7 @@ def read_flags(
 def unknown_flag(command: Command, name: str, flags: list[str]) -> UserError:
     """Make the error for a flag that a command doesn't have."""
     removed = {flag(name): advice for name, advice in REMOVED_SETTINGS.items()}
-    removed |= command.removed
+    removed |= command.removed or {}
     if name in removed:
         return UserError(f"{name} is gone: {removed[name]}")
     if SYNONYMS.get(name) in flags:

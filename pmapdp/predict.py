@@ -47,6 +47,17 @@ def read_input(exported: Exported, text: str) -> Any:
         return read_image(file, mode)[np.newaxis]
 
 
+COMMAND = flags.Command(
+    usage="python -m pmapdp.predict MODEL INPUT",
+    example="python -m pmapdp.predict model.zip digit.png",
+    description=__doc__,
+    removed={
+        "--lines": "call it once for each text, or use the lines in docs/export.md",
+        "--json": "docs/export.md has ten lines that give you all numbers",
+    },
+)
+
+
 @dataclass(frozen=True)
 class Options:
     """The model, and what to ask it."""
@@ -60,17 +71,6 @@ class Options:
     input: str = setting(
         "arguments", MISSING, "An image file, or a text in quotes.", place="INPUT"
     )
-
-
-COMMAND = flags.Command(
-    usage="python -m pmapdp.predict MODEL INPUT",
-    example="python -m pmapdp.predict model.zip digit.png",
-    description=__doc__,
-    removed={
-        "--lines": "call it once for each text, or use the lines in docs/export.md",
-        "--json": "docs/export.md has ten lines that give you all numbers",
-    },
-)
 
 
 def main(arguments: list[str]) -> None:
