@@ -180,25 +180,27 @@ class ProcessesOptions:
 
 @contextlib.contextmanager
 def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Processes]:
-    """Connect with the other processes of the run, if there are any.
+    """Connect with the other processes of the run, if any, and leave with them.
 
-    At the end all leave together. This must come before JAX starts its backends, and
-    starts them, with as many devices as `config` asks for. A `UserError` says that a
-    process has other settings, other devices or another version of JAX, or that nobody
-    is there.
+    Call it before JAX is used, because it starts JAX with as many devices as `config`
+    asks for.
+
+    Raises:
+        UserError: Not all processes have come, or one of them has other settings, other
+            devices or another version of JAX.
     """
     by_hand = (options.coordinator, options.num_processes, options.process_id)
     if not options.distributed and by_hand == (None, None, None):
         check_launcher(config)
         yield SINGLE_PROCESS
         return
-    connect(options)
+    initialize_jax(options)
     launcher = "by a launcher" if options.distributed else "by hand"
     processes = options.num_processes or 1
     try:
         with exit_on_error():
             number = number_of_devices(config.devices, config.mesh, processes)
-            yield agree(config, number, launcher)
+            yield start_devices(config, number, launcher)
     finally:  # unless `exit_on_error` has ended the process
         with exit_on_error():
             jax.distributed.shutdown()
@@ -210,12 +212,12 @@ def find_processes(config: Config) -> Processes:
     A program that hasn't has the `SINGLE_PROCESS`.
     """
     if jax.distributed.is_initialized():
-        return agree(config, config.devices, "by the program")
+        return start_devices(config, config.devices, "by the program")
     return SINGLE_PROCESS
 
 
-def agree(config: Config, number: int | None, launcher: str) -> Processes:
-    """Start JAX with `number` devices, and return the connected processes.
+def start_devices(config: Config, number: int | None, launcher: str) -> Processes:
+    """Start JAX with `number` devices in each process, and return the processes.
 
     All must have the same settings and devices, and the same version of JAX.
     """
@@ -241,8 +243,8 @@ def agree(config: Config, number: int | None, launcher: str) -> Processes:
     return processes
 
 
-def connect(options: ProcessesOptions) -> None:
-    """Let JAX connect the processes."""
+def initialize_jax(options: ProcessesOptions) -> None:
+    """Let JAX connect the processes, or end this one if they don't come in time."""
     # JAX then lets all processes agree on the update after which they stop.
     jax.config.update("jax_enable_preemption_service", True)
     bind_address = None
@@ -264,11 +266,14 @@ def connect(options: ProcessesOptions) -> None:
 
 
 def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
-    """Return the address on which process 0 listens.
+    """Return the address on which process 0 listens. None: on all of its machine.
 
     For an IP address or localhost, it listens only there. A name may stand for another
-    address on another machine, so the address is None, which means all. An OSError or
-    ValueError says that it's in use or no address.
+    address on another machine, so there it listens on all.
+
+    Raises:
+        OSError: The address is in use.
+        ValueError: It isn't an address.
     """
     host, _, port = coordinator.rpartition(":")
     is_numeric = re.fullmatch(r"localhost|[\d.]+|\[.+\]", host)
@@ -283,9 +288,9 @@ def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
 
 
 def check_launcher(config: Config) -> None:
-    """Warn if a launcher has started a run several times.
+    """Warn if a launcher has started a run several times, and nobody connects them.
 
-    Runs that would share a workdir are refused.
+    A `UserError` refuses such runs if they would share a workdir.
     """
     for name in LAUNCHER_COUNTS:
         count = os.environ.get(name, "1")

@@ -28,9 +28,9 @@ from processes import (
 from pmapdp.config import Config
 from pmapdp.distributed import (
     ProcessesOptions,
-    agree,
     connect_processes,
     find_bind_address,
+    start_devices,
 )
 from pmapdp.errors import UserError
 from pmapdp.train import load_run
@@ -377,7 +377,7 @@ def test_a_run_that_processes_cannot_share():
     with pytest.raises(
         UserError, match="runs in one process only: use strategy shard_map"
     ):
-        agree(Config(strategy="single", devices=1), None, "by hand")
+        start_devices(Config(strategy="single", devices=1), None, "by hand")
 
 
 def test_the_coordinator_listens_no_wider_than_it_must():
