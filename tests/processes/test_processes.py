@@ -25,6 +25,7 @@ from processes import (
     wait_for_checkpoint,
 )
 
+from pmapdp import distributed
 from pmapdp.config import Config
 from pmapdp.distributed import (
     ProcessesOptions,
@@ -371,6 +372,32 @@ def test_flags_that_cannot_be(options, sentence, monkeypatch):
         ):
             pass
     assert sentence in error.value.message  # as on the command line
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [
+        ({"coordinator": "h:9", "num_processes": 2, "process_id": 0}, 4),
+        ({"distributed": True}, None),
+    ],
+)
+def test_a_mesh_over_processes_needs_a_part_of_its_devices_in_each(
+    monkeypatch, options, number
+):
+    """How many a launcher has started isn't known yet, so JAX starts with all."""
+    asked = []
+
+    def start_devices(config, number, launcher):
+        asked.append(number)
+        return distributed.SINGLE_PROCESS
+
+    monkeypatch.setattr(distributed, "initialize_jax", lambda options: None)
+    monkeypatch.setattr(distributed, "start_devices", start_devices)
+    monkeypatch.setattr(jax.distributed, "shutdown", lambda: None)
+    config = Config(strategy="jit", mesh="data=4,model=2")
+    with connect_processes(ProcessesOptions(**options), config):
+        pass  # an error here would end the process
+    assert asked == [number]
 
 
 def test_a_run_that_processes_cannot_share():
