@@ -104,13 +104,13 @@ def change_config(
     changes: dict[str, Any] = {"schedule": "constant", "switch_epochs": ()}
     if data_dir:
         changes["data_dir"] = data_dir
-    if strategy or devices:
+    if strategy is not None or devices is not None:
         # A mesh is for one number of devices, and the other settings don't go with
         # every strategy.
         changes |= {"mesh": None, "layout": "data", "shard_state": "none"}
-    if strategy:
+    if strategy is not None:
         changes["strategy"] = strategy
-    if devices or strategy == "single":
+    if devices is not None or strategy == "single":
         changes["devices"] = devices
     return dataclasses.replace(config, **changes)
 

@@ -166,6 +166,7 @@ def write_npz(file, inputs, labels):
             ["RUN", "--dataset", "digits"],
             "RUN is a run, which knows its data: leave out --dataset",
         ),
+        (["RUN", "--devices", "0"], "--devices 0 must be at least 1: try --devices 8"),
     ],
 )
 def test_mistakes(run, folder, arguments, sentence):
