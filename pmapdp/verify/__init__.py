@@ -13,11 +13,12 @@ How one verification runs, and where:
 1. `verification.py` reads the arguments, and compares in float64 if it can.
 2. `reference.py` runs the plain step for one device, update by update.
 3. `tolerances.py` measures what rounding changes in it, and decides what is equal.
-4. `step_update.py` places the same arguments as `layouts.py` says, runs your step on N
-   devices, and compares the results.
+4. `layouts.py` places the same arguments on N devices. `step_update.py` runs your step
+   on them, and compares the results.
 5. `experiments.py` and `influence.py` find the facts behind a difference. `checks.py`
    looks at random numbers, split work and communication.
-6. `mistakes.py` says which usual mistakes fit the facts, and `report.py` prints it all.
+6. `report.py` prints it all. `mistakes.py` has the names of the usual mistakes, to which
+   the facts point.
 """
 
 from pmapdp.verify.layouts import Layout

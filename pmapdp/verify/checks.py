@@ -9,10 +9,9 @@ import numpy as np
 
 from pmapdp.collectives import describe_exchange, instructions
 from pmapdp.verify import trees
-from pmapdp.verify.mistakes import Facts
-from pmapdp.verify.reference import step_arguments
+from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.report import CheckError
-from pmapdp.verify.step_update import StepUpdate
+from pmapdp.verify.step_update import Copies, StepUpdate
 from pmapdp.verify.tolerances import PREDICTS
 from pmapdp.verify.trees import distance, fit_factor
 
@@ -24,7 +23,7 @@ MOST_WORK = 1.75
 MOST_FIXED_WORK = 3
 
 
-def check_random_numbers(updates: list[StepUpdate]) -> Facts:
+def check_random_numbers(updates: list[StepUpdate]) -> list[Fact]:
     """Say if the second update draws the random numbers of the first.
 
     Raises:
@@ -38,17 +37,18 @@ def check_random_numbers(updates: list[StepUpdate]) -> Facts:
     first_key = first.expected.key
     second_key = updates[1].expected.key
     # The first update once more, with the keys and counters of the second.
-    returned = first.call(*first.place(first.expected))["state"]
-    state, batch, key = first.place(first.expected._replace(key=second_key))
+    step = first.step
+    returned = step.call(*step.place(*first.expected.arguments))["state"]
+    arguments = first.expected._replace(key=second_key).arguments
+    state, *batch_and_key = step.place(*arguments)
     state = jax.tree.map(
         lambda before, after: before if trees.is_float(before) else after,
         state,
         returned,
     )
-    again = first.read(first.call(state, batch, key))
-    facts = Facts()
+    again = step.read(step.call(state, *batch_and_key), first.expected.values)
     if draws_new_numbers(first, again):
-        return facts
+        return []
     has_one_key = first_key is not None and first_key is second_key
     is_wrong = any(update.wrong() or update.wrong(metrics=True) for update in updates)
     if has_one_key and not is_wrong:
@@ -58,14 +58,11 @@ def check_random_numbers(updates: list[StepUpdate]) -> Facts:
             "fold the update's number into it",
             "not compared",
         )
-    facts.repeated_random_numbers = True
-    facts.sentences.append(
-        "In the second update the random numbers of the first are drawn again."
-    )
-    return facts
+    sentence = "The second update draws the random numbers of the first again."
+    return [Fact(sentence, "key stands still")]
 
 
-def draws_new_numbers(update: StepUpdate, again: dict[str, list[np.ndarray]]) -> bool:
+def draws_new_numbers(update: StepUpdate, again: Copies) -> bool:
     """Return True if the first update's second run drew other random numbers.
 
     A learning rate that follows a schedule moves the state and whatever depends on it,
@@ -98,7 +95,7 @@ def draws_new_numbers(update: StepUpdate, again: dict[str, list[np.ndarray]]) ->
     return any(metrics_differ) or any(state_differs)
 
 
-def check_work(updates: list[StepUpdate]) -> Facts:
+def check_work(updates: list[StepUpdate]) -> list[Fact]:
     """Say if a device makes more than its part of the operations, as compiled.
 
     Raises:
@@ -135,24 +132,23 @@ def check_work(updates: list[StepUpdate]) -> Facts:
     most = max(MOST_WORK * part, part + MOST_FIXED_WORK * fixed_work)
     if not 0 < most < 0.9:
         raise CheckError("too little of the work depends on the number of examples")
-    facts = Facts()
     work = count_operations(update.compiled) / whole_work
-    if work >= most:
-        facts.unsplit_work = True
-        facts.sentences.append(
-            f"The busiest device makes {work:.0%} of the operations that the whole "
-            f"batch takes on one device. Its part alone would take {part:.0%}."
-        )
-    return facts
+    if work < most:
+        return []
+    sentence = (
+        f"The busiest device makes {work:.0%} of the operations that the whole batch "
+        f"takes on one device. Its part alone would take {part:.0%}."
+    )
+    return [Fact(sentence, "every device computes everything")]
 
 
 def places_arrays(update: StepUpdate) -> bool:
     """Return True if a plain function around the step moves arrays between devices."""
-    step = update.program.step
-    if hasattr(step, "lower"):
+    function = update.step.function
+    if hasattr(function, "lower"):
         return False
-    arguments = step_arguments(*update.place(update.expected))
-    for equation in jax.make_jaxpr(step)(*arguments).jaxpr.eqns:
+    arguments = update.step.place(*update.expected.arguments)
+    for equation in jax.make_jaxpr(function)(*arguments).jaxpr.eqns:
         devices = equation.params.get("devices", ())
         is_placed = any(device is not None for device in devices)
         if equation.primitive.name == "device_put" and is_placed:

@@ -7,7 +7,7 @@ means by it.
 """
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +15,8 @@ import numpy as np
 
 from pmapdp.verify import trees
 from pmapdp.verify.influence import are_alike, compare_examples, replace_examples
-from pmapdp.verify.mistakes import Facts
-from pmapdp.verify.reference import Reference, step_arguments
+from pmapdp.verify.mistakes import Fact
+from pmapdp.verify.reference import Reference
 from pmapdp.verify.step_update import StepUpdate
 from pmapdp.verify.tolerances import PREDICTS, equations
 from pmapdp.verify.trees import Leaves, distance, first_names
@@ -27,11 +27,10 @@ ABOUT = 0.1
 MOVED = 1e-6
 
 
-def explain_state(update: StepUpdate) -> Facts:
+def explain_state(update: StepUpdate) -> list[Fact]:
     """Return the facts about a wrong state, of the first experiment that shows any."""
-    facts = Facts()
-    find_nan(update, facts, metrics=False)
-    if facts.sentences or not update.clearly_wrong:
+    facts = list(find_nan(update, metrics=False))
+    if facts or not update.clearly_wrong:
         return facts
     experiments = (
         compare_devices,
@@ -42,42 +41,37 @@ def explain_state(update: StepUpdate) -> Facts:
         describe_change,
     )
     for experiment in experiments:
-        experiment(update, facts)
-        if facts.sentences:
+        facts = list(experiment(update))
+        if facts:
             break
     return facts
 
 
-def find_nan(update: StepUpdate, facts: Facts, *, metrics: bool) -> None:
+def find_nan(update: StepUpdate, *, metrics: bool) -> Iterator[Fact]:
     """Say which devices hold NaN, and if their own examples make it."""
-    for name in update.errors:
+    for name in update.wrong(metrics):
         devices = devices_with_nan(update.copies[name])
-        if not devices or update.reference.is_metric(name) != metrics:
-            continue
-        facts.sentences.append(
-            f"{name}: NaN on device {first_names(devices)}, from update "
-            f"{update.expected.number + 1} on."
-        )
-        local = devices_with_nan([result[name] for result in update.local_results])
-        if local:
-            facts.local_nan = True
-            facts.sentences.append(
-                f"On the examples of device {first_names(local)} alone, the reference "
-                "is NaN, too."
+        if devices:
+            yield Fact(
+                f"{name}: NaN on device {first_names(devices)}, from update "
+                f"{update.expected.number + 1} on."
             )
-        return  # this leaf's NaN made the NaN of later leaves
+            local = devices_with_nan(update.local_values(name))
+            if local:
+                yield Fact(
+                    f"On the examples of device {first_names(local)} alone, the "
+                    "reference is NaN, too.",
+                    "NaN on one device",
+                )
+            return  # this leaf's NaN made the NaN of later leaves
 
 
 def devices_with_nan(arrays: Sequence[np.ndarray]) -> list[int]:
     """Return the devices whose arrays hold NaN."""
-    devices = []
-    for device, array in enumerate(arrays):
-        if (array != array).any():
-            devices.append(device)
-    return devices
+    return [device for device, array in enumerate(arrays) if (array != array).any()]
 
 
-def compare_devices(update: StepUpdate, facts: Facts) -> None:
+def compare_devices(update: StepUpdate) -> Iterator[Fact]:
     """Say what the devices hold, if they hold different values."""
     local = []
     correct_mean = []
@@ -85,32 +79,31 @@ def compare_devices(update: StepUpdate, facts: Facts) -> None:
     for name in update.wrong():
         if not update.differs_between_devices(name):
             continue
-        local_values = [result[name] for result in update.local_results]
-        if local_values and update.is_predicted(name, local_values):
+        if update.is_predicted(name, update.local_values(name)):
             local.append(name)
         elif mean_is_correct(update, name):
             correct_mean.append(name)
         else:
             other.append(name)
     if local:
-        facts.local_results = True
-        facts.sentences.append(
-            f"{first_names(local)}: each device holds what the reference makes of this "
-            "device's examples alone."
+        yield Fact(
+            f"{first_names(local)}: each device holds the reference's result on its "
+            "own examples."
         )
     if correct_mean:
-        facts.mean_is_correct = True
-        facts.sentences.append(
+        yield Fact(
             f"{first_names(correct_mean)}: the devices' values differ, and their mean "
             "is the reference's value."
         )
+    used, use_facts = find_use(update, local + correct_mean, "no all-reduce")
     if other:
-        facts.other_difference = True
-        facts.sentences.append(
+        yield Fact(
             f"{first_names(other)}: the devices hold different values, which aren't "
-            "made of their own examples alone."
+            "the results on their own examples.",
+            # Parameters without an all-reduce make other leaves differ, too.
+            "" if used else "drift",
         )
-    find_use(update, facts, local + correct_mean)
+    yield from use_facts
 
 
 def mean_is_correct(update: StepUpdate, name: str) -> bool:
@@ -128,31 +121,36 @@ def mean_is_correct(update: StepUpdate, name: str) -> bool:
     return nearest > PREDICTS * error and rest <= max(PREDICTS * error, allowed)
 
 
-def find_use(update: StepUpdate, facts: Facts, names: list[str]) -> None:
-    """Say if other results of the update depend on these leaves of the state."""
+def find_use(
+    update: StepUpdate, names: list[str], mistake_if_used: str
+) -> tuple[list[str], list[Fact]]:
+    """Find those leaves of the state on which other results depend, as on a parameter.
+
+    Returns:
+        These leaves, and the facts about used and unused ones.
+    """
     state = update.expected.old
     floats = [name for name in state if state[name].dtype.kind in "fc"]
     leaves = [name for name in floats if name in names]
     if not leaves:
-        return
+        return [], []
     used = find_used_leaves(update.reference, leaves, update.expected.arguments)
     other_floats = [name for name in floats if name not in names]
     if not used and all(state[name].size == 1 for name in other_floats):
         # Then a parameter has no other leaf that could depend on it.
-        facts.used = True
-        facts.sentences.append(
+        sentence = (
             f"The state holds no other array of floats than {first_names(leaves)}."
         )
-        return
+        return leaves, [Fact(sentence, mistake_if_used)]
     unused = [name for name in leaves if name not in used]
+    facts = []
     if used:
-        facts.used = True
-        facts.sentences.append(f"Other results depend on {first_names(used)}.")
+        sentence = f"Other results depend on {first_names(used)}."
+        facts.append(Fact(sentence, mistake_if_used))
     if unused:
-        facts.unused = True
-        facts.sentences.append(
-            f"No other result of this update depends on {first_names(unused)}."
-        )
+        sentence = f"No other result of this update depends on {first_names(unused)}."
+        facts.append(Fact(sentence, "local statistics"))
+    return used, facts
 
 
 def find_used_leaves(
@@ -205,7 +203,7 @@ def group_by_name(names: Iterable[str]) -> list[set[str]]:
     return list(groups.values())
 
 
-def draw_for_same_examples(update: StepUpdate, facts: Facts) -> None:
+def draw_for_same_examples(update: StepUpdate) -> Iterator[Fact]:
     """Give all devices the same examples, to see if they draw the same numbers.
 
     Then the step makes of them what one device makes of them.
@@ -219,162 +217,167 @@ def draw_for_same_examples(update: StepUpdate, facts: Facts) -> None:
     if not update.differences(reference_result, one_device):
         return  # different random numbers would show nothing
     if not update.differences(step_result, one_device):
-        facts.same_random_numbers = True
-        facts.sentences.append(
-            "With the same examples on every device, the step gives what one device "
-            "makes of them: all draw the same random numbers."
+        yield Fact(
+            "If every device gets the same examples, the step gives what one device "
+            "makes of them, so all draw the same random numbers.",
+            "same mask",
         )
 
 
-def find_factor(update: StepUpdate, facts: Facts) -> None:
+def find_factor(update: StepUpdate) -> Iterator[Fact]:
     """Say if the changes are N, N² or 1/N times the reference's."""
-    ratios = []
+    ratios = {}
     for name in update.wrong_arrays:
         ratio, error = update.fit_change(name)
         if error < PREDICTS * abs(ratio):
-            ratios.append(ratio)
-    compare_ratios(update, ratios, facts)
+            ratios[name] = ratio
+    return compare_ratios(update, ratios, "the change is {} times the reference's")
 
 
-def compare_ratios(update: StepUpdate, ratios: list[float], facts: Facts) -> None:
+def weigh_examples(update: StepUpdate) -> Iterator[Fact]:
+    """Say how much the examples count: all N times as much, some more, or some not."""
+    weights = replace_examples(update)
+    if not weights:
+        return iter(())
+    most_exact = next(iter(weights.values()))
+    if not are_alike(most_exact):
+        return compare_examples(update, most_exact)
+    medians = {name: float(np.nanmedian(weights[name])) for name in weights}
+    sentence = "each example counts {} times as much as in the reference"
+    return compare_ratios(update, medians, sentence)
+
+
+def compare_ratios(
+    update: StepUpdate, ratios: dict[str, float], sentence: str
+) -> Iterator[Fact]:
     """Say if all ratios are N, N² or 1/N.
 
     Adam's second moments are squares, so their ratios are, too.
     """
-    wrong = np.array([ratio for ratio in ratios if abs(ratio - 1) > PREDICTS])
     N = update.N
-    for factor in (N, N**2, 1 / N):
-        is_factor = abs(wrong / factor - 1) < PREDICTS
-        is_square = abs(wrong / factor**2 - 1) < PREDICTS
-        if not is_factor.any() or not (is_factor | is_square).all():
+    wrong = {name: x for name, x in ratios.items() if abs(x - 1) > PREDICTS}
+    mistakes = {N: "sum for mean", N**2: "", 1 / N: "averaged twice"}
+    for factor, mistake in mistakes.items():
+        names = [name for name in wrong if is_near(wrong[name], factor)]
+        squares = [name for name in wrong if is_near(wrong[name], factor**2)]
+        if not names or len(wrong) > len({*names, *squares}):
             continue
-        facts.sentences.append(
-            f"{first_names(update.wrong())}: a change {wrong[is_factor][0]:.6g} times "
-            f"the reference's predicts the step's on {N} devices."
+        adds_up = factor > 1 and checks_vma(update)
+        times = sentence.format(f"{wrong[names[0]]:.6g}")
+        yield Fact(
+            f"{first_names(names)}: {times}, on {N} devices.",
+            "" if adds_up else mistake,
         )
-        if factor < 1:
-            facts.times_inverse_devices = True
-        elif checks_vma(update):
-            facts.checks_vma = True
-            facts.sentences.append(
+        if adds_up:
+            yield Fact(
                 "The step has a shard_map with check_vma=True, where jax.grad adds up "
-                "the gradients of replicated parameters."
+                "the gradients of replicated parameters.",
+                "check_vma",
             )
-        elif factor == N:
-            facts.times_devices = True
         return
+
+
+def is_near(ratio: float, factor: float) -> bool:
+    """Return True if a ratio is this factor within rounding."""
+    return abs(ratio / factor - 1) < PREDICTS
 
 
 def checks_vma(update: StepUpdate) -> bool:
     """Return True if the step has a `shard_map` with `check_vma=True`."""
     # A Python function around compiled ones need not be traceable.
     with contextlib.suppress(Exception):
-        arguments = step_arguments(*update.place(update.expected))
-        traced = jax.make_jaxpr(update.program.step)(*arguments)
+        arguments = update.step.place(*update.expected.arguments)
+        traced = jax.make_jaxpr(update.step.function)(*arguments)
         for equation in equations(traced.jaxpr):
             if equation.params.get("check_vma") is True:
                 return True
     return False
 
 
-def compare_with_local_results(update: StepUpdate, facts: Facts) -> None:
+def compare_with_local_results(update: StepUpdate) -> Iterator[Fact]:
     """Say what is the mean of the devices' own results, or the first of them."""
     means = []
     first = []
     for name in update.clearly_wrong:
         # Each local result draws as the first device does, so a leaf that depends on
         # random numbers shows nothing.
-        if not update.local_results or name in update.random_leaves:
+        local_values = update.local_values(name)
+        if not local_values or name in update.random_leaves:
             continue
-        local_values = [result[name] for result in update.local_results]
-        mean = np.mean(local_values, 0)
-        if name in update.wrong_floats and update.is_predicted(name, [mean]):
+        is_float = name in update.wrong_floats
+        if is_float and update.is_predicted(name, [np.mean(local_values, 0)]):
             means.append(name)
         elif update.is_predicted(name, local_values[:1]):
             first.append(name)
     if means:
-        facts.mean_of_local_results = True
-        facts.sentences.append(
-            f"{first_names(means)}: the mean of what the reference makes of each "
-            "device's examples alone."
+        yield Fact(
+            f"{first_names(means)}: the mean of the reference's results on each "
+            "device's own examples."
         )
     if first:
-        facts.first_local_result = True
-        facts.sentences.append(
-            f"{first_names(first)}: what the reference makes of the first device's "
-            "examples alone."
+        yield Fact(
+            f"{first_names(first)}: the reference's result on the first device's "
+            "examples."
         )
-    find_use(update, facts, means + first)
+    _, use_facts = find_use(update, means + first, "mean of means" if means else "")
+    yield from use_facts
 
 
-def weigh_examples(update: StepUpdate, facts: Facts) -> None:
-    """Say how much the examples count: all N times as much, some more, or some not."""
-    weights_by_leaf = replace_examples(update)
-    if not weights_by_leaf:
-        return
-    if not are_alike(weights_by_leaf[0]):
-        compare_examples(update, weights_by_leaf[0], facts)
-        return
-    medians = [float(np.nanmedian(weights)) for weights in weights_by_leaf]
-    compare_ratios(update, medians, facts)
-
-
-def describe_change(update: StepUpdate, facts: Facts) -> None:
+def describe_change(update: StepUpdate) -> Iterator[Fact]:
     """Say how far the leaf that is most wrong moves, if nothing else is known."""
     for name in update.wrong_floats[:1]:
         ratio, error = update.fit_change(name)
         if error < ABOUT * abs(ratio):
-            facts.sentences.append(
-                f"{name} moves {ratio:.3g} times as far as in the reference, with a "
-                f"relative error of {error / abs(ratio):.0e}."
+            yield Fact(
+                f"{name}: the change is about {ratio:.3g} times the reference's, with "
+                f"a relative error of {error / abs(ratio):.0e}."
             )
 
 
-def explain_metrics(update: StepUpdate) -> Facts:
+def explain_metrics(update: StepUpdate) -> list[Fact]:
     """Return the facts about wrong metrics, if the state is as in the reference."""
-    facts = Facts()
-    find_nan(update, facts, metrics=True)
-    if facts.sentences or update.wrong():
+    facts = list(find_nan(update, metrics=True))
+    if facts or update.wrong():
         return facts
-    names_by_sentence: dict[str, list[str]] = {}
+    names_by_fact: dict[Fact, list[str]] = {}
     for name in update.wrong(metrics=True):
-        sentence = compare_metric(update, name, facts)
-        if sentence:
-            names_by_sentence.setdefault(sentence, []).append(name)
-    for sentence, names in names_by_sentence.items():
-        facts.sentences.append(f"{first_names(names)}: {sentence}.")
+        fact = explain_metric(update, name)
+        if fact:
+            names_by_fact.setdefault(fact, []).append(name)
+    for fact, names in names_by_fact.items():
+        sentence = f"{first_names(names)}: {fact.sentence}."
+        facts.append(Fact(sentence, fact.mistake))
     return facts
 
 
-def compare_metric(update: StepUpdate, name: str, facts: Facts) -> str:
-    """Record what predicts a wrong metric, and return it as a sentence."""
+def explain_metric(update: StepUpdate, name: str) -> Fact | None:
+    """Return what predicts a wrong metric, or None. The sentence has no subject."""
     if update.differs_between_devices(name):
-        facts.local_metric = True
-        return "the devices hold different values"
+        return Fact("the devices hold different values", "one device's metrics")
     error, allowed = update.errors[name]
     if error <= 4 * allowed:
-        return ""
+        return None
     expected = update.expected.values[name]
     N = update.N
+    local_values = update.local_values(name)
+    multiple = "{:.4g} times the reference's value"
     # A sum of equal means is also N times the mean, so multiples come first. One device
     # may hold 1/N of a sum, and that is a sentence about the device.
-    for factor in (N, N**2):
-        if update.is_predicted(name, [expected * factor]):
-            facts.scaled_metric = True
-            return f"{factor} times the reference's value"
-    local_values = [result[name] for result in update.local_results]
-    if any(update.is_predicted(name, [value]) for value in local_values):
-        facts.local_metric = True
-        return "what the reference makes of one device's examples alone"
+    predictions = [
+        (N * expected, multiple.format(N), "scaled metrics"),
+        (N**2 * expected, multiple.format(N**2), "scaled metrics"),
+    ]
+    for value in local_values:
+        sentence = "the reference's result on one device's examples"
+        predictions.append((value, sentence, "one device's metrics"))
     if local_values:
-        for combine, word in ((np.mean, "mean"), (np.sum, "sum")):
-            if update.is_predicted(name, [combine(local_values, 0)]):
-                facts.combined_metric = True
-                return (
-                    f"the {word} of what the reference makes of each device's examples "
-                    "alone"
-                )
-    if update.is_predicted(name, [expected / N]):
-        facts.scaled_metric = True
-        return f"{1 / N:.4g} times the reference's value"
-    return ""
+        results = "of the reference's results on each device's examples"
+        mean = np.mean(local_values, 0)
+        predictions.append((mean, f"the mean {results}", "mean of means"))
+        total = np.sum(local_values, 0)
+        predictions.append((total, f"the sum {results}", "mean of means"))
+    predictions.append((expected / N, multiple.format(1 / N), "scaled metrics"))
+    for predicted, sentence, mistake in predictions:
+        if update.is_predicted(name, [predicted]):
+            return Fact(sentence, mistake)
+    return None

@@ -4,11 +4,11 @@ The moves of the step are compared with the reference's. Weight decay, which hid
 factor of the gradient in the update itself, is in neither of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pmapdp.verify.mistakes import Facts
+from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.step_update import StepUpdate
 from pmapdp.verify.tolerances import CLEARLY_WRONG, PREDICTS
 from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
@@ -21,10 +21,10 @@ MOST_EXAMPLES = 128
 ALIKE = 0.01
 
 
-def replace_examples(update: StepUpdate) -> list[np.ndarray]:
+def replace_examples(update: StepUpdate) -> dict[str, np.ndarray]:
     """Measure how much every example counts in the wrong arrays of the state."""
     if not 2 <= update.expected.examples <= MOST_EXAMPLES:
-        return []
+        return {}
     examples = range(update.expected.examples)
     return measure_weights(update, examples, update.wrong_arrays)
 
@@ -36,7 +36,7 @@ def are_alike(weights: np.ndarray) -> bool:
     return bool(high - low < 3 * ALIKE * abs(high))
 
 
-def compare_examples(update: StepUpdate, weights: np.ndarray, facts: Facts) -> None:
+def compare_examples(update: StepUpdate, weights: np.ndarray) -> Iterator[Fact]:
     """Say which examples count more than others, or not at all."""
     ends = [int(np.nanargmin(weights)), int(np.nanargmax(weights))]
     low, high = weights[ends]
@@ -45,16 +45,16 @@ def compare_examples(update: StepUpdate, weights: np.ndarray, facts: Facts) -> N
     light = first_names(np.flatnonzero(np.abs(weights - low) < ALIKE * high))
     heavy = first_names(np.flatnonzero(np.abs(weights - high) < ALIKE * high))
     if low < ALIKE * high:
-        facts.ignored_example = True
-        facts.sentences.append(
+        yield Fact(
             f"Examples {light} have no influence: if others take their place, nothing "
-            "changes."
+            "changes.",
+            "dropped",
         )
     else:
-        facts.unequal_examples = True
-        facts.sentences.append(
+        yield Fact(
             f"Examples {heavy} count {high / low:.3g} times as much as examples "
-            f"{light}."
+            f"{light}.",
+            "counted unequally",
         )
 
 
@@ -62,20 +62,21 @@ def is_masked(update: StepUpdate, ends: list[int], weights: np.ndarray) -> bool:
     """Return True if other random numbers make other examples count."""
     if not update.random_leaves:
         return False
-    reseeded = StepUpdate(update.program, update.reseeded)
-    for reseeded_weights in measure_weights(reseeded, ends, list(update.wrong())):
-        if np.allclose(weights, reseeded_weights, ALIKE, ALIKE):
+    reseeded = StepUpdate(update.step, update.reseeded)
+    reseeded_weights = measure_weights(reseeded, ends, list(update.wrong()))
+    for leaf_weights in reseeded_weights.values():
+        if np.allclose(weights, leaf_weights, ALIKE, ALIKE):
             return False
     return True
 
 
 def measure_weights(
     update: StepUpdate, examples: Sequence[int], names: list[str]
-) -> list[np.ndarray]:
+) -> dict[str, np.ndarray]:
     """Replace examples one by one, and compare how far step and reference move.
 
     Returns:
-        The step's moves as multiples of the reference's, `[examples]` for each leaf,
+        For each leaf, the step's moves as multiples of the reference's, `[examples]`,
         NaN if the reference hardly moves. The most exact come first. A leaf is left out
         unless its moves are multiples and add up to the move when all examples are
         replaced: under clipping and Adam they don't.
@@ -92,21 +93,29 @@ def measure_weights(
         all_replaced, _ = update.rerun(replacements)
     weights_by_error = {}
     for name in names:
-        weights = []
-        errors = []
-        for step_result, reference_result in reruns:
-            move = step_result[name] - update.copies[name][0]
-            expected_move = reference_result[name] - update.expected.values[name]
-            weight = np.nan
-            allowed = update.expected.allowed[name]
-            if distance(expected_move) > 2 * CLEARLY_WRONG * allowed:
-                weight, error = fit_factor(move, expected_move)
-                errors.append(error)
-            weights.append(weight)
+        weights, errors = fit_moves(update, name, reruns)
         are_multiples = len(errors) > len(weights) / 2 and max(errors) < ALIKE
         if are_multiples and add_up(update, name, reruns, all_replaced):
-            weights_by_error[max(errors), name] = np.array(weights)
-    return [weights_by_error[key] for key in sorted(weights_by_error)]
+            weights_by_error[max(errors), name] = weights
+    order = sorted(weights_by_error)
+    return {name: weights_by_error[error, name] for error, name in order}
+
+
+def fit_moves(
+    update: StepUpdate, name: str, reruns: list[tuple[Leaves, Leaves]]
+) -> tuple[np.ndarray, list[float]]:
+    """Return the step's moves of a leaf as multiples, and how exact they are."""
+    weights = []
+    errors = []
+    for step_result, reference_result in reruns:
+        move = step_result[name] - update.copies[name][0]
+        expected_move = reference_result[name] - update.expected.values[name]
+        weight = np.nan
+        if distance(expected_move) > 2 * CLEARLY_WRONG * update.expected.allowed[name]:
+            weight, error = fit_factor(move, expected_move)
+            errors.append(error)
+        weights.append(weight)
+    return np.array(weights), errors
 
 
 def add_up(

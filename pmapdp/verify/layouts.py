@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmapdp.errors import unknown_name
 from pmapdp.verify import trees
-from pmapdp.verify.report import ArgumentsError
+from pmapdp.verify.report import ArgumentsError, CheckError
 
 Devices = Sequence[jax.Device]
 
@@ -77,6 +77,44 @@ LAYOUTS = {
     # jit and shard_map
     "sharded": Layout(place, split),
 }
+
+
+def place_arguments(
+    state: Any,
+    batch: Any,
+    key: Any,
+    layout: Layout,
+    per_device: Sequence[str],
+    devices: Devices,
+) -> tuple:
+    """Place a step's arguments, without a batch or a key that is None.
+
+    Each device has its own values of the leaves that `per_device` names.
+    """
+
+    def leave_out(path: str, leaf: Any) -> Any:
+        return None if trees.matches(path, per_device) else leaf
+
+    def place_rest(leaf: Any, placed: Any) -> Any:
+        if placed is not None:
+            return placed
+        if np.shape(leaf)[:1] != (len(devices),):
+            raise CheckError(
+                f"a leaf that per_device names is {list(np.shape(leaf))}, which are "
+                f"not {len(devices)} rows"
+            )
+        return layout.place_per_device(leaf, devices)
+
+    placed = layout.place_state(trees.map_with_names(leave_out, state), devices)
+    arguments = [jax.tree.map(place_rest, state, placed)]
+    if batch is not None:
+        arguments.append(layout.place_batch(batch, devices))
+    if key is not None:
+        place_key = layout.place_key
+        if trees.matches("key", per_device):
+            place_key = layout.place_per_device
+        arguments.append(place_key(key, devices))
+    return tuple(arguments)
 
 
 def put(sharding: NamedSharding, tree: Any, devices: Devices) -> Any:

@@ -32,12 +32,12 @@ DEVICE_COUNTS = (
 )
 UNSEEN_BY_ONE_DEVICE = (
     "what is wrong on a single device, too, because the reference is made from the "
-    "step. That holds for a number of devices that was read before the step is traced, "
-    "as in N = jax.device_count()."
+    "step. If the step uses an N = jax.device_count() that was read outside of it, both "
+    "have this N."
 )
 UNSEEN_BY_OLD_PROGRAM = (
-    "a sum in place of a mean, or any other factor, that is in the program of which "
-    "the reference is made, too."
+    "what the old program does wrong, too, because the reference is made from it: a "
+    "sum in place of a mean, or any other factor."
 )
 
 
@@ -190,10 +190,9 @@ class Reference:
 
     def leaves(self, returned: dict[str, Any]) -> dict[str, Any]:
         """Return the leaves of the state by path, and the metrics as `metrics/path`."""
-        by_name = trees.leaves_by_name(returned["state"])
-        for path, leaf in trees.leaves_by_name(returned["metrics"]).items():
-            by_name[self.metric_prefix + path] = leaf
-        return by_name
+        state = trees.leaves_by_name(returned["state"])
+        metrics = trees.leaves_by_name(returned["metrics"], self.metric_prefix)
+        return state | metrics
 
     def to_numpy(self, returned: dict[str, Any]) -> Leaves:
         """Return the same leaves on the host."""
@@ -214,15 +213,14 @@ class Reference:
         if not self.groups:
             return returned
 
-        def select_first(prefix: str, path: str, leaf: Any) -> Any:
-            return leaf if self.is_per_device(prefix + path) else leaf[0]
+        def select_first(name: str, leaf: Any) -> Any:
+            return leaf if self.is_per_device(name) else leaf[0]
 
-        return {
-            "state": trees.map_with_names(partial(select_first, ""), returned["state"]),
-            "metrics": trees.map_with_names(
-                partial(select_first, self.metric_prefix), returned["metrics"]
-            ),
-        }
+        state = trees.map_with_names(select_first, returned["state"])
+        metrics = trees.map_with_names(
+            select_first, returned["metrics"], self.metric_prefix
+        )
+        return {"state": state, "metrics": metrics}
 
     def run_device(self, device: Any, state: Any, batch: Any, key: Any) -> Any:
         """Return the "state" and the "metrics" that one device makes.

@@ -5,13 +5,15 @@ The report is text, JSON, or an assertion in a test.
 
 import json
 import os
+import shutil
+import sys
 import textwrap
 import traceback
-from collections.abc import Collection
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Literal, NamedTuple
 
 from pmapdp.errors import UserError
-from pmapdp.verify.mistakes import MISTAKES
+from pmapdp.verify.mistakes import MISTAKES, Fact, find_address
 
 Status = Literal["passed", "FAILED", "not compared", "not checked"]
 # Parts of the paths of files that aren't your program.
@@ -23,6 +25,7 @@ LIBRARIES = (
     os.path.dirname(__file__),
 )
 MOST_ROWS = 3  # of the usual mistakes
+WIDTH = 100  # characters of a line
 INDENT = " " * 13  # of what stands below the name of a check
 
 
@@ -70,8 +73,7 @@ class Check(NamedTuple):
         status: What came out.
         devices: How many, if that matters.
         sentence: What differs, or why it could not be checked.
-        facts: What the experiments showed, a sentence each.
-        rows: The rows of docs/mistakes.md whose rules these facts fit.
+        facts: What the experiments showed.
         leaves: How far each leaf (each wrong one of a check that failed) is from the
             reference at most, and what rounding allows.
         update: The number of the first wrong update, from 1.
@@ -81,10 +83,24 @@ class Check(NamedTuple):
     status: Status
     devices: int = 0
     sentence: str = ""
-    facts: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()
+    facts: Sequence[Fact] = ()
     leaves: dict[str, tuple[float, float]] | None = None
     update: int = 0
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The sections of docs/mistakes.md that the facts point to, each once."""
+        mistakes = [fact.mistake for fact in self.facts if fact.mistake]
+        return tuple(dict.fromkeys(mistakes))
+
+    @classmethod
+    def from_error(
+        cls, name: str, devices: int, error: Exception, status: Status
+    ) -> "Check":
+        """Return a check of this status, or of the one that the error names."""
+        if isinstance(error, CheckError):
+            status = error.status
+        return cls(name, status, devices, describe_error(error))
 
     def __str__(self) -> str:
         text = f"{self.status:<12} {self.name}"
@@ -97,7 +113,7 @@ class Check(NamedTuple):
         if self.leaves:
             text += f" {self.describe_largest()}"
         lines = [wrap(text, INDENT)]
-        lines += [wrap(f"{INDENT}- {fact}", f"{INDENT}  ") for fact in self.facts]
+        lines += [wrap(f"{INDENT}- {x.sentence}", f"{INDENT}  ") for x in self.facts]
         return "\n".join(lines)
 
     def describe_largest(self) -> str:
@@ -158,7 +174,7 @@ class Report(NamedTuple):
 
     @property
     def rows(self) -> list[str]:
-        """The rows of docs/mistakes.md that fit the facts, each once."""
+        """The sections of docs/mistakes.md that fit the facts, each once."""
         rows: dict[str, None] = {}
         for check in self.failed:
             rows |= dict.fromkeys(check.rows)
@@ -188,57 +204,54 @@ class Report(NamedTuple):
     def __str__(self) -> str:
         lines = []
         if self.precision != "float64":
-            lines.append(
-                wrap(
-                    f"Note: computed in {self.precision}. In float64, tolerances would "
-                    "be a thousand times narrower."
-                )
+            note = (
+                f"Note: computed in {self.precision}. In float64, tolerances would be "
+                "a thousand times narrower."
             )
-        unchecked = []
+            lines.append(wrap(note))
+        lines += [str(check) for check in self.failed]
+        lines += [wrap(text) for text in self.describe_rows()]
         for check in self.checks:
-            if check.status == "not checked":
-                unchecked.append(f"{check.name} ({check.sentence})")
-            else:
+            if check.status in ("passed", "not compared"):
                 lines.append(str(check))
-        lines += self.describe_rows()
-        if unchecked:
-            lines.append(wrap(f"Not checked: {'; '.join(unchecked)}."))
-        lines += self.describe_compared()
-        if self.exchange:
-            lines.append(wrap(f"The devices exchange in an update: {self.exchange}."))
-        if self.unseen:
-            lines.append(wrap(f"Can't see: {self.unseen}"))
-        lines.append(self.conclude())
+        lines += [wrap(text) for text in self.describe_limits()]
+        lines.append(wrap(self.conclude()))
         return "\n".join(lines)
 
     def describe_rows(self) -> list[str]:
         """Say which usual mistakes look like the facts."""
-        lines = []
-        for name in self.rows[:MOST_ROWS]:
-            row = MISTAKES[name]
-            text = (
-                f"This fits {name!r} of the usual mistakes: usually {row.usually}. "
-                "What to write, and what it is if the program is correct: "
-                f"docs/mistakes.md#{row.anchor}"
-            )
-            lines.append(wrap(text))
         if self.failed and not self.rows:
-            lines.append("No row of docs/mistakes.md fits these facts.")
-        return lines
+            return ["No row of docs/mistakes.md fits these facts."]
+        return [
+            f"This fits {name!r} of the usual mistakes: usually {MISTAKES[name]}. "
+            "What to write, and when it's no mistake: "
+            f"docs/mistakes.md#{find_address(name)}"
+            for name in self.rows[:MOST_ROWS]
+        ]
 
-    def describe_compared(self) -> list[str]:
-        """Say how many leaves were compared, and how often."""
+    def describe_limits(self) -> list[str]:
+        """Say what was compared and exchanged, and what wasn't looked at."""
         kinds = list(self.kinds.values())
         lines = [
-            f"Compared on {count(self.devices, 'device')} after each of "
-            f"{count(self.updates, 'update')}: {kinds.count('close')} leaves within "
-            f"rounding, {kinds.count('exact')} exactly."
+            f"Leaves compared on {count(self.devices, 'device')} after each of "
+            f"{count(self.updates, 'update')}: {kinds.count('close')} within rounding, "
+            f"{kinds.count('exact')} exactly."
         ]
         left_out = [name for name in self.kinds if self.kinds[name] == "per_device"]
         if left_out:
             names = ", ".join(left_out)
-            text = f"Not compared, because per_device names them: {names}."
-            lines.append(wrap(text))
+            lines.append(f"Not compared, because per_device names them: {names}.")
+        unchecked = [
+            f"{check.name} ({check.sentence})"
+            for check in self.checks
+            if check.status == "not checked"
+        ]
+        if unchecked:
+            lines.append(f"Not checked: {'; '.join(unchecked)}.")
+        if self.exchange:
+            lines.append(f"The devices exchange in an update: {self.exchange}.")
+        if self.unseen:
+            lines.append(f"Can't see: {self.unseen}")
         return lines
 
     def conclude(self) -> str:
@@ -256,15 +269,19 @@ class Report(NamedTuple):
 
     def to_json(self) -> str:
         """Return the report as JSON."""
-        checks = [check._asdict() for check in self.checks]
-        values: dict[str, Any] = {
+        checks = []
+        for check in self.checks:
+            sentences = [fact.sentence for fact in check.facts]
+            values = check._asdict() | {"facts": sentences, "rows": check.rows}
+            checks.append(values)
+        report = {
             "ok": self.ok,
             "verdict": self.verdict,
             "rows": self.rows,
             **self._asdict(),
             "checks": checks,
         }
-        return json.dumps(values, indent=2)
+        return json.dumps(report, indent=2)
 
 
 def count(number: int, noun: str) -> str:
@@ -273,15 +290,18 @@ def count(number: int, noun: str) -> str:
 
 
 def wrap(text: str, indent: str = "") -> str:
-    """Break each line of a text into lines of at most 100 characters."""
-    lines = []
-    for line in text.split("\n"):
-        broken = textwrap.fill(
+    """Break lines at the terminal's width, if it's narrower than ours."""
+    width = WIDTH
+    if sys.stdout.isatty():
+        width = min(WIDTH, shutil.get_terminal_size().columns)
+    lines = [
+        textwrap.fill(
             line,
-            100,
+            width,
             subsequent_indent=indent,
             break_long_words=False,
             break_on_hyphens=False,
         )
-        lines.append(broken)
+        for line in text.split("\n")
+    ]
     return f"\n{indent}".join(lines)

@@ -1,4 +1,4 @@
-"""Run one update by the step on several devices, and compare it with the reference."""
+"""Run the step on several devices, and compare an update with the reference's."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -8,127 +8,56 @@ import jax
 import numpy as np
 
 from pmapdp.verify import trees
-from pmapdp.verify.layouts import Devices, Layout
-from pmapdp.verify.reference import Reference, split_result, step_arguments
+from pmapdp.verify.layouts import Devices, Layout, place_arguments
+from pmapdp.verify.reference import Reference, split_result
 from pmapdp.verify.report import CheckError
 from pmapdp.verify.tolerances import CLEARLY_WRONG, PREDICTS, ReferenceUpdate
 from pmapdp.verify.trees import Leaves, distance, first_names
 
+Copies = dict[str, list[np.ndarray]]  # what the devices hold of each leaf
 
-class Program(NamedTuple):
-    """A step on some devices, and the reference that it is compared with.
+
+class Step(NamedTuple):
+    """The step that is verified, on N devices.
 
     Attributes:
-        step: What's verified.
-        reference: Computes what the step should return.
-        layout: How the step's arguments are placed.
-        devices: Those on which the step runs.
-        state: What the training starts from.
-        batches: One for each update.
-        keys: One for each update.
+        function: What `verify` was given.
+        reference: What it's compared with.
+        layout: How its arguments are placed.
+        devices: Those on which it runs.
     """
 
-    step: Callable
+    function: Callable
     reference: Reference
     layout: Layout
     devices: Devices
-    state: Any
-    batches: list[Any]
-    keys: list[Any]
 
-
-class StepUpdate:
-    """One update by a step on N devices, from the state that the reference had.
-
-    Attributes:
-        program: The step and its reference.
-        expected: The reference's update.
-        N: The number of devices.
-        copies: The devices' copies of each leaf of the result.
-        errors: How far each compared leaf is off, on the device where it's farthest,
-            and how far rounding allows.
-        clearly_wrong: The leaves of the state that are off by much more than that, the
-            farthest first.
-        wrong_floats: The leaves of `clearly_wrong` that hold floats.
-        wrong_arrays: The leaves of `wrong_floats` with more than one element.
-    """
-
-    def __init__(self, program: Program, expected: ReferenceUpdate):
-        self.program = program
-        self.reference = program.reference
-        self.expected = expected
-        self.N = len(program.devices)
-        self.copies = self.read(self.call(*self.place(expected)))
-        self.errors = {}
-        for name in expected.compared:
-            value = expected.values[name]
-            error = max(distance(copy, value) for copy in self.copies[name])
-            self.errors[name] = (error, expected.allowed[name])
-        self.clearly_wrong = []
-        for name, (error, allowed) in self.wrong().items():
-            if error > CLEARLY_WRONG * allowed:
-                self.clearly_wrong.append(name)
-        self.wrong_floats = [
-            name
-            for name in self.clearly_wrong
-            if expected.values[name].dtype.kind == "f"
-        ]
-        # A number alone is a multiple of any other.
-        self.wrong_arrays = [
-            name for name in self.wrong_floats if expected.values[name].size > 1
-        ]
-
-    def place(self, update: ReferenceUpdate) -> tuple[Any, ...]:
-        """Put state, batch and key on the devices, in memory that nobody else uses.
+    def place(self, state: Any, batch: Any, key: Any) -> tuple:
+        """Return the step's arguments on the devices, as copies.
 
         A step may donate what it's given.
         """
-        layout = self.program.layout
-        devices = self.program.devices
-        is_per_device = self.reference.is_per_device
-        state, batch, key = trees.to_host(update.arguments)
-
-        def leave_out(path: str, leaf: Any) -> Any:
-            return None if is_per_device(path) else leaf
-
-        def place_rest(leaf: Any, placed: Any) -> Any:
-            if placed is not None:
-                return placed
-            if np.shape(leaf)[:1] != (self.N,):
-                raise CheckError(
-                    f"a leaf that per_device names is {list(np.shape(leaf))}, which "
-                    f"are not {self.N} rows"
-                )
-            return layout.place_per_device(leaf, devices)
-
-        placed = layout.place_state(trees.map_with_names(leave_out, state), devices)
-        state = jax.tree.map(place_rest, state, placed)
-        if batch is not None:
-            batch = layout.place_batch(batch, devices)
-        if key is not None and is_per_device("key"):
-            key = layout.place_per_device(key, devices)
-        elif key is not None:
-            key = layout.place_key(key, devices)
-        return jax.block_until_ready((state, batch, key))
+        state, batch, key = trees.to_host((state, batch, key))
+        placed = place_arguments(
+            state, batch, key, self.layout, self.reference.per_device, self.devices
+        )
+        return jax.block_until_ready(placed)
 
     def call(self, *placed: Any) -> dict[str, Any]:
         """Return the "state" and the "metrics" of the step, computed."""
-        returned = self.program.step(*step_arguments(*placed))
-        returned = jax.block_until_ready(returned)
+        returned = jax.block_until_ready(self.function(*placed))
         return split_result(returned, self.reference.state, "the step")
 
-    def read(self, returned: dict[str, Any]) -> dict[str, list[np.ndarray]]:
+    def read(self, returned: dict[str, Any], expected: Leaves) -> Copies:
         """Return the devices' copies of each leaf.
 
         Raises:
-            CheckError: If names or shapes are not the reference's.
+            CheckError: If names or shapes are not as expected.
         """
-        fetch = self.program.layout.fetch
-        if fetch is not None:
-            returned = returned | {"state": fetch(returned["state"])}
+        if self.layout.fetch is not None:
+            returned = returned | {"state": self.layout.fetch(returned["state"])}
         leaves = self.reference.leaves(returned)
-        values = self.expected.values
-        unmatched = sorted(set(leaves) ^ set(values))
+        unmatched = sorted(set(leaves) ^ set(expected))
         if unmatched:
             who = "step" if unmatched[0] in leaves else "reference"
             raise CheckError(
@@ -138,8 +67,8 @@ class StepUpdate:
             )
         copies = {}
         for name, leaf in leaves.items():
-            shape = values[name].shape
-            copies[name] = trees.device_copies(leaf, shape, self.N)
+            shape = expected[name].shape
+            copies[name] = trees.device_copies(leaf, shape, len(self.devices))
             if not copies[name]:
                 raise CheckError(
                     f"{name} is {list(np.shape(leaf))} in the step and {list(shape)} "
@@ -147,6 +76,64 @@ class StepUpdate:
                     "FAILED",
                 )
         return copies
+
+
+class StepUpdate:
+    """One update by the step, from the state that the reference had.
+
+    Attributes:
+        step: The step on its devices.
+        reference: What it's compared with.
+        expected: The reference's update.
+        N: The number of devices.
+        copies: What the devices hold of each leaf of the result.
+        errors: How far each compared leaf is off, on the device where it's farthest,
+            and how far rounding allows.
+        clearly_wrong: The leaves of the state that are off by much more than that, the
+            farthest first.
+        wrong_floats: The leaves of `clearly_wrong` that hold floats.
+        wrong_arrays: The leaves of `wrong_floats` with more than one element.
+    """
+
+    def __init__(self, step: Step, expected: ReferenceUpdate):
+        self.step = step
+        self.reference = step.reference
+        self.expected = expected
+        self.N = len(step.devices)
+        self.copies = self.run(expected)
+        self.errors = {}
+        for name in expected.compared:
+            value = expected.values[name]
+            error = max(distance(copy, value) for copy in self.copies[name])
+            self.errors[name] = (error, expected.allowed[name])
+        self.clearly_wrong = []
+        self.wrong_floats = []
+        self.wrong_arrays = []
+        for name, (error, allowed) in self.wrong().items():
+            if error <= CLEARLY_WRONG * allowed:
+                continue
+            self.clearly_wrong.append(name)
+            if expected.kinds[name] == "close":
+                self.wrong_floats.append(name)
+                # A number alone is a multiple of any other.
+                if expected.values[name].size > 1:
+                    self.wrong_arrays.append(name)
+
+    def run(self, update: ReferenceUpdate) -> Copies:
+        """Run the step on the arguments of an update."""
+        returned = self.step.call(*self.step.place(*update.arguments))
+        return self.step.read(returned, update.values)
+
+    def rerun(self, index: np.ndarray) -> tuple[Leaves, Leaves]:
+        """Return what step and reference make of the examples at `index`.
+
+        The step's result is its first device's.
+        """
+        batch = self.expected.select_examples(index)
+        changed = self.expected._replace(batch=batch)
+        copies = self.run(changed)
+        of_first_device = {name: copies[name][0] for name in copies}
+        return of_first_device, self.reference(changed.arguments)
 
     def wrong(self, metrics: bool = False) -> dict[str, tuple[float, float]]:
         """Return the leaves of the state, or of the metrics, that are off.
@@ -160,7 +147,7 @@ class StepUpdate:
         names = sorted(times_allowed, key=lambda name: -times_allowed[name])
         return {name: self.errors[name] for name in names}
 
-    def is_predicted(self, name: str, predicted: Sequence[Any]) -> bool:
+    def is_predicted(self, name: str, predicted: Sequence[np.ndarray]) -> bool:
         """Return True if a wrong leaf is as predicted, for each device or for all."""
         copies = self.copies[name]
         error, allowed = self.errors[name]
@@ -188,16 +175,6 @@ class StepUpdate:
         change = self.copies[name][0] - old
         return trees.fit_factor(change, self.expected.values[name] - old)
 
-    def rerun(self, index: Any) -> tuple[Leaves, Leaves]:
-        """Return what step and reference make of the examples at `index`.
-
-        The step's result is its first device's.
-        """
-        changed = self.expected._replace(batch=self.expected.select_examples(index))
-        copies = self.read(self.call(*self.place(changed)))
-        of_first_device = {name: leaves[0] for name, leaves in copies.items()}
-        return of_first_device, self.reference(changed.arguments)
-
     @cached_property
     def local_results(self) -> list[Leaves]:
         """The reference's results on each device's own examples.
@@ -218,6 +195,10 @@ class StepUpdate:
             except Exception:  # a reference may take only one batch size
                 return []
         return results
+
+    def local_values(self, name: str) -> list[np.ndarray]:
+        """Return the local results of one leaf."""
+        return [result[name] for result in self.local_results]
 
     @cached_property
     def reseeded(self) -> ReferenceUpdate:
@@ -248,7 +229,8 @@ class StepUpdate:
         What pmap and jit return has been compiled by its call. A plain function around
         it is compiled as a whole.
         """
-        step: Any = self.program.step
-        if not hasattr(step, "lower"):
-            step = jax.jit(step)
-        return step.lower(*step_arguments(*self.place(self.expected))).compile()
+        function: Any = self.step.function
+        if not hasattr(function, "lower"):
+            function = jax.jit(function)
+        arguments = self.step.place(*self.expected.arguments)
+        return function.lower(*arguments).compile()

@@ -89,14 +89,10 @@ class ReferenceUpdate(NamedTuple):
         """State, batch and key."""
         return self.state, self.batch, self.key
 
-    def leaves_of_kind(self, *kinds: str) -> list[str]:
-        """Return the leaves that are of one of these kinds."""
-        return [name for name, kind in self.kinds.items() if kind in kinds]
-
     @property
     def compared(self) -> list[str]:
         """The leaves that are compared."""
-        return self.leaves_of_kind("close", "exact")
+        return [name for name in self.kinds if self.kinds[name] in ("close", "exact")]
 
     def select_examples(self, index: np.ndarray) -> Any:
         """Return the batch with these examples."""

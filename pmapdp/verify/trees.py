@@ -13,20 +13,22 @@ Leaves = dict[str, np.ndarray]  # the leaves of a tree by their path
 OTHER_SEED = 7919  # makes another key, if combined with a key's bits by XOR
 
 
-def map_with_names(function: Callable[[str, Any], Any], tree: Any) -> Any:
+def map_with_names(
+    function: Callable[[str, Any], Any], tree: Any, prefix: str = ""
+) -> Any:
     """Apply `function(path, leaf)` to every leaf.
 
-    A path is text, for example `params/dense/kernel`.
+    A path is text, for example `params/dense/kernel`, with the prefix before it.
     """
 
     def apply(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return function(name or "the value itself", leaf)
+        return function(prefix + (name or "the value itself"), leaf)
 
     return jax.tree_util.tree_map_with_path(apply, tree)
 
 
-def leaves_by_name(tree: Any) -> dict[str, Any]:
+def leaves_by_name(tree: Any, prefix: str = "") -> dict[str, Any]:
     """Return the leaves by their path; a typed key as its integers, for NumPy."""
     leaves: dict[str, Any] = {}
 
@@ -35,7 +37,7 @@ def leaves_by_name(tree: Any) -> dict[str, Any]:
             leaf = jax.random.key_data(leaf)
         leaves[name] = leaf
 
-    map_with_names(add, tree)
+    map_with_names(add, tree, prefix)
     return leaves
 
 

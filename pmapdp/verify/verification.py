@@ -19,7 +19,7 @@ from pmapdp.verify.checks import (
 )
 from pmapdp.verify.experiments import explain_metrics, explain_state
 from pmapdp.verify.layouts import Layout, choose_layout
-from pmapdp.verify.mistakes import Facts, find_mistakes
+from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.reference import OldProgram, Reference
 from pmapdp.verify.report import (
     ArgumentsError,
@@ -28,7 +28,7 @@ from pmapdp.verify.report import (
     Report,
     describe_error,
 )
-from pmapdp.verify.step_update import Program, StepUpdate
+from pmapdp.verify.step_update import Step, StepUpdate
 from pmapdp.verify.tolerances import ReferenceUpdate, make_updates, narrowest_sum
 from pmapdp.verify.trees import first_names
 
@@ -91,32 +91,16 @@ def verify(
     devices = devices or jax.devices()
     if the_reference.groups:
         devices = devices[: the_reference.groups]
-    batches, keys = list_inputs(batch, last_batch, key, updates)
-    program = Program(
-        step=step,
-        reference=the_reference,
-        layout=choose_layout(layout, batch_axis),
-        devices=devices,
-        state=state,
-        batches=batches,
-        keys=keys,
-    )
-    report = compare_in_best_type(program, float64)
-    if last_batch is None and batch is not None:
-        why = "give last_batch, if yours is uneven or padded"
-        report.checks.append(Check("last batch", "not checked", sentence=why))
-    return report
-
-
-def list_inputs(
-    batch: Any, last_batch: Any, key: Any, updates: int
-) -> tuple[list[Any], list[Any]]:
-    """Return the batch and the key of each update."""
+    on_devices = Step(step, the_reference, choose_layout(layout, batch_axis), devices)
     batches = [value_at(update, batch) for update in range(updates)]
     if last_batch is not None:
         batches.append(last_batch)
     keys = [value_at(update, key) for update in range(len(batches))]
-    return batches, keys
+    report = compare_in_best_type(on_devices, batches, keys, float64)
+    if last_batch is None and batch is not None:
+        why = "give last_batch, if yours is uneven or padded"
+        report.checks.append(Check("last batch", "not checked", sentence=why))
+    return report
 
 
 def value_at(update: int, value: Any) -> Any:
@@ -124,14 +108,16 @@ def value_at(update: int, value: Any) -> Any:
     return value(update) if callable(value) else value
 
 
-def compare_in_best_type(program: Program, float64: bool) -> Report:
+def compare_in_best_type(
+    step: Step, batches: list[Any], keys: list[Any], float64: bool
+) -> Report:
     """Compare in float64, or else in the types that are given."""
     with jax.transfer_guard("allow"):  # programs are given arrays of the host
         why_not = "as asked"
         if float64:
             try:
                 with jax.enable_x64(True):
-                    return compare(program, np.float64, "float64")
+                    return compare(step, batches, keys, np.float64, "float64")
             except ArgumentsError:
                 raise
             except CheckError as error:
@@ -139,34 +125,36 @@ def compare_in_best_type(program: Program, float64: bool) -> Report:
             except Exception as error:
                 why_not = f"the reference raises {type(error).__name__}"
         precision = f"the given types, not float64 ({why_not})"
-        return compare(program, None, precision)
+        return compare(step, batches, keys, None, precision)
 
 
-def compare(program: Program, dtype: Any, precision: str) -> Report:
+def compare(
+    step: Step, batches: list[Any], keys: list[Any], dtype: Any, precision: str
+) -> Report:
     """Make the updates and all checks in one type, or in the given ones.
 
     Raises:
         CheckError: Why it can't be done in this type.
     """
-    reference = program.reference
-    state, batches = trees.to_host((program.state, program.batches), dtype)
-    first_arguments = (state, batches[0], program.keys[0])
-    narrowest = narrowest_sum(reference.trace(first_arguments), state)
+    reference = step.reference
+    state, batches = trees.to_host((reference.state, batches), dtype)
+    narrowest = narrowest_sum(reference.trace((state, batches[0], keys[0])), state)
     if dtype and narrowest != dtype:
         raise CheckError(f"given float64, the reference computes in {narrowest}")
-    expected = make_updates(reference, state, batches, program.keys, narrowest)
-    updates, checks = run_step(program, expected, dtype)
+    expected = make_updates(reference, state, batches, keys, narrowest)
+    updates, checks = run_step(step, expected, dtype)
     exchange = ""
     if updates:
         checks += make_checks(updates)
         exchange = describe_communication(updates[0])
     kinds = dict(expected[0].kinds)
-    for update in expected:  # what's unstable in one update isn't compared
-        kinds |= dict.fromkeys(update.leaves_of_kind("unstable"), "unstable")
+    for update in expected:  # what's unstable in one update isn't proven
+        unstable = [leaf for leaf in kinds if update.kinds[leaf] == "unstable"]
+        kinds |= dict.fromkeys(unstable, "unstable")
     report = Report(
         checks=checks,
         kinds=kinds,
-        devices=len(program.devices),
+        devices=len(step.devices),
         updates=len(updates),
         precision=precision,
         unseen=reference.unseen,
@@ -177,7 +165,7 @@ def compare(program: Program, dtype: Any, precision: str) -> Report:
 
 
 def run_step(
-    program: Program, expected: list[ReferenceUpdate], dtype: Any
+    step: Step, expected: list[ReferenceUpdate], dtype: Any
 ) -> tuple[list[StepUpdate], list[Check]]:
     """Run the step in each update, or as far as it can, and make a check if it fails.
 
@@ -186,21 +174,15 @@ def run_step(
     """
     updates: list[StepUpdate] = []
     try:
-        for expected_update in expected:  # each from the reference's state
-            update = StepUpdate(program, expected_update)
+        for expected_update in expected:
+            update = StepUpdate(step, expected_update)  # from the reference's state
             updates.append(update)
     except Exception as error:
-        status = error.status if isinstance(error, CheckError) else "FAILED"
-        if dtype and status == "FAILED":
+        check = Check.from_error("runs", len(step.devices), error, "FAILED")
+        if dtype and check.status == "FAILED":
             raise CheckError("the step raises an error with float64") from error
         # A ragged last batch may not divide: the others are compared.
-        if status == "FAILED" or not updates:
-            check = Check(
-                name="runs",
-                status=status,
-                devices=len(program.devices),
-                sentence=describe_error(error),
-            )
+        if check.status == "FAILED" or not updates:
             return [], [check]
     return updates, []
 
@@ -222,42 +204,31 @@ def make_checks(updates: list[StepUpdate]) -> list[Check]:
         )
         for number, check in enumerate(results):
             if check.status == "FAILED":
-                results[number] = check._replace(sentence=follows, facts=(), rows=())
+                results[number] = check._replace(sentence=follows, facts=())
     return results + further
 
 
 def make_check(
     name: str,
-    find_facts: Callable[[list[StepUpdate]], Facts],
+    find_facts: Callable[[list[StepUpdate]], list[Fact]],
     updates: list[StepUpdate],
 ) -> Check:
     """Make a check that fails if there are facts."""
     N = updates[0].N
     try:
         facts = find_facts(updates)
-    except CheckError as error:
-        return Check(name, error.status, N, str(error))
     except Exception as error:  # the step may be correct all the same
-        return Check(name, "not checked", N, describe_error(error))
-    if not facts.sentences:
-        return Check(name, "passed", N)
-    return Check(
-        name,
-        "FAILED",
-        N,
-        facts=tuple(facts.sentences),
-        rows=find_mistakes(facts),
-    )
+        return Check.from_error(name, N, error, "not checked")
+    return Check(name, "FAILED" if facts else "passed", N, facts=facts)
 
 
 def check_results(updates: list[StepUpdate], metrics: bool) -> Check:
     """Check that the state, or the metrics, equal the reference's in every update."""
     name = "same metrics" if metrics else "same update"
+    largest: dict[str, tuple[float, float]] = {}  # error and tolerance of each leaf
     for update in updates:
         if update.wrong(metrics):
             return describe_difference(name, update, updates[0], metrics)
-    largest: dict[str, tuple[float, float]] = {}  # error and tolerance of each leaf
-    for update in updates:
         for leaf, error in update.errors.items():
             if update.reference.is_metric(leaf) == metrics:
                 largest[leaf] = max(error, largest.get(leaf, error))
@@ -286,15 +257,14 @@ def describe_difference(
         values = "different values" if differ else "the same values"
         sentence += f"; the devices hold {values}"
     facts = explain_metrics(update) if metrics else explain_state(update)
-    if metrics and update.wrong() and not facts.sentences:
+    if metrics and update.wrong() and not facts:
         sentence += "; the state differs, too, so look at that first"
     return Check(
         name=name,
         status="FAILED",
         devices=update.N,
         sentence=f"{sentence}.",
-        facts=tuple(facts.sentences),
-        rows=find_mistakes(facts),
+        facts=facts,
         leaves=wrong,
         update=number,
     )
@@ -307,18 +277,22 @@ def find_gaps(report: Report, expected: list[ReferenceUpdate]) -> list[Check]:
     compared = report.updates if report.devices > 1 else 0
     if compared < len(expected) and has_run:
         sentence = (
-            f"update {compared + 1} was compared on no more than one device. "
-            "JAX_PLATFORMS=cpu lets pmapdp simulate eight; if its "
-            f"{expected[compared].examples} examples do not divide, give a Layout that "
-            "pads them"
+            "the step ran on one device, which says nothing about several. "
+            "JAX_PLATFORMS=cpu lets pmapdp simulate eight"
         )
+        if report.devices > 1:
+            sentence = (
+                f"update {compared + 1} was not compared. If its "
+                f"{expected[compared].examples} examples do not divide over "
+                f"{report.devices} devices, give a Layout that pads them"
+            )
         gaps.append(Check("several devices", "not compared", sentence=sentence))
     if report.unstable:
         sentence = (
             f"rounding changes {first_names(report.unstable)} by more than 30 % of "
             "their update. Give a state and data with larger updates, or accept it:"
         )
-        accept = require_without(report.unstable)
+        accept = Fact(require_without(report.unstable))
         gaps.append(
             Check("every leaf", "not compared", sentence=sentence, facts=(accept,))
         )

@@ -1,4 +1,4 @@
-"""The program of `program.py`, right or with lines of the catalogue planted in it, as the arguments of `verify`."""
+"""The program of `program.py`, right or with wrong lines of docs/mistakes.py planted in it, as the arguments of `verify`."""
 
 import functools
 from pathlib import Path
@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from docs.mistakes import SECTIONS
 from pmapdp.verify import one_device
-from pmapdp.verify.mistakes import ROWS
 
 SOURCE = (Path(__file__).parent / "program.py").read_text()
 WAYS = {
@@ -49,12 +49,12 @@ OPTIONS = {
     },
 }
 PLANTS = []
-for row in ROWS:
-    for line in row.lines:
-        options = OPTIONS.get((row.name, line.wrong), {})
-        if row.name == "local statistics":
+for name, section in SECTIONS.items():
+    for line in section.lines:
+        options = OPTIONS.get((name, line.wrong), {})
+        if name == "local statistics":
             options = {"norm": True}
-        PLANTS.append(Plant(row.name, line.correct, line.wrong, line.under, options))
+        PLANTS.append(Plant(name, line.correct, line.wrong, line.under, options))
 PLANTS += [
     Plant(
         "",

@@ -1,4 +1,4 @@
-"""A small training step, right as it stands: tests replace single lines of it by lines of pmapdp/verify/mistakes.py.
+"""A small training step, right as it stands: tests replace single lines of it by lines of docs/mistakes.py.
 
 A network of one hidden layer with batch norm, dropout for each example, weighted
 examples, an update rule and weight decay. OPTIONS: "optimizer"; "key" is an "argument",

@@ -159,23 +159,23 @@ TABLE = {  # a program, the rows that fit, and what is said
     "psum under check_vma": (
         lambda: {"reference": descend, "state": W, "layout": "sharded",
                  "step": sharded(lambda w, b: (descend(w, b, total)[0], mean(descend(w, b)[1])))},
-        ["check_vma"], ["a change 64 times the reference's", "The step has a shard_map with check_vma=True"]),
+        ["check_vma"], ["the change is 64 times the reference's, on 8 devices", "The step has a shard_map with check_vma=True"]),
     "a later update": (
-        late, [], ["from update 2 on", "the devices hold the same values", "moves -8 times as far", "No row of"]),
+        late, [], ["from update 2 on", "the devices hold the same values", "the change is about -8 times the reference's", "No row of"]),
     "average of local statistics": (
         average_of_local_statistics, ["local statistics"],
-        ["each device holds what the reference makes", "No other result of this update depends on ema/average"]),
-    "eighty leaves": (eighty_leaves, ["mean of means"], ["80 of 80 leaves differ", "the mean of what the reference"]),
+        ["each device holds the reference's result", "No other result of this update depends on ema/average"]),
+    "eighty leaves": (eighty_leaves, ["mean of means"], ["80 of 80 leaves differ", "the mean of the reference's results"]),
     "an accumulator": (
-        accumulator, ["local statistics"], ["sum: each device holds what the reference makes", "depends on sum"]),
+        accumulator, ["local statistics"], ["sum: each device holds the reference's result", "depends on sum"]),
     "a device of padding": (
         a_device_of_padding, ["NaN on one device"],
         ["metrics/loss: NaN on device 0, 1, 2 and 5 more, from update 1 on",
          "On the examples of device 7 alone, the reference is NaN, too."]),
     "the norm of a sum": (the_norm_of_a_sum, ["sum for mean"], ["the state differs, too, so look at that first"]),
-    "a key of each example": (a_key_of_each_example, ["sum for mean"], ["a change 8 times the reference's"]),
+    "a key of each example": (a_key_of_each_example, ["sum for mean"], ["the change is 8 times the reference's, on 8 devices"]),
     "a key stands still": (
-        a_key_stands_still, ["key stands still"], ["the random numbers of the first are drawn again"]),
+        a_key_stands_still, ["key stands still"], ["draws the random numbers of the first again"]),
 }  # fmt: skip
 
 

@@ -11,7 +11,9 @@ import pytest
 from marks import quick
 from planted import PLANTS, SOURCE, given
 
+from docs.mistakes import SECTIONS
 from pmapdp.verify import VerificationError, verify
+from pmapdp.verify.mistakes import MISTAKES
 
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 # Rows that fit a plant besides its own.
@@ -66,9 +68,10 @@ def test_a_planted_line_fits_its_row_and_the_program_as_it_is_passes(
         assert (report.devices, report.updates) == (4, 4)
 
 
-def test_the_page_is_made_from_the_catalogue(capsys):
+def test_the_page_has_a_section_for_every_mistake(capsys):
     runpy.run_path(str(PAGE.with_suffix(".py")), run_name="__main__")
     assert PAGE.read_text() == capsys.readouterr().out, (
         "python docs/mistakes.py > docs/mistakes.md"
     )
+    assert list(SECTIONS) == list(MISTAKES)
     assert all(SOURCE.count(plant.right) == 1 for plant in PLANTS)

@@ -16,12 +16,14 @@ from steps import BATCH, W, alone, descend, loss_of, mean, on_pmap
 
 from pmapdp.verify import (
     ArgumentsError,
+    Check,
     Report,
     VerificationError,
     old_program,
     one_device,
     verify,
 )
+from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.verification import find_gaps
 
 GIVEN = {"reference": descend, "state": W, "batch": BATCH}
@@ -176,7 +178,7 @@ def test_an_old_program_is_compared_masks_and_statistics_included():
                 "reference": functools.partial(drawing, fold=True),
             },
             "failed",
-            "the random numbers of the first are drawn again",
+            "draws the random numbers of the first again",
         ),
     ],
 )
@@ -224,6 +226,17 @@ def test_what_rounding_decides_is_not_compared_and_not_passed():
     report.require(not_compared=["z"])
 
 
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_report_is_as_wide_as_the_terminal(columns, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    fact = Fact("w: the devices hold different values. " * 4, "sum for mean")
+    check = Check("same update", "FAILED", 8, facts=[fact])
+    report = Report([check], {"w": "close"}, devices=8, updates=1, precision="float64")
+    longest = max(map(len, str(report).splitlines()))
+    assert columns - 20 < longest <= columns
+
+
 def test_leaves_that_rounding_hides_are_three_a_line_to_copy():
     kinds = {f"layer_{n}/bias": "unstable" for n in range(12)}
     report = Report([], kinds, devices=8, updates=1, precision="float64")
@@ -238,7 +251,10 @@ def test_a_last_batch_is_compared_too():
     step = jax.pmap(lambda w, b: descend(w, b, mean), "i", devices=devices)
     report = verify(**GIVEN, step=step, last_batch=rows(11), devices=devices)
     assert (report.verdict, report.updates) == ("incomplete", 3), str(report)
-    assert "its 11 examples do not divide, give a Layout that pads them" in flat(report)
+    assert (
+        "its 11 examples do not divide over 2 devices, give a Layout that pads them"
+        in flat(report)
+    )
 
 
 def count(number, batch):
@@ -250,7 +266,7 @@ def count(number, batch):
     [
         (
             {"devices": jax.devices()[:1]},
-            "update 1 was compared on no more than one device",
+            "the step ran on one device, which says nothing about several",
         ),
         (
             {"devices": jax.devices()[:4], "batch": rows(6)},

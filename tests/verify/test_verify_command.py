@@ -32,7 +32,7 @@ def misspelt():
 @pytest.mark.parametrize(
     ("target", "status", "said"),
     [
-        ("example.py:check", 1, "a change 8 times the reference's predicts"),
+        ("example.py:check", 1, "the change is 8 times the reference's, on 8 devices"),
         ("step.py:broken", 1, "step.py:3 in <lambda>: ZeroDivisionError"),
         (
             "step.py:misspelt",
