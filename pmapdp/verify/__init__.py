@@ -17,8 +17,8 @@ How one verification runs, and where:
    on them, and compares the results.
 5. `experiments.py` and `influence.py` find the facts behind a difference. `checks.py`
    looks at random numbers, split work and communication.
-6. `report.py` prints it all. `mistakes.py` has the names of the usual mistakes, to which
-   the facts point.
+6. `mistakes.py` has the names of the usual mistakes, to which the facts point, and
+   `report.py` prints it all.
 """
 
 from pmapdp.verify.layouts import Layout

@@ -85,25 +85,29 @@ def compare_devices(update: StepUpdate) -> Iterator[Fact]:
             correct_mean.append(name)
         else:
             other.append(name)
-    if local:
-        yield Fact(
-            f"{first_names(local)}: each device holds the reference's result on its "
-            "own examples."
-        )
-    if correct_mean:
-        yield Fact(
-            f"{first_names(correct_mean)}: the devices' values differ, and their mean "
-            "is the reference's value."
-        )
+    yield from describe_leaves(
+        local, "each device holds the reference's result on its own examples"
+    )
+    yield from describe_leaves(
+        correct_mean,
+        "the devices' values differ, and their mean is the reference's value",
+    )
     used, use_facts = find_use(update, local + correct_mean, "no all-reduce")
-    if other:
-        yield Fact(
-            f"{first_names(other)}: the devices hold different values, which aren't "
-            "the results on their own examples.",
-            # Parameters without an all-reduce make other leaves differ, too.
-            "" if used else "drift",
-        )
+    yield from describe_leaves(
+        other,
+        "the devices hold different values, which aren't the results on their own "
+        "examples",
+        # Parameters without an all-reduce make other leaves differ, too.
+        "" if used else "drift",
+    )
     yield from use_facts
+
+
+def describe_leaves(names: list[str], sentence: str, mistake: str = "") -> list[Fact]:
+    """Return a fact about these leaves, or none if there are none of them."""
+    if not names:
+        return []
+    return [Fact(f"{first_names(names)}: {sentence}.", mistake)]
 
 
 def mean_is_correct(update: StepUpdate, name: str) -> bool:
@@ -135,18 +139,16 @@ def find_use(
     if not leaves:
         return [], []
     used = find_used_leaves(update.reference, leaves, update.expected.arguments)
-    other_floats = [name for name in floats if name not in names]
-    if not used and all(state[name].size == 1 for name in other_floats):
+    sentence = "Other results depend on {}."
+    others = [name for name in floats if name not in names]
+    if not used and all(state[name].size == 1 for name in others):
         # Then a parameter has no other leaf that could depend on it.
-        sentence = (
-            f"The state holds no other array of floats than {first_names(leaves)}."
-        )
-        return leaves, [Fact(sentence, mistake_if_used)]
-    unused = [name for name in leaves if name not in used]
+        used = leaves
+        sentence = "The state holds no other array of floats than {}."
     facts = []
     if used:
-        sentence = f"Other results depend on {first_names(used)}."
-        facts.append(Fact(sentence, mistake_if_used))
+        facts.append(Fact(sentence.format(first_names(used)), mistake_if_used))
+    unused = [name for name in leaves if name not in used]
     if unused:
         sentence = f"No other result of this update depends on {first_names(unused)}."
         facts.append(Fact(sentence, "local statistics"))
@@ -264,9 +266,8 @@ def compare_ratios(
             continue
         adds_up = factor > 1 and checks_vma(update)
         times = sentence.format(f"{wrong[names[0]]:.6g}")
-        yield Fact(
-            f"{first_names(names)}: {times}, on {N} devices.",
-            "" if adds_up else mistake,
+        yield from describe_leaves(
+            names, f"{times}, on {N} devices", "" if adds_up else mistake
         )
         if adds_up:
             yield Fact(
@@ -309,16 +310,12 @@ def compare_with_local_results(update: StepUpdate) -> Iterator[Fact]:
             means.append(name)
         elif update.is_predicted(name, local_values[:1]):
             first.append(name)
-    if means:
-        yield Fact(
-            f"{first_names(means)}: the mean of the reference's results on each "
-            "device's own examples."
-        )
-    if first:
-        yield Fact(
-            f"{first_names(first)}: the reference's result on the first device's "
-            "examples."
-        )
+    yield from describe_leaves(
+        means, "the mean of the reference's results on each device's own examples"
+    )
+    yield from describe_leaves(
+        first, "the reference's result on the first device's examples"
+    )
     _, use_facts = find_use(update, means + first, "mean of means" if means else "")
     yield from use_facts
 
@@ -345,8 +342,7 @@ def explain_metrics(update: StepUpdate) -> list[Fact]:
         if fact:
             names_by_fact.setdefault(fact, []).append(name)
     for fact, names in names_by_fact.items():
-        sentence = f"{first_names(names)}: {fact.sentence}."
-        facts.append(Fact(sentence, fact.mistake))
+        facts += describe_leaves(names, *fact)
     return facts
 
 

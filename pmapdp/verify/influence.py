@@ -46,13 +46,13 @@ def compare_examples(update: StepUpdate, weights: np.ndarray) -> Iterator[Fact]:
     heavy = first_names(np.flatnonzero(np.abs(weights - high) < ALIKE * high))
     if low < ALIKE * high:
         yield Fact(
-            f"Examples {light} have no influence: if others take their place, nothing "
-            "changes.",
+            f"The examples at {light} have no influence: if others take their place, "
+            "nothing changes.",
             "dropped",
         )
     else:
         yield Fact(
-            f"Examples {heavy} count {high / low:.3g} times as much as examples "
+            f"The examples at {heavy} count {high / low:.3g} times as much as those at "
             f"{light}.",
             "counted unequally",
         )

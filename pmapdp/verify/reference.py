@@ -32,8 +32,8 @@ DEVICE_COUNTS = (
 )
 UNSEEN_BY_ONE_DEVICE = (
     "what is wrong on a single device, too, because the reference is made from the "
-    "step. If the step uses an N = jax.device_count() that was read outside of it, both "
-    "have this N."
+    "step. If the step uses an N = jax.device_count() that was read outside of it, "
+    "both have this N."
 )
 UNSEEN_BY_OLD_PROGRAM = (
     "what the old program does wrong, too, because the reference is made from it: a "
@@ -173,7 +173,7 @@ class Reference:
         self.metric_prefix = "metrics/"
         if any(name.startswith("metrics/") for name in trees.leaves_by_name(state)):
             self.metric_prefix = "returned metrics/"
-        self.run_whole = jax.jit(self.run_groups if self.groups else self.run_once)
+        self.run_whole = jax.jit(self.run_batch)
         # It runs once on each device's examples, so optimizing it takes too long: small
         # matrix products make large programs.
         self.run_local = jax.jit(
@@ -216,11 +216,10 @@ class Reference:
         def select_first(name: str, leaf: Any) -> Any:
             return leaf if self.is_per_device(name) else leaf[0]
 
-        state = trees.map_with_names(select_first, returned["state"])
-        metrics = trees.map_with_names(
-            select_first, returned["metrics"], self.metric_prefix
-        )
-        return {"state": state, "metrics": metrics}
+        selected = {}
+        for part, prefix in (("state", ""), ("metrics", self.metric_prefix)):
+            selected[part] = trees.map_with_names(select_first, returned[part], prefix)
+        return selected
 
     def run_device(self, device: Any, state: Any, batch: Any, key: Any) -> Any:
         """Return the "state" and the "metrics" that one device makes.
@@ -237,26 +236,26 @@ class Reference:
         returned = self.step(*step_arguments(local_state, batch, key))
         return split_result(returned, self.state, "the reference")
 
-    def run_once(self, state: Any, batch: Any, key: Any) -> dict[str, Any]:
-        """Return what a plain step makes of the whole batch."""
+    def run_batch(self, state: Any, batch: Any, key: Any) -> dict[str, Any]:
+        """Return the "state" and the "metrics" of the whole batch.
+
+        Those of an old program are what all its groups make, `[groups, ...]`.
+        """
+        if self.groups:
+            mapped = jax.vmap(
+                lambda group, rows: self.run_device(group, state, rows, key),
+                axis_name=self.axis_name,
+            )
+            rows = trees.split_rows(batch, self.groups, self.batch_axis)
+            return mapped(jnp.arange(self.groups), rows)
         returned = self.run_device(0, state, batch, key)
         # A per-device leaf comes back with as many rows as it was given.
-        new = jax.tree.map(
+        new_state = jax.tree.map(
             lambda leaf, old: jnp.broadcast_to(leaf, old.shape),
             returned["state"],
             state,
         )
-        return {"state": new, "metrics": returned["metrics"]}
-
-    def run_groups(self, state: Any, batch: Any, key: Any) -> dict[str, Any]:
-        """Return what all groups of an old program make, as `[groups, ...]`."""
-        rows = trees.split_rows(batch, self.groups, self.batch_axis)
-
-        def run_group(group: Any, rows: Any) -> dict[str, Any]:
-            return self.run_device(group, state, rows, key)
-
-        mapped = jax.vmap(run_group, axis_name=self.axis_name)
-        return mapped(jnp.arange(self.groups), rows)
+        return returned | {"state": new_state}
 
     def trace(self, arguments: tuple) -> Any:
         """Trace the reference on the whole batch, and check that it can be used.

@@ -203,7 +203,7 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         lines = []
-        if self.precision != "float64":
+        if self.updates and self.precision != "float64":
             note = (
                 f"Note: computed in {self.precision}. In float64, tolerances would be "
                 "a thousand times narrower."
@@ -220,8 +220,8 @@ class Report(NamedTuple):
 
     def describe_rows(self) -> list[str]:
         """Say which usual mistakes look like the facts."""
-        if self.failed and not self.rows:
-            return ["No row of docs/mistakes.md fits these facts."]
+        if self.updates and self.failed and not self.rows:
+            return ["No row of docs/mistakes.md fits what was found."]
         return [
             f"This fits {name!r} of the usual mistakes: usually {MISTAKES[name]}. "
             "What to write, and when it's no mistake: "
@@ -231,12 +231,14 @@ class Report(NamedTuple):
 
     def describe_limits(self) -> list[str]:
         """Say what was compared and exchanged, and what wasn't looked at."""
-        kinds = list(self.kinds.values())
-        lines = [
-            f"Leaves compared on {count(self.devices, 'device')} after each of "
-            f"{count(self.updates, 'update')}: {kinds.count('close')} within rounding, "
-            f"{kinds.count('exact')} exactly."
-        ]
+        lines = []
+        if self.updates:
+            kinds = list(self.kinds.values())
+            lines.append(
+                f"Leaves compared on {count(self.devices, 'device')}, in "
+                f"{count(self.updates, 'update')}: {kinds.count('close')} within "
+                f"rounding, {kinds.count('exact')} exactly."
+            )
         left_out = [name for name in self.kinds if self.kinds[name] == "per_device"]
         if left_out:
             names = ", ".join(left_out)

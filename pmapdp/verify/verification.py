@@ -197,15 +197,14 @@ def make_checks(updates: list[StepUpdate]) -> list[Check]:
         make_check("random numbers advance", check_random_numbers, updates),
         make_check("the work is split", check_work, updates),
     ]
-    if any(check.status == "FAILED" for check in further):
-        # Then the results look like mistakes that nobody made.
-        follows = (
-            "This may follow from what another check found. Correct that one first."
-        )
-        for number, check in enumerate(results):
-            if check.status == "FAILED":
-                results[number] = check._replace(sentence=follows, facts=())
-    return results + further
+    if all(check.status != "FAILED" for check in further):
+        return results + further
+    # Then the results look like mistakes that nobody made.
+    follows = "This may follow from what failed above, so correct that first."
+    for number, check in enumerate(results):
+        if check.status == "FAILED":
+            results[number] = check._replace(sentence=follows, facts=())
+    return further + results
 
 
 def make_check(
