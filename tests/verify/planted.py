@@ -1,6 +1,7 @@
 """The program of `program.py`, right or with wrong lines of docs/mistakes.py planted in it, as the arguments of `verify`."""
 
 import functools
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -8,10 +9,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from docs.mistakes import SECTIONS
 from pmapdp.verify import one_device
 
 SOURCE = (Path(__file__).parent / "program.py").read_text()
+PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
+SECTIONS = runpy.run_path(str(PAGE.with_suffix(".py")))["SECTIONS"]
 WAYS = {
     "pmap": "replicated",
     "shard_map": "sharded",

@@ -5,17 +5,14 @@ device makes alone are its own, and its gradients' mean is a mean of means.
 """
 
 import runpy
-from pathlib import Path
 
 import pytest
 from marks import quick
-from planted import PLANTS, SOURCE, given
+from planted import PAGE, PLANTS, SECTIONS, SOURCE, given
 
-from docs.mistakes import SECTIONS
 from pmapdp.verify import VerificationError, verify
 from pmapdp.verify.mistakes import MISTAKES
 
-PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 # Rows that fit a plant besides its own.
 ALSO = {
     "local statistics": {"mean of means"},
