@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pmapdp.compare.results import Code, Line, Section
-from pmapdp.port.read import FUNCTIONS, Program, read_program
+from pmapdp.port.names import FUNCTIONS, Program
+from pmapdp.port.read import read_files
 
 # The parts of a strategy's file. A comment such as `# The step: ...` begins one.
 STRATEGY_PARTS = {
@@ -102,9 +103,10 @@ def make_sections(reasons: dict[str, str], parts: dict[str, Parts]) -> list[Sect
 
 def split_program(path: str, name: str) -> Parts:
     """Return the lines of each part of a program, also from files that it imports."""
-    program = read_program(path)
+    files, _ = read_files(path)
+    program = Program(files)
     main = str(Path(path))
-    start = program.lookup(program.files[main], name)
+    start = program.member(program.files[main], name)
 
     def place(statement: Any) -> tuple[bool, str, int]:  # the main file comes first
         file = program.file_of(statement)

@@ -20,7 +20,8 @@ from pmapdp import cli, flags
 from pmapdp.config import setting
 from pmapdp.errors import FailedError
 from pmapdp.port.find import BROKEN, find
-from pmapdp.port.read import read_program
+from pmapdp.port.names import Program
+from pmapdp.port.read import read_files
 from pmapdp.port.verify_step import choose_step, write_verification
 from pmapdp.verify.report import wrap
 
@@ -48,14 +49,18 @@ class Options:
 
 def report_program(path: str) -> dict[str, Any]:
     """Report on a program as one object."""
-    program = read_program(path)
+    files, unread = read_files(path)
+    program = Program(files)
     lines, uses = find(program)
+    verification = None
     step = choose_step(uses)
+    if step:
+        verification = write_verification(program, step)
     return {
         "jax": version("jax"),
         "lines": lines,
-        "unread": program.unread,
-        "verify": write_verification(program, step) if step else None,
+        "unread": unread,
+        "verify": verification,
     }
 
 

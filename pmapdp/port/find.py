@@ -1,29 +1,29 @@
 """Find the constructs of pmap in a program, node by node of its syntax trees.
 
-`rows` has a row for each construct, with the names and keywords by which it's found.
-What depends on the rest of a call is found here.
+`rows` has a row for each construct. It's found by its names and keywords, or by a
+function in `TESTS`.
 """
 
 import ast
 import importlib
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import jax
 
+from pmapdp.port.names import LIBRARIES, Node, Program
 from pmapdp.port.pmaps import (
     PMAPS,
     Use,
     is_stacked,
     keywords_of,
-    pmap_options,
+    read_options,
     read_pmap,
     unwrap,
 )
-from pmapdp.port.read import Node, Program, Value
 from pmapdp.port.rows import ROWS
 
 BROKEN = ("gone", "fails", "wrong")
@@ -33,6 +33,9 @@ for row in ROWS.values():
 MESHES = {"jax.make_mesh", "jax.sharding.Mesh", "jax.interpreters.pxla.Mesh"}
 SHARD_MAPS = {"jax.shard_map", "jax.experimental.shard_map.shard_map"}
 TREE_MAPS = {"map", "tree_map", "tree_multimap", "map_structure"}
+EXPECTS_MISSING = re.compile(
+    "attributeerror|importerror|modulenotfounderror|hasattr|version|type_checking"
+)
 # Names of trees on the host. Their [0] isn't the copy of a device.
 HOST_TREES = ("batch", "data", "image", "label", "input", "example", "obs", "token")
 
@@ -41,7 +44,7 @@ def find(program: Program) -> tuple[list[dict[str, Any]], list[Use]]:
     """Find a program's constructs of pmap.
 
     Args:
-        program: What `pmapdp.port.read.read_program` returns.
+        program: Its files, and what their names stand for.
 
     Returns:
         (lines, uses): a dictionary for each construct, with its `path`, `line` and
@@ -58,7 +61,7 @@ def find(program: Program) -> tuple[list[dict[str, Any]], list[Use]]:
     lines: dict[tuple[str, int, str], dict[str, Any]] = {}
     for path, tree in program.files.items():
         for node in ast.walk(tree):
-            for name in filter(None, constructs_of(program, node)):
+            for name in constructs_of(program, node):
                 if is_listed(program, name, node, has_pmap=bool(uses)):
                     line = describe_line(path, node, name)
                     lines.setdefault((path, line["line"], name), line)
@@ -85,35 +88,119 @@ def describe_line(path: str, node: ast.AST, name: str) -> dict[str, Any]:
 
 def constructs_of(program: Program, node: ast.AST) -> Iterator[str]:
     """Find the constructs of one node, by the names of their rows."""
+    name = construct_of_name(program, node)
+    if name:
+        yield name
     if isinstance(node, ast.Call):
-        yield from constructs_of_call(program, node)
-    elif isinstance(node, ast.alias):
-        yield construct_of_import(program, node)
-    elif isinstance(node, ast.Attribute | ast.Name):
-        yield construct_of_name(program, node)
-    elif isinstance(node, ast.Subscript) and is_first_row(program, node):
-        yield "first-copy"
-    elif isinstance(node, ast.BinOp) and divides_loss(program, node):
-        yield "divided-loss"
-    elif isinstance(node, ast.withitem) and enters_mesh(program, node):
-        yield "with-mesh"
+        yield from constructs_of_keywords(program, node)
+    for name, test in TESTS.get(type(node), {}).items():
+        if test(program, node):
+            yield name
 
 
-def construct_of_import(program: Program, node: ast.alias) -> str:
-    """Find an import of a name that is gone. Others are found where they're used."""
-    _, path = program.imported(node)
-    name = row_of_path(path)
-    return name if name and ROWS[name].status == "gone" else ""
+def construct_of_name(program: Program, node: ast.AST) -> str:
+    """Find what a name stands for where it's read: `jax.lax.pmean`, not its parts.
 
-
-def construct_of_name(program: Program, node: ast.Attribute | ast.Name) -> str:
-    """Find what a name stands for where it's read: `jax.lax.pmean`, not its parts."""
+    An import counts only if the name is gone. Others are found where they're used.
+    """
+    if isinstance(node, ast.alias):
+        name = row_of_path(program.imported_path(node))
+        if name and ROWS[name].status == "gone":
+            return name
     is_part = isinstance(program.parent(node), ast.Attribute)
-    if is_part or not isinstance(node.ctx, ast.Load):
-        return ""
-    if isinstance(node, ast.Attribute) and node.attr.startswith("device_buffer"):
-        return "device-buffers"
-    return row_of_path(program.path_of(node))
+    if isinstance(node, ast.Attribute | ast.Name) and not is_part:
+        return row_of_path(program.path_of(node))
+    return ""
+
+
+def constructs_of_keywords(program: Program, call: ast.Call) -> Iterator[str]:
+    """Find the keywords of a call, for pmap also those of the partials around it."""
+    function = function_name(program, call)
+    keywords = read_options(program, call)
+    if keywords is None:
+        keywords = keywords_of(call)
+    else:
+        function = "pmap"
+    for row in ROWS.values():
+        if not keywords.keys().isdisjoint(row.keywords.get(function, [])):
+            yield row.name
+
+
+def function_name(program: Program, call: ast.Call) -> str:
+    """Return the last name of the function that's called."""
+    path = program.path_of(call.func) or ast.unparse(call.func)
+    return path.rpartition(".")[2]
+
+
+def is_partial_of_pmap(program: Program, call: ast.Call) -> bool:
+    """Return True for a call of pmap by a name that the program gave it."""
+    is_named = program.path_of(call.func) in PMAPS
+    return not is_named and read_options(program, call) is not None
+
+
+def is_nested(program: Program, call: ast.Call) -> bool:
+    """Return True for a pmap around another one, or around a shard_map."""
+    use = read_pmap(program, call)
+    return use is not None and not (PMAPS | SHARD_MAPS).isdisjoint(use.inside)
+
+
+def maps_first_row(program: Program, call: ast.Call) -> bool:
+    """Return True for `jax.tree.map(lambda x: x[0], tree)`, if it may be stacked."""
+    if function_name(program, call) not in TREE_MAPS or len(call.args) < 2:
+        return False
+    function = program.resolve(call.args[0])
+    if not isinstance(function, ast.Lambda) or not function.args.args:
+        return False
+    row = rf"\b{function.args.args[0].arg}\[0\]"  # also in `float(x[0])`
+    tree = call.args[1]
+    is_on_host = program.called_path(tree) in ("jax.device_get", "jax.vmap")
+    name = ast.unparse(tree).split(".")[-1].lower()
+    if is_on_host or name.startswith(HOST_TREES):
+        return False
+    return re.search(row, ast.unparse(function.body)) is not None
+
+
+def adds_up_gradients(program: Program, call: ast.Call) -> bool:
+    """Return True for a psum of gradients."""
+    is_psum = program.path_of(call.func) == "jax.lax.psum"
+    return is_psum and "grad" in names_in(program, call)
+
+
+def checks_averages(program: Program, call: ast.Call) -> bool:
+    """Return True for a shard_map with its check on, if it averages gradients."""
+    if program.path_of(call.func) not in SHARD_MAPS or not call.args:
+        return False
+    keywords = keywords_of(call)
+    check = program.resolve(keywords.get("check_vma") or keywords.get("check_rep"))
+    function, _ = unwrap(program, call.args[0])
+    if function is None or getattr(check, "value", True) is False:
+        return False
+    for part in ast.walk(function):
+        is_average = program.called_path(part) in ("jax.lax.pmean", "jax.lax.psum")
+        if is_average and "grad" in names_in(program, part):
+            return True
+    return False
+
+
+def makes_explicit_mesh(program: Program, call: ast.Call) -> bool:
+    """Return True for `jax.make_mesh` without `axis_types`."""
+    is_mesh = program.path_of(call.func) == "jax.make_mesh"
+    return is_mesh and "axis_types" not in keywords_of(call)
+
+
+def scales_without_axis(program: Program, call: ast.Call) -> bool:
+    """Return True for `dynamic_scale.value_and_grad` without `axis_name`."""
+    names = names_in(program, call.func)
+    is_scaled = "scal" in names and "value_and_grad" in names
+    return is_scaled and "axis_name" not in keywords_of(call)
+
+
+def sets_old_flag(program: Program, call: ast.Call) -> bool:
+    """Return True for a setting that this JAX doesn't have."""
+    if program.path_of(call.func) != "jax.config.update" or not call.args:
+        return False
+    name = program.resolve(call.args[0])
+    return isinstance(name, ast.Constant) and name.value not in jax.config.values
 
 
 def is_first_row(program: Program, node: ast.Subscript) -> bool:
@@ -121,137 +208,71 @@ def is_first_row(program: Program, node: ast.Subscript) -> bool:
     return ast.unparse(node.slice) == "0" and is_stacked(program, node.value)
 
 
-def enters_mesh(program: Program, node: ast.withitem) -> bool:
-    """Return True for the `mesh` of `with mesh:`."""
-    mesh = program.resolve(node.context_expr)
-    return program.path_of(getattr(mesh, "func", None)) in MESHES
-
-
-def constructs_of_call(program: Program, node: ast.Call) -> Iterator[str]:
-    """Find what a call is, and what its arguments say."""
-    path = program.path_of(node.func)
-    function = (path or ast.unparse(node.func)).rpartition(".")[2]
-    keywords = keywords_of(node)
-    use = read_pmap(program, node)
-    options = use.options if use else pmap_options(program, node)
-    if options is not None:  # it's pmap, or a partial of it
-        function = "pmap"
-        keywords = options
-        if path not in PMAPS:  # the program's name for a partial
-            yield "pmap"
-    if use and (PMAPS | SHARD_MAPS).intersection(use.inside):
-        yield "nested"
-    for row in ROWS.values():
-        if not keywords.keys().isdisjoint(row.keywords.get(function, [])):
-            yield row.name
-    yield construct_without_keyword(path, node)
-    if node.args:
-        yield construct_of_arguments(program, node, path, function)
-
-
-def construct_without_keyword(path: str, node: ast.Call) -> str:
-    """Find a call that lacks a keyword it should have."""
-    keywords = keywords_of(node)
-    if path == "jax.make_mesh" and "axis_types" not in keywords:
-        return "make-mesh"
-    names = names_in(node.func)  # of dynamic_scale.value_and_grad
-    is_scaled = "scal" in names and "value_and_grad" in names
-    if is_scaled and "axis_name" not in keywords:
-        return "scale-without-axis"
-    return ""
-
-
-def construct_of_arguments(
-    program: Program, node: ast.Call, path: str, function: str
-) -> str:
-    """Find what the first arguments of a call say."""
-    first, *rest = node.args
-    if path == "jax.lax.psum" and is_gradient(program, first):
-        return "psum-gradients"
-    if path == "jax.config.update" and is_unknown_setting(program, first):
-        return "old-flag"
-    if path in SHARD_MAPS and is_checked(program, node):
-        return "check-vma" if averages_gradients(program, first) else ""
-    if function in TREE_MAPS and rest and takes_first_row(program, first):
-        return "first-copy" if may_be_stacked(program, rest[0]) else ""
-    return ""
+def reads_device_buffer(program: Program, node: ast.Attribute) -> bool:
+    """Return True for `x.device_buffers` and `x.device_buffer`."""
+    return node.attr.startswith("device_buffer")
 
 
 def divides_loss(program: Program, node: ast.BinOp) -> bool:
     """Return True for a loss or a gradient divided by the number of devices."""
-    divisor = program.path_of(getattr(node.right, "func", None))
+    divisor = program.called_path(node.right)
     is_number = divisor in ("jax.device_count", "jax.local_device_count")
-    if not (isinstance(node.op, ast.Div) and is_number):
+    if not is_number or not isinstance(node.op, ast.Div):
         return False
-    return "loss" in names_in(node.left) or is_gradient(program, node.left)
+    return re.search("loss|grad", names_in(program, node.left)) is not None
 
 
-def is_gradient(program: Program, node: Node) -> bool:
-    """Return True for an expression of gradients, by their name or their value."""
-    if "grad" in names_in(node):
-        return True
-    parts = ast.walk(node) if node else ()
-    values = [program.resolve(part) for part in parts if isinstance(part, ast.Name)]
-    return any(is_result_of_grad(program, value) for value in values)
+def enters_mesh(program: Program, node: ast.withitem) -> bool:
+    """Return True for the `mesh` of `with mesh:`."""
+    return program.called_path(node.context_expr) in MESHES
 
 
-def is_result_of_grad(program: Program, value: Value) -> bool:
-    """Return True for `jax.grad(f)(x)`, and the second part of value_and_grad's."""
-    if isinstance(value, ast.Subscript):
-        is_loss = ast.unparse(value.slice) == "0"
-        return not is_loss and is_result_of_grad(program, value.value)
-    if not isinstance(value, ast.Call):
-        return False
-    function = program.resolve(value.func)  # jax.grad(f)
-    made_by = program.path_of(getattr(function, "func", None))
-    return made_by in ("jax.grad", "jax.value_and_grad")
+# The rows that more than a name or a keyword decides, by the type of their nodes.
+TESTS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
+    ast.Call: {
+        "pmap": is_partial_of_pmap,
+        "nested": is_nested,
+        "first-copy": maps_first_row,
+        "psum-gradients": adds_up_gradients,
+        "check-vma": checks_averages,
+        "make-mesh": makes_explicit_mesh,
+        "scale-without-axis": scales_without_axis,
+        "old-flag": sets_old_flag,
+    },
+    ast.Subscript: {"first-copy": is_first_row},
+    ast.Attribute: {"device-buffers": reads_device_buffer},
+    ast.BinOp: {"divided-loss": divides_loss},
+    ast.withitem: {"with-mesh": enters_mesh},
+}
 
 
-def is_unknown_setting(program: Program, node: Node) -> bool:
-    """Return True for the name of a setting that this JAX doesn't have."""
-    name = program.resolve(node)
-    return isinstance(name, ast.Constant) and name.value not in jax.config.values
+def names_in(program: Program, node: ast.AST) -> str:
+    """Return all names of an expression in one text, in small letters.
 
-
-def is_checked(program: Program, node: ast.Call) -> bool:
-    """Return True if the arguments of a shard_map leave its check on."""
-    keywords = keywords_of(node)
-    check = program.resolve(keywords.get("check_vma") or keywords.get("check_rep"))
-    return getattr(check, "value", True) is not False
-
-
-def averages_gradients(program: Program, node: Node) -> bool:
-    """Return True for a function that calls pmean or psum of gradients."""
-    function, _ = unwrap(program, node)
-    for part in ast.walk(function) if function else ():
-        called = program.path_of(getattr(part, "func", None))
-        if called in ("jax.lax.pmean", "jax.lax.psum") and is_gradient(program, part):
-            return True
-    return False
-
-
-def takes_first_row(program: Program, node: Node) -> bool:
-    """Return True for a lambda with `[0]` of its argument, `lambda x: float(x[0])`."""
-    function = program.resolve(node)
-    if not isinstance(function, ast.Lambda) or not function.args.args:
-        return False
-    row = rf"\b{function.args.args[0].arg}\[0\]"
-    return re.search(row, ast.unparse(function.body)) is not None
-
-
-def may_be_stacked(program: Program, node: ast.expr) -> bool:
-    """Return False for a tree that's on the host, or that is a batch by its name."""
-    function = getattr(program.resolve(node), "func", None)
-    is_on_host = program.path_of(function) in ("jax.device_get", "jax.vmap")
-    name = ast.unparse(node).split(".")[-1].lower()
-    return not is_on_host and not name.startswith(HOST_TREES)
-
-
-def names_in(node: Node) -> str:
-    """Return all names of an expression in one text, in small letters."""
-    parts = ast.walk(node) if node else ()
-    names = [getattr(part, "id", getattr(part, "attr", "")) for part in parts]
+    A name whose value comes from `jax.grad` or `jax.value_and_grad` counts as "grad" or
+    as "loss", too.
+    """
+    names = []
+    for part in ast.walk(node):
+        names.append(getattr(part, "id", getattr(part, "attr", "")))
+        if isinstance(part, ast.Name):
+            names.append(part_of_gradient(program, part))
     return " ".join(names).lower()
+
+
+def part_of_gradient(program: Program, name: ast.Name) -> str:
+    """Return "grad" for `jax.grad(f)(x)`, "loss" for `jax.value_and_grad(f)(x)[0]`."""
+    value: Any = program.resolve(name)
+    index = ""
+    while isinstance(value, ast.Subscript):
+        index = ast.unparse(value.slice)
+        value = program.resolve(value.value)
+    made_by = program.called_path(getattr(value, "func", None))  # jax.grad(f)
+    if made_by == "jax.value_and_grad" and index == "0":
+        return "loss"
+    if made_by in ("jax.grad", "jax.value_and_grad"):
+        return "grad"
+    return ""
 
 
 @cache
@@ -265,8 +286,9 @@ def row_of_path(path: str) -> str:
         name = ".".join(parts[:number])
         if name in ROW_OF_NAME:
             return ROW_OF_NAME[name]
-    is_known = parts[0] in ("jax", "flax", "optax")
-    return "gone" if is_known and is_missing(path) else ""
+    if parts[0] in LIBRARIES and parts[-1] != "*" and is_missing(path):
+        return "gone"
+    return ""
 
 
 def is_missing(path: str) -> bool:
@@ -279,14 +301,15 @@ def is_missing(path: str) -> bool:
         value: Any = importlib.import_module(module)
         for name in names:
             module = f"{module}.{name}"
-            if not hasattr(value, name):
-                try:
-                    importlib.import_module(module)
-                except ModuleNotFoundError as error:
-                    return module.startswith(error.name or module)
-                except ImportError:  # the module is there, and needs another library
-                    return False
-            value = getattr(value, name)
+            if hasattr(value, name):
+                value = getattr(value, name)
+                continue
+            try:
+                value = importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                return module.startswith(error.name or module)
+            except ImportError:  # the module is there, and needs another library
+                return False
     return False
 
 
@@ -303,16 +326,14 @@ def is_guarded(program: Program, node: Node) -> bool:
 
     Then it's in a `try` that catches the error, or behind a test of the version.
     """
-    while node:
-        guard = program.around(node, (ast.Try, ast.If, ast.IfExp, ast.ExceptHandler))
-        if isinstance(guard, ast.ExceptHandler):  # it catches another error
-            guard = program.around(guard, ast.Try)
-        elif isinstance(guard, ast.Try):
-            caught = " ".join(names_in(handler.type) for handler in guard.handlers)
-            if re.search("attributeerror|importerror|modulenotfounderror", caught):
-                return True
-        test = names_in(getattr(guard, "test", None))
-        if re.search("hasattr|version|type_checking", test):
+    guard: Any = program.around(node, (ast.Try, ast.If, ast.IfExp, ast.ExceptHandler))
+    if guard is None:
+        return False
+    if isinstance(guard, ast.ExceptHandler):  # its `try` doesn't catch what it raises
+        return is_guarded(program, program.around(guard, ast.Try))
+    conditions = [handler.type for handler in getattr(guard, "handlers", [])]
+    conditions.append(getattr(guard, "test", None))
+    for condition in filter(None, conditions):
+        if EXPECTS_MISSING.search(names_in(program, condition)):
             return True
-        node = guard
-    return False
+    return is_guarded(program, guard)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pmapdp.port.read import Node, Program
+from pmapdp.port.names import FUNCTIONS, Node, Program, Value
 
 Keywords = dict[str | None, ast.expr]  # None is the name of `**options`
 PMAPS = {"jax.pmap", "equinox.filter_pmap", "flax.nnx.pmap"}
@@ -36,18 +36,22 @@ def pmap_options(program: Program, node: Node) -> Keywords | None:
     Partials around pmap give keywords too.
     """
     call = program.resolve(node)
+    if call in PMAPS:
+        return {}
     if not isinstance(call, ast.Call):
-        return {} if call in PMAPS else None
-    wrapped: Node = call.func
-    if program.path_of(call.func) == "functools.partial" and call.args:
-        wrapped = call.args[0]
-    elif call.args:
         return None
+    wrapped: Node = call.func  # as in `filter_pmap(axis_name="i")`
+    if call.args:
+        if program.path_of(call.func) != "functools.partial":
+            return None
+        wrapped = call.args[0]
     options = pmap_options(program, wrapped)
-    return None if options is None else options | keywords_of(call)
+    if options is None:
+        return None
+    return options | keywords_of(call)
 
 
-def read_pmap(program: Program, node: Node) -> Use | None:
+def read_pmap(program: Program, node: Value) -> Use | None:
     """Read a call of pmap, or a function with pmap as its decorator."""
     value = program.resolve(node)
     if isinstance(value, ast.FunctionDef):
@@ -65,17 +69,26 @@ def read_pmap(program: Program, node: Node) -> Use | None:
     return None
 
 
+def read_options(program: Program, call: ast.Call) -> Keywords | None:
+    """Return the keywords of a call if it's one of pmap, or a partial of pmap."""
+    use = read_pmap(program, call)
+    if use:
+        return use.options
+    return pmap_options(program, call)
+
+
 def unwrap(program: Program, node: Node) -> tuple[Node, list[str]]:
     """Find the function behind partials and transformations, and their paths."""
     value = program.resolve(node)
-    if isinstance(value, ast.FunctionDef | ast.Lambda):
-        return value, []
-    if not isinstance(value, ast.Call):
-        return None, []
-    # The function of partial(lax.scan, step) is `step`.
-    functions = [argument for argument in value.args if not program.path_of(argument)]
-    function, inside = unwrap(program, functions[0] if functions else None)
-    return function, [program.path_of(value.func), *inside]
+    paths = []
+    while isinstance(value, ast.Call):
+        paths.append(program.path_of(value.func))
+        # The function of partial(lax.scan, step) is `step`.
+        functions = [part for part in value.args if not program.path_of(part)]
+        value = program.resolve(next(iter(functions), None))
+    if isinstance(value, FUNCTIONS):
+        return value, paths
+    return None, paths
 
 
 def is_stacked(program: Program, node: Node) -> bool:
@@ -95,7 +108,10 @@ def is_stacked(program: Program, node: Node) -> bool:
         return False
     if program.path_of(value.func) == "flax.jax_utils.replicate":
         return True
-    use = read_pmap(program, value.func)
+    mapped = program.resolve(value.func)
+    if isinstance(mapped, ast.Call):  # of a function that makes the pmapped one
+        mapped = program.returned(mapped) or mapped
+    use = read_pmap(program, mapped)
     if use is None or is_whole:
         return False
     out_axes = program.resolve(use.options.get("out_axes"))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pmapdp.port.names import FUNCTIONS, Program
 from pmapdp.port.pmaps import Use
-from pmapdp.port.read import FUNCTIONS, Program
 
 TRAINS = re.compile("train|update|epoch|step|learn", re.IGNORECASE)
 DOES_NOT_TRAIN = re.compile("eval|test|predict|valid|init|metric", re.IGNORECASE)

@@ -47,6 +47,14 @@ class Experiment:
     def step(self):
         self._state, scalars = self._update(self._state, inputs)
         return scalars["loss"][0]"""
+FACTORY = """import jax
+def make_step(model):
+    def step(state, batch):
+        return state, model(batch)
+    return jax.pmap(step, axis_name="i")
+train_step = make_step(model)
+state, metrics = train_step(state, batch)
+metrics["loss"][0]"""
 METHOD = """import jax
 class Experiment:
     def __init__(self):
@@ -89,6 +97,8 @@ PMAPS = [
     ("import jax\ndef f(x): return x\n"
      "f = jax.pmap(\n    f, axis_name='i'\n)\ny = f(x)[1][0]", "3 pmap, 6 first-copy"),
     (METHOD, "4 pmap, 8 first-copy"),
+    (FACTORY, "5 pmap, 8 first-copy"),
+    ("from jax.numpy import *", ""),
     # The result may be a tuple, so only a part of it is known to be a row.
     (AVERAGE + "p = jax.pmap(f, 'i')\ny = p(x)[0]", "3 pmean, 4 pmap"),
     # A name that's bound again, first by an import; and a replicated tree.
@@ -106,6 +116,8 @@ PMAPS = [
      "3 tree-map"),
     ("import jax\ntry: f = jax.tree_map\nexcept AttributeError: f = jax.tree.map", ""),
     ("from flax.metrics import tensorboard", ""),
+    # A module that's there, though it's no attribute of its package.
+    ("from flax.configurations import config", ""),
     ("import jax\nfrom jax.sharding import Mesh\nm = Mesh(d, 'i')\nwith m:\n    pass",
      "4 with-mesh"),
     ("from jax.experimental.pjit import pjit\npjit(f, in_axis_resources=None)",
@@ -140,6 +152,7 @@ LINES = [
     ("def get_first(xs): return jax.tree.map(lambda x: x[0], xs)", ["first-copy"]),
     ("m = jax.tree.map(lambda m: float(m[0]), metrics)", ["first-copy"]),
     ("loss = total_loss / jax.device_count()", ["divided-loss"]),
+    ("l, g = jax.value_and_grad(f)(w); y = l / jax.device_count()", ["divided-loss"]),
     ("m = jax.make_mesh((8,), ('i',))", ["make-mesh"]),
     ("m = jax.make_mesh(axis_shapes=(8,), axis_names='i', axis_types=t)",
      ["axis-shapes"]),
@@ -199,6 +212,14 @@ def test_names_are_followed_from_file_to_file(tmp_path):
     assert (
         constructs(tmp_path / "main.py") == wanted
     )  # a file, with the files that it imports
+
+
+def test_a_folder_named_jax_is_not_the_library(tmp_path):
+    (tmp_path / "jax").mkdir()
+    for name in ("__init__", "utils"):
+        (tmp_path / "jax" / f"{name}.py").write_text("import jax\njax.tree_map\n")
+    wanted = ["__init__ 2 tree-map", "utils 2 tree-map", "2 pmap"]
+    assert found(tmp_path, main=MAPPED) == wanted
 
 
 def test_collectives_of_a_program_without_pmap_are_left_out(tmp_path):
