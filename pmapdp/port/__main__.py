@@ -22,6 +22,7 @@ from pmapdp.errors import FailedError
 from pmapdp.port.find import BROKEN, find
 from pmapdp.port.names import Program
 from pmapdp.port.read import read_files
+from pmapdp.port.rows import ROWS
 from pmapdp.port.verify_step import choose_step, write_verification
 from pmapdp.verify.report import wrap
 
@@ -52,15 +53,12 @@ def report_program(path: str) -> dict[str, Any]:
     files, unread = read_files(path)
     program = Program(files)
     lines, uses = find(program)
-    verification = None
     step = choose_step(uses)
-    if step:
-        verification = write_verification(program, step)
     return {
         "jax": version("jax"),
         "lines": lines,
         "unread": unread,
-        "verify": verification,
+        "verify": step and write_verification(program, step),
     }
 
 
@@ -70,9 +68,10 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
     if not everything:
         lines = [line for line in lines if line["status"] != "fine"]
     text = [*report["unread"]]
-    for construct in dict.fromkeys(line["construct"] for line in lines):
+    for construct in ROWS:
         same = [line for line in lines if line["construct"] == construct]
-        text += describe_construct(same)
+        if same:
+            text += describe_construct(same)
     text.append("")
     if not report["lines"]:
         text.append("No construct of pmap was found.")
@@ -109,7 +108,10 @@ def main(arguments: list[str]) -> None:
     # Flax warns when its modules are looked up.
     logging.getLogger("absl").setLevel(logging.ERROR)
     report = report_program(options.path)
-    print(json.dumps(report) if options.json else as_text(report, options.all))
+    if options.json:
+        print(json.dumps(report))
+    else:
+        print(as_text(report, options.all))
     broken = [line for line in report["lines"] if line["status"] in BROKEN]
     if broken:
         first = broken[0]

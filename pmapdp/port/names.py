@@ -93,9 +93,9 @@ class Program(ast.NodeVisitor):
             self._visit_module(owner)
         return self._members[owner].get(name)
 
-    def returned(self, call: ast.Call) -> Value:
-        """Return what a function of the program returns, or None."""
-        return self._returned.get(self.resolve(call.func))
+    def returned(self, function: Value) -> Value:
+        """Return what a function of the program returns in the end, or None."""
+        return self._returned.get(self.resolve(function))
 
     def _visit_module(self, module: ast.Module) -> None:
         if module not in self._members:

@@ -110,7 +110,7 @@ def is_stacked(program: Program, node: Node) -> bool:
         return True
     mapped = program.resolve(value.func)
     if isinstance(mapped, ast.Call):  # of a function that makes the pmapped one
-        mapped = program.returned(mapped) or mapped
+        mapped = program.returned(mapped.func) or mapped
     use = read_pmap(program, mapped)
     if use is None or is_whole:
         return False

@@ -2,11 +2,10 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pmapdp.port.names import FUNCTIONS, Program
+from pmapdp.port.names import Program
 from pmapdp.port.pmaps import Use
 
 TRAINS = re.compile("train|update|epoch|step|learn", re.IGNORECASE)
@@ -82,8 +81,10 @@ def choose_step(uses: list[Use]) -> Use | None:
         name = getattr(use.function, "name", "")
         if TRAINS.search(name) and not DOES_NOT_TRAIN.search(name):
             return use
-    unknown = [use for use in averaging if not hasattr(use.function, "name")]
-    return unknown[0] if unknown else None
+    for use in averaging:
+        if not hasattr(use.function, "name"):  # it may train
+            return use
+    return None
 
 
 def write_verification(program: Program, use: Use) -> dict[str, Any]:
@@ -138,35 +139,24 @@ def ask_questions(
     questions = []
     if not isinstance(program.parent(use.function), ast.Module):
         questions.append(f"How can {name} be reached? It isn't at the top of its file.")
-    is_plain = len(parameters) == 2
-    if len(parameters) == 3:
-        is_plain = KEY.search(parameters[2]) is not None
-    returned = [ast.unparse(part) for part in odd_results(program, use.function)]
+    takes_key = len(parameters) == 3 and KEY.search(parameters[2])
+    result = program.returned(use.function)
     if use.inside:  # a partial may also give it arguments
         around = ", ".join(filter(None, use.inside)) or "another function"
         questions.append(
             f"Which function makes one update? pmap maps {around} around {name}."
         )
-    elif not is_plain:
+    elif len(parameters) != 2 and not takes_key:
         questions.append(
             f"{name} takes ({', '.join(parameters)}): which are the state, the batch "
             "and the key?"
         )
-    elif returned:
+    elif isinstance(result, ast.Tuple) and len(result.elts) != 2:
         questions.append(
-            f"{name} returns {returned[0]}: which are the new state and the metrics?"
+            f"{name} returns {ast.unparse(result)}: which are the new state and the "
+            "metrics?"
         )
     return questions
-
-
-def odd_results(program: Program, function: ast.AST) -> Iterator[ast.Tuple]:
-    """Find the tuples that a function itself returns and that aren't pairs."""
-    for part in ast.walk(function):
-        is_own = program.around(part, FUNCTIONS) is function
-        if is_own and isinstance(part, ast.Return):
-            result = part.value
-            if isinstance(result, ast.Tuple) and len(result.elts) != 2:
-                yield result
 
 
 def load_step(name: str, path: str) -> str:
