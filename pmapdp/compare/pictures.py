@@ -28,6 +28,7 @@ DEVICE_COLOURS = (
 )
 INK = "#767676"  # has a contrast of at least 4.5 : 1 to white and to black
 MOST_DRAWN = 16  # devices
+MOST_NUMBERED = 8  # devices whose numbers fit
 UPDATE_WIDTH = 240  # pixels
 CURVE_WIDTH = 460
 CURVE_HEIGHT = 170
@@ -56,9 +57,12 @@ def box(x: float, y: float, width: float, height: float, attribute: str) -> str:
     )
 
 
-def label(x: float, y: float, text: str, anchor: str = "start") -> str:
-    """Write a text."""
-    return f'<text x="{x:.1f}" y="{y:g}" text-anchor="{anchor}">{text}</text>'
+def label(
+    x: float, y: float, text: str, anchor: str = "start", kind: str = "label"
+) -> str:
+    """Write a text, of a class for its size."""
+    place = f'x="{x:.1f}" y="{y:g}"'
+    return f'<text class="{kind}" {place} text-anchor="{anchor}">{text}</text>'
 
 
 def sees_whole_batch(run: Measurement) -> bool:
@@ -75,23 +79,33 @@ def draw_update(run: Measurement) -> Markup:
     N = min(run.devices, MOST_DRAWN)
     tile = UPDATE_WIDTH / N
     # From top to bottom: the batch at 15 pixels, your function from 54, in it the sums
-    # at 63, the all-reduce at 88, and the weights at 146. A label is above its part.
+    # at 60 with their numbers, the all-reduce at 94, and the weights at 152. A label is
+    # above its part.
     parts = [label(0, 10, "batch"), *draw_function(run)]
     for device in range(N):
         left = device * tile + 2
         colour = f'fill="{colour_of(device)}"'
         parts.append(box(left, 15, tile - 4, 12, colour))
-        parts.append(box(left + 0.2 * tile, 63, 0.6 * tile - 4, 12, colour))
-        parts.append(box(left, 146, tile - 4, 12, 'class="weights"'))
+        parts.append(box(left + 0.2 * tile, 60, 0.6 * tile - 4, 12, colour))
+        parts.append(box(left, 152, tile - 4, 12, 'class="weights"'))
+    if run.devices <= MOST_NUMBERED:
+        for device, number in enumerate(run.gradient_sums):
+            middle = (device + 0.5) * tile
+            parts.append(label(middle, 83, write_number(number), "middle", "number"))
     if run.collectives:
         parts += draw_all_reduce(run)
     text = "new weights"
     if N > 1:
         text = "new weights, all equal"
-    parts.append(label(0, 140, text))
-    parts += [label(UPDATE_WIDTH / 2, y, "↓", "middle") for y in (37, 126)]
+    parts.append(label(0, 146, text))
+    parts += [label(UPDATE_WIDTH / 2, y, "↓", "middle") for y in (37, 134)]
     note = "From the batch over gradient sums to new weights"
-    return picture(UPDATE_WIDTH, 162, note, *parts)
+    return picture(UPDATE_WIDTH, 168, note, *parts)
+
+
+def write_number(number: float) -> str:
+    """Write a number with two decimals, and with a minus that isn't a hyphen."""
+    return f"{number:.2f}".replace("-", "\u2212")
 
 
 def draw_function(run: Measurement) -> list[str]:
@@ -99,9 +113,9 @@ def draw_function(run: Measurement) -> list[str]:
 
     It ends below the all-reduce if that is in it.
     """
-    height = 28
+    height = 34
     if run.collectives and run.collectives[0].written:
-        height = 58
+        height = 64
     attribute = 'class="function"'
     if sees_whole_batch(run):
         text = "your function: gradient sums"
@@ -121,8 +135,10 @@ def draw_all_reduce(run: Measurement) -> list[str]:
     if run.collectives[0].written:
         kind = "all-reduce"
         text = "you add up"
-    bar = box(4, 88, UPDATE_WIDTH - 8, 18, f'class="{kind}"')
-    return [bar, label(UPDATE_WIDTH / 2, 101, text, "middle")]
+    if run.gradient_sums:
+        text += f": {write_number(sum(run.gradient_sums))}"
+    bar = box(4, 94, UPDATE_WIDTH - 8, 18, f'class="{kind}"')
+    return [bar, label(UPDATE_WIDTH / 2, 107, text, "middle")]
 
 
 def draw_losses(runs: Sequence[Measurement]) -> Markup:

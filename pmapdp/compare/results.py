@@ -50,6 +50,8 @@ class Measurement:
         holds: the arrays on the devices by their role, as `batch`.
         sees: the shape of the inputs in your function. Empty for a program.
         losses: of all updates. Empty for a program.
+        gradient_sums: of one weight, on each device in the first update. Empty for a
+            program.
         verdict: verify's. Empty for a strategy.
         report: verify's. Empty for a strategy.
         largest_difference: from the parameters of a single device, or from the state of
@@ -69,6 +71,7 @@ class Measurement:
     holds: dict[str, Arrays]
     sees: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    gradient_sums: list[float] = field(default_factory=list)
     verdict: str = ""
     report: str = ""
     largest_difference: float | None = None

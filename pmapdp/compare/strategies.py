@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -22,9 +24,10 @@ from pmapdp.compare.wrong_strategies import WRONG_STRATEGIES
 from pmapdp.config import Config
 from pmapdp.devices import describe
 from pmapdp.errors import DivergedError, UserError
-from pmapdp.job import make_job
+from pmapdp.job import Job, make_job
 from pmapdp.state import create_state
 from pmapdp.steps import STRATEGIES
+from pmapdp.steps.shared import gradient_sums
 
 MAKERS: dict[str, Any] = {**STRATEGIES, **WRONG_STRATEGIES}
 # Updates are timed in groups, because a single one is too short. The first group
@@ -101,11 +104,31 @@ def run_strategies(
         for group in range(GROUPS):
             for training in trainings:
                 training.run_group(group)
+        sums = sum_one_weights_gradients(trainings[0].job)
         results = []
         for training in trainings:
             parameters = training.strategy.fetch(training.state).params
-            results.append((training.describe(), parameters))
+            run = training.describe()
+            run.gradient_sums = sums
+            results.append((run, parameters))
         return results
+
+
+def sum_one_weights_gradients(job: Job) -> list[float]:
+    """Return one weight's gradient sum over each device's part of the first batch.
+
+    The weight is the one with the largest sum, in the smallest array.
+    """
+    batch = next(job.batches["train"].epoch(0))
+    state = create_state(job.task)
+    sum_gradients = jax.jit(partial(gradient_sums, job.task))
+    sums = []
+    for rows in np.array_split(np.arange(len(batch.weights)), len(job.devices)):
+        gradients, _, _ = sum_gradients(state, jax.tree.map(itemgetter(rows), batch))
+        smallest = min(jax.tree.leaves(gradients), key=lambda leaf: leaf.size)
+        sums.append(np.ravel(smallest))
+    totals = np.sum(sums, axis=0)
+    return np.stack(sums)[:, np.argmax(np.abs(totals))].tolist()
 
 
 class Training:

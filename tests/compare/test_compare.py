@@ -123,6 +123,19 @@ def test_what_each_sees_holds_and_who_adds_up(compared):
     assert not added.written
 
 
+def test_the_devices_sums_in_the_pictures_add_up_to_a_single_device_s(compared):
+    _, report, page = compared
+    single, pmap, jit = report.runs
+    (total,) = single.gradient_sums
+    assert len(pmap.gradient_sums) == 2
+    assert len({round(number, 3) for number in (*pmap.gradient_sums, total)}) == 3
+    for run in (pmap, jit):
+        assert sum(run.gradient_sums) == pytest.approx(total, rel=1e-4)
+    text = f"{total:.2f}".replace("-", "\u2212")
+    for words in (f">{text}</text>", f"you add up: {text}", f"adds up: {text}"):
+        assert words in page
+
+
 def test_adam_makes_a_step_of_a_rounding_error():
     """Of two gradients that differ by a rounding error as large as themselves."""
     rate = 0.01

@@ -221,6 +221,17 @@ def test_the_yellow_bar_is_in_your_function_or_outside_of_it():
     assert bar.get("class") == "all-reduce dashed"
 
 
+def test_a_device_s_sum_is_written_below_its_colour():
+    run = replace(RUN, sees=[8], gradient_sums=[-1.5, 0, 2, 0, 0, 0, 0, 0.25])
+    parts = ElementTree.fromstring(draw_update(run))
+    numbers = [part for part in parts if part.get("class") == "number"]
+    assert [number.text for number in numbers][:3] == ["\u22121.50", "0.00", "2.00"]
+    tiles = [part for part in parts if part.get("y") == "60"]
+    for number, tile in zip(numbers, tiles, strict=True):
+        middle = float(tile.get("x")) + float(tile.get("width")) / 2
+        assert float(number.get("x")) == pytest.approx(middle, abs=2)
+
+
 def test_a_difference_is_drawn_on_a_log_scale():
     single = replace(RUN, losses=[1.0, 1.0, 1.0, 1.0])
     run = replace(RUN, losses=[1.1, 1.0 + 1e-8, 1.0, 1.0 + 2**-52])
