@@ -49,6 +49,8 @@ def build(repository: str) -> list[str]:
             str(Path(__file__).parent / "site"),
             "-d",
             f"{folder}/doctrees",
+            "-D",
+            f"html_extra_path={folder}/source/four_ways.html",
         ]
         if status := sphinx([*options, f"{folder}/source", f"{folder}/html"]):
             sys.exit(status)

@@ -27,7 +27,6 @@ root_doc = "index"
 html_theme = "sphinx_book_theme"
 html_title = f"pmapdp {__version__}"
 html_static_path = ["static"]
-html_extra_path = ["../pictures/four_ways.html"]  # docs/compare.md shows it
 html_css_files = ["site.css"]
 html_sourcelink_suffix = ""
 html_show_copyright = False

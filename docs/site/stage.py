@@ -47,6 +47,7 @@ START = f"""{FENCE}{{admonition}} Start here
 # A link, perhaps around a picture, to a page that Sphinx doesn't make. Of a link in
 # Markdown it would make a download.
 FOUR_WAYS = re.compile(r"\[(!\[[^\]]*\]\([^)]*\)|[^\]]*)\]\(pictures/four_ways\.html\)")
+NAMED_FILE = re.compile(r'<span data-file="([^"]+)">(.*?)</span>')
 HIDDEN = """---
 orphan: true
 nosearch: true
@@ -179,6 +180,17 @@ class Stage:
             text = "---\norphan: true\n---\n" + text
         self.write(self.pages[path], text)
 
+    def four_ways(self) -> None:
+        """Lay out compare's page, with links to the lessons and files that it names."""
+
+        def link(match: re.Match[str]) -> str:
+            place = self.place(PurePosixPath(match[1])).with_suffix(".html")
+            return f'<a href="{place}">{match[2]}</a>'
+
+        page = (ROOT / "docs/pictures/four_ways.html").read_text(encoding="utf-8")
+        text = NAMED_FILE.sub(link, page)
+        (self.target / "four_ways.html").write_text(text, encoding="utf-8")
+
     def source(self, path: PurePosixPath) -> None:
         """Write a page that shows a source file, or lists a folder."""
         text = f"{HIDDEN}# `{path}`\n\n"
@@ -213,6 +225,7 @@ def stage(target: Path) -> None:
             staged.notebook(path)
         else:
             staged.page(path)
+    staged.four_ways()
     written: set[PurePosixPath] = set()
     while waiting := staged.sources - written:  # the list of a folder names more files
         for path in waiting:

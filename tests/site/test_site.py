@@ -109,6 +109,22 @@ def test_the_page_of_the_four_strategies_opens_and_is_not_downloaded(laid):
     assert "](pictures/four_ways.html)" not in shown
 
 
+def test_the_page_of_the_four_strategies_links_the_files_that_it_names(laid):
+    page = (ROOT / "docs" / "pictures" / "four_ways.html").read_text(encoding="utf-8")
+    files = set(re.findall('data-file="([^"]*)"', page))
+    assert {"README.md", "docs/speed.md", "pmapdp/steps/jit.py"} <= files
+    assert sum(file.startswith("lessons/") for file in files) == 8
+    for file in files:
+        assert (ROOT / file).is_file()
+    shown = (laid / "four_ways.html").read_text(encoding="utf-8")
+    assert "data-file" not in shown
+    links = set(re.findall('href="([^#"]+)"', shown))
+    assert {"index.html", "docs/speed.html", "source/pmapdp/steps/jit.py.html"} <= links
+    for link in links:
+        place = laid / link.removesuffix(".html")
+        assert list(place.parent.glob(f"{place.name}.*"))
+
+
 def test_a_line_too_long_is_wrapped_and_others_are_not(tmp_path):
     page, path = stage.Stage(tmp_path), PurePosixPath("README.md")
     long, short, code = (
