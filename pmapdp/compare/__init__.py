@@ -3,7 +3,7 @@
 - `__main__.py` reads the command line, and prints the table.
 - `strategies.py` trains with each strategy, and with the two of `wrong_strategies.py`.
   `programs.py` runs your own steps. Both measure, in processes of their own.
-- `results.py` says what a measurement and a report hold.
+- `results.py` says what a measurement and a comparison hold.
 - `sources.py` reads the code of each column, and `diff.py` sets it side by side.
 - `pictures.py` draws, and `words.py` makes sentences, for table and page.
 - `page.py` puts all of it into `page.html`, in the look of `page.css`, with the

@@ -24,7 +24,7 @@ from pmapdp import cli, flags
 from pmapdp.compare import words
 from pmapdp.compare.page import make_page
 from pmapdp.compare.programs import compare_programs
-from pmapdp.compare.results import Report
+from pmapdp.compare.results import Comparison
 from pmapdp.compare.sources import read_programs, read_strategies
 from pmapdp.compare.strategies import compare_strategies
 from pmapdp.compare.wrong_strategies import WRONG_STRATEGIES
@@ -104,23 +104,23 @@ def main(arguments: list[str]) -> None:
     if names_programs(arguments):
         options = flags.parse(COMMAND, ProgramsOptions, arguments)
         programs = list(dict.fromkeys(options.programs))
-        make_report = partial(report_programs, programs, options.devices)
+        make_comparison = partial(report_programs, programs, options.devices)
     else:
         sections = ("data", "model", "optimization")
         config, options = flags.parse_with_recipe(
             COMMAND, CompareOptions, arguments, sections
         )
-        make_report = partial(report_strategies, config, options)
+        make_comparison = partial(report_strategies, config, options)
     json_file = check_output("--json", options.json, REPORT_SIGNATURES)
     html_file = check_output("--html", options.html, PAGE_SIGNATURES)
     if json_file and json_file == html_file:
         raise UserError(f"--json and --html are both {json_file}: name two files")
-    report = make_report()
+    comparison = make_comparison()
     if json_file:  # before anything is printed, whose reader may go away
-        write_file(json_file, json.dumps(asdict(report), indent=2) + "\n")
+        write_file(json_file, json.dumps(asdict(comparison), indent=2) + "\n")
     if html_file:
-        write_file(html_file, make_page(report))
-    print_report(report)
+        write_file(html_file, make_page(comparison))
+    print_comparison(comparison)
     if html_file:
         print(f"Open {html_file.resolve()} in a browser.")
     else:
@@ -136,7 +136,7 @@ def names_programs(arguments: Sequence[str]) -> bool:
     return False
 
 
-def report_strategies(config: Config, options: CompareOptions) -> Report:
+def report_strategies(config: Config, options: CompareOptions) -> Comparison:
     """Compare the strategies in one job."""
     for name in options.strategies:
         if name not in PARALLEL:
@@ -148,7 +148,7 @@ def report_strategies(config: Config, options: CompareOptions) -> Report:
     counts: list[int | None] = [*sorted(set(options.devices), reverse=True)] or [None]
     runs = compare_strategies(config, [*options.strategies, *WRONG_STRATEGIES], counts)
     columns = ["single", *options.strategies]
-    return Report(
+    return Comparison(
         config=config,
         columns=columns,
         runs=[run for run in runs if run.strategy not in WRONG_STRATEGIES],
@@ -157,14 +157,14 @@ def report_strategies(config: Config, options: CompareOptions) -> Report:
     )
 
 
-def report_programs(programs: list[str], devices: int | None) -> Report:
+def report_programs(programs: list[str], devices: int | None) -> Comparison:
     """Compare your own programs."""
     if len(programs) < 2:
         raise UserError(
             f"{' '.join(programs)} alone has nothing to be compared with: try "
             "python -m pmapdp.compare old.py:program new.py:program"
         )
-    return Report(
+    return Comparison(
         config=None,
         columns=programs,
         runs=compare_programs(programs, devices),
@@ -173,17 +173,17 @@ def report_programs(programs: list[str], devices: int | None) -> Report:
     )
 
 
-def print_report(report: Report) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """Print a table of the runs, and the conclusion."""
     console = Console(highlight=False, markup=False)
-    console.print(words.summary(report))
+    console.print(words.summary(comparison))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     result = "verify"
-    if report.config:
+    if comparison.config:
         result = "loss"
     for head in ("run", result, "difference", "update", "who adds up"):
         table.add_column(head, overflow="fold")
-    for run in report.runs:
+    for run in comparison.runs:
         table.add_row(
             run.name,
             words.describe_result(run),
@@ -192,11 +192,11 @@ def print_report(report: Report) -> None:
             words.who_adds_up(run),
         )
     console.print(table)
-    for run in report.runs:
+    for run in comparison.runs:
         if run.verdict not in ("", "equal"):
             console.print(f"{run.name}:\n{run.report}", soft_wrap=True)
-    console.print(words.conclude(report))
-    if any(run.simulated for run in report.runs):
+    console.print(words.conclude(comparison))
+    if any(run.simulated for run in comparison.runs):
         console.print(
             "Simulated devices share the cores: they show equal results, no speed-up."
         )

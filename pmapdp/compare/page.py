@@ -20,17 +20,17 @@ from rich.filesize import decimal
 from pmapdp.collectives import describe_exchange
 from pmapdp.compare import pictures, words
 from pmapdp.compare.diff import align, find_changes
-from pmapdp.compare.results import Measurement, Report
+from pmapdp.compare.results import Comparison, Measurement
 
 COLLECTIVE = r"\b(pmean|psum|psum_scatter|all_gather|all_to_all|ppermute|pmax|pmin)\b"
 # The all-reduce of the gradients takes gradients, or returns them.
 OF_GRADIENTS = re.compile(rf"{COLLECTIVE}\(.*grad|^[^=]*grad[^=]*=.*{COLLECTIVE}")
 
 
-def make_page(report: Report) -> str:
-    """Make the page of a report."""
-    runs_of: dict[str, list[Measurement]] = {name: [] for name in report.columns}
-    for run in report.runs:
+def make_page(comparison: Comparison) -> str:
+    """Make the page of a comparison."""
+    runs_of: dict[str, list[Measurement]] = {name: [] for name in comparison.columns}
+    for run in comparison.runs:
         runs_of[run.strategy].append(run)
     environment = Environment(
         undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -38,11 +38,11 @@ def make_page(report: Report) -> str:
     template = environment.from_string(read_file("page.html"))
     return template.render(
         style=Markup(read_file("page.css")),
-        report=report,
+        comparison=comparison,
         runs_of=runs_of,
         mistakes=load_mistakes(),
-        pairs=list(combinations(report.columns, 2)),
-        most_memory=max(sum(run.memory.values()) for run in report.runs),
+        pairs=list(combinations(comparison.columns, 2)),
+        most_memory=max(sum(run.memory.values()) for run in comparison.runs),
         describe_exchange=describe_exchange,
         words=words,
         pictures=pictures,

@@ -103,7 +103,7 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Report:
+class Comparison:
     """A comparison.
 
     Attributes:

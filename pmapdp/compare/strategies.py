@@ -12,7 +12,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
-from operator import itemgetter
 from typing import Any
 
 import jax
@@ -119,16 +118,14 @@ def sum_one_weights_gradients(job: Job) -> list[float]:
 
     The weight is the one with the largest sum, in the smallest array.
     """
+    N = len(job.devices)
     batch = next(job.batches["train"].epoch(0))
-    state = create_state(job.task)
-    sum_gradients = jax.jit(partial(gradient_sums, job.task))
-    sums = []
-    for rows in np.array_split(np.arange(len(batch.weights)), len(job.devices)):
-        gradients, _, _ = sum_gradients(state, jax.tree.map(itemgetter(rows), batch))
-        smallest = min(jax.tree.leaves(gradients), key=lambda leaf: leaf.size)
-        sums.append(np.ravel(smallest))
-    totals = np.sum(sums, axis=0)
-    return np.stack(sums)[:, np.argmax(np.abs(totals))].tolist()
+    parts = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
+    sum_gradients = jax.vmap(partial(gradient_sums, job.task, create_state(job.task)))
+    gradients, _, _ = jax.jit(sum_gradients)(parts)
+    smallest = min(jax.tree.leaves(gradients), key=lambda leaf: leaf.size)
+    sums = np.reshape(smallest, (N, -1))
+    return sums[:, np.argmax(np.abs(sums.sum(0)))].tolist()
 
 
 class Training:

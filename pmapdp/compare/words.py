@@ -2,7 +2,7 @@
 
 from rich.filesize import decimal
 
-from pmapdp.compare.results import Measurement, Report
+from pmapdp.compare.results import Comparison, Measurement
 
 # If rounding alone differs, parameters after some updates with Adam differ by at most
 # this.
@@ -64,10 +64,10 @@ def who_adds_up(run: Measurement) -> str:
     return "the compiler"
 
 
-def summary(report: Report) -> str:
+def summary(comparison: Comparison) -> str:
     """Say in one line what was compared."""
-    config = report.config
-    runs = report.runs
+    config = comparison.config
+    runs = comparison.runs
     machine = runs[1].machine  # the first may be a single device's
     size = f"{runs[0].global_batch_size:,} examples"
     if config is None:
@@ -80,15 +80,15 @@ def summary(report: Report) -> str:
     )
 
 
-def conclude(report: Report) -> str:
+def conclude(comparison: Comparison) -> str:
     """Say in one line if all results are equal."""
-    runs = report.runs
-    if report.config is None:
+    runs = comparison.runs
+    if comparison.config is None:
         verdicts = [f"{run.name}: {run.verdict}" for run in runs]
         if all(run.verdict == "equal" for run in runs):
             return "pmapdp.verify finds that each step equals its reference."
         return f"pmapdp.verify finds {'; '.join(verdicts)}."
-    rounding = ROUNDING[report.config.dtype]
+    rounding = ROUNDING[comparison.config.dtype]
     errors = {run.name: run.largest_difference or 0 for run in runs}
     # NaN is not within rounding.
     wrong = [name for name, error in errors.items() if not error <= rounding]

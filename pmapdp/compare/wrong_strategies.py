@@ -14,27 +14,17 @@ from pmapdp.steps import pmap
 from pmapdp.steps.shared import AXIS, Strategy, gradient_sums, update
 
 
-def forget_average(gradients: Any) -> Any:
-    """Return a device's own gradients.
-
-    Each device updates the weights by its own examples, and `out_axes=None` keeps the
-    first device's.
-    """
-    return gradients
-
-
-def add_up(gradients: Any) -> Any:
-    """Add up the mean gradients instead of averaging them: they're N times too long."""
-    return lax.psum(gradients, AXIS)
-
-
 def make_wrong_strategy(
     reduce: Callable[[Any], Any], task: Task, devices: Sequence[jax.Device]
 ) -> Strategy:
-    """Make pmap's strategy with another reduction of the gradients."""
+    """Make pmap's strategy with another reduction of the gradients.
+
+    `out_axes=None` keeps the first device's weights, also if the others' differ.
+    """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, MetricSums]:
         gradients, sums, model_state = gradient_sums(task, state, batch, axis_name=AXIS)
+        # The count is the device's own, so a psum adds up N means.
         state = update(task, state, reduce(gradients), sums.count, model_state)
         return state, lax.psum(sums, AXIS)
 
@@ -50,6 +40,8 @@ def make_wrong_strategy(
 
 
 WRONG_STRATEGIES = {
-    "a forgotten average": partial(make_wrong_strategy, forget_average),
-    "a sum in place of the mean": partial(make_wrong_strategy, add_up),
+    "a forgotten average": partial(make_wrong_strategy, lambda gradients: gradients),
+    "a sum in place of the mean": partial(
+        make_wrong_strategy, lambda gradients: lax.psum(gradients, AXIS)
+    ),
 }
