@@ -81,7 +81,7 @@ def draw_update(run: Measurement) -> Markup:
     # From top to bottom: the batch at 15 pixels, your function from 54, in it the sums
     # at 60 with their numbers, the all-reduce at 94, and the weights at 152. A label is
     # above its part.
-    parts = [label(0, 10, "batch"), *draw_function(run)]
+    parts = [label(0, 10, "batch"), *draw_function(run, N)]
     for device in range(N):
         left = device * tile + 2
         colour = f'fill="{colour_of(device)}"'
@@ -94,10 +94,7 @@ def draw_update(run: Measurement) -> Markup:
             parts.append(label(middle, 83, write_number(number), "middle", "number"))
     if run.collectives:
         parts += draw_all_reduce(run)
-    text = "new weights"
-    if N > 1:
-        text = "new weights, all equal"
-    parts.append(label(0, 146, text))
+    parts.append(label(0, 146, "new weights, all equal" if N > 1 else "new weights"))
     parts += [label(UPDATE_WIDTH / 2, y, "↓", "middle") for y in (37, 134)]
     note = "From the batch over gradient sums to new weights"
     return picture(UPDATE_WIDTH, 168, note, *parts)
@@ -108,24 +105,24 @@ def write_number(number: float) -> str:
     return f"{number:.2f}".replace("-", "\u2212")
 
 
-def draw_function(run: Measurement) -> list[str]:
+def draw_function(run: Measurement, N: int) -> list[str]:
     """Draw your function, once around the whole batch or once around each part.
 
     It ends below the all-reduce if that is in it.
     """
+    text = f"{run.devices} × your function: gradient sums"
+    if sees_whole_batch(run):
+        text = "your function: gradient sums"
+        N = 1
     height = 34
     if run.collectives and run.collectives[0].written:
         height = 64
-    attribute = 'class="function"'
-    if sees_whole_batch(run):
-        text = "your function: gradient sums"
-        return [label(0, 48, text), box(1, 54, UPDATE_WIDTH - 2, height, attribute)]
-    text = f"{run.devices} × your function: gradient sums"
-    N = min(run.devices, MOST_DRAWN)
-    tile = UPDATE_WIDTH / N
-    lefts = [device * tile + 1 for device in range(N)]
-    boxes = [box(left, 54, tile - 2, height, attribute) for left in lefts]
-    return [label(0, 48, text), *boxes]
+    width = UPDATE_WIDTH / N
+    parts = [label(0, 48, text)]
+    for number in range(N):
+        left = number * width + 1
+        parts.append(box(left, 54, width - 2, height, 'class="function"'))
+    return parts
 
 
 def draw_all_reduce(run: Measurement) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -152,7 +152,8 @@ class Training:
         task = replace(job.task, loss=loss)
         self.strategy: Any = MAKERS[name](task, job.devices)
         self.state: Any = self.strategy.place_state(create_state(job.task))
-        self.batches = self.all_batches()
+        epochs = map(job.batches["train"].epoch, itertools.count())
+        self.batches = itertools.chain.from_iterable(epochs)
         batch = self.strategy.place_batch(next(job.batches["train"].epoch(0)))
         lowered = self.strategy.train_step.lower(self.state, batch)
         self.program = lowered.compile()  # which the calls of train_step use, too
@@ -163,11 +164,6 @@ class Training:
             "weights": describe_arrays(self.state.params),
             "optimizer": describe_arrays(self.state.optimizer_state),
         }
-
-    def all_batches(self) -> Iterator[Any]:
-        """Yield the batches of all epochs."""
-        for epoch in itertools.count():
-            yield from self.job.batches["train"].epoch(epoch)
 
     def run_group(self, number: int) -> None:
         """Make some updates. Their time includes reading batches and placing them."""
