@@ -146,16 +146,13 @@ def top_statement(program: Program, node: Any) -> Any:
 
     It's None for imports, whose names are followed, and for libraries.
     """
-    if not isinstance(node, ast.AST):
+    parent = program.parent(node)
+    while parent and not isinstance(parent, ast.Module):
+        node = parent
+        parent = program.parent(node)
+    if isinstance(node, ast.Import | ast.ImportFrom) or not isinstance(node, ast.stmt):
         return None
-    top = node
-    parent = program.parent(top)
-    while parent is not None and not isinstance(parent, ast.Module):
-        top = parent
-        parent = program.parent(top)
-    if isinstance(top, ast.Import | ast.ImportFrom) or not isinstance(top, ast.stmt):
-        return None
-    return top
+    return node
 
 
 def join(program: Program, statements: Sequence[Any], main_file: str) -> list[Line]:

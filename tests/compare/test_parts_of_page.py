@@ -178,6 +178,16 @@ def test_a_program_is_followed_into_the_files_that_it_imports(tmp_path):
     ]
 
 
+def test_a_statement_that_gives_several_names_is_part_of_the_program(tmp_path):
+    file = tmp_path / "new.py"
+    file.write_text(
+        "state, batch = 1.0, make()\nw, b = batch\n"
+        "def program():\n  return {'state': state, 'w': w}\n"
+    )
+    lines = split_program(str(file), "program")["Around the step"]
+    assert [line.number for line in lines if line.number] == [1, 2, 3, 4]
+
+
 def test_a_row_of_a_state_is_the_whole_state_and_one_of_a_batch_is_a_part():
     batch = Arrays(24, [8, 2, 3], split=True)
     copies = Arrays(2000, [3, 4], split=False)
