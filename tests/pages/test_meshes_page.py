@@ -4,6 +4,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -60,3 +62,23 @@ def test_the_picture_is_in_step_with_its_program():
     spec.loader.exec_module(layouts)
     drawn = (DOCS / "pictures" / "layouts.svg").read_text(encoding="utf-8")
     assert drawn == layouts.picture() + "\n"
+
+
+def test_auto_and_explicit_axes_give_the_update_of_one_device(capsys):
+    """JAX asks for the sharding of one product, and of no other."""
+    blocks = re.findall(r"```python\n(?!# net.py)(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 2
+    names: dict = {}
+    exec("".join(blocks), names)
+    assert capsys.readouterr().out == "float32[6,32@model]\n"
+    arrays = [names[name] for name in ("first", "second", "inputs", "labels")]
+    first, second, inputs, labels = (np.float32(array) for array in arrays)
+    expected = names["auto_step"]((first, second), inputs, labels)
+    for updates in (names["auto"], names["explicit"]):
+        for update, wanted in zip(updates, expected, strict=True):
+            np.testing.assert_allclose(update, wanted, rtol=1e-5, atol=1e-6)
+            assert len(update.sharding.device_set) == 8
+    weights, batch = names["placed"][:2], names["placed"][2:]
+    mesh = weights[0].sharding.mesh
+    with jax.set_mesh(mesh), pytest.raises(Exception, match="ambiguous how the output"):
+        names["auto_step"](weights, *batch)
