@@ -18,10 +18,14 @@ from pmapdp.recipes import RECIPES
 TOP = """# Flags
 
 This page is made by `python docs/site/flags.py` from the settings in
-[config.py](../pmapdp/config.py) and in the commands, whose `--help` says the same. Give
-flags and arguments in any order. A flag that is on by default is turned off by its form
-with `--no-`. From Python, a flag of the trainer is a field of `pmapdp.config.Config`,
-with underscores. `pmapdp train` is the same as `python -m pmapdp.train`.
+[config.py](../pmapdp/config.py) and in the commands, whose `--help` says the same. Each
+line begins with an example to type, and ends with the values that the flag takes. Give
+flags and arguments in any order. From Python, a flag of the trainer is a field of
+`pmapdp.config.Config`, with underscores: `Config(learning_rate=0.001)`. `pmapdp train`
+is the same as `python -m pmapdp.train`.
+
+Do you know the flags of PyTorch Lightning or Accelerate? [A
+table](pytorch_loop.md#if-you-use-lightning-or-accelerate) has ours beside them.
 """
 # The flags that most people want, in the order in which they need them.
 MOST_WANTED = ("devices", "strategy", "epochs", "learning_rate", "workdir")
@@ -47,6 +51,7 @@ EXAMPLES = {
     "dataset": "my_data.npz",
     "html": "page.html",
     "init_from": "runs/first",
+    "keep_checkpoints": "5",
     "json": "results.json",
     "layout": "model",
     "mesh": "data=4,model=2",
@@ -56,9 +61,12 @@ EXAMPLES = {
     "optimizer": "sgd",
     "process_id": "0",
     "schedule": "constant",
+    "seed": "1",
     "strategies": "pmap jit",
+    "strategy": "jit",
     "switch_epochs": "3 7",
     "trainable": "head",
+    "warmup_steps": "500",
     "workdir": "runs/first",
 }
 NOTES = {
@@ -66,11 +74,7 @@ NOTES = {
     "model and optimization, too.",
     "scaling": "It takes no flags.",
 }
-HEAD = (
-    "| flag | takes | default | example | what it does |\n"
-    "| --- | --- | --- | --- | --- |\n"
-)
-KINDS = {int: "whole number", float: "number", str: "text", bool: "yes or no"}
+KINDS = {int: "whole number", float: "number", str: ""}
 SMALLEST = 1e-30  # a limit that only says "more than 0"
 
 
@@ -88,7 +92,7 @@ def find_options(command: str) -> list[type]:
 
 
 def describe_values(hint: Any, limits: tuple[float, float, str] | None) -> str:
-    """Say in words which values a flag takes."""
+    """Say in words which values a flag takes, or nothing for a text."""
     several = typing.get_origin(hint) is tuple
     if several or typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = typing.get_args(hint)[0]
@@ -98,47 +102,53 @@ def describe_values(hint: Any, limits: tuple[float, float, str] | None) -> str:
         text = KINDS[hint]
     if limits and limits[0] > SMALLEST:
         text += f", at least {limits[0]:g}"
-    if several:
-        text += "; several"
+    if several and text:
+        text += ", one or more"
     return text
 
 
 def make_example(field: Any, hint: Any) -> str:
-    """Return a flag with a value as one types it, or nothing if its type says all."""
+    """Return a flag with a value as one types it, or an argument's name."""
     name = flag(field.name)
+    if field.metadata["place"]:
+        return field.metadata["place"].strip("[]")
     if hint is bool:
-        if field.default:
-            name = f"--no-{name.removeprefix('--')}"
-        return f"`{name}`"
+        return name
+    if field.name in EXAMPLES:
+        return f"{name} {EXAMPLES[field.name]}"
     if typing.get_origin(hint) is typing.Literal:
         choices = [text for text in typing.get_args(hint) if text != field.default]
-        return f"`{name} {choices[0]}`"
-    limits = field.metadata["limits"]
-    if field.name in EXAMPLES:
-        return f"`{name} {EXAMPLES[field.name]}`"
-    if limits:
-        return f"`{name} {limits[-1]}`"
-    if isinstance(field.default, int | float):
-        return f"`{name} {as_typed(field.default)}`"
-    return ""
+        return f"{name} {choices[0]}"
+    if field.metadata["limits"]:
+        return f"{name} {field.metadata['limits'][-1]}"
+    return f"{name} {as_typed(field.default)}"
 
 
-def make_rows(options: type) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield section and name of each setting, and the other cells of its row."""
+def describe_setting(field: Any, hint: Any) -> str:
+    """Return what follows the example: the help, then the values and the default."""
+    if hint is bool:
+        if field.default:
+            off = f"--no-{flag(field.name).removeprefix('--')}"
+            return f"{field.metadata['help']} *On; `{off}` turns it off.*"
+        return field.metadata["help"]
+    values = describe_values(hint, field.metadata["limits"])
+    notes = [values] if values else []
+    has_default = field.default not in (None, (), dataclasses.MISSING)
+    if has_default and "default:" not in field.metadata["help"]:
+        notes.append(f"default `{as_typed(field.default)}`")
+    if not notes:
+        return field.metadata["help"]
+    text = "; ".join(notes)
+    return f"{field.metadata['help']} *{text[0].upper()}{text[1:]}.*"
+
+
+def make_items(options: type) -> Iterator[tuple[str, str, str]]:
+    """Yield section, example and description of each setting."""
     hints = typing.get_type_hints(options)
     for field in dataclasses.fields(options):
         hint = hints[field.name]
-        name = flag(field.name)
-        example = make_example(field, hint)
-        if field.metadata["place"]:
-            name = field.metadata["place"].strip("[]")
-            example = ""
-        default = ""
-        if field.default not in (None, (), dataclasses.MISSING):
-            default = f"`{as_typed(field.default)}`"
-        values = describe_values(hint, field.metadata["limits"])
-        cells = [values, default, example, field.metadata["help"]]
-        yield field.metadata["section"], name, cells
+        description = describe_setting(field, hint)
+        yield field.metadata["section"], make_example(field, hint), description
 
 
 def as_typed(value: Any) -> str:
@@ -159,20 +169,16 @@ def as_argument(name: str, value: Any) -> str:
     return f"{flag(name)} {as_typed(value)}"
 
 
-def join_row(name: str, cells: list[str]) -> str:
-    """Return a row of a table."""
-    return f"| `{name}` | {' | '.join(cells)} |\n"
-
-
-def make_tables(command: str) -> str:
-    """Return a table of a command's settings for each section of its help."""
-    sections: dict[str, dict[str, list[str]]] = {}
+def make_lists(command: str) -> str:
+    """Return a list of a command's settings for each section of its help."""
+    sections: dict[str, dict[str, str]] = {}
     for options in find_options(command):
-        for section, name, cells in make_rows(options):
-            earlier = sections.setdefault(section, {}).setdefault(name, cells)
+        for section, example, description in make_items(options):
+            items = sections.setdefault(section, {})
             # Two groups of a command may share a flag, each with a help of its own.
-            if cells[-1] not in earlier[-1]:
-                earlier[-1] += f" {cells[-1]}"
+            earlier = items.get(example, "")
+            if description not in earlier:
+                items[example] = f"{earlier} {description}".strip()
     names = list(sections)
     if command == "train":
         names.sort(key=ORDER.index)
@@ -180,34 +186,33 @@ def make_tables(command: str) -> str:
     for section in names:
         if len(names) > 1:
             text += f"\n### {section.capitalize()}\n"
-        text += f"\n{HEAD}"
-        for name, cells in sections[section].items():
-            text += join_row(name, cells)
+        text += "\n"
+        for example, description in sections[section].items():
+            text += f"- `{example}`: {description}\n"
     return text
 
 
 def make_most_wanted() -> str:
-    """Return a table of the flags that most people want."""
-    cells_of = {name: cells for _, name, cells in make_rows(Config)}
-    text = HEAD
-    for name in MOST_WANTED:
-        text += join_row(flag(name), cells_of[flag(name)])
-    return text
+    """Return a list of the flags that most people want."""
+    items = {}
+    for _, example, description in make_items(Config):
+        name = example.split()[0]
+        items[name] = f"- `{example}`: {description}\n"
+    return "".join(items[flag(name)] for name in MOST_WANTED)
 
 
 def make_recipes() -> str:
-    """Return a table of the recipes, with the settings that aren't the defaults."""
-    text = "| recipe | what it is | its settings |\n| --- | --- | --- |\n"
+    """Return a list of the recipes, with the settings that aren't the defaults."""
+    text = ""
     for name, recipe in RECIPES.items():
         flags = []
         for field in dataclasses.fields(Config):
             value = getattr(recipe.config, field.name)
             if field.name != "recipe" and value != field.default:
                 flags.append(as_argument(field.name, value))
-        settings = "the defaults"
+        text += f"- `{name}`: {recipe.summary}.\n"
         if flags:
-            settings = f"`{' '.join(flags)}`"
-        text += f"| `{name}` | {recipe.summary} | {settings} |\n"
+            text += f"  `{' '.join(flags)}`\n"
     return text
 
 
@@ -220,7 +225,7 @@ def page() -> str:
         text += f"\n## pmapdp.{command}\n"
         if command in NOTES:
             text += f"\n{NOTES[command]}\n"
-        text += make_tables(command)
+        text += make_lists(command)
     return text
 
 

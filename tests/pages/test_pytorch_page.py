@@ -4,6 +4,7 @@ The code in the second column is compared with PyTorch's answer to the first col
 `tests/support/pytorch_answers.py` stores these answers.
 """
 
+import dataclasses
 import json
 import re
 
@@ -16,16 +17,19 @@ import pytorch_answers
 from flax import nnx
 from pytorch_answers import PAGE, STORED
 
+from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.custom.data import make_data_set
 from pmapdp.data.batches import Batch
+from pmapdp.distributed import ProcessesOptions
 from pmapdp.loss import MetricSums, metric_sums
 from pmapdp.optimizer import make_optimizer
-from pmapdp.train import train
+from pmapdp.train import COMMAND, train
 
 ANSWERS = json.loads(STORED.read_text())
 LAYERS = pytorch_answers.rows("Layers")
 LOSSES = pytorch_answers.rows("Losses")
+LOOP = PAGE.with_name("pytorch_loop.md").read_text(encoding="utf-8")
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
@@ -277,3 +281,13 @@ def test_a_loss_over_tokens_that_ignores_some_trains():
     data = {"train": (tokens, labels)}
     epochs = train(config, model=make_model, data=data, loss=names["loss"]).epochs
     assert epochs[-1]["train"]["loss"] < epochs[0]["train"]["loss"]
+
+
+def test_the_flags_beside_those_of_lightning_are_taken():
+    table = LOOP.partition("## If you use Lightning")[2]
+    cells = re.findall(r"^\|.*\| (.*) \|$", table, re.MULTILINE)
+    fields = [*dataclasses.fields(Config), *dataclasses.fields(ProcessesOptions)]
+    commands = [flags for cell in cells for flags in re.findall(r"`(--[^`]*)`", cell)]
+    assert len(commands) > 12
+    for flags in commands:
+        assert cli.read_flags(COMMAND, fields, flags.split(), {})
