@@ -19,16 +19,18 @@ This page has what your editor shows for the names that programs import.
 `python docs/api.py` makes it from the docstrings. Import each name from its module,
 because the package itself exports nothing. What isn't on this page may change without
 notice.
-[`pmapdp/__init__.py`](../pmapdp/__init__.py) lists the other modules, in the order in
-which to read them.
 """
-TRAIN = """
+# What the examples of all names need. Pasted one after the other, they run.
+SETUP = """
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
-from pmapdp.config import Config
-from pmapdp.data.dataset import DataSet, Split
-from pmapdp.train import train
+from pmapdp.devices import simulate
+
+simulate(8)  # eight devices on a CPU, before JAX starts
 
 
 class Net(nnx.Module):
@@ -41,142 +43,67 @@ class Net(nnx.Module):
 
 inputs = np.random.default_rng(0).normal(size=(256, 6)).astype(np.float32)
 labels = inputs[:, :3].argmax(1)
-data = DataSet(
-    train=Split(inputs[:192], labels[:192]), test=Split(inputs[192:], labels[192:])
-)
-config = Config(strategy="jit", epochs=2, workdir="runs/api")
-result = train(config, model=Net, data=data)
-print(result.epochs[-1]["test"]["accuracy"])
 """
-LOSS = """
-import jax.numpy as jnp
-import optax
-
-from pmapdp.loss import MetricSums
-
-
-def loss(model, batch):
-    losses = optax.softmax_cross_entropy_with_integer_labels(
-        model(batch.inputs), batch.labels
-    )
-    return MetricSums((batch.weights * losses).sum(), None, batch.weights.sum())
-
-
-train(Config(strategy="jit", epochs=2), model=Net, data=data, loss=loss)
-"""
-AFTERWARDS = """
-from pmapdp.evaluate import evaluate_run
-from pmapdp.export import export_run, load_exported
-from pmapdp.train import load_run
-
-metrics, facts = evaluate_run("runs/api", devices=4, model=Net, data=data)
-config, state, last_epoch = load_run("runs/api", model=Net)
-export_run("runs/api", "api.zip", model=Net, data=data)
-exported = load_exported("api.zip")
-print(exported.outputs(inputs[:2])["probabilities"])
-"""
-VERIFY = """
-import jax
-import jax.numpy as jnp
-
-from pmapdp.devices import simulate
-from pmapdp.verify import one_device, verify
-
-simulate(8)
-
-
-def step(w, batch):
-    gradient = jax.grad(lambda w: jnp.square(batch @ w - 1).mean())(w)
-    return w - 0.1 * jax.lax.pmean(gradient, "devices")
-
-
-report = verify(
-    step=jax.pmap(step, "devices"),
-    reference=one_device(step, "devices"),
-    state=jnp.ones(3),
-    batch=jnp.arange(48.0).reshape(16, 3) / 48,
-)
-print(report)
-assert report.ok
-"""
-COMPARE = """
-from pmapdp.compare.strategies import compare_strategies
-from pmapdp.config import Config
-
-if __name__ == "__main__":  # each number of devices gets a process of its own
-    runs = compare_strategies(Config(epochs=1), ["pmap", "jit"], [8])
-    for run in runs:
-        print(run.strategy, run.largest_difference)
-"""
-# A title, an example that can be pasted after those above it, and the names.
-SECTIONS = [
-    ("Train", TRAIN, ["pmapdp.train.train", "pmapdp.train.Result"]),
-    (
-        "Your data",
-        "",
-        [
-            "pmapdp.data.dataset.DataSet",
-            "pmapdp.data.dataset.Split",
-            "pmapdp.data.dataset.Texts",
-            "pmapdp.custom.images.ImageFolder",
-        ],
-    ),
-    (
-        "Your loss and layers",
-        LOSS,
-        [
-            "pmapdp.loss.MetricSums",
-            "pmapdp.layers.current_context",
-            "pmapdp.layers.Context",
-            "pmapdp.models.axes",
-        ],
-    ),
-    (
-        "After training",
-        AFTERWARDS,
-        [
-            "pmapdp.evaluate.evaluate_run",
-            "pmapdp.train.load_run",
-            "pmapdp.export.export_run",
-            "pmapdp.export.load_exported",
-            "pmapdp.export.Exported",
-        ],
-    ),
-    (
-        "Verify a step",
-        VERIFY,
-        [
-            "pmapdp.verify.verify",
-            "pmapdp.verify.one_device",
-            "pmapdp.verify.old_program",
-            "pmapdp.verify.Layout",
-            "pmapdp.verify.Report",
-        ],
-    ),
-    (
-        "Compare",
-        COMPARE,
-        [
-            "pmapdp.compare.strategies.compare_strategies",
-            "pmapdp.compare.results.Measurement",
-        ],
-    ),
-    ("Simulated devices", "", ["pmapdp.devices.simulate"]),
-    ("Errors", "", ["pmapdp.errors.UserError", "pmapdp.errors.StoppedError"]),
-    ("Settings", "", ["pmapdp.config.Config"]),
-]
+# A title and the names.
+SECTIONS = {
+    "Data": [
+        "pmapdp.data.dataset.Split",
+        "pmapdp.data.dataset.DataSet",
+        "pmapdp.data.dataset.Texts",
+        "pmapdp.custom.images.ImageFolder",
+    ],
+    "Training": [
+        "pmapdp.config.Config",
+        "pmapdp.train.train",
+        "pmapdp.train.Result",
+    ],
+    "Your loss and layers": [
+        "pmapdp.loss.MetricSums",
+        "pmapdp.layers.current_context",
+        "pmapdp.layers.Context",
+        "pmapdp.models.axes",
+    ],
+    "After training": [
+        "pmapdp.evaluate.evaluate_run",
+        "pmapdp.train.load_run",
+        "pmapdp.export.export_run",
+        "pmapdp.export.load_exported",
+        "pmapdp.export.Exported",
+    ],
+    "Verifying a step": [
+        "pmapdp.verify.verify",
+        "pmapdp.verify.one_device",
+        "pmapdp.verify.old_program",
+        "pmapdp.verify.Layout",
+        "pmapdp.verify.Report",
+    ],
+    "Comparing strategies": [
+        "pmapdp.compare.strategies.compare_strategies",
+        "pmapdp.compare.results.Measurement",
+    ],
+    "Devices and errors": [
+        "pmapdp.devices.simulate",
+        "pmapdp.errors.UserError",
+        "pmapdp.errors.StoppedError",
+    ],
+}
 # You get these from a function, so their call isn't shown.
 RESULTS = ("Result", "Context", "Exported", "Report", "Measurement")
+# Methods from which a report writes its text.
+PARTS_OF_REPORTS = ("describe_rows", "describe_compared", "conclude")
 # In place of some sixty attributes, which the page of flags has.
 FIELDS = """Every flag of `python -m pmapdp.train` is a field: `--learning-rate 0.1` is
-`Config(learning_rate=0.1)`. [Flags](flags.md) has their types, limits and defaults."""
+`Config(learning_rate=0.1)`. [Flags](flags.md) has their types, limits and defaults. For
+other values, write `dataclasses.replace(config, epochs=5)`."""
 HEADINGS = ("Args:", "Attributes:", "Returns:", "Raises:")
+EXAMPLE = "Example:\n"
+WIDEST_CALL = 60  # characters of a call in one line, so that a phone shows it
 ITEM = re.compile(r"(\w+): (.*)", re.DOTALL)
 
 
 def public_names() -> list[str]:
     """Return all names of the page."""
-    return [name for _, _, names in SECTIONS for name in names]
+    return [name for names in SECTIONS.values() for name in names]
 
 
 def definition_of(public: Any) -> ast.ClassDef | ast.FunctionDef:
@@ -220,7 +147,7 @@ def signature_of(name: str, public: Any) -> str:
             texts.append("*")
         texts.append(short_parameter(parameter))
     call = f"{name}({', '.join(texts)})"
-    if len(call) <= 88:
+    if len(call) <= WIDEST_CALL:
         return call
     lines = [f"    {text}," for text in texts]
     return "\n".join([f"{name}(", *lines, ")"])
@@ -244,14 +171,21 @@ def describe_items(text: str, types: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
+def example_of(public: Any) -> str:
+    """Return the example in a docstring, which is its end, or nothing."""
+    _, _, example = inspect.getdoc(public).partition(EXAMPLE)
+    return textwrap.dedent(example).strip()
+
+
 def describe_docstring(public: Any) -> str:
     """Return a docstring as Markdown: its paragraphs, and its sections as lists."""
     if public is Config:
         summary, _, _ = inspect.getdoc(public).partition("\n\n")
         return f"{summary}\n\n{FIELDS}"
     types = types_of(public)
+    text, _, _ = inspect.getdoc(public).partition(EXAMPLE)
     paragraphs = []
-    for paragraph in inspect.getdoc(public).split("\n\n"):
+    for paragraph in text.strip().split("\n\n"):
         heading, _, rest = paragraph.partition("\n")
         if heading in HEADINGS:
             title = heading.removesuffix(":")
@@ -266,7 +200,7 @@ def members_of(public: Any) -> Iterator[tuple[str, str]]:
     first line.
     """
     for name, member in vars(public).items():
-        if name.startswith("_"):
+        if name.startswith("_") or name in PARTS_OF_REPORTS:
             continue
         function: Callable[..., Any] | None = None
         call = f".{name}"
@@ -299,17 +233,34 @@ def describe(path: str) -> str:
     if members:
         text += "\n**Methods and properties**\n\n"
         text += "".join(f"- `{call}`: {line}\n" for call, line in members)
+    if example := example_of(public):
+        text += f"\n**Example**\n\n```python\n{example}\n```\n"
     return text
+
+
+def contents() -> str:
+    """Return a list of the names, each with its docstring's first line."""
+    lines = []
+    for title, names in SECTIONS.items():
+        lines.append(f"- **{title}**\n")
+        for path in names:
+            public = pkgutil.resolve_name(path)
+            summary, _, _ = inspect.getdoc(public).partition("\n\n")
+            name = public.__name__
+            line = " ".join(summary.split())
+            lines.append(f"  - [`{name}`](#{name.lower()}): {line}\n")
+    return "".join(lines)
 
 
 def page() -> str:
     """Return the text of docs/api.md."""
-    parts = [TOP]
-    for title, example, names in SECTIONS:
-        section = f"## {title}\n"
-        if example:
-            section += f"\nFor example:\n\n```python{example}```\n"
-        parts.append(section)
+    parts = [TOP, contents()]
+    parts.append(
+        "The examples run one after the other, after these lines:\n\n"
+        f"```python{SETUP}```\n"
+    )
+    for title, names in SECTIONS.items():
+        parts.append(f"## {title}\n")
         parts += [describe(name) for name in names]
     return "\n".join(parts)
 

@@ -58,11 +58,15 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
     stays.
 
     Args:
-        count: The number of devices, at least.
+        count: The smallest number of devices.
 
     Raises:
         UserError: The environment allows fewer than `count`, or JAX has already started
             with fewer.
+
+    Example:
+        simulate(8)
+        print(len(jax.devices()))
     """
     if not 1 <= count <= MOST_SIMULATED:
         raise UserError(

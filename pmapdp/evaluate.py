@@ -55,11 +55,15 @@ def evaluate_run(
         devices: The number of devices. Default: as in training.
         data_dir: The folder of downloaded data sets. Default: as in training.
         best: Take the checkpoint of the best epoch.
-        python_values: `model`, `data` and so on, if `train` was given them.
+        python_values: `model`, `data` and so on again, if `train` was given them.
 
     Returns:
         (metrics, facts): the loss and metrics by name, and the data set, update,
         strategy and devices to which they belong.
+
+    Example:
+        metrics, facts = evaluate_run("runs/api", devices=4, model=Net, data=data)
+        print(metrics["accuracy"])
     """
     config = read_config(workdir)
     require_python_values(

@@ -57,13 +57,13 @@ class Exported:
     """An exported model, ready to be called.
 
     Attributes:
-        metadata: `labels`, `metrics`, `input` (shapes and types), `classifies` and
-            more.
-        model: The network as a function of the arrays and the inputs.
-        arrays: Parameters and running statistics.
-        loss: The sums of its loss and metrics as a function of the arrays, and of
-            inputs, labels and weights.
-        featurizer: Turns n texts into the inputs of a text model.
+        metadata: The contents of `metadata.json`: `labels`, `metrics`, `input` (shapes
+            and types), `classifies` and more.
+        model: The network, a function of the arrays and the inputs.
+        arrays: The parameters and running statistics.
+        loss: A function of the arrays, inputs, labels and weights that returns the sums
+            of loss and metrics.
+        featurizer: A function that turns n texts into the inputs of a text model.
     """
 
     metadata: dict[str, Any]
@@ -82,7 +82,7 @@ class Exported:
         return jax.enable_x64(self.metadata["dtype"] == "float64")
 
     def outputs(self, inputs: Any) -> dict[str, np.ndarray]:
-        """Return what the model gives for n inputs, at least one.
+        """Return the model's outputs for n inputs, at least one.
 
         A classifier gives `logits` and `probabilities`, both `[n, C]`. Any other model
         gives its `outputs`, `[n, ...]`. A `UserError` says that the model takes other
@@ -141,11 +141,15 @@ def load_exported(path: str | Path) -> Exported:
         path: A file that `export_run` or `python -m pmapdp.export` wrote.
 
     Returns:
-        The model, which you call by `load_exported(path).outputs(inputs)`.
+        The model, whose method `outputs(inputs)` you call.
 
     Raises:
-        UserError: The file is damaged, isn't an exported model, or is from another
-            version of JAX.
+        UserError: The file is damaged, isn't an exported model, or is from a version of
+            JAX that this one can't read.
+
+    Example:
+        exported = load_exported("api.zip")
+        print(exported.outputs(inputs[:2])["probabilities"])
     """
     metadata, arrays, files = read_exported_file(path, advice=ADVICE)
     failure = f"{path} is damaged"
@@ -184,11 +188,15 @@ def export_run(
         path: The file to write, or to replace.
         data_dir: The folder of downloaded data sets. Default: as in training.
         best: Take the checkpoint of the best epoch.
-        data: The data, if `train` was given them as Python values.
-        python_values: `model`, `optimizer` and so on, if `train` was given them.
+        data: The data again, if `train` was given them.
+        python_values: `model`, `optimizer` and so on again, if `train` was given them.
 
     Returns:
-        What the file's `metadata.json` says about the run.
+        The contents of the file's `metadata.json`.
+
+    Example:
+        metadata = export_run("runs/api", "api.zip", model=Net, data=data)
+        print(metadata["labels"])
     """
     config = read_config(workdir)
     values = {"data": data} | python_values

@@ -32,13 +32,14 @@ class Context:
     """Facts about the batch that a layer needs and can't see in its activations.
 
     Attributes:
-        weights: `[b]`, 0 for padding. None: all examples count alike.
+        weights: `[b]`, how much each example counts, 0 for padding. None: all count
+            alike.
         keys: `[b]` random keys, one per example. None in evaluation.
-        step: `[]`, the updates made so far.
+        step: `[]`, the number of updates made so far.
         train: True in a training step.
         axis_name: The mapped axis over which the batch is split. None: the arrays hold
             all of it.
-        draws: Numbers the calls of `next_keys`.
+        draws: The counter by which each call of `next_keys` gets keys of its own.
     """
 
     weights: Any = None
@@ -70,6 +71,15 @@ def current_context() -> Context:
 
     Call it in a layer of your own. Outside of a training step `train` is False, and
     there are no weights, keys and axis.
+
+    Example:
+        class Noise(nnx.Module):
+            def __call__(self, x):  # [b, D]
+                context = current_context()
+                if not context.train:
+                    return x
+                draw = jax.vmap(lambda key: jax.random.normal(key, x.shape[1:]))
+                return x + 0.1 * draw(context.next_keys())
     """
     return _current.get()
 

@@ -20,18 +20,30 @@ DIVISOR = " (divisor)"
 
 
 class MetricSums(NamedTuple):
-    """Sums over examples, `[]` each.
+    """The sums over a batch that a loss returns, `[]` each.
 
-    Added field by field, the sums of two batches are the sums over all examples.
+    Added field by field, the sums of two batches are the sums over all examples. Means
+    are not, which is why a loss returns sums.
 
     Attributes:
         loss: The sum of the weighted losses. The cross-entropy is in nats.
-        correct: The weights of the examples whose highest logit is at their class. None
-            without classes.
-        count: The sum of the weights, the number of examples if each weighs 1. The
-            gradients are divided by it.
-        metrics: Further metrics by name, each a sum, which is shown as sum / count, or
-            a pair of sums, which is shown as first / second.
+        correct: The sum of the weights of the correct answers. None if there are no
+            classes.
+        count: The sum of the weights, which is the number of examples if each weighs 1.
+            The gradients are divided by it.
+        metrics: More metrics by name. A sum is shown as sum / count, and a pair of sums
+            as first / second.
+
+    Example:
+        def loss(model, batch):
+            losses = optax.softmax_cross_entropy_with_integer_labels(
+                model(batch.inputs), batch.labels
+            )
+            weights = batch.weights  # 0 for padding
+            return MetricSums((weights * losses).sum(), None, weights.sum())
+
+
+        train(Config(strategy="jit", epochs=2), model=Net, data=data, loss=loss)
     """
 
     loss: Any

@@ -63,10 +63,18 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-        state: The last one on the host, or with `best` or `patience` the best epoch's.
-        epochs: The results of each epoch of the run, as in its metrics file:
-            `{"epoch": 1, "step": 23, "train": {"loss": ..., "accuracy": ...,
-            "examples": 1437}, "test": {...}, ...}`.
+        state: The last state, on the host. With `best` or `patience` it's the state of
+            the best epoch.
+        epochs: The results of all epochs of the run, also of a resumed one, as in its
+            metrics file: `{"epoch": 1, "step": 23, "train": {"loss": ..., "accuracy":
+            ..., "examples": 1437}, "test": {...}, ...}`.
+
+    Example:
+        trained = Net(rngs=nnx.Rngs(0))
+        nnx.update(trained, result.state.params)
+        nnx.update(trained, result.state.model_state)
+        trained.eval()
+        print(trained(inputs[:2]).argmax(1))
     """
 
     state: TrainState
@@ -90,33 +98,43 @@ def train(
 
     Args:
         config: The settings.
-        model: Builds your network, in place of the one that the configuration names;
-            see `pmapdp.state.build`.
-        data: Your data set; see `pmapdp.custom.data.make_data_set`.
-        loss: Your loss, in place of `model.loss` or the cross-entropy; see `Task.loss`.
-        metrics: For a classifier, a function of (logits, batch) that returns further
-            sums by name.
-        optimizer: A function of the schedule that returns an optimizer of Optax, for
-            example `optax.lion`.
-        schedule: A function of the number of updates made that returns the learning
-            rate.
-        trainable: The parameters to train, by a filter of Flax or names. The others
-            stay fixed, even with weight decay.
-        after_epoch: Called after each epoch as after_epoch(results, state). The state
-            is on the devices, and the next update overwrites it, so copy what you keep.
-            With several processes, each one calls it.
-        processes: The processes that take part; all call this function alike. Default:
+        model: Your network in place of the one that `config` names: a class or function
+            that takes `rngs`, and returns an `nnx.Module`. If it also takes `dtype` and
+            `param_dtype`, it gets the types of the run.
+        data: Your data in place of those that `config` names: a `DataSet`, or a
+            dictionary of `train`, `test` and `validation`. Each part is (inputs,
+            labels), (inputs, labels, weights), `Texts` or a map-style data set.
+        loss: Your loss, a function of (model, batch) that returns `MetricSums`.
+            Default: the model's method `loss(batch)`, or else the cross-entropy.
+        metrics: More metrics of a classifier: a function of (logits, batch) that
+            returns sums by name.
+        optimizer: A function that takes the schedule, and returns an optimizer of
+            Optax, such as `optax.lion`.
+        schedule: A function that takes the number of updates made, and returns the
+            learning rate.
+        trainable: The parameters to train, by their names or a filter of Flax. The
+            others stay as they are, even with weight decay.
+        after_epoch: A function that is called after each epoch as
+            `after_epoch(results, state)`. The state is on the devices, and the next
+            update overwrites it, so copy what you keep. With several processes, each
+            one calls it.
+        processes: The processes that take part. All call this function alike. Default:
             those that the program has connected by `jax.distributed.initialize`.
 
     Returns:
-        The state and the results of each epoch.
+        The last state, and the results of each epoch.
 
     Raises:
-        UserError: The configuration doesn't fit the machine, the data or the workdir,
-            training diverged, or a file can't be written.
-        StoppedError: SIGTERM, SIGINT or SIGHUP (in a notebook: its stop button) stopped
-            the run. With a workdir a checkpoint was written, without one the error's
-            `state` has the state.
+        UserError: The settings don't fit the machine, the data or the workdir, training
+            diverged, or a file can't be written.
+        StoppedError: A signal stopped the run, for example Ctrl-C or a notebook's stop
+            button. With a workdir, the run has written a checkpoint. Without one, the
+            error's `state` has the state.
+
+    Example:
+        config = Config(strategy="jit", epochs=2, workdir="runs/api")
+        result = train(config, model=Net, data=data)
+        print(result.epochs[-1]["test"]["accuracy"])
     """
     started = time.perf_counter()  # the run's last line says how long it all took
     custom = CustomParts(model, data, loss, metrics, optimizer, schedule, trainable)
@@ -366,15 +384,19 @@ def choose_result(
 def load_run(
     path: str | Path, *, best: bool = False, **python_values: Any
 ) -> tuple[Config, TrainState, dict[str, Any]]:
-    """Read a run: its configuration, its newest state, and its last epoch's results.
+    """Read a run: its settings, its newest state, and its last epoch's results.
 
     Args:
-        path: Its folder.
+        path: The folder of the run.
         best: Read the state and the results of the best epoch instead.
         python_values: `model` and `optimizer` again, if `train` was given them.
 
     Returns:
-        (config, state, results): the state is on the host.
+        (config, state, results), with the state on the host.
+
+    Example:
+        config, state, last_epoch = load_run("runs/api", model=Net)
+        print(last_epoch["test"]["loss"])
     """
     config = read_config(path)
     # The state is read without the data, so nobody has to give them.

@@ -36,26 +36,27 @@ class Measurement:
     """A strategy or a program on some devices, and what it did there.
 
     Attributes:
-        strategy: the strategy, or the program as `old.py:program`.
-        label: the same without folders.
-        name: the label with the number of devices.
-        devices: their number.
-        global_batch_size: the number of examples in an update.
-        simulated: several devices share a CPU.
-        machine: the devices and versions.
-        step_ms: the times of an update.
-        collectives: of the compiled update, the largest first.
-        memory: bytes on a device by use, as the compiler plans them. Results that reuse
+        strategy: The strategy, or the program as `old.py:program`.
+        label: The same without folders.
+        name: The label with the number of devices.
+        devices: The number of devices.
+        global_batch_size: The number of examples in an update.
+        simulated: True if several devices share a CPU.
+        machine: The devices and versions.
+        step_ms: The times of an update, in milliseconds.
+        collectives: The collectives of the compiled update, the largest first.
+        memory: Bytes on a device by use, as the compiler plans them. Results that reuse
             donated memory take none.
-        holds: the arrays on the devices by their role, as `batch`.
-        sees: the shape of the inputs in your function. Empty for a program.
-        losses: of all updates. Empty for a program.
-        gradient_sums: of one weight, on each device in the first update. Empty for a
-            program.
-        verdict: verify's. Empty for a strategy.
-        report: verify's. Empty for a strategy.
-        largest_difference: from the parameters of a single device, or from the state of
-            the first program, in any element. None: they don't start from one state.
+        holds: The arrays on the devices by their role, such as `batch`.
+        sees: The shape of the inputs in your function. Empty for a program.
+        losses: The losses of all updates. Empty for a program.
+        gradient_sums: One weight's gradient sum on each device in the first update.
+            Empty for a program.
+        verdict: The verdict of `verify`. Empty for a strategy.
+        report: The report of `verify`. Empty for a strategy.
+        largest_difference: The largest difference in any element from the parameters of
+            a single device, or from the state of the first program. None: they don't
+            start from one state.
     """
 
     strategy: str

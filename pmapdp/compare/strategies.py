@@ -51,15 +51,22 @@ def compare_strategies(
 ) -> list[Measurement]:
     """Train on one device, and with each strategy on each number of devices.
 
-    Each number of devices has a process of its own, and all runs have one batch.
+    Each number of devices has a process of its own, so call it below
+    `if __name__ == "__main__":`. All runs have one batch.
 
     Args:
         config: The settings of the training.
-        names: The strategies, as "pmap" and "jit".
+        names: The strategies, for example "pmap" and "jit".
         counts: The numbers of devices, the largest first. None: all devices.
 
     Returns:
-        A measurement for each run, first of the single device.
+        A measurement for each run. The first is of the single device.
+
+    Example:
+        if __name__ == "__main__":
+            runs = compare_strategies(Config(epochs=1), ["pmap", "jit"], [8])
+            for run in runs:
+                print(run.strategy, run.largest_difference)
     """
     results: list[tuple[Measurement, Any]] = []
     for count in counts:

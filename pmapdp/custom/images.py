@@ -43,12 +43,15 @@ class ImageFolder:
     """A map-style data set of `[H, W, C]` uint8 images and the names of their classes.
 
     Args:
-        folder: Holds a subfolder for each class, and these hold images, also in folders
-            of their own.
-        size: (H, W) to which each image is scaled, its longer side cut off evenly.
-            None: all have one size.
+        folder: A folder with a subfolder for each class. Images may be in folders
+            inside of these, too.
+        size: (H, W) to which each image is scaled. What is too long is cut off evenly
+            on both sides. None: the images have one size already.
         mode: Pillow's name of the colours: "RGB" for C = 3, "L" (grey) for 1, "RGBA"
             for 4.
+
+    Example:
+        photos = DataSet(train=ImageFolder("photos", size=(64, 64)))
     """
 
     thread_safe = True  # each call opens its own file

@@ -21,6 +21,10 @@ class Split(NamedTuple):
         labels: `[n]` int32 classes, or what your loss takes: an array, or a dictionary
             of arrays.
         weights: `[n]`, how much each example counts, more than 0. None: each counts 1.
+
+    Example:
+        counts_twice = np.where(labels == 0, 2.0, 1.0)
+        rare_class = Split(inputs, labels, counts_twice)
     """
 
     inputs: Any
@@ -42,7 +46,10 @@ class Texts(NamedTuple):
 
     Attributes:
         texts: The texts.
-        labels: `[n]` int32 classes.
+        labels: `[n]` classes, as numbers or names.
+
+    Example:
+        reviews = DataSet(train=Texts(["good", "bad"] * 32, ["like", "dislike"] * 32))
     """
 
     texts: list[str]
@@ -53,15 +60,24 @@ class Texts(NamedTuple):
 class DataSet:
     """A training set, and the sets on which the model is evaluated.
 
-    Each part is a `Split`, `Texts`, or an object with the methods of a `Split`.
+    Each part is a `Split`, `Texts` or a map-style data set.
 
     Attributes:
         train: The training set.
-        test: Evaluated after each epoch, if there is no validation set.
+        test: The test set. It's evaluated after each epoch if there is no validation
+            set.
         classes: The names of the classes, in the order of their numbers.
-        validation: Evaluated after each epoch instead of the test set, which then waits
-            for `pmapdp.evaluate`.
-        augment: Changes an example in training: (its inputs, a key) -> new inputs.
+        validation: The validation set. It's evaluated after each epoch instead of the
+            test set, which then waits for `pmapdp.evaluate`.
+        augment: A function that changes an example in training. It takes the inputs of
+            one example and a random key, and returns the new inputs.
+
+    Example:
+        data = DataSet(
+            train=Split(inputs[:192], labels[:192]),
+            test=Split(inputs[192:], labels[192:]),
+            classes=("first", "second", "third"),
+        )
     """
 
     train: Any

@@ -9,15 +9,16 @@ from typing import Any
 def axes(*names: str) -> dict[str, Any]:
     """Name the axes of a linear layer, so that a layout can split it over a mesh.
 
-        nnx.Linear(784, 512, **axes("features", "hidden"), rngs=rngs)
-
     Without a layout the names change nothing. docs/meshes.md shows a whole model.
 
     Args:
-        names: One for each axis of the kernel. The bias has the last of them.
+        names: One name for each axis of the kernel. The bias gets the last of them.
 
     Returns:
         Keyword arguments for `nnx.Linear`.
+
+    Example:
+        layer = nnx.Linear(784, 512, **axes("features", "hidden"), rngs=nnx.Rngs(0))
     """
     kernel = axis_names(*names)
     return {"kernel_metadata": kernel, "bias_metadata": axis_names(names[-1])}

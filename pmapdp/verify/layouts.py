@@ -53,13 +53,16 @@ class Layout(NamedTuple):
     They are given host arrays, as one device has them.
 
     Attributes:
-        place_state: The state without the leaves that `per_device` names.
-        place_batch: From `[B, ...]`.
-        fetch: The state back to arrays as one device has them. None: each leaf has the
-            shape that it has there, or a leading device axis `[N, ...]`. Leaves that it
-            returns as they are on the devices are compared on each of them.
-        place_key: The key.
-        place_per_device: Leaves `[N, ...]` that `per_device` names.
+        place_state: A function of (state, devices) that places the state, without the
+            leaves that `per_device` names.
+        place_batch: A function of (batch, devices) that places the batch `[B, ...]`.
+        fetch: A function that turns the placed state back into arrays as one device has
+            them. Leaves that it leaves on the devices are compared on each of them.
+            None: each leaf has the shape that it has on one device, or a leading device
+            axis `[N, ...]`.
+        place_key: A function of (key, devices) that places the key.
+        place_per_device: A function of (leaves, devices) that places the leaves
+            `[N, ...]` that `per_device` names.
     """
 
     place_state: Callable[[Any, Devices], Any]

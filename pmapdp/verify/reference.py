@@ -52,8 +52,15 @@ class OldProgram(NamedTuple):
 def one_device(step: Callable, axis_name: Any) -> Callable:
     """Make the reference of one device: the step over an axis of size 1.
 
-    There collectives return their argument. A step that reads `jax.device_count()` is
-    refused, because that isn't 1.
+    Over such an axis collectives return their argument. A step that reads
+    `jax.device_count()` is refused, because that isn't 1.
+
+    Args:
+        step: The step with its collectives, before it is mapped.
+        axis_name: The name of the axis in these collectives.
+
+    Returns:
+        A function for `reference` of `verify`.
     """
     return partial(run_on_one_device, step, axis_name)
 
@@ -61,9 +68,19 @@ def one_device(step: Callable, axis_name: Any) -> Callable:
 def old_program(step: Callable, axis_name: Any, groups: int) -> OldProgram | Callable:
     """Make the reference that does on one device what pmap does on several.
 
-    The batch `[B, ...]` is cut into groups. Leaves that `per_device` of `verify` names
-    are given and returned as `[groups, ...]`; all others must come out equal in all
-    groups.
+    Take it for a step whose result depends on how the batch is split, for example
+    because its batch norm sees one device's examples. Leaves that `per_device` of
+    `verify` names are given and returned as `[groups, ...]`. All others must come out
+    equal in all groups.
+
+    Args:
+        step: The step with its collectives, before it is mapped.
+        axis_name: The name of the axis in these collectives.
+        groups: The number of parts into which the batch `[B, ...]` is cut, as many as
+            the old program had devices.
+
+    Returns:
+        A function for `reference` of `verify`.
     """
     if groups == 1:
         return one_device(step, axis_name)

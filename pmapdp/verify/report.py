@@ -132,14 +132,20 @@ class Report(NamedTuple):
     """The findings of `verify`.
 
     Attributes:
-        checks: Those that were made, and those that could not be.
-        kinds: How each leaf was compared: "close" within rounding, or "exact". Not
-            compared were the "unstable", which rounding decides, and the "per_device".
-        devices: On how many the step ran.
-        updates: How many were compared, from the first on.
+        checks: The checks that were made, and those that could not be.
+        kinds: How each leaf was compared: "close" (within rounding) or "exact". Leaves
+            that rounding decides are "unstable", and were not compared. Neither were
+            the "per_device" leaves.
+        devices: The number of devices on which the step ran.
+        updates: The number of updates that were compared.
         precision: The type in which it was computed, and why it was not float64.
         unseen: What this reference can't show.
-        exchange: What the devices exchange in an update.
+        exchange: What the devices send each other in an update.
+
+    Example:
+        if not report.ok:
+            for check in report.failed:
+                print(check)
     """
 
     checks: list[Check]

@@ -56,33 +56,54 @@ def verify(
     the new state or `(state, metrics)`. docs/verify.md has wrappers for other steps.
 
     Args:
-        step: The same function as `reference`, pmapped, shard_mapped or jitted.
-        reference: The plain step for one device, without collectives, or
-            `one_device(step, axis_name)`, or `old_program(step, axis_name, groups)`.
-        state: What the training starts from, as for one device. Leaves that
-            `per_device` names are `[N, ...]`.
-        batch: `[B, ...]`, or a function of the update's number, from 0, that returns
-            one. None: the step takes none.
-        key: What your loop passes: a key, the same in every update, or a function of
-            the update's number. None: no key.
-        layout: How the step's arguments are placed: `stacked`, `replicated` or
-            `sharded`, the batch's sharding, or a `Layout`.
-        per_device: Parts of the paths of leaves of which each device has its own, as
-            "batch_stats" or "opt/key"; "key" is that argument, "metrics/loss" a metric.
+        step: Your training step for several devices: pmapped, shard_mapped or jitted.
+        reference: The same step for one device: a plain function without collectives,
+            or `one_device(step, axis_name)`, or `old_program(step, axis_name, groups)`.
+        state: The state that training starts from, as one device has it. Leaves that
+            `per_device` names have a row for each device, `[N, ...]`.
+        batch: The global batch `[B, ...]`, or a function that takes the update's
+            number, from 0, and returns its batch. None: the step takes no batch.
+        key: The random key that your loop passes, the same in every update, or a
+            function that takes the update's number. None: the step takes no key.
+        layout: How the arguments are placed on the devices. "stacked": with pmap's
+            device axis. "replicated": as pmap with `in_axes=(None, 0, None)` takes
+            them. "sharded": as jit and shard_map take them. Or the batch's
+            `NamedSharding`, or a `Layout`.
+        per_device: The leaves of which each device has its own, by parts of their
+            paths, such as "batch_stats" or "opt/key". "key" is that argument, and
+            "metrics/loss" a metric.
         batch_axis: The axis of the examples in the batch: 1 for `[n_steps, B, ...]`.
-        last_batch: A ragged or padded last batch, as the reference takes it, for one
-            more update.
-        devices: Those to use. None: `jax.devices()`.
-        updates: How many in a row.
-        float64: Compute in float64 if the program allows it; False: in the types that
-            are given.
+        last_batch: A smaller or padded last batch, as the reference takes it. It makes
+            one more update.
+        devices: The devices to use. None: `jax.devices()`.
+        updates: The number of updates to compare, one after the other.
+        float64: Compute in float64 if the program allows it. False: in the types that
+            you give.
 
     Returns:
-        The report. In it, an error of the step is a check that failed.
+        The report. If the step raises an error, that is a check that failed.
 
     Raises:
-        ArgumentsError: A ValueError that says in one sentence why arguments cannot be
-            used. An error of the reference is raised as it is.
+        ArgumentsError: The arguments can't be used. It's a ValueError. An error of the
+            reference is raised as it is.
+
+    Example:
+        from pmapdp.verify import one_device
+
+
+        def step(w, batch):
+            gradient = jax.grad(lambda w: jnp.square(batch @ w - 1).mean())(w)
+            return w - 0.1 * jax.lax.pmean(gradient, "devices")
+
+
+        report = verify(
+            step=jax.pmap(step, "devices"),
+            reference=one_device(step, "devices"),
+            state=jnp.ones(3),
+            batch=jnp.arange(48.0).reshape(16, 3) / 48,
+        )
+        print(report)
+        report.require()
     """
     state = jax.tree.map(
         lambda x: x if hasattr(x, "dtype") else np.asarray(x, jnp.result_type(x)), state
