@@ -18,7 +18,7 @@ from pmapdp.devices import simulate
 
 simulate(8)  # before the constants below use JAX
 PAGE = (Path(__file__).parents[2] / "docs" / "newer_jax.md").read_text(encoding="utf-8")
-TRAP, MESHES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+TRAP, MESHES, NEW_NAMES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 NAMES = re.findall(
     r"^\| `(jax\.[\w.]+)` \| (gone|warns) \| [^|]* \| (.*) \|$", PAGE, re.M
 )
@@ -65,6 +65,50 @@ def resolve(name: str) -> None:
 def test_the_tables_are_read_whole():
     assert len(NAMES) == 15
     assert FIRST_TABLE.count("\n|") == 2 + len(MESSAGES) + 1  # the last has no message
+
+
+def test_new_names_do_what_the_page_says(capsys):
+    exec(NEW_NAMES, {"jax": jax, "x": np.ones(8, np.float32)})
+    assert capsys.readouterr().out == "float32[8@data]\n8.0\n"
+    mesh = jax.make_mesh((8,), ("data",))
+    assert jax.P is P
+
+    def double(x):
+        assert jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
+        with pytest.raises(ValueError, match=r"outside of `jax\.jit`"):
+            jax.sharding.get_mesh()
+        return 2 * x
+
+    with jax.set_mesh(mesh):
+        assert jax.sharding.get_mesh() == mesh
+        split = jax.device_put(np.ones((16, 3), np.float32), P("data"))
+        jax.jit(double)(split)
+        assert str(jax.typeof(jax.reshard(split, P()))) == "float32[16,3]"
+        shapes = []
+        jax.smap(
+            lambda x: shapes.append(x.shape) or x,
+            in_axes=0,
+            out_axes=0,
+            axis_name="data",
+        )(split)
+        assert shapes[-1] == (2, 3)
+    for name in ("get_mesh", "get_abstract_mesh"):
+        assert hasattr(jax, name) == (VERSION >= (0, 12))
+    with pytest.raises(TypeError, match="positional"):
+        jax.shard_map(double, mesh, P(), P())
+
+
+def test_shard_map_leaves_the_other_axes_to_the_compiler():
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=auto)
+
+    def add_up(x):
+        return lax.psum(x, "data")
+
+    added = jax.shard_map(
+        add_up, mesh=mesh, in_specs=P("data"), out_specs=P(), axis_names={"data"}
+    )
+    np.testing.assert_array_equal(jax.jit(added)(np.arange(8.0)), [12, 16])
 
 
 def test_with_mesh_warns():
