@@ -105,6 +105,10 @@ def test_the_reference(folder, capsys):
     assert not np.allclose(tuned.params["head"]["kernel"], first["head"]["kernel"])
     data = make_data_set(names["photos"])
     assert data.train.select(np.array([7])).inputs.max() == 7
+    # A memory-mapped array stays in its file.
+    converted = make_data_set(names["mapped"]).train.inputs
+    assert isinstance(names["pixels"], np.memmap)
+    assert np.shares_memory(converted, names["pixels"])
 
 
 # The first logits of torchvision 0.29's ResNet-18 for two images, with what
