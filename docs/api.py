@@ -51,6 +51,7 @@ SECTIONS = {
         "pmapdp.data.dataset.DataSet",
         "pmapdp.data.dataset.Texts",
         "pmapdp.custom.images.ImageFolder",
+        "pmapdp.registry.load_data",
     ],
     "Training": [
         "pmapdp.config.Config",
@@ -62,6 +63,7 @@ SECTIONS = {
         "pmapdp.layers.current_context",
         "pmapdp.layers.Context",
         "pmapdp.models.axes",
+        "pmapdp.models.named",
     ],
     "After training": [
         "pmapdp.evaluate.evaluate_run",
@@ -81,14 +83,21 @@ SECTIONS = {
         "pmapdp.compare.strategies.compare_strategies",
         "pmapdp.compare.results.Measurement",
     ],
+    "Predicting": [
+        "pmapdp.scaling.predict",
+        "pmapdp.scaling.Prediction",
+        "pmapdp.scaling.Hardware",
+        "pmapdp.scaling.Level",
+    ],
     "Devices and errors": [
         "pmapdp.devices.simulate",
         "pmapdp.errors.UserError",
+        "pmapdp.errors.DivergedError",
         "pmapdp.errors.StoppedError",
     ],
 }
 # You get these from a function, so their call isn't shown.
-RESULTS = ("Result", "Context", "Exported", "Report", "Measurement")
+RESULTS = ("Result", "Context", "Exported", "Report", "Measurement", "Prediction")
 # Methods from which a report writes its text.
 PARTS_OF_REPORTS = ("describe_rows", "describe_compared", "conclude")
 # In place of some sixty attributes, which the page of flags has.

@@ -125,9 +125,16 @@ def default_data_dir() -> Path:
 def load_data(name: str, data_dir: str | None = None) -> DataSet:
     """Read a data set, and download it first if it is missing and that is possible.
 
-    It's one of `DATA_SETS`, or yours: a file `my_data.npz`, a folder of images, or a
-    function without arguments in a file, `my_data.py:make`, that returns what `train`
-    takes as `data`.
+    Args:
+        name: A built-in data set, or yours: a file `my_data.npz`, a folder of images,
+            or a function without arguments in a file, `my_data.py:make`, that returns
+            what `train` takes as `data`.
+        data_dir: The folder of downloaded data sets. Default: `$PMAPDP_DATA`, or else a
+            folder at home.
+
+    Example:
+        digits = load_data("digits")
+        print(digits.train.inputs.shape)
     """
     if name in DATA_SETS:
         folder = Path(data_dir) if data_dir else default_data_dir()

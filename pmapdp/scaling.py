@@ -20,10 +20,11 @@ class Level(NamedTuple):
     """A network whose members are joined alike: the devices of a node, or the nodes.
 
     Attributes:
-        devices: The most members, devices or whole groups of the level inside.
-        latency: Seconds that a message takes besides its bytes.
-        bandwidth: Bytes/s that a device sends while it receives as many.
-        trees: The library also runs trees, not rings alone.
+        devices: The largest number of members: of devices, or of groups of the level
+            inside.
+        latency: The seconds that a message takes besides its bytes.
+        bandwidth: The bytes per second that a device sends while it receives as many.
+        trees: True if the library sends along trees, too, and not only around rings.
     """
 
     devices: int
@@ -36,9 +37,14 @@ class Hardware(NamedTuple):
     """A device and its networks.
 
     Attributes:
-        peak: FLOP/s of dense matrix products by dtype.
-        memory_bandwidth: Bytes/s between the device and its own memory.
+        peak: The operations per second of dense matrix products, by dtype.
+        memory_bandwidth: The bytes per second between the device and its own memory.
         levels: Its networks, from the inside out.
+
+    Example:
+        node, network = A100.levels
+        ethernet = network._replace(bandwidth=1.25e9)  # 10 Gbit/s
+        slower = A100._replace(levels=(node, ethernet))
     """
 
     peak: dict[str, float]
@@ -96,7 +102,14 @@ def reduce_scatter(n: float, N: int, levels: Sequence[Level]) -> float:
 
 
 class Prediction(NamedTuple):
-    """The seconds of a predicted step, and of its three parts, which add up to it."""
+    """The seconds of a predicted step, and of its three parts, which add up to it.
+
+    Attributes:
+        step: The whole step.
+        compute: The forward and the backward pass.
+        update: The optimizer's update.
+        all_reduce: The all-reduce of the gradients.
+    """
 
     step: float
     compute: float
@@ -116,16 +129,23 @@ def predict(
     """Predict a step of a model on N devices with b examples each.
 
     Args:
-        hardware: The device and its networks.
-        N: Devices.
-        b: Examples on each.
-        parameters: Their number. They, gradients and moments are float32.
-        flops: Operations that an example takes, both passes together.
-        utilization: The share of the peak that these reach.
+        hardware: The device and its networks, such as `A100`.
+        N: The number of devices.
+        b: The number of examples on each.
+        parameters: The number of parameters. They, their gradients and the moments are
+            float32.
+        flops: The operations for one example, forward and backward together.
+        utilization: The share of its peak that a device reaches.
         dtype: The type of the computation.
 
     Returns:
         The seconds of the step and of its parts.
+
+    Example:
+        from pmapdp.scaling import A100
+
+        step = predict(A100, 8, 64, 25_557_032, 2.5e10, utilization=0.4)
+        print(f"{step.all_reduce / step.step:.1%} of a step is waiting")
     """
     compute = b * flops / (utilization * hardware.peak[dtype])
     # The gradient is read. The parameter and its two moments are read and written.

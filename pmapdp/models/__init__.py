@@ -25,6 +25,20 @@ def axes(*names: str) -> dict[str, Any]:
 
 
 def axis_names(*names: str) -> dict[str, Any]:
-    """Return Flax's metadata for an array whose axes have these names."""
+    """Return Flax's metadata for an array whose axes have these names.
+
+    Give it to layers other than `nnx.Linear`.
+
+    Args:
+        names: One name for each axis of the array.
+
+    Returns:
+        The metadata, a dictionary.
+
+    Example:
+        tokens = nnx.Embed(
+            8192, 64, rngs=nnx.Rngs(0), embedding_metadata=axis_names("words", "embed")
+        )
+    """
     # Eager sharding would look for these names among the axes of a mesh.
     return {"out_sharding": names, "eager_sharding": False}
