@@ -19,7 +19,7 @@ from pmapdp.loss import MetricSums
 
 PAGE = Path(__file__).parents[2] / "docs" / "custom_refused.md"
 MESSAGES = dict(
-    re.findall(r"^\| ([^|]*) \| `([^|]*)` \|$", PAGE.read_text(), re.MULTILINE)
+    re.findall(r"^- \*\*(.*):\*\*\n  `(.*)`$", PAGE.read_text(), re.MULTILINE)
 )
 INPUTS = DATA.train.inputs
 LABELS = DATA.train.labels
@@ -135,43 +135,45 @@ class Changing:
 PICTURES = np.zeros((40, 1, 12, 12), np.float32)
 TEXTS = ["good film", "bad film"] * 20
 CASES = {
-    "it's one number": {"loss": one_number},
-    "its count forgets the weights": {"loss": count_without_weights},
-    "it's a mean, compares examples with each other, or forgets the weights": {
+    "It returns one number": {"loss": one_number},
+    "Its count forgets the weights": {"loss": count_without_weights},
+    "It's a mean, compares examples with each other, or forgets the weights": {
         "loss": without_weights
     },
-    "outputs `[n, 1]` against labels `[n]`, whose difference is `[n, n]`": {
+    "Outputs are `[n, 1]` and labels `[n]`, so their difference is `[n, n]`": {
         "model": net(lambda model, call, inputs: call(inputs)[:, :1]),
         "loss": squares,
         "data": {"train": (INPUTS, INPUTS.sum(1))},
     },
-    "weights `[n]` times errors `[n, 3]`": {
+    "Weights are `[n]` and errors `[n, 3]`": {
         "loss": squares,
         "data": {"train": (INPUTS, INPUTS[:, :3])},
     },
-    "it gathers the batch in evaluation, too": {"loss": compares},
-    "it compares examples, with `--accumulate`": {"loss": compares_in_training},
-    "weight decay is added once a batch": {"loss": with_decay},
-    "the accuracy has weights of the loss's own": {"loss": weighted_classes},
-    "channels first": {
+    "It gathers the batch in evaluation, too": {"loss": compares},
+    "It compares examples, with `--accumulate`": {"loss": compares_in_training},
+    "It adds weight decay once a batch": {"loss": with_decay},
+    "It weights the accuracy as it weights the loss": {"loss": weighted_classes},
+    "The channels come first": {
         "model": small_job.OfPictures,
         "data": DataSet(Split(PICTURES, np.zeros(40, np.int32))),
     },
-    "a layer draws random numbers of its own": {"model": net(draws)},
-    "NumPy's random numbers in `__call__`": {"model": net(draws_by_numpy)},
-    "a layer keeps statistics of its own device's rows": {"model": net(keeps_a_mean)},
-    "`nnx.sow`": {"model": net(sows)},
-    "batch norm of Linen that takes moments": {"model": bridged},
-    "texts, and a model that takes arrays": {
+    "A layer draws its own random numbers": {"model": net(draws)},
+    "NumPy draws random numbers in `__call__`": {"model": net(draws_by_numpy)},
+    "A layer keeps statistics of one device's rows": {"model": net(keeps_a_mean)},
+    "The model calls `nnx.sow`": {"model": net(sows)},
+    "Linen's batch norm takes moments": {"model": bridged},
+    "The data are texts, and the model takes arrays": {
         "data": {"train": Texts(TEXTS, [0, 1] * 20)}
     },
-    "labels from 1, or with gaps": {"data": {"train": (INPUTS, LABELS + 1)}},
-    "a part has another name": {"data": {"train": (INPUTS, LABELS), "val": ()}},
-    "texts in place of numbers": {"data": {"train": (TEXTS, [0, 1] * 20)}},
-    "rows of different lengths": {"data": {"train": ([[1], [1, 2]], [0, 1])}},
-    "a class without a weight": {"data": {"train": (INPUTS, LABELS, {0: 1.0, 1: 5.0})}},
-    "a random transform": {"data": {"train": Changing()}},
-    "an optimizer with a learning rate of its own": {
+    "Labels begin at 1, or have gaps": {"data": {"train": (INPUTS, LABELS + 1)}},
+    "A part has another name": {"data": {"train": (INPUTS, LABELS), "val": ()}},
+    "The inputs are texts in place of numbers": {
+        "data": {"train": (TEXTS, [0, 1] * 20)}
+    },
+    "The rows have different lengths": {"data": {"train": ([[1], [1, 2]], [0, 1])}},
+    "A class has no weight": {"data": {"train": (INPUTS, LABELS, {0: 1.0, 1: 5.0})}},
+    "A transform is random": {"data": {"train": Changing()}},
+    "The optimizer has a learning rate of its own": {
         "optimizer": lambda schedule: optax.adam(0.1)
     },
 }
