@@ -1,6 +1,6 @@
 """Images from folders, with a ResNet of Flax's own layers and augmentation.
 
-    $ python examples/images_in_folders.py jit
+    $ python examples/images_in_folders.py
     ...
     epoch 3/3  train loss 0.6779 accuracy 0.9687  test loss 0.2283 accuracy 0.9750
     test accuracy: best 0.9750 (epoch 3), last 0.9750
@@ -62,7 +62,7 @@ def shift(image, key):  # up to two pixels to any side
     return jax.lax.dynamic_slice(padded, (row, column, 0), image.shape)
 
 
-def main(folder=Path("digits_as_png"), strategy="pmap", **settings):
+def main(folder=Path("digits_as_png"), strategy="jit", **settings):
     for part, digits in load_data("digits").parts.items():
         for number, image in enumerate(digits.inputs):
             of_class = folder / part / str(digits.labels[number])
@@ -76,4 +76,4 @@ def main(folder=Path("digits_as_png"), strategy="pmap", **settings):
 
 
 if __name__ == "__main__":
-    main(strategy=sys.argv[1] if sys.argv[1:] else "pmap")
+    main(strategy=sys.argv[1] if sys.argv[1:] else "jit")

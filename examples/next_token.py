@@ -1,6 +1,6 @@
 """Next-token training of a small transformer on a text file.
 
-    $ python examples/next_token.py LICENSE jit
+    $ python examples/next_token.py LICENSE
     ...
     epoch 4/4  train loss 2.3717  test loss 2.7229
     test loss: best 2.7229 (epoch 4), last 2.7229
@@ -63,7 +63,7 @@ class Transformer(nnx.Module):
         return MetricSums((weights * losses).sum(), None, weights.sum())
 
 
-def main(path="LICENSE", strategy="pmap", **settings):
+def main(path="LICENSE", strategy="jit", **settings):
     text = np.frombuffer(Path(path).read_bytes(), np.uint8).astype(np.int32)
     windows = np.lib.stride_tricks.sliding_window_view(text, LENGTH + 1)[::8]
     inputs = windows[:, :-1]

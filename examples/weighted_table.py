@@ -1,6 +1,6 @@
 """A regression on a table whose rows count differently.
 
-    $ python examples/weighted_table.py jit
+    $ python examples/weighted_table.py
     ...
     epoch 20/20  train loss 0.6105  test loss 0.0198
     test loss: best 0.0194 (epoch 16), last 0.0198
@@ -51,7 +51,7 @@ def write_table(path, rows, largest_error, seed):
     np.savetxt(path, table, delimiter=",", header=COLUMNS, comments="", fmt="%.5f")
 
 
-def main(folder=Path(), strategy="pmap", weighted=True, **settings):
+def main(folder=Path(), strategy="jit", weighted=True, **settings):
     write_table(folder / "measured.csv", 2000, largest_error=3.0, seed=0)
     write_table(folder / "exact.csv", 500, largest_error=0.2, seed=1)
     measured = np.loadtxt(folder / "measured.csv", delimiter=",", skiprows=1)
@@ -69,4 +69,4 @@ def main(folder=Path(), strategy="pmap", weighted=True, **settings):
 
 
 if __name__ == "__main__":
-    main(strategy=sys.argv[1] if sys.argv[1:] else "pmap")
+    main(strategy=sys.argv[1] if sys.argv[1:] else "jit")
