@@ -63,7 +63,7 @@ SECTIONS = {
         "pmapdp.layers.current_context",
         "pmapdp.layers.Context",
         "pmapdp.models.axes",
-        "pmapdp.models.named",
+        "pmapdp.models.axis_names",
     ],
     "After training": [
         "pmapdp.evaluate.evaluate_run",
