@@ -15,22 +15,20 @@
 # %% [markdown]
 # # 02. Differentiate, compile, vectorize
 #
-# In lesson 01 you derived a backward pass for two layers. A transformer has hundreds, and whenever you changed one
-# you'd have to start over. In this lesson the backward pass disappears from your program, because JAX derives it. Then
-# you'll compile your training step, and it takes less than a tenth of the time that JAX needs operation by operation.
-# For a network as small as yours, that's no gain over lesson 01's NumPy, but it will be for larger ones. JAX asks one thing in return: your
-# functions must be **pure**. A pure function's result depends on its arguments alone, and the function changes nothing
-# else. If yours isn't pure, you'll get strange errors, and sometimes no error at all. We'll walk into these traps on
-# purpose.
+# In lesson 01 you derived a backward pass for two layers. A transformer has hundreds, and you'd have to start over
+# whenever you changed one. In this lesson you delete the backward pass, because JAX derives it. JAX also compiles your
+# training step, and turns a function for one example into a function for a whole batch.
+#
+# To do all that, JAX runs your Python function on stand-ins in place of arrays, and follows what happens to them. That
+# one idea also explains what drives newcomers mad: a `print` that prints only once, an `if` that raises an error, a
+# learning rate that you change without any effect. You'll walk into these traps on purpose.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and pass random keys by hand.
-# 28 minutes, 48 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
+# 27 minutes, 47 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
 # NumPy](01_train_a_network_in_numpy.ipynb)).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,30 +36,14 @@ from jax import lax
 
 from pmapdp.lessons.pictures import lesson_02
 
-
-def time_call(function, *arguments):
-    """Return the seconds that one call takes, until its result is there."""
-    start = time.perf_counter()
-    jax.block_until_ready(function(*arguments))  # JAX returns before the work is done
-    return time.perf_counter() - start
-
-
-def result_or_error(function, x):
-    """Return the function's result as text. If JAX refuses, return the first line of the error."""
-    try:
-        return str(function(x))
-    except jax.errors.JAXTypeError as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-
-
 # %% [markdown]
 # ## grad: from a function to its derivative
 #
 # `jax.grad(f)` is a new function: the derivative of f with respect to its first argument. f must return one number,
-# such as a loss. If you want that number as well, take `jax.value_and_grad(f)`. The derivative is a function, too, so
-# you can take `grad` of it again.
+# such as a loss. If you want that number as well, take `jax.value_and_grad(f)`.
 #
-# **Predict:** f(x) = x³ has the derivatives 3 x², 6 x and 6. Which four numbers do you get at x = 2?
+# **Predict:** f(x) = x³ has the derivative 3 x². A derivative is a function, too, so you can take `grad` of it again.
+# Which three numbers do you get at x = 2?
 
 
 # %% tags=["prediction"]
@@ -71,22 +53,21 @@ def cube(x):
 
 first = jax.grad(cube)
 second = jax.grad(first)
-third = jax.grad(second)
-print(cube(2.0), first(2.0), second(2.0), third(2.0))
+print(cube(2.0), first(2.0), second(2.0))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 8, 12, 12 and 6.
+# 8, then 3 x² = 12, then 6 x = 12.
 #
 # </details>
 #
 # ## Your program, without a backward pass
 #
-# You start from lesson 01's program, [program/01_numpy.py](program/01_numpy.py). In everything we differentiate, `np`
-# becomes `jnp`. `jax.grad` replaces `backward`, so you can delete that function. `grad` wants a loss, but you also want
-# the sums for the metrics. That's why `loss_sums` returns both, and why we set `has_aux=True`: now `grad`
-# differentiates only the loss, and hands you the sums as they are.
+# You start from lesson 01's program, [program/01_numpy.py](program/01_numpy.py). JAX can only follow its own
+# operations, so in everything that we differentiate `np` becomes `jnp`. `jax.grad` replaces `backward`. It wants a
+# function that returns a loss, but you also need the sums for the metrics. That's why `loss_sums` returns both, and why
+# we set `has_aux=True`: now `grad` differentiates only the loss, and hands you the sums as they are.
 #
 # include the difference of 01_numpy.py and 02_jax.py
 #
@@ -96,58 +77,70 @@ print(cube(2.0), first(2.0), second(2.0), third(2.0))
 # 0})` gives you `{"W": 4.0, "b": 1.0}`.
 #
 # Here's the new program, to take home. Nobody has derived its gradients by hand, and yet it prints lesson 01's losses
-# and accuracies:
+# and accuracies. If a last digit differs on your machine, that's rounding, because your machine may add in a different
+# order:
 
 # %% tags=["take-home"]
 # include program/02_jax.py
 
 # %% [markdown]
-# If a last digit differs on your machine, that's rounding: float32 rounds after every addition, and your machine may
-# add in a different order.
+# ## jit: run Python once
 #
-# ## jit: trace once, then run without Python
+# The program passes both of its steps to `jax.jit`, the second transformation. Let's see what `jit` does to the
+# smallest function. The line `@jax.jit` above a function is short for `function = jax.jit(function)` below it.
 #
-# Your program passes both of its steps to `jax.jit`, the second transformation. When you call a jitted function for the
-# first time, JAX runs your Python code with **tracers** in place of arrays. A tracer has a shape and a type, but no
-# values. JAX writes down every operation it meets, and compiles the list. The next call with the same shapes and types
-# runs the compiled program, and your Python code isn't touched any more.
+# **Predict:** you call `double` three times. How many times does "Python sees" appear?
+
+
+# %% tags=["prediction"]
+@jax.jit
+def double(x):
+    print("Python sees", x)
+    return 2 * x
+
+
+print(double(1.0), double(2.0), double(3.0))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Once, and what Python sees isn't 1.0. It's a **tracer**, a stand-in that has a shape and a type but no value.
+#
+# </details>
+#
+# In the first call, JAX runs your Python code with tracers in place of arrays, writes down every operation that they
+# meet, and compiles the list. After that, arrays of the same shapes and types go straight to the compiled program, and
+# your Python code isn't touched any more. That's why your `print` said nothing about 2.0 and 3.0. If you want to see
+# values, write `jax.debug.print`, which becomes one of the operations.
 
 # %%
 lesson_02.trace()
 
 # %% [markdown]
-# Let's give our `train_step` five batches, and then one more without `jit`. The line `@jax.jit` above a function is
-# short for `function = jax.jit(function)` below it. `time_call`, in the first cell, waits for the result before it
-# reads the clock, because JAX returns before the work is done.
+# Now the real thing. Here's your `train_step` on batches of different sizes, and at the end once more without `jit`, so
+# that Python starts each operation by itself.
 #
-# **Predict:** how many times is "tracing" printed?
-
+# **Predict:** which of the five calls with `jit` will be slow?
 
 # %% tags=["prediction"]
-@jax.jit
-def verbose_step(model, batch):
-    print("tracing with inputs of shape", batch[0].shape)
-    return train_step(model, batch)
-
-
+jax.clear_caches()  # forget what the program has compiled
 inputs, labels = train_data[0][:128], train_data[1][:128]
 batch_sizes = [128, 128, 128, 8, 128]
-seconds = [time_call(verbose_step, model, (inputs[:n], labels[:n])) for n in batch_sizes]
+seconds = [lesson_02.time_call(train_step, model, (inputs[:n], labels[:n])) for n in batch_sizes]
 with jax.disable_jit():  # the best of three, because each operation compiles in the first
-    plain_seconds = min(time_call(train_step, model, (inputs, labels)) for _ in range(3))
-lesson_02.calls(batch_sizes, seconds, plain_seconds)
+    calls = [lesson_02.time_call(train_step, model, (inputs, labels)) for _ in range(3)]
+lesson_02.calls(batch_sizes, seconds, min(calls))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Twice, once for each shape, and a new dtype would cost a third time. Once it's compiled, the step takes a small
-# fraction of the time that it takes without `jit`, because Python no longer starts one operation after the other.
-# Compiling, however, takes as long as hundreds of calls. That makes the small last batch of an epoch expensive, and in
-# lesson 03 you'll pad it.
+# The first, and the fourth, because it has a new shape. A new dtype would make JAX compile again, too. Once it's
+# compiled, the step takes a small fraction of the time that it takes without `jit`. But compiling takes as long as
+# dozens of steps, so the small last batch of an epoch is expensive. In lesson 03 you'll pad it.
 #
 # </details>
 #
-# ## What the compiler sees
+# ## What JAX writes down
 #
 # The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Here are five layers, once in a
 # Python loop and once with `lax.scan`. `scan` repeats a function that takes a state and an input, and returns a new
@@ -178,14 +171,9 @@ for function in (loop_over_layers, scan_over_layers):
 #
 # </details>
 #
-# ### Trap 1: print
+# ## Trap 1: a tracer has no value
 #
-# Python's `print` isn't an array operation, so no jaxpr contains it. That's why `verbose_step` printed only while JAX
-# traced it. To print values from a compiled function, use `jax.debug.print`.
-#
-# ### Trap 2: no values
-#
-# A tracer has no values, so nothing in your function may ask for one while JAX traces it.
+# Nothing in your function may ask for a value while JAX traces it.
 #
 # **Predict:** which of these three raise an error under `jit`?
 
@@ -204,7 +192,7 @@ def numpy_tanh(x):
 
 
 for function in (python_if, jnp_where, numpy_tanh):
-    print(f"{function.__name__}: {result_or_error(jax.jit(function), 3.0)}\n")
+    print(f"{function.__name__}: {lesson_02.result_or_error(jax.jit(function), 3.0)}\n")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -212,13 +200,14 @@ for function in (python_if, jnp_where, numpy_tanh):
 # `python_if` and `numpy_tanh`. `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an
 # array. In place of `if` use `jnp.where`, which computes both branches and picks. In place of `np.tanh` use `jnp.tanh`.
 # If an argument has only a few values, such as a flag for training, declare it static with `jax.jit(f,
-# static_argnums=1)`: JAX then compiles once for each value, and `if` may look at it.
+# static_argnums=1)`. JAX then compiles once for each value, and `if` may look at it.
 #
 # </details>
 #
-# ### Trap 3: a global variable
+# ## Trap 2: a global variable
 #
-# The worst trap raises no error. A compiled function reads a global variable, and later you change the variable.
+# The next trap is worse, because it raises no error. A compiled function reads a global variable, and later you change
+# the variable.
 #
 # **Predict:** which number does the second line print?
 
@@ -238,36 +227,69 @@ print("rate 0.5:", shrink(1.0))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Still 0.9. JAX read `rate` while it traced, so 0.1 is built into the compiled program. **Whatever changes from step to
-# step must be an argument.** Your program's `RATE` is a global variable, too, and that's fine as long as it never
-# changes. If you change it in a notebook, run the cell that defines the step again.
+# Still 0.9. JAX read `rate` while it traced, so 0.1 is built into the compiled program.
 #
 # </details>
 #
-# ## Three surprises
+# **Whatever changes from step to step must be an argument.** Your program's `RATE` is a global variable, too, and
+# that's fine as long as it never changes. If you change it in a notebook, run the cell that defines the step again.
 #
-# If you come from NumPy or PyTorch, these three `print`s may surprise you. The array in the second has three elements.
+# A function is **pure** if its result depends on its arguments alone, and if it changes nothing else. JAX transforms
+# pure functions, but it doesn't check that yours is one.
 #
-# **Predict:** does the second raise an error?
+# ## Trap 3: random numbers
+#
+# Most networks need random numbers, for example for dropout. NumPy draws them from a hidden state, which every draw
+# changes. That isn't pure, so what happens to it under `jit`?
+#
+# **Predict:** how many different numbers do these three calls return?
+
 
 # %% tags=["prediction"]
-print(jnp.arange(3.0).dtype, "from", np.arange(3.0).dtype)
-print(jnp.arange(3)[10])
-numbers = jnp.zeros(3)
-copy = numbers.at[1].set(10)  # in place of numbers[1] = 10
-print(numbers, copy)
+random = np.random.default_rng(0)
+
+
+@jax.jit
+def add_noise(x):
+    return x + random.normal()
+
+
+noisy = [float(add_noise(0.0)) for _ in range(3)]
+print(noisy)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, none of them does.
+# One. NumPy drew it while JAX traced, and now it's a constant of the compiled program. With dropout you'd drop the same
+# units in every step, and nothing would tell you.
 #
-# 1. JAX computes in **float32** unless you ask for more with `jax.config.update("jax_enable_x64", True)`. A float64
+# </details>
+#
+# So in JAX you pass the random state yourself, as a **key**. The same key always gives the same numbers. For other
+# numbers you make other keys, with `split` or with `fold_in(key, number)`.
+
+# %%
+key = jax.random.key(0)
+keys = {"key": key, "split": jax.random.split(key)[0], "fold_in": jax.random.fold_in(key, 7)}
+for name, one_key in keys.items():
+    print(f"{name:8s}", jax.random.normal(one_key, 2), jax.random.normal(one_key, 2))
+
+# %% [markdown]
+# Use a key **once**, for one draw or for one split, or your random numbers aren't independent. Under `with
+# jax.debug_key_reuse(True):` JAX refuses a key that was used before, and so does the check of your third exercise.
+#
+# A training run is the exception. Keep one key for all of it, and call `fold_in(key, step)` in each step, so that a run
+# that you resume gets the same keys again. Don't split that key as well, because `split(key)[0]` and `fold_in(key, 0)`
+# are the same key.
+#
+# <details><summary>Three more surprises, if you come from NumPy or PyTorch</summary>
+#
+# 1. Arrays never change, because a function that changes its arguments isn't pure. So `x[1] = 10` is an error, and
+#    `x.at[1].set(10)` returns a new array. Inside `jit`, the compiler can avoid the copy if nobody needs the old one.
+# 2. JAX computes in **float32** unless you ask for more with `jax.config.update("jax_enable_x64", True)`. A float64
 #    array from NumPy becomes float32 without a warning. You're warned only if you write `dtype="float64"` yourself.
-# 2. If you read beyond the end, you get the last element, because a compiled program on a GPU can't raise an error. If
-#    you write beyond the end, nothing happens. Look at your indices twice.
-# 3. Arrays never change, because a function that changes its arguments isn't pure. So `x.at[i].set(v)` returns a new
-#    array. Inside `jit`, the compiler avoids the copy if nobody needs the old one.
+# 3. An index beyond the end raises no error. `jnp.arange(3)[10]` is 2, the last element, and if you write beyond the
+#    end, nothing happens. Look at your indices twice.
 #
 # </details>
 #
@@ -279,43 +301,15 @@ print(numbers, copy)
 #
 # </details>
 #
-# ## Random numbers need a key
-#
-# `np.random.normal()` changes a hidden state, and a pure function mustn't do that. In JAX you pass the state yourself,
-# as a **key**. For new numbers you make new keys, with `split` or with `fold_in(key, number)`.
-#
-# **Predict:** which two of these four draws are equal?
-
-# %% tags=["prediction"]
-key = jax.random.key(0)
-new_key = jax.random.split(key)[0]
-step_key = jax.random.fold_in(key, 7)
-keys = {"key": key, "key again": key, "split": new_key, "fold_in": step_key}
-draws = {name: jax.random.normal(one_key, 2) for name, one_key in keys.items()}
-for name, draw in draws.items():
-    print(f"{name:9s}", draw)
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# The first two, because the same key always gives the same numbers. So in your own code use a key **once**, for one
-# draw or for one split, or your random numbers aren't independent. Under `with jax.debug_key_reuse(True):` JAX refuses
-# a key that was used before, and so does the check of your third exercise.
-#
-# A training run is the exception. Keep one key for all of it, and call `fold_in(key, step)` in each step, so that a run
-# that you resume gets the same keys again. Don't split that key as well: `split(key)[0]` and `fold_in(key, 0)` are the
-# same key.
-#
-# </details>
-#
 # ## vmap: write it for one example
 #
-# With the third transformation you can forget the batch. You write a function for one example, and `jax.vmap` turns it
-# into a function for many, without a loop. `in_axes` has an entry for each argument: here `None` for the model, which
-# all examples share, and `0` for the inputs and the labels, which are stacked along axis 0.
+# Your step returns one gradient for the whole batch. What if you want the gradient of *each* example, to see whether
+# they agree? Write the loss of one example, and let `jax.vmap`, the third transformation, turn it into a function for
+# many, without a loop. `in_axes` has an entry for each argument: here `None` for the model, which all examples share,
+# and `0` for the inputs and the labels, which are stacked along axis 0.
 #
-# Because transformations combine, `jit` of `vmap` of `grad` is a compiled function that returns the gradient of *each*
-# example, and you'll call it on the first 128 examples. If you know `torch.func` from PyTorch, you've seen the idea.
+# Transformations combine, so `jit` of `vmap` of `grad` is a compiled function that returns 128 gradients. If you know
+# `torch.func` from PyTorch, you've seen the idea.
 #
 # **Predict:** you take the mean of 128 gradients, and the gradient of the mean loss. How far apart are the two?
 
@@ -333,24 +327,26 @@ print("largest difference:", abs(example_grads["W1"].mean(0) - mean_loss_grad["W
 lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 
 # %% tags=["proof"]
-# The asserts behind the answers, and behind the introduction.
-assert 10 * min(seconds) < plain_seconds
+# The asserts behind the answers.
+assert (first(2.0), second(2.0)) == (12, 12)
+assert 10 * min(seconds) < min(calls)
 assert seconds[3] > 50 * min(seconds)
-assert (first(2.0), second(2.0), third(2.0)) == (12, 12, 6)
 assert str(jax.make_jaxpr(loop_over_layers)(jnp.ones(3))).count("= tanh") == 5
 assert str(jax.make_jaxpr(scan_over_layers)(jnp.ones(3))).count("= tanh") == 1
-assert "Error" in result_or_error(jax.jit(python_if), 3.0)
-assert result_or_error(jax.jit(jnp_where), 3.0) == "1.0"
-assert "Error" in result_or_error(jax.jit(numpy_tanh), 3.0)
+assert "Error" in lesson_02.result_or_error(jax.jit(python_if), 3.0)
+assert lesson_02.result_or_error(jax.jit(jnp_where), 3.0) == "1.0"
+assert "Error" in lesson_02.result_or_error(jax.jit(numpy_tanh), 3.0)
 stepped = jax.tree.map(lambda w, g: w - 0.1 * g, {"W": 5, "b": 1}, {"W": 10, "b": 0})
 assert stepped == {"W": 4, "b": 1}
 assert np.isclose(shrink(1.0), 0.9)
-assert jnp.arange(3.0).dtype == jnp.float32
+assert len(set(noisy)) == 1
+assert len({float(jax.random.normal(one_key)) for one_key in keys.values()}) == 3
+assert keys["split"] == jax.random.fold_in(key, 0)
+numbers = jnp.zeros(3)
+assert numbers.dtype == jnp.asarray(np.zeros(3)).dtype == jnp.float32
+assert numbers.at[1].set(10)[1] == 10
 assert jnp.arange(3)[10] == 2
-assert (numbers.at[10].set(1) == 0).all()  # writing beyond the end
-assert numbers[1] == 0
-assert (draws["key"] == draws["key again"]).all()
-assert len({float(draw[0]) for draw in draws.values()}) == 3
+assert (numbers.at[10].set(1) == numbers).all()  # writing beyond the end
 for name, gradient in mean_loss_grad.items():
     np.testing.assert_allclose(example_grads[name].mean(0), gradient, atol=1e-6)
 
@@ -421,8 +417,8 @@ for exercise in (relu_power, clipped_mean_gradient, fixed_shift):
 # ## Take away
 #
 # - `grad`, `jit` and `vmap` turn functions into functions, so you can combine them.
-# - `jit` runs your Python code once for each shape, with tracers. So whatever changes must be an argument, random keys
-#   included.
+# - `jit` runs your Python code once for each shape, with tracers that have no values. So whatever changes must be an
+#   argument, random keys included.
 # - The gradient of a mean is the mean of the gradients.
 #
 # In pmapdp, the loss is in [loss.py](../pmapdp/loss.py). To read on:

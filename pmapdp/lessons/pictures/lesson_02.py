@@ -1,9 +1,27 @@
-"""Pictures of lesson 02."""
+"""Pictures of lesson 02, and what measures and reports for them."""
 
+import time
+
+import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
 from pmapdp.lessons import drawing
+
+
+def time_call(function, *arguments) -> float:
+    """Return the seconds that one call takes, until its result is there."""
+    start = time.perf_counter()
+    jax.block_until_ready(function(*arguments))  # JAX returns before the work is done
+    return time.perf_counter() - start
+
+
+def result_or_error(function, x) -> str:
+    """Return the function's result as text. If JAX refuses, return the first line of the error."""
+    try:
+        return str(function(x))
+    except jax.errors.JAXTypeError as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 
 @drawing.picture
