@@ -15,14 +15,14 @@
 # %% [markdown]
 # # 03. Train with Flax and Optax
 #
-# Your program from lesson 02 has two weak spots. Its last batch is smaller than the others, so JAX compiles everything
-# twice. And would you like to write a transformer out of dictionaries? We'll fix one at a time: first every batch gets
-# the same shape, and then the layers come from Flax and the optimizer from Optax. You end up with a program of a
-# hundred lines, and the rest of the course changes it a few lines at a time. In lesson 05, sixteen new lines make it
-# train on eight devices.
+# In PyTorch, `optimizer.step()` changes your model in place. In JAX nothing changes in place, so who keeps the model,
+# and where does Adam keep its averages? They go into the training step as arguments and come out as results. In this
+# lesson you'll write such a step: first with the weights that you have, so that every example counts exactly once, and
+# then with layers from Flax and an optimizer from Optax. You end up with a program of a hundred lines. The rest of the
+# course changes it a few lines at a time, and in lesson 05, sixteen new lines make it train on eight devices.
 #
-# **You will** write a complete training program with Flax NNX and Optax, count every example exactly once, and see when
-# your network begins to memorize. 23 minutes, 41 with exercises. You need [02 Differentiate, compile,
+# **You will** write a training step without side effects, count every example exactly once, use Flax NNX and Optax, and
+# see when your network begins to memorize. 23 minutes, 41 with exercises. You need [02 Differentiate, compile,
 # vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
@@ -36,15 +36,43 @@ from flax import nnx
 from pmapdp.lessons.pictures import lesson_03
 
 # %% [markdown]
+# ## The same step, twice
+#
+# Here's a training step in PyTorch:
+#
+# ```python
+# optimizer.zero_grad()
+# loss = cross_entropy(model(inputs), labels)
+# loss.backward()           # puts the gradients into the parameters
+# optimizer.step()          # changes the parameters, and the averages inside the optimizer
+# ```
+#
+# And here's a step in JAX, as it will look at the end of this lesson. `loss` is a function of the model and the batch:
+#
+# ```python
+# gradients = jax.grad(loss)(model, batch)
+# updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
+# model = optax.apply_updates(model, updates)
+# ```
+#
+# Whatever an update changes is called the **state**: here the model, and what the optimizer remembers. You pass it in
+# and get it back, which is a little more to type. In return, the step is a pure function. You can compile it, run it on
+# eight devices, and compare it with another version, number by number.
+
+# %%
+lesson_03.step()
+
+# %% [markdown]
 # ## The last batch is ragged
 #
-# 5,000 examples in batches of 128 make 39 full batches, and 8 examples are left over. You don't want to drop these 8,
-# but a batch of another size makes `jit` compile a second program, and later you couldn't split 8 rows over 16 devices
-# at all. That's why we **pad** the last batch to 128 rows, and give each row a **weight**: 1 for an example, 0 for
-# padding. These weights have nothing to do with the weights of the network.
+# Before the libraries come, there's something to repair. 5,000 examples in batches of 128 make 39 full batches, and 8
+# examples are left over. You don't want to drop these 8. But a batch of another size makes `jit` compile a second
+# program, and later you couldn't split 8 rows over 16 devices at all. That's why we **pad** the last batch to 128 rows,
+# and give each row a **weight**: 1 for an example, 0 for padding. These weights have nothing to do with the weights of
+# the network.
 #
-# Let's do three examples in our heads. Their losses are 2, 2 and 5, so the mean is 3. The network computes a loss for a
-# row of padding, too, and say that one is 2.
+# Let's do three examples in our heads. Their losses are 2, 2 and 5, so the mean is 3. We add one row of padding. The
+# network doesn't know that it's padding and computes a loss for it, too, say 2.
 #
 # **Predict:** what's the mean over all four rows?
 
@@ -73,51 +101,24 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 #
 # The other changes prepare what's to come:
 #
-# - Whatever an update changes is now called the `state`. So far that's only the model.
+# - The step's first argument is now called `state`. So far that's only the model.
 # - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
 # - `donate_argnums=0` lets XLA write the new state over the old one, so you don't hold two states in memory.
 # - `report` fetches all sums of an epoch at once, with `jax.device_get`. JAX returns before a step is computed, so
 #   Python prepares the next batch while the device works. If you read the loss in the loop, Python has to wait for it.
 #
-# Here's the whole program. The padding is safe if it prints lesson 02's losses and accuracies, and on the machine that
-# made this page every digit is the same:
+# If the padding really counts for nothing, the program must print lesson 02's losses and accuracies. On the machine
+# that made this page every digit is the same:
 
 # %% tags=["take-home"]
 # include program/03_padded.py
 
 # %% [markdown]
-# ## The same loop, twice
-#
-# Here's a training step in PyTorch:
-#
-# ```python
-# optimizer.zero_grad()
-# loss = cross_entropy(model(inputs), labels)
-# loss.backward()           # puts the gradients into the parameters
-# optimizer.step()          # changes the parameters
-# ```
-#
-# And here's a step in JAX, with Flax and Optax. `loss` is a function of the model and the batch:
-#
-# ```python
-# gradients = jax.grad(loss)(model, batch)
-# updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
-# model = optax.apply_updates(model, updates)
-# ```
-#
-# In PyTorch the model, its gradients and the optimizer change in place. In JAX nothing changes, so the model and the
-# optimizer's state come in as arguments and go out as results. That's a little more to type. In return you get a
-# function without side effects, which you can compile, run on eight devices, and compare with another version, number
-# by number.
-
-# %%
-lesson_03.step()
-
-# %% [markdown]
 # ## The model is a pytree
 #
-# A Flax module looks like a PyTorch module: layers are attributes, and `__call__` is the forward pass. Only the seed is
-# new. JAX has no global random state that the initial weights could come from, so you pass a seed in.
+# Nobody wants to write a transformer out of dictionaries, so let's take layers from a library. A Flax module looks like
+# a PyTorch module: layers are attributes, and `__call__` is the forward pass. Only the seed is new. JAX has no global
+# random state that the initial weights could come from, so you pass a seed in.
 
 
 # %%
@@ -133,8 +134,8 @@ class Network(nnx.Module):
 model = Network(nnx.Rngs(0))
 
 # %% [markdown]
-# Since Flax 0.11 a module is a **pytree**, too, like the dictionary that it replaces. JAX finds the arrays inside by
-# itself, so you can hand a whole module to `jax.grad`.
+# Your step takes any pytree as a model. Since Flax 0.11 a module is one, like the dictionary that it replaces: JAX
+# finds the arrays inside by itself, so you can hand a whole module to `jax.grad`.
 #
 # **Predict:** what does `jax.grad` return for a module, a list of arrays, a dictionary, or something else?
 
@@ -157,10 +158,11 @@ for path, array in jax.tree.leaves_with_path(gradients):
 #
 # ## The optimizer is two functions
 #
-# An Optax optimizer is a pair of functions: `init` makes its state, and `update` turns gradients into updates. Adam's
-# state is two running averages for each parameter, and a count of the updates. Plain SGD's state is empty.
+# An optimizer can't keep anything to itself either. So in Optax it's a pair of functions: `init` makes its state, and
+# `update` turns gradients and the old state into updates and the new state. Adam's state is two running averages for
+# each parameter, and a count of the updates. Plain SGD has nothing to remember.
 #
-# **Predict:** the gradient is 2 and the learning rate is 0.1. What does `update` return for SGD?
+# **Predict:** the parameter is 1, the gradient is 2, and the learning rate is 0.1. What does `update` return for SGD?
 
 # %% tags=["prediction"]
 sgd = optax.sgd(0.1)
@@ -183,12 +185,13 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # ## Second step: layers and an optimizer from a library
 #
-# Now for the second weak spot. `Network` replaces the dictionary and `forward`, and Adam replaces `w - RATE * g`. The
-# state becomes a pair: the model, and the optimizer's state.
+# Now put the two into the program. `Network` replaces the dictionary and `forward`, and Adam replaces `w - RATE * g`.
+# The state becomes a pair: the model, and the optimizer's state.
 #
 # include the difference of 03_padded.py and 03_flax.py
 #
-# The data, the loop and the report stay as they were. Take this cell home: it needs no other file.
+# The data, the loop and the report stay as they were, because none of them looks inside the state. Take this cell home:
+# it needs no other file.
 
 # %% tags=["take-home"]
 # include program/03_flax.py
@@ -199,10 +202,11 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # ## When to stop
 #
-# The clouds overlap, so even if you knew the ten centres, you'd classify only 92 % of the training points correctly.
-# Let's train six times as long, and watch a **validation set**: 1,000 more points, and we don't train on them.
+# Sums and counts let you measure exactly, so let's measure something. The clouds overlap: even if you knew the ten
+# centres, you'd classify only 92 % of the training points correctly. We train six times as long, and watch a
+# **validation set**, 1,000 more points that we don't train on.
 #
-# **Predict:** the training loss keeps falling. Does the validation loss fall, too?
+# **Predict:** the training loss keeps falling. Does the validation accuracy fall, and does the validation loss?
 
 
 # %% tags=["prediction"]
@@ -231,6 +235,7 @@ assert update == np.float32(-0.2)
 assert 3 < curve[:, 2].argmin() < 12  # the validation loss is lowest early ...
 assert curve[-1, 2] > 1.2 * curve[:, 2].min()  # ... and rises from there
 assert curve[-1, 1] > 0.95 > curve[-1, 3]
+assert abs(curve[-1, 3] - curve[curve[:, 2].argmin(), 3]) < 0.02  # the accuracy hardly changes
 centres = np.random.default_rng(0).normal(size=(10, 64))
 distances = np.linalg.norm(train_data[0][:, None] - centres, axis=-1)
 assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
@@ -238,15 +243,15 @@ assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. After a few epochs it turns and rises. The training accuracy even passes the 92 % that the true centres would give
-# you, so the network has begun to memorize its points. On new points it's right about as often as before, but when it's
-# wrong, it's more and more sure of itself, and the loss punishes that.
+# The accuracy stays where it is, and the loss turns after a few epochs and *rises*. On the training points the network
+# even passes the 92 % that the true centres would give you, so it has begun to memorize them. On new points it's
+# correct about as often as before, but when it's wrong, it's more and more sure of itself, and the loss punishes that.
 #
 # </details>
 #
-# Stop where the validation loss is lowest, and make your other choices with the validation set, too. The test set is
-# for the end, because a number that you've tuned on looks better than it is. Our program prints its test loss after
-# every epoch only so that you can compare the program's versions.
+# So stop where the validation loss is lowest, and keep the test set for the end, because a number that you've tuned on
+# looks better than it is. Our program prints its test loss after every epoch only so that you can compare the
+# program's versions.
 #
 # ## How it fails: the old state
 #
@@ -348,8 +353,9 @@ for exercise in (decay_weights, make_step, fixed_loss):
 # %% [markdown]
 # ## Take away
 #
-# - A Flax module is a pytree, so `grad`, `jit`, `device_put` and `optax.apply_updates` take it as it is.
 # - A training step is a pure function: old state and batch in, new state and sums out.
+# - A Flax module is a pytree, so `grad`, `jit`, `device_put` and `optax.apply_updates` take it as it is. An optimizer is
+#   a function from its old state to its new one.
 # - Pad the last batch with weight 0, sum losses and weights over all batches, and divide once. Then every example
 #   counts once.
 #
