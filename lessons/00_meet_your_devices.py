@@ -16,12 +16,12 @@
 # # 00. Meet your devices
 #
 # You want to train on eight GPUs, and all you have is a laptop. That's enough to start, because JAX can pretend that
-# one CPU is eight devices. You can split arrays over them, average gradients, lose a process, and make every mistake in
-# this course before it costs you GPU hours. In this lesson you'll get your eight devices and put arrays on them, and
-# you'll meet the one mistake that leaves you with a single device and no error.
+# one CPU is eight devices. You can split arrays over them, average gradients over them, and make every mistake in this
+# course before it costs you GPU hours. In this lesson you'll get your eight devices and put arrays on them. You'll also
+# meet the mistake that leaves you with a single device and no error.
 #
 # **You will** start JAX with eight simulated devices, say which device holds an array and which one computes, and know
-# what a simulation can't tell you. 15 minutes, 31 with exercises. You need Python and NumPy.
+# what a simulation can't tell you. 16 minutes, 32 with exercises. You need Python and NumPy.
 
 # %% [markdown]
 # ## Eight devices, please
@@ -33,10 +33,10 @@
 # jax.config.update("jax_num_cpu_devices", 8)
 # ```
 #
-# The lessons call `devices.simulate(8)`, which does the same. It also makes sure that JAX has [enough
-# threads](../docs/simulated_devices.md) for eight devices that wait for each other, and tells you what to do if you
-# call it too late. On a machine with a GPU, start JupyterLab with `JAX_PLATFORMS=cpu jupyter lab`, because otherwise
-# JAX uses the GPU.
+# The lessons call `devices.simulate(8)`, which does the same and a little more. It gives JAX [enough
+# threads](../docs/simulated_devices.md) for eight devices that wait for each other, and if you call it too late, it
+# tells you what to do. On a machine with a GPU, start JupyterLab with `JAX_PLATFORMS=cpu jupyter lab`, because
+# otherwise JAX uses the GPU.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -56,9 +56,8 @@ for device in eight:
 assert len(eight) == 8
 
 # %% [markdown]
-# All eight belong to one process, your notebook. If you're used to PyTorch, you'd expect one process for each GPU. In
-# JAX one process can drive all the devices of a machine, and only several machines need several processes. You'll run
-# those in lesson 17.
+# All eight belong to one process, your notebook. With PyTorch you'd expect one process for each GPU. In JAX one process
+# can drive all the devices of a machine, so you need several processes only for several machines. That's lesson 17.
 #
 # ## Put arrays on them
 #
@@ -105,8 +104,8 @@ assert (np.stack(host_arrays) == 2 * x).all()
 # device holds all of it. When you train, you'll split the batch and replicate the model.
 #
 # The next cell makes an array of each kind, with 16 numbers in it, and adds the two. It's a whole program: copy it into
-# an empty file, and it runs on the GPUs of your machine, or on eight simulated devices if it has none. The mesh and the
-# two partition specs say which part goes where. Read past them for now, because lesson 04 explains them.
+# an empty file, and it runs on the GPUs of your machine, or on eight simulated devices if there are none. The lines
+# with `Mesh` and `PartitionSpec` say which part goes where. Read past them for now, because lesson 04 explains them.
 #
 # **Predict:** you add the split array to the replicated one. What does device 7 hold of the sum?
 
@@ -155,19 +154,14 @@ np.testing.assert_array_equal(jax.device_get(sum_copies), 2 * numbers)
 lesson_00.one_array({name: per_device(array) for name, array in arrays.items()})
 
 # %% [markdown]
-# ## What a simulation shows you
+# ## How fast are eight simulated devices?
 #
-# | the same as on eight GPUs | different |
-# | --- | --- |
-# | where each array is, and the error if it's in the wrong place | memory: your devices share your machine's |
-# | how your program is split, and its results, up to rounding | speed: they share your machine's cores |
-# | the collectives that you write (lesson 06) | how the messages travel, and how long they take |
+# Let's give one, two, four and eight of them the same work, a product of two matrices. Eight GPUs would work at the
+# same time, and be done as soon as one of them.
 #
-# A simulation can tell you that a program is **correct**, but never how **fast** it will be. Let's give one, two, four
-# and eight devices the same amount of work each. On GPUs, all four bars would be about equally high, because the GPUs
-# would work at the same time.
+# **Predict:** how long will eight simulated devices take, compared with one?
 
-# %%
+# %% tags=["prediction"]
 import time
 
 matrix = np.ones((600, 600), np.float32)
@@ -181,14 +175,29 @@ for _ in range(15):  # the first round compiles
 lesson_00.same_work_each(seconds)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Several times as long, because they share your machine's cores. If one product already keeps all cores busy, eight
+# products take about eight times as long.
+#
+# </details>
+#
+# So a simulation can tell you that a program is **correct**, but never how **fast** it will be:
+#
+# | the same as on eight GPUs | different |
+# | --- | --- |
+# | where each array is, and the error if it's in the wrong place | memory: your devices share your machine's |
+# | how your program is split, and its results, up to rounding | speed: they share your machine's cores |
+# | the collectives that you write (lesson 06) | how the messages travel, and how long they take |
+#
 # What does "up to rounding" mean? In lesson 05, eight simulated devices differ from one by less than 0.00001 after an
 # epoch. On a GPU or a TPU fewer digits will match, because it may multiply float32 matrices in a shorter format, such
 # as TF32 or bfloat16. `JAX_DEFAULT_MATMUL_PRECISION=highest` forbids that.
 #
 # ## How it fails: asking too late
 #
-# In many tutorials you'll find another way to ask, the environment variable `XLA_FLAGS`. Let's ask in both ways, but
-# too late, and see who complains. This needs a Python process in which JAX hasn't started yet:
+# In many tutorials you'll find another way to ask for devices, the environment variable `XLA_FLAGS`. Let's ask in both
+# ways, but too late, and see which one complains. This needs a Python process in which JAX hasn't started yet:
 
 
 # %%
