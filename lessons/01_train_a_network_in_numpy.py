@@ -21,7 +21,7 @@
 # that grows through the whole course.
 #
 # **You will** write a backward pass by hand, check it, and see that the mean of eight gradients is the
-# gradient of the whole batch. 19 minutes, 39 with exercises. **Optional:** if you've written a backward pass before, go
+# gradient of the whole batch. 21 minutes, 41 with exercises. **Optional:** if you've written a backward pass before, go
 # straight to [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb). You need NumPy.
 
 # %%
@@ -60,24 +60,47 @@ print("loss:", -np.log(p[3]).round(3))
 #
 # ## Backward
 #
-# How much does the loss change if you nudge one weight? The backward pass answers that for all weights at once. It
-# starts at the loss and goes back, layer by layer, with one array, `g`: the derivative of the loss with respect to the
-# layer you've just reached. Three rules are all you need:
+# How much does the output of a network change if you nudge one weight? Take the smallest network: one input x = 2, one
+# hidden unit and one output, with the weights 3 and 0.5. Its hidden unit is 2 * 3 = 6, and its output 6 * 0.5 = 3.
+# Nudge the first weight from 3 to 3.01. The hidden unit rises by 0.02, and the output by half of that, 0.01. So the
+# slope is 1, the input 2 times the weight 0.5 on the way to the output. That's the **chain rule**: multiply along the
+# way.
+#
+# **Predict:** what's the slope if the first weight is -3?
+
+
+# %% tags=["prediction"]
+def output(first, second=0.5, x=2.0):
+    return max(x * first, 0) * second  # max is the ReLU
+
+
+for first in (3.0, -3.0):
+    slope = (output(first + 0.01) - output(first)) / 0.01
+    print(f"first weight {first}: output {output(first)}, slope {slope:.2f}")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# 0. The ReLU makes the hidden unit 0 before and after the nudge, so nothing reaches the output.
+#
+# </details>
+#
+# The backward pass does this for all weights at once. It starts at the loss and goes back, layer by layer, with one
+# array, `g`: the derivative of the loss with respect to the layer you've just reached. Three rules are all you need:
 #
 # 1. **At the logits,** g is the probabilities, minus 1 at the correct class.
 # 2. **At a layer** `h @ W + b`: the gradient of W is `h.T @ g`, the gradient of b is the sum of g over the examples,
 #    and `g @ W.T` goes on to h.
 # 3. **At the ReLU,** g passes where the ReLU's output was positive, and becomes 0 elsewhere.
 #
-# Rules 2 and 3 are the chain rule, for a product and for a function that is either x or 0. Rule 1 takes one more line.
-# In terms of the logits z, the loss is log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct class. The
-# derivative of the logarithm is
+# Rules 2 and 3 are what you've just done with single numbers. Rule 1 takes one more line. In terms of the logits z, the
+# loss is log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct class. The derivative of the logarithm is
 #
 # ```
 # d/dz_i log(exp(z_1) + ... + exp(z_10)) = exp(z_i) / (exp(z_1) + ... + exp(z_10)) = p_i
 # ```
 #
-# That's the probability of class i, and minus the correct logit gives the minus 1.
+# This is the probability of class i, and the correct logit, which is subtracted, adds the minus 1.
 #
 # Say the probabilities are 0.7, 0.2 and 0.1, and the first class is correct. Then g is -0.3, 0.2 and 0.1. A step
 # against this gradient raises the first logit and lowers the other two. And because g is large where the probabilities
@@ -99,10 +122,11 @@ print("loss:", -np.log(p[3]).round(3))
 # %% [markdown]
 # ## Is the gradient correct?
 #
-# The loss falls, but it falls with some wrong gradients, too. To test a gradient you don't need calculus: move one
-# weight a little up and a little down, and see how much the summed loss changes. Such **finite differences** cost two
-# forward passes for each weight. For the program's 2,410 parameters that would still be fine, but it's hopeless for a
-# large network. Here we test every weight of a smaller one, on three examples. And we compute in float64, because we divide a tiny difference by a tiny step.
+# The loss falls, but it falls with some wrong gradients, too. To test a gradient you don't need calculus, because you
+# can nudge each weight, as we did above: a little up and a little down, and see how much the summed loss changes. Such
+# **finite differences** cost two forward passes for each weight, which is hopeless for a large network. We test every
+# weight of a small one, on three examples, and we compute in float64, because we divide a tiny difference by a tiny
+# step.
 
 
 # %%
@@ -136,8 +160,8 @@ print_differences(slopes, gradients)
 assert all(np.allclose(slopes[name], gradients[name], atol=1e-8) for name in small)
 
 # %% [markdown]
-# They agree to eight decimals. One small network proves little, you may say. But a wrong rule would be off by far more,
-# as you'll see now.
+# They agree to eight decimals. Does one small network prove anything? A wrong rule would be off by far more, as you'll
+# see now.
 #
 # ## How it fails
 #
@@ -159,7 +183,10 @@ wrong_gradients = wrong_backward(small, x, y, *forward(small, x))
 print_differences(slopes, wrong_gradients)
 
 # %% tags=["proof"]
-# The asserts behind the answer.
+# The asserts behind the answers so far.
+assert output(3.0) == 3
+assert np.isclose((output(3.01) - output(3.0)) / 0.01, 1)
+assert slope == output(first) == 0
 assert abs(slopes["W1"] - wrong_gradients["W1"]).max() > 1e-3
 assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
 
@@ -198,8 +225,8 @@ assert np.mean(wrong_losses) < np.mean(right_losses)
 #
 # ## Digits
 #
-# You can't look at a point in 64 dimensions, so let's take something you can look at: scans of handwritten digits. Each
-# has 8 x 8 pixels, a row of 64 numbers, so our functions take them as they are. We train for sixty epochs on 1,200
+# You can't look at a point in 64 dimensions, so let's take something you can look at: scans of handwritten digits. A
+# scan of 8 x 8 pixels is a row of 64 numbers, so our functions take it as it is. We train for sixty epochs on 1,200
 # scans. On the left you'll see the loss, and on the right the digits that the network misread, of 360 that it hadn't
 # seen.
 
@@ -260,8 +287,8 @@ assert abs(whole).max().round(1) == 0.2
 #
 # The average over equal parts: **the mean of the means is the mean**, up to rounding in the seventeenth decimal. Each
 # bar is one weight's gradient on one of the parts. The parts don't even agree about the sign, but their mean is the
-# gradient of the whole batch. With unequal parts you're off by 0.1, and the largest number in this gradient, which
-# is `W1`'s, is only 0.2, because an example in a part of 10 weighs more than one in the part of 58.
+# gradient of the whole batch. With unequal parts an example in a part of 10 weighs more than one in the part of 58, and
+# you're off by 0.1, in a gradient whose largest number is 0.2.
 #
 # </details>
 #
