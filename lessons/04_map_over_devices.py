@@ -15,13 +15,13 @@
 # %% [markdown]
 # # 04. Map over devices
 #
-# `vmap` ran your function for every row of a batch, on one device. Change one letter, and up to eight rows run at the same
-# time, each on its own device: `pmap`. In lesson 05 you'll train like that. Today you'll test a network on eight devices, and find
-# out which device gets which part of an array, and which promise of yours JAX never checks. If you break that promise,
-# you get a wrong number and no error.
+# `vmap` ran your function for every row of a batch, on one device. Change one letter, and each row runs on a device of
+# its own: `pmap`. That's enough to test your network on eight devices, which you'll do in this lesson, and in the next
+# one you'll train on them. But now every array is somewhere, and JAX believes much of what you tell it about where. If
+# what you said isn't true, you get a wrong number and no error, so you'll try that here, where nothing depends on it.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
-# test lesson 03's network on eight devices. 21 minutes, 41 with exercises. You need
+# test lesson 03's network on eight devices. 22 minutes, 42 with exercises. You need
 # [00 Meet your devices](00_meet_your_devices.ipynb) and
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
 #
@@ -58,7 +58,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # first axis of `xs` and `ys` the **device axis**. Inside the function you see one row: `jnp.dot` gets two arrays of
 # shape `[10]`.
 #
-# **Predict:** `pmap` returns one array with eight numbers. Is it on device 0, or does each device have a part, or all?
+# **Predict:** `pmap` returns one array with eight numbers. Where is it? All on device 0, all on every device, or a part
+# on each?
 
 # %% tags=["prediction"]
 xs = np.arange(80, dtype=np.float32).reshape(8, 10)  # row d counts from 10 d
@@ -73,8 +74,8 @@ for shard in dots.addressable_shards:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Each device has a part. The result is *one* array of shape `[8]`, as with `vmap`, but nobody has collected the numbers.
-# Device 3 computed 345 and still holds it. Such a piece of an array is called a **shard**.
+# Each device has a part. The result is *one* array of shape `[8]`, as with `vmap`, but nobody has collected the
+# numbers. Device 3 computed 345 and still holds it. Such a piece of an array is called a **shard**.
 #
 # </details>
 #
@@ -92,29 +93,27 @@ lesson_04.dot_products(xs.sum(1))
 # argument: the axis that's split over the devices, or `None` if every device gets the whole array. `out_axes` says
 # along which axis the results are stacked.
 #
-# **Predict** the three shapes.
+# **Predict:** which shapes do these two calls return?
 
 # %% tags=["prediction"]
 y = ys[0]  # [10], for everyone
 one_for_all = jax.pmap(jnp.dot, in_axes=(0, None))(xs, y)
-columns = jax.pmap(jnp.dot, in_axes=(0, 1))(xs, ys.T)  # ys.T is [10, 8]: one column for each device
 products = jax.pmap(jnp.multiply, out_axes=1)(xs, ys)  # [10] from each device
-print(one_for_all.shape, columns.shape, products.shape)
+print(one_for_all.shape, products.shape)
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert np.array_equal(dots, 45 + 100 * np.arange(8))
 assert dots.addressable_shards[3].data == 345
 assert np.array_equal(one_for_all, dots)
-assert np.array_equal(columns, dots)
 assert np.array_equal(products, (xs * ys).T)
 assert len(jax.pmap(jnp.dot)(xs[:6], ys[:6]).devices()) == 6
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `(8,)`, `(8,)` and `(10, 8)`. In the first two calls, each device returns one number. In the last one each device
-# returns ten, and with `out_axes=1` they become a column.
+# `(8,)` and `(10, 8)`. In the first call each device returns one number. In the second each device returns ten, and
+# with `out_axes=1` they become a column.
 #
 # </details>
 #
@@ -152,13 +151,13 @@ lesson_04.mesh_and_specs()
 # include the difference of 03_flax.py and 04_evaluate.py
 #
 # You still train on one device. After each epoch, `place_state` copies the state to all eight. Every device needs the
-# whole state, so its entry in `in_axes` is `None`, and the batch is split. `place_batch` cuts `[128, 64]` into `[8, 16,
+# whole state, so its entry in `in_axes` is `None`. The batch is split: `place_batch` cuts `[128, 64]` into `[8, 16,
 # 64]`, so that each device gets a batch of 16 points. Every sum comes back with a device axis, `[8]`, and the last new
 # line sums the eight numbers on the host.
 #
-# Don't keep `copies` for later, though. On device 0 nothing had to be copied, so `copies` is the state itself there.
-# The next `train_step` gives its memory away, and if you then read `copies`, you get lesson 03's "Array has been
-# deleted".
+# Don't keep `copies` for later, though. On device 0 nothing had to be copied, so there `copies` is the state itself.
+# The next `train_step` gives the state's memory away, and if you then read `copies`, you get lesson 03's "Array has
+# been deleted".
 #
 # Here's the new program. Its test losses and accuracies are lesson 03's, up to rounding:
 
@@ -196,11 +195,11 @@ assert np.array_equal(sums["correct"], (weights * is_correct).reshape(8, 16).sum
 #
 # ## Arrays in the wrong place
 #
-# What if an array is on one device, and your function runs on another? It depends on whether you said where the array
+# What if an array is on one device, and your function runs on another? That depends on whether you said where the array
 # should be. Once you've placed an array with a device or a sharding, it's **committed**, and so is what you compute
 # from it. An array that you never placed, such as `jnp.ones(3)` or a NumPy array, is uncommitted, and JAX may move it.
 #
-# Let's commit an array to device 5 and ask for it elsewhere. This function reports what happens:
+# Let's commit an array to device 5 and use it elsewhere. This function reports what happens:
 
 
 # %%
@@ -269,12 +268,12 @@ assert not is_copied_between_devices(jax.device_put(xs[0], replicated))
 #
 # ## What JAX believes
 #
-# Here's the promise from the beginning. When you train, all devices end an update with the same model, and you want it
-# back as one model, without a device axis. `out_axes=None` gives you that: you promise that all devices return the
-# same. Older programs stack N copies instead, `[N, ...]`, and then a checkpoint fits only N devices. Let's break the
-# promise, with a function that returns each device's own row.
+# And if what you say isn't true? When you train, all devices end an update with the same model, and you want it back as
+# one model, without a device axis. `out_axes=None` gives you that, because with it you promise that all devices return
+# the same. Older programs stack N copies instead, `[N, ...]`, and then a checkpoint fits only N devices. Let's break
+# the promise, with a function that returns each device's own row.
 #
-# **Predict:** what does the result show?
+# **Predict:** what do you see when you print the result? An error, row 0, or all eight rows?
 
 # %% tags=["prediction"]
 lie = jax.pmap(lambda row: row, out_axes=None)(xs)
@@ -292,8 +291,8 @@ assert np.array_equal(lie.addressable_shards[7].data, xs[7])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Device 0's row, and there's no error. JAX reads one copy, and believes you that the others are equal. In lesson 05 a
-# whole training run ends up like this, and you'll learn how to notice.
+# Row 0, and there's no error. JAX reads the copy on device 0, and believes you that the others are equal. In lesson 05
+# a whole training run ends up like this, and you'll learn how to notice.
 #
 # </details>
 #
