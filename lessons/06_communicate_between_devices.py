@@ -45,7 +45,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # sum, [1111, 2222, 3333, 4444].
 #
 # You could let every device send its vector to device 0, which sums them and sends the sum back. But then device 0
-# receives N - 1 vectors and sends N - 1, while all others wait. The more devices you have, the worse it gets.
+# receives N - 1 vectors and sends N - 1, while all others wait. The more devices you have, the longer they wait.
 #
 # A **ring** shares the work. We cut each vector into N chunks, and in each step every device sends *one chunk* to its
 # right neighbour. All devices send at the same time, so nobody waits.
@@ -101,6 +101,7 @@ for N in (2, 4, 8, 64):
     shares[N] = bytes_sent / vectors.nbytes
     print(f"{N:2d} devices: each sends {shares[N]:.3f} times its vector, in {2 * (N - 1)} steps")
 
+
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -115,12 +116,10 @@ for N in (2, 4, 8, 64):
 # even for an empty message. In the ring, 2 (N - 1) messages follow each other, and each has 1/N of the bytes. That's
 # the whole formula.
 #
-# For the links below we take the peak bandwidths that their vendors give. For the TPU [that's
-# 1,200 GB/s for a chip](https://docs.cloud.google.com/tpu/docs/v5p-training), over six links and in both directions, so
-# a link sends 100 GB/s. We count two links, because a chip can send both ways around its ring. The latencies are round numbers that we assume, and yours may be half as long or
-# several times as long.
-
-
+# For the links below we take the peak bandwidths of their vendors. For the TPU v5p, [the vendor says 1,200 GB/s for a
+# chip](https://docs.cloud.google.com/tpu/docs/v5p-training), over six links and in both directions, so one link sends
+# 100 GB/s. We count two links, because a chip can send both ways around its ring. The latencies are round numbers that
+# we assume, and yours may be half as long or several times as long.
 # %%
 def ring_seconds(size, N, latency, bandwidth):
     """Time of an all-reduce of `size` bytes: for the latencies, and for the bytes."""
@@ -153,6 +152,7 @@ for link, (latency, bandwidth) in links.items():
 # The asserts behind the last two answers, and behind the first paragraph.
 for N, share in shares.items():
     assert np.isclose(share, 2 * (N - 1) / N)
+assert round(networks["ResNet-50"] / 1e6) == 102
 assert 0.14 < sum(ring_seconds(networks["ResNet-50"], 8, *links["Ethernet, 10 Gbit/s"])) < 0.15
 for link in links.values():
     small, large = (ring_seconds(networks[name], 8, *link) for name in ("lesson 05", "7 billion"))
@@ -173,29 +173,26 @@ for link in links.values():
 # ## Does the formula hold?
 #
 # On your laptop you can time an all-reduce on eight simulated devices. They share one memory, so there's no link, but
-# you'll see whether the time behaves as the formula says: flat at first, then proportional to the size. For a real link
-# we take two rates that were measured on eight H100s in one node, from JAX's [scaling
-# book](https://jax-ml.github.io/scaling-book/gpus/). With 58 MB each GPU's links carry about 150 GB/s, and with 10 GB
-# about 370 GB/s. The book rounds them, so the times that we compute from them are rounded, too. The vendor promises 450. In both runs the node's switches, which could do the summing themselves, were
-# told not to.
+# you'll see whether the time behaves as the formula says: flat at first, then proportional to the size.
+#
+# For a real link we take two rates from JAX's [scaling book](https://jax-ml.github.io/scaling-book/gpus/), measured on
+# eight H100s in one node. With 58 MB the links of each GPU carry about 150 GB/s, and with 10 GB about 370 GB/s. Their
+# vendor promises 450. The book rounds the rates, so the times that we compute from them are rounded, too. In both runs
+# the node's switches, which could do the summing themselves, were told not to.
 
 # %%
-import time
-
 all_reduce = jax.pmap(lambda x: lax.psum(x, "data"), axis_name="data")
 cpu_seconds = {}  # by the bytes of the gradient
 for size in (10**3, 10**4, 10**5, 10**6, 10**7):
     x = all_reduce(np.zeros((8, size // 4), np.float32))  # compiles, and puts x on the devices
-    times = []
-    for _ in range(10):
-        start = time.perf_counter()
-        jax.block_until_ready(all_reduce(x))
-        times.append(time.perf_counter() - start)
-    cpu_seconds[size] = min(times)
+    cpu_seconds[size] = lesson_06.shortest_time(all_reduce, x)
 h100_bandwidth = {58e6: 150e9, 10e9: 370e9}  # bytes per second, by the bytes of the gradient
 h100_seconds = {size: 2 * 7 / 8 * size / rate for size, rate in h100_bandwidth.items()}
-measurements = {"eight simulated devices": cpu_seconds, "eight H100s in a node": h100_seconds}
-lesson_06.seconds_by_size(ring_seconds, links, networks, measurements)
+dots = {
+    "eight simulated devices, measured": cpu_seconds,
+    "eight H100s, at the book's rates": h100_seconds,
+}
+lesson_06.seconds_by_size(ring_seconds, links, networks, dots)
 for size, seconds in h100_seconds.items():
     prediction = sum(ring_seconds(size, 8, *links["NVLink, in a node of GPUs"]))
     rate = f"{h100_bandwidth[size] / 1e9:.0f} GB/s"
@@ -204,10 +201,12 @@ for size, seconds in h100_seconds.items():
 
 # %% [markdown]
 # The shape is roughly as predicted: the time hardly grows at first, and from 1 MB on it grows with the bytes. Where the
-# dots of the simulated devices lie among the links is chance. The H100s, however, can't keep the vendor's promise. With
-# 10 GB they need about 1.2 times as long as the formula says, and with 58 MB even 2.7 times, because it takes large messages
-# to fill the links. That's why this lesson began with a millisecond for a ResNet-50, and not with the table's 0.43. So
-# measure an all-reduce or two on your own machine, and put *those* numbers into the formula.
+# dots of the simulated devices lie among the links is chance.
+#
+# The H100s can't keep the vendor's promise. With 10 GB they need about 1.2 times as long as the formula says, and with
+# 58 MB even 2.7 times, because it takes large messages to fill the links. A ResNet-50 has 102 MB, so for the
+# millisecond at the beginning of this lesson we didn't trust the table, which says 0.43. So measure an all-reduce or
+# two on your own machine, and put *those* numbers into the formula.
 #
 # The batch isn't in the formula at all. If you double the per-device batch, the computation takes about twice as long
 # and the all-reduce as long as before, so its *share* of the step falls. That's the first way to live with a slow link.
@@ -226,8 +225,7 @@ drawing.overlap("merged", "overlapped")
 # %% [markdown]
 # If you merge everything, you pay the latency only once, but nothing is left to overlap with. To overlap, you need at
 # least two all-reduces, and hardware that can send while it computes. What does XLA do on your CPU? We average four
-# arrays, as many as lesson 05's network has, so JAX hands four all-reduces to the compiler. Let's count them before and
-# after.
+# arrays, as many as lesson 05's network has, and count the all-reduces before the compiler gets them and after.
 
 # %%
 gradients = [np.ones((8, *shape), np.float32) for shape in ((64, 32), (32,), (32, 10), (10,))]
@@ -244,9 +242,10 @@ print("before compiling:", count_before, "| after:", count_after)
 #
 # ## JAX's collectives
 #
-# An operation that all devices take part in is a **collective**. It names the mapped axis: "sum this over `data`". All
-# devices come to the same line, and wait for each other there. In the picture, a box adds, and an arrow without a box
-# copies. `pmax` isn't drawn, because it's `psum` with a maximum in the box.
+# `psum` and `pmean` aren't the only ways to talk. An operation that all devices take part in is a **collective**. It
+# names the mapped axis: "sum this over `data`". All devices come to the same line, and wait for each other there. In
+# the picture, a box adds, and an arrow without a box copies. `pmax` isn't drawn, because it's `psum` with a maximum in
+# the box.
 
 # %%
 lesson_06.collectives()
