@@ -173,10 +173,9 @@ lesson_05.data_parallel_step()
 # all of them, and the other seven get nothing but padding. SGD replaces Adam, because Adam divides by the size of the
 # gradient, and magnifies rounding where gradients are tiny.
 #
-# If you change the optimizer yourself, remember lesson 02's third trap: `train_step` read the global `optimizer` while
-# JAX traced it. Here JAX traces again because SGD's state has another structure. If you change only the learning rate,
-# the step goes on with the old rate, until you run the program's cell again.
-
+# One caution, if you change the optimizer yourself: `train_step` read the global `optimizer` while JAX traced it, as in
+# lesson 02. SGD's state has another structure than Adam's, so here JAX traces again. If you change only the learning
+# rate, the step keeps the old one until you run the program's cell again.
 
 # %%
 epoch_batches = list(batches(*train_data, seed=0))
@@ -293,14 +292,38 @@ repaired_losses = run(make_step(repaired_mean_of_means))
 # and `pmean` hands their NaN to everyone. The training loss of epoch 0 is still fine, because a step computes its loss
 # before it updates the model.
 #
-# In the second run nothing looks wrong, and yet the gradient of the last batch is an eighth of what it should be.
+# In the second run nothing looks wrong. And yet the gradient of the last batch is an eighth of what it should be.
 #
 # </details>
 #
-# ## Mistake 2: no all-reduce
+# ## Mistake 2: averaging the loss
 #
-# What if you forget the `pmean`? Each device then divides its own gradient by its own count. The metrics still have
-# their `psum`. We train on the 39 full batches first, and then run the whole program.
+# The gradient of the mean loss is what you want, so why not average the loss, and let `jax.grad` do the rest? Take the
+# four examples on two devices again. Device 0's own gradient is -2, device 1's is -6, and you want -4.
+#
+# **Predict:** what do the two devices get?
+
+
+# %% tags=["prediction"]
+def averaged_loss(w, x, y):
+    return lax.pmean(squared_loss(w, x, y), "data")
+
+
+averaged = jax.pmap(jax.value_and_grad(averaged_loss), "data", in_axes=(None, 0, 0))(0.0, xs, ys)
+print("loss:", averaged[0], "| gradient:", averaged[1])
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# The correct loss, but -2 and -6, each device's own gradient. Under `pmap`, `jax.grad` differentiates the sum of what
+# *all* devices return, with respect to this device's own copy of `w`. Here both devices return the mean of two losses,
+# so together they return the sum of the two, and device 0's `w` is in only one of them.
+#
+# </details>
+#
+# So average the gradients, not the loss. You may as well forget the `pmean` altogether, and that's what we'll do in the
+# program: each device divides its own gradient by its own count. The metrics still have their `psum`. We train on the
+# 39 full batches first, and then run the whole program.
 #
 # **Predict:** how many different models are there now on the eight devices?
 
@@ -329,8 +352,10 @@ local_losses = run(local_step)
 #
 # </details>
 #
-# Watch the copies drift apart. Each curve is the first weight of the output layer on one device, and the dashed curve
-# is the same weight with `pmean`. It needn't run in their middle, because Adam takes other steps on averaged gradients:
+# Watch the copies drift apart. Each curve is the first weight of the output layer on one device. The dashed curve is
+# the same weight with `pmean`. You might expect it in the middle of the others. But Adam divides each gradient by its
+# recent size, and an average of eight gradients has another size than each of the eight, so its steps aren't their
+# mean:
 
 # %%
 wrong_state, right_state = place_state(init_state()), place_state(init_state())
@@ -363,8 +388,8 @@ sum_losses = run(make_step(sum_over_mean_count))
 # <details><summary>Answer</summary>
 #
 # No. Adam divides the gradient by its own size, so the factor cancels almost completely. You'd only see it if somebody
-# clips the gradients, or if a gradient is nearly 0. With SGD the factor acts like a learning rate that's eight times
-# too high. On two devices you may not notice, and on 64 the run will probably diverge. Don't judge by the loss.
+# clips the gradients, or if a gradient is nearly 0. With SGD, the factor acts like a learning rate that's eight times
+# too high, and on 64 devices 64 times. Don't judge by the loss.
 #
 # </details>
 #
@@ -391,36 +416,12 @@ for count in (39, 40):
 for name, (full, padded) in distances.items():
     print(f"{name:18s} off by {full:.0e} after 39 batches, by {padded:.0e} after 40")
 
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# The program's step, and both means of means. Only the padded batch gives the means away: one is NaN, and the other is
-# off by 0.3, a tenth of the way that the model has moved. The sum for a mean fails at once, because SGD doesn't hide
-# the factor. `pmapdp.verify` makes this comparison for your own step, and says what differs.
-#
-# </details>
-#
-# ## Mistake 4: one device's metrics
-#
-# The last mistake isn't in the training step at all: the evaluation forgets its `psum`. The test set has 1,000
-# examples.
-#
-# **Predict:** how many of them does it count?
-
-# %% tags=["prediction"]
-forgetful_eval = jax.pmap(
-    lambda state, batch: loss_sums(state[0], batch)[1], "data", in_axes=(None, 0), out_axes=None
-)
-example_counts = {}
-for name, step in {"with psum": eval_step, "without": forgetful_eval}.items():
-    test_sums = [step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
-    example_counts[name] = sum(float(sums["count"]) for sums in test_sums)
-    print(f"{name}: {example_counts[name]:.0f} examples, {report(test_sums)}")
-
 # %% tags=["proof"]
 # The asserts behind the answers.
 assert one_device == -4
 assert local.tolist() == [-2, -6]
+assert averaged[0].tolist() == [squared_loss(0.0, x, y)] * 2
+assert averaged[1].tolist() == [-2, -6]
 for losses in (mean_losses, local_losses):
     assert np.isfinite(losses[0, :40]).all()  # training
     assert np.isnan(losses[0, 40:]).all()  # test
@@ -439,25 +440,37 @@ for name, passes in {
     assert tuple(each < 1e-5 for each in distances[name]) == passes
 assert np.isnan(distances["1. mean of means"][1])
 assert 0.1 < distances["1. repaired"][1] < 1
-assert example_counts == {"with psum": 1000, "without": 128}
+forgetful_eval = jax.pmap(
+    lambda state, batch: loss_sums(state[0], batch)[1], "data", in_axes=(None, 0), out_axes=None
+)
+state = place_state(init_state())
+for evaluation, examples in ((eval_step, 1_000), (forgetful_eval, 128)):
+    test_sums = [evaluation(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
+    assert sum(sums["count"] for sums in test_sums) == examples
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 128, sixteen from each of eight batches. `out_axes=None` returns what device 0 has, and device 0 saw an eighth of each
-# batch. The loss and the accuracy look perfectly reasonable, and only the count gives the mistake away. So print the
-# count at least once.
+# The program's step, and both means of means. Only the padded batch gives the means away: one is NaN, and the other is
+# off by 0.3, a tenth of the way that the model has moved. The sum for a mean fails at once, because SGD doesn't hide
+# the factor. `pmapdp.verify` makes this comparison for your own step, and says what differs.
 #
 # </details>
 #
+# ## Mistake 4: one device's metrics
+#
+# The last mistake isn't in the training step at all: the evaluation forgets its `psum`. Then `out_axes=None` returns
+# what device 0 has, and device 0 saw an eighth of each batch. The loss and the accuracy look perfectly reasonable. Only
+# the count gives the mistake away, 128 instead of 1,000 test examples, so print it at least once.
+#
 # ## Which batch size do you set?
 #
-# With DDP you set the per-device batch, so with eight GPUs the global batch is eight times as large. This program's B is
-# the global batch. As long as you leave B alone, you get the same result on 1, 2 or 8 devices, with the same learning
-# rate. If you let B grow with the number of devices, to keep each of them busy, an epoch has fewer updates. For SGD,
-# people then multiply the learning rate by the same factor and warm it up
-# ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)). For Adam they often take the square root of the factor
-# ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are rules of thumb.
+# With DDP you set the per-device batch, so with eight GPUs the global batch is eight times as large. This program's B
+# is the global batch. If you leave B alone, you get the same result on 1, 2 or 8 devices, with the same learning rate.
+# If you let B grow with the number of devices, an epoch has fewer updates. For SGD, people then multiply the learning
+# rate by the same factor and warm it up ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)). For Adam they often
+# take the square root of the factor ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are rules of
+# thumb.
 #
 # ## Your step in pmapdp
 #
@@ -473,12 +486,12 @@ assert example_counts == {"with psum": 1000, "without": 128}
 # lax.psum(loss_sums | lax.psum(evaluation_sums
 # train_step = | train_step =
 #
-# Open the file and read it from top to bottom: placing, the step, evaluation, the wrapper. Some names are new there. `AXIS`
-# is the name `"data"`. `place` is `jax.device_put`, unless several processes share the work (lesson 17). `task` holds
-# what never changes, such as the optimizer. And `model_state` is what batch norm keeps (lesson 07).
+# Open the file and read it from top to bottom: placing, the step, evaluation, the wrapper. Some names are new there.
+# `AXIS` is the name `"data"`. `place` is `jax.device_put`, unless several processes share the work (lesson 17). `task`
+# holds what never changes, such as the optimizer. And `model_state` is what batch norm keeps (lesson 07).
 #
-# The lines with `jax.grad` and `optimizer.update` are the same for pmap, jit, shard_map and a single device. So all four
-# steps call `gradient_sums` and `update`, and there you find your lines again:
+# The lines with `jax.grad` and `optimizer.update` are the same for pmap, jit, shard_map and a single device. So all
+# four steps call `gradient_sums` and `update`, and there you find your lines again:
 #
 # include 05_pmap.py beside steps/shared.py
 # jax.grad( | jax.grad(
