@@ -20,7 +20,7 @@
 # all-reduce, and watch the eight copies of its running mean drift apart.
 #
 # **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
-# layer is enough, and count what synchronizing costs. 25 minutes, 45 with exercises. You need [05 Average
+# layer is enough, and count what synchronizing costs. 26 minutes, 46 with exercises. You need [05 Average
 # gradients](05_average_gradients.ipynb), and for the cost [06 Communicate between
 # devices](06_communicate_between_devices.ipynb).
 
@@ -143,7 +143,9 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 # **Digits.** If the mean is large, `E[x²] - E[x]²` is a small difference of two large numbers, and float32 has only
 # seven digits for each. A mean ten standard deviations away from 0 costs about two of the seven. So the layer subtracts
 # its running mean first, which changes nothing in the variance. Each update closes a tenth of the gap between the
-# running mean and the mean, and after 40 updates only 1.5 % of it is left.
+# running mean and the mean, and after 40 updates only 1.5 % of it is left. GPUs and TPUs have a second way to lose
+# digits: they may round the inputs of a matrix product, such as `weights @ x`, to TF32 or bfloat16. That's why pmapdp's
+# [layers.py](../pmapdp/layers.py) multiplies and sums instead.
 #
 # ## The program so far
 #
@@ -229,7 +231,7 @@ assert distance(model_1, model_8) < 1e-4
 # stays as it is, so the gradients are still averaged.
 
 # %%
-# We need this one again for "What it costs", and the class below replaces its layer.
+# We need the correct step once more for "What it costs", and the class below replaces its layer.
 synchronized_step = train_step.lower(init_state(), cut(all_batches[0], 8))
 
 
@@ -284,12 +286,8 @@ assert local_model.norm.mean[...].is_fully_replicated
 #
 # Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass, and
 # with many examples per device the local moments are close to the global ones. If you do that, average the running
-# averages before you evaluate or save. In PyTorch's DDP each device normalizes with its own moments, too, unless you convert
-# the model with `convert_sync_batchnorm`. By default (`broadcast_buffers=True`) it copies rank 0's running averages to all
-# the others.
-#
-# The layer sums with `weights @ x0`, and GPUs and TPUs may round the inputs of a matrix product, to TF32 or bfloat16. So
-# pmapdp's [layers.py](../pmapdp/layers.py) multiplies and sums instead.
+# averages before you evaluate or save. PyTorch's DDP normalizes locally, too, unless you convert the model with
+# `convert_sync_batchnorm`, and its default `broadcast_buffers=True` copies rank 0's running averages to all the others.
 #
 # Under `jit` the problem goes away, as you'll see in lesson 09. There the layer sees the global batch, so plain
 # `nnx.BatchNorm` is synchronized, and its `mask` is correct for ragged batches, too.

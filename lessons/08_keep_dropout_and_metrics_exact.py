@@ -21,7 +21,7 @@
 # meet a mean that many programs get wrong, because their examples have different lengths.
 #
 # **You will** draw dropout masks that don't depend on the number of devices, and compute means that count every
-# example, or every token, exactly once. 21 minutes, 41 with exercises. You need
+# example, or every token, exactly once. 22 minutes, 42 with exercises. You need
 # [05 Average gradients](05_average_gradients.ipynb).
 
 # %%
@@ -125,8 +125,8 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 # <details><summary>Answer</summary>
 #
 # Yes. You ask for one mask of eight rows, and the compiler lets each device draw its own row, with the numbers that a
-# single device would have drawn. Under `jit` you don't need a key per example, as long as
-# you leave `jax_threefry_partitionable` on, which is JAX's default.
+# single device would have drawn. Under `jit` you don't need a key per example, as long as you leave
+# `jax_threefry_partitionable` on, which is JAX's default.
 #
 # </details>
 #
@@ -342,6 +342,9 @@ for exercise in (row_keys, exact_accuracy, fixed_mean):
 # | `example_keys` | the same name | [layers.py](../pmapdp/layers.py) |
 # | dropout in `Network` | `ExactDropout`. You write `nnx.Dropout` in your model, and `make_exact(model)` swaps it | [layers.py](../pmapdp/layers.py) |
 # | `batches`, with `rows` | `Batches`, with `indices` | [data/batches.py](../pmapdp/data/batches.py) |
+#
+# Do you want batch norm as well? The two don't get in each other's way, because batch norm needs the weights of the
+# batch and dropout its indices. In pmapdp, `make_exact(model)` swaps both kinds of layers.
 #
 # To read on: [JAX's random numbers](https://docs.jax.dev/en/latest/101/random.html). Next, delete what you've built by
 # hand: [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).

@@ -91,6 +91,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # Most of the course starts from this version. Explicit sharding, micro-batches, resume, a split model, ZeRO, several
 # processes and measuring each change a few of its lines.
 #
+# If you've read lessons 07 and 08, delete their layers, too. Under `jit` a layer sees the global batch, so plain
+# `nnx.BatchNorm` finds its mean, with a `mask` for the padding. And one key draws the same dropout masks on any number
+# of devices.
+#
 # ## How does the compiler know?
 #
 # Take something smaller: an array of 16 rows, split over eight devices, and three functions of it.
@@ -275,9 +279,9 @@ except ValueError as error:
 assert refusal.startswith("ValueError")
 
 # %% [markdown]
-# That's the good case, because you notice the mistake. A batch that you've replicated over the mesh is refused, too, and
-# so is a batch of 100 rows, because 100 isn't divisible by 8. Your program never passes one, because `batches` pads the
-# last batch to 128 rows.
+# That's the good case, because you notice the mistake. A batch that you've replicated over the mesh is refused, too,
+# and so is a batch of 100 rows, because 100 isn't divisible by 8. Your program never passes one, because `batches` pads
+# the last batch to 128 rows.
 #
 # Neither `place_batch` nor `train_step` waits for the devices. While the devices compute, Python already picks the rows
 # of the next batch and sends them.

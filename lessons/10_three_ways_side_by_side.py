@@ -20,7 +20,7 @@
 # There's a trap in it that raises no error, and you'll step into it on purpose.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
-# shard_map. 27 minutes, 42 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
+# shard_map. 26 minutes, 41 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -41,7 +41,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Three ways in one picture
 #
 # The three differ in what you pass, in how much of it your function sees, and in who sums the gradients. The picture
-# has four devices, each in its own colour. The global batch has B rows, and b of them are on each device.
+# has four devices, each in its own colour. The global batch has B rows, and b of them are on each device. Who sums
+# under `shard_map` is the question of this lesson.
 
 # %%
 lesson_10.three_ways()
@@ -149,8 +150,8 @@ lesson_10.trap()
 #
 # <details><summary>The record, and the all-reduce you didn't write, in a jaxpr</summary>
 #
-# `jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x)` shows you the program that JAX has traced. Its first line is a
-# `pvary`, JAX's cast of `w`, and its last one is the all-reduce. `V:data` marks what varies:
+# `jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x)` shows you the program that JAX has traced. Its first line is
+# a `pvary`, JAX's cast of `w`, and its last one is the all-reduce. `V:data` marks what varies:
 #
 # ```
 # c:f32[]{V:data} = pvary[axes=('data',)] a

@@ -7,7 +7,7 @@ from pmapdp.lessons import drawing
 
 @drawing.picture
 def three_ways() -> None:
-    """pmap: you pass [N, b, D], the step sees [b, D], you sum. jit: [B, D], seen whole, the compiler sums. shard_map: [B, D] in, [b, D] seen, you or jax.grad sum."""
+    """pmap: you pass [N, b, D], the step sees [b, D], you sum. jit: [B, D], seen whole, the compiler sums. shard_map: [B, D] in, [b, D] seen, and who sums is the question."""
     axes = drawing.canvas(21, 8)
     for x, text in (
         (3.6, "you pass"),
@@ -18,7 +18,7 @@ def three_ways() -> None:
     adders = {
         "pmap": "you: lax.pmean",
         "jit": "the compiler",
-        "shard_map": "you, or jax.grad",
+        "shard_map": "?",
     }
     for row, (name, adder) in enumerate(adders.items()):
         top, programs, width = (
