@@ -165,7 +165,7 @@ lesson_10.trap()
 #
 # Once you know that `jax.grad` sums, you can let it: average the *loss*. Then each of the eight gradients is an eighth
 # of what it was, and their sum is the gradient you want. Or you can keep `jax.grad` from summing, with the strange line
-# in your program: `lax.pcast(w, "data", to="varying")` says that from now on, each device has a `w` of its own. Then
+# in your program: `lax.pcast(w, "data", to="varying")` says that from here on, each device has a `w` of its own. Then
 # there's nothing to sum, and your `pmean` averages eight different gradients, as under pmap. The cast only relabels
 # `w`, so it's free.
 #
@@ -196,8 +196,8 @@ for function in (average_gradient, average_loss, cast_first):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `average_loss`. No one averages its gradient now, so each device ends up with the mean of its own two numbers. The
-# other two call `pmean` on the gradient, so they find 7.5.
+# `average_loss`. No one averages its gradient now, so each device ends up with the mean of its own two numbers. That
+# was mistake 2 in lesson 05. The other two call `pmean` on the gradient, so they find 7.5.
 #
 # | | with the check (default) | `check_vma=False` |
 # | --- | --- | --- |

@@ -73,7 +73,7 @@ def place_batch(batch):
 def train_step(state, batch):
     """One update: the new state, and the metric sums of this batch."""
     model, optimizer_state = state
-    local = lax.pcast(model, "data", to="varying")  # or JAX adds up the gradients itself, too
+    local = lax.pcast(model, "data", to="varying")  # from here on, each device has its own model
     gradients, sums = jax.grad(loss_sums, has_aux=True)(local, batch)
     gradients, count = lax.pmean((gradients, sums["count"]), "data")  # all-reduce: N cancels below
     gradients = jax.tree.map(lambda g: g / count, gradients)
