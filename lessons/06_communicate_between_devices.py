@@ -137,9 +137,10 @@ parameters = {"lesson 05": 2_410, "ResNet-50": 25_600_000, "7 billion": 7_000_00
 networks = {name: 4 * number for name, number in parameters.items()}  # bytes in float32
 
 # %% [markdown]
-# Now let's average the gradients of three networks over eight devices, on each of these links.
+# Now let's average the gradients of three networks over eight devices, on each of these links. The largest network has
+# seven billion parameters, and its gradients are 28 GB in float32.
 #
-# **Predict:** for which network does the latency cost more than the bytes, a small one or a large one?
+# **Predict:** roughly how long do these 28 GB take over NVLink, a tenth of a second, a second or ten?
 
 # %% tags=["prediction"]
 for link, (latency, bandwidth) in links.items():
@@ -158,12 +159,15 @@ for link in links.values():
     small, large = (ring_seconds(networks[name], 8, *link) for name in ("lesson 05", "7 billion"))
     assert small[0] > small[1]
     assert large[0] < large[1]
+wait, send = ring_seconds(networks["7 billion"], 8, *links["NVLink, in a node of GPUs"])
+assert (round(send, 3), round(wait, 5)) == (0.109, 0.00003)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# For the small one, on every link. Latency and bytes cost the same at N x latency x bandwidth, which is about 7 MB on
-# NVLink.
+# A tenth: each GPU sends 2 * 7 / 8 times 28 GB at 450 GB/s, which takes 0.109 s, and the 14 latencies together are only
+# 0.00003 s. For lesson 05's small network it's the other way round, and on every link it pays for the latency. The two
+# cost the same at N x latency x bandwidth bytes, which is about 7 MB on NVLink.
 #
 # </details>
 #
