@@ -16,16 +16,16 @@
 #
 # You want to train a model with seven billion parameters, and you have eight GPUs with 80 GB each, 640 GB in all. Data
 # parallelism can't do it, on eight GPUs or on a thousand, because each of them holds a copy of everything, and a copy
-# takes 112 GB. Change twelve lines of your program, none of them in the training step, and each device holds an eighth.
-# Most of that saving is lost again if one line in your model gathers too early, so you'll also watch the memory during a
-# step.
+# takes 112 GB. Change twelve lines of your program, none of them in the training step, and each device holds an eighth
+# from the first moment on. But a single line in the model can lose most of that again *during* a step, so at the end
+# you'll watch the memory while it runs.
 #
-# **You will** count the bytes of a training state, create and restore it in shards, split it with ZeRO (also called
-# FSDP), keep the peak low, and read what the devices send. 29 minutes, 49 with exercises. You need
+# **You will** count the bytes of a training state, create and restore it in shards (ZeRO, also called FSDP), keep the
+# peak low, and read what the devices send. 30 minutes, 50 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
-# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), `shard_map` from
-# [10 Three ways side by side](10_three_ways_side_by_side.ipynb), and `jax.checkpoint` from
-# [20 Fit a larger network](20_fit_a_larger_network.ipynb). In spite of its number, read 20 before this one.
+# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
+# [10 Three ways side by side](10_three_ways_side_by_side.ipynb). If you don't know `jax.checkpoint`, read
+# [20 Fit a larger network](20_fit_a_larger_network.ipynb) first, in spite of its number.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -49,13 +49,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # 4 + 4 + 4, which is 16 as well. Activations come on top.
 #
 # In data parallelism, every device holds the same 112 GB, and seven of the eight copies are a waste. **ZeRO**
-# ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)) splits them over the devices, in three stages:
-#
-# - **Stage 1** splits the optimizer's state. Each device updates its part of the parameters, and an all-gather puts the
-#   parts together again.
-# - **Stage 2** also splits the gradients.
-# - **Stage 3** splits the parameters, too. The devices gather the parameters of a layer when they need them. PyTorch
-#   calls this fully sharded data parallel, FSDP.
+# ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)) splits them over the devices in three stages. Stage 1
+# splits Adam's moments, because a device that updates only its own part of the parameters needs only the moments of that
+# part. Stage 2 also splits the gradients, and stage 3 the parameters, too. PyTorch calls stage 3 fully sharded data
+# parallel, FSDP.
 #
 # **Predict:** with eight devices, which stage is the first that fits into 80 GB?
 
@@ -79,8 +76,17 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 #
 # What do you pay in communication? Remember from lesson 06 that an all-reduce is a reduce-scatter followed by an
 # all-gather. If the parameters take n bytes, a device sends nearly n in each of the two, so 2 n in all. Stages 1 and 2
-# only slip the update in between, which costs nothing extra. Stage 3 gathers the parameters twice, before the forward and
-# before the backward pass, so it sends 3 n. The next picture draws all layers as one.
+# only slip the update in between, which costs nothing extra. In stage 3 a device has to gather a layer's parameters
+# before it can multiply with them, once in the forward and once in the backward pass. With the reduce-scatter that's 3 n.
+#
+# | | parameters | gradients | moments | GB on a device | an update sends |
+# | --- | --- | --- | --- | --- | --- |
+# | data parallel | whole | whole | whole | 112 | 2 n: all-reduce |
+# | ZeRO-1 | whole | whole | an eighth | 63 | 2 n: reduce-scatter, all-gather |
+# | ZeRO-2 | whole | an eighth | an eighth | 38.5 | 2 n: the same |
+# | ZeRO-3 (FSDP) | an eighth | an eighth | an eighth | 14 | 3 n: all-gather, all-gather, reduce-scatter |
+#
+# Over time, with all layers drawn as one:
 
 # %%
 lesson_16.zero_over_time()
@@ -88,8 +94,8 @@ lesson_16.zero_over_time()
 # %% [markdown]
 # ## Eight weights, eight devices
 #
-# Do stage 1 by hand once. There are 8 weights, with the values 0 to 7. The gradient on device d is d for every weight, so
-# the sum over the devices is 28. The learning rate is 0.1.
+# Do stage 1 by hand once. There are eight weights, with the values 0 to 7, and device d finds the gradient d for every
+# one of them, so each gradient's sum over the devices is 28. The learning rate is 0.1.
 
 
 # %%
@@ -113,8 +119,8 @@ def zero_1_update(w, gradient):
 
 
 # %% [markdown]
-# With `to="invarying"` you say that all devices hold the same result. `shard_map` checks that for an output that isn't
-# split.
+# The last argument, `to="invarying"`, asks for a result whose type says that it's the same on all devices, because
+# `shard_map` doesn't accept any other as an output that isn't split.
 #
 # **Predict:** with the second function, device 3 updates only weight 3. What's its new value?
 
@@ -140,12 +146,10 @@ for update in (replicated_update, zero_1_update):
 #
 # </details>
 #
-# Under `jit` you write none of this. You say where the state is, and the compiler works out what to send. That's why
-# pmapdp splits the state only under `jit`.
-#
-# **With pmap** you'd write `zero_1_update` into your step, and the new moments would stay on the devices as `[N, ...]`
-# arrays. Stage 3 by hand is one `lax.all_gather` in each layer, whose gradient is a reduce-scatter. You'd have to write it
-# into the model, and under `jit` it's at most a constraint.
+# **With pmap** you'd write `zero_1_update` into your step, and the moments would stay on the devices as `[N, ...]`
+# arrays. For stage 3 you'd also write a `lax.all_gather` into each layer of the model. Under `jit` you write none of
+# this: you say where the state is, and the compiler works out what to send. That's why pmapdp splits the state only
+# under `jit`.
 #
 # ## The program so far, and what changes
 #
@@ -153,12 +157,12 @@ for update in (replicated_update, zero_1_update):
 #
 # include the difference of 09_jit.py and 16_zero.py
 #
-# - `shard` decides for each array: split the first axis, if its length is divisible by the number of devices.
-# - To choose the shardings you need the shapes, before there's a state. `jax.eval_shape` runs `init_state` on shapes
-#   alone. It computes nothing, and needs no memory for the arrays.
-# - `jax.jit(init_state, out_shardings=...)` lets each device make its own part: the state is **born sharded**. If you made
-#   it first and split it afterwards, one device would briefly hold all the parameters and both of Adam's moments, which
-#   is 84 GB for our seven billion parameters.
+# - If you made the state first and split it afterwards, one device would briefly hold all the parameters and both of
+#   Adam's moments, 84 GB for our seven billion parameters. So `jax.jit(init_state, out_shardings=...)` lets each device
+#   make its own part: the state is **born sharded**.
+# - To choose those shardings you need the shapes, before there's a state. `jax.eval_shape` runs `init_state` on shapes
+#   alone, which computes nothing and takes no memory for the arrays.
+# - `shard` then decides for each shape: split the first axis, if its length is divisible by the number of devices.
 # - The step returns parameters and moments in the same shardings, so the next step can start from them.
 #
 # Do you want stage 1 instead? Then split only the optimizer's state, in these two lines:
@@ -172,18 +176,15 @@ for update in (replicated_update, zero_1_update):
 # include program/16_zero.py
 
 # %% [markdown]
-# The losses are lesson 09's within 1e-3, because a sharding decides which device computes what, and changes the result
-# only by rounding. What has changed is in the last line: each device holds 12.9 % of the state. An eighth would be 12.5 %.
+# The losses are lesson 09's within 1e-3, because a sharding only decides which device computes what, and the result
+# changes by no more than rounding. What's new is the last line: each device holds 12.9 % of the state, where an eighth
+# would be 12.5 %.
 #
 # **Predict:** which array is to blame?
 
 # %% tags=["prediction"]
 replicated_shapes = [x.shape for x in jax.tree.leaves(state[0]) if x.sharding.is_fully_replicated]
 print("not split:", replicated_shapes)
-init_plan = jax.jit(init_state, out_shardings=shardings).lower().compile().memory_analysis()
-print(f"when it's born, a device holds {init_plan.output_size_in_bytes / total:.1%}")
-most_bytes = init_plan.output_size_in_bytes + init_plan.temp_size_in_bytes
-print(f"with what it needs on the way: {most_bytes / total:.1%}")
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
@@ -193,6 +194,8 @@ for found in new_weights:
 totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(train_sums))
 assert abs(totals["loss"] / totals["count"] - 0.2486) < 1e-3
 assert 1 / 8 < bytes_per_device / total < 0.15
+init_plan = jax.jit(init_state, out_shardings=shardings).lower().compile().memory_analysis()
+most_bytes = init_plan.output_size_in_bytes + init_plan.temp_size_in_bytes
 assert abs(init_plan.output_size_in_bytes / total - bytes_per_device / total) < 0.01
 assert most_bytes < total / 2
 assert replicated_shapes == [(10,)]
@@ -216,24 +219,19 @@ for one, other in zip(*map(jax.tree.leaves, updated_states), strict=True):
 #
 # The bias of the last layer. It has 10 numbers, and 10 isn't divisible by 8, so it stays whole, and so do its two moments.
 #
-# The other two lines come from XLA's plan for the program that makes the state. Even with what that program needs on the
-# way, a device holds less than half of the state, so no device ever held all of it.
-#
 # </details>
 #
 # If such an array is large, pad it until it can be split: GPT-2's vocabulary of 50,257 tokens is often padded to 50,304.
+# And was the state really born in shards? XLA's plan for `init_state` says so: even with all that a device needs on the
+# way, it never holds half of the state.
 #
 # ## The peak is inside the step
 #
-# An eighth is what a device holds *between* two steps. During a step it needs whole layers to multiply with, and you run
-# out of memory at the peak. When are the layers gathered, and how long do they stay? Take 16 layers of 512 x 512. You can
-# run an update of Adam in five ways:
-#
-# - *replicated*: no ZeRO.
-# - *gathered first*: all layers are gathered at the start of the step.
-# - *gathered in the layer*: each layer is gathered where it's used.
-# - *gathered again*: gathered in the layer, inside `jax.checkpoint`, so the backward pass gathers once more.
-# - *left to the compiler*: nothing but the shardings.
+# An eighth is what a device holds *between* two steps. During a step it needs whole layers to multiply with, and it's at
+# the peak of a step that you run out of memory. So it matters when the layers are gathered, and how long they stay. Take
+# 16 layers of 512 x 512, and an update of Adam. Without ZeRO they're *replicated*. With ZeRO you could gather all of them
+# at the start of the step (*gathered first*), or each of them where it's used (*gathered in the layer*), or give nothing
+# but the shardings (*left to the compiler*).
 #
 # In the next cell `gather` asks for a whole copy on every device, and `compile_step` compiles the update.
 
@@ -276,14 +274,13 @@ def compile_step(sharding, layer, gather_first=False):
 
 
 # %% [markdown]
-# **Predict:** which of the five hold all sixteen layers whole at some moment?
+# **Predict:** which of the four hold all sixteen layers whole at some moment?
 
 # %% tags=["prediction"]
 programs = {
     "replicated": compile_step(replicated, layer),
     "gathered first": compile_step(rows, layer, gather_first=True),
     "gathered in the layer": compile_step(rows, gather_in_layer),
-    "gathered again": compile_step(rows, jax.checkpoint(gather_in_layer)),
     "left to the compiler": compile_step(rows, layer),
 }
 lesson_16.memory_over_time(programs)
@@ -293,11 +290,11 @@ lesson_16.memory_over_time(programs)
 plans = [program.memory_analysis() for program in programs.values()]
 peaks = [plan.argument_size_in_bytes + plan.temp_size_in_bytes for plan in plans]
 assert peaks == sorted(peaks, reverse=True)
-assert peaks[4] < peaks[2] / 2 < peaks[1] / 3
+assert peaks[3] < peaks[2] / 2 < peaks[1] / 3
 # Left to the compiler, but with the layers on the axis that is split.
 layers_plan = compile_step(split, layer).memory_analysis()
 layers_peak = layers_plan.argument_size_in_bytes + layers_plan.temp_size_in_bytes
-assert 11 < peaks[4] / 1e6 < 12
+assert 11 < peaks[3] / 1e6 < 12
 assert 43 < layers_peak / 1e6 < 45
 # The highest and the lowest give the same layers.
 new_layers = []
@@ -307,7 +304,7 @@ for program in (programs["replicated"], programs["left to the compiler"]):
 np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
 
 
-# Gathered again, by hand: in `shard_map`, without a constraint.
+# Each layer gathered twice, by hand: in `shard_map`, without a constraint.
 def step_by_hand(layers, adam_state, x):
     @jax.checkpoint
     def layer_by_hand(x, w):
@@ -351,58 +348,64 @@ np.testing.assert_allclose(by_hand(layers, adam_state, x)[0], new_layers[0], rto
 # - *Gathered first* keeps all layers to the end. Only Adam's moments, which are split, save something.
 # - *Gathered in the layer* looks careful, and still takes more than twice the memory of the best. The backward pass needs
 #   the gathered weights, and JAX treats them as it treats any intermediate result: it keeps them, all sixteen.
-# - *Gathered again* throws the gathered layer away. The backward pass gathers it once more, and computes the layer once
-#   more, too, unless you avoid the second computation with a policy, as in lesson 20.
-# - *Left to the compiler* needs the least: it keeps only the shards, and gathers each layer where it's used.
+# - *Left to the compiler* needs the least. It keeps only the shards, and gathers each layer where it's used.
 #
 # </details>
 #
-# Under `jit` you don't need a constraint, then. Scan over the layers, say where the state is, and look at the plan:
-# `memory_analysis()` gives you the peak without running anything. Look again on your GPUs, because this plan was made by
-# XLA for CPUs. Other compilers may fetch the next layer while they compute the current one, and hold two gathered layers.
+# So under `jit` you're better off without a constraint. Scan over the layers, say where the state is, and look at the
+# plan: `memory_analysis()` gives you the peak without running anything. Look again on your GPUs, because this plan was
+# made by XLA for CPUs. Other compilers may fetch the next layer while they compute the current one, and hold two.
 #
 # One trap is left: never split the axis that you scan over. Your program's `shard` splits the first axis of every array,
 # and in a stack of layers, `[16, 512, 512]`, the first axis counts the layers. A device then holds two layers whole, and
 # the compiler gathers the stack before the scan, so the peak is 44 MB instead of 11. That's why the cell above uses
 # `rows`, which splits an axis inside each layer.
 #
-# ## What the five ways send
+# ## What a low peak costs
 #
-# What's the price of a low peak? Count how often each collective runs in one update, and how large it is. A layer has 512
-# x 512 numbers in float32, which are 1.0 MB.
+# The memory you save is paid for in messages. Count how often each collective runs in one update, and how large it is. A
+# layer has 512 x 512 numbers in float32, which are 1.0 MB.
 #
-# **Predict:** how many gathered layers does each of the five ways receive in an update?
+# **Predict:** how many gathered layers does a device receive in an update, in each of the four?
 
 # %% tags=["prediction"]
-exchanged = {}
+table = {}
 for name, program in programs.items():
-    exchanged[name] = {"all-gather": "-", "reduce-scatter": "-", "all-reduce": "-"}
+    plan = program.memory_analysis()
+    at_rest = plan.argument_size_in_bytes
+    table[name] = {
+        "between steps": f"{at_rest / 1e6:.0f} MB",
+        "at the peak": f"{(at_rest + plan.temp_size_in_bytes) / 1e6:.0f} MB",
+        "all-gather": "-",
+        "all-reduce": "-",
+    }
     for found in collectives(program.as_text()):
         megabytes = found.bytes / found.count / 1e6
-        exchanged[name][found.kind] = f"{found.runs} x {megabytes:.1f} MB"
+        table[name][found.kind] = f"{found.runs} x {megabytes:.1f} MB"
 
-print(f"{'':22s}", *(f"{kind:>14s}" for kind in exchanged["replicated"]))
-for name, texts in exchanged.items():
-    print(f"{name:22s}", *(f"{text:>14s}" for text in texts.values()))
+print(f"{'':22s}", *(f"{heading:>13s}" for heading in table["replicated"]))
+for name, row in table.items():
+    print(f"{name:22s}", *(f"{text:>13s}" for text in row.values()))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# None, 16, 16, 32 and 32. *Gathered first* receives all sixteen in one message. *Gathered again* and *left to the compiler*
-# gather each layer twice, for the forward and for the backward pass, as stage 3 does in the picture above. That's the
-# price of their low peaks.
+# None, 16, 16 and 32. *Gathered first* receives all sixteen in one message. *Left to the compiler* keeps no gathered
+# layer for the backward pass, so it gathers each of them a second time, as stage 3 does in the table at the beginning.
+# Those 16 extra messages are the price of the low peak.
 #
 # </details>
 #
 # Where's the reduce-scatter? XLA for CPUs *all-reduces* each layer's gradient, and then each device keeps its part. The
-# result is the same, but the devices send more than the 3 n of the picture. XLA for GPUs and TPUs has a pass that turns
-# the two operations into a reduce-scatter. In `shard_map`, with `lax.all_gather(w, "data", tiled=True)` in a checkpointed
-# layer, even the CPU runs 32 all-gathers and 16 true reduce-scatters, and the peak is 10 MB.
+# result is the same, but the devices send more than 3 n. XLA for GPUs and TPUs has a pass that turns the two operations
+# into a reduce-scatter. You can also write all of it yourself, in `shard_map`: a layer that begins with
+# `lax.all_gather(w, "data", tiled=True)`, inside `jax.checkpoint`, which throws the gathered layer away and gathers it
+# again in the backward pass. Then even the CPU runs 32 all-gathers and 16 true reduce-scatters, and the peak is 10 MB.
 #
 # ## The mistake: a norm of a part
 #
-# To clip a gradient, you need its length, and under `shard_map` each device has only a part of the gradient. What if each
-# device simply clips its own part to length 1?
+# Many programs clip the gradient before the update, and for that they need its length. Once you split gradients in
+# `shard_map`, each device has only a part. What if each device simply clips its own part to length 1?
 #
 # **Predict:** eight devices have equal parts, each longer than 1. How long is the whole gradient afterwards?
 
@@ -422,12 +425,11 @@ print(f"on one device {lengths[0]:.3f}, in eight parts {lengths[1]:.3f}")
 # The asserts behind the last two answers.
 np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 assert update_kinds == [["all-reduce"], ["all-gather", "reduce-scatter"]]
-assert {name: list(texts.values()) for name, texts in exchanged.items()} == {
-    "replicated": ["-", "-", "16 x 1.0 MB"],
-    "gathered first": ["1 x 16.8 MB", "-", "16 x 1.0 MB"],
-    "gathered in the layer": ["16 x 1.0 MB", "-", "16 x 1.0 MB"],
-    "gathered again": ["32 x 1.0 MB", "-", "16 x 1.0 MB"],
-    "left to the compiler": ["32 x 1.0 MB", "-", "16 x 1.0 MB"],
+assert {name: list(row.values())[2:] for name, row in table.items()} == {
+    "replicated": ["-", "16 x 1.0 MB"],
+    "gathered first": ["1 x 16.8 MB", "16 x 1.0 MB"],
+    "gathered in the layer": ["16 x 1.0 MB", "16 x 1.0 MB"],
+    "left to the compiler": ["32 x 1.0 MB", "16 x 1.0 MB"],
 }
 program = train_step.lower(state, place_batch(batch)).compile()
 kinds = [found.kind for found in collectives(program.as_text())]
@@ -445,9 +447,8 @@ assert "reduce-scatter" not in kinds
 #
 # ## Restored in shards
 #
-# Tomorrow you may get only four devices. Can you go on? Tell Orbax which shapes and shardings you want, and each device
-# gets its own part, whatever the shardings were when you saved. Here the state is saved from eight devices, and restored
-# on eight, on four and on one.
+# Tomorrow you may get only four devices. Can you go on with a state that eight devices saved? Yes: tell Orbax which
+# shapes and shardings you want, and each device gets its own part, whatever the shardings were before.
 
 # %%
 import tempfile
@@ -483,8 +484,8 @@ with ocp.StandardCheckpointer() as checkpointer:
 # All three restored states are equal to the saved one, bit for bit.
 #
 # **When is ZeRO worth it?** Not as long as the state and the activations fit on every device. When they don't, try stage 1
-# first, because it sends no more bytes than data parallelism. Stage 3 comes next. If even a single layer is too large,
-# combine stage 3 with tensor parallelism (lesson 15) on a mesh with two axes.
+# first, because it sends no more bytes than data parallelism, and then stage 3. If even a single layer is too large for
+# a device, combine stage 3 with tensor parallelism (lesson 15) on a mesh with two axes.
 #
 # ## Exercises
 #
@@ -530,8 +531,8 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # - Training with Adam takes 16 bytes for each parameter. ZeRO splits them: moments, then gradients, then parameters.
 # - Find the shapes with `eval_shape`, choose the shardings, and only then make the numbers, with
 #   `jit(init, out_shardings=...)`. The training step stays as it is.
-# - You keep the saving only if one layer at a time is gathered, once forward and once backward. Scan over layers, split
-#   an axis inside the layer, and read the compiler's plan.
+# - You keep the saving only if one layer at a time is gathered, once forward and once backward. So scan over layers,
+#   split an axis inside the layer, and read the compiler's plan.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |

@@ -102,7 +102,7 @@ def zero_over_time() -> None:
 
 @drawing.picture
 def memory_over_time(programs: dict[str, Any]) -> None:
-    """Memory of one device over a step, five panels. The peak is highest if replicated, then gathered first, in the layer, again, and lowest if left to the compiler."""
+    """Memory of one device over a step, four panels. The peak is highest if replicated, then gathered first, then in the layer, and lowest if left to the compiler."""
     _, grid = plt.subplots(
         1, len(programs), figsize=(9, 2.5), sharey=True, layout="constrained"
     )
