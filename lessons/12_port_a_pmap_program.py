@@ -15,13 +15,13 @@
 # # 12. Port a pmap program
 #
 # Somebody hands you a training program from 2022, and it stops with an error: JAX's `device_put_replicated` is gone. You
-# can repair this line, and wait for the next one. Or you can leave `pmap` behind, because it's only maintained, and JAX's
-# developers [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html). Seventeen lines will do it, and the
-# new program prints the old one's losses up to rounding, because even its dropout masks are the same. You'll also find
-# out something that the old program never told you.
+# can repair this line, and wait for the next error. Or you can leave `pmap` behind, because it's only maintained, and
+# JAX's developers [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html) instead. Seventeen lines will
+# do it, and the new program prints the old one's losses up to rounding, because even its dropout masks are the same. Then
+# you'll prove that you've ported all of it, and the proof turns up something that the old program never told you.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
-# one device. 29 minutes, 49 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
+# one device. 30 minutes, 50 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
 # side by side](10_three_ways_side_by_side.ipynb), and what [07](07_synchronize_batch_norm.ipynb) and
 # [08](08_keep_dropout_and_metrics_exact.ipynb) say about the variance of a batch and about dropout keys.
 
@@ -52,25 +52,25 @@ except AttributeError as error:
     print(textwrap.fill(f"AttributeError: {removal}", 100))
 
 # %% [markdown]
-# Flax's `jax_utils.replicate` did the same, and still works. With it the old program runs today. It trains on the clouds
-# you know, and the rest is how people wrote these programs:
+# Flax's `jax_utils.replicate` did the same and still works, so with it the old program runs today. It trains on the
+# clouds you know, but it's written as people wrote such programs then:
 #
 # - The network is a module of Linen, Flax's API before NNX. A `TrainState` holds its parameters, its batch statistics
 #   and the optimizer's state.
 # - `replicate` makes N copies of the state, so every array in it is `[N, ...]`. `shard` reshapes a batch to
 #   `[N, b, ...]`.
-# - Each device folds its number into the dropout key, and has batch statistics of its own, which are averaged once an
-#   epoch.
+# - Each device folds its number into the dropout key, so that no two devices draw the same mask. Each device also has
+#   batch statistics of its own, which the program averages once an epoch.
 # - Batches that aren't full are dropped, even in the evaluation, which sees only 896 of the 1,000 examples.
 
 # %%
 # include program/12_old_pmap.py
 
 # %% [markdown]
-# It runs, but some of it is slow. Today pmap is built on shard_map, and JAX's guide lists what fails or crawls since then.
-# [Our page](../docs/porting.md#what-fails-or-is-slow-today) has the symptoms. You'll find one of them twice in this
-# program, where it takes `[0]` of the loss and of the accuracies. Index a parameter of 4 MB in the same way: all eight
-# devices have a copy, and you want to read one of them.
+# It runs, but some of it is slow, because pmap has been rebuilt on top of shard_map, which is worse at a few things.
+# [Porting](../docs/porting.md#what-fails-or-is-slow-today) lists them. You'll find one of them twice in this program,
+# where it takes `[0]` of the loss and of the accuracies. Index a parameter of 4 MB in the same way: all eight devices have
+# a copy, and you want to read one of them.
 #
 # **Predict:** `x[0]` gives you copy 0. Do the devices have to send anything for that?
 
@@ -93,8 +93,9 @@ print("addressable_shards[0].data[0] is on", first_copy.devices())
 #
 # </details>
 #
-# After the port you won't have copies to choose from. In the picture each colour is a device. Stripes: each device holds a
-# slice. A stack of cards: each holds everything. Each bar in the last column is one run of your step.
+# After the port you won't have copies to choose from. In the picture each colour is a device. Stripes mean that each
+# device holds a slice, and a stack of cards that each holds everything. Each bar in the last column is one run of your
+# step.
 
 # %%
 old_train_step, old_p_train_step = train_step, p_train_step  # the port defines them anew
@@ -113,8 +114,9 @@ lesson_12.before_and_after()
 # | after batch means 1 and 3 | 0.5 | 1.5 | **1** | (0 + 2) / 2 = **1** |
 # | after batch means 5 and 7 | 2.75 | 4.25 | **3.5** | (1 + 6) / 2 = **3.5** |
 #
-# The last two columns agree. Running averages are weighted sums, so you can average before or after, and nothing reads
-# them during training.
+# The last two columns agree. A running average is a weighted sum of the batches' means, so it doesn't matter whether you
+# average over the devices before or after. And nothing reads the running averages during training, so the parameters
+# can't notice.
 #
 # Here's everything that changes:
 #
@@ -126,12 +128,12 @@ lesson_12.before_and_after()
 # - `lax.pcast` keeps `jax.grad` from summing over the devices, so you can leave lesson 10's check on. Only the parameters
 #   need it, because nothing else is differentiated.
 #
-# Is your program too large to do all of it at once? `my_pmap` in
-# [Porting](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line, and leaves the arrays
-# as they are.
+# If your program is too large to do all of it at once, start with `my_pmap` in
+# [Porting](../docs/porting.md#replace-pmap-in-the-whole-program), which replaces `jax.pmap` in one line and leaves the
+# arrays as they are.
 #
-# Compare each epoch with the old program's. Even the dropout masks are the old ones, because each device still folds its
-# number into the same key.
+# Now compare each epoch with the old program's. Even the dropout masks are the old ones, because each device still folds
+# its number into the same key.
 
 # %% tags=["take-home"]
 # include program/12_ported.py
@@ -139,10 +141,13 @@ lesson_12.before_and_after()
 # %% [markdown]
 # ## The mistake: forget the statistics
 #
-# Suppose you port the step line by line, and average only what the old one averaged.
+# Suppose you port the step line by line, and average only what the old one averaged: the gradients and the metrics.
+# With `out_specs=P()` you promise that the new state is the same on all devices, and the check is on.
+#
+# **Predict:** a state holds parameters, statistics and the optimizer's moments. Which of them does JAX refuse?
 
 
-# %%
+# %% tags=["prediction"]
 def careless_step(state, batch, key):
     key = jax.random.fold_in(key, lax.axis_index("batch"))
     local = state.replace(params=lax.pcast(state.params, "batch", to="varying"))
@@ -161,15 +166,18 @@ except ValueError as error:
         print(textwrap.fill(line, 100))
 
 # %% [markdown]
-# JAX refuses the step before anything runs, and names the two results that may differ from device to device: the running
-# mean and the running variance.
+# <details><summary>Answer</summary>
 #
-# Now switch the check off. Each device updates its running mean from its own 16 examples, so there are eight different
-# means, and yet `out_specs` promises that the new state is replicated.
+# Only the statistics. Parameters and moments are computed from averaged gradients, so they're the same on all devices.
+# But each device updates the running mean and the running variance from its own 16 examples. That's why the message has
+# two paragraphs that begin with a star, one for each. They have no names, because one `P()` stands for all results.
 #
-# **Predict:** ask JAX whether the running mean is replicated. What does it say?
+# </details>
+#
+# JAX refuses the step before anything runs. With the check off you get no error, and as in lesson 05, JAX repeats the
+# promise that you made:
 
-# %% tags=["prediction"]
+# %%
 wrong_state, _ = jax.jit(jax.shard_map(careless_step, **specs, check_vma=False))(*arguments)
 mean = wrong_state.batch_stats["BatchNorm_0"]["mean"]  # [32], one for each hidden unit
 means = [float(shard.data[0]) for shard in mean.addressable_shards]
@@ -177,23 +185,17 @@ print("JAX says that it's replicated:", mean.sharding.is_fully_replicated)
 lesson_12.running_means(means)
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# It says yes, of an array with eight different means. Without the check JAX believes your promise. A checkpoint gets
-# device 0's mean, and nothing tells you that it isn't the mean of the eight.
-#
-# </details>
-#
-# A metric without its `pmean` fares the same: your log shows device 0's. Worse, if each device has its own dropout key in
-# the state, your checkpoint gets device 0's key, and a run that resumes from it draws the same masks on all devices.
+# So a checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight. A metric without its
+# `pmean` fares the same: your log shows device 0's. If each device has its own dropout key in the state, it's even worse,
+# because the checkpoint gets device 0's key, and a run that resumes from it draws the same masks on all devices.
 # [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how to keep all eight keys.
 #
 # ## Is it the old program? Is it one device's?
 #
 # How do you know that you've ported all of it? And did the old program do what one device does? `pmapdp.verify` answers
 # both questions: it compares your step with a reference, update by update, in parameters, optimizer state, statistics and
-# metrics. First the reference is the old step with one line more: it averages the statistics in every update, as the new
-# step must. `old_program` replays it on one device, with the batch in eight parts.
+# metrics. Your first reference is the old step, with one more line that averages the statistics in every update, as the
+# new step must. `old_program` replays it on one device, with the batch in eight parts.
 
 
 # %%
@@ -212,9 +214,9 @@ verify(step=p_train_step, reference=reference, state=init_state(), **case).requi
 print("the old program: equal")
 
 # %% [markdown]
-# You've ported the program faithfully. Does it do what one device does? Now the reference is the step that you'd write for
-# one device. Switch dropout off, because one device would draw other masks than eight. The comparison still fails, because
-# of batch norm: each device normalizes with its own 16 examples, and then the step averages the eight running means, and
+# You've ported the program faithfully. Does it do what one device does? Your second reference is the step that you'd
+# write for one device. Switch dropout off, because one device would draw other masks than eight. The comparison still
+# fails, because each device normalizes with its own 16 examples, and then the step averages the eight running means, and
 # the eight running variances.
 #
 # **Predict:** after the first update, one of these two averages is wrong. Which?
@@ -242,8 +244,8 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 # </details>
 #
 # That's what the old program never told you: it doesn't train the network that a single device would train, and it never
-# did. You may want it so, but you should know. `print(report)` says what differs, and which usual mistakes would explain
-# it. Here are the lines that name a mistake:
+# did. You may be happy with that, but you should know. `print(report)` says what differs, and which common mistakes would
+# explain it. Here are the lines that name a mistake:
 
 # %%
 print(*[line for line in str(report).splitlines() if line.startswith("This fits")], sep="\n")
@@ -261,7 +263,7 @@ verify(step=jit_step, reference=plain_step, state=init_state(), **case).require(
 print("jit against one device, with dropout: equal")
 
 # %% [markdown]
-# This one does what one device does, so it *isn't* the old program any more: batch norm now uses the whole batch, and the
+# This step does what one device does, so it *isn't* the old program any more: batch norm now uses the whole batch, and the
 # dropout masks are different. How much does that change? Here's the first epoch of all three.
 
 
@@ -297,6 +299,7 @@ lesson_12.loss_curves(losses)
 assert "device_put_replicated" in removal
 assert [(each.kind, each.bytes) for each in communication] == [("all-reduce", 2**22)]
 assert "can't be statically inferred" in refusal
+assert refusal.count("* out_specs") == 2
 assert len(set(means)) == 8
 assert "batch_stats/BatchNorm_0/mean" not in differences
 assert "batch_stats/BatchNorm_0/var" in differences
@@ -305,8 +308,8 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 
 # %% [markdown]
 # The curve of shard_map lies on the old one, within 1e-4 of the loss. The curve of jit takes its own way down, to about
-# the same loss. If you go to jit, compare the final accuracy with the old program's, and the exact numbers with one
-# device's.
+# the same loss. So if you go to jit, compare only the final accuracy with the old program's, and compare the exact numbers
+# with one device's.
 #
 # ## What else is in such a program
 #
@@ -314,9 +317,9 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 #   the last batch: pad it, give the padding weight 0, and divide by the sum of the weights, as your own program has done
 #   since lesson 03.
 # - **Checkpoints.** If your old program saved `unreplicate(state)`, its checkpoints load as they are. If it saved the
-#   device axis, too, take copy 0 of each array on the host. Only do that where the copies agree. Batch statistics agree
-#   only right after `p_average`. Otherwise average them.
-# - **Several processes.** Under pmap each process passed only its own rows. `jax.device_put(batch, split)` wants the
+#   device axis, too, take copy 0 of each array on the host, as in exercise 1, but only where the copies agree. Batch
+#   statistics agree only after `p_average`. If you don't know when the program saved, average them.
+# - **Several processes.** Under pmap each process passed only its own rows, but `jax.device_put(batch, split)` wants the
 #   same global batch in every process, and raises an error otherwise. Give your rows to
 #   `jax.make_array_from_process_local_data`, as in [lesson 17](17_many_processes.ipynb).
 # - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it, lists the lines that
@@ -339,8 +342,9 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 #    trap.</details>
 # 3. `corrected_variance` (5 minutes, find the mistake): `broken_variance` runs in a `shard_map` over the axis "batch",
 #    and `x` `[b, D]` holds this device's rows. All devices agree, on a wrong number. Return the variance `[D]` of the
-#    global batch. <details><summary>Hint</summary>The devices' rows have different means. Average the mean
-#    first.</details>
+#    global batch. The numbers in the check are small, so any formula that's correct on paper will do, even the one in a
+#    single pass that lesson 07 warns you of. <details><summary>Hint</summary>The devices' rows have different means.
+#    Average the mean first.</details>
 #
 # ```python
 # def step(w, x, y):  # exercise 2, inside pmap: w [D], x [b, D], y [b]
@@ -381,7 +385,7 @@ for exercise in (drop_device_axis, make_step, corrected_variance):
 # %% [markdown]
 # ## Take away
 #
-# - shard_map takes the device axis away and leaves the step. jit takes the collectives away as well.
+# - shard_map takes away the device axis and leaves the step. jit takes away the collectives as well.
 # - A replicated state has one value of each array. Average batch statistics in the step, and keep the check on: it finds
 #   what you forgot.
 # - Verify twice: against the old program, and against one device. The old program itself may not pass the second check.
