@@ -16,12 +16,12 @@
 #
 # In lesson 09 you forgot to place a batch. The loss was correct, all eight devices did all of the work, and nobody told
 # you. How would you have noticed? Under `jit` the compiler decides where arrays go, and you have to dig in its output to
-# see what it decided. Change eleven lines, and the sharding becomes part of an array's *type*. Then you can catch the
-# forgotten batch with one assert, before anything runs. Types also let you do what XLA's compiler for CPUs doesn't: at
-# the end you'll compute a gradient in four parts, and send it once instead of four times.
+# see what it decided. Change eleven lines, and the sharding becomes part of an array's *type*, so that one assert catches
+# the forgotten batch before anything runs. At the end the types even beat the compiler: you'll compute a gradient in four
+# parts, and send it once, where XLA for CPUs sends it four times.
 #
-# **You will** read shardings as types, answer when JAX asks for one, run Flax layers that need one more argument, sum
-# gradients with a single all-reduce, and decide when all this is worth it. 32 minutes, 55 with exercises. You need
+# **You will** read shardings as types, answer when JAX asks for one, sum gradients with a single all-reduce, and decide
+# when all this is worth it. 33 minutes, 56 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -38,30 +38,64 @@ devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 
 # %% [markdown]
+# ## Types with a sharding
+#
+# `Mesh(...)`, which you've used so far, makes an *Auto* axis, over which the compiler decides. `jax.make_mesh` makes an
+# *Explicit* one since jax 0.9 (in older versions, pass `axis_types=(AxisType.Explicit,)`), and `jax.set_mesh` makes the
+# mesh the current one for everything that follows in this notebook. From then on a spec alone is enough to place an
+# array, and the spec becomes part of the array's type, which `jax.typeof` shows:
+
+# %%
+jax.set_mesh(jax.make_mesh((8,), ("data",)))
+x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), P("data"))
+print(jax.typeof(x))
+
+# %% [markdown]
+# Read it from the left: 16 rows, split over the mesh axis "data", and 4 columns that aren't split. A result has such a
+# type, too, and JAX knows it while it traces, before there are any numbers.
+#
+# **Predict:** what are the types of `2 * x`, of `x.sum(1)` and of `x.sum(0)`?
+
+
+# %% tags=["prediction"]
+@jax.jit
+def print_types(x):
+    results = {"2 * x": 2 * x, "x.sum(1)": x.sum(1), "x.sum(0)": x.sum(0)}
+    for name, result in results.items():
+        print(f"{name:9s} {jax.typeof(result)}")
+    return results
+
+
+results = print_types(x)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# `2 * x` is `float32[16@data,4]` and `x.sum(1)` is `float32[16@data]`: they stay split, as `x` is. `x.sum(0)` is a
+# plain `float32[4]`, replicated. It sums over the split axis, which takes an all-reduce.
+#
+# </details>
+#
+# Every operation has such a rule: from the types of its arguments follows the type of its result.
+#
 # ## The program so far, and what changes
 #
 # You start from [program/09_jit.py](program/09_jit.py). Everything that changes:
 #
 # include the difference of 09_jit.py and 11_explicit.py
 #
-# - `Mesh(...)`, which you've used so far, makes an *Auto* axis: the compiler decides. `jax.make_mesh` makes an *Explicit*
-#   one since jax 0.9. In older versions, pass `axis_types=(AxisType.Explicit,)`.
-# - `jax.set_mesh` makes the new mesh the current one, for everything that follows in this notebook. If you need the mode
-#   only for a while, write `with jax.set_mesh(mesh):`.
 # - `jit` no longer needs shardings, because the arguments carry them in their types.
 # - `loss_sums` asserts that the inputs are split. Both `train_step` and `eval_step` call it, so both refuse a batch that
 #   isn't.
 # - `weights @ losses` becomes a sum. You'll see why when JAX asks its first question.
 #
-# The work and its places stay as they were, so the losses are lesson 09's. Look at the last line instead: it prints the
-# type of the inputs.
+# Each device does what it did before, so the losses are lesson 09's. Look at the last line instead: it prints the type of
+# the inputs.
 
 # %% tags=["take-home"]
 # include program/11_explicit.py
 
 # %% [markdown]
-# Read `float32[128@data,64]` from the left: 128 rows, split over the mesh axis "data", and 64 columns that aren't split.
-#
 # ## The mistake, caught by your assert
 #
 # Now forget to place the batch again, as you did in lesson 09, where JAX said nothing.
@@ -81,37 +115,8 @@ for step in (train_step, eval_step):
 # batch, which you might have wanted, so without the assert the step would run and waste seven eighths of the work.
 # Because the assert runs while JAX traces the step, it costs nothing once the step is compiled.
 #
-# ## Types with a sharding
-#
-# How could the assert know the sharding, when there's no data yet? `jax.typeof` shows the type of any array, even inside
-# a function that JAX is tracing. Take an array of 16 rows and 4 columns, split by rows: its type is
-# `float32[16@data,4]`.
-#
-# **Predict:** what are the types of `2 * x`, of `x.sum(1)` and of `x.sum(0)`?
-
-
-# %% tags=["prediction"]
-@jax.jit
-def print_types(x):
-    results = {"2 * x": 2 * x, "x.sum(1)": x.sum(1), "x.sum(0)": x.sum(0)}
-    for name, result in results.items():
-        print(f"{name:9s} {jax.typeof(result)}")
-    return results
-
-
-results = print_types(jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), split))
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# `2 * x` is `float32[16@data,4]` and `x.sum(1)` is `float32[16@data]`: they stay split, as `x` is. `x.sum(0)` is a
-# plain `float32[4]`, replicated. It sums over the split axis, which takes an all-reduce.
-#
-# </details>
-#
-# Every operation has such a rule: from the types of its arguments follows the type of its result. Apply the rules to
-# your whole step. In the next picture each colour is a device. Stripes are rows on different devices, and a stack of
-# eight cards is an array that every device holds whole.
+# Where does your step communicate? The types tell you that, too. In the next picture each colour is a device. Stripes are
+# rows on different devices, and a stack of eight cards is an array that every device holds whole.
 #
 # **Predict:** the last of six arrays is the gradient of `hidden.kernel`. Stripes, or a stack?
 
@@ -141,8 +146,8 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 # ## Where JAX asks
 #
 # What if the rules leave a choice? Then JAX doesn't pick: it raises an error and asks you. Take a matrix of 16 x 16, once
-# split by rows, `P("data", None)`, and once by columns, `P(None, "data")`. After `set_mesh`, such a spec is all you need
-# to place an array. JAX refuses `columns @ rows` and `rows + columns`.
+# split by rows, `P("data", None)`, and once by columns, `P(None, "data")`. JAX refuses `columns @ rows` and `rows +
+# columns`.
 #
 # **Predict:** name two shardings that each result could have.
 
@@ -181,9 +186,9 @@ errors = [
 # </details>
 #
 # Each choice means different communication, and that's why JAX leaves it to you. Now you also see why `weights @ losses`
-# had to go. If both factors of a product are split along the summed axis, JAX asks, even when the result is one number.
-# With `.sum()` only one type is possible, so JAX adds the all-reduce without a word. Nor does it ask in the backward
-# pass, because a gradient has its parameter's type.
+# had to go: if both factors of a product are split along the summed axis, JAX asks, even when the result is one number.
+# For `.sum()` there's a rule, as you saw with `x.sum(0)`, so JAX adds the all-reduce without a word. Nor does it ask in
+# the backward pass, because a gradient has its parameter's type.
 #
 # To answer, pass `out_sharding`, which says how you want the result. If you already have an array, `jax.reshard` changes
 # its sharding.
@@ -203,9 +208,9 @@ for name, answer in answers.items():
 #
 # ## A mesh of 4 x 2
 #
-# With one mesh axis you can still follow the shardings in your head. With two you'll be glad of the types. Let the eight
-# devices stand in four rows of two, along the axes "data" and "model". The inputs are split over "data". Each matrix is
-# split over "model", the first one by columns and the second one by rows, so each device holds half of it.
+# With one mesh axis you can still follow the shardings in your head. With two you'll be glad of the types. Put the eight
+# devices in four rows of two, along the axes "data" and "model", and split the inputs over "data". Each matrix is split
+# over "model", the first one by columns and the second one by rows, so that each device holds half of it.
 #
 # **Predict:** what's the type of `hidden`, the result of the first product?
 
@@ -270,9 +275,8 @@ sort_errors = [
 # ## One all-reduce for four gradients
 #
 # If a batch doesn't fit into memory, you cut it into *micro-batches*, compute one gradient after the other, and sum them,
-# which is lesson 13's subject. The sum over the devices is needed only once, at the end. Here the types are in your way:
-# a gradient has the type of its parameter, and your parameters are replicated, so JAX must all-reduce the gradient of
-# *every* micro-batch.
+# which is lesson 13's subject. You need the sum over the devices only once, at the end. But a gradient has the type of
+# its parameter, and your parameters are replicated, so JAX must all-reduce the gradient of *every* micro-batch.
 #
 # What you need is a parameter of another type. Two types belong together:
 #
@@ -281,9 +285,9 @@ sort_errors = [
 # | replicated, `float32[64,32]` | the same on all devices | replicated | the sum, on all devices |
 # | *reduced*, `float32[64,32]{R:data}` | the same on all devices | *unreduced*, `float32[64,32]{U:data}` | each device's own part of the sum |
 #
-# Reduced and replicated arrays hold the same numbers. Only their type differs, so `jax.reshard` turns one into the other
-# without sending anything. If you reshard an *unreduced* array to a replicated one, that's your all-reduce. These types
-# are young: we ran this section with jax 0.10.2 and 0.12.
+# Reduced and replicated arrays hold the same numbers, and only their types differ, so `jax.reshard` turns one into the
+# other without sending anything. If you reshard an *unreduced* array to a replicated one, that's your all-reduce. These
+# types are young: we ran this section with jax 0.10.2 and 0.12.
 #
 # First a case for your head: device d holds the input d, and the weight is 1.
 #
@@ -476,10 +480,10 @@ for found in (replicated_gradients, unreduced_gradients):
 #
 # </details>
 #
-# Both runs found the gradient of the whole batch within 1e-4, which the folded cell checks. Can you now forget the last
-# `reshard`? JAX guards you while it traces. You may sum unreduced arrays, because the parts of a sum can be summed in any
-# order. `jnp.cos` of an unreduced gradient raises an error, because the cosine of a sum isn't the sum of the cosines.
-# Reshard first, and then hand the gradients to Optax.
+# Both runs found the gradient of the whole batch within 1e-4, which the folded cell checks. What if you forget the last
+# `reshard`? JAX guards you while it traces: you may sum unreduced arrays, because the parts of a sum can be summed in any
+# order, but `jnp.cos` of an unreduced gradient raises an error, because the cosine of a sum isn't the sum of the cosines.
+# So reshard first, and then hand the gradients to Optax.
 #
 # ## When is it worth it?
 #
