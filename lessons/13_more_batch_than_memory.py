@@ -16,8 +16,8 @@
 #
 # You want to repeat a published result. The paper used a batch of 8,192, but your GPUs run out of memory above 2,048.
 # You don't need more GPUs: cut the batch into four parts, compute their gradients one after another, sum them, and
-# update once. Eighteen lines of your program change, and the losses stay. Take care where you cut, though: you'll meet a
-# cut that gives the correct gradient, but does four times the work, and needs more memory than no cut.
+# update once. Eighteen lines of your program change, and the losses stay. But mind where you cut, because the obvious cut
+# gives the correct gradient, does four times the work, and needs more memory than no cut at all.
 #
 # **You will** accumulate gradients, watch memory over an update, count what the devices send each other, and see why
 # batch norm is an exception. 23 minutes, 43 with exercises. You need
@@ -41,10 +41,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## What fills the memory?
 #
 # Parameters, gradients and optimizer state take the same memory, however large the batch is. What grows with the batch
-# is the **activations**: the results of the layers, which the forward pass keeps because the backward pass needs them.
-#
-# Here's a network with 12 layers of width 128. The compiler plans the memory of a device before anything runs, and
-# `memory_analysis()` shows you the plan.
+# is the **activations**, the results of the layers, which the forward pass keeps because the backward pass needs them.
+# How much is that? Here's a network with 12 layers of width 128. The compiler plans the memory of a device before anything
+# runs, and `memory_analysis()` shows you the plan.
 
 # %%
 mesh = Mesh(jax.devices(), ("data",))
@@ -133,7 +132,8 @@ def every_fourth(x):
 lesson_13.cuts()
 
 # %% [markdown]
-# Both ways give the correct gradient. With the left one, the rows of a micro-batch are on only two devices.
+# Both cuts give the correct gradient. The left one is what `reshape` does by itself, and there the rows of a micro-batch
+# are on only two devices.
 #
 # **Predict:** what do the other six devices do meanwhile? The cell counts the work of one device. It writes the loop in
 # Python, because `cost_analysis` counts the body of a `scan` only once.
@@ -163,9 +163,9 @@ lesson_13.work_by_device(work)
 #
 # ## How often do the devices communicate?
 #
-# You'd cut the whole batch with `every_fourth`, then. Is that good enough? In a Python loop, as above, the compiler may
-# start all forward passes first, and then you save no memory. A real program loops in a `scan`, whose rounds run one after
-# the other. Compile a scan for each cut, and count the collectives that run in one update.
+# With `every_fourth` all devices work. Is that good enough? In a Python loop, as above, the compiler may start all forward
+# passes first, and then you save no memory. So a real program loops in a `scan`, whose rounds run one after the other.
+# Compile a scan for each cut, and count the collectives that run in one update.
 #
 # **Predict:** you need the gradients only once, after the last of four micro-batches. How often do the devices
 # all-reduce them with `every_fourth`?
@@ -198,20 +198,17 @@ for name, scan in scans.items():
 # gradient on all devices before the scan adds it. XLA for CPUs doesn't see that it could wait until the end.
 #
 # `every_fourth` leaves each row where it is, and takes about half of the 7.1 MB that the whole batch took. With
-# `neighbours` each device first gathers rows that other devices hold. That takes 12.3 MB, so you'd be better off
-# without any cut.
+# `neighbours` each device first gathers rows that other devices hold, and needs 12.3 MB for that, more than without any
+# cut.
 #
 # </details>
 #
 # Lesson 10 has the remedy. Inside a `shard_map` *you* decide when the devices communicate: let each device sum the
 # gradients of its own rows, and all-reduce the total once. In PyTorch you'd use `no_sync`.
 #
-# ## Why the mistake is no mistake in there
-#
-# The program below cuts with `x.reshape(K, -1, ...)`, as `neighbours` did, and so does pmapdp in
-# [steps/shared.py](../pmapdp/steps/shared.py). There it's correct *and* cheap. Inside a `shard_map`, and in every pmap
-# step, the function gets one device's 16 rows. Each of the eight devices cuts its own into four micro-batches of four
-# rows, so all eight work all the time, and no row moves. The total doesn't depend on which rows come together.
+# There even the bad cut becomes a good one. The program below cuts with `x.reshape(K, -1, ...)`, as `neighbours` did. But
+# inside a `shard_map`, and in every pmap step, the function gets only the 16 rows of one device. Each of the eight devices
+# cuts its own rows into four micro-batches of four, so all eight work all the time, and no row moves.
 #
 # The rule behind both: **a micro-batch needs rows of every device.** If you see the whole batch, you have to pick them. If
 # you see one device's rows, you can't go wrong.
@@ -223,8 +220,8 @@ for name, scan in scans.items():
 # include the difference of 09_jit.py and 13_accumulate.py
 #
 # `accumulate` runs a function on one micro-batch after the other and sums the results. To start the sums at 0, it needs
-# their shapes, which `eval_shape` finds without computing anything. The cast with `pcast` is lesson 10's: without it
-# `jax.grad` itself would all-reduce, K times.
+# their shapes, which `eval_shape` finds without computing anything. The cast with `pcast` is lesson 10's, because without
+# it `jax.grad` itself would all-reduce, K times.
 
 # %% tags=["take-home"]
 # include program/13_accumulate.py
@@ -279,19 +276,17 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 # K: the sum of the gradients so far, and the gradients of the current micro-batch. Both are as large as the parameters,
 # 0.8 MB. With K = 16 the activations are down to 0.4 MB, and the two gradients take the other 1.6 MB.
 #
-# The curves count arrays in the compiler's order, and count some twice that share memory, so the whole batch is drawn with
-# 7.6 MB, and needs 7.1.
-#
-# The last line says that the devices all-reduce once.
+# The curve of the whole batch reaches 7.6 MB and not 7.1, because it counts some arrays twice that share their memory. The
+# last line says that the devices all-reduce once.
 #
 # </details>
 #
 # Take the smallest K that fits. An update gets no faster, because the work stays the same, and usually a little slower,
 # because small micro-batches keep a GPU less busy. The learning rate stays, because it belongs to B.
 #
-# Optax has a ready-made `optax.MultiSteps(optimizer, K)`, which communicates nothing itself. You give it the gradient of
-# every micro-batch, though, and under `jit` each of them has been all-reduced before. By default it takes their mean, which
-# is a mean of means.
+# Why not use `optax.MultiSteps(optimizer, K)`, which sums gradients for you? It wants the gradient of every micro-batch,
+# and under `jit` each of them has been all-reduced before it gets there. By default it also takes their mean, which is a
+# mean of means.
 #
 # ## Batch norm sees the micro-batch
 #
@@ -299,7 +294,8 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 # which examples come together. If the halves of the batch 0, 1, 2, 3 come one after the other, batch norm makes
 # -1, 1, -1, 1 of them. The 0 and the 2 have become the same number, and you get the gradient of a different loss, in
 # PyTorch as in pmapdp. So with batch norm, K is part of the recipe. Group norm and layer norm don't mind, because they
-# look at one example at a time.
+# look at one example at a time. Dropout keeps the promise if you draw a key for each example *before* the cut, as in lesson
+# 08, and let the keys travel with the rows. Lesson 19's program does.
 #
 # ## Exercises
 #
