@@ -16,13 +16,14 @@
 #
 # In lesson 13 you cut the batch until it fit. What if not even one example fits? GPT-2 small has 124 million parameters,
 # which take 2 GB with their gradients and Adam's moments. Its activations take another 2 GB *for each sequence of 1,024
-# tokens*, not counting the logits. Five lines of your program shrink them in two ways: compute activations again instead of keeping them, and store
-# them in two bytes instead of four. Then you'll put two bytes in the wrong place, and watch a third of the weights freeze
-# without an error.
+# tokens*, even without the logits. Five new lines in your program shrink them in two ways: they compute activations again
+# instead of keeping them, and store a number in two bytes instead of four. Then you'll use two bytes in the wrong place,
+# and watch a third of the weights freeze without an error.
 #
 # **You will** recompute activations with `jax.checkpoint`, see what a backward pass keeps, compute in bfloat16, and say
 # which numbers must stay in float32. 20 minutes, 40 with exercises. This is an appendix to [13 Train with more batch than
-# memory](13_more_batch_than_memory.ipynb), which you need first. Read it before [16 Born sharded](16_born_sharded.ipynb).
+# memory](13_more_batch_than_memory.ipynb), which you need first. The best moment for it is just after 13, because
+# [16 Born sharded](16_born_sharded.ipynb) and [19 Train a small GPT](19_train_a_small_gpt.ipynb) use what it explains.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -40,11 +41,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## What does the backward pass keep?
 #
-# Take one device, and a network of twelve layers of width 128, in a `lax.scan`, as in many large JAX models. The batch has
-# 1,024 examples. If every layer keeps one array `[1024, 128]` of float32, that's 12 x 1,024 x 128 x 4 bytes, or 6.3 MB.
-#
-# How many arrays does a layer really keep? JAX can tell you. `jax.vjp` runs the forward pass and returns the backward pass
-# as a function, and that function is a pytree: its leaves are the arrays that it has kept.
+# Take one device, 1,024 examples, and a network of twelve layers of width 128, which run in a `lax.scan` as in many large
+# JAX models. If every layer keeps one array `[1024, 128]` of float32, that's 12 x 1,024 x 128 x 4 bytes, or 6.3 MB. But
+# does a layer keep only one? JAX can tell you, because `jax.vjp` runs the forward pass and returns the backward pass as a
+# function, and this function is a pytree. Its leaves are the arrays that have been kept.
 
 # %%
 random = np.random.default_rng(0)
@@ -75,14 +75,14 @@ kept = {"keep everything": count_kept(make_loss(layer))}
 print(kept)
 
 # %% [markdown]
-# Six arrays for one line of code: the input, and what the derivatives of `silu` and `tanh` need. Expect about 6 x 6.3 = 38
-# MB. With jax 0.12 it's five arrays.
+# Six arrays for one line of code: the input, and what the derivatives of `silu` and `tanh` need. So expect about 6 x 6.3 =
+# 38 MB. With jax 0.12 it's five arrays.
 #
 # ## Compute again instead of keeping
 #
-# All of them can be computed again from the layer's input. That's called **rematerialization**: wrap a layer in
+# All six can be computed again from the layer's input, which is called **rematerialization**. Wrap a layer in
 # `jax.checkpoint`, and only its input is kept. When the backward pass arrives at the layer, it repeats the layer's forward
-# pass first. PyTorch has it as `torch.utils.checkpoint`.
+# pass first. PyTorch has the same in `torch.utils.checkpoint`.
 #
 # A *policy* says what else to keep, for example the results of matrix products, which take long to compute again:
 
@@ -126,12 +126,9 @@ lesson_20.memory_and_products(megabytes, products)
 #
 # What does that do for GPT-2? In two-byte numbers, which come next, a layer keeps about 90 MB for each sequence, by the
 # formula of [Korthikanti et al.](https://arxiv.org/abs/2205.05198) for plain attention. Only 1.6 MB of that is the
-# layer's input. With twelve layers, 1.1 GB become 19 MB, and 90 MB more for the one layer that's just being repeated.
-# Neither number counts the logits: 1,024 x 50,257 numbers of 4 bytes are another 206 MB for each sequence, which a
-# checkpoint of the layers doesn't shrink.
-#
-# In a scan, you may add `prevent_cse=False`. CSE is the compiler's habit of computing equal things only once, which would
-# undo the checkpoint. JAX prevents it, and that has a price, but between the two loops of a scan it can't happen anyway.
+# layer's input. With twelve layers, 1.1 GB become 19 MB, and 90 MB more for the one layer that's just being repeated. A
+# checkpoint of the layers doesn't shrink the logits, though: 1,024 x 50,257 numbers of 4 bytes are another 206 MB for each
+# sequence.
 #
 # ## Two bytes for a number
 #
@@ -141,9 +138,9 @@ lesson_20.memory_and_products(megabytes, products)
 lesson_20.number_formats()
 
 # %% [markdown]
-# The exponent's bits give a number its range, and the fraction's bits its precision. A bfloat16 therefore goes as far as a
-# float32, but it has only 8 significant bits instead of 24, one of which isn't stored. In return, activations take half
-# the memory, and an A100 does up to 312 TFLOP/s instead of 156 in TF32 or 19.5 in float32.
+# The exponent's bits give a number its range, and the fraction's bits its precision. So a bfloat16 goes as far as a
+# float32, but it has only 8 significant bits instead of 24, counting the leading 1 that isn't stored. In return,
+# activations take half the memory, and an A100 does up to 312 TFLOP/s instead of 156 in TF32 or 19.5 in float32.
 #
 # Are 8 bits enough? Let a parameter be 1 and its update 0.001, both in bfloat16. The next number after 1 is 1 + 1/128.
 #
@@ -161,8 +158,8 @@ print("1 + 0.001 =", after_update)
 # </details>
 #
 # That's why parameters need float32. Activations don't, because nobody adds small numbers to them a thousand times. A Flax
-# layer with `dtype=jnp.bfloat16` makes this difference for you: it keeps its parameters in float32, and casts them and its
-# inputs to bfloat16 when it computes.
+# layer with `dtype=jnp.bfloat16` knows the difference: it keeps its parameters in float32, and casts them and its inputs to
+# bfloat16 when it computes.
 #
 # ## The program so far, and what changes
 #
@@ -170,9 +167,9 @@ print("1 + 0.001 =", after_update)
 #
 # include the difference of 13_accumulate.py and 20_fit.py
 #
-# The gradients arrive in float32, because a cast's derivative casts back to the dtype that it came from. The sums over
-# micro-batches and devices are then in float32, too. Before, the loss ended at 0.2486 on the training set and at 0.3540 on
-# the test set.
+# The gradients arrive in float32, because a cast's derivative casts back to the dtype that it came from, and so the sums
+# over micro-batches and devices are in float32, too. Before these changes, the loss ended at 0.2486 on the training set
+# and at 0.3540 on the test set.
 
 # %% tags=["take-home"]
 # include program/20_fit.py
@@ -181,8 +178,8 @@ print("1 + 0.001 =", after_update)
 # Both losses have moved by less than 0.001. `jax.checkpoint` has no part in that, because it computes the same numbers
 # again. What you see is the rounding of bfloat16.
 #
-# Your CPU shows you this rounding, but neither the memory nor the speed. XLA for CPUs in jax 0.10 converts to float32,
-# multiplies, and rounds the result.
+# Your CPU shows you this rounding, but it saves neither memory nor time, because XLA for CPUs in jax 0.10 converts to
+# float32, multiplies, and rounds the result.
 #
 # ## The mistake: parameters in bfloat16
 #
@@ -215,9 +212,9 @@ def train_in(parameter_dtype, compute_dtype):
 
 
 # %% [markdown]
-# Adam usually moves a weight by about the learning rate, 0.0003, or less, however large the gradient is. It can be about
-# three times as much after a sudden large gradient. The step from one bfloat16
-# to the next is 1/1024 above 1/8, a quarter of that above 1/32, and so on.
+# Adam usually moves a weight by about the learning rate, 0.0003, or less, however large the gradient is. After a sudden
+# large gradient it can be about three times as much. The step from one bfloat16 to the next is 1/1024 above 1/8, a quarter
+# of that above 1/32, and so on.
 #
 # **Predict:** in the run with parameters in bfloat16, which weights never change?
 
@@ -270,20 +267,19 @@ assert has_changed[~is_large].mean() > 0.9
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The large ones. Above 1/8 an update is less than half of the step to the next number, so adding it changes nothing. In
-# six epochs not one of the weights that began above 1/8 has moved. Smaller weights have moved, because the steps between
+# The large ones. Above 1/8 a usual update is less than half of the step to the next number, so adding it changes nothing.
+# In six epochs not one of the weights that began above 1/8 has moved. Smaller weights have moved, because the steps between
 # small numbers are smaller, too.
 #
 # </details>
 #
 # There's no error and no NaN. The loss just falls more slowly, and if you saw only this curve, you'd blame your learning
-# rate. Adam's moments are in bfloat16 as well, because optax gives them the dtype of the parameters. The other two curves
-# lie on top of each other.
+# rate. Adam's moments are in bfloat16 as well, because Optax gives them the dtype of the parameters. The other two curves
+# lie on top of each other. So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**.
 #
-# The lesson: compute in bfloat16, and **keep parameters, optimizer state and sums in float32**. What about float16, which
-# also takes two bytes? Its smallest positive number is 6e-8, and smaller gradients become 0, so people multiply the loss by
-# a large number, and divide the gradients by it. PyTorch's `GradScaler` starts with 2¹⁶. bfloat16 goes down to 1e-38 and
-# doesn't need that.
+# What about float16, which also takes two bytes? Its smallest positive number is 6e-8, and smaller gradients become 0. So
+# people multiply the loss by a large number, and divide the gradients by it. PyTorch's `GradScaler` starts with 2¹⁶.
+# bfloat16 goes down to 1e-38 and doesn't need that.
 #
 # ## Which way comes first?
 #
