@@ -14,10 +14,10 @@
 # %% [markdown]
 # # 14. Survive a kill
 #
-# Your run has been training for nine hours. Then somebody reboots the machine, and you start again from nothing. It
-# doesn't have to be like that. With fourteen lines, new or changed, your program goes on from its last checkpoint, and
-# ends with the same bits as if nothing had happened. You'll kill it and see. Then you'll leave one thing out of the
-# checkpoint, and the run resumes without an error, but ends with a loss that's almost a quarter higher on the test set.
+# Your run has been training for nine hours when somebody reboots the machine, and you start again from nothing. It doesn't
+# have to be like that. With fourteen lines, new or changed, your program goes on from its last checkpoint, and ends with
+# the same bits as if nothing had happened. You'll kill it and see. Then you'll leave one thing out of the checkpoint, and
+# the run resumes without an error, but ends with a loss that's almost a quarter higher on the test set.
 #
 # **You will** save and resume a run exactly, say what a checkpoint must hold, choose how often to save, and give your
 # model to somebody who has none of your code. 23 minutes, 43 with exercises. You need
@@ -39,11 +39,11 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## What must a checkpoint hold?
 #
-# Most people think of the parameters first. Are they enough? Take a tiny run with one parameter w. Its gradient is always
-# 1, the learning rate is 1, and the optimizer is SGD with momentum 0.5: every update halves the velocity, adds the
+# Most people think of the parameters first. Are they enough? Take a tiny run with one parameter w, whose gradient is always
+# 1. The learning rate is 1, and the optimizer is SGD with momentum 0.5: every update halves the velocity, adds the
 # gradient, and subtracts the velocity from w. The velocity is 1, 1.5, 1.75, and w is -1, -2.5, -4.25.
 #
-# Now the run is killed after the second update. You saved w = -2.5, and nothing else.
+# Now the run is killed after the second update, and you've saved w = -2.5, and nothing else.
 #
 # **Predict:** where is w after the third update?
 
@@ -86,16 +86,16 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 #
 # [Orbax](https://orbax.readthedocs.io/en/latest/) writes JAX arrays to a folder. You have it already, because Flax
 # needs it. `restore` has to know shapes, dtypes and shardings, so you give it the state that you've just made. `save`
-# only copies the state to the host before it returns, so the devices can train on while a thread writes the copy. And
-# what if a kill comes while the thread is writing? The folder has a temporary name until everything is in it, so nobody
-# takes it for a checkpoint.
+# only copies the state to the host before it returns, so the devices can train on while a thread writes the copy. What if
+# a kill comes while the thread is writing? Then no harm is done, because the folder has a temporary name until everything
+# is in it, and nobody takes it for a checkpoint.
 
 # %%
 lesson_14.timeline()
 
 # %% [markdown]
-# So a killed program leaves you the checkpoint before, or none if it was the first one. `max_to_keep=2` keeps the newest
-# two and deletes the others.
+# So a killed program leaves you the previous checkpoint, or none if this was the first one. `max_to_keep=2` keeps the
+# newest two and deletes the others.
 #
 # The program wants a folder on its command line. Setting `sys.argv` does the same as typing one. First run the program to
 # the end, without a kill.
@@ -111,8 +111,8 @@ sys.argv = ["14_resume.py", str(folder / "never_killed")]
 # %% [markdown]
 # ## Kill it
 #
-# Now start the same program in a separate process, with another folder, and send it SIGKILL as soon as checkpoint 1 is
-# complete. No program can catch this signal. It may have trained epoch 2 by then, but checkpoint 2 is almost never
+# Now start the same program in a separate process, with another folder, and send it SIGKILL, a signal that no program can
+# catch, as soon as checkpoint 1 is complete. The process may have trained epoch 2 by then, but checkpoint 2 is almost never
 # complete, because Orbax writes one checkpoint after the other.
 
 # %%
@@ -170,16 +170,17 @@ for a, b in zip(expected, found, strict=True):
 # ```
 #
 # Test every program of yours like this, once: kill it, resume it, compare the bits. On GPUs, run that test with
-# `XLA_FLAGS=--xla_gpu_deterministic_ops=true`. Otherwise XLA may choose other kernels at the second start, and the last
-# bits differ although nothing is missing.
+# `XLA_FLAGS=--xla_gpu_deterministic_ops=true`, because otherwise XLA may choose other kernels at the second start, and the
+# last bits differ although nothing is missing.
 #
 # ## The mistake: half a checkpoint
 #
-# Many programs save the parameters and the epoch, and forget the optimizer's state. We'll call such a run *forgetful*.
-# You've seen it lose a velocity. It can lose something worse, if your learning rate has a schedule: it rises for 20
-# updates, and then falls along a cosine, to 0 after the last update, number 200. The compiled
-# `train_step` knows the old optimizer. It's traced again, with the new one, only because a schedule adds a count to the
-# optimizer's state, so that the state has another structure.
+# Many programs save the parameters and the epoch, and forget the optimizer's state. Resumed from such a checkpoint, a run
+# is *forgetful*. You've seen one lose its velocity. If the learning rate has a schedule, it loses something worse. Our
+# schedule rises for 20 updates, and then falls along a cosine, to 0 after the last update, number 200.
+#
+# The compiled `train_step` knows the old optimizer. It's traced again, with the new one, only because a schedule adds a
+# count to the optimizer's state, so that the state has another structure.
 
 
 # %%
@@ -238,13 +239,13 @@ assert 1.15 < test_losses["forgetful"] / test_losses["never killed"] < 1.35
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It's 0.0127, two fifths of the highest rate. The count of updates is in the optimizer's state, too. So the schedule starts
+# It's 0.0127, two fifths of the highest rate. The count of updates is in the optimizer's state, too, so the schedule starts
 # again at update 0, warms up a second time, and has come only to update 120 when the run ends. The rate never gets small,
-# so the network can't settle: the test loss is almost a quarter higher.
+# so the network can't settle, and the test loss is almost a quarter higher.
 #
-# The loss gives no warning in the only stretch you could compare, the 24 grey updates: you have them from before the
-# kill, too, and for the first twenty the losses are alike. Later the forgetful loss rises and falls again, as it does
-# if a learning rate is a little too high. So that's what you'd blame.
+# The loss doesn't warn you. The 24 grey updates are the only ones that you've also seen before the kill, and for the first
+# twenty of them the losses are alike. Later the forgetful loss rises and falls again, as it does if a learning rate is a
+# little too high, so that's what you'd blame.
 #
 # </details>
 #
@@ -258,9 +259,8 @@ assert 1.15 < test_losses["forgetful"] / test_losses["never killed"] < 1.35
 # something breaks every M seconds, save every √(2 s M) seconds. With 10 s and one failure a day that's every 22 minutes.
 #
 # Some kills announce themselves. Slurm at your time limit, and Kubernetes when it moves you, send SIGTERM first, and by
-# default you have 30 seconds left. You lose nothing if you save within that time: let a handler note the signal, and save
-# and stop after the current update.
-# This is the handler:
+# default you have 30 seconds left. You lose nothing if you save within that time, so let a handler note the signal, and
+# save and stop after the current update:
 #
 # ```python
 # stop_requested = False
@@ -272,22 +272,22 @@ assert 1.15 < test_losses["forgetful"] / test_losses["never killed"] < 1.35
 # signal.signal(signal.SIGTERM, request_stop)
 # ```
 #
-# After each update, look at `stop_requested`. But be careful: the program above numbers whole epochs. It would take a
-# checkpoint from the middle of epoch 2 for a finished epoch 2, and skip the rest. In exercise 1 you write batches that
+# After each update, look at `stop_requested`. But be careful, because the program above numbers whole epochs. It would take
+# a checkpoint from the middle of epoch 2 for a finished epoch 2, and skip the rest. In exercise 1 you write batches that
 # start in the middle.
 #
 # Keep the best checkpoint as well as the newest, because if the loss becomes NaN, the newest ones hold NaN. With Orbax,
 # pass `metrics={"loss": loss}` to `save`, and replace `max_to_keep=2` by a `preservation_policy` that combines `LatestN`
 # and `BestN`. For a loss, `BestN` needs `reverse=True`, and a NaN should count as infinite.
 #
-# And don't change the learning rate or the batch size in the middle of a run, because afterwards you couldn't say which
+# Don't change the learning rate or the batch size in the middle of a run, because afterwards you couldn't say which
 # value gave the result. pmapdp refuses to resume if you do. What doesn't change the result may change: lesson 17 resumes
 # with fewer processes.
 #
 # ## Give the model away
 #
-# A checkpoint contains only numbers. Without your code, nobody knows what to compute with them. `jax.export` turns a
-# jitted function into bytes: here the network with its parameters, for any number n of inputs, on CPUs, NVIDIA GPUs and
+# A checkpoint contains only numbers, and without your code, nobody knows what to compute with them. So `jax.export` turns a
+# jitted function into bytes, here the network with its parameters, for any number n of inputs, on CPUs, NVIDIA GPUs and
 # TPUs.
 
 # %%
