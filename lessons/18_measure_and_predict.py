@@ -78,7 +78,7 @@ lesson_18.three_durations()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 4 x (2,410 + 3) = 9,652 bytes, on any number of devices: there's one gradient for each parameter.
+# 4 x (2,410 + 3) = 9,652 bytes, on any number of devices, because there's one gradient for each parameter.
 #
 # </details>
 #
@@ -168,7 +168,9 @@ print(f"ResNet-50, trees of 1.63 ms: {resnet[0]:.1f} to {resnet[1]:.1f} times")
 # **Predict:** how much of its speed does each A100 lose at most, by this calculation? And do you believe it?
 
 # %% tags=["prediction"]
-runs = {  # predicted without overlap and with full overlap, and found
+# What's predicted without overlap and with full overlap, from the ms of a step in the smaller run
+# and of the all-reduce, and what was found.
+runs = {
     "256 P100 over 8": (*speedup_range(1, 232, 33), 0.9),
     "8 A100 over 1, TF32": (*speedup_range(1, 256 / 0.938, 0.65), 7248 / (8 * 938)),
     "8 A100 over 1, mixed": (*speedup_range(1, 256 / 2.470, 0.65), 16621 / (8 * 2470)),

@@ -80,7 +80,7 @@ print(kept)
 #
 # ## Compute again instead of keeping
 #
-# All six can be computed again from the layer's input, which is called **rematerialization**. Wrap a layer in
+# From the layer's input all the others can be computed again, which is called **rematerialization**. Wrap a layer in
 # `jax.checkpoint`, and only its input is kept. When the backward pass arrives at the layer, it repeats the layer's forward
 # pass first. PyTorch has the same in `torch.utils.checkpoint`.
 #
