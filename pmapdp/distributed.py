@@ -105,6 +105,10 @@ class Processes:
         if self.count > 1:
             multihost_utils.sync_global_devices(name)
 
+    def exit_on_error(self) -> contextlib.AbstractContextManager[None]:
+        """End this process of several at once if it fails."""
+        return exit_on_error() if self.count > 1 else contextlib.nullcontext()
+
 
 SINGLE_PROCESS = Processes()
 
@@ -321,7 +325,7 @@ class LostError(UserError):
 
 @contextlib.contextmanager
 def exit_on_error() -> Iterator[None]:
-    """End this process of several at once if it fails, and print why.
+    """End this process at once if it fails, and print why.
 
     The others miss its connections or heartbeats, and end as well. An exception would
     not do: on its way up, cleaning up waits for the others, which wait in their next
