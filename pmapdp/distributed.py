@@ -200,13 +200,14 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pro
         return
     initialize_jax(options)
     launcher = "by a launcher" if options.distributed else "by hand"
-    # How many processes a launcher has started isn't known before JAX starts. So with a
-    # mesh JAX starts with all devices, and the run takes as many as it needs.
-    mesh = config.mesh if options.num_processes else None
-    processes = options.num_processes or 1
     try:
         with exit_on_error():
-            number = number_of_devices(config.devices, mesh, processes)
+            # How many processes a launcher has started isn't known before JAX starts.
+            # So with a mesh JAX starts with all devices, and the run takes what it
+            # needs.
+            number = config.devices
+            if options.num_processes:
+                number = number_of_devices(number, config.mesh, options.num_processes)
             yield start_devices(config, number, launcher)
     finally:  # unless `exit_on_error` has ended the process
         with exit_on_error():

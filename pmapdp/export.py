@@ -215,14 +215,21 @@ def export_run(
         state, epoch_progress = load_state(
             folder, task, best=best, data_fingerprint=fingerprint(data_set)
         )
+    last_epoch = epoch_progress["last"]
     arrays, featurizer = featurize(data_set, task.model)
+    step = int(state.step)
+    metrics = {}
+    for part in ("validation", "test"):
+        # In the middle of an epoch, the last results belong to another update.
+        if part in last_epoch and last_epoch["step"] == step:
+            metrics[part] = last_epoch[part]
     metadata = {
         # Only the names of your files: their folders are nobody's business.
         "model": os.path.basename(config.model),
         "dataset": os.path.basename(config.dataset),
         "labels": arrays.classes,
-        "step": int(state.step),
-        "metrics": evaluated_metrics(epoch_progress["last"], int(state.step)),
+        "step": step,
+        "metrics": metrics,
     }
     export_model(
         task,
@@ -233,17 +240,6 @@ def export_run(
         featurizer=featurizer,
     )
     return metadata
-
-
-def evaluated_metrics(last_epoch: dict[str, Any], step: int) -> dict[str, Any]:
-    """Return the metrics of the update `step`, by the part of the data.
-
-    There are none for a checkpoint from the middle of an epoch.
-    """
-    if last_epoch.get("step") != step:
-        return {}
-    parts = ("validation", "test")
-    return {name: last_epoch[name] for name in parts if name in last_epoch}
 
 
 def export_model(

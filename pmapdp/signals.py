@@ -20,8 +20,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def catch_signals(
-    handler: Callable[[int, FrameType | None], None],
-    numbers: Collection[signal.Signals] = SIGNALS,
+    handler: Callable[..., None], numbers: Collection[signal.Signals] = SIGNALS
 ) -> Iterator[None]:
     """Let `handler` take these signals. Under nohup SIGHUP is ignored, and stays so."""
     with contextlib.ExitStack() as stack:
