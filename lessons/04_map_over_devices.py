@@ -16,9 +16,9 @@
 # # 04. Map over devices
 #
 # `vmap` ran your function for every row of a batch, on one device. Change one letter, and each row runs on a device of
-# its own: `pmap`. That's enough to test your network on eight devices, which you'll do in this lesson, and in the next
-# one you'll train on them. But now every array is somewhere, and JAX believes much of what you tell it about where. If
-# what you said isn't true, you get a wrong number and no error, so you'll try that here, where nothing depends on it.
+# its own: `pmap`. That's enough to test your network on eight devices in this lesson, and in the next one you'll train
+# on them. But with `pmap` you also make a promise that JAX never checks. If you break it, you get a wrong number and no
+# error, so you'd better break it here first, where nothing depends on it.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
 # test lesson 03's network on eight devices. 22 minutes, 42 with exercises. You need
@@ -268,10 +268,10 @@ assert not is_copied_between_devices(jax.device_put(xs[0], replicated))
 #
 # ## What JAX believes
 #
-# And if what you say isn't true? When you train, all devices end an update with the same model, and you want it back as
-# one model, without a device axis. `out_axes=None` gives you that, because with it you promise that all devices return
-# the same. Older programs stack N copies instead, `[N, ...]`, and then a checkpoint fits only N devices. Let's break
-# the promise, with a function that returns each device's own row.
+# Now for the promise. When you train, all devices end an update with the same model, and you want it back as one model,
+# without a device axis. `out_axes=None` gives you that, because with it you promise that all devices return the same.
+# Older programs stack N copies instead, `[N, ...]`, and then a checkpoint fits only N devices. Let's break the promise,
+# with a function that returns each device's own row.
 #
 # **Predict:** what do you see when you print the result? An error, row 0, or all eight rows?
 
