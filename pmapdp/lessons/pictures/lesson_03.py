@@ -8,20 +8,25 @@ from pmapdp.lessons import drawing
 
 @drawing.picture
 def step() -> None:
-    """Three updates in a row. Each train_step takes a state and a batch, and returns the next state and sums; the state is the model and the optimizer's state."""
-    axes = drawing.canvas(26, 6.3, inches=8.4)
+    """In PyTorch three batches change one model and one optimizer, one after the other. In JAX each of three train_steps takes a state and a batch, and returns the next state and sums; the state is the model and the optimizer's state."""
+    axes = drawing.canvas(26, 10.4, inches=8.4)
+    axes.text(0, 0.4, "PyTorch", weight="bold", va="center")
+    changed = "one model and one optimizer, changed in place"
+    drawing.box(axes, 0, 2.0, changed, width=24.0, height=1.0, size=9)
+    axes.text(0, 4.4, "JAX", weight="bold", va="center")
     for update in range(3):
         left = 8.0 * update
-        text = f"model {update}\noptimizer\nstate {update}"
-        drawing.box(axes, left, 2.0, text, width=3.0, height=2.1, size=9)
-        drawing.arrow(axes, (left + 3.0, 3.05), (left + 4.0, 3.05))
-        drawing.box(axes, left + 4.0, 2.0, "train_step", width=3.0, height=2.1, size=9)
-        drawing.arrow(axes, (left + 7.0, 3.05), (left + 8.0, 3.05))
-        drawing.box(axes, left + 4.0, 0, f"batch {update}", width=3.0, size=9)
-        drawing.arrow(axes, (left + 5.5, 0.8), (left + 5.5, 2.0))
-        drawing.arrow(axes, (left + 5.5, 4.1), (left + 5.5, 5.3))
-        drawing.box(axes, left + 4.0, 5.3, f"sums {update}", width=3.0, size=9)
-    axes.text(24.2, 3.05, "...", va="center")
+        for top, target in ((0, 2.0), (4.0, 6.0)):
+            drawing.box(axes, left + 4.0, top, f"batch {update}", width=3.0, size=9)
+            drawing.arrow(axes, (left + 5.5, top + 0.8), (left + 5.5, target))
+        state = f"model {update}\noptimizer\nstate {update}"
+        drawing.box(axes, left, 6.0, state, width=3.0, height=2.1, size=9)
+        drawing.arrow(axes, (left + 3.0, 7.05), (left + 4.0, 7.05))
+        drawing.box(axes, left + 4.0, 6.0, "train_step", width=3.0, height=2.1, size=9)
+        drawing.arrow(axes, (left + 7.0, 7.05), (left + 8.0, 7.05))
+        drawing.arrow(axes, (left + 5.5, 8.1), (left + 5.5, 9.3))
+        drawing.box(axes, left + 4.0, 9.3, f"sums {update}", width=3.0, size=9)
+    axes.text(24.2, 7.05, "...", va="center")
 
 
 @drawing.picture
