@@ -91,9 +91,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # Most of the course starts from this version. Explicit sharding, micro-batches, resume, a split model, ZeRO, several
 # processes and measuring each change a few of its lines.
 #
-# If you've read lessons 07 and 08, delete their layers, too. Under `jit` a layer sees the global batch, so plain
-# `nnx.BatchNorm` finds its mean, with a `mask` for the padding. And one key draws the same dropout masks on any number
-# of devices.
+# If you've read lessons 07 and 08, delete their layers, too. Under `jit` a layer sees the global batch. So plain
+# `nnx.BatchNorm` uses the mean of the global batch, and its `mask` leaves the padding out. And one key draws the same
+# dropout masks on any number of devices.
 #
 # ## How does the compiler know?
 #
