@@ -32,7 +32,7 @@ LENGTH = 64  # tokens that the network sees at once
 # The network
 WIDTH = 96  # features of a token
 HEADS = 4  # WIDTH is divisible by it
-LAYERS = 2
+LAYERS = 1
 DROPOUT = 0.1  # of the features that a layer adds
 
 # Training
