@@ -15,13 +15,13 @@
 # # 17. Train with many processes
 #
 # Your program from lesson 14 survives a kill, but it uses the devices of one machine only. For two machines you need two
-# processes, one on each, that have to agree on every array. Change twenty-six lines, none of them in the training step,
-# and two processes compute the losses that one computed, up to rounding. Then deal out a batch by process number, as many
-# programs do: nothing complains, and a good network suddenly looks bad. At the end you'll kill one of the two processes,
-# and finish the run from its last checkpoint.
+# processes, one on each, and they have to agree on every array. Change twenty-six lines, none of them in the training
+# step, and two processes compute the losses that one computed, up to rounding. Then you'll deal out a batch by process
+# number, as many programs do. Nothing complains, and a good network suddenly looks bad. Finally you'll kill one of the two
+# processes, and finish the run from its last checkpoint.
 #
-# **You will** connect processes, build global arrays from the rows that each process has, use all the GPUs that you pay
-# for, and resume after a process has died. 27 minutes, 47 with exercises. You need
+# **You will** connect processes, build global arrays from the rows that each process has, resume after a process has
+# died, and use all the GPUs that you pay for. 27 minutes, 47 with exercises. You need
 # [14 Survive a kill](14_survive_a_kill.ipynb).
 
 # %%
@@ -39,10 +39,9 @@ devices.simulate(8)  # before any other use of JAX
 # ## One array, two processes
 #
 # In PyTorch, each process usually has its own tensors. In JAX, all processes run the same program and work on **global
-# arrays**, and each process holds some of an array's shards. All know the whole shape, but each can read only its own
-# shards.
+# arrays**. Every process knows the whole shape of such an array, but holds only some of its shards.
 #
-# See it with eight numbers on eight devices. `print_eight_numbers` makes such an array. It prints the shape and this
+# Try it with eight numbers on eight devices. `print_eight_numbers` makes such an array. It prints the shape and this
 # process's shards, then the whole array, and then the whole array once more, gathered from all processes.
 
 # %%
@@ -77,15 +76,16 @@ launch.run(print_eight_numbers)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. Process 0 holds only 0 to 3, and process 1 holds 4 to 7, so neither can print the whole array. `process_allgather`
-# sends the missing half and returns a NumPy array, so both can print that.
+# No. Process 0 holds only 0 to 3, and process 1 holds 4 to 7, and JAX doesn't send anything unless all processes ask for
+# it. With `process_allgather` they do: it sends each of them the missing half, and returns a NumPy array that both can
+# print.
 #
 # </details>
 #
 # On your screen there may also be lines about peer ranks. They come from gloo, the library that carries data between CPUs.
 #
-# You make such an array with `make_array_from_callback`. JAX looks at the sharding, and calls your function for the
-# rows of each device that belongs to your process. No row is sent from one process to another.
+# The array was made by `make_array_from_callback`. JAX looks at the sharding, and for each device of your process it calls
+# your function with the rows that belong there. So no row is sent from one process to another.
 #
 # ## The program so far, and what changes
 #
@@ -93,29 +93,21 @@ launch.run(print_eight_numbers)
 #
 # include the difference of 14_resume.py and 17_processes.py
 #
-# - `counts` are the variables that say how many processes were started. You set the first one, `srun` and `mpirun` set the
-#   other two.
-# - `jax.distributed.initialize` connects the processes, before JAX starts its devices. Process 0 listens at the
-#   address: it's the *coordinator*. From then on, `jax.devices()` lists the devices of all processes, so the mesh has
-#   all of them. Each process says how many of them are its own.
+# - `counts` are the variables that say how many processes were started. You set the first one, and `srun` and `mpirun` set
+#   the other two.
+# - `jax.distributed.initialize` connects the processes, before JAX starts its devices. Process 0 listens at the address,
+#   because it's the *coordinator*. From then on, `jax.devices()` lists the devices of all processes, so the mesh has all of
+#   them, and each process says how many of them are its own.
 # - `place_batch` gives each device its rows. Here every process makes the whole batch, because the data is small. If
 #   yours is in files, read only the rows that the callback asks for.
-# - The same program with the same seed makes the state on all devices at once, so it's the same everywhere.
+# - Every process runs `init_state` with the same seed, and all devices together make one state, the same everywhere.
 # - Only process 0 prints the results, but all processes call `restore` and `save`, with the same folder, on a disk that all
 #   of them reach.
 #
 # The line that saves you is the `assert`. Processes that aren't connected don't fail: each trains a whole run of its own,
-# prints it, and writes its checkpoints over the others'. The assert has one gap. It knows only from PROCESSES or from the
+# prints it, and writes its checkpoints over the others'. The assert has one gap. It learns from PROCESSES or from the
 # launcher how many processes there should be, and without these variables every process takes itself for the only one. On
 # a cluster of your own, write the number into the line: `assert jax.process_count() == 2`.
-#
-# With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so `initialize()` needs no arguments there.
-# On Cloud TPU, set PROCESSES to the number of hosts. JAX 0.10 doesn't recognize Open MPI 5, and JAX 0.12 wants the package
-# mpi4py there, so the program ends with an error. Give it the address yourself, with one process on each machine:
-#
-# ```
-# mpirun --map-by ppr:1:node -x COORDINATOR=HOST:1234 bash -c 'PROCESS_ID=$OMPI_COMM_WORLD_RANK python 17_processes.py FOLDER'
-# ```
 #
 # **With pmap** each process passes only its own rows, `[local devices, b, ...]`, and gets its own devices' results back.
 # `jax.distributed.initialize()` and the `assert` stay the same, and `lax.pmean` averages over all processes' devices.
@@ -134,7 +126,7 @@ sys.argv = ["17_processes.py", str(folder / "one_process")]
 # include program/17_processes.py
 
 # %% [markdown]
-# Now the same program as two processes with four devices each, as if you had typed the two commands of its docstring
+# Now run the same program as two processes with four devices each, as if you had typed the two commands of its docstring
 # into two terminals. One epoch is enough.
 #
 # **Predict:** which lines does each of the two print?
@@ -155,8 +147,8 @@ print("process 1:", *second, sep="\n  ")
 #
 # ## The mistake: rows by process number
 #
-# Many programs do without the callback: process 0 takes the first half of the batch, and process 1 the second half. Is that
-# the same? Only if the mesh lists the devices process by process. On TPUs `jax.make_mesh` orders chips by their wiring,
+# Many programs do without the callback: process 0 takes the first half of the batch, and process 1 the second half. That's
+# the same only if the mesh lists the devices process by process. But on TPUs `jax.make_mesh` orders chips by their wiring,
 # not by host, and on a v5e of 4 x 2 chips the hosts come in the order 0 0 1 1 1 1 0 0. `place_halves` makes such a mesh,
 # and places eight numbers on it, once by process number and once with the callback:
 
@@ -186,8 +178,8 @@ lesson_17.who_holds_what()
 # 0, 1, 4, 5, 6, 7, 2, 3, without an error. Process 0's devices are first, second, seventh and last in the mesh, so its
 # numbers end up there. The callback puts each number where it belongs, whatever the mesh looks like.
 #
-# The function isn't to blame: pmapdp's `place` calls it, too. There it's correct, because pmapdp gives each process the
-# rows that its devices have in the mesh, in the order of the mesh.
+# `make_array_from_process_local_data` isn't to blame. pmapdp's `place` calls it, too, but with the rows that the process's
+# devices have in the mesh, in the order of the mesh.
 #
 # </details>
 #
@@ -226,51 +218,19 @@ print("of each part:", correct.reshape(8, 125).mean(1).round(2))
 #     print(float(x.mean()))  # x is a global array
 # ```
 #
-# The mean needs an all-reduce, and only process 0 starts it. Process 0 then waits for the others, forever if they never
-# start one. Or worse: the others arrive at *their* next all-reduce, and the two may get mixed up. Compute on all
-# processes, and let process 0 print what came out. Your program may call `report` in process 0 alone, because every
+# The mean needs an all-reduce, and only process 0 starts it. Process 0 then waits for the others, and if they never start
+# one, it waits forever. Or worse, the others arrive at *their* next all-reduce, and the two may get mixed up. So compute on
+# all processes, and let process 0 print what came out. Your program may call `report` in process 0 alone, because every
 # process holds the metric sums already, and no message is needed.
 #
 # If a run hangs, find out which line each process is in. Put `faulthandler.dump_traceback_later(600, repeat=True)` at
 # the top of your program, or call `py-spy dump --pid ...` from outside. If one process is in a different line than all
 # the others, start looking there.
 #
-# ## One GPU or all GPUs
-#
-# You can start one process for each GPU, as `torchrun` does, or one for each machine. JAX supports both. But under Slurm and
-# Open MPI, `initialize()` assumes that there's one process for each GPU: process k on a machine sees GPU k and no other.
-# If you start a single task on a machine with eight GPUs, it trains on one of them. There's no error, and seven GPUs stay
-# idle.
-#
-# Either start eight tasks on each machine, or name the GPUs:
-#
-# | | one process for each GPU | one process for each machine |
-# | --- | --- | --- |
-# | Slurm | `srun --ntasks-per-node=8 --gpus-per-node=8` | `srun --ntasks-per-node=1 --gpus-per-node=8` |
-# | Open MPI 4 | `mpirun --map-by ppr:8:node` | `mpirun --map-by ppr:1:node` |
-# | in the program | `initialize()` | `initialize(local_device_ids=range(8))` |
-#
-# Don't combine one process for each GPU with Slurm's `--gpus-per-task=1`. Each task would then see only one GPU, as
-# number 0. But JAX asks for GPU k in the k-th task. Whatever you start, assert what you expect. For two machines with
-# eight GPUs each, that's `assert jax.device_count() == 16`.
-#
-# **Which devices should be neighbours?** Inside a machine, an H100 sends 450 GB/s by NVLink. To another machine a
-# network card of 400 Gbit/s sends 50 GB/s. So keep the busiest mesh axis inside the machines. If you shard the state
-# as in lesson 16, make a mesh of two axes, one row for each machine, and split the parameters along the second axis only:
-#
-# ```python
-# mesh = Mesh(np.array(jax.devices()).reshape(machines, -1), ("replica", "shard"))
-# parameters = NamedSharding(mesh, PartitionSpec("shard"))
-# batch = NamedSharding(mesh, PartitionSpec(("replica", "shard")))
-# ```
-#
-# PyTorch calls this `HYBRID_SHARD`. The reshape is correct if `jax.devices()` lists the devices machine by machine, which
-# exercise 2 takes care of.
-#
 # ## Kill one
 #
-# A run on many machines loses one of them sooner or later. Your program is prepared, because it has lesson 14's lines. Let's
-# start it twice once more, wait for the checkpoint of epoch 0, and kill process 1.
+# A run on many machines loses one of them sooner or later. Your program is prepared, because it has lesson 14's lines. Start
+# two processes once more, wait for the checkpoint of epoch 0, and kill process 1.
 #
 # **Predict:** process 0 waits for a gradient that will never come. Does it wait forever?
 
@@ -312,8 +272,8 @@ assert "detected fatal errors" in output or "gloo" in output, output
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it ends as well. If any process but 0 dies, there are two ways. Which one you see depends on what process 0 was doing
-# when process 1 died, and we've seen both with jax 0.10.2:
+# No, it ends as well. There are two ways in which it learns of the death, and which one you see depends on what process 0
+# was doing at that moment. We've seen both with jax 0.10.2:
 #
 # - **"stopped sending heartbeats", after 7 to 11 s.** Process 0 noticed nothing and kept waiting in its all-reduce. But every
 #   process also sends a *heartbeat* to the coordinator. If one of them is silent for too long, JAX aborts all the others.
@@ -321,14 +281,13 @@ assert "detected fatal errors" in output or "gloo" in output, output
 # - **`gloo::EnforceNotMet`, within a second.** gloo got nothing more from process 1, or only part of a message, and threw a C++
 #   exception. That message doesn't name the process that is lost.
 #
-# If process 0 dies, the others lose their coordinator, and end within a second with "JAX distributed service detected fatal
-# errors".
-#
-# In all of these cases the exit status is -6: the process was aborted by signal 6, SIGABRT, which no Python code can catch.
+# If process 0 is the one that dies, the others lose their coordinator, and end within a second with "JAX distributed
+# service detected fatal errors". In all of these cases the exit status is -6: the process was aborted by signal 6, SIGABRT,
+# which no Python code can catch.
 #
 # </details>
 #
-# What's left is the last checkpoint. You start the same command again, or Slurm or Kubernetes does, and it goes on from
+# What's left is the last checkpoint. You start the same command again, or Slurm or Kubernetes does, and the run goes on from
 # there. It doesn't need as many processes as before, because a checkpoint holds global arrays. Only the batch must be
 # divisible by the number of all devices: three processes with two devices each can't split 128 rows, and JAX raises an
 # `IndivisibleError`. Let's finish the run with a single process.
@@ -355,10 +314,49 @@ np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=
 # fourteen lines and then the lines of this lesson. From there on it runs on as many machines as you have, and you can start
 # it again whenever one of them fails.
 #
-# What if Slurm warns you first, with SIGTERM? As in lesson 14 you'd save before the end, but all processes must save after
-# the same update, and the signal may not reach them at the same time. Ask
-# `multihost_utils.reached_preemption_sync_point(step)` after each update. The answer becomes true in all processes after
-# the same update, and then you save and stop.
+# What if Slurm warns you first, with SIGTERM? As in lesson 14 you'd save before the end, but the signal may not reach all
+# processes at the same time, and they must all save after the same update. So ask
+# `multihost_utils.reached_preemption_sync_point(step)` after each update. The answer becomes true after the same update
+# in all processes, and then you save and stop.
+#
+# ## On a cluster
+#
+# So far every process was told the coordinator's address. With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other
+# processes by itself, so `initialize()` needs no arguments there. On Cloud TPU, set PROCESSES to the number of hosts. Open
+# MPI 5 is another matter: JAX 0.10 doesn't recognize it, and JAX 0.12 wants the package mpi4py, so there you give the
+# address yourself, with one process on each machine:
+#
+# ```
+# mpirun --map-by ppr:1:node -x COORDINATOR=HOST:1234 bash -c 'PROCESS_ID=$OMPI_COMM_WORLD_RANK python 17_processes.py FOLDER'
+# ```
+#
+# You can start one process for each GPU, as `torchrun` does, or one for each machine. JAX supports both. But under Slurm and
+# Open MPI, `initialize()` assumes that there's one process for each GPU: process k on a machine sees GPU k and no other.
+# If you start a single task on a machine with eight GPUs, it trains on one of them, and seven GPUs that you pay for stay
+# idle, without an error. So either start eight tasks on each machine, or name the GPUs:
+#
+# | | one process for each GPU | one process for each machine |
+# | --- | --- | --- |
+# | Slurm | `srun --ntasks-per-node=8 --gpus-per-node=8` | `srun --ntasks-per-node=1 --gpus-per-node=8` |
+# | Open MPI 4 | `mpirun --map-by ppr:8:node` | `mpirun --map-by ppr:1:node` |
+# | in the program | `initialize()` | `initialize(local_device_ids=range(8))` |
+#
+# Don't combine one process for each GPU with Slurm's `--gpus-per-task=1`, because each task would then see only one GPU, as
+# number 0, but JAX asks for GPU k in the k-th task. Whatever you start, assert what you expect. For two machines with eight
+# GPUs each, that's `assert jax.device_count() == 16`.
+#
+# **Which devices should be neighbours?** Inside a machine, an H100 sends 450 GB/s by NVLink, but to another machine a
+# network card of 400 Gbit/s sends only 50 GB/s. So keep the busiest mesh axis inside the machines. If you shard the state
+# as in lesson 16, make a mesh of two axes, one row for each machine, and split the parameters along the second axis only:
+#
+# ```python
+# mesh = Mesh(np.array(jax.devices()).reshape(machines, -1), ("replica", "shard"))
+# parameters = NamedSharding(mesh, PartitionSpec("shard"))
+# batch = NamedSharding(mesh, PartitionSpec(("replica", "shard")))
+# ```
+#
+# PyTorch calls this `HYBRID_SHARD`. The reshape is correct if `jax.devices()` lists the devices machine by machine, which
+# exercise 2 takes care of.
 #
 # ## Exercises
 #
@@ -411,9 +409,9 @@ for exercise in (assemble, group_by_machine, fixed_log):
 # ## Take away
 #
 # - All processes run the same program on global arrays. Let the sharding say which rows a process gives.
-# - Under Slurm and Open MPI, name the GPUs or start a task for each. Assert `jax.device_count()`.
 # - A lost process ends the others, too. The same command resumes from the last checkpoint, on more or fewer processes, if
 #   the batch is divisible by the number of all devices.
+# - Under Slurm and Open MPI, name the GPUs or start a task for each. Assert `jax.device_count()`.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
