@@ -372,9 +372,9 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 # - More examples a second isn't more learning. The noise scale, from the devices' own gradients, says how large a batch is
 #   worth it.
 #
-# The calculation, with trees, is `predict` in [scaling.py](../pmapdp/scaling.py), and `python -m pmapdp.train --workdir
-# runs/first --profile` records a profile. **With pmap** you have the device's own gradient anyway: take its squared
-# length before your `pmean`, and again after it.
+# The calculation, with trees, is `predict` in [scaling.py](../pmapdp/scaling.py), and
+# `python -m pmapdp.train --workdir runs/first --profile` records a profile. **With pmap** you have the device's own
+# gradient anyway: take its squared length before your `pmean`, and again after it.
 #
 # To read on: JAX on [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
 # [rooflines](https://jax-ml.github.io/scaling-book/roofline/). Next, all of the course in one program:
