@@ -31,7 +31,8 @@ def replace_examples(update: StepUpdate) -> dict[str, np.ndarray]:
 
 def are_alike(weights: np.ndarray) -> bool:
     """Return True if all examples count alike."""
-    low, high = np.nanmin(weights), np.nanmax(weights)
+    low = np.nanmin(weights)
+    high = np.nanmax(weights)
     # Of two weights, each may be off by this much.
     return bool(high - low < 3 * ALIKE * abs(high))
 

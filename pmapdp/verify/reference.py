@@ -161,6 +161,7 @@ class Reference:
         groups: The number of groups of an old program, or 0.
         unseen: What this reference can't show, a sentence.
         state: The state that training starts from, for its structure.
+        per_device: Parts of the paths of leaves of which each device has its own.
         batch_axis: The axis of the examples in the batch.
         run_whole: Compiled for the whole batch.
         run_local: Compiled for one device's examples. The first argument is its number.

@@ -170,7 +170,7 @@ def compare(
         exchange = describe_communication(updates[0])
     kinds = dict(expected[0].kinds)
     for update in expected:  # what's unstable in one update isn't proven
-        unstable = [leaf for leaf, kind in update.kinds.items() if kind == "unstable"]
+        unstable = [leaf for leaf in update.kinds if update.kinds[leaf] == "unstable"]
         kinds |= dict.fromkeys(unstable, "unstable")
     report = Report(
         checks=checks,
