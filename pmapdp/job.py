@@ -24,7 +24,7 @@ from pmapdp.devices import choose, extend_to_all_processes
 from pmapdp.distributed import SINGLE_PROCESS, Processes
 from pmapdp.errors import UserError
 from pmapdp.layers import freeze_batch_norms
-from pmapdp.loss import MetricSums, cross_entropy
+from pmapdp.loss import cross_entropy
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
 from pmapdp.registry import MODELS, featurize, load_custom, load_data
 from pmapdp.sharding.flags import check_sharding, fit_layout, number_of_devices
@@ -41,15 +41,15 @@ EVALUATION_BATCH_PER_DEVICE = 64
 class CustomParts(NamedTuple):
     """Your own parts of a run, in place of those that the configuration names.
 
-    `pmapdp.train.train` says what each of them is.
+    `pmapdp.train.train` says what each of them is. None: none of yours.
     """
 
-    model: Callable[..., nnx.Module] | None = None
+    model: Any = None
     data: Any = None
-    loss: Callable[..., MetricSums] | None = None
-    metrics: Callable[..., dict[str, Any]] | None = None
-    optimizer: Callable[..., optax.GradientTransformation] | None = None
-    schedule: optax.Schedule | None = None
+    loss: Any = None
+    metrics: Any = None
+    optimizer: Any = None
+    schedule: Any = None
     trainable: Any = None
 
 
@@ -61,7 +61,6 @@ class Job:
         config: With the global batch size, and the names of your own parts.
         parts: Your own ones, also those that the configuration names by their file.
         devices: The devices of all processes.
-        data: The data set, its texts turned into arrays.
         task: Model, loss and optimizer.
         batches: The batches of "train", and of "test" and "validation" if there are
             such parts.
@@ -77,7 +76,6 @@ class Job:
     config: Config
     parts: CustomParts
     devices: list[jax.Device]
-    data: DataSet
     task: Task
     batches: dict[str, Batches]
     total_steps: int
@@ -149,7 +147,6 @@ def make_job(
         config=config,
         parts=parts,
         devices=devices,
-        data=arrays,
         task=task,
         batches=batches,
         total_steps=min(config.steps or updates, updates),

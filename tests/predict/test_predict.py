@@ -38,9 +38,13 @@ def digits(tmp_path_factory):
     job, state = train_briefly(steps=40, model="mlp")
     path = tmp_path_factory.mktemp("digits") / "model.zip"
     export_model(
-        job.task, state, path, examples=job.data.test, metadata={"labels": "0123456789"}
+        job.task,
+        state,
+        path,
+        examples=job.batches["test"].split,
+        metadata={"labels": "0123456789"},
     )
-    return path, job.data.test
+    return path, job.batches["test"].split
 
 
 @pytest.fixture(scope="module")
