@@ -30,11 +30,10 @@ def load_state(
     """
     settings = fixed_settings(read_config(path), data_fingerprint)
     checkpoints = open_checkpoints(path, settings)
-    step = checkpoints.steps()[-1]
     # One accelerator may be too small for a state that was split over several.
     with use_host():
-        state, progress = checkpoints.read(step, task)
-        if best and progress["best"].get("step") != step:
+        state, progress = checkpoints.read(checkpoints.steps()[-1], task)
+        if best:
             step = progress["best"].get("step")
             if step not in checkpoints.steps():
                 raise UserError(
