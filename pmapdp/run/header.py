@@ -96,22 +96,23 @@ def describe_data(job: Job) -> str:
 
 def describe_loss(job: Job) -> str:
     """Describe the loss, and how training changes its examples."""
-    text = name_of_loss(job.task.loss)
-    augment: Any = job.task.augment
-    if augment is not None:
-        name = getattr(augment, "__qualname__", type(augment).__name__)
-        text += f" of examples changed by {name}"
+    text = name_of_function(job.task.loss)
+    if job.task.augment is not None:
+        text += f" of examples changed by {name_of_function(job.task.augment)}"
     if job.task.classifies and job.config.label_smoothing:
         text += ", smoothed in training alone"
     return text
 
 
-def name_of_loss(loss: Any) -> str:
-    """Name a loss with its settings, as in `cross_entropy(label_smoothing=0.1)`."""
-    if not isinstance(loss, functools.partial):
-        return getattr(loss, "__qualname__", type(loss).__name__)
+def name_of_function(function: Any) -> str:
+    """Name a function with its settings, as in `cross_entropy(label_smoothing=0.1)`."""
+    if not isinstance(function, functools.partial):
+        return getattr(function, "__qualname__", type(function).__name__)
     settings = []
-    for name, value in loss.keywords.items():
-        if value:
-            settings.append(f"{name}={getattr(value, '__name__', value)}")
-    return f"{name_of_loss(loss.func)}({', '.join(settings)})"
+    for name, value in function.keywords.items():
+        if callable(value):
+            value = name_of_function(value)
+        # An array would fill the header.
+        if isinstance(value, int | float | str) and value:
+            settings.append(f"{name}={value}")
+    return f"{name_of_function(function.func)}({', '.join(settings)})"

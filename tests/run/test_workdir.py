@@ -1,5 +1,6 @@
 """The folder of a run: what it holds, and which are refused."""
 
+import functools
 import gzip
 import json
 import os
@@ -7,12 +8,15 @@ import shutil
 from pathlib import Path
 
 import entry
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from points import DATA, Net, run
 
 from pmapdp.config import REMOVED_SETTINGS, Config
 from pmapdp.errors import DivergedError, UserError
+from pmapdp.loss import MetricSums
 from pmapdp.run.same_run import fixed_settings
 from pmapdp.run.workdir import (
     lock_workdir,
@@ -113,6 +117,22 @@ def test_it_names_what_ran(finished):
     assert (
         load_run(folder, model=Net)[2]["train"]["examples"] == DATA.train.num_examples
     )
+
+
+def class_weighted(model, batch, class_weights, name):
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        model(batch.inputs), batch.labels
+    )
+    weights = batch.weights * class_weights[batch.labels]
+    return MetricSums((weights * losses).sum(), None, weights.sum())
+
+
+def test_a_loss_with_an_array_as_its_argument_is_named(capsys):
+    """The array has no truth value, and would fill the header."""
+    weights = jnp.array([1.0, 2.0, 5.0])
+    loss = functools.partial(class_weighted, class_weights=weights, name="classes")
+    run(custom={"loss": loss}, steps=1)
+    assert "loss     class_weighted(name=classes)\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow
