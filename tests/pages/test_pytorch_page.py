@@ -17,11 +17,11 @@ import pytorch_answers
 from flax import nnx
 from pytorch_answers import PAGE, STORED
 
-from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.custom.data import make_data_set
 from pmapdp.data.batches import Batch
 from pmapdp.distributed import ProcessesOptions
+from pmapdp.flags import read_flags
 from pmapdp.loss import MetricSums, metric_sums
 from pmapdp.optimizer import make_optimizer
 from pmapdp.train import COMMAND, train
@@ -290,4 +290,4 @@ def test_the_flags_beside_those_of_lightning_are_taken():
     commands = [flags for cell in cells for flags in re.findall(r"`(--[^`]*)`", cell)]
     assert len(commands) > 12
     for flags in commands:
-        assert cli.read_flags(COMMAND, fields, flags.split(), {})
+        assert read_flags(COMMAND, fields, flags.split(), {})
