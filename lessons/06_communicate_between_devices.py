@@ -241,8 +241,7 @@ print("before compiling:", count_before, "| after:", count_after)
 
 # %% [markdown]
 # XLA has merged the four into one. On GPUs, XLA's flags decide up to which size it merges, and whether it overlaps
-# ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). In lesson 18 you'll see it in a
-# profile.
+# ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). Lesson 18 draws such an overlap.
 #
 # ## JAX's collectives
 #

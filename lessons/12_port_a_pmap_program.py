@@ -390,7 +390,7 @@ for exercise in (drop_device_axis, make_step, corrected_variance):
 #   what you forgot.
 # - Verify twice: against the old program, and against one device. The old program itself may not pass the second check.
 #
-# In pmapdp, [verify/](../pmapdp/verify/verification.py) compares, and [port/](../pmapdp/port/read.py) reads your
+# In pmapdp, [verify/](../pmapdp/verify/verification.py) compares, and [port/](../pmapdp/port/find.py) reads your
 # program. To read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html), and the pages
 # [Porting](../docs/porting.md) and [verify](../docs/verify.md). Next:
 # [13 Train with more batch than memory](13_more_batch_than_memory.ipynb).

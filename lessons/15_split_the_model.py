@@ -448,9 +448,9 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
-# | `SPECS` | `--strategy jit --layout model`, with axes that the models name | [sharding/layout.py](../pmapdp/sharding/layout.py), [models/mlp.py](../pmapdp/models/mlp.py) |
+# | `SPECS` | `--strategy jit --layout model`, with axes that the models name | [sharding/flags.py](../pmapdp/sharding/flags.py), [models/mlp.py](../pmapdp/models/mlp.py) |
 # | `shard` | `MeshLayout.array_sharding` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
-# | the mesh of 4 x 2 | `--strategy jit --mesh data=4,model=2` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
+# | the mesh of 4 x 2 | `--strategy jit --mesh data=4,model=2` | [sharding/flags.py](../pmapdp/sharding/flags.py) |
 #
 # To read on: [the scaling book on sharded matrices](https://jax-ml.github.io/scaling-book/sharding/). Next, stop
 # keeping a copy of the state on every device: [16 Born sharded](16_born_sharded.ipynb).

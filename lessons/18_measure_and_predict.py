@@ -27,6 +27,8 @@
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
+import timeit
+
 import jax
 import numpy as np
 from jax import lax
@@ -92,8 +94,36 @@ lesson_18.trace_of_an_h200()
 
 # %% [markdown]
 # In each of the three updates the GPU computes for 0.12 ms, and for the other 1.4 ms it waits for Python. Sixty-four GPUs
-# would wait, too. Make the batch larger first, or put many updates into one call: your `train_step` takes a state and a
-# batch and returns a state and sums, which is exactly the function that `lax.scan` wants.
+# would wait, too. So first make the batch larger, or put many updates into one call: your `train_step` takes a state and a
+# batch and returns a state and sums, which is exactly the function that `lax.scan` wants. Here are ten updates in a call,
+# and an epoch of them on one device.
+
+# %%
+step = train_step.__wrapped__  # the function before jit
+one_update = jax.jit(step)
+ten_updates = jax.jit(lambda state, batches: lax.scan(step, state, batches))
+one_device = jax.devices()[0]
+singles = jax.device_put(list(batches(*train_data, seed=0)), one_device)  # 40 batches
+tens = [jax.tree.map(lambda *x: jnp.stack(x), *singles[k : k + 10]) for k in range(0, 40, 10)]
+
+
+def train_epoch(update, epoch_batches):
+    state = jax.device_put(init_state(), one_device)
+    for batch in epoch_batches:
+        state, _ = update(state, batch)
+    return jax.block_until_ready(state)
+
+
+calls = {"one update a call": (one_update, singles), "ten updates a call": (ten_updates, tens)}
+for name, arguments in calls.items():
+    train_epoch(*arguments)  # compiles
+    # This compares two programs, so it takes the fastest of nine epochs.
+    seconds = min(timeit.repeat(lambda: train_epoch(*arguments), number=1, repeat=9))
+    print(f"{name}: {1000 * seconds / 40:.3f} ms an update")
+
+# %% [markdown]
+# The parameters come out the same. On the H200 the CNN went from 0.231 to 0.113 ms with twenty updates in a call. What you
+# pay is freedom: ten batches have to lie on the device beforehand, and you can save or stop only after ten updates.
 #
 # ## How much faster are 64?
 #
@@ -255,6 +285,9 @@ lesson_18.noise_scale(smooth_S / smooth_G, {n: S / G for n, (S, G) in direct.ite
 text = train_step.lower(state, place_batch(batch)).compile().as_text()
 assert text.count(" all-reduce(") == 1
 assert sum(leaf.size for leaf in jax.tree.leaves(state[0])) == 2410
+singly, scanned = train_epoch(one_update, singles), train_epoch(ten_updates, tens)
+for one, other in zip(jax.tree.leaves(singly), jax.tree.leaves(scanned), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 ring_ms = 2e3 * (64 - 1) * (LATENCY + 9652 / 64 / BANDWIDTH)  # the formula in the text
 assert abs(all_reduce_ms["ring"] / ring_ms - 1) < 1e-9
 assert round(ring_ms, 1) == 2.5

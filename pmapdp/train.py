@@ -1,12 +1,12 @@
 """Train a network: data, model, step, loop, evaluation.
 
-    python -m pmapdp.train                               # digits, 8 devices
-    python -m pmapdp.train --strategy jit --devices 4    # split by the compiler
-    python -m pmapdp.train mirrored --workdir runs/first  # again: it resumes
-    srun python -m pmapdp.train --distributed            # several processes
-
-Lesson 14 teaches this file.
+python -m pmapdp.train                               # digits, 8 devices
+python -m pmapdp.train --strategy jit --devices 4    # split by the compiler
+python -m pmapdp.train mirrored --workdir runs/first  # again: it resumes
+srun python -m pmapdp.train --distributed            # several processes
 """
+
+# Lesson 14 teaches this file.
 
 import contextlib
 import itertools
