@@ -16,8 +16,8 @@ from pmapdp.compare.strategies import (
 )
 from pmapdp.devices import choose
 from pmapdp.verify import trees
-from pmapdp.verify.layouts import choose_layout
-from pmapdp.verify.verification import verify_program
+from pmapdp.verify.layouts import choose_layout, place_arguments
+from pmapdp.verify.verification import value_at, verify_program
 
 WARM_UP = 3  # calls that aren't timed
 TIMED = 20  # calls
@@ -58,12 +58,12 @@ def run_program(target: str, count: int | None) -> tuple[Measurement, Any, Any]:
     arguments, report = verify_program(target, available)
     devices = list(arguments["devices"] or jax.devices())
     start = trees.to_host(arguments["state"])  # a copy that no donation reaches
-    inputs = place_arguments(arguments, devices)
+    inputs = place_first_update(arguments, devices)
     holds = {"state": describe_arrays(inputs[0])}
     examples = len(devices)
     if arguments["batch"] is not None:
         holds["batch"] = describe_arrays(inputs[1])
-        batch = first_value(arguments["batch"])
+        batch = value_at(0, arguments["batch"])
         shape = np.shape(jax.tree.leaves(batch)[0])
         examples = shape[arguments["batch_axis"]]
     program = arguments["step"].lower(*inputs).compile()
@@ -92,46 +92,23 @@ def time_calls(
     milliseconds = []
     for _ in range(WARM_UP + TIMED):
         # The step may donate its arguments, so each call gets new ones.
-        inputs = jax.block_until_ready(place_arguments(arguments, devices))
+        inputs = jax.block_until_ready(place_first_update(arguments, devices))
         started = time.perf_counter()
         result = jax.block_until_ready(arguments["step"](*inputs))
         milliseconds.append(1000 * (time.perf_counter() - started))
     return result, milliseconds[WARM_UP:]
 
 
-def first_value(value: Any) -> Any:
-    """Return the batch or the key of the first update."""
-    if callable(value):
-        return value(0)
-    return value
-
-
-def place_arguments(arguments: dict[str, Any], devices: list[jax.Device]) -> list[Any]:
-    """Place state, batch and key on the devices as the program's layout says."""
-    layout = choose_layout(arguments["layout"], arguments["batch_axis"])
+def place_first_update(
+    arguments: dict[str, Any], devices: list[jax.Device]
+) -> tuple[Any, ...]:
+    """Place state, batch and key of the first update as the program's layout says."""
     # Copies, because a step may donate what it's given.
-    state, batch = trees.to_host((arguments["state"], first_value(arguments["batch"])))
-    key = first_value(arguments["key"])
-
-    def leave_out_own(path: str, leaf: Any) -> Any:
-        if trees.matches(path, arguments["per_device"]):
-            return None
-        return leaf
-
-    def place_own(leaf: Any, placed: Any) -> Any:
-        if placed is None:
-            return layout.place_per_device(leaf, devices)
-        return placed
-
-    # A layout of yours takes the state as a whole, without the devices' own leaves.
-    shared = trees.map_with_names(leave_out_own, state)
-    placed = layout.place_state(shared, devices)
-    inputs = [jax.tree.map(place_own, state, placed)]
-    if batch is not None:
-        inputs.append(layout.place_batch(batch, devices))
-    if key is not None:
-        inputs.append(layout.place_key(key, devices))
-    return inputs
+    state = trees.to_host(arguments["state"])
+    batch = trees.to_host(value_at(0, arguments["batch"]))
+    key = value_at(0, arguments["key"])
+    layout = choose_layout(arguments["layout"], arguments["batch_axis"])
+    return place_arguments(state, batch, key, layout, arguments["per_device"], devices)
 
 
 def as_one_device(x: Any, like: Any) -> np.ndarray:

@@ -87,7 +87,7 @@ def place_arguments(
     batch: Any,
     key: Any,
     layout: Layout,
-    per_device: Sequence[str],
+    per_device: str | Sequence[str],
     devices: Devices,
 ) -> tuple:
     """Place a step's arguments, without a batch or a key that is None.

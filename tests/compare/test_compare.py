@@ -266,6 +266,42 @@ def test_a_program_s_examples_are_counted_along_its_batch_axis():
     assert run.global_batch_size == 16
 
 
+NOISY = """
+import jax
+import numpy as np
+from jax import lax
+
+from pmapdp.verify import old_program
+
+
+def step(w, x, key):
+    x = x + 0.1 * jax.random.normal(key, x.shape)
+    return w - 0.1 * lax.pmean(jax.grad(lambda w: ((x * w) ** 2).mean())(w), "data")
+
+
+def check():
+    return {
+        "step": jax.pmap(step, "data"),
+        "reference": old_program(step, "data", groups=2),
+        "state": np.ones(3),
+        "batch": np.arange(12.0).reshape(4, 3),
+        "key": lambda update: jax.random.split(jax.random.key(update), 2),
+        "per_device": ["key"],
+        "layout": "stacked",
+    }
+"""
+
+
+@pytest.mark.slow
+def test_a_program_may_take_a_key_for_each_device(tmp_path):
+    file = tmp_path / "noisy.py"
+    file.write_text(NOISY)
+    run, start, end = programs.run_program(f"{file}:check", 2)
+    assert run.verdict == "equal"
+    assert end.shape == start.shape == (3,)
+    assert np.all(end < start)
+
+
 @pytest.mark.slow
 def test_what_fails_in_a_process_is_one_sentence():
     flags = [*JOB, "--devices=2", "--learning-rate=1e30"]
