@@ -20,7 +20,7 @@
 # decides.
 #
 # **You will** time a step without fooling yourself, predict the speed of many devices, see how wrong such a prediction can
-# be, and measure how large a batch is worth it. 23 minutes, 48 with exercises. You need
+# be, and measure how large a batch is worth it. 25 minutes, 50 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and for the last section
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
@@ -104,8 +104,9 @@ step = train_step.__wrapped__  # the function before jit
 one_update = jax.jit(step)
 ten_updates = jax.jit(lambda state, batches: lax.scan(step, state, batches))
 one_device = jax.devices()[0]
-singles = jax.device_put(list(batches(*train_data, seed=0)), one_device)  # 40 batches
-tens = [jax.tree.map(lambda *x: jnp.stack(x), *singles[k : k + 10]) for k in range(0, 40, 10)]
+host_batches = list(batches(*train_data, seed=0))  # 40 batches
+stacks = [jax.tree.map(lambda *x: np.stack(x), *host_batches[k : k + 10]) for k in range(0, 40, 10)]
+singles, tens = jax.device_put((host_batches, stacks), one_device)
 
 
 def train_epoch(update, epoch_batches):
