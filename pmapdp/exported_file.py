@@ -85,11 +85,7 @@ def read_exported_file(path: str | Path, *, advice: str) -> ExportedFile:
             raise ValueError("it is compressed, or not as long as it says")
         files = {member.filename: archive.read(member) for member in members}
         metadata = json.loads(files.pop(METADATA))
-        if metadata["format"] != FORMAT:
-            raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT!r}")
-        for name, wanted in METADATA_TYPES.items():
-            if not isinstance(metadata[name], wanted):
-                raise TypeError(f"{name} is {metadata[name]!r:.100} in {METADATA}")
+        check_metadata(metadata)
         arrays = {}
         # np.load refuses pickles, so nothing is run.
         for name in metadata["arrays"]:
@@ -97,3 +93,12 @@ def read_exported_file(path: str | Path, *, advice: str) -> ExportedFile:
             if arrays[name].dtype.kind not in "biuf":
                 raise TypeError(f"{name} holds {arrays[name].dtype}")
     return ExportedFile(metadata, arrays, files)
+
+
+def check_metadata(metadata: dict[str, Any]) -> None:
+    """Check the format, and the types of what every exported file says of itself."""
+    if metadata["format"] != FORMAT:
+        raise ValueError(f"its format is {metadata['format']!r}, not {FORMAT!r}")
+    for name, wanted in METADATA_TYPES.items():
+        if not isinstance(metadata[name], wanted):
+            raise TypeError(f"{name} is {metadata[name]!r:.100} in {METADATA}")

@@ -34,7 +34,7 @@ class Trace:
             # Otherwise the trace would begin with updates that were started before.
             jax.block_until_ready(state)
             jax.profiler.start_trace(str(self.folder), create_perfetto_trace=True)
-        elif self.updates == WARM_UP + TRACED:
+        elif self.updates == WARM_UP + TRACED and self.folder:
             jax.block_until_ready(state)
             self.end()
         # The traced updates are slow, so examples/s is of the others alone.
