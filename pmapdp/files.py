@@ -31,6 +31,8 @@ RESULTS_SIGNATURES = (b'{"event": ',)
 PAGE_SIGNATURES = (b"<!doctype html>",)
 MODEL_SIGNATURES = (b"arrays/",)  # the name of the first file in the zip
 BEGINNING = 100  # bytes
+# Folders of your files that were run, in which Python finds the modules beside them.
+FOLDERS: set[str] = set()
 
 
 def open_regular(path: str | Path, mode: str, **options: Any) -> Any:
@@ -102,8 +104,8 @@ def check_output(
     """Return the full path of a file that a command will write, or None without one.
 
     Call it before long work, and before your code, which may change the current folder.
-    A `UserError` says that the file can't be written, or that it has none of our
-    `signatures` at its beginning, so it would be lost.
+    A `UserError` says that the file can't be written, or that there is one already that
+    begins with none of our `signatures`. It isn't ours, so it isn't replaced.
     """
     if path is None:
         return None
@@ -121,6 +123,25 @@ def check_output(
     return target
 
 
+def refuse_same_names(path: str) -> None:
+    """Refuse a file beside a module that was loaded from another folder of yours.
+
+    Python keeps one module of a name, so the file would be given the other folder's.
+    """
+    for module in list(sys.modules.values()):
+        loaded = Path(getattr(module, "__file__", None) or "")
+        if loaded.name == "__init__.py":
+            loaded = loaded.parent
+        if str(loaded.parent) not in FOLDERS:
+            continue
+        beside = Path(path).with_name(loaded.name)
+        if beside not in (loaded, Path(path)) and beside.exists():
+            raise UserError(
+                f"{beside} has the name of {loaded}, which Python would use in its "
+                "place: rename one of them"
+            )
+
+
 def load_from_file(name: str) -> Callable[..., Any]:
     """Run a Python file, and return a function or class of it.
 
@@ -134,6 +155,8 @@ def load_from_file(name: str) -> Callable[..., Any]:
     with open_file(path, advice=advice) as file:
         path = os.path.abspath(path)
         code = compile(file.read(), path, "exec")
+    refuse_same_names(path)
+    FOLDERS.add(os.path.dirname(path))
     module_name = Path(path).stem
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec

@@ -136,3 +136,20 @@ def test_a_file_of_another_kind_is_not_overwritten(folder, kind):
             ):
                 check_output("--json", "file", kind)
         assert Path("file").read_bytes() == content
+
+
+def test_two_folders_of_yours_keep_their_own_helpers(tmp_path):
+    """Python keeps one module of a name, so the second would be given the first."""
+    for folder, number in (("a", 3), ("b", 999)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "shared_by_both.py").write_text(f"W = {number}\n")
+        text = "from shared_by_both import W\n\ndef f():\n    return W\n"
+        (tmp_path / folder / "net.py").write_text(text)
+    assert load_from_file(f"{tmp_path}/a/net.py:f")() == 3
+    assert load_from_file(f"{tmp_path}/a/net.py:f")() == 3  # again
+    with pytest.raises(UserError, match=r"b/shared_by_both\.py .*a/shared_by_both\.py"):
+        load_from_file(f"{tmp_path}/b/net.py:f")
+    (tmp_path / "b" / "shared_by_both.py").rename(tmp_path / "b" / "of_b.py")
+    text = "from of_b import W\n\ndef f():\n    return W\n"
+    (tmp_path / "b" / "net.py").write_text(text)
+    assert load_from_file(f"{tmp_path}/b/net.py:f")() == 999
