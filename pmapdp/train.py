@@ -1,9 +1,11 @@
 """Train a network: data, model, step, loop, evaluation.
 
-python -m pmapdp.train                               # digits, 8 devices
-python -m pmapdp.train --strategy jit --devices 4    # split by the compiler
-python -m pmapdp.train mirrored --workdir runs/first  # again: it resumes
-srun python -m pmapdp.train --distributed            # several processes
+    python -m pmapdp.train                               # digits, 8 devices
+    python -m pmapdp.train --strategy jit --devices 4    # split by the compiler
+    python -m pmapdp.train mirrored --workdir runs/first  # again: it resumes
+    srun python -m pmapdp.train --distributed            # several processes
+
+docs/flags.md shows every flag with its default.
 """
 
 # Lesson 14 teaches this file.
@@ -163,12 +165,12 @@ def run_job(job: Job, after_epoch: AfterEpoch | None, started: float) -> Result:
     ):
         if job.processes.count > 1:
             stack.enter_context(exit_on_error())
-        state, progress, news = restore_or_init(job, checkpoints)
+        state, progress, message = restore_or_init(job, checkpoints)
         # After the checkpoint was accepted, so that a refused run changes nothing.
         if job.config.workdir and job.processes.is_first:
             write_config(job.config, job.config.workdir)
         report = Report(job, stack)
-        report.start(state, progress.step, news)
+        report.start(state, progress.step, message)
         while not progress.is_done:
             state = train_epoch(
                 job, state, progress, checkpoints, report, stop_request, after_epoch
@@ -192,10 +194,10 @@ def restore_or_init(
     sharding = job.strategy.state_sharding
     if checkpoints is None or not checkpoints.steps():
         task = job.task
-        news = ""
+        message = ""
         if config.init_from:
-            task, news = load_weights(task, config.init_from)
-        return create_state(task, sharding), Progress(job), news
+            task, message = load_weights(task, config.init_from)
+        return create_state(task, sharding), Progress(job), message
 
     step = checkpoints.steps()[-1]
     state, saved = checkpoints.read(
@@ -351,15 +353,15 @@ def stopped_error(
     if checkpoints is None:
         # The caller gets the state, so that nothing is lost.
         unsaved = job.strategy.fetch(state)
-        news = "nothing was kept; with --workdir runs/first a run can be resumed"
+        advice = "nothing was kept; with --workdir runs/first a run can be resumed"
     else:
         checkpoints.wait()
         unsaved = None
-        news = (
+        advice = (
             f"a checkpoint is in {job.config.workdir}, and the same command resumes "
             "from it"
         )
-    message = f"stopped by {signal.name} after step {step:,}: {news}"
+    message = f"stopped by {signal.name} after step {step:,}: {advice}"
     return StoppedError(message, 128 + signal, unsaved)
 
 

@@ -1,12 +1,14 @@
 """Open the folder of a run, which belongs to one configuration and one process.
 
-config.json       what the run does
-checkpoints/      the newest states, and the best epoch's
-metrics.jsonl     results, one JSON object a line
-log.txt           what was printed
-events.out.*      for `tensorboard --logdir DIR`
-profile/          a trace, with --profile
-pmapdp.lock       held by the running process; the system releases it when that ends
+    config.json       what the run does
+    checkpoints/      the newest states, and the best epoch's
+    metrics.jsonl     results, one JSON object a line
+    log.txt           what was printed
+    events.out.*      for `tensorboard --logdir DIR`
+    profile/          a trace, with --profile
+    pmapdp.lock       held by the running process; the system releases it when that ends
+
+Lesson 14 teaches what must be in it.
 """
 
 import contextlib
