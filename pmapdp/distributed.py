@@ -105,10 +105,6 @@ class Processes:
         if self.count > 1:
             multihost_utils.sync_global_devices(name)
 
-    def exit_on_error(self) -> contextlib.AbstractContextManager[None]:
-        """End this process of several at once if it fails."""
-        return exit_on_error() if self.count > 1 else contextlib.nullcontext()
-
 
 SINGLE_PROCESS = Processes()
 

@@ -25,7 +25,7 @@ CODE_PREFIX = "the code of the "  # starts the name of a hash in the fixed setti
 def fixed_settings(
     config: Config, data_fingerprint: str | None = None
 ) -> dict[str, Any]:
-    """Return the settings on which a run's results depend, as JSON gives them back.
+    """Return the settings on which a run's results depend, with lists for tuples.
 
     Folders of your code and data don't count, because you may move them. Names of your
     optimizer and schedule don't count either: `hash_functions` compares their code.
@@ -91,14 +91,17 @@ def require_same_run(
     # With more epochs, a schedule is compared by its code alone.
     is_extended = ended and requested["epochs"] > saved["epochs"]
     may_differ = ("epochs", "the schedule") if is_extended else ()
-    different = []
+    different: list[str] = []
     for name, value in requested.items():
         if name.startswith((CODE_PREFIX, *may_differ)):
             continue
         # A checkpoint of an older version may lack a setting.
         saved_value = saved.get(name, value)
-        # Another machine may round a learning rate in another way.
         is_rate = name.startswith("the schedule")
+        # A setting that differs explains all rates, and the first rate the others.
+        if is_rate and different:
+            continue
+        # Another machine may round a rate in another way.
         if is_rate and np.isclose(saved_value, value, rtol=1e-4, atol=1e-9):
             continue
         if value != saved_value:
