@@ -55,7 +55,9 @@ class CustomParts(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A `Task`, which defines one update, with all that it takes to run it many times.
+    """Everything that a run needs before its first update.
+
+    Its `Task` defines one update, and the other parts repeat it.
 
     Attributes:
         config: With the global batch size, and the names of your own parts.

@@ -306,7 +306,8 @@ def attend(
 def layer_keys(layer: Any) -> jax.Array:
     """Return `[b]` random keys for a layer.
 
-    The layers of one scan share a call, so the count of their stream tells them apart.
+    The layers of a scan are traced once, so the count of their random stream tells them
+    apart.
     """
     number = 0 if layer.rngs is None else layer.rngs.count[...]
     return current_context().next_keys(number)

@@ -16,9 +16,9 @@ from pmapdp.loss import DIVISOR, MetricSums, named_sums
 # Names of the accuracy without weights of the data, and with them.
 ACCURACIES = ("accuracy", "weighted_accuracy")
 UPDATES_AHEAD = 2  # of the devices; with more, batches would pile up in their memory
-# A GPU copies one array faster than many small ones. It's a number of updates, and not
-# of seconds, so that all processes notice a NaN after the same update. It must be more
-# than UPDATES_AHEAD.
+# A GPU copies one array faster than many small ones. Updates are counted, and not
+# seconds, so that all processes notice a NaN after the same update. The number must be
+# more than UPDATES_AHEAD.
 READ_TOGETHER = 16
 LAST_LOSSES = 100  # more than are read together
 

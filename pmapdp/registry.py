@@ -48,7 +48,8 @@ DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
     "reviews": lambda folder: reviews.load(),
     "random_numbers": lambda folder: random_numbers.load(),
 }
-# What stands in place of a file of yours, and how an example names a function of it.
+# The built-in names of a setting, and the function that an error message gives as an
+# example of yours.
 BUILT_IN: dict[str, tuple[Collection[str], str]] = {
     "model": (MODELS, "Net"),
     "optimizer": (OPTIMIZERS, "make"),

@@ -45,9 +45,8 @@ class Task:
     """Model, loss, optimizer and seed: what defines an update, on any devices.
 
     A Flax model computes outputs. To train it, a step also needs a loss, an optimizer
-    and a seed. Lightning joins the same parts in a `LightningModule`. The task never
-    changes: it has the model's structure, and the `TrainState` has the arrays that an
-    update changes.
+    and a seed. The task never changes: it has the model's structure, and the
+    `TrainState` has the arrays that an update changes.
 
     Attributes:
         model: Built, its arrays on the host.

@@ -96,7 +96,7 @@ def add_row(rows: list[list[Cell]], lines_of: Mapping[str, Sequence[str]]) -> No
 
 
 def find_changes(before: Sequence[Line], after: Sequence[Line]) -> list[Change]:
-    """List what comes out of one source and into another, with two lines around it."""
+    """Return the changes between two sources, with two lines around each."""
     matcher = match([line.text for line in before], [line.text for line in after])
     changes: list[Change] = []
     for group in matcher.get_grouped_opcodes(CONTEXT):

@@ -67,7 +67,7 @@ def load_mistakes() -> list[dict[str, Any]]:
 def as_html(lines: Sequence[str]) -> Markup:
     """Colour lines of Python. Each wraps at spaces, below its own beginning.
 
-    The all-reduce of the gradients has a ground that nothing else on the page has.
+    The all-reduce of the gradients has a background colour of its own.
     """
     html = Markup("")
     for line in join_comments(lines):

@@ -38,7 +38,7 @@ from pmapdp.steps.shared import AXIS, training_context
 # The modes in which a loss is called. Messages name them.
 TRAINING = "training"
 EVALUATION = "evaluation"
-# Training with --accumulate: each device is a micro-batch, which sees no other one.
+# Training with --accumulate: each device plays a micro-batch, without collectives.
 MICRO_BATCHES = "micro-batches"
 # How far another order of additions moves a sum, relative to it.
 ROUNDING = 1e-3

@@ -174,7 +174,7 @@ class Checkpoints:
         return self.restore(step, progress=self.args.JsonRestore())
 
     def restore(self, step: int, **item: Any) -> Any:
-        """Read one item of a checkpoint, given as its name and how Orbax reads it."""
+        """Read one item of a checkpoint, as in `restore(5, progress=JsonRestore())`."""
         (name,) = item
         items = self.args.Composite(**item)
 

@@ -13,7 +13,7 @@ from pmapdp.recipes import RECIPES
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
 from pmapdp.state import TrainState
 
-# What the parts of a data set are for.
+# The verb for each part of a data set.
 USES = {"train": "train", "validation": "validate", "test": "test"}
 
 

@@ -59,14 +59,14 @@ class Report:
             elif self.is_first:
                 print(text, flush=True)
 
-    def start(self, state: TrainState, step: int, news: str) -> None:
-        """Report the settings, and `news` about where the state comes from, or ""."""
+    def start(self, state: TrainState, step: int, message: str) -> None:
+        """Report the settings, and `message`, which says where the state comes from."""
         facts = run_facts(self.job, state)
         self.files.event("start", **vars(self.job.config) | facts)
         self.line(*header_lines(self.job, state, facts), "")
-        if news:
+        if message:
             self.files.event("resume" if step else "init_from", step=step)
-            self.line(news)
+            self.line(message)
         if self.job.config.draw_sharding and self.is_first and step == 0:
             draw_first_batch(self.job)
         # Last, because a drawing would break the bar.

@@ -118,10 +118,10 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
             f"{min(left)}: {advice}"
         )
     model = task.merge_arrays(*jax.tree.unflatten(jax.tree.structure(arrays), leaves))
-    news = f"starts from {taken} arrays of {path}, which had made {step:,} updates"
+    message = f"starts from {taken} arrays of {path}, which had made {step:,} updates"
     if left:
-        news += f"; as the seed makes them: {', '.join(left)}"
-    return dataclasses.replace(task, model=model), news
+        message += f"; as the seed makes them: {', '.join(left)}"
+    return dataclasses.replace(task, model=model), message
 
 
 def read_weights(path: str, advice: str) -> tuple[int, dict[str, Any]]:

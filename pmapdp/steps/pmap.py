@@ -20,7 +20,8 @@ from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, 
 def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
     """Make the strategy of N devices, each of which runs the step on its own examples.
 
-    The step sees the whole state and `[b, ...]` of a batch `[N, b, ...]`, b = K m.
+    The step sees the whole state and `[b, ...]` of a batch `[N, b, ...]`. These b
+    examples are K micro-batches of m.
     """
     mesh = Mesh(np.array(devices), (AXIS,))
     replicated = NamedSharding(mesh, PartitionSpec())

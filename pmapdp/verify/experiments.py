@@ -347,7 +347,7 @@ def explain_metrics(update: StepUpdate) -> list[Fact]:
 
 
 def explain_metric(update: StepUpdate, name: str) -> Fact | None:
-    """Return what predicts a wrong metric, or None. The sentence has no subject."""
+    """Return a fact about a wrong metric, or None. The caller adds the name."""
     if update.differs_between_devices(name):
         return Fact("the devices hold different values", "one device's metrics")
     error, allowed = update.errors[name]

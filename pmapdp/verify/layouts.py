@@ -20,7 +20,7 @@ Devices = Sequence[jax.Device]
 
 
 def place(tree: Any, devices: Devices, *axes: str | None) -> Any:
-    """Copy arrays to every device, or split the axis that `axes` names `data`."""
+    """Place arrays on devices. An axis called `data` is split, all else is copied."""
     mesh = Mesh(np.array(devices), ("data",))
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*axes)))
 

@@ -41,9 +41,9 @@ class ArgumentsError(UserError, ValueError):
 
 
 class CheckError(Exception):
-    """A check that cannot be made, or a step that cannot be run: why.
+    """Says why a check can't be made, or why the step can't be run.
 
-    `status` is what the report makes of it.
+    The report shows the check with this `status`.
     """
 
     def __init__(self, message: str, status: Status = "not checked"):
@@ -97,7 +97,7 @@ class Check(NamedTuple):
     def from_error(
         cls, name: str, devices: int, error: Exception, status: Status
     ) -> "Check":
-        """Return a check of this status, or of the one that the error names."""
+        """Return a check with an error's message. A `CheckError` has its own status."""
         if isinstance(error, CheckError):
             status = error.status
         return cls(name, status, devices, describe_error(error))

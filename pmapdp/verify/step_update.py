@@ -167,9 +167,9 @@ class StepUpdate:
         return spread > max(allowed, PREDICTS * min(error, 1e300))
 
     def fit_change(self, name: str) -> tuple[float, float]:
-        """Return how many times as far as in the reference a leaf changes.
+        """Return a leaf's change divided by the reference's, and how well that fits.
 
-        The second number is the relative error of that.
+        The second number is the relative error.
         """
         old = self.expected.old[name]
         change = self.copies[name][0] - old

@@ -29,7 +29,7 @@ def map_with_names(
 
 
 def leaves_by_name(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the leaves by their path; a typed key as its integers, for NumPy."""
+    """Return the leaves by their path. Typed keys become arrays of integers."""
     leaves: dict[str, Any] = {}
 
     def add(name: str, leaf: Any) -> None:
