@@ -91,6 +91,24 @@ def require_same_run(
     # With more epochs, a schedule is compared by its code alone.
     is_extended = ended and requested["epochs"] > saved["epochs"]
     may_differ = ("epochs", "the schedule") if is_extended else ()
+    different = find_differences(saved, requested, may_differ)
+    if different:
+        raise UserError(
+            f"{checkpoint} is of another configuration, which differs in "
+            f"{', '.join(different[:3])}: use the same or another folder (there "
+            "--init-from starts from its weights), or delete that run yourself"
+        )
+    if not accept_changed_functions:
+        require_same_code(checkpoint, saved, requested)
+
+
+def find_differences(
+    saved: dict[str, Any], requested: dict[str, Any], may_differ: tuple[str, ...]
+) -> list[str]:
+    """List the settings that differ, with both values.
+
+    Those that begin with a name in `may_differ` don't count, nor does the code.
+    """
     different: list[str] = []
     for name, value in requested.items():
         if name.startswith((CODE_PREFIX, *may_differ)):
@@ -106,14 +124,7 @@ def require_same_run(
             continue
         if value != saved_value:
             different.append(f"{name} ({saved_value!r} there, {value!r} now)")
-    if different:
-        raise UserError(
-            f"{checkpoint} is of another configuration, which differs in "
-            f"{', '.join(different[:3])}: use the same or another folder (there "
-            "--init-from starts from its weights), or delete that run yourself"
-        )
-    if not accept_changed_functions:
-        require_same_code(checkpoint, saved, requested)
+    return different
 
 
 def require_same_code(
