@@ -123,23 +123,33 @@ def check_output(
     return target
 
 
-def refuse_same_names(path: str) -> None:
-    """Refuse a file beside a module that was loaded from another folder of yours.
+@contextlib.contextmanager
+def find_modules_beside(path: str) -> Iterator[None]:
+    """Let a file import the modules beside it, though others have their names.
 
-    Python keeps one module of a name, so the file would be given the other folder's.
+    Python keeps one module of a name. If both files would use theirs, a `UserError`
+    says which to rename.
     """
-    for module in list(sys.modules.values()):
+    hidden = {}
+    for name, module in list(sys.modules.items()):
         loaded = Path(getattr(module, "__file__", None) or "")
         if loaded.name == "__init__.py":
             loaded = loaded.parent
-        if str(loaded.parent) not in FOLDERS:
-            continue
-        beside = Path(path).with_name(loaded.name)
-        if beside not in (loaded, Path(path)) and beside.exists():
-            raise UserError(
-                f"{beside} has the name of {loaded}, which Python would use in its "
-                "place: rename one of them"
-            )
+        beside = Path(path).parent / loaded.name
+        is_yours = str(loaded.parent) in FOLDERS
+        if is_yours and beside not in (loaded, Path(path)) and beside.exists():
+            hidden[name] = sys.modules.pop(name)
+    try:
+        yield
+    finally:
+        names = sorted(hidden.keys() & sys.modules.keys())
+        sys.modules.update(hidden)
+    if names:
+        raise UserError(
+            f"{path} imports {names[0]}, and so did a file beside "
+            f"{hidden[names[0]].__file__}, but Python keeps one module of a name: "
+            "rename one of them"
+        )
 
 
 def load_from_file(name: str) -> Callable[..., Any]:
@@ -155,7 +165,6 @@ def load_from_file(name: str) -> Callable[..., Any]:
     with open_file(path, advice=advice) as file:
         path = os.path.abspath(path)
         code = compile(file.read(), path, "exec")
-    refuse_same_names(path)
     FOLDERS.add(os.path.dirname(path))
     module_name = Path(path).stem
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -164,15 +173,16 @@ def load_from_file(name: str) -> Callable[..., Any]:
     # Dataclasses of the file look for their module there.
     sys.modules.setdefault(module_name, module)
     sys.path.insert(0, os.path.dirname(path))  # as `python FILE.py` does
-    try:
-        # Not the spec's loader, which would write what it compiled beside the file.
-        exec(code, vars(module))
-    # A script that ends itself would look like a command that is done.
-    except (Exception, SystemExit) as error:
-        raise YourCodeError(
-            f"{path} fails ({type(error).__name__}: {first_line(error)}): "
-            "correct it where the traceback ends"
-        ) from error
+    with find_modules_beside(path):
+        try:
+            # Not the spec's loader, which would write what it compiled beside the file.
+            exec(code, vars(module))
+        # A script that ends itself would look like a command that is done.
+        except (Exception, SystemExit) as error:
+            raise YourCodeError(
+                f"{path} fails ({type(error).__name__}: {first_line(error)}): "
+                "correct it where the traceback ends"
+            ) from error
     value = getattr(module, attribute, None)
     if not callable(value):
         names = [

@@ -147,8 +147,10 @@ def test_two_folders_of_yours_keep_their_own_helpers(tmp_path):
         (tmp_path / folder / "net.py").write_text(text)
     assert load_from_file(f"{tmp_path}/a/net.py:f")() == 3
     assert load_from_file(f"{tmp_path}/a/net.py:f")() == 3  # again
-    with pytest.raises(UserError, match=r"b/shared_by_both\.py .*a/shared_by_both\.py"):
+    with pytest.raises(UserError, match=r"b/net\.py .*a/shared_by_both\.py"):
         load_from_file(f"{tmp_path}/b/net.py:f")
+    (tmp_path / "b" / "alone.py").write_text("def f():\n    return 5\n")
+    assert load_from_file(f"{tmp_path}/b/alone.py:f")() == 5
     (tmp_path / "b" / "shared_by_both.py").rename(tmp_path / "b" / "of_b.py")
     text = "from of_b import W\n\ndef f():\n    return W\n"
     (tmp_path / "b" / "net.py").write_text(text)
