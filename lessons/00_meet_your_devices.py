@@ -57,7 +57,7 @@ assert len(eight) == 8
 
 # %% [markdown]
 # All eight belong to one process, your notebook. With PyTorch you'd expect one process for each GPU. In JAX one process
-# can drive all the devices of a machine, so you need several processes only for several machines. That's lesson 17.
+# can drive all the devices of a machine, so one process will do until you have several machines. That's lesson 17.
 #
 # ## Put arrays on them
 #
@@ -178,7 +178,7 @@ lesson_00.same_work_each(seconds)
 # <details><summary>Answer</summary>
 #
 # Several times as long, because they share your machine's cores. If one product already keeps all cores busy, eight
-# products take about eight times as long.
+# products take at least eight times as long, and often more, because the devices also get in each other's way.
 #
 # </details>
 #

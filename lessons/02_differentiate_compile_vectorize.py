@@ -136,7 +136,7 @@ lesson_02.calls(batch_sizes, seconds, min(calls))
 #
 # The first, and the fourth, because it has a new shape. A new dtype would make JAX compile again, too. Once it's
 # compiled, the step takes a small fraction of the time that it takes without `jit`. But compiling takes as long as
-# dozens of steps, so the small last batch of an epoch is expensive. In lesson 03 you'll pad it.
+# hundreds of steps, so the small last batch of an epoch is expensive. In lesson 03 you'll pad it.
 #
 # </details>
 #
@@ -330,7 +330,7 @@ lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 # The asserts behind the answers.
 assert (first(2.0), second(2.0)) == (12, 12)
 assert 10 * min(seconds) < min(calls)
-assert seconds[3] > 50 * min(seconds)
+assert seconds[3] > 100 * min(seconds)
 assert str(jax.make_jaxpr(loop_over_layers)(jnp.ones(3))).count("= tanh") == 5
 assert str(jax.make_jaxpr(scan_over_layers)(jnp.ones(3))).count("= tanh") == 1
 assert "Error" in lesson_02.result_or_error(jax.jit(python_if), 3.0)

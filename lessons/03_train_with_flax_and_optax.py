@@ -19,7 +19,7 @@
 # and where does Adam keep its averages? They go into the training step as arguments and come out as results. In this
 # lesson you'll write such a step: first with the weights that you have, so that every example counts exactly once, and
 # then with layers from Flax and an optimizer from Optax. You end up with a program of a hundred lines. The rest of the
-# course changes it a few lines at a time, and in lesson 05, sixteen new lines make it train on eight devices.
+# course changes it a few lines at a time: with sixteen new lines, in lessons 04 and 05, it trains on eight devices.
 #
 # **You will** write a training step without side effects, count every example exactly once, use Flax NNX and Optax, and
 # see when your network begins to memorize. 23 minutes, 41 with exercises. You need [02 Differentiate, compile,

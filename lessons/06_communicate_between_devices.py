@@ -18,7 +18,7 @@
 # Your `lax.pmean` is one line, but a large network can spend more time in it than in anything else. How long it takes
 # depends on what connects your devices. Over the fast links inside a node, eight GPUs can average the gradients of a
 # ResNet-50 in about a millisecond. Over an ordinary network cable the same line takes at least a seventh of a second.
-# In this lesson you'll build an all-reduce with your own hands, and find a formula that predicts its time from two
+# In this lesson you'll take an all-reduce apart, build one of your own, and find a formula that predicts its time from two
 # numbers, before you buy anything. Then you'll see how far you can trust the formula.
 #
 # **You will** explain a ring all-reduce, predict its time and compare it with measured ones, and use JAX's collectives:
@@ -118,7 +118,8 @@ for N in (2, 4, 8, 64):
 #
 # For the links below we take the peak bandwidths of their vendors. For the TPU v5p, [the vendor says 1,200 GB/s for a
 # chip](https://docs.cloud.google.com/tpu/docs/v5p-training), over six links and in both directions, so one link sends
-# 100 GB/s. We count two links, because a chip can send both ways around its ring. The latencies are round numbers that
+# 100 GB/s. We count two links, because a chip can send both ways around its ring, and we take a ring of eight chips in a larger
+# slice. The latencies are round numbers that
 # we assume, and yours may be half as long or several times as long.
 # %%
 def ring_seconds(size, N, latency, bandwidth):
@@ -227,7 +228,7 @@ from pmapdp.lessons import drawing
 drawing.overlap("merged", "overlapped")
 
 # %% [markdown]
-# If you merge everything, you pay the latency only once, but nothing is left to overlap with. To overlap, you need at
+# If you merge everything, you pay the latency only once, but nothing is left to overlap with. Within one backward pass, overlapping takes at
 # least two all-reduces, and hardware that can send while it computes. What does XLA do on your CPU? We average four
 # arrays, as many as lesson 05's network has, and count the all-reduces before the compiler gets them and after.
 
