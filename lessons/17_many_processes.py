@@ -275,7 +275,7 @@ assert "detected fatal errors" in output or "gloo" in output, output
 # No, it ends as well. There are two ways in which it learns of the death, and which one you see depends on what process 0
 # was doing at that moment. We've seen both with jax 0.10.2:
 #
-# - **"stopped sending heartbeats", after 7 to 11 s.** Process 0 noticed nothing and kept waiting in its all-reduce. But every
+# - **"stopped sending heartbeats", after several seconds.** Process 0 noticed nothing and kept waiting in its all-reduce. But every
 #   process also sends a *heartbeat* to the coordinator. If one of them is silent for too long, JAX aborts all the others.
 #   "Too long" is 100 s, unless you set `heartbeat_timeout_seconds`, as your program does.
 # - **`gloo::EnforceNotMet`, within a second.** gloo got nothing more from process 1, or only part of a message, and threw a C++
@@ -321,7 +321,7 @@ np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=
 #
 # ## On a cluster
 #
-# So far every process was told the coordinator's address. With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other
+# So far every process was told the coordinator's address. With Slurm, Open MPI 4, Kubernetes and Cloud TPU, JAX finds the other
 # processes by itself, so `initialize()` needs no arguments there. On Cloud TPU, set PROCESSES to the number of hosts. Open
 # MPI 5 is another matter: JAX 0.10 doesn't recognize it, and JAX 0.12 wants the package mpi4py, so there you give the
 # address yourself, with one process on each machine:

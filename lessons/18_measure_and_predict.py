@@ -20,7 +20,7 @@
 # decides.
 #
 # **You will** time a step without fooling yourself, predict the speed of many devices, see how wrong such a prediction can
-# be, and measure how large a batch is worth it. 25 minutes, 50 with exercises. You need
+# be, and measure how large a batch pays off. 25 minutes, 50 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and for the last section
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
@@ -93,8 +93,8 @@ lesson_18.three_durations()
 lesson_18.trace_of_an_h200()
 
 # %% [markdown]
-# In each of the three updates the GPU computes for 0.12 ms, and for the other 1.4 ms it waits for Python. Sixty-four GPUs
-# would wait, too. So first make the batch larger, or put many updates into one call: your `train_step` takes a state and a
+# In each of the three updates the GPU computes for 0.12 ms, and for the other 1.4 ms it waits for Python, which the
+# profiler slows down as well. Sixty-four GPUs would wait, too. So first make the batch larger, or put many updates into one call: your `train_step` takes a state and a
 # batch and returns a state and sums, which is exactly the function that `lax.scan` wants. Here are ten updates in a call,
 # and an epoch of them on one device.
 
@@ -123,7 +123,8 @@ for name, arguments in calls.items():
     print(f"{name}: {1000 * min(seconds_of_nine) / 40:.3f} ms an update")
 
 # %% [markdown]
-# The parameters come out the same. On the H200 the CNN went from 0.231 to 0.113 ms with twenty updates in a call. What you
+# The parameters come out the same. On the H200, without the profiler and with the data on the GPU, the CNN's update took
+# 0.231 ms, and 0.113 ms with twenty of them in a call. What you
 # pay is freedom: ten batches have to lie on the device beforehand, and you can save or stop only after ten updates.
 #
 # ## How much faster are 64?
@@ -219,7 +220,7 @@ lesson_18.predicted_against_found(runs)
 # The calculation tells you whether *communication* can be a problem. It knows nothing of loading data, launching kernels,
 # and waiting for the slowest device, so take its range as the best that you can get.
 #
-# ## How large a batch is worth it?
+# ## How large a batch pays off?
 #
 # Suppose communication cost nothing. 64 devices with 128 examples each make a batch of 8,192. Is its gradient worth 64 times
 # as much? A gradient is a signal with noise. Let |G|² be the squared length of the signal, and S the variance of one
@@ -265,8 +266,8 @@ def noise_terms(model, batch):
 
 
 # %% [markdown]
-# Both numbers are noisy themselves, and |G|² may even come out negative. Smooth them over many updates, and divide *after*
-# that. As a check, `measure_directly` computes the gradients of all 5,000 examples one by one.
+# Both numbers are noisy themselves. |G|² even comes out negative now and then, and more and more often as training goes
+# on and the signal fades. So smooth both over many updates, divide *after* that, and stop before the noise drowns |G|². As a check, `measure_directly` computes the gradients of all 5,000 examples one by one.
 
 # %%
 from pmapdp.lessons.programs.noise import measure_directly
@@ -335,19 +336,20 @@ assert 2.7 < training_times["ring"][1] < training_times["ring"][0] < 3
 
 # %% [markdown]
 # The noise scale grows from 60 to about 2,000. As the network learns what the examples have in common, this common part of
-# the gradient shrinks, and what's left is mostly noise. So a batch that's wasted at the beginning may be worth it later.
+# the gradient shrinks, and what's left is mostly noise. So a batch that's too large at the beginning may pay off later.
 #
 # ## Should you take them?
 #
-# By the same paper, a batch of B needs 1 + S / (|G|² B) times the fewest updates that would do. At a noise scale of 500
-# that's 4.9 times for B = 128, and 1.06 times for B = 8,192. Your 64 devices would save nearly four of five updates, not 63
+# By the same paper, a batch of B needs 1 + S / (|G|² B) times the minimum number of updates. Take 500, a noise scale from
+# the middle of the picture: that's 4.9 times for B = 128, and 1.06 times for B = 8,192. (Our 5,000 examples would be too
+# few for such a batch, so imagine a larger data set.) Your 64 devices would save nearly four of five updates, not 63
 # of 64. Put both answers together:
 #
 # | | examples a second | updates needed | training time |
 # | --- | --- | --- | --- |
 # | one device, B = 128 | 1 | 1 | 1 |
-# | 64 devices, B = 8,192, trees | 28 to 40 times | a 4.6th | a third to a half |
-# | 64 devices, B = 8,192, ring | 5 times | a 4.6th | **three times as long** |
+# | 64 devices, B = 8,192, trees | 28 to 40 times | 1/4.6 | a third to a half |
+# | 64 devices, B = 8,192, ring | 5 times | 1/4.6 | **three times as long** |
 #
 # For this network you'd pay for 64 devices and train two to three times as fast, or in a ring three times as slowly.
 # ResNet-50 would lose only 2.3 % to communication, so there the noise scale alone decides. The formula holds for SGD with

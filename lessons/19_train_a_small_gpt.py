@@ -73,8 +73,8 @@ lesson_19.where_the_arrays_are()
 # - **Micro-batches and a split state** (13, 16). `accumulate` wants all parameters on every device, and the compiler
 #   gathers them once for an update, not once for each micro-batch. You pay for that with memory: at rest a device holds
 #   an eighth of the parameters, but in an update it holds all of them, and the whole gradients as well. Only Adam's
-#   moments stay split all the time. If your parameters don't fit on one device, set K to 1 and take the gradients without
-#   `accumulate`, as lesson 16 does.
+#   moments stay split all the time. If your parameters don't fit on one device, this program isn't enough. Lesson 16 shows
+#   what to change: scan over the layers, so that the compiler gathers one at a time, and ask for no whole gradients.
 # - **bfloat16 and everything else** (20). On GPUs and TPUs the products inside a block are in bfloat16. Parameters,
 #   sums, the optimizer and the logits stay in float32. We could only try it on a CPU, with a smaller network, where the
 #   losses were those of float32 to within 0.03.
@@ -353,7 +353,7 @@ for exercise in (cut_examples, bytes_per_device, fixed_check_settings):
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
-# | the loop | `train` | [train.py](../pmapdp/train.py) |
+# | the loop | `train_epoch` | [train.py](../pmapdp/train.py) |
 # | `accumulate` | `add_micro_batches`, `accumulated_sums` | [steps/shared.py](../pmapdp/steps/shared.py), [steps/jit.py](../pmapdp/steps/jit.py) |
 # | `train_step` with its shardings | `make_split_strategy` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
 # | `Block`, `Network` | `Block`, `Transformer` | [models/transformer.py](../pmapdp/models/transformer.py) |

@@ -16,8 +16,9 @@
 #
 # In lesson 13 you cut the batch until it fit. What if not even one example fits? GPT-2 small has 124 million parameters,
 # which take 2 GB with their gradients and Adam's moments. Its activations take another 2 GB *for each sequence of 1,024
-# tokens*, even without the logits. Five new lines in your program shrink them in two ways: they compute activations again
-# instead of keeping them, and store a number in two bytes instead of four. Then you'll use two bytes in the wrong place,
+# tokens*, even without the logits. Five new lines shrink them in two ways: they compute activations again
+# instead of keeping them, and store a number in two bytes instead of four. In your small program there's nothing to gain
+# yet, so you'll measure the gain in a deeper network. Then you'll use two bytes in the wrong place,
 # and watch a third of the weights freeze without an error.
 #
 # **You will** recompute activations with `jax.checkpoint`, see what a backward pass keeps, compute in bfloat16, and say

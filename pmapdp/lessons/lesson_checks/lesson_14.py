@@ -106,7 +106,8 @@ def train_or_resume(answer):
 
     wanted = functools.reduce(step, range(5), create())
     made.clear()
-    with tempfile.TemporaryDirectory() as folder:
+    # An answer that doesn't wait may still be writing when the folder is deleted.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "checkpoints"
         answer(path, 2, create, step)
         was_complete = wait_for_files(path)
