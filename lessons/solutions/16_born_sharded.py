@@ -15,7 +15,7 @@ def zero_step(w, g, m):
     gradient = lax.psum_scatter(g, "data", tiled=True) / lax.axis_size("data")
     m = 0.9 * m + gradient
     shard = lax.dynamic_slice_in_dim(w, lax.axis_index("data") * m.size, m.size)
-    return lax.all_gather(shard - 0.1 * m, "data", tiled=True), m
+    return lax.all_gather(shard - 0.1 * m, "data", tiled=True, to="invarying"), m
 
 
 def fixed_clip(g):
