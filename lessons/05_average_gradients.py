@@ -321,8 +321,8 @@ print("loss:", averaged[0], "| gradient:", averaged[1])
 #
 # </details>
 #
-# So average the gradients, not the loss. If you average only the loss, you train as if the `pmean` weren't there. That's
-# what we'll look at in the program: each device divides its own gradient by its own count. The metrics still have their `psum`. We train on the
+# So average the gradients, not the loss. Otherwise you train as if the `pmean` weren't there, and we'll do
+# just that in the program: each device divides its own gradient by its own count. The metrics still have their `psum`. We train on the
 # 39 full batches first, and then run the whole program.
 #
 # **Predict:** how many different models are there now on the eight devices?
@@ -462,9 +462,9 @@ for evaluation, *expected in ((eval_step, 1_000, 0.35, 0.87), (forgetful_eval, 1
 # ## Mistake 4: one device's metrics
 #
 # The last mistake isn't in the training step at all: the evaluation forgets its `psum`. Then `out_axes=None` returns
-# what device 0 has, and device 0 saw an eighth of each batch. A loss of 0.48 and an accuracy of 0.84 look perfectly
-# reasonable, unless you know that they should be 0.35 and 0.87. Only the count gives the mistake away, 128 instead of
-# 1,000 test examples, so print it at least once.
+# what device 0 has, and device 0 saw an eighth of each batch. The loss of 0.48 and the accuracy of 0.84 look
+# reasonable, but should be 0.35 and 0.87. Only the count gives the mistake away, 128 instead of 1,000 test examples, so
+# print it at least once.
 #
 # ## Which batch size do you set?
 #

@@ -14,7 +14,7 @@
 # %% [markdown]
 # # 07. Synchronize batch norm
 #
-# Put one layer of batch norm into your program, and eight devices no longer train the network that one device trains.
+# Put one layer of batch norm into your pmap program, and eight devices no longer train the network that one device trains.
 # Batch norm uses the mean of the batch, but each of your eight devices sees only an eighth of the batch. In this lesson
 # you'll write a batch norm that doesn't care how many devices there are. Then you'll train with a layer that forgot its
 # all-reduce, and watch the eight copies of its running mean drift apart.
@@ -144,8 +144,8 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 # seven digits for each. A mean ten standard deviations away from 0 costs about two of the seven. So the layer subtracts
 # its running mean first, which changes nothing in the variance. Each update closes a tenth of the gap between the
 # running mean and the mean, and after 40 updates only 1.5 % of it is left. GPUs and TPUs have a second way to lose
-# digits: they may round the inputs of a matrix product, such as `weights @ x`, to TF32 or bfloat16. That's why pmapdp's
-# [layers.py](../pmapdp/layers.py) multiplies and sums instead.
+# digits: they may round the inputs of a matrix product, such as `weights @ x`, to TF32 or bfloat16. That's why the layer
+# multiplies and sums instead, as pmapdp's [layers.py](../pmapdp/layers.py) does.
 #
 # ## The program so far
 #

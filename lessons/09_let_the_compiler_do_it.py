@@ -332,8 +332,8 @@ for exercise in (make_trainer, fixed_evaluation):
 # ## Take away
 #
 # - Write the step for the global batch, say where the arrays are, and let the compiler communicate.
-# - Shardings change where the work happens, not the result (apart from rounding). So the only sign of an unsplit batch
-#   is wasted work.
+# - Shardings change where the work happens, not the result (apart from rounding). So no number shows that a
+#   batch isn't split. Check its `sharding` once.
 # - `in_shardings` splits arrays that nobody has placed, and refuses arrays that you've placed differently. Without it,
 #   the compiler decides where unplaced arrays go.
 #

@@ -303,7 +303,7 @@ lesson_10.loss_curves(losses)
 #
 # With SGD you may, because the trap acts like a learning rate that's eight times too high. But on this easy problem the
 # loss even falls faster, so you might be pleased. With Adam you won't notice. It divides the gradient by the gradient's
-# own recent size, and the factor cancels, up to Adam's tiny epsilon. You'd only see the factor if you clip the
+# own recent size, and the factor cancels, up to Adam's tiny epsilon. You'd see the factor if you clip the
 # gradient, add weight decay to the gradient, or read the gradient's norm in your log.
 #
 # </details>

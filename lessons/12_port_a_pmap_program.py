@@ -14,8 +14,8 @@
 # %% [markdown]
 # # 12. Port a pmap program
 #
-# Somebody hands you a training program from 2022, and it stops with an error: JAX's `device_put_replicated` is gone. You
-# can repair this line, and wait for the next error. Or you can leave `pmap` behind, because it's only maintained, and
+# Somebody hands you a training program from 2022. Many such programs stop with an error today: JAX's
+# `device_put_replicated` is gone, for example. You can repair such a line, and wait for the next error. Or you can leave `pmap` behind, because it's only maintained, and
 # JAX's developers [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html) instead. Seventeen lines will
 # do it, and the new program prints the old one's losses up to rounding, because even its dropout masks are the same. Then
 # you'll prove that you've ported all of it, and the proof turns up something that the old program never told you.
@@ -200,6 +200,7 @@ lesson_12.running_means(means)
 
 # %%
 from pmapdp.verify import old_program, verify
+from pmapdp.verify.mistakes import MISTAKES
 
 
 def old_step(state, batch, key):
@@ -245,12 +246,16 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 #
 # That's what the old program never told you: it doesn't train the network that a single device would train, and it never
 # did. You may be happy with that, but you should know. `print(report)` says what differs, and which common mistakes would
-# explain it. Here are the lines that name a mistake:
+# explain it. Here are the mistakes:
 
 # %%
-print(*[line for line in str(report).splitlines() if line.startswith("This fits")], sep="\n")
+for name in report.rows:
+    print(textwrap.fill(f"{name}: usually {MISTAKES[name]}", 100))
 
 # %% [markdown]
+# Both fit. Each device normalizes its own sixteen examples, and until the program averages them once an epoch, the running
+# statistics are each device's own.
+#
 # ## On to jit
 #
 # If you'd rather have one device's result, go on to `jit`. There the step *is* one device's step, `plain_step`. The

@@ -349,8 +349,10 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # ## Take away
 #
 # - Sum the sums of K micro-batches, and divide once, at the end.
-# - Under jit, cut with `reshape(-1, K)` and a swap, so that every micro-batch has rows of every device. In a `shard_map`
-#   or under pmap, cut as you like. All-reduce once, after the loop.
+# - Cut in a `shard_map`, or under pmap: there each device cuts its own rows, and you all-reduce once, after the loop. K
+#   must divide a device's rows.
+# - If you cut under jit, use `reshape(-1, K)` and a swap, so that every micro-batch has rows of every device. The compiler
+#   then all-reduces in every round.
 # - Accumulation saves memory, usually costs a little time, and leaves the gradients the same. Batch norm is the exception.
 #
 # | your program | in pmapdp | file |
@@ -359,7 +361,7 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # | `add_up`, without its `psum` | `add_micro_batches`, with the same cut of a device's own rows | [steps/shared.py](../pmapdp/steps/shared.py) |
 # | `accumulate`, with the `shard_map` | `accumulated_sums` | [steps/jit.py](../pmapdp/steps/jit.py) |
 #
-# `add_micro_batches` unrolls its scan on CPUs, because XLA for CPUs is many times slower at convolutions in a loop.
+# `add_micro_batches` unrolls its scan on CPUs, where convolutions in a loop are slow.
 #
 # **With pmap** a device has only its own rows anyway. The loop goes into your step as it is, without `shard_map` and
 # without the cast, and lesson 05's `pmean` comes after it. That's `python -m pmapdp.train --strategy pmap --accumulate 4`.

@@ -118,9 +118,9 @@ def train_epoch(update, epoch_batches):
 calls = {"one update a call": (one_update, singles), "ten updates a call": (ten_updates, tens)}
 for name, arguments in calls.items():
     train_epoch(*arguments)  # compiles
-    seconds_of_nine = timeit.repeat("train_epoch(*arguments)", globals=globals(), number=1, repeat=9)
+    seconds_of_9 = timeit.repeat("train_epoch(*arguments)", globals=globals(), number=1, repeat=9)
     # This compares two programs, so it takes the fastest of nine epochs.
-    print(f"{name}: {1000 * min(seconds_of_nine) / 40:.3f} ms an update")
+    print(f"{name}: {1000 * min(seconds_of_9) / 40:.3f} ms an update")
 
 # %% [markdown]
 # The parameters come out the same. On the H200, without the profiler and with the data on the GPU, the CNN's update took

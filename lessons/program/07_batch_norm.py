@@ -49,7 +49,8 @@ class BatchNorm(nnx.Module):
         mean, variance = self.mean[...], self.variance[...]  # [...] reads or writes the array
         if train:
             x0 = x - mean  # near 0, so E[x0^2] - E[x0]^2 loses few digits
-            sums = weights.sum(), weights @ x0, weights @ jnp.square(x0)
+            rows = weights[:, None]
+            sums = rows.sum(), (rows * x0).sum(0), (rows * jnp.square(x0)).sum(0)
             count, first, second = lax.pmean(sums, "data")  # the layer's one all-reduce
             mean = mean + first / count
             variance = jnp.maximum(second / count - jnp.square(first / count), 0)

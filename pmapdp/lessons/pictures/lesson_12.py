@@ -9,7 +9,7 @@ from pmapdp.lessons import drawing
 
 # name: (shapes of a kernel and of the inputs, what runs)
 PROGRAMS = {
-    "pmap": ("[8, 64, 32], split", "[8, 16, 64], split", "once per device, with pmean"),
+    "old pmap": ("[8, 64, 32], split", "[8, 16, 64], split", "once per device, with pmean"),
     "shard_map": (
         "[64, 32], replicated",
         "[128, 64], split",
@@ -21,7 +21,7 @@ PROGRAMS = {
 
 @drawing.picture
 def before_and_after() -> None:
-    """Under pmap a kernel is [8, 64, 32], a slice on each device; under shard_map and jit it is [64, 32], whole on every device. The inputs are always split. The step runs once per device, and under jit once for the global batch."""
+    """Under the old pmap a kernel is [8, 64, 32], a slice on each device; under shard_map and jit it is [64, 32], whole on every device. The inputs are always split. The step runs once per device, and under jit once for the global batch."""
     axes = drawing.canvas(31.5, 19.6, inches=8)
     mesh = Mesh(np.array(jax.devices()[:8]), ("batch",))
     for x, text in (
@@ -33,7 +33,7 @@ def before_and_after() -> None:
     for row, (name, texts) in enumerate(PROGRAMS.items()):
         top, of_kernel = (
             2 + 6.1 * row,
-            PartitionSpec("batch" if name == "pmap" else None),
+            PartitionSpec("batch" if name == "old pmap" else None),
         )
         axes.text(0, top + 2.2, name, weight="bold", va="center")
         for x, text in zip((5.2, 14, 22.8), texts, strict=True):
