@@ -140,7 +140,7 @@ class Config:
     mesh: str | None = setting(
         "parallel",
         None,
-        "Axes of the devices and their sizes, as data=4,model=2 (jit).",
+        "Axes of the devices and their sizes, for example data=4,model=2 (jit).",
     )
     layout: str = setting(
         "parallel",
@@ -234,7 +234,7 @@ class Config:
     trainable: tuple[str, ...] = setting(
         "optimization",
         (),
-        "Parts of the model to train, as head; default: all.",
+        "Parts of the model to train, for example head; default: all.",
         fixed_on_resume=True,
     )
 
@@ -253,7 +253,7 @@ class Config:
     best: str | None = setting(
         "run",
         None,
-        "Metric whose best epoch is kept, as lowest:loss; "
+        "Metric whose best epoch is kept, for example lowest:loss; "
         "default: highest accuracy or weighted_accuracy.",
         fixed_on_resume=True,
     )

@@ -162,13 +162,15 @@ class ProcessesOptions:
     coordinator: str | None = setting(
         "processes",
         None,
-        "Otherwise: HOST:PORT of process 0, open to all who reach it.",
+        "Without a launcher: HOST:PORT of process 0, open to all who reach it.",
     )
     num_processes: int | None = setting(
-        "processes", None, "Otherwise: the number of processes."
+        "processes", None, "Without a launcher: the number of processes."
     )
     process_id: int | None = setting(
-        "processes", None, "Otherwise: this one's number; 0 writes logs and metrics."
+        "processes",
+        None,
+        "Without a launcher: this one's number; 0 writes logs and metrics.",
     )
     heartbeat_timeout: int = setting(
         "processes", 60, "Seconds without a sign of life after which a process is lost."

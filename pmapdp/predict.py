@@ -5,7 +5,7 @@
     python -m pmapdp.predict sentiment.zip "a wonderful film"
 
 An image must have the model's own size, and digits must be light on a dark ground, as
-in the data set. A model of grey images makes colours grey. For arrays, for many
+in the data set. A greyscale model converts colour images. For arrays, for many
 examples and for models that give no class, docs/export.md has ten lines that need
 nothing of pmapdp.
 """

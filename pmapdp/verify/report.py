@@ -134,8 +134,8 @@ class Report(NamedTuple):
     Attributes:
         checks: The checks that were made, and those that could not be.
         kinds: How each leaf was compared: "close" (within rounding) or "exact". Leaves
-            that rounding decides are "unstable", and were not compared. Neither were
-            the "per_device" leaves.
+            that hold only rounding noise are "unstable", and were not compared. Neither
+            were the "per_device" leaves.
         devices: The number of devices on which the step ran.
         updates: The number of updates that were compared.
         precision: The type in which it was computed, and why it was not float64.
