@@ -167,6 +167,16 @@ def test_the_console_script_lists_the_commands(monkeypatch, capsys, arguments):
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.parametrize(("command", "status"), [("--help", 0), ("prt", 2)])
+def test_the_package_runs_as_the_console_script_does(command, status):
+    done = python("-m", "pmapdp", command)
+    assert done.returncode == status
+    if status == 0:
+        assert "    train " in done.stdout
+    else:
+        assert "did you mean 'port'?" in done.stderr
+
+
 @pytest.mark.parametrize("name", ["train", "compare", "verify", "evaluate"])
 def test_help_says_which_values_are_files_and_folders(name):
     text = entry.run_command(name, "--help").out
