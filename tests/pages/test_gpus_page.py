@@ -2,6 +2,7 @@
 recipes against too little memory save some and change nothing else.
 """
 
+import inspect
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jaxlib import xla_client
 from launch import python
 
 from pmapdp import cli, train
@@ -32,6 +34,40 @@ def test_the_program_trains_on_all_devices(capsys):
     assert last["step"] == 5 * 4096 // (128 * len(jax.devices()))
     assert np.isfinite(last["train"]["loss"])
     assert "bfloat16" in capsys.readouterr().out
+
+
+DATA_FILE = """
+import numpy as np
+
+def make(examples=1024):
+    inputs = np.random.default_rng(0).normal(size=(examples, 6)).astype(np.float32)
+    return {"train": (inputs, inputs[:, :3].argmax(1))}
+
+def too_few():
+    return make(1000)
+"""
+
+
+def test_the_command_needs_as_many_examples_as_the_page_says(folder, capsys):
+    """Its model is the page's own, which takes `dtype`."""
+    model, _, _ = PROGRAM.partition("inputs = ")
+    (folder / "net.py").write_text(model, encoding="utf-8")
+    (folder / "data.py").write_text(DATA_FILE, encoding="utf-8")
+    assert "at least 1,024 training examples" in PAGE
+    (command,) = re.findall(r"    python -m pmapdp\.train (--model net.py.*)", PAGE)
+    arguments = [*command.split(), "--steps", "1"]
+    assert cli.run(train.main, arguments) == 0
+    assert "1,024 over all devices, at most 128 on one" in capsys.readouterr().out
+    arguments[arguments.index("data.py:make")] = "data.py:too_few"
+    assert cli.run(train.main, arguments) == 2
+    assert "takes 1024 examples" in capsys.readouterr().err
+
+
+def test_jax_knows_both_names_of_the_memory_setting():
+    source = inspect.getsource(xla_client.generate_pjrt_gpu_plugin_options)
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        assert f"'{name}'" in source
+        assert name in PAGE
 
 
 @pytest.mark.slow
