@@ -14,6 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import jax_utils
 from flax.training import checkpoints
@@ -55,6 +56,45 @@ def test_the_report_and_the_program_are_those_of_the_command():
     )
     assert f"```\n{report}\n```" in PAGE
     assert f"```\n{program}\n```" in PAGE
+
+
+DECAY = 0.5  # in place of 1e-4, so that it changes more than rounding does
+
+
+def old_momentum(params, gradient, momentum):
+    """Make an update of `flax.optim.Momentum`, as flax/optim/momentum.py did."""
+    momentum = 0.9 * momentum + gradient + DECAY * params
+    return params - 0.1 * momentum, momentum
+
+
+def old_adam(params, gradient, moments):
+    """Make an update of `flax.optim.Adam`, as flax/optim/adam.py did."""
+    step, mean, square = moments
+    step = step + 1
+    mean = 0.9 * mean + 0.1 * gradient
+    square = 0.999 * square + 0.001 * gradient**2
+    direction = mean / (1 - 0.9**step)
+    direction /= np.sqrt(square / (1 - 0.999**step)) + 1e-8
+    new_params = params - 1e-3 * direction - 1e-3 * DECAY * params
+    return new_params, (step, mean, square)
+
+
+@pytest.mark.parametrize(
+    ("name", "old_update", "old_state"),
+    [("Momentum", old_momentum, 0), ("Adam", old_adam, (0, 0, 0))],
+)
+def test_optax_makes_the_updates_of_flax_optim(name, old_update, old_state):
+    row = re.search(rf"^\| `optim\.{name}\(.*?\| `(.*)` \|$", PAGE, re.MULTILINE)[1]
+    call = re.search(r"`(updates, state = .*?)`, then `(.*?)` \|", PAGE)
+    names = {"optax": optax, "grads": np.float32([1, -2, 3])}
+    names["params"] = jnp.float32([1, 2, 3])
+    names["optimizer"] = eval(row.replace("1e-4", str(DECAY)), names)
+    exec("state = optimizer.init(params)", names)
+    expected = np.float64([1, 2, 3])
+    for _ in range(3):
+        exec("\n".join(call.groups()), names)
+        expected, old_state = old_update(expected, names["grads"], old_state)
+    np.testing.assert_allclose(names["params"], expected, rtol=1e-6)
 
 
 def test_the_page_of_constructs_is_made_from_the_table():
