@@ -117,16 +117,34 @@ def test_with_mesh_warns():
         pass
 
 
+def cross_entropy(w, x, y):
+    return optax.softmax_cross_entropy_with_integer_labels(x @ w, y).mean()
+
+
+HOST_WEIGHTS = np.ones((3, 3), np.float32)
+
+
+def batch_on(mesh):
+    x = np.arange(48, dtype=np.float32).reshape(16, 3) / 48
+    return jax.device_put((x, np.arange(16) % 3), NamedSharding(mesh, P("data")))
+
+
 def gradient_on(mesh):
     """Return a gradient of Optax's cross-entropy, with the batch split over `mesh`."""
+    w = jax.device_put(HOST_WEIGHTS, NamedSharding(mesh, P()))
+    return np.asarray(jax.jit(jax.grad(cross_entropy))(w, *batch_on(mesh)))
 
-    def loss(w, x, y):
-        return optax.softmax_cross_entropy_with_integer_labels(x @ w, y).mean()
 
-    x = np.arange(48, dtype=np.float32).reshape(16, 3) / 48
-    batch = jax.device_put((x, np.arange(16) % 3), NamedSharding(mesh, P("data")))
-    w = jax.device_put(np.ones((3, 3), np.float32), NamedSharding(mesh, P()))
-    return np.asarray(jax.jit(jax.grad(loss))(w, *batch))
+def test_explicit_axes_stop_the_gradient_and_not_the_loss():
+    """With weights on the host. `explicit_gradient` has them on the mesh."""
+    mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+    jax.jit(cross_entropy)(HOST_WEIGHTS, *batch_on(mesh))
+    message = "Contracting dimensions are sharded"
+    assert f"`{message}`" in PAGE
+    if VERSION >= (0, 12):
+        message = re.escape("Use `.at[...]")
+    with pytest.raises(Exception, match=message):
+        jax.jit(jax.grad(cross_entropy))(HOST_WEIGHTS, *batch_on(mesh))
 
 
 def test_meshes_that_work_as_before():
