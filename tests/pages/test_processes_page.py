@@ -38,3 +38,16 @@ def test_how_long_the_others_wait():
 def test_jax_warns_about_proxies():
     source = inspect.getsource(distributed)
     assert "may cause a hang of distributed.initialize" in source
+
+
+def test_certificates_are_for_0_12():
+    version = tuple(map(int, jax.__version__.split(".")[:2]))
+    parameters = inspect.signature(jax.distributed.initialize).parameters
+    (line,) = re.findall(r"^export (JAX_MTLS.*)$", PAGE, re.MULTILINE)
+    variables = re.findall(r"(\w+)=", line)
+    assert len(variables) == 3
+    for variable in variables:
+        argument = variable.removeprefix("JAX_").lower()
+        assert f"`{argument}`" in PAGE
+        assert (argument in parameters) == (version >= (0, 12))
+        assert hasattr(jax.config, variable.lower()) == (version >= (0, 12))
