@@ -301,14 +301,14 @@ def is_missing(path: str) -> bool:
         value: Any = importlib.import_module(module)
         for name in names:
             module = f"{module}.{name}"
-            if hasattr(value, name):
-                value = getattr(value, name)
-                continue
             try:
-                value = importlib.import_module(module)
+                if hasattr(value, name):
+                    value = getattr(value, name)
+                else:
+                    value = importlib.import_module(module)
             except ModuleNotFoundError as error:
                 return module.startswith(error.name or module)
-            except ImportError:  # the module is there, and needs another library
+            except Exception:  # it's there, and needs a library or what a run sets up
                 return False
     return False
 

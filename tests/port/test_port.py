@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import entry
+import jax
+import jax.experimental
 import pytest
 from launch import python
 from pmap_programs import FOLDER, NAMES
@@ -199,6 +201,15 @@ def test_every_name_of_the_table_is_found_and_what_is_gone_is_gone(tmp_path):
     for name, row in ROW_OF_NAME.items():
         if name.startswith(("jax.", "flax.")) and name != "jax.config.config":
             assert is_missing(name) == (ROWS[row].status == "gone"), name
+
+
+def test_a_name_whose_lookup_raises_is_not_called_gone(tmp_path, monkeypatch):
+    def raise_error(name):
+        raise ValueError(f"No current InsertionPoint for {name}")
+
+    monkeypatch.setattr(jax.experimental, "__getattr__", raise_error, raising=False)
+    source = "import jax\njax.experimental.some_primitive(x)\njax.tree_map(f, x)"
+    assert found(tmp_path, main=source) == ["3 tree-map"]
 
 
 def test_names_are_followed_from_file_to_file(tmp_path):
