@@ -3,6 +3,7 @@ says how to verify the step.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,8 @@ LINES = [
     ("from jax.config import config; config.update('jax_enable_x64', True)",
      ["old-config"]),
     ("from flax import optim; from jax.lib import xla_bridge",
-     ["old-optimizer", "gone"]),
+     ["old-optimizer", "xla-bridge"]),
+    ("from jax.lib import xla_client", ["gone"]),
     ("if hasattr(jax, 'tree_map'): jax.tree_map(f, x)", []),
 ]  # fmt: skip
 LINES = [
@@ -201,6 +203,37 @@ def test_every_name_of_the_table_is_found_and_what_is_gone_is_gone(tmp_path):
     for name, row in ROW_OF_NAME.items():
         if name.startswith(("jax.", "flax.")) and name != "jax.config.config":
             assert is_missing(name) == (ROWS[row].status == "gone"), name
+
+
+REPLACEMENTS = {
+    "from jax.lib import xla_bridge\nxla_bridge.get_backend().platform": (
+        "`jax.default_backend()`"
+    ),
+    "from jax.experimental import optimizers": "Optax",
+    "from jax.experimental.maps import Mesh": "`jax.sharding.Mesh`",
+    "from jax.interpreters.pxla import Mesh": "`jax.sharding.Mesh`",
+    "from jax.experimental.pjit import PartitionSpec": "`jax.P`",
+    "from jax.experimental.pjit import with_sharding_constraint": (
+        "`jax.lax.with_sharding_constraint(x, sharding)`"
+    ),
+    "from flax import optim": "Optax",
+    "from flax import nn": "`flax.linen`",
+}
+
+
+@pytest.mark.parametrize("source", REPLACEMENTS)
+def test_the_commonest_gone_names_have_a_replacement(tmp_path, source):
+    (tmp_path / "main.py").write_text(source)
+    line, *_ = report_program(str(tmp_path))["lines"]
+    assert line["status"] == "gone"
+    assert line["shard_map"].startswith(REPLACEMENTS[source])
+
+
+def test_the_replacement_of_a_gone_name_exists():
+    gone = [row.shard_map for row in ROWS.values() if row.status == "gone"]
+    names = re.findall(r"\b(?:jax|flax|optax)(?:\.\w+)+", " ".join(gone))
+    assert len(names) > 20
+    assert [name for name in names if is_missing(name)] == []
 
 
 def test_a_name_whose_lookup_raises_is_not_called_gone(tmp_path, monkeypatch):
