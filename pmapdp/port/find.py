@@ -182,6 +182,15 @@ def checks_averages(program: Program, call: ast.Call) -> bool:
     return False
 
 
+def calls_device(program: Program, call: ast.Call) -> bool:
+    """Return True for `jnp.ones(3).device()`, if JAX makes what it's called on.
+
+    Other objects may have a method of this name.
+    """
+    array = program.called_path(getattr(call.func, "value", None))
+    return function_name(program, call) == "device" and array.startswith("jax.")
+
+
 def makes_explicit_mesh(program: Program, call: ast.Call) -> bool:
     """Return True for `jax.make_mesh` without `axis_types`."""
     is_mesh = program.path_of(call.func) == "jax.make_mesh"
@@ -235,6 +244,7 @@ TESTS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
         "first-copy": maps_first_row,
         "psum-gradients": adds_up_gradients,
         "check-vma": checks_averages,
+        "device-call": calls_device,
         "make-mesh": makes_explicit_mesh,
         "scale-without-axis": scales_without_axis,
         "old-flag": sets_old_flag,

@@ -500,6 +500,7 @@ RAISES = {
             lambda: jax.pmap(jnp.sin)(jax.device_put(ROWS, jax.devices()[5])),
         )
     ],
+    "device-call": [(TypeError, "not callable", lambda: jnp.ones(3).device())],
     "axis-resources": [
         (
             TypeError,

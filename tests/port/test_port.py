@@ -162,6 +162,9 @@ LINES = [
     ("q = jax.pmap(lambda x: (x, x), 'i'); y, z = q(x); y[0]", ["pmap", "first-copy"]),
     ("y = p(x); z = y.params['w'][0]; u = y.mean(1)[0]", ["first-copy"]),
     ("y = x.device_buffers", ["device-buffers"]),
+    ("x = jax.numpy.ones(3); y = x.device(), x.device", ["device-call"]),
+    ("y = jax.device_put(x, jax.devices()[1]).device()", ["device-call"]),
+    ("y = self.device(), torch.ones(3).device(), tf.device('/gpu:0')", []),
     ("jax.shard_map(f, check_rep=False)", ["check-rep"]),
     ("jax.config.update('jax_pmap_shmap_merge', False)", ["old-flag"]),
     # Defined by themselves.
