@@ -141,7 +141,8 @@ def is_partial_of_pmap(program: Program, call: ast.Call) -> bool:
 def is_nested(program: Program, call: ast.Call) -> bool:
     """Return True for a pmap around another one, or around a shard_map."""
     use = read_pmap(program, call)
-    return use is not None and not (PMAPS | SHARD_MAPS).isdisjoint(use.inside)
+    calls = use.inside if use else []
+    return any(program.path_of(call.func) in PMAPS | SHARD_MAPS for call in calls)
 
 
 def maps_first_row(program: Program, call: ast.Call) -> bool:

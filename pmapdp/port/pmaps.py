@@ -17,12 +17,12 @@ class Use(NamedTuple):
     Attributes:
         options: Its keywords and their values, also those that a partial gives.
         function: The function that is mapped in the end, or None if it can't be found.
-        inside: Paths of the partials and transformations around the function.
+        inside: The calls of partials and transformations around the function.
     """
 
     options: Keywords
     function: Any
-    inside: list[str]
+    inside: list[ast.Call]
 
 
 def keywords_of(call: ast.Call) -> Keywords:
@@ -77,18 +77,18 @@ def read_options(program: Program, call: ast.Call) -> Keywords | None:
     return pmap_options(program, call)
 
 
-def unwrap(program: Program, node: Node) -> tuple[Node, list[str]]:
-    """Find the function behind partials and transformations, and their paths."""
+def unwrap(program: Program, node: Node) -> tuple[Node, list[ast.Call]]:
+    """Find the function behind partials and transformations, and their calls."""
     value = program.resolve(node)
-    paths = []
+    calls = []
     while isinstance(value, ast.Call):
-        paths.append(program.path_of(value.func))
+        calls.append(value)
         # The function of partial(lax.scan, step) is `step`.
         functions = [part for part in value.args if not program.path_of(part)]
         value = program.resolve(next(iter(functions), None))
     if isinstance(value, FUNCTIONS):
-        return value, paths
-    return None, paths
+        return value, calls
+    return None, calls
 
 
 def is_stacked(program: Program, node: Node) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pmapdp.port.names import Program
-from pmapdp.port.pmaps import Use
+from pmapdp.port.pmaps import Use, keywords_of
 
 TRAINS = re.compile("train|update|epoch|step|learn", re.IGNORECASE)
 DOES_NOT_TRAIN = re.compile("eval|test|predict|valid|init|metric", re.IGNORECASE)
@@ -62,6 +62,10 @@ report.require()
 # old = old_program(step, AXIS, groups=jax.device_count())
 # verify(step=new_step, layout="sharded", reference=old, **given).require()
 '''
+LOCAL_NAME = """
+# What is {name}? It's made when the program runs.
+{name} = ...
+raise SystemExit("verify_step.py: fill in {name}")"""
 TOP_LEVEL_STEP = """{load}
 
 step = getattr({name}, "__wrapped__", {name})  # without a decorator @pmap"""
@@ -100,6 +104,9 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     if path:
         names = [argument.arg for argument in use.function.args.args]
         parameters = [name for name in names if name != "self"]
+        for call in use.inside:  # a partial gives it arguments
+            free = parameters[len(call.args) - 1 :]
+            parameters = [name for name in free if name not in keywords_of(call)]
         source = ast.unparse(program.files[path])
         per_device = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
     arguments = "state, batch"
@@ -117,8 +124,10 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     if questions:
         comments = "\n".join(f"    # {question}" for question in questions)
         step = OPEN_STEP.format(arguments=arguments, questions=comments)
+    elif use.inside:
+        step, questions = write_partial(program, use.inside[0])
     else:
-        step = TOP_LEVEL_STEP.format(load=load_step(name, path), name=name)
+        step = TOP_LEVEL_STEP.format(load=load_name(name, path), name=name)
     text = PROGRAM.format(
         name=name,
         step=step,
@@ -141,11 +150,14 @@ def ask_questions(
         questions.append(f"How can {name} be reached? It isn't at the top of its file.")
     takes_key = len(parameters) == 3 and KEY.search(parameters[2])
     result = program.returned(use.function)
-    if use.inside:  # a partial may also give it arguments
-        around = ", ".join(filter(None, use.inside)) or "another function"
-        questions.append(
-            f"Which function makes one update? pmap maps {around} around {name}."
-        )
+    wrappers = [
+        ast.unparse(call)
+        for call in use.inside
+        if program.path_of(call.func) != "functools.partial"
+        or program.path_of(call.args[0])  # as in `partial(lax.scan, step)`
+    ]
+    if wrappers:
+        questions.append(f"Which function makes one update? pmap maps {wrappers[0]}.")
     elif len(parameters) != 2 and not takes_key:
         questions.append(
             f"{name} takes ({', '.join(parameters)}): which are the state, the batch "
@@ -159,8 +171,31 @@ def ask_questions(
     return questions
 
 
-def load_step(name: str, path: str) -> str:
-    """Return the lines that load a step, also from a file named like `12_old.py`."""
+def write_partial(program: Program, partial: ast.Call) -> tuple[str, list[str]]:
+    """Return a step that's a partial, and a question for each name that a run makes."""
+    arguments: list[Any] = [*partial.args, *partial.keywords]
+    module: Any = program.around(partial, ast.Module)
+    names: dict[str, Any] = {}
+    for part in ast.walk(ast.List(arguments)):
+        if isinstance(part, ast.Name):
+            names[part.id] = program.resolve(part)
+    lines = ["import functools\n"]
+    questions = []
+    for name, value in names.items():
+        is_global = value and value is program.member(module, name)
+        # What's under `if __name__ == "__main__"` can't be imported.
+        if is_global and not program.around(value, ast.If):
+            lines.append(load_name(name, program.file_of(partial)))
+        else:
+            lines.append(LOCAL_NAME.format(name=name))
+            questions.append(f"What is {name}?")
+    given = ", ".join(map(ast.unparse, arguments))
+    lines.append(f"\nstep = functools.partial({given})")
+    return "\n".join(lines), questions
+
+
+def load_name(name: str, path: str) -> str:
+    """Return the lines that load a name, also from a file named like `12_old.py`."""
     module = Path(path).stem
     if module.isidentifier():
         return f"from {module} import {name}"

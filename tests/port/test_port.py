@@ -290,8 +290,11 @@ DECORATED = {
 }
 QUESTIONS = {
     "Which axis_name is it?": {'axis_name="i"': "axis_name=find_axis()"},
-    "pmap maps functools.partial around train_step": {
-        "p(train_step": "p(functools.partial(train_step, lr=1)"
+    "pmap maps jax.checkpoint(train_step).": {
+        "p(train_step": "p(jax.checkpoint(train_step)"
+    },
+    "pmap maps functools.partial(jax.lax.scan, train_step).": {
+        "p(train_step": "p(functools.partial(jax.lax.scan, train_step)"
     },
     "takes (w, batch, labels): which are": {
         "train_step(w, batch, key):": "train_step(w, batch, labels):"
@@ -321,6 +324,64 @@ def test_what_the_program_does_not_show_is_a_question_in_the_file(tmp_path, ques
     assert f"    # {verify['questions'][0]}\n" in verify["program"]
     compile(verify["program"], "verify_step.py", "exec")
     assert 'raise SystemExit("verify_step.py: fill in step")' in verify["program"]
+
+
+PARTIAL = """import functools
+import jax
+from flax import linen as nn
+RATE = 0.1
+schedule = lambda step: RATE
+def train_step(act, w, batch, learning_rate_fn):
+    grad = jax.grad(lambda w: act((batch @ w) ** 2).mean())(w)
+    return w - learning_rate_fn(0) * jax.lax.psum(grad, "i"), {}
+def main(config, w, batch):
+    learning_rate_fn = lambda step: config.rate
+    RATE = config.rate
+    p_step = jax.pmap(functools.partial(train_step, ARGUMENTS), axis_name="i")
+"""
+
+
+def describe_partial(folder: Path, name: str, arguments: str) -> dict[str, Any]:
+    source = PARTIAL.replace("ARGUMENTS", arguments)
+    (folder / f"{name}.py").write_text(source)
+    return report_program(str(folder))["verify"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "blanks"),
+    [
+        ("nn.relu, learning_rate_fn=learning_rate_fn", ["learning_rate_fn"]),
+        ("nn.relu, learning_rate_fn=schedule", []),
+        ("nn.relu, learning_rate_fn=RATE", ["RATE"]),  # another RATE than the module's
+        ("act, learning_rate_fn=config.schedule", ["act", "config"]),
+    ],
+)
+def test_a_partial_is_written_with_blanks_for_what_a_run_makes(
+    tmp_path, arguments, blanks
+):
+    verify = describe_partial(tmp_path, "train", arguments)
+    assert verify["questions"] == [f"What is {name}?" for name in blanks]
+    program = verify["program"]
+    assert f"step = functools.partial(train_step, {arguments})\n" in program
+    assert "from train import train_step\n" in program
+    assert ("from train import schedule\n" in program) == ("=schedule" in arguments)
+    assert "\nstate, batch = first_arguments()\n" in program
+    for name in blanks:
+        assert f"\n{name} = ...\n" in program
+    file = tmp_path / "verify_step.py"
+    file.write_text(program)
+    first = [*blanks, "first_arguments"][0]
+    assert python(file).stderr == f"verify_step.py: fill in {first}\n"
+
+
+def test_a_name_under_the_guard_of_main_is_a_blank(tmp_path):
+    source = PARTIAL.partition("def main")[0] + (
+        'if __name__ == "__main__":\n    made = make()\n'
+        "    step = functools.partial(train_step, nn.relu, learning_rate_fn=made)\n"
+        "    p = jax.pmap(step, axis_name='i')\n"
+    )
+    (tmp_path / "train.py").write_text(source)
+    assert report_program(str(tmp_path))["verify"]["questions"] == ["What is made?"]
 
 
 NESTED = """import jax
@@ -372,6 +433,25 @@ def test_the_file_is_a_program_whose_status_tells_a_sum_from_a_mean(
     file.write_text(program.replace(blank, ARGUMENTS))
     done = python(file, env={"XLA_FLAGS": None})
     assert done.returncode == (0 if is_right else 1), done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_right", [False, True])
+@pytest.mark.parametrize("name", ["program", "12_program"])
+def test_the_file_of_a_partial_tells_a_sum_from_a_mean(tmp_path, name, is_right):
+    program = describe_partial(tmp_path, name, "nn.relu, learning_rate_fn=schedule")[
+        "program"
+    ]
+    if is_right:
+        source = tmp_path / f"{name}.py"
+        source.write_text(source.read_text().replace("psum(grad", "pmean(grad"))
+    blank = '    raise SystemExit("verify_step.py: fill in first_arguments")\n'
+    arguments = ARGUMENTS.replace(", jax.random.split(jax.random.key(0), 8)", "")
+    file = tmp_path / "verify_step.py"
+    file.write_text(program.replace(blank, arguments))
+    done = python(file, env={"XLA_FLAGS": None})
+    assert done.returncode == (0 if is_right else 1), done.stdout + done.stderr
+    assert ("report.require()" in done.stderr) == (not is_right)
 
 
 def test_the_file_says_what_to_fill_in(tmp_path):
