@@ -9,7 +9,11 @@ from pmapdp.lessons import drawing
 
 # name: (shapes of a kernel and of the inputs, what runs)
 PROGRAMS = {
-    "old pmap": ("[8, 64, 32], split", "[8, 16, 64], split", "once per device, with pmean"),
+    "old pmap": (
+        "[8, 64, 32], split",
+        "[8, 16, 64], split",
+        "once per device, with pmean",
+    ),
     "shard_map": (
         "[64, 32], replicated",
         "[128, 64], split",
