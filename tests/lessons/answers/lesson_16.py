@@ -52,13 +52,17 @@ WRONG = {
         ("the sign is wrong", "shard - 0.1 * m", "shard + 0.1 * m"),
         (
             "w is [D] = [8] again",
-            'lax.all_gather(shard - 0.1 * m, "data", tiled=True)',
+            'lax.all_gather(shard - 0.1 * m, "data", tiled=True, to="invarying")',
             "shard",
         ),
-        ("w is [D] = [8] again", 'm, "data", tiled=True)', 'm, "data")'),
+        (
+            "w is [D] = [8] again",
+            'm, "data", tiled=True, to="invarying")',
+            'm, "data")',
+        ),
         (
             "different weights",
-            'lax.all_gather(shard - 0.1 * m, "data", tiled=True)',
+            'lax.all_gather(shard - 0.1 * m, "data", tiled=True, to="invarying")',
             "jnp.tile(shard, 4)",
         ),
     ],
@@ -86,7 +90,7 @@ RIGHT = {
             'lax.all_to_all(g.reshape(lax.axis_size("data"), -1), "data", 0, 0).mean(0)',
         ),
         (
-            'lax.all_gather(shard - 0.1 * m, "data", tiled=True)',
+            'lax.all_gather(shard - 0.1 * m, "data", tiled=True, to="invarying")',
             'w - 0.1 * lax.all_gather(m, "data", tiled=True)',
         ),
         (SLICE.format("w"), 'w.reshape(-1, m.size)[lax.axis_index("data")]'),
