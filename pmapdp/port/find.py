@@ -114,7 +114,7 @@ def construct_of_name(program: Program, node: ast.AST) -> str:
 
 
 def constructs_of_keywords(program: Program, call: ast.Call) -> Iterator[str]:
-    """Find the keywords of a call, for pmap also those of the partials around it."""
+    """Find the keywords of a call, and for pmap of the partials around it."""
     function = function_name(program, call)
     keywords = read_options(program, call)
     if keywords is None:

@@ -102,11 +102,7 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     parameters: list[str] = []
     per_device: list[str] = []
     if path:
-        names = [argument.arg for argument in use.function.args.args]
-        parameters = [name for name in names if name != "self"]
-        for call in use.inside:  # a partial gives it arguments
-            free = parameters[len(call.args) - 1 :]
-            parameters = [name for name in free if name not in keywords_of(call)]
+        parameters = free_parameters(use)
         source = ast.unparse(program.files[path])
         per_device = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
     arguments = "state, batch"
@@ -137,6 +133,16 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
         given=given,
     )
     return {"step": name, "path": path, "questions": questions, "program": text}
+
+
+def free_parameters(use: Use) -> list[str]:
+    """Return the parameters of the function that partials leave free."""
+    names = [argument.arg for argument in use.function.args.args]
+    parameters = [name for name in names if name != "self"]
+    for partial in use.inside:
+        free = parameters[len(partial.args) - 1 :]
+        parameters = [name for name in free if name not in keywords_of(partial)]
+    return parameters
 
 
 def ask_questions(
