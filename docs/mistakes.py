@@ -10,7 +10,7 @@ from pmapdp.verify.mistakes import MISTAKES, find_address
 
 
 class WrongLine(NamedTuple):
-    """What people write in place of a line of tests/verify/program.py."""
+    """A mistake in a line of tests/verify/program.py, as people write it."""
 
     wrong: str
     correct: str
@@ -18,7 +18,7 @@ class WrongLine(NamedTuple):
 
 
 class Section(NamedTuple):
-    """What the page says of a mistake.
+    """The page's section on a mistake.
 
     Attributes:
         symptom: What you notice without `verify`.

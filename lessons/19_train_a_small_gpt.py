@@ -17,8 +17,8 @@
 # You have one program that accumulates, one that resumes, one that splits its state, and one that runs in many
 # processes. But your own work needs all four in one file, and then parts that were correct alone get in each other's way.
 # Here they are joined, in a program that trains a small language model on the first 120,000 bytes of Python's own library.
-# You'll start it in two processes, kill both, and go on with a single device, and the losses will be those of a run that
-# nobody disturbed. At the end the model writes a text with Python's quotes, commas and brackets, and hardly a word of it.
+# You'll start it in two processes, kill both, and go on with a single device, and get the losses of a run that nobody
+# disturbed. At the end the model writes a text with Python's quotes, commas and brackets, and hardly a word of it.
 # The file is yours to start from.
 #
 # **You will** read a whole trainer, say at which places its parts touch, find an all-reduce that only their combination
@@ -77,7 +77,7 @@ lesson_19.where_the_arrays_are()
 #   what to change: scan over the layers, so that the compiler gathers one at a time, and ask for no whole gradients.
 # - **bfloat16 and everything else** (20). On GPUs and TPUs the products inside a block are in bfloat16. Parameters,
 #   sums, the optimizer and the logits stay in float32. We could only try it on a CPU, with a smaller network, where the
-#   losses were those of float32 to within 0.03.
+#   losses agreed with float32's to within 0.03.
 # - **Resume and processes** (14, 17). All processes restore, train and save, but only process 0 prints.
 # - **Clipping and a split state** (16). There's one line in `train_step` for this, and you'll soon take it out to see what
 #   it does.
@@ -138,7 +138,7 @@ print(*lines, sep="\n")
 # %% [markdown]
 # Then go on with one process that has one device, as if you had lost the second machine and seven devices.
 #
-# **Predict:** compare the lines of its epochs with those of the first run. In which digit do the losses differ?
+# **Predict:** compare the lines of its epochs with the first run's. In which digit do the losses differ?
 
 # %% tags=["prediction"]
 (resumed_lines,) = launch.outputs(launch.start(1, *command, DEVICES="1"))
@@ -324,7 +324,7 @@ def broken_check_settings(file, settings):
 
 
 def fixed_check_settings(file, settings):
-    """The settings, if they are those of the first start."""
+    """The settings, if they equal the first start's."""
     ...  # your code: 8 or 9 lines
 
 
@@ -342,7 +342,7 @@ for exercise in (cut_examples, bytes_per_device, fixed_check_settings):
 #   Lower the learning rate to about 6e-4.
 # - **A second machine.** Start the command of the docstring on both, with the address of the first one as
 #   `COORDINATOR`, and with a folder that both can reach. Each should say how many of all devices it has. Compare the
-#   losses with those of one machine before you trust anything else.
+#   losses with one machine's before you trust anything else.
 #
 # ## Take away
 #

@@ -177,7 +177,7 @@ def device_sums(
         axis_name = AXIS if mode == TRAINING else None
         context = training_context(task, jnp.int32(0), batch, axis_name)
     if mode == MICRO_BATCHES:
-        # Their moments are those of a micro-batch, as docs/custom_reference.md says.
+        # A micro-batch has moments of its own, as docs/custom_reference.md says.
         freeze_batch_norms(model, nnx.Nothing())
     with use_context(context), jax.default_matmul_precision("highest"):  # no TF32
         sums = task.loss_sums(model, batch)
@@ -275,7 +275,7 @@ def check_sum(
     Args:
         task: The model and its loss.
         mode: How the loss was called.
-        examples: Those of the experiment.
+        examples: The examples of the experiment.
         name: The sum's, as `named_sums` has it.
         total: From the device that has all examples.
         of_padding: From the device that has only padding.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Fact(NamedTuple):
-    """What an experiment showed. It's true whatever the program means by it.
+    """A result of an experiment, which is true whatever the program means by it.
 
     Attributes:
         sentence: The fact with its leaves and numbers, for the report.

@@ -384,7 +384,7 @@ def test_flags_that_cannot_be(options, sentence, monkeypatch):
 def test_a_mesh_over_processes_needs_a_part_of_its_devices_in_each(
     monkeypatch, options, number
 ):
-    """How many a launcher has started isn't known yet, so JAX starts with all."""
+    """JAX starts with all, because nobody knows yet how many processes there are."""
     asked = []
 
     def start_devices(config, number, launcher):
