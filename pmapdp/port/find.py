@@ -37,7 +37,9 @@ EXPECTS_MISSING = re.compile(
     "attributeerror|importerror|modulenotfounderror|hasattr|version|type_checking"
 )
 # Names of trees on the host. Their [0] isn't the copy of a device.
-HOST_TREES = ("batch", "data", "image", "label", "input", "example", "obs", "token")
+HOST_TREES = re.compile(
+    "(batch|data|image|label|input|example|obs|token)(?!_stats)", re.IGNORECASE
+)
 
 
 def find(program: Program) -> tuple[list[dict[str, Any]], list[Use]]:
@@ -128,8 +130,20 @@ def constructs_of_keywords(program: Program, call: ast.Call) -> Iterator[str]:
 
 def function_name(program: Program, call: ast.Call) -> str:
     """Return the last name of the function that's called."""
-    path = program.path_of(call.func) or ast.unparse(call.func)
+    path = program.path_of(call.func) or last_name(call.func)
     return path.rpartition(".")[2]
+
+
+def last_name(node: ast.AST) -> str:
+    """Return the last name of an expression: `c` of `a.b.c`, `c(x)` and `c["x"]`."""
+    while isinstance(node, ast.Subscript | ast.Call):
+        node = node.value if isinstance(node, ast.Subscript) else node.func
+    return getattr(node, "id", getattr(node, "attr", ""))
+
+
+def is_zero(node: ast.AST) -> bool:
+    """Return True for the number 0."""
+    return isinstance(node, ast.Constant) and node.value == 0
 
 
 def is_partial_of_pmap(program: Program, call: ast.Call) -> bool:
@@ -152,13 +166,17 @@ def maps_first_row(program: Program, call: ast.Call) -> bool:
     function = program.resolve(call.args[0])
     if not isinstance(function, ast.Lambda) or not function.args.args:
         return False
-    row = rf"\b{function.args.args[0].arg}\[0\]"  # also in `float(x[0])`
     tree = call.args[1]
     is_on_host = program.called_path(tree) in ("jax.device_get", "jax.vmap")
-    name = ast.unparse(tree).split(".")[-1].lower()
-    if is_on_host or name.startswith(HOST_TREES):
+    if is_on_host or HOST_TREES.match(last_name(tree)):
         return False
-    return re.search(row, ast.unparse(function.body)) is not None
+    stacked = function.args.args[0]
+    for part in ast.walk(function.body):  # also in `float(x[0])`
+        if not isinstance(part, ast.Subscript):
+            continue
+        if is_zero(part.slice) and program.resolve(part.value) is stacked:
+            return True
+    return False
 
 
 def adds_up_gradients(program: Program, call: ast.Call) -> bool:
@@ -215,7 +233,7 @@ def sets_old_flag(program: Program, call: ast.Call) -> bool:
 
 def is_first_row(program: Program, node: ast.Subscript) -> bool:
     """Return True for `[0]` of what has a device axis."""
-    return ast.unparse(node.slice) == "0" and is_stacked(program, node.value)
+    return is_zero(node.slice) and is_stacked(program, node.value)
 
 
 def reads_device_buffer(program: Program, node: ast.Attribute) -> bool:
@@ -274,12 +292,12 @@ def names_in(program: Program, node: ast.AST) -> str:
 def part_of_gradient(program: Program, name: ast.Name) -> str:
     """Return "grad" for `jax.grad(f)(x)`, "loss" for `jax.value_and_grad(f)(x)[0]`."""
     value: Any = program.resolve(name)
-    index = ""
+    is_first = False
     while isinstance(value, ast.Subscript):
-        index = ast.unparse(value.slice)
+        is_first = is_zero(value.slice)
         value = program.resolve(value.value)
     made_by = program.called_path(getattr(value, "func", None))  # jax.grad(f)
-    if made_by == "jax.value_and_grad" and index == "0":
+    if made_by == "jax.value_and_grad" and is_first:
         return "loss"
     if made_by in ("jax.grad", "jax.value_and_grad"):
         return "grad"
