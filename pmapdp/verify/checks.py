@@ -46,7 +46,7 @@ def check_random_numbers(updates: list[StepUpdate]) -> list[Fact]:
         state,
         returned,
     )
-    again = step.read(step.call(state, *batch_and_key), first.expected.values)
+    again = step.read(step.call(state, *batch_and_key), first.expected.leaves)
     if draws_new_numbers(first, again):
         return []
     has_one_key = first_key is not None and first_key is second_key
@@ -73,17 +73,17 @@ def draws_new_numbers(update: StepUpdate, again: Copies) -> bool:
     state_differs = []
     no_multiples = []
     for name, random_difference in update.random_leaves.items():
+        leaf = update.leaves[name].expected
         first = np.stack(update.copies[name])
         second = np.stack(again[name])
         differs = distance(second, first) > PREDICTS * random_difference
-        if update.reference.is_metric(name):
+        if leaf.is_metric:
             metrics_differ.append(differs)
             continue
-        old = update.expected.old[name]
-        expected = update.expected.values[name]
-        reseeded = update.reseeded.values[name]
-        _, rest = fit_factor(reseeded - old, expected - old)
-        if expected.size > 1 and rest > NO_MULTIPLE:
+        old = leaf.old
+        reseeded = update.reseeded.leaves[name].value
+        _, rest = fit_factor(reseeded - old, leaf.value - old)
+        if leaf.value.size > 1 and rest > NO_MULTIPLE:
             ratio, error = fit_factor(second - old, first - old)
             no_multiples.append(error > PREDICTS * abs(ratio))
         else:

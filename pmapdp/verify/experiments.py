@@ -17,7 +17,7 @@ from pmapdp.verify import trees
 from pmapdp.verify.influence import are_alike, compare_examples, replace_examples
 from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.reference import Reference
-from pmapdp.verify.step_update import StepUpdate
+from pmapdp.verify.step_update import ComparedLeaf, StepUpdate
 from pmapdp.verify.tolerances import PREDICTS, equations
 from pmapdp.verify.trees import Leaves, distance, first_names
 
@@ -30,7 +30,7 @@ MOVED = 1e-6
 def explain_state(update: StepUpdate) -> list[Fact]:
     """Return the facts about a wrong state, of the first experiment that shows any."""
     facts = list(find_nan(update, metrics=False))
-    if facts or not update.clearly_wrong:
+    if facts or not any(leaf.is_clearly_wrong for leaf in update.wrong()):
         return facts
     experiments = (
         compare_devices,
@@ -49,14 +49,14 @@ def explain_state(update: StepUpdate) -> list[Fact]:
 
 def find_nan(update: StepUpdate, *, metrics: bool) -> Iterator[Fact]:
     """Say which devices hold NaN, and if their own examples make it."""
-    for name in update.wrong(metrics):
-        devices = devices_with_nan(update.copies[name])
+    for leaf in update.wrong(metrics):
+        devices = devices_with_nan(leaf.copies)
         if devices:
             yield Fact(
-                f"{name}: NaN on device {first_names(devices)}, from update "
+                f"{leaf.name}: NaN on device {first_names(devices)}, from update "
                 f"{update.expected.number + 1} on."
             )
-            local = devices_with_nan(update.local_values(name))
+            local = devices_with_nan(update.local_values(leaf))
             if local:
                 yield Fact(
                     f"On the examples of device {first_names(local)} alone, the "
@@ -75,16 +75,16 @@ def compare_devices(update: StepUpdate) -> Iterator[Fact]:
     """Say what the devices hold, if they hold different values."""
     local = []
     correct_mean = []
-    other = []
-    for name in update.wrong():
-        if not update.differs_between_devices(name):
+    unexplained = []
+    for leaf in update.wrong():
+        if not leaf.differs_between_devices():
             continue
-        if update.is_predicted(name, update.local_values(name)):
-            local.append(name)
-        elif mean_is_correct(update, name):
-            correct_mean.append(name)
+        if leaf.is_predicted(update.local_values(leaf)):
+            local.append(leaf.name)
+        elif mean_is_correct(leaf, update.N):
+            correct_mean.append(leaf.name)
         else:
-            other.append(name)
+            unexplained.append(leaf.name)
     yield from describe_leaves(
         local, "each device holds the reference's result on its own examples"
     )
@@ -94,7 +94,7 @@ def compare_devices(update: StepUpdate) -> Iterator[Fact]:
     )
     used, use_facts = find_use(update, local + correct_mean, "no all-reduce")
     yield from describe_leaves(
-        other,
+        unexplained,
         "the devices hold different values, which aren't the results on their own "
         "examples",
         # Parameters without an all-reduce make other leaves differ, too.
@@ -110,19 +110,17 @@ def describe_leaves(names: list[str], sentence: str, mistake: str = "") -> list[
     return [Fact(f"{first_names(names)}: {sentence}.", mistake)]
 
 
-def mean_is_correct(update: StepUpdate, name: str) -> bool:
+def mean_is_correct(leaf: ComparedLeaf, N: int) -> bool:
     """Return True if all devices differ, and their mean is the reference's value.
 
     Without an all-reduce, that holds for Adam's first moments, and not for parameters.
     """
-    copies = update.copies[name]
-    error, allowed = update.errors[name]
-    is_complete = name in update.wrong_floats and len(copies) == update.N
-    if not is_complete or not np.isfinite(error):
+    if leaf.expected.kind != "close" or len(leaf.copies) != N:
         return False
-    nearest = min(distance(copy, copies[0]) for copy in copies[1:])
-    rest = distance(np.mean(copies, 0), update.expected.values[name])
-    return nearest > PREDICTS * error and rest <= max(PREDICTS * error, allowed)
+    nearest = min(distance(copy, leaf.copies[0]) for copy in leaf.copies[1:])
+    rest = distance(np.mean(leaf.copies, 0), leaf.expected.value)
+    all_differ = nearest > PREDICTS * leaf.error
+    return leaf.is_clearly_wrong and all_differ and leaf.is_explained(rest)
 
 
 def find_use(
@@ -133,15 +131,17 @@ def find_use(
     Returns:
         These leaves, and the facts about used and unused ones.
     """
-    state = update.expected.old
-    floats = [name for name in state if state[name].dtype.kind in "fc"]
-    leaves = [name for name in floats if name in names]
+    sizes = {}
+    for name, leaf in update.expected.leaves.items():
+        if not leaf.is_metric and leaf.value.dtype.kind in "fc":
+            sizes[name] = leaf.value.size
+    leaves = [name for name in sizes if name in names]
     if not leaves:
         return [], []
     used = find_used_leaves(update.reference, leaves, update.expected.arguments)
     sentence = "Other results depend on {}."
-    others = [name for name in floats if name not in names]
-    if not used and all(state[name].size == 1 for name in others):
+    others = [name for name in sizes if name not in names]
+    if not used and all(sizes[name] == 1 for name in others):
         # Then a parameter has no other leaf that could depend on it.
         used = leaves
         sentence = "The state holds no other array of floats than {}."
@@ -229,10 +229,10 @@ def draw_for_same_examples(update: StepUpdate) -> Iterator[Fact]:
 def find_factor(update: StepUpdate) -> Iterator[Fact]:
     """Say if the changes are N, N² or 1/N times the reference's."""
     ratios = {}
-    for name in update.wrong_arrays:
-        ratio, error = update.fit_change(name)
+    for leaf in update.wrong_arrays():
+        ratio, error = leaf.fit_change()
         if error < PREDICTS * abs(ratio):
-            ratios[name] = ratio
+            ratios[leaf.name] = ratio
     return compare_ratios(update, ratios, "the change is {} times the reference's")
 
 
@@ -299,17 +299,19 @@ def compare_with_local_results(update: StepUpdate) -> Iterator[Fact]:
     """Say what is the mean of the devices' own results, or the first of them."""
     means = []
     first = []
-    for name in update.clearly_wrong:
+    for leaf in update.wrong():
         # Each local result draws as the first device does, so a leaf that depends on
         # random numbers shows nothing.
-        local_values = update.local_values(name)
-        if not local_values or name in update.random_leaves:
+        local_values = update.local_values(leaf)
+        if not local_values or leaf.name in update.random_leaves:
             continue
-        is_float = name in update.wrong_floats
-        if is_float and update.is_predicted(name, [np.mean(local_values, 0)]):
-            means.append(name)
-        elif update.is_predicted(name, local_values[:1]):
-            first.append(name)
+        if not leaf.is_clearly_wrong:
+            continue
+        is_float = leaf.expected.kind == "close"
+        if is_float and leaf.is_predicted([np.mean(local_values, 0)]):
+            means.append(leaf.name)
+        elif leaf.is_predicted(local_values[:1]):
+            first.append(leaf.name)
     yield from describe_leaves(
         means, "the mean of the reference's results on each device's own examples"
     )
@@ -322,12 +324,12 @@ def compare_with_local_results(update: StepUpdate) -> Iterator[Fact]:
 
 def describe_change(update: StepUpdate) -> Iterator[Fact]:
     """Say how far the leaf that is most wrong moves, if nothing else is known."""
-    for name in update.wrong_floats[:1]:
-        ratio, error = update.fit_change(name)
+    for leaf in update.wrong_arrays()[:1]:
+        ratio, error = leaf.fit_change()
         if error < ABOUT * abs(ratio):
             yield Fact(
-                f"{name}: the change is about {ratio:.3g} times the reference's, with "
-                f"a relative error of {error / abs(ratio):.0e}."
+                f"{leaf.name}: the change is about {ratio:.3g} times the reference's, "
+                f"with a relative error of {error / abs(ratio):.0e}."
             )
 
 
@@ -337,25 +339,24 @@ def explain_metrics(update: StepUpdate) -> list[Fact]:
     if facts or update.wrong():
         return facts
     names_by_fact: dict[Fact, list[str]] = {}
-    for name in update.wrong(metrics=True):
-        fact = explain_metric(update, name)
+    for leaf in update.wrong(metrics=True):
+        fact = explain_metric(update, leaf)
         if fact:
-            names_by_fact.setdefault(fact, []).append(name)
+            names_by_fact.setdefault(fact, []).append(leaf.name)
     for fact, names in names_by_fact.items():
         facts += describe_leaves(names, *fact)
     return facts
 
 
-def explain_metric(update: StepUpdate, name: str) -> Fact | None:
+def explain_metric(update: StepUpdate, leaf: ComparedLeaf) -> Fact | None:
     """Return a fact about a wrong metric, or None. The caller adds the name."""
-    if update.differs_between_devices(name):
+    if leaf.differs_between_devices():
         return Fact("the devices hold different values", "one device's metrics")
-    error, allowed = update.errors[name]
-    if error <= 4 * allowed:
+    if leaf.error <= 4 * leaf.expected.allowed:
         return None
-    expected = update.expected.values[name]
+    expected = leaf.expected.value
     N = update.N
-    local_values = update.local_values(name)
+    local_values = update.local_values(leaf)
     multiple = "{:.4g} times the reference's value"
     # A sum of equal means is also N times the mean, so multiples come first. One device
     # may hold 1/N of a sum, and that is a sentence about the device.
@@ -374,6 +375,6 @@ def explain_metric(update: StepUpdate, name: str) -> Fact | None:
         predictions.append((total, f"the sum {results}", "mean of means"))
     predictions.append((expected / N, multiple.format(1 / N), "scaled metrics"))
     for predicted, sentence, mistake in predictions:
-        if update.is_predicted(name, [predicted]):
+        if leaf.is_predicted([predicted]):
             return Fact(sentence, mistake)
     return None

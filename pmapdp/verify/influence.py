@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pmapdp.verify.mistakes import Fact
-from pmapdp.verify.step_update import StepUpdate
+from pmapdp.verify.step_update import ComparedLeaf, StepUpdate
 from pmapdp.verify.tolerances import CLEARLY_WRONG, PREDICTS
 from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
 
@@ -26,7 +26,7 @@ def replace_examples(update: StepUpdate) -> dict[str, np.ndarray]:
     if not 2 <= update.expected.examples <= MOST_EXAMPLES:
         return {}
     examples = range(update.expected.examples)
-    return measure_weights(update, examples, update.wrong_arrays)
+    return measure_weights(update, examples, update.wrong_arrays())
 
 
 def are_alike(weights: np.ndarray) -> bool:
@@ -64,7 +64,7 @@ def is_masked(update: StepUpdate, ends: list[int], weights: np.ndarray) -> bool:
     if not update.random_leaves:
         return False
     reseeded = StepUpdate(update.step, update.reseeded)
-    reseeded_weights = measure_weights(reseeded, ends, list(update.wrong()))
+    reseeded_weights = measure_weights(reseeded, ends, reseeded.wrong())
     for leaf_weights in reseeded_weights.values():
         if np.allclose(weights, leaf_weights, ALIKE, ALIKE):
             return False
@@ -72,7 +72,7 @@ def is_masked(update: StepUpdate, ends: list[int], weights: np.ndarray) -> bool:
 
 
 def measure_weights(
-    update: StepUpdate, examples: Sequence[int], names: list[str]
+    update: StepUpdate, examples: Sequence[int], leaves: list[ComparedLeaf]
 ) -> dict[str, np.ndarray]:
     """Replace examples one by one, and compare how far step and reference move.
 
@@ -93,26 +93,26 @@ def measure_weights(
     if len(examples) == B:
         all_replaced, _ = update.rerun(replacements)
     weights_by_error = {}
-    for name in names:
-        weights, errors = fit_moves(update, name, reruns)
+    for leaf in leaves:
+        weights, errors = fit_moves(leaf, reruns)
         are_multiples = len(errors) > len(weights) / 2 and max(errors) < ALIKE
-        if are_multiples and add_up(update, name, reruns, all_replaced):
-            weights_by_error[max(errors), name] = weights
+        if are_multiples and add_up(leaf, reruns, all_replaced):
+            weights_by_error[max(errors), leaf.name] = weights
     order = sorted(weights_by_error)
     return {name: weights_by_error[error, name] for error, name in order}
 
 
 def fit_moves(
-    update: StepUpdate, name: str, reruns: list[tuple[Leaves, Leaves]]
+    leaf: ComparedLeaf, reruns: list[tuple[Leaves, Leaves]]
 ) -> tuple[np.ndarray, list[float]]:
     """Return the step's moves of a leaf as multiples, and how exact they are."""
     weights = []
     errors = []
     for step_result, reference_result in reruns:
-        move = step_result[name] - update.copies[name][0]
-        expected_move = reference_result[name] - update.expected.values[name]
+        move = step_result[leaf.name] - leaf.copies[0]
+        expected_move = reference_result[leaf.name] - leaf.expected.value
         weight = np.nan
-        if distance(expected_move) > 2 * CLEARLY_WRONG * update.expected.allowed[name]:
+        if distance(expected_move) > 2 * CLEARLY_WRONG * leaf.expected.allowed:
             weight, error = fit_factor(move, expected_move)
             errors.append(error)
         weights.append(weight)
@@ -120,16 +120,15 @@ def fit_moves(
 
 
 def add_up(
-    update: StepUpdate,
-    name: str,
+    leaf: ComparedLeaf,
     reruns: list[tuple[Leaves, Leaves]],
     all_replaced: Leaves | None,
 ) -> bool:
     """Return True if the step's moves add up to the move for all examples."""
     if all_replaced is None:
         return True
-    before = update.copies[name][0]
-    moves = [step_result[name] - before for step_result, _ in reruns]
+    before = leaf.copies[0]
+    moves = [step_result[leaf.name] - before for step_result, _ in reruns]
     length = sum(distance(move) for move in moves)
-    rest = distance(all_replaced[name] - before, sum(moves))
+    rest = distance(all_replaced[leaf.name] - before, sum(moves))
     return rest <= 2 * PREDICTS * length

@@ -1,5 +1,6 @@
 """Run the step on several devices, and compare an update with the reference's."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,10 +12,16 @@ from pmapdp.verify import trees
 from pmapdp.verify.layouts import Devices, Layout, place_arguments
 from pmapdp.verify.reference import Reference, split_result
 from pmapdp.verify.report import CheckError
-from pmapdp.verify.tolerances import CLEARLY_WRONG, PREDICTS, ReferenceUpdate
-from pmapdp.verify.trees import Leaves, distance, first_names
+from pmapdp.verify.tolerances import (
+    CLEARLY_WRONG,
+    PREDICTS,
+    ReferenceLeaf,
+    ReferenceUpdate,
+)
+from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
 
 Copies = dict[str, list[np.ndarray]]  # what the devices hold of each leaf
+LARGEST_ERROR = 1e300  # in place of the infinite error of NaN
 
 
 class Step(NamedTuple):
@@ -48,7 +55,9 @@ class Step(NamedTuple):
         returned = jax.block_until_ready(self.function(*placed))
         return split_result(returned, self.reference.state, "the step")
 
-    def read(self, returned: dict[str, Any], expected: Leaves) -> Copies:
+    def read(
+        self, returned: dict[str, Any], expected: dict[str, ReferenceLeaf]
+    ) -> Copies:
         """Return the devices' copies of each leaf.
 
         Raises:
@@ -67,7 +76,7 @@ class Step(NamedTuple):
             )
         copies = {}
         for name, leaf in leaves.items():
-            shape = expected[name].shape
+            shape = expected[name].value.shape
             copies[name] = trees.device_copies(leaf, shape, len(self.devices))
             if not copies[name]:
                 raise CheckError(
@@ -76,6 +85,58 @@ class Step(NamedTuple):
                     "FAILED",
                 )
         return copies
+
+
+class ComparedLeaf:
+    """A leaf of the step's result beside the reference's.
+
+    Attributes:
+        name: Its path.
+        expected: The reference's leaf.
+        copies: What the devices hold.
+        error: How far it's off, on the device where it's farthest.
+        is_wrong: It's farther off than rounding allows.
+        is_clearly_wrong: It's off by much more than that.
+        is_array: It holds floats, and more than one: a number alone is a multiple of
+            any other.
+    """
+
+    def __init__(self, expected: ReferenceLeaf, copies: list[np.ndarray]):
+        self.name = expected.name
+        self.expected = expected
+        self.copies = copies
+        self.error = max(distance(copy, expected.value) for copy in copies)
+        self.is_wrong = self.error > expected.allowed
+        self.is_clearly_wrong = self.error > CLEARLY_WRONG * expected.allowed
+        self.is_array = expected.kind == "close" and expected.value.size > 1
+
+    def differs_between_devices(self) -> bool:
+        """Return True if the devices hold different values of this wrong leaf."""
+        spread = max(distance(copy, self.copies[0]) for copy in self.copies)
+        return spread > max(
+            self.expected.allowed, PREDICTS * min(self.error, LARGEST_ERROR)
+        )
+
+    def is_predicted(self, predicted: Sequence[np.ndarray]) -> bool:
+        """Return True if a wrong leaf is as predicted, for each device or for all."""
+        if len(predicted) not in (1, len(self.copies)):
+            return False
+        rests = []
+        for device, copy in enumerate(self.copies):
+            rests.append(distance(copy, predicted[device % len(predicted)]))
+        return self.is_explained(max(rests)) and max(rests) < self.error / 4
+
+    def is_explained(self, rest: float) -> bool:
+        """Return True if a prediction that leaves this rest explains the error."""
+        return rest <= max(PREDICTS * self.error, self.expected.allowed)
+
+    def fit_change(self) -> tuple[float, float]:
+        """Return the leaf's change divided by the reference's, and how well that fits.
+
+        The second number is the relative error.
+        """
+        old = self.expected.old
+        return fit_factor(self.copies[0] - old, self.expected.value - old)
 
 
 class StepUpdate:
@@ -87,12 +148,7 @@ class StepUpdate:
         expected: The reference's update.
         N: The number of devices.
         copies: What the devices hold of each leaf of the result.
-        errors: How far each compared leaf is off, on the device where it's farthest,
-            and how far rounding allows.
-        clearly_wrong: The leaves of the state that are off by much more than that, the
-            farthest first.
-        wrong_floats: The leaves of `clearly_wrong` that hold floats.
-        wrong_arrays: The leaves of `wrong_floats` with more than one element.
+        leaves: The leaves that are compared, by path.
     """
 
     def __init__(self, step: Step, expected: ReferenceUpdate):
@@ -101,28 +157,15 @@ class StepUpdate:
         self.expected = expected
         self.N = len(step.devices)
         self.copies = self.run(expected)
-        self.errors = {}
-        for name in expected.compared:
-            value = expected.values[name]
-            error = max(distance(copy, value) for copy in self.copies[name])
-            self.errors[name] = (error, expected.allowed[name])
-        self.clearly_wrong = []
-        self.wrong_floats = []
-        self.wrong_arrays = []
-        for name, (error, allowed) in self.wrong().items():
-            if error <= CLEARLY_WRONG * allowed:
-                continue
-            self.clearly_wrong.append(name)
-            if expected.kinds[name] == "close":
-                self.wrong_floats.append(name)
-                # A number alone is a multiple of any other.
-                if expected.values[name].size > 1:
-                    self.wrong_arrays.append(name)
+        self.leaves = {}
+        for name, leaf in expected.leaves.items():
+            if leaf.is_compared:
+                self.leaves[name] = ComparedLeaf(leaf, self.copies[name])
 
     def run(self, update: ReferenceUpdate) -> Copies:
         """Run the step on the arguments of an update."""
         returned = self.step.call(*self.step.place(*update.arguments))
-        return self.step.read(returned, update.values)
+        return self.step.read(returned, update.leaves)
 
     def rerun(self, index: np.ndarray) -> tuple[Leaves, Leaves]:
         """Return what step and reference make of the examples at `index`.
@@ -135,45 +178,29 @@ class StepUpdate:
         of_first_device = {name: copies[name][0] for name in copies}
         return of_first_device, self.reference(changed.arguments)
 
-    def wrong(self, metrics: bool = False) -> dict[str, tuple[float, float]]:
-        """Return the leaves of the state, or of the metrics, that are off.
+    def part(self, metrics: bool) -> list[ComparedLeaf]:
+        """Return the leaves of the state, or of the metrics."""
+        return [
+            leaf for leaf in self.leaves.values() if leaf.expected.is_metric == metrics
+        ]
+
+    def wrong(self, metrics: bool = False) -> list[ComparedLeaf]:
+        """Return the wrong leaves of the state, or of the metrics.
 
         The farthest comes first, measured by what rounding allows.
         """
-        times_allowed = {}
-        for name, (error, allowed) in self.errors.items():
-            if error > allowed and self.reference.is_metric(name) == metrics:
-                times_allowed[name] = error / (allowed or 1e-300)
-        names = sorted(times_allowed, key=lambda name: -times_allowed[name])
-        return {name: self.errors[name] for name in names}
+        wrong = [leaf for leaf in self.part(metrics) if leaf.is_wrong]
+        return sorted(
+            wrong,
+            key=lambda leaf: leaf.error / (leaf.expected.allowed or 1e-300),
+            reverse=True,
+        )
 
-    def is_predicted(self, name: str, predicted: Sequence[np.ndarray]) -> bool:
-        """Return True if a wrong leaf is as predicted, for each device or for all."""
-        copies = self.copies[name]
-        error, allowed = self.errors[name]
-        if len(predicted) not in (1, len(copies)):
-            return False
-        rests = []
-        for device, copy in enumerate(copies):
-            rests.append(distance(copy, predicted[device % len(predicted)]))
-        rest = max(rests)
-        return rest <= max(PREDICTS * error, allowed) and rest < error / 4
-
-    def differs_between_devices(self, name: str) -> bool:
-        """Return True if the devices hold different values of a wrong leaf."""
-        copies = self.copies[name]
-        error, allowed = self.errors[name]
-        spread = max(distance(copy, copies[0]) for copy in copies)
-        return spread > max(allowed, PREDICTS * min(error, 1e300))
-
-    def fit_change(self, name: str) -> tuple[float, float]:
-        """Return a leaf's change divided by the reference's, and how well that fits.
-
-        The second number is the relative error.
-        """
-        old = self.expected.old[name]
-        change = self.copies[name][0] - old
-        return trees.fit_factor(change, self.expected.values[name] - old)
+    def wrong_arrays(self) -> list[ComparedLeaf]:
+        """Return the arrays of floats in the state that are clearly wrong."""
+        return [
+            leaf for leaf in self.wrong() if leaf.is_clearly_wrong and leaf.is_array
+        ]
 
     @cached_property
     def local_results(self) -> list[Leaves]:
@@ -196,16 +223,19 @@ class StepUpdate:
                 return []
         return results
 
-    def local_values(self, name: str) -> list[np.ndarray]:
+    def local_values(self, leaf: ComparedLeaf) -> list[np.ndarray]:
         """Return the local results of one leaf."""
-        return [result[name] for result in self.local_results]
+        return [result[leaf.name] for result in self.local_results]
 
     @cached_property
     def reseeded(self) -> ReferenceUpdate:
         """The reference's update with other random numbers."""
         state, key = trees.reseed((self.expected.state, self.expected.key))
         values = self.reference((state, self.expected.batch, key))
-        return self.expected._replace(state=state, key=key, values=values)
+        leaves = {}
+        for name, leaf in self.expected.leaves.items():
+            leaves[name] = dataclasses.replace(leaf, value=values[name])
+        return self.expected._replace(state=state, key=key, leaves=leaves)
 
     @cached_property
     def random_leaves(self) -> dict[str, float]:
@@ -215,10 +245,10 @@ class StepUpdate:
     def differences(self, first: Leaves, second: Leaves) -> dict[str, float]:
         """Return the leaves in which two results differ, and by how much."""
         differences = {}
-        for name in self.expected.compared:
+        for name, leaf in self.leaves.items():
             difference = distance(first[name], second[name])
-            is_exact = self.expected.kinds[name] == "exact"
-            if not is_exact and difference > 4 * self.expected.allowed[name]:
+            is_float = leaf.expected.kind == "close"
+            if is_float and difference > 4 * leaf.expected.allowed:
                 differences[name] = difference
         return differences
 

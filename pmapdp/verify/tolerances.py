@@ -11,6 +11,7 @@ choose a sentence of the report stand where the sentence is made.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -52,6 +53,35 @@ SUMS = (
 )
 
 
+@dataclass
+class ReferenceLeaf:
+    """A leaf that the reference returned, and how far the step's may be off.
+
+    Attributes:
+        name: Its path.
+        is_metric: It's a metric, and no leaf of the state.
+        old: Its value before the update, 0 for a metric.
+        value: Its value after the update.
+        kind: "close" and "exact" are compared; "unstable" is not, because rounding
+            decides it, nor "per_device", of which each device has its own.
+        change: How far a "close" leaf moves in the update.
+        allowed: How far the step's may be off.
+    """
+
+    name: str
+    is_metric: bool
+    old: np.ndarray
+    value: np.ndarray
+    kind: str
+    change: float = 0.0
+    allowed: float = 0.0
+
+    @property
+    def is_compared(self) -> bool:
+        """Return True if the step's leaf has to equal this one."""
+        return self.kind in ("close", "exact")
+
+
 class ReferenceUpdate(NamedTuple):
     """One update of the reference, in host arrays as one device has them.
 
@@ -60,11 +90,7 @@ class ReferenceUpdate(NamedTuple):
         state: Before the update.
         batch: None if there is none.
         key: None if there is none.
-        old: The leaves of the state.
-        values: What the reference returned: the new state and the metrics.
-        allowed: How far each of these may be off.
-        kinds: "close" and "exact" are compared; "unstable" is not, because rounding
-            decides it, nor "per_device", of which each device has its own.
+        leaves: What the reference returned, the new state and the metrics, by path.
         batch_axis: The axis of the examples in the batch.
     """
 
@@ -72,10 +98,7 @@ class ReferenceUpdate(NamedTuple):
     state: Any
     batch: Any
     key: Any
-    old: Leaves
-    values: Leaves
-    allowed: dict[str, float]
-    kinds: dict[str, str]
+    leaves: dict[str, ReferenceLeaf]
     batch_axis: int
 
     @property
@@ -90,9 +113,9 @@ class ReferenceUpdate(NamedTuple):
         return self.state, self.batch, self.key
 
     @property
-    def compared(self) -> list[str]:
-        """The leaves that are compared."""
-        return [name for name in self.kinds if self.kinds[name] in ("close", "exact")]
+    def values(self) -> Leaves:
+        """The values of all leaves after the update."""
+        return {name: leaf.value for name, leaf in self.leaves.items()}
 
     def select_examples(self, index: np.ndarray) -> Any:
         """Return the batch with these examples."""
@@ -125,99 +148,88 @@ def make_updates(
             near_batch = nudge(batch, unit, seed + RUNS)
             nudged_results.append(reference((near_state, near_batch, key)))
         old = reference.to_numpy({"state": state, "metrics": {}})
-        allowed, kinds = measure_tolerances(
-            reference, old, new, nudged_results, narrowest
+        leaves = {}
+        for name, leaf in reference.leaves(new).items():
+            nudged = [result[name] for result in nudged_results]
+            old_leaf = old.get(name, np.zeros(()))
+            leaves[name] = measure_leaf(
+                reference, name, old_leaf, leaf, nudged, narrowest
+            )
+        mark_unstable(list(leaves.values()))
+        refuse_nan(leaves, number)
+        updates.append(
+            ReferenceUpdate(number, state, batch, key, leaves, reference.batch_axis)
         )
-        update = ReferenceUpdate(
-            number=number,
-            state=state,
-            batch=batch,
-            key=key,
-            old=old,
-            values=reference.to_numpy(new),
-            allowed=allowed,
-            kinds=kinds,
-            batch_axis=reference.batch_axis,
-        )
-        refuse_nan(update)
-        updates.append(update)
         state = new["state"]
     return updates
 
 
-def refuse_nan(update: ReferenceUpdate) -> None:
+def refuse_nan(leaves: dict[str, ReferenceLeaf], number: int) -> None:
     """Raise an error if a result is NaN, which nothing equals."""
-    names = [name for name in update.compared if np.isnan(update.values[name]).any()]
+    names = []
+    for name, leaf in leaves.items():
+        if leaf.is_compared and np.isnan(leaf.value).any():
+            names.append(name)
     if names:
         raise ArgumentsError(
-            f"{first_names(names)} is NaN after update {update.number + 1}, in the "
+            f"{first_names(names)} is NaN after update {number + 1}, in the "
             "reference too, and nothing equals NaN: give a state and data with which "
             "it is a number"
         )
 
 
-def measure_tolerances(
+def measure_leaf(
     reference: Reference,
-    old: Leaves,
-    new: dict[str, Any],
-    nudged_results: list[Leaves],
+    name: str,
+    old: np.ndarray,
+    new: Any,
+    nudged: list[np.ndarray],
     narrowest: np.dtype,
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Return how far each leaf may be off, and its kind."""
-    narrow = (2, 4 * float(jnp.finfo(narrowest).eps))
-    times, fraction = TOLERANCES.get(narrowest.itemsize, narrow)
-    allowed: dict[str, float] = {}
-    kinds: dict[str, str] = {}
-    changes: dict[str, float] = {}
-    for name, leaf in reference.leaves(new).items():
-        value = trees.to_numpy(leaf)
-        spread = max(distance(result[name], value) for result in nudged_results)
-        allowed[name] = 0.0
-        if reference.is_per_device(name) and not reference.groups:
-            kinds[name] = "per_device"
-        elif value.dtype.kind == "f":
-            kinds[name] = "close"
-        elif spread:
-            kinds[name] = "unstable"
-        else:
-            kinds[name] = "exact"
-        if kinds[name] != "close" or not np.isfinite(value).all():
-            continue
-        size = distance(value)
-        change = size
-        if not reference.is_metric(name):
-            change = distance(value, old[name])
-        unit = float(jnp.finfo(leaf.dtype).eps)
-        rounded = 4 * unit * max(size, change)
-        changes[name] = change
+) -> ReferenceLeaf:
+    """Decide how a leaf is compared, and how far it may be off.
+
+    `nudged` has its value in each of the runs with numbers changed by rounding.
+    """
+    value = trees.to_numpy(new)
+    spread = max(distance(near_value, value) for near_value in nudged)
+    if reference.is_per_device(name) and not reference.groups:
+        kind = "per_device"
+    elif value.dtype.kind == "f":
+        kind = "close"
+    elif spread:
+        kind = "unstable"
+    else:
+        kind = "exact"
+    leaf = ReferenceLeaf(name, reference.is_metric(name), old, value, kind)
+    if kind == "close" and np.isfinite(value).all():
+        narrow = (2, 4 * float(jnp.finfo(narrowest).eps))
+        times, fraction = TOLERANCES.get(narrowest.itemsize, narrow)
+        unit = float(jnp.finfo(new.dtype).eps)
+        change = distance(value, old)
+        size = max(distance(value), change)
+        leaf.change = change
+        rounded = 4 * unit * size
         if unit > 1e-6:
-            # It's stored in a narrow type and rounded to that, so its size counts.
-            rounded = 2 * unit * max(size, change)
-            changes[name] = max(size, change)
-        allowed[name] = times * spread + fraction * change + rounded
-    mark_unstable(reference, changes, allowed, kinds)
-    return allowed, kinds
+            # It's stored in a narrow type, as momentum in bfloat16, and rounded to
+            # that, so its size counts.
+            leaf.change = size
+            rounded = 2 * unit * size
+        leaf.allowed = times * spread + fraction * change + rounded
+    return leaf
 
 
-def mark_unstable(
-    reference: Reference,
-    changes: dict[str, float],
-    allowed: dict[str, float],
-    kinds: dict[str, str],
-) -> None:
+def mark_unstable(leaves: list[ReferenceLeaf]) -> None:
     """Mark the leaves that rounding decides.
 
     A leaf that stands still but for rounding is compared, with a wider tolerance.
     """
-    state_changes = [
-        change for name, change in changes.items() if not reference.is_metric(name)
-    ]
+    state_changes = [leaf.change for leaf in leaves if not leaf.is_metric]
     smallest = STANDS_STILL * max(state_changes, default=0.0)
-    for name, change in changes.items():
-        if allowed[name] > UNSTABLE * change > 0:
-            allowed[name] = max(allowed[name], smallest)
-            if reference.is_metric(name) or change >= smallest:
-                kinds[name] = "unstable"
+    for leaf in leaves:
+        if leaf.allowed > UNSTABLE * leaf.change > 0:
+            leaf.allowed = max(leaf.allowed, smallest)
+            if leaf.is_metric or leaf.change >= smallest:
+                leaf.kind = "unstable"
 
 
 def nudge(tree: Any, unit: float, seed: int) -> Any:

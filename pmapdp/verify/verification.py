@@ -168,10 +168,11 @@ def compare(
     if updates:
         checks += make_checks(updates)
         exchange = describe_communication(updates[0])
-    kinds = dict(expected[0].kinds)
+    kinds = {name: leaf.kind for name, leaf in expected[0].leaves.items()}
     for update in expected:  # what's unstable in one update isn't proven
-        unstable = [leaf for leaf in update.kinds if update.kinds[leaf] == "unstable"]
-        kinds |= dict.fromkeys(unstable, "unstable")
+        for name, leaf in update.leaves.items():
+            if leaf.kind == "unstable":
+                kinds[name] = "unstable"
     report = Report(
         checks=checks,
         kinds=kinds,
@@ -249,9 +250,9 @@ def check_results(updates: list[StepUpdate], metrics: bool) -> Check:
     for update in updates:
         if update.wrong(metrics):
             return describe_difference(name, update, updates[0], metrics)
-        for leaf, error in update.errors.items():
-            if update.reference.is_metric(leaf) == metrics:
-                largest[leaf] = max(error, largest.get(leaf, error))
+        for leaf in update.part(metrics):
+            error = (leaf.error, leaf.expected.allowed)
+            largest[leaf.name] = max(error, largest.get(leaf.name, error))
     if largest:
         return Check(name, "passed", updates[0].N, leaves=largest)
     part = "metrics" if metrics else "state"
@@ -264,16 +265,14 @@ def describe_difference(
 ) -> Check:
     """Say which leaves differ, from which update on, and what is known about that."""
     wrong = update.wrong(metrics)
-    compared = [
-        leaf for leaf in update.errors if update.reference.is_metric(leaf) == metrics
-    ]
+    compared = len(update.part(metrics))
     number = update.expected.number + 1
-    sentence = f"{len(wrong)} of {len(compared)} leaves differ, from update {number} on"
+    sentence = f"{len(wrong)} of {compared} leaves differ, from update {number} on"
     examples = update.expected.examples
     if examples != first.expected.examples:
         sentence += f", the only one with {examples} examples"
     if update.N > 1:
-        differ = any(update.differs_between_devices(leaf) for leaf in wrong)
+        differ = any(leaf.differs_between_devices() for leaf in wrong)
         values = "different values" if differ else "the same values"
         sentence += f"; the devices hold {values}"
     facts = explain_metrics(update) if metrics else explain_state(update)
@@ -285,7 +284,7 @@ def describe_difference(
         devices=update.N,
         sentence=f"{sentence}.",
         facts=facts,
-        leaves=wrong,
+        leaves={leaf.name: (leaf.error, leaf.expected.allowed) for leaf in wrong},
         update=number,
     )
 
