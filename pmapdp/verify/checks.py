@@ -73,17 +73,17 @@ def draws_new_numbers(update: StepUpdate, again: Copies) -> bool:
     state_differs = []
     no_multiples = []
     for name, random_difference in update.random_leaves.items():
-        leaf = update.leaves[name].expected
-        first = np.stack(update.copies[name])
+        leaf = update.leaves[name]
+        old = leaf.expected.old
+        first = np.stack(leaf.copies)
         second = np.stack(again[name])
         differs = distance(second, first) > PREDICTS * random_difference
-        if leaf.is_metric:
+        if leaf.expected.is_metric:
             metrics_differ.append(differs)
             continue
-        old = leaf.old
         reseeded = update.reseeded.leaves[name].value
-        _, rest = fit_factor(reseeded - old, leaf.value - old)
-        if leaf.value.size > 1 and rest > NO_MULTIPLE:
+        _, rest = fit_factor(reseeded - old, leaf.expected.value - old)
+        if leaf.is_array and rest > NO_MULTIPLE:
             ratio, error = fit_factor(second - old, first - old)
             no_multiples.append(error > PREDICTS * abs(ratio))
         else:

@@ -41,15 +41,15 @@ UNSEEN_BY_OLD_PROGRAM = (
 )
 
 
-class OldProgram(NamedTuple):
-    """The step of one device, to be mapped over groups of the batch on one device."""
+class MappedStep(NamedTuple):
+    """A step with collectives, to be mapped over groups of the batch on one device."""
 
     step: Callable
     axis_name: Any
     groups: int
 
 
-def one_device(step: Callable, axis_name: Any) -> Callable:
+def one_device(step: Callable, axis_name: Any) -> MappedStep:
     """Make the reference of one device: the step over an axis of size 1.
 
     Over such an axis collectives return their argument. A step that reads
@@ -60,12 +60,12 @@ def one_device(step: Callable, axis_name: Any) -> Callable:
         axis_name: The name of the axis in these collectives.
 
     Returns:
-        A function for `reference` of `verify`.
+        The `reference` for `verify`.
     """
-    return partial(run_on_one_device, step, axis_name)
+    return MappedStep(step, axis_name, groups=1)
 
 
-def old_program(step: Callable, axis_name: Any, groups: int) -> OldProgram | Callable:
+def old_program(step: Callable, axis_name: Any, groups: int) -> MappedStep:
     """Make the reference that does on one device what pmap does on several.
 
     Take it for a step whose result depends on how the batch is split, for example
@@ -80,27 +80,9 @@ def old_program(step: Callable, axis_name: Any, groups: int) -> OldProgram | Cal
             the old program had devices.
 
     Returns:
-        A function for `reference` of `verify`.
+        The `reference` for `verify`.
     """
-    if groups == 1:
-        return one_device(step, axis_name)
-    return OldProgram(step, axis_name, groups)
-
-
-def run_on_one_device(step: Callable, axis_name: Any, *arguments: Any) -> Any:
-    """Run a step over an axis of size 1, and refuse it if it counts the devices."""
-    with refuse_device_counts():
-        return map_over_one(step, axis_name, *arguments)
-
-
-def map_over_one(step: Callable, axis_name: Any, *arguments: Any) -> Any:
-    """Run a step over an axis of size 1."""
-    mapped = jax.vmap(
-        lambda _, arguments_of_one: step(*arguments_of_one),
-        (0, None),
-        axis_name=axis_name,
-    )
-    return jax.tree.map(lambda x: x[0], mapped(jnp.zeros(1), arguments))
+    return MappedStep(step, axis_name, groups)
 
 
 @contextlib.contextmanager
@@ -122,12 +104,6 @@ def refuse_device_counts() -> Iterator[None]:
     finally:
         for name, original in originals.items():
             setattr(jax, name, original)
-
-
-def step_arguments(state: Any, batch: Any, key: Any) -> tuple[Any, ...]:
-    """Return the arguments of a step, without a batch or key that was not given."""
-    arguments = (state, batch, key)
-    return tuple(argument for argument in arguments if argument is not None)
 
 
 def split_result(returned: Any, state: Any, who: str) -> dict[str, Any]:
@@ -158,7 +134,9 @@ class Reference:
 
     Attributes:
         step: The function that it calls.
-        groups: The number of groups of an old program, or 0.
+        axis_name: The axis of the step's collectives, or None.
+        groups: The number of groups into which it cuts the batch: 1, but for an old
+            program.
         unseen: What this reference can't show, a sentence.
         state: The state that training starts from, for its structure.
         per_device: Parts of the paths of leaves of which each device has its own.
@@ -175,15 +153,14 @@ class Reference:
         batch_axis: int,
     ):
         self.step = reference
-        self.groups = 0
+        self.axis_name = None
+        self.groups = 1
         self.unseen = ""
-        run_local: Callable = self.run_device
-        if isinstance(reference, OldProgram):
+        if isinstance(reference, MappedStep):
             self.step, self.axis_name, self.groups = reference
-            self.unseen = UNSEEN_BY_OLD_PROGRAM
-            run_local = partial(map_over_one, self.run_device, self.axis_name)
-        elif getattr(reference, "func", None) is run_on_one_device:
             self.unseen = UNSEEN_BY_ONE_DEVICE
+            if self.groups > 1:
+                self.unseen = UNSEEN_BY_OLD_PROGRAM
         self.state = state
         self.per_device = [per_device] if isinstance(per_device, str) else per_device
         self.batch_axis = batch_axis
@@ -195,7 +172,7 @@ class Reference:
         # It runs once on each device's examples, so optimizing it takes too long: small
         # matrix products make large programs.
         self.run_local = jax.jit(
-            run_local, compiler_options={"xla_backend_optimization_level": 0}
+            self.run_alone, compiler_options={"xla_backend_optimization_level": 0}
         )
 
     def is_per_device(self, path: str) -> bool:
@@ -221,14 +198,10 @@ class Reference:
         """Return the new state and the metrics."""
         return self.to_numpy(self.run(arguments))
 
-    def on_device(self, device: int, arguments: tuple) -> Leaves:
-        """Return what one device makes of its own examples, without an all-reduce."""
-        return self.to_numpy(self.run_local(device, *arguments))
-
     def run(self, arguments: tuple) -> dict[str, Any]:
         """Return the new "state" and the "metrics", as one device has them."""
         returned = trees.to_host(self.run_whole(*arguments))
-        if not self.groups:
+        if self.groups == 1:
             return returned
 
         def select_first(name: str, leaf: Any) -> Any:
@@ -251,22 +224,36 @@ class Reference:
         if key is not None and self.is_per_device("key"):
             key = key[device]
         local_state = trees.map_with_names(select_row, state)
-        returned = self.step(*step_arguments(local_state, batch, key))
-        return split_result(returned, self.state, "the reference")
+        arguments = [local_state]
+        arguments += [argument for argument in (batch, key) if argument is not None]
+        return split_result(self.step(*arguments), self.state, "the reference")
+
+    def run_alone(self, device: Any, state: Any, batch: Any, key: Any) -> Any:
+        """Do the same over an axis of size 1, where collectives change nothing."""
+        if self.axis_name is None:
+            return self.run_device(device, state, batch, key)
+        mapped = jax.vmap(
+            lambda _, arguments: self.run_device(*arguments),
+            (0, None),
+            axis_name=self.axis_name,
+        )
+        with refuse_device_counts():
+            returned = mapped(jnp.zeros(1), (device, state, batch, key))
+        return jax.tree.map(lambda leaf: leaf[0], returned)
 
     def run_batch(self, state: Any, batch: Any, key: Any) -> dict[str, Any]:
         """Return the "state" and the "metrics" of the whole batch.
 
         Those of an old program are what all its groups make, `[groups, ...]`.
         """
-        if self.groups:
+        if self.groups > 1:
             mapped = jax.vmap(
                 lambda group, rows: self.run_device(group, state, rows, key),
                 axis_name=self.axis_name,
             )
             rows = trees.split_rows(batch, self.groups, self.batch_axis)
             return mapped(jnp.arange(self.groups), rows)
-        returned = self.run_device(0, state, batch, key)
+        returned = self.run_alone(0, state, batch, key)
         # A per-device leaf comes back with as many rows as it was given.
         new_state = jax.tree.map(
             lambda leaf, old: jnp.broadcast_to(leaf, old.shape),
@@ -298,7 +285,7 @@ class Reference:
                     f"per_device: there is no leaf {name!r} among "
                     f"{first_names(leaves)} and key"
                 )
-        if self.groups:
+        if self.groups > 1:
             self.check_groups(self.to_numpy(self.run_whole(*arguments)))
         return traced
 

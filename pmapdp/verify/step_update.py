@@ -124,11 +124,12 @@ class ComparedLeaf:
         rests = []
         for device, copy in enumerate(self.copies):
             rests.append(distance(copy, predicted[device % len(predicted)]))
-        return self.is_explained(max(rests)) and max(rests) < self.error / 4
+        return self.is_explained(max(rests))
 
     def is_explained(self, rest: float) -> bool:
-        """Return True if a prediction that leaves this rest explains the error."""
-        return rest <= max(PREDICTS * self.error, self.expected.allowed)
+        """Return True if a prediction that misses by this rest explains the error."""
+        largest = max(PREDICTS * self.error, self.expected.allowed)
+        return rest <= largest and rest < self.error / 4
 
     def fit_change(self) -> tuple[float, float]:
         """Return the leaf's change divided by the reference's, and how well that fits.
@@ -147,7 +148,6 @@ class StepUpdate:
         reference: What it's compared with.
         expected: The reference's update.
         N: The number of devices.
-        copies: What the devices hold of each leaf of the result.
         leaves: The leaves that are compared, by path.
     """
 
@@ -156,11 +156,11 @@ class StepUpdate:
         self.reference = step.reference
         self.expected = expected
         self.N = len(step.devices)
-        self.copies = self.run(expected)
         self.leaves = {}
+        copies = self.run(expected)
         for name, leaf in expected.leaves.items():
             if leaf.is_compared:
-                self.leaves[name] = ComparedLeaf(leaf, self.copies[name])
+                self.leaves[name] = ComparedLeaf(leaf, copies[name])
 
     def run(self, update: ReferenceUpdate) -> Copies:
         """Run the step on the arguments of an update."""
@@ -217,10 +217,12 @@ class StepUpdate:
         for device in range(self.N):
             rows = update.select_examples(np.arange(device * b, (device + 1) * b))
             try:
-                arguments = (update.state, rows, update.key)
-                results.append(self.reference.on_device(device, arguments))
+                result = self.reference.run_local(
+                    device, update.state, rows, update.key
+                )
             except Exception:  # a reference may take only one batch size
                 return []
+            results.append(self.reference.to_numpy(result))
         return results
 
     def local_values(self, leaf: ComparedLeaf) -> list[np.ndarray]:

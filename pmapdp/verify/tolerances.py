@@ -192,7 +192,7 @@ def measure_leaf(
     """
     value = trees.to_numpy(new)
     spread = max(distance(near_value, value) for near_value in nudged)
-    if reference.is_per_device(name) and not reference.groups:
+    if reference.is_per_device(name) and reference.groups == 1:
         kind = "per_device"
     elif value.dtype.kind == "f":
         kind = "close"

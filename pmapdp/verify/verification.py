@@ -20,7 +20,7 @@ from pmapdp.verify.checks import (
 from pmapdp.verify.experiments import explain_metrics, explain_state
 from pmapdp.verify.layouts import Layout, choose_layout
 from pmapdp.verify.mistakes import Fact
-from pmapdp.verify.reference import OldProgram, Reference
+from pmapdp.verify.reference import MappedStep, Reference
 from pmapdp.verify.report import (
     ArgumentsError,
     Check,
@@ -38,7 +38,7 @@ NAMES_A_LINE = 3  # of leaves that a reader copies from the report
 def verify(
     *,
     step: Callable,
-    reference: Callable | OldProgram,
+    reference: Callable | MappedStep,
     state: Any,
     batch: Any = None,
     key: Any = None,
@@ -110,7 +110,7 @@ def verify(
     )
     the_reference = Reference(reference, state, per_device, batch_axis)
     devices = devices or jax.devices()
-    if the_reference.groups:
+    if the_reference.groups > 1:
         devices = devices[: the_reference.groups]
     on_devices = Step(step, the_reference, choose_layout(layout, batch_axis), devices)
     batches = [value_at(update, batch) for update in range(updates)]
