@@ -10,7 +10,7 @@ import numpy as np
 
 from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.step_update import ComparedLeaf, StepUpdate
-from pmapdp.verify.tolerances import CLEARLY_WRONG, PREDICTS
+from pmapdp.verify.tolerances import CLEARLY_WRONG
 from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
 
 # At most this many examples are replaced, because each costs a run of the step and of
@@ -19,14 +19,6 @@ MOST_EXAMPLES = 128
 # How near two examples count alike. Weights are quotients of two differences, so
 # they're less exact than a prediction.
 ALIKE = 0.01
-
-
-def replace_examples(update: StepUpdate) -> dict[str, np.ndarray]:
-    """Measure how much every example counts in the wrong arrays of the state."""
-    if not 2 <= update.expected.examples <= MOST_EXAMPLES:
-        return {}
-    examples = range(update.expected.examples)
-    return measure_weights(update, examples, update.wrong_arrays())
 
 
 def are_alike(weights: np.ndarray) -> bool:
@@ -79,8 +71,7 @@ def measure_weights(
     Returns:
         For each leaf, the step's moves as multiples of the reference's, `[examples]`,
         NaN if the reference hardly moves. The most exact come first. A leaf is left out
-        unless its moves are multiples and add up to the move when all examples are
-        replaced: under clipping and Adam they don't.
+        unless its moves are multiples: under clipping and Adam they aren't.
     """
     B = update.expected.examples
     replacements = np.roll(np.arange(B), B // 2)
@@ -89,14 +80,11 @@ def measure_weights(
         index = np.arange(B)
         index[example] = replacements[example]
         reruns.append(update.rerun(index))
-    all_replaced = None
-    if len(examples) == B:
-        all_replaced, _ = update.rerun(replacements)
     weights_by_error = {}
     for leaf in leaves:
         weights, errors = fit_moves(leaf, reruns)
         are_multiples = len(errors) > len(weights) / 2 and max(errors) < ALIKE
-        if are_multiples and add_up(leaf, reruns, all_replaced):
+        if are_multiples:
             weights_by_error[max(errors), leaf.name] = weights
     order = sorted(weights_by_error)
     return {name: weights_by_error[error, name] for error, name in order}
@@ -117,18 +105,3 @@ def fit_moves(
             errors.append(error)
         weights.append(weight)
     return np.array(weights), errors
-
-
-def add_up(
-    leaf: ComparedLeaf,
-    reruns: list[tuple[Leaves, Leaves]],
-    all_replaced: Leaves | None,
-) -> bool:
-    """Return True if the step's moves add up to the move for all examples."""
-    if all_replaced is None:
-        return True
-    before = leaf.copies[0]
-    moves = [step_result[leaf.name] - before for step_result, _ in reruns]
-    length = sum(distance(move) for move in moves)
-    rest = distance(all_replaced[leaf.name] - before, sum(moves))
-    return rest <= 2 * PREDICTS * length
