@@ -1,16 +1,19 @@
-"""Check what equal results don't show: random numbers, split work, communication."""
+"""Make the checks: state, metrics, random numbers, and how the work is split.
 
-import contextlib
+The last two look for what equal results don't show.
+"""
+
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from pmapdp.collectives import describe_exchange, instructions
 from pmapdp.verify import trees
+from pmapdp.verify.experiments import explain_metrics, explain_state
 from pmapdp.verify.mistakes import Fact
-from pmapdp.verify.report import CheckError
+from pmapdp.verify.report import Check, CheckError
 from pmapdp.verify.step_update import Copies, StepUpdate
 from pmapdp.verify.tolerances import PREDICTS
 from pmapdp.verify.trees import distance, fit_factor
@@ -21,6 +24,86 @@ NO_MULTIPLE = 0.1
 # work is more. Of work that is the same for any batch, three times is allowed.
 MOST_WORK = 1.75
 MOST_FIXED_WORK = 3
+
+
+def make_checks(updates: list[StepUpdate]) -> list[Check]:
+    """Compare the results, and look at keys and work."""
+    results = [
+        check_results(updates, metrics=False),
+        check_results(updates, metrics=True),
+    ]
+    further = [
+        make_check("random numbers advance", check_random_numbers, updates),
+        make_check("the work is split", check_work, updates),
+    ]
+    if all(check.status != "FAILED" for check in further):
+        return results + further
+    # Then the results look like mistakes that nobody made.
+    follows = "This may follow from what failed above, so correct that first."
+    for number, check in enumerate(results):
+        if check.status == "FAILED":
+            results[number] = check._replace(sentence=follows, facts=())
+    return further + results
+
+
+def make_check(
+    name: str,
+    find_facts: Callable[[list[StepUpdate]], list[Fact]],
+    updates: list[StepUpdate],
+) -> Check:
+    """Make a check that fails if there are facts."""
+    N = updates[0].N
+    try:
+        facts = find_facts(updates)
+    except Exception as error:  # the step may be correct all the same
+        return Check.from_error(name, N, error, "not checked")
+    return Check(name, "FAILED" if facts else "passed", N, facts=facts)
+
+
+def check_results(updates: list[StepUpdate], metrics: bool) -> Check:
+    """Check that the state, or the metrics, equal the reference's in every update."""
+    name = "same metrics" if metrics else "same update"
+    largest: dict[str, tuple[float, float]] = {}  # error and tolerance of each leaf
+    for update in updates:
+        if update.wrong(metrics):
+            return describe_difference(name, update, updates[0], metrics)
+        for leaf in update.part(metrics):
+            error = (leaf.error, leaf.expected.allowed)
+            largest[leaf.name] = max(error, largest.get(leaf.name, error))
+    if largest:
+        return Check(name, "passed", updates[0].N, leaves=largest)
+    part = "metrics" if metrics else "state"
+    why = f"the step returns no {part} that can be compared"
+    return Check(name, "not checked", updates[0].N, why)
+
+
+def describe_difference(
+    name: str, update: StepUpdate, first: StepUpdate, metrics: bool
+) -> Check:
+    """Say which leaves differ, from which update on, and what is known about that."""
+    wrong = update.wrong(metrics)
+    compared = len(update.part(metrics))
+    number = update.expected.number + 1
+    sentence = f"{len(wrong)} of {compared} leaves differ, from update {number} on"
+    examples = update.expected.examples
+    if examples != first.expected.examples:
+        sentence += f", the only one with {examples} examples"
+    if update.N > 1:
+        differ = any(leaf.differs_between_devices() for leaf in wrong)
+        values = "different values" if differ else "the same values"
+        sentence += f"; the devices hold {values}"
+    facts = explain_metrics(update) if metrics else explain_state(update)
+    if metrics and update.wrong() and not facts:
+        sentence += "; the state differs, too, so look at that first"
+    return Check(
+        name=name,
+        status="FAILED",
+        devices=update.N,
+        sentence=f"{sentence}.",
+        facts=facts,
+        leaves={leaf.name: (leaf.error, leaf.expected.allowed) for leaf in wrong},
+        update=number,
+    )
 
 
 def check_random_numbers(updates: list[StepUpdate]) -> list[Fact]:
@@ -165,10 +248,3 @@ def find_loops(compiled: Any) -> list[str]:
 def count_operations(program: Any) -> float:
     """Return the floating-point operations of a program, those of a loop once."""
     return (program.cost_analysis() or {}).get("flops", 0)
-
-
-def describe_communication(update: StepUpdate) -> str:
-    """Say what the devices exchange in an update, as far as the compiled step shows."""
-    with contextlib.suppress(Exception):  # a step need not be traceable as a whole
-        return describe_exchange(instructions(update.compiled.as_text()))
-    return ""

@@ -1,5 +1,6 @@
-"""Verify a step: read the arguments, choose the precision, and make the checks."""
+"""Verify a step: read the arguments, choose the precision, run both, and report."""
 
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,15 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from pmapdp.collectives import describe_exchange, instructions
 from pmapdp.errors import FailedError, UserError
 from pmapdp.files import load_from_file
 from pmapdp.verify import trees
-from pmapdp.verify.checks import (
-    check_random_numbers,
-    check_work,
-    describe_communication,
-)
-from pmapdp.verify.experiments import explain_metrics, explain_state
+from pmapdp.verify.checks import make_checks
 from pmapdp.verify.layouts import Layout, choose_layout
 from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.reference import MappedStep, Reference
@@ -167,7 +164,8 @@ def compare(
     exchange = ""
     if updates:
         checks += make_checks(updates)
-        exchange = describe_communication(updates[0])
+        with contextlib.suppress(Exception):  # a step need not be traceable as a whole
+            exchange = describe_exchange(instructions(updates[0].compiled.as_text()))
     kinds = {name: leaf.kind for name, leaf in expected[0].leaves.items()}
     for update in expected:  # what's unstable in one update isn't proven
         for name, leaf in update.leaves.items():
@@ -207,86 +205,6 @@ def run_step(
         if check.status == "FAILED" or not updates:
             return [], [check]
     return updates, []
-
-
-def make_checks(updates: list[StepUpdate]) -> list[Check]:
-    """Compare the results, and look at keys and work."""
-    results = [
-        check_results(updates, metrics=False),
-        check_results(updates, metrics=True),
-    ]
-    further = [
-        make_check("random numbers advance", check_random_numbers, updates),
-        make_check("the work is split", check_work, updates),
-    ]
-    if all(check.status != "FAILED" for check in further):
-        return results + further
-    # Then the results look like mistakes that nobody made.
-    follows = "This may follow from what failed above, so correct that first."
-    for number, check in enumerate(results):
-        if check.status == "FAILED":
-            results[number] = check._replace(sentence=follows, facts=())
-    return further + results
-
-
-def make_check(
-    name: str,
-    find_facts: Callable[[list[StepUpdate]], list[Fact]],
-    updates: list[StepUpdate],
-) -> Check:
-    """Make a check that fails if there are facts."""
-    N = updates[0].N
-    try:
-        facts = find_facts(updates)
-    except Exception as error:  # the step may be correct all the same
-        return Check.from_error(name, N, error, "not checked")
-    return Check(name, "FAILED" if facts else "passed", N, facts=facts)
-
-
-def check_results(updates: list[StepUpdate], metrics: bool) -> Check:
-    """Check that the state, or the metrics, equal the reference's in every update."""
-    name = "same metrics" if metrics else "same update"
-    largest: dict[str, tuple[float, float]] = {}  # error and tolerance of each leaf
-    for update in updates:
-        if update.wrong(metrics):
-            return describe_difference(name, update, updates[0], metrics)
-        for leaf in update.part(metrics):
-            error = (leaf.error, leaf.expected.allowed)
-            largest[leaf.name] = max(error, largest.get(leaf.name, error))
-    if largest:
-        return Check(name, "passed", updates[0].N, leaves=largest)
-    part = "metrics" if metrics else "state"
-    why = f"the step returns no {part} that can be compared"
-    return Check(name, "not checked", updates[0].N, why)
-
-
-def describe_difference(
-    name: str, update: StepUpdate, first: StepUpdate, metrics: bool
-) -> Check:
-    """Say which leaves differ, from which update on, and what is known about that."""
-    wrong = update.wrong(metrics)
-    compared = len(update.part(metrics))
-    number = update.expected.number + 1
-    sentence = f"{len(wrong)} of {compared} leaves differ, from update {number} on"
-    examples = update.expected.examples
-    if examples != first.expected.examples:
-        sentence += f", the only one with {examples} examples"
-    if update.N > 1:
-        differ = any(leaf.differs_between_devices() for leaf in wrong)
-        values = "different values" if differ else "the same values"
-        sentence += f"; the devices hold {values}"
-    facts = explain_metrics(update) if metrics else explain_state(update)
-    if metrics and update.wrong() and not facts:
-        sentence += "; the state differs, too, so look at that first"
-    return Check(
-        name=name,
-        status="FAILED",
-        devices=update.N,
-        sentence=f"{sentence}.",
-        facts=facts,
-        leaves={leaf.name: (leaf.error, leaf.expected.allowed) for leaf in wrong},
-        update=number,
-    )
 
 
 def find_gaps(report: Report, expected: list[ReferenceUpdate]) -> list[Check]:
