@@ -28,7 +28,8 @@ from pmapdp.verify.trees import Leaves, distance, first_names
 
 # Wrong leaves that aren't a multiple are still said to move about so many times as far.
 ABOUT = 0.1
-# A scale that is multiplied in and divided out again moves a result by rounding.
+# A loss scale, or the running mean that shifts a batch norm, goes in and comes out
+# again, so it moves a result by rounding alone.
 MOVED = 1e-6
 
 
@@ -361,7 +362,7 @@ def explain_metric(update: StepUpdate, leaf: ComparedLeaf) -> Fact | None:
     """Return a fact about a wrong metric, or None. The caller adds the name."""
     if leaf.differs_between_devices():
         return Fact("the devices hold different values", "one device's metrics")
-    if leaf.error <= 4 * leaf.expected.allowed:
+    if not leaf.is_clearly_wrong:
         return None
     expected = leaf.expected.value
     N = update.N

@@ -52,7 +52,10 @@ def compare_examples(update: StepUpdate, weights: np.ndarray) -> Iterator[Fact]:
 
 
 def is_masked(update: StepUpdate, ends: list[int], weights: np.ndarray) -> bool:
-    """Return True if other random numbers make other examples count."""
+    """Return True if other random numbers make other examples count.
+
+    Dropout of whole examples does, so with another key than the reference's.
+    """
     if not update.random_leaves:
         return False
     reseeded = StepUpdate(update.step, update.reseeded)
@@ -100,6 +103,7 @@ def fit_moves(
         move = step_result[leaf.name] - leaf.copies[0]
         expected_move = reference_result[leaf.name] - leaf.expected.value
         weight = np.nan
+        # Rounding moves both ends of a move.
         if distance(expected_move) > 2 * CLEARLY_WRONG * leaf.expected.allowed:
             weight, error = fit_factor(move, expected_move)
             errors.append(error)

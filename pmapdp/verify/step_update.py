@@ -128,8 +128,9 @@ class ComparedLeaf:
 
     def is_explained(self, rest: float) -> bool:
         """Return True if a prediction that misses by this rest explains the error."""
-        largest = max(PREDICTS * self.error, self.expected.allowed)
-        return rest <= largest and rest < self.error / 4
+        if not rest < self.error / 4:  # the error is small, or both are infinite
+            return False
+        return rest <= max(PREDICTS * self.error, self.expected.allowed)
 
     def fit_change(self) -> tuple[float, float]:
         """Return the leaf's change divided by the reference's, and how well that fits.
@@ -250,7 +251,7 @@ class StepUpdate:
         for name, leaf in self.leaves.items():
             difference = distance(first[name], second[name])
             is_float = leaf.expected.kind == "close"
-            if is_float and difference > 4 * leaf.expected.allowed:
+            if is_float and difference > CLEARLY_WRONG * leaf.expected.allowed:
                 differences[name] = difference
         return differences
 

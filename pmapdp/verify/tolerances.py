@@ -35,10 +35,11 @@ PREDICTS = 1e-3
 # A difference is clearly wrong if it's this many times what rounding allows. A smaller
 # one can't tell two predictions apart.
 CLEARLY_WRONG = 10
-# A leaf of which rounding may change this fraction of its update is not compared.
+# A leaf of which rounding may change this fraction of its update is not compared: what
+# a chaotic map returns, or the bias in front of a batch norm under Adam.
 UNSTABLE = 0.3
 # A leaf that changes by less than this fraction of the state's largest change has a
-# gradient of 0, and rounding moves it.
+# gradient of 0, and rounding moves it: the bias in front of a batch norm under SGD.
 STANDS_STILL = 1e-6
 RUNS = 3  # with numbers changed by rounding
 # Operations that add numbers, so that rounding depends on their order.
@@ -137,7 +138,8 @@ def make_updates(
     """
     unit = float(jnp.finfo(narrowest).eps)
     if narrowest.itemsize < 4:
-        # Then an eighth of the numbers is rounded the other way, which is enough.
+        # A step in mixed precision rounds the numbers to bfloat16 first. An eighth of
+        # the unit rounds an eighth of them the other way, which is enough.
         unit /= 8
     updates = []
     for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
@@ -260,7 +262,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 def narrowest_sum(traced: Any, state: Any) -> np.dtype:
     """Return the narrowest type in which a program adds numbers.
 
-    The new type of a leaf that it returns in another type counts, too.
+    The type to which it casts a leaf of its new state counts, too.
     """
     dtypes = set()
     for equation in equations(traced.jaxpr.jaxpr):
