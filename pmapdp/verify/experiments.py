@@ -7,30 +7,25 @@ means by it.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
 
-from pmapdp.verify import trees
 from pmapdp.verify.influence import (
     MOST_EXAMPLES,
     are_alike,
     compare_examples,
+    find_used_leaves,
     measure_weights,
 )
 from pmapdp.verify.mistakes import Fact
-from pmapdp.verify.reference import Reference
 from pmapdp.verify.step_update import ComparedLeaf, StepUpdate
 from pmapdp.verify.tolerances import PREDICTS, equations
-from pmapdp.verify.trees import Leaves, distance, first_names
+from pmapdp.verify.trees import distance, first_names
 
 # Wrong leaves that aren't a multiple are still said to move about so many times as far.
 ABOUT = 0.1
-# A loss scale, or the running mean that shifts a batch norm, goes in and comes out
-# again, so it moves a result by rounding alone.
-MOVED = 1e-6
 
 
 def explain_state(update: StepUpdate) -> list[Fact]:
@@ -98,13 +93,14 @@ def compare_devices(update: StepUpdate) -> Iterator[Fact]:
         correct_mean,
         "the devices' values differ, and their mean is the reference's value",
     )
-    used, use_facts = find_use(update, local + correct_mean, "no all-reduce")
+    use_facts = describe_use(update, local + correct_mean, "no all-reduce")
+    mistakes = [fact.mistake for fact in use_facts]
     yield from describe_leaves(
         unexplained,
         "the devices hold different values, which aren't the results on their own "
         "examples",
         # Parameters without an all-reduce make other leaves differ, too.
-        "" if used else "drift",
+        "" if "no all-reduce" in mistakes else "drift",
     )
     yield from use_facts
 
@@ -127,14 +123,10 @@ def mean_is_correct(leaf: ComparedLeaf, N: int) -> bool:
     return leaf.is_clearly_wrong and leaf.is_explained(rest)
 
 
-def find_use(
+def describe_use(
     update: StepUpdate, names: list[str], mistake_if_used: str
-) -> tuple[list[str], list[Fact]]:
-    """Find those leaves of the state on which other results depend, as on a parameter.
-
-    Returns:
-        These leaves, and the facts about used and unused ones.
-    """
+) -> list[Fact]:
+    """Say on which leaves of the state other results depend, as on a parameter."""
     leaves = []
     other_sizes = []
     for name, leaf in update.expected.leaves.items():
@@ -145,7 +137,7 @@ def find_use(
         else:
             other_sizes.append(leaf.value.size)
     if not leaves:
-        return [], []
+        return []
     used = find_used_leaves(update.reference, leaves, update.expected.arguments)
     sentence = "Other results depend on {}."
     if not used and max(other_sizes, default=1) == 1:
@@ -159,57 +151,7 @@ def find_use(
     if unused:
         sentence = f"No other result of this update depends on {first_names(unused)}."
         facts.append(Fact(sentence, "local statistics"))
-    return used, facts
-
-
-def find_used_leaves(
-    reference: Reference, names: list[str], arguments: tuple
-) -> list[str]:
-    """Return those leaves of the state on which other results depend.
-
-    Leaves are shifted, to see what moves. There may be hundreds, so leaves of the same
-    name, such as all kernels of the parameters, are shifted together. A leaf on which a
-    used leaf depends is used, too, as momentum is.
-    """
-    usual = reference(arguments)
-    moved_by_group = []
-    for group in group_by_name(names):
-        moved = find_moved(reference, group, usual, arguments)
-        moved_by_group.append((group, moved - group))
-    users = set(usual).difference(names)
-    for _ in moved_by_group:  # in each round, the users of users
-        for group, moved in moved_by_group:
-            if moved & users:
-                users |= group
-    return [name for name in names if name in users]
-
-
-def find_moved(
-    reference: Reference, group: set[str], usual: Leaves, arguments: tuple
-) -> set[str]:
-    """Return the results that move if these leaves of the state are shifted."""
-
-    def shift(path: str, leaf: Any) -> Any:
-        if path not in group:
-            return leaf
-        return np.asarray(leaf * 1.5 + 0.1, leaf.dtype)
-
-    shifted_state = trees.map_with_names(shift, arguments[0])
-    results = reference((shifted_state, *arguments[1:]))
-    moved = set()
-    for name, value in usual.items():
-        if distance(value, results[name]) > MOVED * distance(value):
-            moved.add(name)
-    return moved
-
-
-def group_by_name(names: Iterable[str]) -> list[set[str]]:
-    """Group leaves by the first and the last part of their paths."""
-    groups: dict[tuple[str, str], set[str]] = {}
-    for name in names:
-        parts = name.removesuffix("/value").split("/")  # of a variable of Flax NNX
-        groups.setdefault((parts[0], parts[-1]), set()).add(name)
-    return list(groups.values())
+    return facts
 
 
 def draw_for_same_examples(update: StepUpdate) -> Iterator[Fact]:
@@ -312,10 +254,10 @@ def compare_with_local_results(update: StepUpdate) -> Iterator[Fact]:
     for leaf in update.wrong():
         # Each local result draws as the first device does, so a leaf that depends on
         # random numbers shows nothing.
-        local_values = update.local_values(leaf)
-        if not local_values or leaf.name in update.random_leaves:
+        if not leaf.is_clearly_wrong or leaf.name in update.random_leaves:
             continue
-        if not leaf.is_clearly_wrong:
+        local_values = update.local_values(leaf)
+        if not local_values:
             continue
         is_float = leaf.expected.kind == "close"
         if is_float and leaf.is_predicted([np.mean(local_values, 0)]):
@@ -328,8 +270,7 @@ def compare_with_local_results(update: StepUpdate) -> Iterator[Fact]:
     yield from describe_leaves(
         first, "the reference's result on the first device's examples"
     )
-    _, use_facts = find_use(update, means + first, "mean of means" if means else "")
-    yield from use_facts
+    yield from describe_use(update, means + first, "mean of means" if means else "")
 
 
 def describe_change(update: StepUpdate) -> Iterator[Fact]:

@@ -1,14 +1,18 @@
-"""Replace the examples one by one, to find out how much each of them counts.
+"""Change the examples or the state of an update, and see what moves.
 
-The moves of the step are compared with the reference's. Weight decay, which hides a
-factor of the gradient in the update itself, is in neither of them.
+Examples are replaced one by one, and the moves of the step are compared with the
+reference's. Weight decay, which hides a factor of the gradient in the update itself, is
+in neither of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from pmapdp.verify import trees
 from pmapdp.verify.mistakes import Fact
+from pmapdp.verify.reference import Reference
 from pmapdp.verify.step_update import ComparedLeaf, StepUpdate
 from pmapdp.verify.tolerances import CLEARLY_WRONG
 from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
@@ -19,6 +23,54 @@ MOST_EXAMPLES = 128
 # How near two examples count alike. Weights are quotients of two differences, so
 # they're less exact than a prediction.
 ALIKE = 0.01
+# A loss scale, or the running mean that shifts a batch norm, goes in and comes out
+# again, so it moves a result by rounding alone.
+MOVED = 1e-6
+
+
+def measure_weights(
+    update: StepUpdate, examples: Sequence[int], leaves: list[ComparedLeaf]
+) -> dict[str, np.ndarray]:
+    """Replace examples one by one, and compare how far step and reference move.
+
+    Returns:
+        For each leaf, the step's moves as multiples of the reference's, `[examples]`,
+        NaN if the reference hardly moves. The most exact come first. A leaf is left out
+        unless its moves are multiples: under clipping and Adam they aren't.
+    """
+    B = update.expected.examples
+    replacements = np.roll(np.arange(B), B // 2)
+    reruns = []
+    for example in examples:
+        index = np.arange(B)
+        index[example] = replacements[example]
+        reruns.append(update.rerun(index))
+    weights_by_error = {}
+    for leaf in leaves:
+        weights, errors = fit_moves(leaf, reruns)
+        are_multiples = len(errors) > len(weights) / 2 and max(errors) < ALIKE
+        if are_multiples:
+            weights_by_error[max(errors), leaf.name] = weights
+    order = sorted(weights_by_error)
+    return {name: weights_by_error[error, name] for error, name in order}
+
+
+def fit_moves(
+    leaf: ComparedLeaf, reruns: list[tuple[Leaves, Leaves]]
+) -> tuple[np.ndarray, list[float]]:
+    """Return the step's moves of a leaf as multiples, and how exact they are."""
+    weights = []
+    errors = []
+    for step_result, reference_result in reruns:
+        move = step_result[leaf.name] - leaf.copies[0]
+        expected_move = reference_result[leaf.name] - leaf.expected.value
+        weight = np.nan
+        # Rounding moves both ends of a move.
+        if distance(expected_move) > 2 * CLEARLY_WRONG * leaf.expected.allowed:
+            weight, error = fit_factor(move, expected_move)
+            errors.append(error)
+        weights.append(weight)
+    return np.array(weights), errors
 
 
 def are_alike(weights: np.ndarray) -> bool:
@@ -66,46 +118,51 @@ def is_masked(update: StepUpdate, ends: list[int], weights: np.ndarray) -> bool:
     return True
 
 
-def measure_weights(
-    update: StepUpdate, examples: Sequence[int], leaves: list[ComparedLeaf]
-) -> dict[str, np.ndarray]:
-    """Replace examples one by one, and compare how far step and reference move.
+def find_used_leaves(
+    reference: Reference, names: list[str], arguments: tuple
+) -> list[str]:
+    """Return those leaves of the state on which other results depend.
 
-    Returns:
-        For each leaf, the step's moves as multiples of the reference's, `[examples]`,
-        NaN if the reference hardly moves. The most exact come first. A leaf is left out
-        unless its moves are multiples: under clipping and Adam they aren't.
+    Leaves are shifted, to see what moves. There may be hundreds, so leaves of the same
+    name, such as all kernels of the parameters, are shifted together. A leaf on which a
+    used leaf depends is used, too, as momentum is.
     """
-    B = update.expected.examples
-    replacements = np.roll(np.arange(B), B // 2)
-    reruns = []
-    for example in examples:
-        index = np.arange(B)
-        index[example] = replacements[example]
-        reruns.append(update.rerun(index))
-    weights_by_error = {}
-    for leaf in leaves:
-        weights, errors = fit_moves(leaf, reruns)
-        are_multiples = len(errors) > len(weights) / 2 and max(errors) < ALIKE
-        if are_multiples:
-            weights_by_error[max(errors), leaf.name] = weights
-    order = sorted(weights_by_error)
-    return {name: weights_by_error[error, name] for error, name in order}
+    usual = reference(arguments)
+    moved_by_group = []
+    for group in group_by_name(names):
+        moved = find_moved(reference, group, usual, arguments)
+        moved_by_group.append((group, moved - group))
+    users = set(usual).difference(names)
+    for _ in moved_by_group:  # in each round, the users of users
+        for group, moved in moved_by_group:
+            if moved & users:
+                users |= group
+    return [name for name in names if name in users]
 
 
-def fit_moves(
-    leaf: ComparedLeaf, reruns: list[tuple[Leaves, Leaves]]
-) -> tuple[np.ndarray, list[float]]:
-    """Return the step's moves of a leaf as multiples, and how exact they are."""
-    weights = []
-    errors = []
-    for step_result, reference_result in reruns:
-        move = step_result[leaf.name] - leaf.copies[0]
-        expected_move = reference_result[leaf.name] - leaf.expected.value
-        weight = np.nan
-        # Rounding moves both ends of a move.
-        if distance(expected_move) > 2 * CLEARLY_WRONG * leaf.expected.allowed:
-            weight, error = fit_factor(move, expected_move)
-            errors.append(error)
-        weights.append(weight)
-    return np.array(weights), errors
+def find_moved(
+    reference: Reference, group: set[str], usual: Leaves, arguments: tuple
+) -> set[str]:
+    """Return the results that move if these leaves of the state are shifted."""
+
+    def shift(path: str, leaf: Any) -> Any:
+        if path not in group:
+            return leaf
+        return np.asarray(leaf * 1.5 + 0.1, leaf.dtype)
+
+    shifted_state = trees.map_with_names(shift, arguments[0])
+    results = reference((shifted_state, *arguments[1:]))
+    moved = set()
+    for name, value in usual.items():
+        if distance(value, results[name]) > MOVED * distance(value):
+            moved.add(name)
+    return moved
+
+
+def group_by_name(names: Iterable[str]) -> list[set[str]]:
+    """Group leaves by the first and the last part of their paths."""
+    groups: dict[tuple[str, str], set[str]] = {}
+    for name in names:
+        parts = name.removesuffix("/value").split("/")  # of a variable of Flax NNX
+        groups.setdefault((parts[0], parts[-1]), set()).add(name)
+    return list(groups.values())
