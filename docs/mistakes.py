@@ -23,6 +23,7 @@ class Section(NamedTuple):
     Attributes:
         symptom: What you notice without `verify`.
         fact: What `verify` says of it, in short.
+        unnoticed: Why a training run doesn't show it.
         write: The correction.
         no_mistake_if: When the program is correct as it is, as a clause, if ever.
         lines: Examples.
@@ -30,6 +31,7 @@ class Section(NamedTuple):
 
     symptom: str
     fact: str
+    unnoticed: str
     write: str
     no_mistake_if: str = ""
     lines: tuple[WrongLine, ...] = ()
@@ -37,8 +39,9 @@ class Section(NamedTuple):
 
 SECTIONS = {
     "no all-reduce": Section(
-        symptom="Another device's checkpoint gives another test result",
+        symptom="The devices hold different parameters, so the test result depends on whose copy you save",
         fact="each device holds the reference's result on its own examples, and other results depend on it",
+        unnoticed="Each device then trains a model of its own, and every one of these losses falls as usual.",
         write="Average all gradients in one pytree before the update.",
         no_mistake_if="each device trains its own model",
         lines=(
@@ -55,8 +58,9 @@ SECTIONS = {
         ),
     ),
     "sum for mean": Section(
-        symptom="The gradient's norm grows with the number of devices; under SGD the loss may jump",
+        symptom="The gradient's norm is N times as large on N devices. SGD jumps about or diverges, and Adam hardly notices",
         fact="the change is N times the reference's, or each example counts N times as much",
+        unnoticed="Adam divides the factor out again, so its loss curve looks healthy. SGD takes steps that are N times as long.",
         write="Take `lax.pmean` in place of `lax.psum`, or one device's learning rate.",
         no_mistake_if="your step divides the loss by a number of devices that it read before it was traced. Then the reference "
         "is N times too small: divide by `lax.axis_size(axis_name)`",
@@ -71,14 +75,16 @@ SECTIONS = {
     "check_vma": Section(
         symptom="After a port from pmap to shard_map, the gradient is N times as large",
         fact="the change is N or N² times the reference's, and the step has a `shard_map` with `check_vma=True`",
+        unnoticed="Under pmap and `check_vma=False` the same lines are correct, and JAX says nothing.",
         write='Differentiate `lax.pcast(params, axis_name, to="varying")` and average the gradient: JAX then refuses a step that '
         "forgets to. `check_vma=False` is correct too, but turns that check off.",
         no_mistake_if="the learning rate is multiplied by N on purpose",
         lines=(WrongLine("check_vma=True", "check_vma=False", ("shard_map",)),),
     ),
     "averaged twice": Section(
-        symptom="The gradient's norm shrinks with the number of devices; under SGD the loss falls more slowly",
+        symptom="The gradient's norm is 1/N of one device's, and under SGD the loss falls more slowly",
         fact="the change is 1/N of the reference's, or each example counts 1/N as much",
+        unnoticed="Adam divides this factor out, too, and SGD only trains more slowly.",
         write="Remove one of the two divisions.",
         no_mistake_if="the learning rate is divided by N on purpose",
         lines=(
@@ -89,8 +95,9 @@ SECTIONS = {
         ),
     ),
     "mean of means": Section(
-        symptom="The loss of one batch changes a little with the number of devices, most of all with padding",
+        symptom="The same batch makes a slightly different loss or update on one device and on eight, most of all if it's padded",
         fact="a value is the mean of the reference's results on each device's examples, and other results depend on it",
+        unnoticed="A mean of the devices' means is the mean over the batch as long as all devices hold equally many valid examples, so a missing count shows in a padded or uneven batch alone. Local clipping and local batch norm change every update a little.",
         write="Divide sums: `lax.psum(gradient_sums, axis_name) / lax.psum(count, axis_name)`. Average before you clip. Give batch "
         "norm the global mean and mean of squares (Flax: `axis_name`).",
         no_mistake_if="clipping or batch norm is local on purpose",
@@ -110,8 +117,9 @@ SECTIONS = {
         ),
     ),
     "local statistics": Section(
-        symptom="The training loss is as on one device, but the test result depends on which device is saved",
+        symptom="The training loss is as on one device, but the test loss isn't, or it depends on whose copy you save",
         fact="a value is the result on one device's examples, or the mean of such results, and nothing else depends on it",
+        unnoticed="Training normalizes with the statistics of the batch at hand, so the running ones matter only in evaluation.",
         write="Average the mean and the mean of squares (Flax: `axis_name`), and take the variance from them. Add counts up.",
         no_mistake_if="they are environments, an accumulator that is averaged later, or local on purpose",
         lines=(
@@ -128,6 +136,7 @@ SECTIONS = {
     "same mask": Section(
         symptom="Eight devices equal one without dropout, but not with it",
         fact="if every device gets the same examples, all draw the same random numbers",
+        unnoticed="Each mask is as random as it should be, but the first examples of all devices share one, and so do the second.",
         write="Fold each example's index in the global batch into the key (`jax.random.fold_in`).",
         no_mistake_if="all devices share their noise, as in some reinforcement learning",
         lines=(
@@ -135,8 +144,9 @@ SECTIONS = {
         ),
     ),
     "key stands still": Section(
-        symptom="Dropout or augmentation has hardly any effect",
+        symptom="Dropout or augmentation has hardly any effect, as if the data were augmented once",
         fact="the second update draws the random numbers of the first again",
+        unnoticed="One mask looks as random as any other. You'd have to compare the masks of two updates to see that they're the same.",
         write="Take `jax.random.fold_in(key, state.step)`, or return the new key.",
         no_mistake_if="the random numbers are fixed, as in a random projection",
         lines=(
@@ -152,6 +162,7 @@ SECTIONS = {
     "dropped": Section(
         symptom="An epoch counts fewer examples than the data set has",
         fact="some examples have no influence",
+        unnoticed="All other examples train as they should.",
         write="Pad an uneven batch with examples of weight 0, and drop none.",
         no_mistake_if="they are padding. Give them weight 0 in the reference, too",
         lines=(
@@ -164,6 +175,7 @@ SECTIONS = {
     "counted unequally": Section(
         symptom="An epoch counts more examples than the data set has",
         fact="some examples count more than others",
+        unnoticed="The loss still falls, for a data set with other weights than you meant.",
         write="Give a repeated example that fills up a batch the weight 0.",
         no_mistake_if="the weights are meant, and the reference lacks them",
         lines=(
@@ -178,8 +190,9 @@ SECTIONS = {
         ),
     ),
     "drift": Section(
-        symptom="The devices start with equal parameters and move apart slowly",
+        symptom="The devices start with equal parameters, and move apart slowly",
         fact="the devices hold different values, which aren't the results on their own examples",
+        unnoticed="Most programs save and evaluate device 0's copy alone, and nobody looks at the others.",
         write="Compute the update from averaged values alone.",
         no_mistake_if="each device has its own key or environments",
         lines=(
@@ -193,11 +206,13 @@ SECTIONS = {
     "NaN on one device": Section(
         symptom="The loss becomes NaN in an epoch's last, padded batch",
         fact="on the examples of one device alone, the reference is NaN, too",
+        unnoticed="The all-reduce then spreads the NaN to all devices, so you can't see where it began.",
         write="Divide after adding up: `lax.psum(sums, axis_name) / lax.psum(count, axis_name)`.",
     ),
     "one device's metrics": Section(
         symptom="The printed loss depends on the device, or jumps about more than on one",
         fact="a metric differs between devices, or it's the reference's result on one device's examples",
+        unnoticed="The training itself is correct. But the number that you look at comes from an eighth of the examples.",
         write="Add up sums and counts with `lax.psum`, and average means over equally many examples with `lax.pmean`.",
         no_mistake_if="the loop averages the devices' metrics",
         lines=(
@@ -210,6 +225,7 @@ SECTIONS = {
     "scaled metrics": Section(
         symptom="A metric is N or 1/N times what one device prints, and the model is the same",
         fact="a metric is N, N² or 1/N times the reference's value",
+        unnoticed="The training itself is correct, and so is the curve's shape.",
         write="Take `lax.pmean` for means, and `lax.psum` for sums.",
         no_mistake_if="the loop divides or multiplies it",
         lines=(
@@ -222,6 +238,7 @@ SECTIONS = {
     "every device computes everything": Section(
         symptom="Eight devices take as long as one for the same global batch",
         fact="the busiest device makes more than its part of the operations",
+        unnoticed="All numbers are correct, so no comparison of results finds it.",
         write='Place it with `jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))`, or give `in_shardings` or '
         "`in_specs`.",
         no_mistake_if="the step computes more than the reference, such as a second pass",
@@ -242,26 +259,71 @@ SECTIONS = {
 
 HEAD = """# Usual mistakes
 
-Your loss is worse on eight devices than on one, and nothing raised an error? Look for what you see, and follow the link.
-If nothing fits, let [`verify`](verify.md) compare your step with one device, because under Adam many mistakes leave the loss
-curve as it was. Its report states facts, as in the second column, and links to the sections below.
+Your training is worse on eight devices than on one, and nothing raised an error. Before you look for a mistake, train on one device
+with the same global batch. If that run is just as bad, [the larger batch](slower_or_worse.md#my-loss-is-worse-on-eight-devices) is the
+reason, and your step isn't. Otherwise find what you see in the first column, and follow the link.
 
 | what you see | what `verify` says | look at |
 | --- | --- | --- |"""
 
+CHECK = """
+Perhaps you see none of this, because under Adam many mistakes leave the loss curve as it was. Then begin with a check that takes a
+minute, and let [`verify`](verify.md) compare your step with one device. Its report states facts, as in the second column, and links
+to the sections below.
+
+## Do all devices hold the same parameters?
+
+This function returns how far the devices' copies of a parameter are apart at most. Make a few updates, and call it with the parameters
+as your step returned them, before anything selects device 0's copy:
+
+```python
+import jax
+import numpy as np
+
+
+def largest_spread(params):
+    spreads = []
+    for array in jax.tree.leaves(params):
+        copies = [np.asarray(shard.data) for shard in array.addressable_shards]
+        spreads.append(np.ptp(np.stack(copies), axis=0).max())
+    return max(spreads)
+```
+
+It takes pmap's stacked parameters `[N, ...]` and replicated ones, but none that you split over the devices on purpose. If it returns 0,
+all devices hold the same numbers. If not, look at [no all-reduce](#no-all-reduce) first, and then at [drift](#drift).
+Unfortunately the devices may also agree on wrong numbers: if you add up gradients that you should average, the result is 0, too. That's
+why `verify` compares with one device."""
+
 SECTIONS_HEAD = """
-The examples are lines of [a small training step](../tests/verify/program.py), and the one with a minus is wrong. Under jit the
-compiler adds the all-reduces, so you can't forget one. If each device is meant to hold values of its own, name them in
-`per_device`, and take `old_program` as the reference."""
+## Mistakes of a step
+
+The examples below are lines of [a small training step](../tests/verify/program.py). The line with a minus is wrong, and the line with a
+plus is its correction. Under jit the compiler adds the all-reduces, so you can't forget one. If you mean each device to hold values of
+its own, name them in `per_device`, and take `old_program` as the reference."""
+
+FOOT = """
+## Mistakes outside of the step
+
+`verify` calls your step in one process, and places the batch and the key itself. What goes wrong in your loop, before and after the
+step, it can't see:
+
+| what you see | what it usually is | look at |
+| --- | --- | --- |
+| With more processes, an epoch takes as many updates as before | every process reads the whole data set, so all train on the same examples | [several processes](processes.md), [lesson 17](../lessons/17_many_processes.ipynb) |
+| The program stands still in the last batch of an epoch | one process has a batch less, and the others wait for it in an all-reduce | [lesson 17](../lessons/17_many_processes.ipynb) |
+| The loss jumps after a restart | the checkpoint lacks the optimizer's state, the key or the place in the data | [lesson 14](../lessons/14_survive_a_kill.ipynb) |
+| The test result has a few examples too many or too few | evaluation drops the last batch, or counts its padding | [lesson 08](../lessons/08_keep_dropout_and_metrics_exact.ipynb) |
+| The numbers are correct, but every update takes too long | an all-reduce runs in a loop, once for each layer or micro-batch | the line "The devices exchange" of `verify`'s report, [no faster](slower_or_worse.md#my-second-gpu-is-no-faster) |"""
 
 
 def print_section(mistake: str) -> None:
     """Print a section of the page."""
     section = SECTIONS[mistake]
-    print(f"\n## {mistake}\n")
-    print(f"Usually {MISTAKES[mistake]}. {section.write}")
+    print(f"\n### {mistake}\n")
+    print(f"Usually {MISTAKES[mistake]}. {section.unnoticed}")
+    print(f"\n**To correct it:** {section.write}")
     if section.no_mistake_if:
-        print(f"\nIt's no mistake if {section.no_mistake_if}.")
+        print(f"\n**It's no mistake if** {section.no_mistake_if}.")
     for line in section.lines:
         print(f"\n```diff\n- {line.wrong}\n+ {line.correct}\n```")
 
@@ -273,9 +335,11 @@ def main() -> None:
         section = SECTIONS[mistake]
         link = f"[{mistake}](#{find_address(mistake)})"
         print(f"| {section.symptom} | {section.fact} | {link} |")
+    print(CHECK)
     print(SECTIONS_HEAD)
     for mistake in MISTAKES:
         print_section(mistake)
+    print(FOOT)
 
 
 if __name__ == "__main__":

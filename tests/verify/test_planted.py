@@ -4,11 +4,15 @@ A row that fits besides is true, too: the running statistics of a batch norm tha
 device makes alone are its own, and its gradients' mean is a mean of means.
 """
 
+import re
 import runpy
+from functools import partial
 
+import jax
 import pytest
 from marks import quick
 from planted import PAGE, PLANTS, SECTIONS, SOURCE, given
+from steps import BATCH, W, alone, descend, mean, total
 
 from pmapdp.verify import VerificationError, verify
 from pmapdp.verify.mistakes import MISTAKES
@@ -65,6 +69,19 @@ def test_a_planted_line_fits_its_row_and_the_program_as_it_is_passes(
     else:
         assert report.ok, str(report)
         assert (report.devices, report.updates) == (4, 4)
+
+
+@pytest.mark.parametrize("out_axes", [0, None])
+@pytest.mark.parametrize("average", [mean, total, alone])
+def test_the_check_of_the_page_tells_if_devices_hold_the_same(average, out_axes):
+    """A sum in place of a mean keeps them equal, as the page says."""
+    page: dict = {}
+    exec(re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1], page)
+    device_step = partial(descend, average=average)
+    step = jax.pmap(device_step, "i", in_axes=(None, 0), out_axes=out_axes)
+    batch = jax.tree.map(lambda x: x.reshape(8, 2, *x.shape[1:]), BATCH)
+    w, _ = step(W, batch)
+    assert (page["largest_spread"]({"w": w}) > 0) == (average is alone)
 
 
 def test_the_page_has_a_section_for_every_mistake(capsys):
