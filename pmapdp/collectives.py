@@ -53,7 +53,8 @@ RUNS = re.compile(
 TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
-class Collective(NamedTuple):
+@dataclass(frozen=True)
+class Collective:
     """All collectives of one kind in a program.
 
     Attributes:
@@ -68,8 +69,7 @@ class Collective(NamedTuple):
     """
 
     kind: str
-    # `count` hides a method of tuples, which nobody needs.
-    count: int  # type: ignore[assignment]
+    count: int
     bytes: int
     runs: int | None
 

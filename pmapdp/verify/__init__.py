@@ -12,11 +12,12 @@ How one verification runs, and where:
 
 1. `verification.py` reads the arguments, and compares in float64 if it can.
 2. `reference.py` runs the plain step for one device, update by update.
-3. `tolerances.py` measures what rounding changes in it, and decides what is equal.
+3. `tolerances.py` measures what rounding changes in each leaf, and decides how far it
+   may be off.
 4. `layouts.py` places the same arguments on N devices. `step_update.py` runs your step
-   on them, and compares the results.
-5. `experiments.py` and `influence.py` find the facts behind a difference. `checks.py`
-   looks at random numbers, split work and communication.
+   on them, and puts each leaf beside the reference's.
+5. `checks.py` makes the checks. If a leaf is wrong, `experiments.py` finds the facts
+   behind it. Some of these experiments change examples or the state: `influence.py`.
 6. `mistakes.py` has the names of the usual mistakes, to which the facts point, and
    `report.py` prints it all.
 """

@@ -196,8 +196,8 @@ def check_work(updates: list[StepUpdate]) -> list[Fact]:
         )
     rows = expected.select_examples(np.arange(expected.examples // N))
     local_arguments = (expected.state, rows, expected.key)
-    local = update.reference.run_local.lower(0, *local_arguments)
-    whole = update.reference.run_whole.lower(*expected.arguments)
+    local = update.reference.jit_alone.lower(0, *local_arguments)
+    whole = update.reference.jit_batch.lower(*expected.arguments)
     compiled_whole = whole.compile()  # it has been compiled by its call
     loops = find_loops(update.compiled)
     if loops != find_loops(compiled_whole) and loops != find_loops(local.compile()):

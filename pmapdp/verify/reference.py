@@ -141,8 +141,8 @@ class Reference:
         state: The state that training starts from, for its structure.
         per_device: Parts of the paths of leaves of which each device has its own.
         batch_axis: The axis of the examples in the batch.
-        run_whole: Compiled for the whole batch.
-        run_local: Compiled for one device's examples. The first argument is its number.
+        jit_batch: Compiled for the whole batch.
+        jit_alone: Compiled for one device's examples. The first argument is its number.
     """
 
     def __init__(
@@ -168,10 +168,10 @@ class Reference:
         self.metric_prefix = "metrics/"
         if any(name.startswith("metrics/") for name in trees.leaves_by_name(state)):
             self.metric_prefix = "returned metrics/"
-        self.run_whole = jax.jit(self.run_batch)
+        self.jit_batch = jax.jit(self.run_batch)
         # It runs once on each device's examples, so optimizing it takes too long: small
         # matrix products make large programs.
-        self.run_local = jax.jit(
+        self.jit_alone = jax.jit(
             self.run_alone, compiler_options={"xla_backend_optimization_level": 0}
         )
 
@@ -200,7 +200,7 @@ class Reference:
 
     def run(self, arguments: tuple) -> dict[str, Any]:
         """Return the new "state" and the "metrics", as one device has them."""
-        returned = trees.to_host(self.run_whole(*arguments))
+        returned = trees.to_host(self.jit_batch(*arguments))
         if self.groups == 1:
             return returned
 
@@ -275,7 +275,7 @@ class Reference:
                 "step.__wrapped__"
             )
         try:
-            traced = self.run_whole.trace(*arguments)
+            traced = self.jit_batch.trace(*arguments)
         except CheckError as error:
             raise ArgumentsError(str(error)) from None
         leaves = self.leaves(traced.out_info)
@@ -286,7 +286,7 @@ class Reference:
                     f"{first_names(leaves)} and key"
                 )
         if self.groups > 1:
-            self.check_groups(self.to_numpy(self.run_whole(*arguments)))
+            self.check_groups(self.to_numpy(self.jit_batch(*arguments)))
         return traced
 
     def check_groups(self, results: Leaves) -> None:

@@ -218,7 +218,7 @@ class StepUpdate:
         for device in range(self.N):
             rows = update.select_examples(np.arange(device * b, (device + 1) * b))
             try:
-                result = self.reference.run_local(
+                result = self.reference.jit_alone(
                     device, update.state, rows, update.key
                 )
             except Exception:  # a reference may take only one batch size
