@@ -58,14 +58,13 @@ class Collective:
     """All collectives of one kind in a program.
 
     Attributes:
-        kind: its name in HLO, for example `all-reduce`.
-        count: number of instructions.
-        bytes: size of their results on one device, all arrays together, if each runs
-            once.
-        runs: how often they run, all together, in one call of the program. One in a
-            loop runs as often as the loop does. One in a branch counts as if it were
-            taken.
-            None: a loop's length isn't known before it runs.
+        kind: The kind's name in HLO, for example `all-reduce`.
+        count: The number of instructions.
+        bytes: The size of their results on one device, all arrays together, if each
+            runs once.
+        runs: How often they run, all together, in one call of the program. One in a
+            loop runs as often as the loop does, and one in a branch counts as if the
+            branch were taken. None: a loop's length isn't known before it runs.
     """
 
     kind: str
@@ -79,15 +78,17 @@ class Instruction:
     """One collective in a compiled program.
 
     Attributes:
-        kind: its name in HLO.
-        bytes, arrays: size and number of its results on one device.
-        runs: how often it runs in one call, or None if that isn't known.
-        in_branch: it runs at most so often, because it's in a branch of a condition.
-        operations: the JAX operations that it comes from. Of a combined one, perhaps
+        kind: The name of its kind in HLO.
+        bytes: The size of its results on one device.
+        arrays: The number of its results.
+        runs: How often it runs in one call, or None if that isn't known.
+        in_branch: It runs at most so often, because it's in a branch of a condition.
+        operations: The JAX operations that it comes from. Of a combined one, perhaps
             not all.
-        source, text: the file and number of the line that it comes from, and the line.
-            Both are empty if HLO doesn't have them.
-        written: a line of the program asks for it.
+        source: The file and the number of the line that it comes from, or empty if HLO
+            doesn't have them.
+        text: That line.
+        written: A line of the program asks for it.
     """
 
     kind: str
@@ -145,7 +146,7 @@ def instructions(hlo: str) -> list[Instruction]:
         match = INSTRUCTION.match(plain.strip())
         if not match:
             continue
-        sizes = [size(*array) for array in ARRAY.findall(match[1])]
+        sizes = [array_bytes(*array) for array in ARRAY.findall(match[1])]
         runs, in_branch = runs_of.get(computation, (1, False))
         operations: list[str] = []
         source = ""
@@ -174,9 +175,9 @@ class Caller(NamedTuple):
     """An instruction that runs a computation.
 
     Attributes:
-        computation: the computation that the instruction is in.
-        times: how often it runs the other one, or None for a loop of unknown length.
-        is_branch: it runs it only under a condition.
+        computation: The computation that the instruction is in.
+        times: How often it runs the other computation. None: a loop of unknown length.
+        is_branch: It runs the other computation only under a condition.
     """
 
     computation: str
@@ -239,7 +240,7 @@ def multiply_runs(
     return total, in_branch
 
 
-def size(dtype: str, bits: str, dimensions: str) -> int:
+def array_bytes(dtype: str, bits: str, dimensions: str) -> int:
     """Return the bytes of an array type such as `f32[512,10]`.
 
     `pred` takes a byte, and a `token` none.
@@ -283,13 +284,13 @@ def read_table(hlo: str, name: str) -> dict[str, str]:
     return dict(re.findall(r"^(\d+) (.*)", table[1], re.MULTILINE))
 
 
-def describe_exchange(collectives: Sequence[Instruction]) -> str:
+def describe_exchange(rows: Sequence[Instruction]) -> str:
     """Say what devices exchange: `1 all-reduce, 576 bytes`.
 
     One in a loop runs more than once: `4 all-reduces, run 16 times an update, 2.3 kB: 4
     times at accumulate.py:81`.
     """
-    rows_of = by_kind(collectives)
+    rows_of = by_kind(rows)
     texts = [describe_rows(name, rows_of[name]) for name in rows_of]
     return "; ".join(texts) or "no collective"
 

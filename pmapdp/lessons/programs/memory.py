@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from pmapdp.collectives import ARRAY, size
+from pmapdp.collectives import ARRAY, array_bytes
 
 INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*)")
 NO_MEMORY_OF_ITS_OWN = {
@@ -65,7 +65,9 @@ def bytes_over_time(
             or "dynamic-update-slice" in name
         )
         own = operation not in NO_MEMORY_OF_ITS_OWN and not writes_in_place
-        sizes[name] = sum(size(*array) for array in ARRAY.findall(kind)) if own else 0
+        sizes[name] = 0
+        if own:
+            sizes[name] = sum(array_bytes(*array) for array in ARRAY.findall(kind))
         sources[name] = {name}.union(*[] if own else [sources[each] for each in reads])
         for each in reads:
             last_use |= dict.fromkeys(sources[each], time)
