@@ -97,7 +97,8 @@ SECTIONS = {
     "mean of means": Section(
         symptom="The same batch makes a slightly different loss or update on one device and on eight, most of all if it's padded",
         fact="a value is the mean of the reference's results on each device's examples, and other results depend on it",
-        unnoticed="A mean of the devices' means is the mean over the batch as long as all devices hold equally many valid examples, so a missing count shows in a padded or uneven batch alone. Local clipping and local batch norm change every update a little.",
+        unnoticed="As long as all devices hold equally many valid examples, a mean of their means is the mean over the batch. So a "
+        "missing count shows in padded or uneven batches alone. Local clipping and local batch norm change every update.",
         write="Divide sums: `lax.psum(gradient_sums, axis_name) / lax.psum(count, axis_name)`. Average before you clip. Give batch "
         "norm the global mean and mean of squares (Flax: `axis_name`).",
         no_mistake_if="clipping or batch norm is local on purpose",
@@ -121,7 +122,7 @@ SECTIONS = {
         fact="a value is the result on one device's examples, or the mean of such results, and nothing else depends on it",
         unnoticed="Training normalizes with the statistics of the batch at hand, so the running ones matter only in evaluation.",
         write="Average the mean and the mean of squares (Flax: `axis_name`), and take the variance from them. Add counts up.",
-        no_mistake_if="they are environments, an accumulator that is averaged later, or local on purpose",
+        no_mistake_if="the values are environments, an accumulator that is averaged later, or statistics that are local on purpose",
         lines=(
             WrongLine(
                 "mean, square = moments(h)",
@@ -136,7 +137,7 @@ SECTIONS = {
     "same mask": Section(
         symptom="Eight devices equal one without dropout, but not with it",
         fact="if every device gets the same examples, all draw the same random numbers",
-        unnoticed="Each mask is as random as it should be, but the first examples of all devices share one, and so do the second.",
+        unnoticed="Each mask is as random as it should be, but the batch `[B, ...]` gets only B/N different ones.",
         write="Fold each example's index in the global batch into the key (`jax.random.fold_in`).",
         no_mistake_if="all devices share their noise, as in some reinforcement learning",
         lines=(
@@ -164,7 +165,7 @@ SECTIONS = {
         fact="some examples have no influence",
         unnoticed="All other examples train as they should.",
         write="Pad an uneven batch with examples of weight 0, and drop none.",
-        no_mistake_if="they are padding. Give them weight 0 in the reference, too",
+        no_mistake_if="these examples are padding. Give them the weight 0 in the reference, too",
         lines=(
             WrongLine(
                 'weight = batch["weight"].at[-1].multiply(device < N - 1)',
@@ -176,7 +177,7 @@ SECTIONS = {
         symptom="An epoch counts more examples than the data set has",
         fact="some examples count more than others",
         unnoticed="The loss still falls, for a data set with other weights than you meant.",
-        write="Give a repeated example that fills up a batch the weight 0.",
+        write="If you repeat examples to fill up a batch, give the repeated ones the weight 0.",
         no_mistake_if="the weights are meant, and the reference lacks them",
         lines=(
             WrongLine(
@@ -261,7 +262,7 @@ HEAD = """# Usual mistakes
 
 Your training is worse on eight devices than on one, and nothing raised an error. Before you look for a mistake, train on one device
 with the same global batch. If that run is just as bad, [the larger batch](slower_or_worse.md#my-loss-is-worse-on-eight-devices) is the
-reason, and your step isn't. Otherwise find what you see in the first column, and follow the link.
+reason, and your step isn't. Otherwise find what you see in the first column, and follow the link. N is the number of devices.
 
 | what you see | what `verify` says | look at |
 | --- | --- | --- |"""
