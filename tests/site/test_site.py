@@ -1,6 +1,7 @@
 """The site: what docs/build.py lays out for Sphinx, its reference pages, and the check
 of its links. `.ci/run` builds it."""
 
+import importlib
 import json
 import re
 from pathlib import Path, PurePosixPath
@@ -181,3 +182,15 @@ def test_the_citation_and_the_changes_name_the_version():
         re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
         == pmapdp.__version__
     )
+
+
+def test_the_picture_of_nodes_is_in_step_with_its_program(monkeypatch):
+    """Every device has 64 rows, and a process those of its eight devices."""
+    folder = ROOT / "docs" / "pictures"
+    monkeypatch.syspath_prepend(folder)
+    nodes = importlib.import_module("nodes")
+    drawn = (folder / "nodes.svg").read_text(encoding="utf-8")
+    assert drawn == nodes.picture() + "\n"
+    assert drawn.count("<rect") == 1 + 4 + 2 * 32 + 1  # ground, nodes, tiles, bar
+    assert "rows 1536 to 2047" in drawn
+    assert ">31</text>" in drawn
