@@ -23,8 +23,14 @@ from pmapdp.compare.diff import align, find_changes
 from pmapdp.compare.results import Comparison, Measurement
 
 COLLECTIVE = r"\b(pmean|psum|psum_scatter|all_gather|all_to_all|ppermute|pmax|pmin)\b"
-# The all-reduce of the gradients takes gradients, or returns them.
-OF_GRADIENTS = re.compile(rf"{COLLECTIVE}\(.*grad|^[^=]*grad[^=]*=.*{COLLECTIVE}")
+# What a line of code does, by its class in HTML. The first that fits counts.
+LINES = {
+    "comment": r"\s*(#|\"\"\")",
+    # The all-reduce of the gradients takes gradients, or returns them.
+    "all-reduce": rf".*{COLLECTIVE}\(.*grad|[^=]*grad[^=]*=.*{COLLECTIVE}",
+    "sums": r".*\b(gradient_sums|compute_sums|value_and_grad|grad)\(",
+    "weights": r".*\b(update|apply_updates|apply_gradients)\(",
+}
 
 
 def make_page(comparison: Comparison) -> str:
@@ -67,7 +73,7 @@ def load_mistakes() -> list[dict[str, Any]]:
 def as_html(lines: Sequence[str]) -> Markup:
     """Colour lines of Python. Each wraps at spaces, below its own beginning.
 
-    The all-reduce of the gradients has a background colour of its own.
+    A line that computes gradients, adds them up or updates has a class of its own.
     """
     html = Markup("")
     for line in join_comments(lines):
@@ -91,11 +97,10 @@ def join_comments(lines: Sequence[str]) -> list[str]:
 
 
 def class_of(line: str) -> str:
-    """Return the class of a line in HTML: comment, reduce, or the empty string."""
-    if line.lstrip().startswith(("#", '"""')):
-        return "comment"
-    if OF_GRADIENTS.search(line):
-        return "reduce"
+    """Return the class of a line in HTML, or the empty string."""
+    for name, pattern in LINES.items():
+        if re.match(pattern, line):
+            return name
     return ""
 
 

@@ -1,7 +1,8 @@
 """Draw an update and the losses, as SVG.
 
 A device has a colour, and nothing else has one of these colours. The all-reduce is
-yellow.
+yellow. The classes `sums`, `all-reduce` and `weights` are those of the lines of code
+that do the same, and `page.css` marks them together.
 """
 
 import math
@@ -49,12 +50,12 @@ def picture(width: float, height: float, note: str, *parts: str) -> Markup:
     )
 
 
-def box(x: float, y: float, width: float, height: float, attribute: str) -> str:
-    """Draw a rectangle with a class or a colour, given as an attribute."""
-    return (
-        f'<rect x="{x:.1f}" y="{y:g}" width="{width:.1f}" height="{height:g}" rx="2" '
-        f"{attribute}/>"
-    )
+def box(
+    x: float, y: float, width: float, height: float, kind: str, fill: str = ""
+) -> str:
+    """Draw a rectangle of a class. Without a colour, the page's style fills it."""
+    size = f'width="{width:.1f}" height="{height:g}"'
+    return f'<rect class="{kind}" x="{x:.1f}" y="{y:g}" {size} rx="2" fill="{fill}"/>'
 
 
 def label(
@@ -84,16 +85,21 @@ def draw_update(run: Measurement) -> Markup:
     parts = [label(0, 10, "batch"), *draw_function(run, N)]
     for device in range(N):
         left = device * tile + 2
-        colour = f'fill="{colour_of(device)}"'
-        parts.append(box(left, 15, tile - 4, 12, colour))
-        parts.append(box(left + 0.2 * tile, 60, 0.6 * tile - 4, 12, colour))
-        parts.append(box(left, 152, tile - 4, 12, 'class="weights"'))
+        colour = colour_of(device)
+        parts.append(box(left, 15, tile - 4, 12, "batch", colour))
+        parts.append(box(left + 0.2 * tile, 60, 0.6 * tile - 4, 12, "sums", colour))
+        parts.append(box(left, 152, tile - 4, 12, "weights"))
     if run.devices <= MOST_NUMBERED:
         for device, number in enumerate(run.gradient_sums):
             middle = (device + 0.5) * tile
             parts.append(label(middle, 83, write_number(number), "middle", "number"))
     if run.collectives:
-        parts += draw_all_reduce(run)
+        total = ""
+        if run.gradient_sums:
+            # Not of the numbers as written, each of which is rounded.
+            total = f": ≈ {write_number(sum(run.gradient_sums))}"
+        texts = f"you add up{total}", f"the compiler adds up{total}"
+        parts += draw_all_reduce(run, 4, 94, UPDATE_WIDTH - 8, 18, *texts)
     parts.append(label(0, 146, "new weights, all equal" if N > 1 else "new weights"))
     parts += [label(UPDATE_WIDTH / 2, y, "↓", "middle") for y in (37, 134)]
     note = "From the batch over gradient sums to new weights"
@@ -121,21 +127,51 @@ def draw_function(run: Measurement, N: int) -> list[str]:
     parts = [label(0, 48, text)]
     for number in range(N):
         left = number * width + 1
-        parts.append(box(left, 54, width - 2, height, 'class="function"'))
+        parts.append(box(left, 54, width - 2, height, "function"))
     return parts
 
 
-def draw_all_reduce(run: Measurement) -> list[str]:
-    """Draw the yellow bar, which is dashed if the compiler adds it."""
+def draw_all_reduce(
+    run: Measurement,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    yours: str,
+    compilers: str,
+) -> list[str]:
+    """Draw a yellow bar with one of two texts. It's dashed if it's the compiler's."""
     kind = "all-reduce dashed"
-    text = "the compiler adds up"
+    text = compilers
     if run.collectives[0].written:
         kind = "all-reduce"
-        text = "you add up"
-    if run.gradient_sums:
-        text += f": {write_number(sum(run.gradient_sums))}"
-    bar = box(4, 94, UPDATE_WIDTH - 8, 18, f'class="{kind}"')
-    return [bar, label(UPDATE_WIDTH / 2, 107, text, "middle")]
+        text = yours
+    bar = box(x, y, width, height, kind)
+    return [bar, label(x + width / 2, y + height / 2 + 4, text, "middle")]
+
+
+def draw_timeline(run: Measurement) -> Markup:
+    """Sketch an update in time, which goes to the right, with a row for each device.
+
+    The lengths are made up. A device that's ready waits for the others.
+    """
+    N = min(run.devices, MOST_DRAWN)
+    bottom = 8 * N  # pixels
+    parts = []
+    for device in range(N):
+        y = 8 * device
+        end = 188
+        if run.collectives:
+            end = 126 - 4 * (3 * device % 8)
+            parts.append(f'<path class="grid-line" d="M{end} {y + 3}H130"/>')
+        parts.append(box(0, y, end, 6, "sums", colour_of(device)))
+        parts.append(box(192, y, 46, 6, "weights"))
+    parts.append(label(0, bottom + 12, "gradient sums"))
+    parts.append(label(215, bottom + 12, "update", "middle"))
+    if run.collectives:
+        parts += draw_all_reduce(run, 130, 0, 58, bottom - 2, "you", "compiler")
+        parts.append(label(159, bottom + 12, "all-reduce", "middle"))
+    return picture(UPDATE_WIDTH, bottom + 16, "An update in time, a sketch", *parts)
 
 
 def draw_losses(runs: Sequence[Measurement]) -> Markup:

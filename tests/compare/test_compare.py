@@ -132,7 +132,7 @@ def test_the_devices_sums_in_the_pictures_add_up_to_a_single_device_s(compared):
     for run in (pmap, jit):
         assert sum(run.gradient_sums) == pytest.approx(total, rel=1e-4)
     text = f"{total:.2f}".replace("-", "\u2212")
-    for words in (f">{text}</text>", f"you add up: {text}", f"adds up: {text}"):
+    for words in (f">{text}</text>", f"you add up: ≈ {text}", f"adds up: ≈ {text}"):
         assert words in page
 
 
@@ -191,6 +191,19 @@ def test_the_page_is_whole_and_needs_no_network_and_no_script(compared):
     assert "Why the results are equal" in words
     assert "9 mistakes that raise no error" in words
     assert "so the compiler adds an all-reduce" in words
+
+
+def test_a_narrow_page_shows_the_column_that_a_tab_chooses(compared):
+    """Each tab is the label of a radio button, and the style names its column."""
+    _, report, page = compared
+    for number, name in enumerate(report.columns, 1):
+        assert f'id="column-{number}" aria-label="Show {name}' in page
+        heads = page.count(f'<label for="column-{number}">{name}</label>')
+        assert heads == 1 + len(report.code.sections)
+        assert f'<div class="cell" role="cell" data-columns="{number}">' in page
+        rule = rf'#column-{number}:checked\) \[data-columns~="{number}"\] {{ display'
+        assert re.search(rule, page)
+    assert page.count(" checked") == 1
 
 
 def test_the_page_escapes_what_it_shows(compared):

@@ -11,7 +11,7 @@ import pytest
 from pmapdp.collectives import Instruction
 from pmapdp.compare.diff import align, find_changes
 from pmapdp.compare.page import as_html, class_of
-from pmapdp.compare.pictures import draw_differences, draw_update
+from pmapdp.compare.pictures import draw_differences, draw_timeline, draw_update
 from pmapdp.compare.results import Arrays, Line, Measurement, Times
 from pmapdp.compare.sources import read_strategies, split_program
 from pmapdp.compare.words import describe_holdings
@@ -79,18 +79,21 @@ def test_a_bracket_alone_is_nothing_in_common():
     assert row == [(["old"], ["f(a", ")"]), (["new"], ["g(b", ")", "h()"])]
 
 
-def test_the_all_reduce_of_the_gradients_has_a_colour_and_code_is_escaped():
+def test_sums_all_reduce_and_update_have_classes_and_code_is_escaped():
     lines = {
-        "gradients = lax.pmean(jax.jit(f)(gradients), 'i')": "reduce",
-        "gradients = lax.pmean(g, 'i')": "reduce",
-        "g = lax.psum(grads, 'i')": "reduce",
+        "gradients = lax.pmean(jax.jit(f)(gradients), 'i')": "all-reduce",
+        "gradients = lax.pmean(g, 'i')": "all-reduce",
+        "g = lax.psum(grads, 'i')": "all-reduce",
         "loss = lax.pmean(loss, 'i')": "",
-        "return update(state, gradients), lax.psum(sums, 'i')": "",
+        "return update(state, gradients), lax.psum(sums, 'i')": "weights",
+        "updates, moments = optimizer.update(gradients, moments)": "weights",
+        "gradients = jax.grad(loss)(params, batch)": "sums",
+        "loss, gradients = lax.pmean(jax.value_and_grad(f)(w), 'i')": "all-reduce",
         "# lax.pmean(gradients, 'i')": "comment",
         "f = jax.pmap(f)": "",
     }
     assert {line: class_of(line) for line in lines} == lines
-    assert 'class="line reduce"' in as_html(["lax.psum(grads, 'i')"])
+    assert 'class="line all-reduce"' in as_html(["lax.psum(grads, 'i')"])
     assert 'class="line "' in as_html(["jax.jit(f)"])
     assert "&lt;b&gt;" in as_html(["x = '<b>'"])
 
@@ -229,6 +232,28 @@ def test_the_yellow_bar_is_in_your_function_or_outside_of_it():
     assert len(functions) == 1
     assert float(bar.get("y")) > bottom(functions[0])
     assert bar.get("class") == "all-reduce dashed"
+
+
+def test_in_the_sketch_all_wait_for_the_slowest():
+    """The all-reduce is one bar behind the sums of all devices."""
+    collective = Instruction("all-reduce", 8, 1, 1, False, [], "", "", written=True)
+    drawn = ElementTree.fromstring(
+        draw_timeline(replace(RUN, collectives=[collective]))
+    )
+    boxes = drawn.findall("rect")
+    right = {}
+    for name in ("sums", "weights", "all-reduce"):
+        right[name] = [
+            float(box.get("x")) + float(box.get("width"))
+            for box in boxes
+            if box.get("class") == name
+        ]
+    (bar,) = [box for box in boxes if box.get("class") == "all-reduce"]
+    assert len(right["sums"]) == len(set(right["sums"])) == len(right["weights"]) == 8
+    assert max(right["sums"]) < float(bar.get("x"))
+    assert bottom(bar) == max(map(bottom, boxes))
+    single = draw_timeline(replace(RUN, devices=1))
+    assert "all-reduce" not in single
 
 
 def test_a_device_s_sum_is_written_below_its_colour():
