@@ -5,7 +5,8 @@
   `programs.py` runs your own steps. Both measure, in processes of their own.
 - `results.py` says what a measurement and a comparison hold.
 - `sources.py` reads the code of each column, and `diff.py` sets it side by side.
-- `pictures.py` draws, and `words.py` makes sentences, for table and page.
+- `words.py` makes sentences, for table and page.
 - `page.py` puts all of it into `page.html`, in the look of `page.css`, with the
-  mistakes of `mistakes.toml`.
+  mistakes of `mistakes.toml` and the pictures of `pictures.html`, whose curves come
+  from `pictures.py`.
 """

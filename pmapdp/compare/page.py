@@ -1,6 +1,7 @@
 """Write a comparison as one HTML file that needs no network and no script.
 
-`page.html` is its template, and `page.css` says how it looks.
+`page.html` is its template, `pictures.html` draws its pictures, and `page.css` says how
+it looks.
 """
 
 import re
@@ -10,7 +11,7 @@ from importlib import resources
 from itertools import combinations
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -18,8 +19,9 @@ from pygments.lexers import PythonLexer
 from rich.filesize import decimal
 
 from pmapdp.collectives import describe_exchange
-from pmapdp.compare import pictures, words
+from pmapdp.compare import words
 from pmapdp.compare.diff import align, find_changes
+from pmapdp.compare.pictures import colour_of, difference_curves, loss_curves
 from pmapdp.compare.results import Comparison, Measurement
 
 COLLECTIVE = r"\b(pmean|psum|psum_scatter|all_gather|all_to_all|ppermute|pmax|pmin)\b"
@@ -38,36 +40,42 @@ def make_page(comparison: Comparison) -> str:
     runs_of: dict[str, list[Measurement]] = {name: [] for name in comparison.columns}
     for run in comparison.runs:
         runs_of[run.strategy].append(run)
-    environment = Environment(
-        undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(read_file("page.html"))
-    return template.render(
-        style=Markup(read_file("page.css")),
+    return load_template("page.html").render(
         comparison=comparison,
         runs_of=runs_of,
         mistakes=load_mistakes(),
         pairs=list(combinations(comparison.columns, 2)),
         most_memory=max(sum(run.memory.values()) for run in comparison.runs),
-        describe_exchange=describe_exchange,
-        words=words,
-        pictures=pictures,
-        align=align,
-        find_changes=find_changes,
-        as_html=as_html,
-        decimal=decimal,
     )
 
 
-def read_file(name: str) -> str:
-    """Read a file that stands beside this one."""
-    file = resources.files("pmapdp.compare").joinpath(name)
-    return file.read_text(encoding="utf-8")
+def load_template(name: str) -> Template:
+    """Load a template of this folder, with the functions that it calls."""
+    environment = Environment(
+        loader=PackageLoader("pmapdp", "compare"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {
+        "words": words,
+        "colour_of": colour_of,
+        "loss_curves": loss_curves,
+        "difference_curves": difference_curves,
+        "describe_exchange": describe_exchange,
+        "align": align,
+        "find_changes": find_changes,
+        "as_html": as_html,
+        "decimal": decimal,
+    }
+    return environment.get_template(name)
 
 
 def load_mistakes() -> list[dict[str, Any]]:
     """Read the mistakes. The head of `mistakes.toml` says what they hold."""
-    return tomllib.loads(read_file("mistakes.toml"))["mistakes"]
+    file = resources.files("pmapdp.compare").joinpath("mistakes.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))["mistakes"]
 
 
 def as_html(lines: Sequence[str]) -> Markup:

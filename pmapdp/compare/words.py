@@ -52,6 +52,16 @@ def describe_holdings(run: Measurement) -> list[str]:
     return lines
 
 
+def write_number(number: float) -> str:
+    """Write a number with two decimals, and with a minus that isn't a hyphen."""
+    return f"{number:.2f}".replace("-", "\u2212")
+
+
+def sees_whole_batch(run: Measurement) -> bool:
+    """Return True if the function is given the global batch, as under jit."""
+    return run.sees[0] == run.global_batch_size
+
+
 def who_adds_up(run: Measurement) -> str:
     """Say where the largest collective comes from."""
     if run.devices == 1:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import port_example
@@ -10,15 +11,15 @@ import pytest
 
 from pmapdp.collectives import Instruction
 from pmapdp.compare.diff import align, find_changes
-from pmapdp.compare.page import as_html, class_of
-from pmapdp.compare.pictures import draw_differences, draw_timeline, draw_update
+from pmapdp.compare.page import as_html, class_of, load_template
+from pmapdp.compare.pictures import difference_curves
 from pmapdp.compare.results import Arrays, Line, Measurement, Times
 from pmapdp.compare.sources import read_strategies, split_program
 from pmapdp.compare.words import describe_holdings
 from pmapdp.steps import STRATEGIES
 
 STEPS = Path(__file__).parents[2] / "pmapdp" / "steps"
-
+PICTURES: Any = load_template("pictures.html").module
 
 RUN = Measurement(
     strategy="pmap",
@@ -214,7 +215,7 @@ def boxes_of(written, sees):
     facts = ("all-reduce", 8, 1, 1, False, [], "", "")
     collective = Instruction(*facts, written=written)
     run = replace(RUN, sees=[sees], collectives=[collective])
-    boxes = ElementTree.fromstring(draw_update(run)).findall("rect")
+    boxes = ElementTree.fromstring(PICTURES.update(run)).findall("rect")
     (bar,) = [box for box in boxes if "all-reduce" in box.get("class", "")]
     return bar, [box for box in boxes if box.get("class") == "function"]
 
@@ -238,7 +239,7 @@ def test_in_the_sketch_all_wait_for_the_slowest():
     """The all-reduce is one bar behind the sums of all devices."""
     collective = Instruction("all-reduce", 8, 1, 1, False, [], "", "", written=True)
     drawn = ElementTree.fromstring(
-        draw_timeline(replace(RUN, collectives=[collective]))
+        PICTURES.timeline(replace(RUN, collectives=[collective]))
     )
     boxes = drawn.findall("rect")
     right = {}
@@ -252,16 +253,16 @@ def test_in_the_sketch_all_wait_for_the_slowest():
     assert len(right["sums"]) == len(set(right["sums"])) == len(right["weights"]) == 8
     assert max(right["sums"]) < float(bar.get("x"))
     assert bottom(bar) == max(map(bottom, boxes))
-    single = draw_timeline(replace(RUN, devices=1))
+    single = PICTURES.timeline(replace(RUN, devices=1))
     assert "all-reduce" not in single
 
 
 def test_a_device_s_sum_is_written_below_its_colour():
     run = replace(RUN, sees=[8], gradient_sums=[-1.5, 0, 2, 0, 0, 0, 0, 0.25])
-    parts = ElementTree.fromstring(draw_update(run))
-    numbers = [part for part in parts if part.get("class") == "number"]
+    parts = ElementTree.fromstring(PICTURES.update(run))
+    numbers = [part for part in parts if part.get("class") == "number middle"]
     assert [number.text for number in numbers][:3] == ["\u22121.50", "0.00", "2.00"]
-    tiles = [part for part in parts if part.get("y") == "60"]
+    tiles = [part for part in parts if part.get("class") == "sums"]
     for number, tile in zip(numbers, tiles, strict=True):
         middle = float(tile.get("x")) + float(tile.get("width")) / 2
         assert float(number.get("x")) == pytest.approx(middle, abs=2)
@@ -270,7 +271,7 @@ def test_a_device_s_sum_is_written_below_its_colour():
 def test_a_difference_is_drawn_on_a_log_scale():
     single = replace(RUN, losses=[1.0, 1.0, 1.0, 1.0])
     run = replace(RUN, losses=[1.1, 1.0 + 1e-8, 1.0, 1.0 + 2**-52])
-    drawn = ElementTree.fromstring(draw_differences([single, run]))
+    drawn = ElementTree.fromstring(PICTURES.plot(difference_curves([single, run])))
     points = drawn[-1].get("d").removeprefix("M").split("L")
     first, second, third, smallest = (float(point.split()[1]) for point in points)
     # 1e-1 and 1e-8 are seven powers of ten apart, and the axis has eighteen in 170
