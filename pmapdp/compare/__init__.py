@@ -2,7 +2,8 @@
 
 - `__main__.py` reads the command line, and prints the table.
 - `strategies.py` trains with each strategy, and with the two of `wrong_strategies.py`.
-  `programs.py` runs your own steps. Both measure, in processes of their own.
+  `programs.py` runs your own steps. Both do it in processes of their own, and measure
+  with `measure.py`.
 - `results.py` says what a measurement and a comparison hold.
 - `sources.py` reads the code of each column, and `diff.py` sets it side by side.
 - `words.py` makes sentences, for table and page.

@@ -104,13 +104,13 @@ def main(arguments: list[str]) -> None:
     if names_programs(arguments):
         options = flags.parse(COMMAND, ProgramsOptions, arguments)
         programs = list(dict.fromkeys(options.programs))
-        make_comparison = partial(report_programs, programs, options.devices)
+        make_comparison = partial(make_program_comparison, programs, options.devices)
     else:
         sections = ("data", "model", "optimization")
         config, options = flags.parse_with_recipe(
             COMMAND, CompareOptions, arguments, sections
         )
-        make_comparison = partial(report_strategies, config, options)
+        make_comparison = partial(make_strategy_comparison, config, options)
     json_file = check_output("--json", options.json, REPORT_SIGNATURES)
     html_file = check_output("--html", options.html, PAGE_SIGNATURES)
     if json_file and json_file == html_file:
@@ -136,7 +136,7 @@ def names_programs(arguments: Sequence[str]) -> bool:
     return False
 
 
-def report_strategies(config: Config, options: CompareOptions) -> Comparison:
+def make_strategy_comparison(config: Config, options: CompareOptions) -> Comparison:
     """Compare the strategies in one job."""
     for name in options.strategies:
         if name not in PARALLEL:
@@ -157,7 +157,7 @@ def report_strategies(config: Config, options: CompareOptions) -> Comparison:
     )
 
 
-def report_programs(programs: list[str], devices: int | None) -> Comparison:
+def make_program_comparison(programs: list[str], devices: int | None) -> Comparison:
     """Compare your own programs."""
     if len(programs) < 2:
         raise UserError(

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmapdp.compare.results import Measurement
-from pmapdp.compare.strategies import (
+from pmapdp.compare.measure import (
     describe_arrays,
     in_new_process,
     largest_difference,
     make_measurement,
 )
+from pmapdp.compare.results import Measurement
 from pmapdp.devices import choose
 from pmapdp.verify import trees
 from pmapdp.verify.layouts import choose_layout, place_arguments

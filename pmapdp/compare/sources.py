@@ -108,12 +108,12 @@ def split_program(path: str, name: str) -> Parts:
     main = str(Path(path))
     start = program.member(program.files[main], name)
 
-    def place(statement: Any) -> tuple[bool, str, int]:  # the main file comes first
+    def main_file_first(statement: Any) -> tuple[bool, str, int]:
         file = program.file_of(statement)
         return file != main, file, statement.lineno
 
     statements_of: dict[str, list[Any]] = {STEP: [], AROUND: []}
-    for statement in sorted(find_statements(program, start), key=place):
+    for statement in sorted(find_statements(program, start), key=main_file_first):
         title = AROUND
         text = ast.unparse(statement)
         is_function = isinstance(statement, FUNCTIONS)
@@ -121,7 +121,7 @@ def split_program(path: str, name: str) -> Parts:
             title = STEP
         statements_of[title].append(statement)
     return {
-        title: join(program, statements, main)
+        title: join_statements(program, statements, main)
         for title, statements in statements_of.items()
     }
 
@@ -131,7 +131,7 @@ def find_statements(program: Program, start: Any) -> list[Any]:
     statements: list[Any] = []
     waiting = [start]
     while waiting:
-        statement = top_statement(program, waiting.pop())
+        statement = find_top_statement(program, waiting.pop())
         if statement is None or statement in statements:
             continue
         statements.append(statement)
@@ -141,7 +141,7 @@ def find_statements(program: Program, start: Any) -> list[Any]:
     return statements
 
 
-def top_statement(program: Program, node: Any) -> Any:
+def find_top_statement(program: Program, node: Any) -> Any:
     """Return the statement of its module that holds a node, or None.
 
     It's None for imports, whose names are followed, and for libraries.
@@ -155,7 +155,9 @@ def top_statement(program: Program, node: Any) -> Any:
     return node
 
 
-def join(program: Program, statements: Sequence[Any], main_file: str) -> list[Line]:
+def join_statements(
+    program: Program, statements: Sequence[Any], main_file: str
+) -> list[Line]:
     """Join the lines of statements, and name each file but the main one."""
     lines: list[Line] = []
     last_file = main_file
