@@ -69,9 +69,9 @@ class Config:
     dataset: str = setting(
         "data",
         "digits",
-        "digits (1,797 scans, built in), mnist, fashion-mnist (70,000), "
-        "imdb (50,000 texts), reviews (made-up texts); or yours: my_data.npz, "
-        "a folder of images with a subfolder for each class, or my_data.py:make.",
+        "digits (built in), mnist, fashion-mnist, imdb, reviews (made up), or yours: "
+        "my_data.npz, a folder of images with a subfolder for each class, or "
+        "my_data.py:make.",
         fixed_on_resume=True,
     )
     data_dir: str | None = setting(
@@ -84,8 +84,8 @@ class Config:
     model: str = setting(
         "model",
         "cnn",
-        "For images: mlp (670k parameters), cnn (347k), convnet (49k, batch norm); "
-        "for texts: text_mlp, transformer; or yours: my_file.py:Net.",
+        "mlp, cnn, convnet (batch norm), for texts text_mlp and transformer, or yours: "
+        "my_file.py:Net.",
         fixed_on_resume=True,
     )
     dtype: Literal["float32", "bfloat16", "float64"] = setting(
@@ -97,7 +97,7 @@ class Config:
     init_from: str | None = setting(
         "model",
         None,
-        "Start from the weights of this exported file, or of this run's folder.",
+        "Start from the weights of an exported file or run.",
         fixed_on_resume=True,
         metavar="FILE",
     )
@@ -105,7 +105,7 @@ class Config:
     strategy: StrategyName = setting(
         "parallel",
         "pmap",
-        "How the batch is split and averaged; single runs on one device.",
+        "How the batch is split; single runs on one device.",
     )
     devices: int | None = setting(
         "parallel",
@@ -118,14 +118,14 @@ class Config:
     global_batch_size: int | None = setting(
         "parallel",
         None,
-        "Examples per update over all devices; default: 64, or all if fewer.",
+        "Examples per update; default: 64, or all if fewer.",
         (1, MAX_INT, "64"),
         fixed_on_resume=True,
     )
     per_device_batch_size: int | None = setting(
         "parallel",
         None,
-        "Examples per update on one device; give this or the global size.",
+        "The same for one device; give only one of them.",
         (1, MAX_INT, "8"),
     )
     accumulate: int = setting(
@@ -140,19 +140,18 @@ class Config:
     mesh: str | None = setting(
         "parallel",
         None,
-        "Axes of the devices and their sizes, for example data=4,model=2 (jit).",
+        "Axes of the devices (jit), such as data=4,model=2.",
     )
     layout: str = setting(
         "parallel",
         "data",
-        "data, model (splits hidden and heads too), spatial (features too), "
-        "or rules: hidden=model,...",
+        "data, model, spatial, or rules: hidden=model,...",
     )
     shard_state: Literal["none", "optimizer", "parameters"] = setting(
         "parallel",
         "none",
-        "Split over the data axis: the optimizer state (ZeRO-1), or parameters too "
-        "(fully sharded; jit).",
+        "Split the optimizer state (ZeRO-1), or parameters too (fully sharded), under "
+        "jit.",
     )
 
     optimizer: str = setting(
@@ -164,7 +163,7 @@ class Config:
     learning_rate: float = setting(
         "optimization",
         5e-3,
-        "Peak learning rate, reached at the end of any warm-up.",
+        "Peak learning rate.",
         (0, MAX_FLOAT, "0.001"),
         fixed_on_resume=True,
     )
@@ -177,49 +176,48 @@ class Config:
     switch_epochs: tuple[int, ...] = setting(
         "optimization",
         (),
-        "Piecewise schedule: the rate changes at the start of these epochs (from 0).",
+        "Epochs (from 0) that switch the piecewise rate.",
         fixed_on_resume=True,
     )
     # The least factor is above 0, because after a switch to 0 nothing would be learned.
     switch_factor: float = setting(
         "optimization",
         0.1,
-        "Piecewise schedule: factor of the rate at each switch.",
+        "Factor of the rate at each switch.",
         (1e-30, MAX_FLOAT, "0.1"),
         fixed_on_resume=True,
     )
     warmup_steps: int = setting(
         "optimization",
         0,
-        "Updates over which the rate first rises from 0.",
+        "Updates in which the rate rises.",
         (0, MAX_INT, "0"),
         fixed_on_resume=True,
     )
     scale_learning_rate: Literal["none", "linear", "sqrt"] = setting(
         "optimization",
         "none",
-        "Multiply the rate by k = global / base batch size (linear) or by its root "
-        "(sqrt).",
+        "Multiply the rate by k = global / base batch size, or by its root.",
         fixed_on_resume=True,
     )
     base_batch_size: int = setting(
         "optimization",
         64,
-        "Global batch size for which you chose the rate; scaling starts there.",
+        "Batch size that fits the rate.",
         (1, MAX_INT, "64"),
         fixed_on_resume=True,
     )
     weight_decay: float = setting(
         "optimization",
         0.0,
-        "Decoupled weight decay (adamw only).",
+        "Decoupled weight decay (adamw).",
         (0, MAX_FLOAT, "0.01"),
         fixed_on_resume=True,
     )
     clip_norm: float | None = setting(
         "optimization",
         None,
-        "Scale the gradient down to this global norm if it is longer.",
+        "Shorten gradients to this global norm.",
         (1e-30, MAX_FLOAT, "1.0"),
         fixed_on_resume=True,
     )
@@ -227,14 +225,14 @@ class Config:
     label_smoothing: float = setting(
         "optimization",
         0.1,
-        "Share of the target spread over all classes, in the train loss alone.",
+        "Part of the target that all classes share, in the train loss alone.",
         (0, 0.999, "0.1"),
         fixed_on_resume=True,
     )
     trainable: tuple[str, ...] = setting(
         "optimization",
         (),
-        "Parts of the model to train, for example head; default: all.",
+        "Parts to train, such as head; default: all.",
         fixed_on_resume=True,
     )
 
@@ -253,8 +251,8 @@ class Config:
     best: str | None = setting(
         "run",
         None,
-        "Metric whose best epoch is kept, for example lowest:loss; "
-        "default: highest accuracy or weighted_accuracy.",
+        "Metric of the best epoch, such as lowest:loss; default: highest accuracy or "
+        "weighted_accuracy.",
         fixed_on_resume=True,
     )
     patience: int | None = setting(
@@ -267,7 +265,7 @@ class Config:
     seed: int = setting(
         "run",
         0,
-        "Determines initial parameters, order of examples and dropout.",
+        "Seed of weights, order and dropout.",
         (0, 2**63 - 1, "0"),  # an int64's
         fixed_on_resume=True,
     )
@@ -275,13 +273,13 @@ class Config:
     metrics_file: str | None = setting(
         "output",
         None,
-        "Append results to this file, one JSON object a line.",
+        "Append results to this file, as JSON lines.",
         metavar="FILE",
     )
     log_every: int | None = setting(
         "output",
         None,
-        "Write the loss of every so many updates to the metrics files.",
+        "Log the loss of every so many updates, too.",
         (1, MAX_INT, "10"),
     )
     progress: bool = setting(
@@ -302,25 +300,25 @@ class Config:
     checkpoint_every: int | None = setting(
         "workdir",
         None,
-        "Write a checkpoint every so many updates, and after each epoch.",
+        "Save every so many updates, and after each epoch.",
         (1, MAX_INT, "100"),
     )
     keep_checkpoints: int = setting(
         "workdir",
         3,
-        "Newest checkpoints to keep, and the best epoch's.",
+        "Newest to keep, besides the best.",
         (1, MAX_INT, "3"),
     )
     accept_changed_functions: bool = setting(
         "workdir",
         False,
-        "Resume, although the code of a function of yours has changed.",
+        "Resume, though code of your functions has changed.",
     )
     profile: bool = setting(
         "workdir", False, "Trace a few updates, for ui.perfetto.dev."
     )
     compile_cache: bool = setting(
-        "workdir", True, "Keep compiled programs, so that the next start is faster."
+        "workdir", True, "Keep compiled programs for a faster next start."
     )
 
     def __post_init__(self) -> None:

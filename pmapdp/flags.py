@@ -83,7 +83,8 @@ def parse_with_recipe(
     named = [text for text in arguments if text in RECIPES] or ["digits"]
     shown = RECIPES[named[0]].config
     defaults = {field.name: getattr(shown, field.name) for field in config_fields}
-    values = read_flags(describe_recipes(command), fields, arguments, defaults)
+    command = describe_recipes(command, only_names=bool(sections))
+    values = read_flags(command, fields, arguments, defaults)
     recipe = find_recipe(values.pop("recipe", "digits"))
     names = values.keys() & {field.name for field in option_fields}
     option_values = {name: values.pop(name) for name in names}
@@ -95,12 +96,14 @@ def parse_with_recipe(
     return dataclasses.replace(recipe, **values), options(**option_values)
 
 
-def describe_recipes(command: Command) -> Command:
+def describe_recipes(command: Command, only_names: bool) -> Command:
     """Return the command with the recipes in its `--help`."""
-    summaries = [f"    {name}: {recipe.summary}" for name, recipe in RECIPES.items()]
-    paragraphs = [(command.description or "").strip(), "The recipes:"]
-    paragraphs.append("\n".join(summaries))
-    return command._replace(description="\n\n".join(paragraphs))
+    text = f"The recipes: {', '.join(RECIPES)}. docs/flags.md describes them."
+    if not only_names:
+        lines = [f"    {name}: {recipe.summary}" for name, recipe in RECIPES.items()]
+        text = "The recipes:\n\n" + "\n".join(lines)
+    description = (command.description or "").strip()
+    return command._replace(description=f"{description}\n\n{text}")
 
 
 def find_recipe(name: str) -> Config:
