@@ -12,6 +12,7 @@ import re
 import jax
 import numpy as np
 import pytest
+import rich.progress
 import small_job
 from launch import train
 from points import run
@@ -176,6 +177,26 @@ def test_a_terminal_gets_a_progress_bar(monkeypatch):
         run(progress=True)
     for words in ("\x1b[", "━", "0/5", "compiling", "epoch 1/1"):
         assert words in output.getvalue()
+
+
+def test_the_bar_keeps_a_place_for_the_loss(monkeypatch):
+    """The loss of several updates comes to the host at once, so it's late."""
+    texts = []
+    update = rich.progress.Progress.update
+
+    def keep_text(self, task, **options):
+        texts.append(options["description"])
+        update(self, task, **options)
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr("pmapdp.run.report.SECONDS_BETWEEN_REFRESHES", 0.0)
+    monkeypatch.setattr(rich.progress.Progress, "update", keep_text)
+    with contextlib.redirect_stdout(Terminal()):
+        run(progress=True, epochs=3, steps=None)
+    assert any(text.startswith("epoch 3/3") for text in texts)
+    beginning = re.compile(r"epoch \d/3  (loss \d\.\d{4}|loss  \.\.\.  )(  |$)")
+    assert all(beginning.match(text) for text in texts)
+    assert any("..." in text for text in texts)
 
 
 def test_what_the_caller_sets_of_64_bits_changes_nothing_and_stays():

@@ -106,8 +106,9 @@ class Report:
         if meter.timed_updates:
             speed = [f"{meter.timed_examples / meter.seconds:,.0f} examples/s"]
         if self.bar:
-            # The loss alone fits 80 columns.
-            text = "  ".join([epoch, *figures[:1], *speed])
+            # The loss alone fits 80 columns. It comes late, and nothing may jump.
+            loss = (figures or ["loss  ...  "])[0]
+            text = "  ".join([epoch, loss, *speed])
             self.bar.update(self.bar.task_ids[0], completed=step, description=text)
         elif speed:
             steps = self.job.total_steps
