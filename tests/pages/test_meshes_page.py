@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 
 import jax
@@ -10,12 +11,23 @@ import pytest
 from flax import nnx
 
 from pmapdp import cli, train
-from pmapdp.models import axis_names
+from pmapdp.config import Config
+from pmapdp.distributed import ProcessesOptions
+from pmapdp.flags import parse_with_recipe
+from pmapdp.job import CustomParts, Job, make_job
+from pmapdp.models import axes, axis_names
+from pmapdp.sharding.layout import bytes_on_a_device
+from pmapdp.state import initial_state
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "meshes.md").read_text(encoding="utf-8")
 ROWS = re.findall(
     r"^\| `(--[^`]*)`[^|]*\| ([\d.]+ MB) \| ([\d.]+ MB) \| ([\d.]+) %", PAGE, re.M
+)
+SIZES = re.findall(
+    r"^\| (none|`--[^`]*`) \| ([\d. |]+) \|$",
+    PAGE.partition("## How large may my model be?")[2].partition("## ")[0],
+    re.MULTILINE,
 )
 HEADER = re.search(r"^devices .*, (mesh .*)$", PAGE, re.MULTILINE)[1]
 
@@ -46,6 +58,83 @@ def test_a_device_holds_what_the_table_says(
 
 def test_the_table_has_all_rows():
     assert len(ROWS) == 5
+
+
+WIDTH = 256
+LAYERS = 8
+PARAMETERS = LAYERS * WIDTH * WIDTH
+
+
+class Deep(nnx.Module):
+    """`[b, 256]` to `[b, 256]`, as Megatron-LM splits it: columns, then rows."""
+
+    def __init__(self, *, dtype, rngs):
+        layers = []
+        for number in range(LAYERS):
+            names = ("embed", "hidden") if number % 2 == 0 else ("hidden", "embed")
+            layer = nnx.Linear(
+                WIDTH, WIDTH, use_bias=False, dtype=dtype, rngs=rngs, **axes(*names)
+            )
+            layers.append(layer)
+        self.layers = nnx.List(layers)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = nnx.relu(layer(x))
+        return x
+
+
+def job_of(flags: str, optimizer: str, dtype: str = "float32") -> Job:
+    """Make a run of `Deep` on eight devices, with a batch of almost no bytes."""
+    command = f"--strategy jit --devices 8 --global-batch-size 8 {flags}"
+    command += f" --optimizer {optimizer} --dtype {dtype} --no-compile-cache"
+    config, _ = parse_with_recipe(train.COMMAND, ProcessesOptions, shlex.split(command))
+    assert isinstance(config, Config)
+    inputs = np.zeros((8, WIDTH), np.float32)
+    data = {"train": (inputs, np.arange(8))}
+    return make_job(config, CustomParts(model=Deep, data=data))
+
+
+def state_of(job: Job):
+    make_state = jax.jit(
+        lambda: initial_state(job.task), out_shardings=job.strategy.state_sharding
+    )
+    return make_state()
+
+
+def bytes_in_a_step(job: Job) -> float:
+    """Return what the compiler plans for each parameter, beside the state."""
+    batch = job.strategy.place_batch(next(job.batches["train"].epoch(0)))
+    compiled = job.strategy.train_step.lower(state_of(job), batch).compile()
+    return compiled.memory_analysis().temp_size_in_bytes / PARAMETERS
+
+
+def test_the_sizes_have_all_rows():
+    assert len(SIZES) == 6
+
+
+@pytest.mark.parametrize(("flags", "cells"), SIZES)
+def test_the_sizes_are_those_of_a_real_state(flags, cells):
+    """And the columns of GB follow from them."""
+    flags = flags.strip("`").removeprefix("none")
+    *state_bytes, in_a_step, gb_24, gb_80, gb_141 = map(float, cells.split(" | "))
+    for optimizer, shown in zip(("sgd", "momentum", "adam"), state_bytes, strict=True):
+        state = state_of(job_of(flags, optimizer))
+        assert bytes_on_a_device(state) / PARAMETERS == pytest.approx(shown, abs=0.01)
+    for memory, billions in ((24, gb_24), (80, gb_80), (141, gb_141)):
+        most = 0.9 * memory / (state_bytes[2] + in_a_step)
+        assert billions == pytest.approx(most, abs=0.051)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "cells"), SIZES)
+def test_a_step_needs_the_bytes_of_the_table(flags, cells):
+    """In both types."""
+    flags = flags.strip("`").removeprefix("none")
+    in_a_step = float(cells.split(" | ")[3])
+    for dtype in ("float32", "bfloat16"):
+        measured = bytes_in_a_step(job_of(flags, "adam", dtype))
+        assert measured == pytest.approx(in_a_step, rel=0.05)
 
 
 def test_an_embedding_takes_names(folder, capsys):
