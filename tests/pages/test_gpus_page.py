@@ -17,23 +17,38 @@ from launch import python
 
 from pmapdp import cli, train
 from pmapdp.config import Config
+from pmapdp.custom import map_style
 from pmapdp.data.batches import Batch
 from pmapdp.optimizer import make_schedule
+from pmapdp.scaling import A100, RESNET_FLOPS, RESNET_SHARES
 from pmapdp.state import Task, build, initial_state
 from pmapdp.steps import STRATEGIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text()
-(PROGRAM,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PROGRAM, MEASURE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 HEADER = re.search(r"```\n(run  .*?)```", PAGE, re.DOTALL)[1]
 
 
-def test_the_program_trains_on_all_devices(capsys):
+def test_the_programs_train_on_all_devices_and_measure(capsys):
+    """Reading one by one is slower than an array in memory."""
     names: dict = {}
     exec(PROGRAM, names)
     last = names["result"].epochs[-1]
     assert last["step"] == 5 * 4096 // (128 * len(jax.devices()))
     assert np.isfinite(last["train"]["loss"])
     assert "bfloat16" in capsys.readouterr().out
+    exec(MEASURE, names)
+    assert 0 < names["reached"] < names["needed"]
+    assert re.search(r"^[\d,]+ of [\d,]+ examples/s", capsys.readouterr().out, re.M)
+
+
+def test_how_many_examples_eight_gpus_need():
+    """By NVIDIA's speed of one A100 that `pmapdp.scaling` takes, and our threads."""
+    speed = RESNET_SHARES["bfloat16"] * A100.peak["bfloat16"] / RESNET_FLOPS
+    assert f"trains on {speed:,.0f} images a second with one A100" in PAGE
+    assert f"eight need {round(8 * speed, -4):,.0f}" in PAGE
+    assert "with at most 16 threads" in PAGE
+    assert map_style.THREADS <= 16
 
 
 DATA_FILE = """
