@@ -187,7 +187,7 @@ print(f"ResNet-50, trees of 1.63 ms: {resnet[0]:.1f} to {resnet[1]:.1f} times")
 # </details>
 #
 # The A100s have two networks, inside a node and between nodes, so [scaling.py](../pmapdp/scaling.py) calculates level by
-# level. For your own model, call its `predict`, as [Scaling](../docs/scaling.md) shows.
+# level. For your own model, call its `predict`, as [Speed](../docs/speed.md#predict-more-devices) shows.
 #
 # ## How wrong is it?
 #

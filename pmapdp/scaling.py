@@ -3,7 +3,7 @@
     python -m pmapdp.scaling    # a table for ResNet-50 on A100s
 
 A step is the two passes, an all-reduce of the gradients and the update by Adam,
-one after the other. Lesson 18 explains this model, and docs/scaling.md shows how
+one after the other. Lesson 18 explains this model, and docs/speed.md shows how
 wrong it is. For your own model and machine call `predict` from Python.
 """
 
