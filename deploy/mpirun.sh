@@ -1,17 +1,19 @@
 #!/bin/bash
-# Train with two processes that Open MPI starts:
+# Train with several processes that Open MPI starts:
 #
-#     bash deploy/mpirun.sh -np 2 --host node1,node2 -- --strategy jit --workdir /shared/runs/first
-#
-# Everything before -- is for mpirun, and everything after it for pmapdp.train. Open MPI 4 works with every JAX that we
-# test. Version 5 needs jax 0.12 and pip install mpi4py. Only the launcher is used: the arrays travel by gloo (CPU) or
-# NCCL (GPU).
-#
-# On GPUs JAX gives each process ONE GPU. So start a process for each GPU, or give all GPUs of a node to its process:
-#
-#     bash deploy/mpirun.sh --map-by ppr:8:node --host node1:8,node2:8 -- --strategy jit --devices 1 ...
+#     bash deploy/mpirun.sh -np 2 --host node1,node2 -- --strategy jit --workdir /shared/runs/first       # CPUs
 #     bash deploy/mpirun.sh --map-by ppr:1:node --host node1,node2 -x JAX_LOCAL_DEVICE_IDS=0,1,2,3,4,5,6,7 \
-#         -- --strategy jit --devices 8 ...
+#         -- --strategy jit --devices 8 --per-device-batch-size 64 --workdir /shared/runs/first           # two nodes, 8 GPUs each
+#
+# What comes before -- is for mpirun, and what comes after it for pmapdp.train. To edit: the names of your nodes and the
+# flags. Call it in the environment in which pmapdp is installed. Your nodes need that environment at the same path, the
+# same current folder, and a workdir that they share.
+#
+# JAX_LOCAL_DEVICE_IDS gives a process all GPUs of its node. Without it JAX takes ONE GPU for each process, so you'd need
+# a process for each: --map-by ppr:8:node --host node1:8,node2:8 -- --devices 1 ...
+#
+# We ran Open MPI 4 on CPUs, with every JAX that we test. Version 5 needs jax 0.12 and pip install mpi4py. Open MPI only
+# starts the processes: the arrays travel by gloo (CPU) or NCCL (GPU).
 #
 # What the settings below are for:
 #
@@ -19,8 +21,17 @@
 #   orte_abort_on_non_zero_status 0     lets the other processes say why they end, and end by themselves
 #   odls_base_sigkill_timeout 60        seconds to save after SIGTERM; the default is 1
 launcher=()
-while [ $# -gt 0 ] && [ "$1" != -- ]; do launcher+=("$1"); shift; done
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    launcher+=("$1")
+    shift
+done
+if [ $# -eq 0 ]; then
+    echo "error: write -- between the flags of mpirun and those of pmapdp.train, for example" >&2
+    echo "    bash deploy/mpirun.sh -np 2 -- --strategy jit --workdir /shared/runs/first" >&2
+    exit 2
+fi
 shift
 
+# With its whole path, Python is the one of your environment on all nodes.
 exec mpirun --bind-to none --mca orte_abort_on_non_zero_status 0 --mca odls_base_sigkill_timeout 60 \
-    "${launcher[@]}" python -m pmapdp.train "$@" --distributed
+    "${launcher[@]}" "$(command -v python)" -m pmapdp.train "$@" --distributed

@@ -16,16 +16,33 @@ from pmapdp.train import COMMAND
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
-def documents() -> list[dict]:
-    return list(yaml.safe_load_all((DEPLOY / "jobset.yaml").read_text()))
+def documents(on_gpus: bool = False) -> list[dict]:
+    """Read the manifest. `on_gpus` uncomments the lines that are for GPUs."""
+    text = (DEPLOY / "jobset.yaml").read_text()
+    if on_gpus:
+        text, lines = re.subn(
+            r"^( +)# (- --devices|resources:|  limits:|    nvidia)",
+            r"\1\2",
+            text,
+            flags=re.MULTILINE,
+        )
+        assert lines == 4
+    return list(yaml.safe_load_all(text))
+
+
+def container_of(jobset: dict) -> dict:
+    job = jobset["spec"]["replicatedJobs"][0]["template"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return container
 
 
 @pytest.mark.slow
-def test_kubernetes_manifest_is_valid():
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_kubernetes_manifest_is_valid(on_gpus):
     """Against the published schemas, and a JobSet against its v1alpha2 definition."""
     import kubernetes_validate  # takes a second, in every process of pytest
 
-    *others, jobset = documents()
+    *others, jobset = documents(on_gpus)
     job = jobset["spec"]["replicatedJobs"][0]["template"]
     alone = {
         "apiVersion": "batch/v1",
@@ -49,7 +66,14 @@ def test_kubernetes_manifest_is_valid():
         "startupPolicy",
     }
     assert set(jobset["spec"]["replicatedJobs"][0]) == {"name", "replicas", "template"}
-    assert isinstance(jobset["spec"]["failurePolicy"]["maxRestarts"], int)
+    policy = jobset["spec"]["failurePolicy"]
+    assert isinstance(policy["maxRestarts"], int)
+    # As in JobSet's own examples/failure-policy.
+    (rule,) = policy["rules"]
+    reasons = ["PodFailurePolicy"]
+    assert rule == {"action": "FailJobSet", "onJobFailureReasons": reasons}
+    if on_gpus:
+        assert container_of(jobset)["resources"]["limits"] == {"nvidia.com/gpu": 8}
     pods = job["spec"]
     assert pods["parallelism"] == pods["completions"]
     # JAX finds process 0 by these labels of Jobs that belong to a JobSet, and numbers
@@ -59,16 +83,14 @@ def test_kubernetes_manifest_is_valid():
 
 def test_command_lines_in_deploy_are_right():
     """Kubernetes starts a command that pmapdp.train takes, and so does the image."""
-    pod = documents()[-1]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"][
-        "spec"
-    ]
-    config, options = parse_with_recipe(
-        COMMAND, ProcessesOptions, pod["containers"][0]["args"]
-    )
-    assert options.distributed
-    assert config.workdir.startswith(
-        pod["containers"][0]["volumeMounts"][0]["mountPath"]
-    )
+    for on_gpus, devices in ((False, None), (True, 8)):
+        container = container_of(documents(on_gpus)[-1])
+        config, options = parse_with_recipe(
+            COMMAND, ProcessesOptions, container["args"]
+        )
+        assert options.distributed
+        assert config.devices == devices
+        assert config.workdir.startswith(container["volumeMounts"][0]["mountPath"])
     lines = (DEPLOY / "Containerfile").read_text().splitlines()
     assert json.loads(lines[-1].removeprefix("ENTRYPOINT ")) == [
         "python",
@@ -78,10 +100,58 @@ def test_command_lines_in_deploy_are_right():
     for source in re.findall(r"^COPY (.*) \S+$", "\n".join(lines), re.MULTILINE):
         for path in source.split():
             assert (DEPLOY.parent / path).exists(), path
+    text = (DEPLOY / "slurm.sbatch").read_text()
+    assert 'python -m pmapdp.train "$@" --distributed' in text
     for script in ("slurm.sbatch", "mpirun.sh"):
-        text = (DEPLOY / script).read_text()
-        assert 'python -m pmapdp.train "$@" --distributed' in text
         subprocess.run(["bash", "-n", DEPLOY / script], check=True, timeout=20)
+
+
+FAKE_MPIRUN = """#!/bin/bash
+printf '%s\\n' "$@"
+"""
+
+
+def run_mpirun(folder, *arguments):
+    """Run the script with a mpirun that only says what it got."""
+    (folder / "mpirun").write_text(FAKE_MPIRUN)
+    (folder / "mpirun").chmod(0o755)
+    return subprocess.run(
+        ["bash", DEPLOY / "mpirun.sh", *arguments],
+        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+
+
+COMMENT = (DEPLOY / "mpirun.sh").read_text().partition("launcher=")[0]
+MPIRUN_LINES = re.findall(
+    r"bash deploy/mpirun\.sh (.*?)  +# ", re.sub(r" \\\n# +", " ", COMMENT)
+)
+
+
+@pytest.mark.parametrize("line", MPIRUN_LINES)
+def test_open_mpi_starts_the_commands_of_its_comments(tmp_path, line):
+    before, after = line.split(" -- ")
+    done = run_mpirun(tmp_path, *line.split())
+    assert done.returncode == 0
+    launcher, module, train = done.stdout.partition("\n-m\npmapdp.train\n")
+    assert module
+    *options, python = launcher.splitlines()
+    assert Path(python).is_absolute()
+    assert " ".join(options).endswith(f"odls_base_sigkill_timeout 60 {before.strip()}")
+    assert train.split() == [*after.split(), "--distributed"]
+    config, processes = parse_with_recipe(COMMAND, ProcessesOptions, train.split())
+    assert processes.distributed
+    gpus = re.search(r"DEVICE_IDS=([\d,]+)", before)
+    assert config.devices == (len(gpus[1].split(",")) if gpus else None)
+
+
+def test_open_mpi_without_the_two_hyphens_is_refused(tmp_path):
+    assert len(MPIRUN_LINES) == 2
+    done = run_mpirun(tmp_path, "-np", "2", "--strategy", "jit")
+    assert done.returncode == 2
+    assert "write -- between" in done.stderr
 
 
 def test_docs_show_the_whole_script():
