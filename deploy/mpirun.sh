@@ -12,14 +12,17 @@
 # JAX_LOCAL_DEVICE_IDS gives a process all GPUs of its node. Without it JAX takes ONE GPU for each process, so you'd need
 # a process for each: --map-by ppr:8:node --host node1:8,node2:8 -- --devices 1 ...
 #
-# We ran Open MPI 4 on CPUs, with every JAX that we test. Version 5 needs jax 0.12 and pip install mpi4py. Open MPI only
-# starts the processes: the arrays travel by gloo (CPU) or NCCL (GPU).
+# Open MPI 4 works with every JAX that we test. Version 5 needs jax 0.12 and pip install mpi4py. Open MPI only starts the
+# processes: the arrays travel by gloo (CPU) or NCCL (GPU).
 #
 # What the settings below are for:
 #
 #   --bind-to none                      else each process gets a single core
 #   orte_abort_on_non_zero_status 0     lets the other processes say why they end, and end by themselves
 #   odls_base_sigkill_timeout 60        seconds to save after SIGTERM; the default is 1
+#
+# The last two are for version 4. With 5.0 a SIGTERM to mpirun ended the processes before they could save, so add
+# --checkpoint-every 500 to the flags of pmapdp.train, and you lose at most 500 updates.
 launcher=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
     launcher+=("$1")

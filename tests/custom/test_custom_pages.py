@@ -105,6 +105,11 @@ def test_the_reference(folder, capsys):
     assert not np.allclose(tuned.params["head"]["kernel"], first["head"]["kernel"])
     data = make_data_set(names["photos"])
     assert data.train.select(np.array([7])).inputs.max() == 7
+    # The label of a token is the next token.
+    tokens = make_data_set(names["next_tokens"]).train
+    assert tokens.inputs.shape == tokens.labels.shape == (312, 32)
+    np.testing.assert_array_equal(tokens.labels[2], np.arange(65, 97))
+    np.testing.assert_array_equal(tokens.inputs[2], np.arange(64, 96))
     # A memory-mapped array stays in its file.
     converted = make_data_set(names["mapped"]).train.inputs
     assert isinstance(names["pixels"], np.memmap)
