@@ -63,13 +63,17 @@ class Config:
     """All settings of a run. A `UserError` names a value that no run can work with."""
 
     recipe: str = setting(
-        "arguments", "digits", "One of the recipes (default: digits).", place="[RECIPE]"
+        "arguments",
+        "digits",
+        "Name of a recipe, whose settings the flags replace. Default: digits.",
+        place="[RECIPE]",
     )
 
     dataset: str = setting(
         "data",
         "digits",
-        "digits (built in), mnist, fashion-mnist, imdb, reviews (made up), or yours: "
+        "A built-in data set: digits (1,797 scans), mnist, fashion-mnist (70,000 "
+        "images), imdb (50,000 texts), reviews (made-up texts). Or yours: "
         "my_data.npz, a folder of images with a subfolder for each class, or "
         "my_data.py:make.",
         fixed_on_resume=True,
@@ -77,27 +81,29 @@ class Config:
     data_dir: str | None = setting(
         "data",
         None,
-        "Folder of downloaded data; default: $PMAPDP_DATA, else at home.",
+        "Folder of downloaded data. Default: $PMAPDP_DATA, or ~/.cache/pmapdp/data.",
         metavar="FOLDER",
     )
 
     model: str = setting(
         "model",
         "cnn",
-        "mlp, cnn, convnet (batch norm), for texts text_mlp and transformer, or yours: "
+        "A built-in network: for images mlp (670k parameters), cnn (347k) or convnet "
+        "(49k, batch norm), for texts text_mlp or transformer. Or yours: "
         "my_file.py:Net.",
         fixed_on_resume=True,
     )
     dtype: Literal["float32", "bfloat16", "float64"] = setting(
         "model",
         "float32",
-        "Type of the computation; with bfloat16 the parameters stay in float32.",
+        "Type of the computation. With bfloat16 the parameters stay in float32.",
         fixed_on_resume=True,
     )
     init_from: str | None = setting(
         "model",
         None,
-        "Start from the weights of an exported file or run.",
+        "Exported file, or folder of a run, whose weights training starts from. "
+        "Default: random weights.",
         fixed_on_resume=True,
         metavar="FILE",
     )
@@ -105,12 +111,12 @@ class Config:
     strategy: StrategyName = setting(
         "parallel",
         "pmap",
-        "How the batch is split; single runs on one device.",
+        "How the batch is split over the devices, or single for one device.",
     )
     devices: int | None = setting(
         "parallel",
         None,
-        "Number of devices; default: all accelerators, or 8 simulated CPU devices.",
+        "Number of devices. Default: all accelerators, or 8 simulated CPU devices.",
         (1, MAX_INT, "8"),
     )
     # At most one of the next two is given. The global size is what decides the result,
@@ -118,20 +124,20 @@ class Config:
     global_batch_size: int | None = setting(
         "parallel",
         None,
-        "Examples per update; default: 64, or all if fewer.",
+        "Examples per update, over all devices. Default: 64, or all if fewer.",
         (1, MAX_INT, "64"),
         fixed_on_resume=True,
     )
     per_device_batch_size: int | None = setting(
         "parallel",
         None,
-        "The same for one device; give only one of them.",
+        "Examples per update, on each device, in place of --global-batch-size.",
         (1, MAX_INT, "8"),
     )
     accumulate: int = setting(
         "parallel",
         1,
-        "Micro-batches per update; batch norm takes moments over each alone.",
+        "Micro-batches per update. Batch norm takes its moments over each alone.",
         (1, MAX_INT, "2"),
         fixed_on_resume=True,
     )
@@ -140,84 +146,88 @@ class Config:
     mesh: str | None = setting(
         "parallel",
         None,
-        "Axes of the devices (jit), such as data=4,model=2.",
+        "Names and sizes of the device axes, such as data=4,model=2, with jit alone. "
+        "Default: one axis, data.",
     )
     layout: str = setting(
         "parallel",
         "data",
-        "data, model, spatial, or rules: hidden=model,...",
+        "Axes of the model to split over the mesh: data (none), model (hidden units "
+        "and heads), spatial (input features, too), or rules such as hidden=model.",
     )
     shard_state: Literal["none", "optimizer", "parameters"] = setting(
         "parallel",
         "none",
-        "Split the optimizer state (ZeRO-1), or parameters too (fully sharded), under "
-        "jit.",
+        "State to split over the devices, with jit alone: the optimizer's (ZeRO-1), or "
+        "the parameters, too (fully sharded).",
     )
 
     optimizer: str = setting(
         "optimization",
         "adam",
-        "sgd, momentum (0.9), adam, adamw, or yours: my_file.py:make.",
+        "sgd, momentum (0.9), adam or adamw. Or yours: my_file.py:make.",
         fixed_on_resume=True,
     )
     learning_rate: float = setting(
         "optimization",
         5e-3,
-        "Peak learning rate.",
+        "Peak learning rate, reached at the end of any warm-up.",
         (0, MAX_FLOAT, "0.001"),
         fixed_on_resume=True,
     )
     schedule: str = setting(
         "optimization",
         "cosine",
-        "constant, piecewise, cosine (to 0), or yours: my_file.py:rate.",
+        "How the learning rate changes: constant, piecewise or cosine (to 0). Or "
+        "yours: my_file.py:rate.",
         fixed_on_resume=True,
     )
     switch_epochs: tuple[int, ...] = setting(
         "optimization",
         (),
-        "Epochs (from 0) that switch the piecewise rate.",
+        "Epochs, counted from 0, at whose start a piecewise schedule changes the rate.",
         fixed_on_resume=True,
     )
     # The least factor is above 0, because after a switch to 0 nothing would be learned.
     switch_factor: float = setting(
         "optimization",
         0.1,
-        "Factor of the rate at each switch.",
+        "Factor by which a piecewise schedule multiplies the rate at each switch.",
         (1e-30, MAX_FLOAT, "0.1"),
         fixed_on_resume=True,
     )
     warmup_steps: int = setting(
         "optimization",
         0,
-        "Updates in which the rate rises.",
+        "Updates over which the rate first rises from 0 to its peak.",
         (0, MAX_INT, "0"),
         fixed_on_resume=True,
     )
     scale_learning_rate: Literal["none", "linear", "sqrt"] = setting(
         "optimization",
         "none",
-        "Multiply the rate by k = global / base batch size, or by its root.",
+        "Multiply the rate by k = global / base batch size (linear), or by the root of "
+        "k (sqrt).",
         fixed_on_resume=True,
     )
     base_batch_size: int = setting(
         "optimization",
         64,
-        "Batch size that fits the rate.",
+        "Global batch size for which you chose the rate, for --scale-learning-rate.",
         (1, MAX_INT, "64"),
         fixed_on_resume=True,
     )
     weight_decay: float = setting(
         "optimization",
         0.0,
-        "Decoupled weight decay (adamw).",
+        "Decoupled weight decay, for adamw alone.",
         (0, MAX_FLOAT, "0.01"),
         fixed_on_resume=True,
     )
     clip_norm: float | None = setting(
         "optimization",
         None,
-        "Shorten gradients to this global norm.",
+        "Largest global norm of a gradient: a longer one is scaled. Default: no limit.",
         (1e-30, MAX_FLOAT, "1.0"),
         fixed_on_resume=True,
     )
@@ -225,14 +235,14 @@ class Config:
     label_smoothing: float = setting(
         "optimization",
         0.1,
-        "Part of the target that all classes share, in the train loss alone.",
+        "Share of the target that is spread over all classes, in training alone.",
         (0, 0.999, "0.1"),
         fixed_on_resume=True,
     )
     trainable: tuple[str, ...] = setting(
         "optimization",
         (),
-        "Parts to train, such as head; default: all.",
+        "Names of the parts of the model to train, such as head. Default: all.",
         fixed_on_resume=True,
     )
 
@@ -246,26 +256,29 @@ class Config:
     # It ends the run early and leaves the schedule as it is. So it isn't fixed: a run
     # that ended after 100 updates may go on to 200.
     steps: int | None = setting(
-        "run", None, "Stop after this many updates.", (1, MAX_INT, "100")
+        "run",
+        None,
+        "Updates after which to stop. Default: those of all epochs.",
+        (1, MAX_INT, "100"),
     )
     best: str | None = setting(
         "run",
         None,
-        "Metric of the best epoch, such as lowest:loss; default: highest accuracy or "
-        "weighted_accuracy.",
+        "Metric by which the best epoch is chosen and kept, such as lowest:loss. "
+        "Default: the highest accuracy, or the lowest loss if there are no classes.",
         fixed_on_resume=True,
     )
     patience: int | None = setting(
         "run",
         None,
-        "Stop after this many epochs without a better one.",
+        "Epochs without a better one after which to stop. Default: never.",
         (1, MAX_INT, "3"),
         fixed_on_resume=True,
     )
     seed: int = setting(
         "run",
         0,
-        "Seed of weights, order and dropout.",
+        "Number that decides initial parameters, order of examples and dropout.",
         (0, 2**63 - 1, "0"),  # an int64's
         fixed_on_resume=True,
     )
@@ -273,19 +286,19 @@ class Config:
     metrics_file: str | None = setting(
         "output",
         None,
-        "Append results to this file, as JSON lines.",
+        "File to which results are appended, a JSON object a line. Default: none.",
         metavar="FILE",
     )
     log_every: int | None = setting(
         "output",
         None,
-        "Log the loss of every so many updates, too.",
+        "Updates between two losses in the metrics files. Default: epochs alone.",
         (1, MAX_INT, "10"),
     )
     progress: bool = setting(
         "output",
         True,
-        "Show a progress bar on a terminal, elsewhere a line now and then.",
+        "Show a progress bar on a terminal, and elsewhere a line now and then.",
     )
     draw_sharding: bool = setting(
         "output", False, "Draw how the first batch is placed on the devices."
@@ -294,31 +307,32 @@ class Config:
     workdir: str | None = setting(
         "workdir",
         None,
-        "Folder of checkpoints and log. The same command again resumes.",
+        "Folder of checkpoints and logs. The same command again resumes. Default: "
+        "nothing is kept.",
         metavar="FOLDER",
     )
     checkpoint_every: int | None = setting(
         "workdir",
         None,
-        "Save every so many updates, and after each epoch.",
+        "Updates between two checkpoints. Each epoch ends with one anyway.",
         (1, MAX_INT, "100"),
     )
     keep_checkpoints: int = setting(
         "workdir",
         3,
-        "Newest to keep, besides the best.",
+        "Number of newest checkpoints to keep, besides the best epoch's.",
         (1, MAX_INT, "3"),
     )
     accept_changed_functions: bool = setting(
         "workdir",
         False,
-        "Resume, though code of your functions has changed.",
+        "Resume a run although the code of a function of yours has changed.",
     )
     profile: bool = setting(
-        "workdir", False, "Trace a few updates, for ui.perfetto.dev."
+        "workdir", False, "Trace ten updates into the workdir, for ui.perfetto.dev."
     )
     compile_cache: bool = setting(
-        "workdir", True, "Keep compiled programs for a faster next start."
+        "workdir", True, "Keep compiled programs, so that the next start is faster."
     )
 
     def __post_init__(self) -> None:

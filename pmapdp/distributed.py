@@ -162,18 +162,20 @@ class ProcessesOptions:
     coordinator: str | None = setting(
         "processes",
         None,
-        "Without a launcher: HOST:PORT of process 0, open to all who reach it.",
+        "HOST:PORT of process 0, without a launcher. All who reach it can connect.",
     )
     num_processes: int | None = setting(
-        "processes", None, "Without a launcher: the number of processes."
+        "processes", None, "Number of processes, without a launcher."
     )
     process_id: int | None = setting(
         "processes",
         None,
-        "Without a launcher: this one's number; 0 writes logs and metrics.",
+        "Number of this process, without a launcher. Process 0 writes the files.",
     )
     heartbeat_timeout: int = setting(
-        "processes", 60, "Seconds without a sign of life after which a process is lost."
+        "processes",
+        60,
+        "Seconds without a sign of life after which a process counts as lost.",
     )
     join_timeout: int = setting(
         "processes", 300, "Seconds to wait for all processes at the start."

@@ -201,33 +201,33 @@ class Options:
     model: str = setting(
         "arguments",
         MISSING,
-        "Folder of a run, or exported file of people you trust.",
+        "Folder of a run, or an exported file from people you trust.",
         place="MODEL",
     )
     strategy: StrategyName | None = setting(
         "options",
         None,
-        "Of a run: the strategy to evaluate with; default: as in training.",
+        "Strategy to evaluate a run with. Default: as in training.",
     )
     devices: int | None = setting(
         "options",
         None,
-        "Of a run: number of devices; default: as in training.",
+        "Number of devices to evaluate a run on. Default: as in training.",
     )
     best: bool = setting(
         "options",
         False,
-        "Of a run: the checkpoint of its best epoch instead of the newest.",
+        "Evaluate the best epoch of a run instead of its newest checkpoint.",
     )
     dataset: str | None = setting(
         "options",
         None,
-        "Of an exported model: your data; default: the built-in data set.",
+        "Your data for an exported model. Default: the built-in data it comes from.",
     )
     data_dir: str | None = setting(
         "options",
         None,
-        "Folder of downloaded data sets; default: as in training.",
+        "Folder of downloaded data. Default: as in training.",
         metavar="FOLDER",
     )
     json: bool = setting("options", False, "Print the result as one JSON object.")

@@ -393,22 +393,22 @@ class Options:
     workdir: str = setting(
         "arguments",
         MISSING,
-        "Folder of the run; its newest checkpoint is taken.",
+        "Folder of the run, whose newest checkpoint is exported.",
         place="WORKDIR",
     )
     file: str = setting(
         "arguments",
         MISSING,
-        "The file to write, or to replace, for example model.zip.",
+        "File to write or to replace, such as model.zip.",
         place="FILE",
     )
     best: bool = setting(
-        "options", False, "The checkpoint of its best epoch instead of the newest."
+        "options", False, "Export the best epoch instead of the newest checkpoint."
     )
     data_dir: str | None = setting(
         "options",
         None,
-        "Folder of downloaded data sets; default: as in training.",
+        "Folder of downloaded data. Default: as in training.",
         metavar="FOLDER",
     )
 

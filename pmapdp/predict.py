@@ -65,11 +65,11 @@ class Options:
     model: str = setting(
         "arguments",
         MISSING,
-        "An exported file, a program of people you trust.",
+        "Exported file from people you trust, because it's a program.",
         place="MODEL",
     )
     input: str = setting(
-        "arguments", MISSING, "An image file, or a text in quotes.", place="INPUT"
+        "arguments", MISSING, "Image file, or a text in quotes.", place="INPUT"
     )
 
 

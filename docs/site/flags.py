@@ -6,9 +6,7 @@
 import dataclasses
 import importlib
 import importlib.util
-import types
 import typing
-from collections.abc import Iterator
 from typing import Any
 
 from pmapdp.cli import COMMANDS
@@ -17,31 +15,54 @@ from pmapdp.recipes import RECIPES
 
 TOP = """# Flags
 
-This page is made by `python docs/site/flags.py` from the settings in
-[config.py](../pmapdp/config.py) and in the commands, whose `--help` says the same. Each
-line begins with an example to type, and ends with the values that the flag takes. Give
-flags and arguments in any order. From Python, a flag of the trainer is a field of
-`pmapdp.config.Config`, with underscores: `Config(learning_rate=0.001)`. `pmapdp train`
-is the same as `python -m pmapdp.train`.
+No flag is needed: `python -m pmapdp.train` trains a small network on scans of digits,
+on all your devices. For most changes one or two are enough:
 
-Do you know the flags of PyTorch Lightning or Accelerate? [A
+```
+# four devices, with jit in place of pmap
+python -m pmapdp.train --strategy jit --devices 4
+
+# with checkpoints; the same command again resumes
+python -m pmapdp.train --workdir runs/first
+
+# your network and your images
+python -m pmapdp.train --model net.py:Net --dataset photos
+
+# a recipe with another batch size
+python -m pmapdp.train mirrored --global-batch-size 256
+```
+
+Below, each flag stands with a value that works. The order of flags doesn't matter.
+`pmapdp train` is short for `python -m pmapdp.train`, and every command has a `--help`
+with the same texts. From Python, the trainer's flags are the fields of
+[`Config`](api.md#config), with underscores: `Config(learning_rate=0.001)`.
+
+If you know the flags of PyTorch Lightning or Accelerate, [this
 table](pytorch_loop.md#if-you-use-lightning-or-accelerate) has ours beside them.
 """
 # The flags that most people want, in the order in which they need them.
-MOST_WANTED = ("devices", "strategy", "epochs", "learning_rate", "workdir")
-# The headings of the trainer's flags, in the order in which a user needs them.
-ORDER = (
-    "arguments",
-    "run",
-    "workdir",
-    "data",
+FIRST = (
     "model",
-    "parallel",
-    "optimization",
-    "output",
-    "processes",
+    "dataset",
+    "strategy",
+    "devices",
+    "global_batch_size",
+    "epochs",
+    "learning_rate",
+    "dtype",
+    "workdir",
+    "best",
 )
-# The examples that don't follow from a setting's type and limits.
+# The headings for the trainer's other flags, each with its sections of `--help`.
+TRAINER_SECTIONS = {
+    "Length and seed": ("run",),
+    "Checkpoints and logs": ("workdir", "output"),
+    "Data and model": ("data", "model"),
+    "Devices and batch": ("parallel",),
+    "Optimizer, learning rate and loss": ("optimization",),
+    "Several processes": ("processes",),
+}
+# The examples that don't follow from a setting's choices, limits or default.
 EXAMPLES = {
     "best": "lowest:loss",
     "coordinator": "127.0.0.1:9876",
@@ -70,20 +91,25 @@ EXAMPLES = {
     "workdir": "runs/first",
 }
 NOTES = {
-    "compare": "It takes the recipes and the flags of the trainer's sections data, "
-    "model and optimization, too.",
-    "scaling": "It takes no flags.",
+    "train": "Without a recipe it trains on digits.",
+    "compare": "It also takes the recipes, and the trainer's flags for data, model and "
+    "optimization.",
+    "scaling": "It takes no flags. For your own model, call "
+    "[`predict`](scaling.md#your-model) from Python.",
 }
-KINDS = {int: "whole number", float: "number", str: ""}
-SMALLEST = 1e-30  # a limit that only says "more than 0"
+
+
+def command_module(command: str) -> Any:
+    """Return the module that runs a command."""
+    name = f"pmapdp.{command}"
+    if importlib.util.find_spec(name).submodule_search_locations:  # it's a package
+        name += ".__main__"
+    return importlib.import_module(name)
 
 
 def find_options(command: str) -> list[type]:
     """Return the dataclasses of a command's settings."""
-    name = f"pmapdp.{command}"
-    if importlib.util.find_spec(name).submodule_search_locations:  # it's a package
-        name += ".__main__"
-    values = vars(importlib.import_module(name)).values()
+    values = vars(command_module(command)).values()
     classes = [value for value in values if isinstance(value, type)]
     options = [value for value in classes if value.__name__.endswith("Options")]
     if command == "train":
@@ -91,70 +117,16 @@ def find_options(command: str) -> list[type]:
     return options
 
 
-def describe_values(hint: Any, limits: tuple[float, float, str] | None) -> str:
-    """Say in words which values a flag takes, or nothing for a text."""
-    several = typing.get_origin(hint) is tuple
-    if several or typing.get_origin(hint) in (types.UnionType, typing.Union):
-        hint = typing.get_args(hint)[0]
-    if typing.get_origin(hint) is typing.Literal:
-        text = ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
-    else:
-        text = KINDS[hint]
-    if limits and limits[0] > SMALLEST:
-        text += f", at least {limits[0]:g}"
-    if several and text:
-        text += ", one or more"
-    return text
-
-
-def make_example(field: Any, hint: Any) -> str:
-    """Return a flag with a value as one types it, or an argument's name."""
-    name = flag(field.name)
-    if field.metadata["place"]:
-        return field.metadata["place"].strip("[]")
-    if hint is bool:
-        return name
-    if field.name in EXAMPLES:
-        return f"{name} {EXAMPLES[field.name]}"
-    if typing.get_origin(hint) is typing.Literal:
-        choices = [text for text in typing.get_args(hint) if text != field.default]
-        return f"{name} {choices[0]}"
-    if field.metadata["limits"]:
-        return f"{name} {field.metadata['limits'][-1]}"
-    return f"{name} {as_typed(field.default)}"
-
-
-def describe_setting(field: Any, hint: Any) -> str:
-    """Return what follows the example: the help, then the values and the default."""
-    if hint is bool:
-        if field.default:
-            off = f"--no-{flag(field.name).removeprefix('--')}"
-            return f"{field.metadata['help']} *On; `{off}` turns it off.*"
-        return field.metadata["help"]
-    values = describe_values(hint, field.metadata["limits"])
-    notes = [values] if values else []
-    has_default = field.default not in (None, (), dataclasses.MISSING)
-    if has_default and "default:" not in field.metadata["help"]:
-        notes.append(f"default `{as_typed(field.default)}`")
-    if not notes:
-        return field.metadata["help"]
-    text = "; ".join(notes)
-    return f"{field.metadata['help']} *{text[0].upper()}{text[1:]}.*"
-
-
-def make_items(options: type) -> Iterator[tuple[str, str, str]]:
-    """Yield section, example and description of each setting."""
-    hints = typing.get_type_hints(options)
-    for field in dataclasses.fields(options):
-        hint = hints[field.name]
-        description = describe_setting(field, hint)
-        yield field.metadata["section"], make_example(field, hint), description
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """Return the values of a setting that takes one of a few texts."""
+    for part in (hint, *typing.get_args(hint)):  # `Literal[...] | None` has two
+        if typing.get_origin(part) is typing.Literal:
+            return typing.get_args(part)
+    return ()
 
 
 def as_typed(value: Any) -> str:
     """Return a value as one types it on a command line."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, tuple):
         return " ".join(str(part) for part in value)
     return str(value)
@@ -169,36 +141,94 @@ def as_argument(name: str, value: Any) -> str:
     return f"{flag(name)} {as_typed(value)}"
 
 
-def make_lists(command: str) -> str:
-    """Return a list of a command's settings for each section of its help."""
+def make_example(field: Any, hint: Any) -> str:
+    """Return a flag with a value as one types it, or an argument's name."""
+    if field.metadata["place"]:
+        return field.metadata["place"].strip("[]")
+    if hint is bool:
+        return flag(field.name)
+    if field.name in EXAMPLES:
+        value = EXAMPLES[field.name]
+    elif choices_of(hint):
+        value = next(text for text in choices_of(hint) if text != field.default)
+    elif field.metadata["limits"]:
+        value = field.metadata["limits"][-1]
+    else:
+        value = field.default
+    return as_argument(field.name, value)
+
+
+def describe_setting(field: Any, hint: Any) -> str:
+    """Return what follows the example: the help, the choices and the default."""
+    text = field.metadata["help"]
+    if hint is bool:
+        if field.default:
+            text += f" Default: on. `{as_argument(field.name, False)}` turns it off."
+        return text
+    if choices_of(hint):
+        text += f" One of {', '.join(f'`{choice}`' for choice in choices_of(hint))}."
+    has_default = field.default not in (None, (), dataclasses.MISSING)
+    if has_default and "Default:" not in text:
+        text += f" Default: `{as_typed(field.default)}`."
+    return text
+
+
+def describe_sections(command: str) -> dict[str, dict[str, str]]:
+    """Return {section: {example: description}} of a command's settings."""
     sections: dict[str, dict[str, str]] = {}
     for options in find_options(command):
-        for section, example, description in make_items(options):
+        hints = typing.get_type_hints(options)
+        for field in dataclasses.fields(options):
+            section = field.metadata["section"]
+            if options is Config and field.name in FIRST:
+                section = "first"
             items = sections.setdefault(section, {})
+            example = make_example(field, hints[field.name])
+            description = describe_setting(field, hints[field.name])
             # Two groups of a command may share a flag, each with a help of its own.
             earlier = items.get(example, "")
             if description not in earlier:
                 items[example] = f"{earlier} {description}".strip()
-    names = list(sections)
-    if command == "train":
-        names.sort(key=ORDER.index)
-    text = ""
-    for section in names:
-        if len(names) > 1:
-            text += f"\n### {section.capitalize()}\n"
-        text += "\n"
-        for example, description in sections[section].items():
-            text += f"- `{example}`: {description}\n"
+    return sections
+
+
+def make_list(items: dict[str, str]) -> str:
+    """Return the settings of a section as a list."""
+    lines = [f"- `{example}`: {text}\n" for example, text in items.items()]
+    return "".join(lines)
+
+
+def make_trainer() -> str:
+    """Return the trainer's flags: the most wanted ones, then the others by section."""
+    sections = describe_sections("train")
+    most_wanted = sections["first"]
+    order = [flag(name) for name in FIRST]
+    examples = sorted(most_wanted, key=lambda example: order.index(example.split()[0]))
+    text = "\n### The ten flags you need first\n\n"
+    text += make_list({example: most_wanted[example] for example in examples})
+    for title, names in TRAINER_SECTIONS.items():
+        text += f"\n### {title}\n\n"
+        text += "".join(make_list(sections[name]) for name in names)
     return text
 
 
-def make_most_wanted() -> str:
-    """Return a list of the flags that most people want."""
-    items = {}
-    for _, example, description in make_items(Config):
-        name = example.split()[0]
-        items[name] = f"- `{example}`: {description}\n"
-    return "".join(items[flag(name)] for name in MOST_WANTED)
+def make_command(command: str) -> str:
+    """Return the part of the page about one command."""
+    example = f"python -m pmapdp.{command}"
+    if hasattr(command_module(command), "COMMAND"):  # scaling has none
+        example = command_module(command).COMMAND.example
+    summary = COMMANDS[command]
+    text = f"\n## pmapdp.{command}\n\n{summary[0].upper()}{summary[1:]}.\n"
+    if command in NOTES:
+        text += f"{NOTES[command]}\n"
+    text += f"\n    {example}\n"
+    if command == "train":
+        return text + make_trainer()
+    sections = describe_sections(command)
+    arguments = sections.pop("arguments", {})
+    items = make_list(arguments)
+    items += "".join(make_list(section) for section in sections.values())
+    return f"{text}\n{items}" if items else text
 
 
 def make_recipes() -> str:
@@ -218,14 +248,12 @@ def make_recipes() -> str:
 
 def page() -> str:
     """Return the text of docs/flags.md."""
-    text = f"{TOP}\n## The flags most people want\n\n{make_most_wanted()}"
-    text += "\n## Recipes\n\n`python -m pmapdp.train RECIPE` runs one. "
-    text += f"Flags replace its settings.\n\n{make_recipes()}"
+    text = TOP
     for command in COMMANDS:
-        text += f"\n## pmapdp.{command}\n"
-        if command in NOTES:
-            text += f"\n{NOTES[command]}\n"
-        text += make_lists(command)
+        text += make_command(command)
+        if command == "train":
+            text += "\n## Recipes\n\n`python -m pmapdp.train RECIPE` runs one. "
+            text += f"Flags replace its settings.\n\n{make_recipes()}"
     return text
 
 

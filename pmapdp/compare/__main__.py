@@ -64,13 +64,13 @@ class CompareOptions(Outputs):
     devices: tuple[int, ...] = setting(
         "comparison",
         (),
-        "Numbers of devices; default: all accelerators, or 8 simulated CPU devices.",
+        "Numbers of devices. Default: all accelerators, or 8 simulated CPU devices.",
     )
     steps: int = setting("comparison", 20, "Updates of each run, at least 10.")
     global_batch_size: int | None = setting(
         "comparison",
         None,
-        "Examples per update over all devices; default: the recipe's.",
+        "Examples per update, over all devices. Default: the recipe's.",
     )
 
 
@@ -87,7 +87,7 @@ class ProgramsOptions(Outputs):
     devices: int | None = setting(
         "comparison",
         None,
-        "With programs of yours: one number of devices; default: the same.",
+        "With programs of yours: one number of devices. Default: the same.",
     )
 
 

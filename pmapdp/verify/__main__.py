@@ -39,7 +39,7 @@ class Options:
     devices: int | None = setting(
         "options",
         None,
-        "Number of devices; default: all accelerators, or 8 simulated CPU devices.",
+        "Number of devices. Default: all accelerators, or 8 simulated CPU devices.",
     )
     json: str | None = setting(
         "options", None, "Write the report to this file, too.", metavar="FILE"
