@@ -150,7 +150,57 @@ def test_under_nohup_a_terminal_that_closes_changes_nothing():
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "statuses.md"
+ROW = re.compile(r"^\| (\d+) \|.*\|(.*)\|$", re.MULTILINE)
+# It counts its calls in a file, and ends with a status of the list each time.
+ENDS = """
+import pathlib, sys
+calls = pathlib.Path(sys.argv[1])
+count = len(calls.read_text()) if calls.exists() else 0
+calls.write_text("x" * (count + 1))
+sys.exit(([int(status) for status in sys.argv[2:]] * 99)[count])
+"""
 CATCH = re.compile(r"^try:.*error\.status\)\n", re.MULTILINE | re.DOTALL)
+
+
+def run_restarting(folder: Path, statuses: list[int]) -> tuple[int, int]:
+    """Run the script of docs/statuses.md on a command that ends with these statuses.
+
+    Returns:
+        The script's own status, and how often the command ran.
+    """
+    (script,) = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert script.count("sleep 1\n") == 1
+    (folder / "restart.sh").write_text(script.replace("sleep 1\n", "true\n"))
+    calls = folder / "calls"
+    command = [sys.executable, "-c", ENDS, calls, *statuses]
+    done = subprocess.run(
+        ["bash", folder / "restart.sh", *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    count = len(calls.read_text())
+    assert done.stderr.count("starting again") == count - 1
+    return done.returncode, count
+
+
+def test_the_script_starts_again_after_the_statuses_of_the_table(tmp_path):
+    rows = ROW.findall(PAGE.read_text())
+    assert len(rows) == 11
+    for number, advice in rows:
+        status = int(number)
+        folder = tmp_path / number
+        folder.mkdir()
+        ended, count = run_restarting(folder, [status, 0])
+        if "**start again**" in advice:
+            assert (ended, count) == (0, 2), number
+        else:
+            assert (ended, count) == (status, 1), number
+
+
+def test_the_script_gives_up_after_20_restarts(tmp_path):
+    assert run_restarting(tmp_path, [4]) == (4, 21)
 
 
 def write_program(folder: Path, *, catches: bool, settings: str) -> Path:
