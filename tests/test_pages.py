@@ -118,9 +118,9 @@ def test_every_dotted_name_exists():
 def test_the_new_names_of_the_migration_exist():
     """In the last column of its table."""
     page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
-    cells = re.findall(r"^\| 0\.\d \|.* \| (.*) \|$", page, re.MULTILINE)
+    cells = re.findall(r"^\| .* \| (.*) \|$", page, re.MULTILINE)
     names = {name for cell in cells for name in NAME.findall(cell)}
-    assert len(names) > 15
+    assert len(names) > 10
     assert [name for name in names if not exists(name)] == []
 
 
