@@ -15,12 +15,11 @@ from pmapdp.config import Config
 
 TOP = """# API
 
-This page has what your editor shows for the names that programs import.
-`python docs/api.py` makes it from the docstrings. Import each name from its module,
-because the package itself exports nothing. What isn't on this page may change without
-notice.
+These twelve names are what most programs import, each from its module. The page is
+made from their docstrings, so your editor shows the same. [More
+names](#more-names) are listed at the end. Anything else may change without notice.
 """
-# What the examples of all names need. Pasted one after the other, they run.
+# What the examples need. Pasted one after the other, they run.
 SETUP = """
 import jax
 import jax.numpy as jnp
@@ -44,86 +43,85 @@ class Net(nnx.Module):
 inputs = np.random.default_rng(0).normal(size=(256, 6)).astype(np.float32)
 labels = inputs[:, :3].argmax(1)
 """
-# A title and the names.
+# The entries of the page, below their headings.
 SECTIONS = {
-    "Data": [
+    "Training": [
         "pmapdp.data.dataset.Split",
         "pmapdp.data.dataset.DataSet",
-        "pmapdp.data.dataset.Texts",
-        "pmapdp.custom.images.ImageFolder",
-        "pmapdp.registry.load_data",
-    ],
-    "Training": [
         "pmapdp.config.Config",
         "pmapdp.train.train",
-        "pmapdp.train.Result",
     ],
     "Your loss and layers": [
         "pmapdp.loss.MetricSums",
         "pmapdp.layers.current_context",
-        "pmapdp.layers.Context",
-        "pmapdp.models.axes",
-        "pmapdp.models.axis_names",
     ],
     "After training": [
         "pmapdp.evaluate.evaluate_run",
-        "pmapdp.train.load_run",
         "pmapdp.export.export_run",
         "pmapdp.export.load_exported",
-        "pmapdp.export.Exported",
     ],
-    "Verifying a step": [
-        "pmapdp.verify.verify",
+    "Your own training step": [
         "pmapdp.verify.one_device",
-        "pmapdp.verify.old_program",
-        "pmapdp.verify.Layout",
-        "pmapdp.verify.Report",
+        "pmapdp.verify.verify",
     ],
-    "Comparing strategies": [
-        "pmapdp.compare.strategies.compare_strategies",
-        "pmapdp.compare.results.Measurement",
-    ],
-    "Predicting": [
-        "pmapdp.scaling.predict",
-        "pmapdp.scaling.Prediction",
-        "pmapdp.scaling.Hardware",
-        "pmapdp.scaling.Level",
-    ],
-    "Devices and errors": [
-        "pmapdp.devices.simulate",
-        "pmapdp.errors.UserError",
-        "pmapdp.errors.DivergedError",
-        "pmapdp.errors.StoppedError",
-    ],
+    "Devices": ["pmapdp.devices.simulate"],
 }
-# You get these from a function, so their call isn't shown.
-RESULTS = ("Result", "Context", "Exported", "Report", "Measurement", "Prediction")
-# Methods from which a report writes its text.
-PARTS_OF_REPORTS = ("describe_rows", "describe_compared", "conclude")
+# The page that shows the entries below a heading in a whole program.
+GUIDES = {
+    "Training": "[Your model, your data](custom.md) trains a model in two files.",
+    "Your loss and layers": "[The reference](custom_reference.md) has many losses.",
+    "After training": "[Exported models](export.md) run without pmapdp, too.",
+    "Your own training step": "[Verify](verify.md) has a program to begin with.",
+    "Devices": "[Simulated devices](simulated_devices.md) need many threads.",
+}
+# Names that fewer programs need, each with the page that shows it. None: no page does.
+MORE_NAMES = {
+    "pmapdp.data.dataset.Texts": "custom_reference.md",
+    "pmapdp.custom.images.ImageFolder": "custom_reference.md",
+    "pmapdp.registry.load_data": None,
+    "pmapdp.train.Result": None,
+    "pmapdp.train.load_run": None,
+    "pmapdp.layers.Context": None,
+    "pmapdp.models.axes": "meshes.md",
+    "pmapdp.models.axis_names": "meshes.md",
+    "pmapdp.export.Exported": "export.md",
+    "pmapdp.verify.old_program": "porting.md",
+    "pmapdp.verify.Layout": "verify.md",
+    "pmapdp.verify.Report": "verify.md",
+    "pmapdp.compare.strategies.compare_strategies": None,
+    "pmapdp.compare.results.Measurement": None,
+    "pmapdp.scaling.predict": "scaling.md",
+    "pmapdp.scaling.Prediction": "scaling.md",
+    "pmapdp.scaling.Hardware": "scaling.md",
+    "pmapdp.scaling.Level": "scaling.md",
+    "pmapdp.errors.UserError": "statuses.md",
+    "pmapdp.errors.DivergedError": "statuses.md",
+    "pmapdp.errors.StoppedError": "statuses.md",
+}
 # In place of some sixty attributes, which the page of flags has.
 FIELDS = """Every flag of `python -m pmapdp.train` is a field: `--learning-rate 0.1` is
-`Config(learning_rate=0.1)`. [Flags](flags.md) has their types, limits and defaults. For
-other values, write `dataclasses.replace(config, epochs=5)`."""
-HEADINGS = ("Args:", "Attributes:", "Returns:", "Raises:")
+`Config(learning_rate=0.1)`. [Flags](flags.md) lists them with their defaults. For other
+values, write `dataclasses.replace(config, epochs=5)`."""
+TITLES = {
+    "Args:": "Arguments",
+    "Attributes:": "Attributes",
+    "Returns:": "Returns",
+    "Raises:": "Raises",
+}
 EXAMPLE = "Example:\n"
-WIDEST_CALL = 60  # characters of a call in one line, so that a phone shows it
 ITEM = re.compile(r"(\w+): (.*)", re.DOTALL)
 
 
 def public_names() -> list[str]:
-    """Return all names of the page."""
-    return [name for names in SECTIONS.values() for name in names]
-
-
-def definition_of(public: Any) -> ast.ClassDef | ast.FunctionDef:
-    """Return the syntax of a function or class."""
-    source = textwrap.dedent(inspect.getsource(public))
-    return ast.parse(source).body[0]
+    """Return the names of the entries, and then the others."""
+    entries = [name for names in SECTIONS.values() for name in names]
+    return [*entries, *MORE_NAMES]
 
 
 def types_of(public: Any) -> dict[str, str]:
     """Return the type of each parameter or field, as the source has it."""
-    definition = definition_of(public)
+    source = textwrap.dedent(inspect.getsource(public))
+    definition = ast.parse(source).body[0]
     types = {}
     for node in ast.walk(definition):
         if isinstance(node, ast.arg) and node.annotation:
@@ -137,27 +135,18 @@ def types_of(public: Any) -> dict[str, str]:
 
 def short_parameter(parameter: inspect.Parameter) -> str:
     """Return a parameter as one writes it, without its type."""
-    default = parameter.default
-    if str(default) == "<factory>":
-        return f"{parameter.name}=..."
-    if inspect.isfunction(default):
-        return f"{parameter.name}={default.__name__}"
     return str(parameter.replace(annotation=parameter.empty)).replace("'", '"')
 
 
 def signature_of(name: str, public: Any) -> str:
-    """Return the call of a function or class, without types.
-
-    `train(config, *, model=None)`.
-    """
+    """Return the call of a function or class without types, a parameter a line."""
     texts = []
     for parameter in inspect.signature(public).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in texts:
             texts.append("*")
         texts.append(short_parameter(parameter))
-    call = f"{name}({', '.join(texts)})"
-    if len(call) <= WIDEST_CALL:
-        return call
+    if len(texts) < 2:
+        return f"{name}({', '.join(texts)})"
     lines = [f"    {text}," for text in texts]
     return "\n".join([f"{name}(", *lines, ")"])
 
@@ -175,9 +164,17 @@ def describe_items(text: str, types: dict[str, str]) -> str:
     lines = []
     for match in matches:
         name, meaning = match.groups()
-        declared = f" (`{types[name]}`)" if name in types else ""
+        declared = ""
+        if types.get(name, "Any") != "Any":
+            declared = f" (`{types[name]}`)"
         lines.append(f"- `{name}`{declared}: {' '.join(meaning.split())}")
     return "\n".join(lines)
+
+
+def summary_of(public: Any) -> str:
+    """Return a docstring's first paragraph, in one line."""
+    summary, _, _ = inspect.getdoc(public).partition("\n\n")
+    return " ".join(summary.split())
 
 
 def example_of(public: Any) -> str:
@@ -186,19 +183,21 @@ def example_of(public: Any) -> str:
     return textwrap.dedent(example).strip()
 
 
-def describe_docstring(public: Any) -> str:
-    """Return a docstring as Markdown: its paragraphs, and its sections as lists."""
+def describe_details(public: Any) -> str:
+    """Return what follows a docstring's summary as Markdown: its paragraphs, and its
+    sections as lists.
+    """
     if public is Config:
-        summary, _, _ = inspect.getdoc(public).partition("\n\n")
-        return f"{summary}\n\n{FIELDS}"
+        return FIELDS
     types = types_of(public)
     text, _, _ = inspect.getdoc(public).partition(EXAMPLE)
+    _, *details = text.strip().split("\n\n")
     paragraphs = []
-    for paragraph in text.strip().split("\n\n"):
+    for paragraph in details:
         heading, _, rest = paragraph.partition("\n")
-        if heading in HEADINGS:
-            title = heading.removesuffix(":")
-            paragraphs.append(f"**{title}**\n\n{describe_items(rest, types)}")
+        if heading in TITLES:
+            items = describe_items(rest, types)
+            paragraphs.append(f"**{TITLES[heading]}**\n\n{items}")
         else:
             paragraphs.append(paragraph)
     return "\n\n".join(paragraphs)
@@ -209,7 +208,7 @@ def members_of(public: Any) -> Iterator[tuple[str, str]]:
     first line.
     """
     for name, member in vars(public).items():
-        if name.startswith("_") or name in PARTS_OF_REPORTS:
+        if name.startswith("_"):
             continue
         function: Callable[..., Any] | None = None
         call = f".{name}"
@@ -223,21 +222,17 @@ def members_of(public: Any) -> Iterator[tuple[str, str]]:
             yield call, function.__doc__.splitlines()[0]
 
 
-def is_error(public: Any) -> bool:
-    """Return True for the class of an exception."""
-    return inspect.isclass(public) and issubclass(public, BaseException)
-
-
 def describe(path: str) -> str:
     """Return the part of the page about one name."""
     public = pkgutil.resolve_name(path)
     module, _, name = path.rpartition(".")
-    text = f"### {name}\n\n"
+    text = f"### {name}\n\n{summary_of(public)}\n\n"
     text += f"```python\nfrom {module} import {name}\n"
-    # The flags have a page of their own, and nobody raises the errors.
-    if name not in ("Config", *RESULTS) and not is_error(public):
+    if public is not Config:  # its fields have a page of their own
         text += f"\n{signature_of(name, public)}\n"
-    text += f"```\n\n{describe_docstring(public)}\n"
+    text += "```\n"
+    if details := describe_details(public):
+        text += f"\n{details}\n"
     members = list(members_of(public)) if inspect.isclass(public) else []
     if members:
         text += "\n**Methods and properties**\n\n"
@@ -248,17 +243,22 @@ def describe(path: str) -> str:
 
 
 def contents() -> str:
-    """Return a list of the names, each with its docstring's first line."""
-    lines = []
-    for title, names in SECTIONS.items():
-        lines.append(f"- **{title}**\n")
-        for path in names:
-            public = pkgutil.resolve_name(path)
-            summary, _, _ = inspect.getdoc(public).partition("\n\n")
-            name = public.__name__
-            line = " ".join(summary.split())
-            lines.append(f"  - [`{name}`](#{name.lower()}): {line}\n")
-    return "".join(lines)
+    """Return a line for each heading, with links to its names."""
+    text = ""
+    for title, paths in SECTIONS.items():
+        names = [path.rpartition(".")[2] for path in paths]
+        links = [f"[`{name}`](#{name.lower()})" for name in names]
+        text += f"- {title}: {', '.join(links)}\n"
+    return text
+
+
+def list_more_names() -> str:
+    """Return a list of the names that have no entry, each with its summary."""
+    text = ""
+    for path, linked in MORE_NAMES.items():
+        name = f"[`{path}`]({linked})" if linked else f"`{path}`"
+        text += f"- {name}: {summary_of(pkgutil.resolve_name(path))}\n"
+    return text
 
 
 def page() -> str:
@@ -269,8 +269,12 @@ def page() -> str:
         f"```python{SETUP}```\n"
     )
     for title, names in SECTIONS.items():
-        parts.append(f"## {title}\n")
+        parts.append(f"## {title}\n\n{GUIDES[title]}\n")
         parts += [describe(name) for name in names]
+    parts.append(
+        "## More names\n\nYour editor, or `help(name)`, shows the docstring of each.\n"
+    )
+    parts.append(list_more_names())
     return "\n".join(parts)
 
 

@@ -61,6 +61,9 @@ def evaluate_run(
         (metrics, facts): the loss and metrics by name, and the data set, update,
         strategy and devices to which they belong.
 
+    Raises:
+        UserError: The folder has no checkpoint, or a value from Python is missing.
+
     Example:
         metrics, facts = evaluate_run("runs/api", devices=4, model=Net, data=data)
         print(metrics["accuracy"])

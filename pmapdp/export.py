@@ -194,6 +194,10 @@ def export_run(
     Returns:
         The contents of the file's `metadata.json`.
 
+    Raises:
+        UserError: The folder has no checkpoint, a value from Python is missing, or the
+            file can't be written.
+
     Example:
         metadata = export_run("runs/api", "api.zip", model=Net, data=data)
         print(metadata["labels"])

@@ -75,11 +75,10 @@ def current_context() -> Context:
     Example:
         class Noise(nnx.Module):
             def __call__(self, x):  # [b, D]
-                context = current_context()
-                if not context.train:
+                if not current_context().train:
                     return x
                 draw = jax.vmap(lambda key: jax.random.normal(key, x.shape[1:]))
-                return x + 0.1 * draw(context.next_keys())
+                return x + 0.1 * draw(current_context().next_keys())
     """
     return _current.get()
 

@@ -36,14 +36,11 @@ class MetricSums(NamedTuple):
 
     Example:
         def loss(model, batch):
-            losses = optax.softmax_cross_entropy_with_integer_labels(
-                model(batch.inputs), batch.labels
-            )
+            logits = model(batch.inputs)
+            losses = optax.losses.multiclass_hinge_loss(logits, batch.labels)
+            correct = logits.argmax(1) == batch.labels
             weights = batch.weights  # 0 for padding
-            return MetricSums((weights * losses).sum(), None, weights.sum())
-
-
-        train(Config(strategy="jit", epochs=2), model=Net, data=data, loss=loss)
+            return MetricSums(weights @ losses, weights @ correct, weights.sum())
     """
 
     loss: Any

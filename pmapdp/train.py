@@ -124,7 +124,8 @@ def train(
             those that the program has connected by `jax.distributed.initialize`.
 
     Returns:
-        The last state, and the results of each epoch.
+        A `Result`. Its `state` is the last train state, on the host, or the best
+        epoch's with `best` or `patience`. Its `epochs` are the results of all epochs.
 
     Raises:
         UserError: The settings don't fit the machine, the data or the workdir, training

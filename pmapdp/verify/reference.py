@@ -61,6 +61,14 @@ def one_device(step: Callable, axis_name: Any) -> MappedStep:
 
     Returns:
         The `reference` for `verify`.
+
+    Example:
+        def step(w, batch):
+            gradient = jax.grad(lambda w: jnp.square(batch @ w - 1).mean())(w)
+            return w - 0.1 * jax.lax.pmean(gradient, "devices")
+
+
+        reference = one_device(step, "devices")
     """
     return MappedStep(step, axis_name, groups=1)
 

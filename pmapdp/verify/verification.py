@@ -78,29 +78,21 @@ def verify(
             you give.
 
     Returns:
-        The report. If the step raises an error, that is a check that failed.
+        A `Report` to print. Its `ok` is True if all was compared and nothing failed,
+        and its `require()` raises an error if not. An error in the step is a check that
+        failed.
 
     Raises:
         ArgumentsError: The arguments can't be used. It's a ValueError. An error of the
             reference is raised as it is.
 
     Example:
-        from pmapdp.verify import one_device
-
-
-        def step(w, batch):
-            gradient = jax.grad(lambda w: jnp.square(batch @ w - 1).mean())(w)
-            return w - 0.1 * jax.lax.pmean(gradient, "devices")
-
-
         report = verify(
             step=jax.pmap(step, "devices"),
             reference=one_device(step, "devices"),
             state=jnp.ones(3),
-            batch=jnp.arange(48.0).reshape(16, 3) / 48,
+            batch=jnp.linspace(0, 1, 48).reshape(16, 3),
         )
-        print(report)
-        report.require()
     """
     state = jax.tree.map(
         lambda x: x if hasattr(x, "dtype") else np.asarray(x, jnp.result_type(x)), state
