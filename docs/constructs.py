@@ -3,41 +3,57 @@
 python docs/constructs.py > docs/constructs.md
 """
 
-from pmapdp.port.rows import ROWS
+from pmapdp.port.rows import ROWS, Row
 
-HEAD = """# Pmap, construct by construct
+TOP = """# Pmap, construct by construct
 
-Look up a line of your pmap program here: what it does today, and what it becomes under
-`shard_map` and under `jit`. [Porting](porting.md) takes you through a whole program,
-and `python -m pmapdp.port train.py` finds these constructs in yours.
+What becomes of this line? Search the page for the function in it. For a whole program,
+`python -m pmapdp.port train.py` finds the lines for you, and [Porting](porting.md)
+takes you through the work.
 
-*Today* says what JAX 0.10 and later do with the old line. Tests run every line that
+Each entry begins with what JAX 0.10 and later do with the old line. Below it stands
+what the line becomes under `shard_map` and under `jit`. Tests run every line that
 fails, and the collectives and steps in their old and new form. N is the number of
-devices, and `[B, ...]` the global batch.
+devices, `[B, ...]` the global batch, and `b = B / N`.
 
-| status | meaning |
-| --- | --- |
-| gone | JAX, Flax or Optax no longer has this name |
-| fails | the call raises an error |
-| wrong | it runs, and the numbers are wrong |
-| check | it's correct or wrong, and that depends on the rest of your step |
-| slow | it runs, but there's a faster way today |
-| old | it runs, but it's deprecated |
-| fine | it runs as it always did |
+- **fine**: it runs as it always did.
+- **old**: it runs, but it's deprecated.
+- **slow**: it runs, and there's a faster way today.
+- **check**: it's correct or wrong, and that depends on the rest of your step.
+- **wrong**: it runs, and the numbers are wrong.
+- **fails**: the call raises an error.
+- **gone**: JAX, Flax or Optax no longer has this name.
+"""
+# The headings, by the first row below each.
+HEADINGS = {
+    "pmap": "The call of pmap",
+    "committed": "Arrays and the device axis",
+    "pmean": "Collectives",
+    "batch-norm": "Batch norm, random keys, losses and metrics",
+    "hosts": "Several hosts, and checkpoints",
+    "tree-map": "Other names of JAX, Flax and Optax",
+}
+SAME = "as under shard_map"
 
-| pmap | today | shard_map | jit |
-| --- | --- | --- | --- |"""
+
+def describe(row: Row) -> str:
+    """Return a row as an item of a list."""
+    text = f'- <a id="{row.name}"></a>**{row.status}** {row.written}'
+    if row.today:
+        text += f": {row.today}"
+    if row.jit in (SAME, row.shard_map):
+        return f"{text}\n  - shard_map, jit: {row.shard_map}\n"
+    return f"{text}\n  - shard_map: {row.shard_map}\n  - jit: {row.jit}\n"
 
 
 def main() -> None:
     """Print the page."""
-    print(HEAD)
+    text = TOP
     for row in ROWS.values():
-        today = row.status
-        if row.today:
-            today = f"{today}: {row.today}"
-        written = f'<a id="{row.name}"></a>{row.written}'
-        print(f"| {written} | {today} | {row.shard_map} | {row.jit} |")
+        if row.name in HEADINGS:
+            text += f"\n## {HEADINGS[row.name]}\n\n"
+        text += describe(row)
+    print(text, end="")
 
 
 if __name__ == "__main__":
