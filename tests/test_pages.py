@@ -125,7 +125,8 @@ def test_the_new_names_of_the_migration_exist():
 
 
 COMMAND = re.compile(
-    r"(?:^ *|`)python -m pmapdp\.train((?: +[^\s`#|&>)]+)*)", re.MULTILINE
+    r"(?:^ *|`)(?:python -m pmapdp\.|pmapdp )train((?: +[^\s`#|&>)]+)*)",
+    re.MULTILINE,
 )
 
 

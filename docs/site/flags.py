@@ -15,26 +15,26 @@ from pmapdp.recipes import RECIPES
 
 TOP = """# Flags
 
-No flag is needed: `python -m pmapdp.train` trains a small network on scans of digits,
-on all your devices. For most changes one or two are enough:
+No flag is needed: `pmapdp train` trains a small network on scans of digits, on all your
+devices. For most changes one or two are enough:
 
 ```
-# four devices, with jit in place of pmap
-python -m pmapdp.train --strategy jit --devices 4
+# four devices, jit in place of pmap
+pmapdp train --strategy jit --devices 4
 
-# with checkpoints; the same command again resumes
-python -m pmapdp.train --workdir runs/first
+# keep checkpoints; once more: resume
+pmapdp train --workdir runs/first
 
-# your network and your images
-python -m pmapdp.train --model net.py:Net --dataset photos
+# your network, your images
+pmapdp train --model net.py:Net --dataset photos
 
 # a recipe with another batch size
-python -m pmapdp.train mirrored --global-batch-size 256
+pmapdp train mirrored --global-batch-size 256
 ```
 
-Below, each flag stands with a value that works. The order of flags doesn't matter.
 `pmapdp train` is short for `python -m pmapdp.train`, and every command has a `--help`
-with the same texts. From Python, the trainer's flags are the fields of
+with the texts of this page. Each flag below stands with a value that works. Give flags
+in any order. From Python, the trainer's flags are the fields of
 [`Config`](api.md#config), with underscores: `Config(learning_rate=0.001)`.
 
 If you know the flags of PyTorch Lightning or Accelerate, [this
