@@ -137,7 +137,7 @@ class Config:
     accumulate: int = setting(
         "parallel",
         1,
-        "Micro-batches per update. Batch norm takes its moments over each alone.",
+        "Micro-batches per update, each with batch-norm moments of its own.",
         (1, MAX_INT, "2"),
         fixed_on_resume=True,
     )
@@ -258,7 +258,7 @@ class Config:
     steps: int | None = setting(
         "run",
         None,
-        "Updates after which to stop. Default: those of all epochs.",
+        "Updates after which to stop. Default: all that the epochs have.",
         (1, MAX_INT, "100"),
     )
     best: str | None = setting(
@@ -292,7 +292,7 @@ class Config:
     log_every: int | None = setting(
         "output",
         None,
-        "Updates between two losses in the metrics files. Default: epochs alone.",
+        "Updates between two losses in the metrics files. Default: one loss an epoch.",
         (1, MAX_INT, "10"),
     )
     progress: bool = setting(

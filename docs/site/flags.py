@@ -33,7 +33,7 @@ pmapdp train mirrored --global-batch-size 256
 ```
 
 `pmapdp train` is short for `python -m pmapdp.train`, and every command has a `--help`
-with the texts of this page. Each flag below stands with a value that works. Give flags
+with the texts of this page. Each flag below has a value that works. Give flags
 in any order. From Python, the trainer's flags are the fields of
 [`Config`](api.md#config), with underscores: `Config(learning_rate=0.001)`.
 

@@ -46,7 +46,7 @@ class Outputs:
     html: str | None = setting(
         "output",
         None,
-        "Write a page with pictures, code and figures. It opens without a network.",
+        "Write a page with pictures, code and numbers. It opens without a network.",
         metavar="FILE",
     )
 
