@@ -95,7 +95,7 @@ NOTES = {
     "compare": "It also takes the recipes, and the trainer's flags for data, model and "
     "optimization.",
     "scaling": "It takes no flags. For your own model, call "
-    "[`predict`](scaling.md#your-model) from Python.",
+    "[`predict`](speed.md#predict-more-devices) from Python.",
 }
 
 
