@@ -15,28 +15,17 @@
 # %% [markdown]
 # # 00. Meet your devices
 #
-# You want to train on eight GPUs, and all you have is a laptop. That's enough to start, because JAX can pretend that
-# one CPU is eight devices. You can split arrays over them, average gradients over them, and make every mistake in this
-# course before it costs you GPU hours. In this lesson you'll get your eight devices and put arrays on them. You'll also
-# meet the mistake that leaves you with a single device and no error.
+# A glider flies over a world that's cut into eight strips, one on each of eight devices. The function that moves the
+# glider knows nothing about devices. So what happens when the glider comes to a border? You'll run this one function in
+# two ways and see two very different flights, and neither of them raises an error.
 #
-# **You will** start JAX with eight simulated devices, say which device holds an array and which one computes, and know
-# what a simulation can't tell you. 16 minutes, 32 with exercises. You need Python and NumPy.
-
-# %% [markdown]
-# ## Eight devices, please
+# Why should you care about a glider? When you train on eight GPUs, gradients have to cross the same borders. If they
+# don't, nothing raises an error either, and you pay for eight GPUs that train eight different networks. That's why this
+# course keeps asking three questions: where is the data, who computes, and who sends what? A laptop is enough to answer
+# them, because JAX can pretend that one CPU is eight devices.
 #
-# JAX keeps its arrays on **devices**, and computes there. A device is a GPU, a TPU, or a CPU. JAX looks for devices
-# once, at the first call that needs one, and from then on their number is fixed. So ask before you do anything else:
-#
-# ```python
-# jax.config.update("jax_num_cpu_devices", 8)
-# ```
-#
-# The lessons call `devices.simulate(8)`, which does the same and a little more. It gives JAX [enough
-# threads](../docs/simulated_devices.md) for eight devices that wait for each other, and if you call it too late, it
-# tells you what to do. On a machine with a GPU, start JupyterLab with `JAX_PLATFORMS=cpu jupyter lab`, because
-# otherwise JAX uses the GPU.
+# **You will** start eight simulated devices, keep one array on all of them, and see who computes and who sends.
+# 14 minutes, 30 with exercises. You need Python and NumPy.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -46,199 +35,203 @@ import numpy as np
 
 from pmapdp import devices
 from pmapdp.lessons import drawing
+from pmapdp.lessons.pictures import lesson_00
 
 devices.simulate(8)  # before any other use of JAX
 
-eight = jax.devices("cpu")
-print(devices.describe(eight))
-for device in eight:
-    print(device)
-assert len(eight) == 8
+eight = jax.devices()
+print(devices.describe(eight), *eight, sep="\n")
+assert len(eight) == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 
 # %% [markdown]
-# All eight belong to one process, your notebook. With PyTorch you'd expect one process for each GPU. In JAX one process
-# can drive all the devices of a machine, so one process will do until you have several machines. That's lesson 17.
+# A **device** is a GPU, a TPU or a CPU: a place where JAX keeps arrays, and computes with them. Your notebook now has
+# eight, and one process drives them all. If you come from PyTorch, you'd expect a process for each. In JAX you need
+# several processes only when you have several machines, in lesson 17.
 #
-# ## Put arrays on them
+# ## A world on eight devices
 #
-# `jax.device_put(x, device)` copies an array to a device. Let's give each device one row of a small array. Each device
-# has its own colour in the picture, and keeps that colour through the course.
-
-# %%
-from pmapdp.lessons.pictures import lesson_00
-
-x = np.arange(8, dtype=np.float32).reshape(8, 1)  # NumPy, so it's on the host, not on a device
-rows = [jax.device_put(row, device) for row, device in zip(x, eight, strict=True)]
-print("rows[3] is", rows[3], "on", rows[3].devices())
-lesson_00.one_row_each()
-
-# %% [markdown]
-# **Predict:** you double `rows[3]`. Which device computes that?
-
-# %% tags=["prediction"]
-doubles = [2 * row for row in rows]
-print("2 * rows[3] is", doubles[3], "on", doubles[3].devices())
-print("jnp.ones(1), which we placed nowhere, is on", jnp.ones(1).devices())
-host_arrays = jax.device_get(doubles)  # NumPy arrays, on the host again
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert doubles[3] == 6
-assert doubles[3].devices() == {eight[3]}
-assert jnp.ones(1).devices() == {jax.devices()[0]}
-assert type(host_arrays[3]) is np.ndarray
-assert (np.stack(host_arrays) == 2 * x).all()
-
-# %% [markdown]
-# <details><summary>Answer</summary>
+# The glider lives in Conway's Game of Life, a grid of cells that are alive (1) or dead (0). From one generation to the
+# next, a living cell stays alive if two or three of its eight neighbours are alive. A dead cell comes alive if exactly
+# three are. Here are five living cells, and the same five after four generations, one row further down and one column
+# further right:
 #
-# Device 3 computes it, because that's where the array is: **the work goes where the data is**. If you don't say where,
-# an array goes to device 0. `jax.device_get` brings results back to the host.
+# ```
+# 0 1 0 0        0 0 0 0
+# 0 0 1 0        0 0 1 0
+# 1 1 1 0        0 0 0 1
+# 0 0 0 0        0 1 1 1
+# ```
 #
-# </details>
+# Our world has 40 rows, and `device_put` gives five of them to each device. It's still *one* array of 40 x 40 cells, and
+# you use it like any other array. Whoever reads the program doesn't see which device has what, except in the two lines
+# with `Mesh` and `PartitionSpec`. Lesson 04 explains them, and lesson 02 explains `jax.jit`, which compiles a function.
 #
-# ## One array on eight devices
+# Look at `next_generation`. It adds up the 3 x 3 cells around each cell, the cell itself included. `jnp.roll` moves all
+# rows down or up by one, and joins the edges: what leaves the last row comes in at the first.
 #
-# Eight arrays in a list are clumsy, because every line of your program becomes a loop. That's why JAX can keep *one*
-# array on eight devices. It can be **split**, so that each device holds a part of it, or **replicated**, so that each
-# device holds all of it. When you train, you'll split the batch and replicate the model.
-#
-# The next cell makes an array of each kind, with 16 numbers in it, and adds the two. It's a whole program: copy it into
-# an empty file, and it runs on the GPUs of your machine, or on eight simulated devices if there are none. The lines
-# with `Mesh` and `PartitionSpec` say which part goes where. Read past them for now, because lesson 04 explains them.
-#
-# **Predict:** you add the split array to the replicated one. What does device 7 hold of the sum?
+# **Predict:** the glider starts in device 0's five rows. After 20 generations it's five rows further down. Does it stop
+# at the border, does it come in again at device 0's first row, or does it go on to device 1?
 
 # %% tags=["take-home", "prediction"]
-"""Keep one array on eight devices: split over them, or replicated."""
+"""Fly a glider over eight devices, each of which has a strip of the world."""
+
+import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
-mesh = Mesh(jax.devices(), ("data",))  # all devices in a row; the row is called "data"
-replicated = NamedSharding(mesh, PartitionSpec())  # every device holds all of the array
-split = NamedSharding(mesh, PartitionSpec("data"))  # the first axis is cut into one part for each
+mesh = Mesh(jax.devices(), ("strips",))  # all devices, one after the other
+by_strips = NamedSharding(mesh, PartitionSpec("strips"))  # the rows are cut into a part for each
+
+start = np.zeros((5 * mesh.size, 40), np.int32)  # [40, 40] on eight devices
+start[1:4, 1:4] = [[0, 1, 0], [0, 0, 1], [1, 1, 1]]
 
 
-def per_device(array):
-    """Return the numbers that each device holds, one list for each device."""
-    return [shard.data.tolist() for shard in array.addressable_shards]
+def next_generation(world):
+    """The Game of Life, one generation on. The world's edges are joined."""
+    column = jnp.roll(world, 1, axis=0) + world + jnp.roll(world, -1, axis=0)  # 3 x 1 cells
+    block = jnp.roll(column, 1, axis=1) + column + jnp.roll(column, -1, axis=1)  # 3 x 3 cells
+    lives = (block == 3) | ((block == 4) & (world == 1))
+    return lives.astype(world.dtype)
 
 
-numbers = np.arange(2 * mesh.size, dtype=np.int32)  # [16] on the host: two for each device
-parts = jax.device_put(numbers, split)
-copies = jax.device_put(numbers, replicated)
-sum_parts = parts + copies  # nothing is sent
-sum_copies = jax.device_put(sum_parts, replicated)  # now each device gets all the sums
+def fly(step, world):
+    """Eight snapshots of the world, 20 generations apart."""
+    flight = [world]
+    for generation in range(1, 141):
+        world = step(world)
+        if generation % 20 == 0:
+            flight.append(world)
+    return flight
 
-print(mesh.size, "devices:", jax.devices()[0].device_kind)
-arrays = {"parts": parts, "copies": copies, "sum_parts": sum_parts, "sum_copies": sum_copies}
-for name, array in arrays.items():
-    print(f"{name:10s} {array.shape}, and the last device holds {per_device(array)[-1]}")
 
-# To the program, each is one array of 16 numbers, wherever its parts are.
-np.testing.assert_array_equal(jax.device_get(sum_parts), 2 * numbers)
-np.testing.assert_array_equal(jax.device_get(sum_copies), 2 * numbers)
+def alive_on(world):
+    """The devices that hold living cells."""
+    return [shard.device.id for shard in world.addressable_shards if shard.data.any()]
+
+
+step = jax.jit(next_generation)
+flight = fly(step, jax.device_put(start, by_strips))
+print("living cells on devices", *map(alive_on, flight))
+
+# One device, which has the whole world, sees the same flight.
+flight_on_one = fly(step, jax.device_put(start, jax.devices()[0]))
+np.testing.assert_array_equal(flight, flight_on_one)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Two numbers, 28 and 30. Device 7 has all of `copies` but only two numbers of `parts`, so it adds these two. If you
-# want all 16 sums on each device, ask for them with `device_put`, as the program does for `sum_copies`.
+# It goes on to device 1, and then from device to device, through all eight strips. A single device sees exactly the same
+# flight, cell by cell.
 #
 # </details>
 
 # %%
-lesson_00.one_array({name: per_device(array) for name, array in arrays.items()})
+lesson_00.gliders(flight, "eight snapshots of one glider")
 
 # %% [markdown]
-# ## How fast are eight simulated devices?
+# ## Who sent it across?
 #
-# Let's give one, two, four and eight of them the same work, a product of two matrices. Eight GPUs would work at the
-# same time, and be done as soon as one of them.
+# For the first row of its strip, device 1 needs the row above, and that's on device 0. Your function says nothing about
+# that. But `jit` gives the function to a compiler, which sees where the array is, and adds the messages.
 #
-# **Predict:** how long will eight simulated devices take, compared with one?
+# **Predict:** a strip has five rows. Which of them does a device send in each generation, and to whom?
 
 # %% tags=["prediction"]
-import time
-
-matrix = np.ones((600, 600), np.float32)
-matrices = [jax.device_put(matrix, device) for device in eight]
-seconds = dict.fromkeys((1, 2, 4, 8), np.inf)
-for _ in range(15):  # the first round compiles
-    for N in seconds:
-        start = time.perf_counter()
-        jax.block_until_ready([x @ x for x in matrices[:N]])
-        seconds[N] = min(seconds[N], time.perf_counter() - start)
-lesson_00.same_work_each(seconds)
+print("each device sends", lesson_00.messages(step, flight[0]))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Several times as long, because they share your machine's cores. If one product already keeps all cores busy, eight
-# products take at least eight times as long, and often more, because the devices also get in each other's way.
+# Its first row to the device above, and its last row to the device below: two messages, each of 1 x 40 integers of 32
+# bits. Nobody needs the three rows in between.
 #
 # </details>
 #
-# So a simulation can tell you that a program is **correct**, but never how **fast** it will be:
+# ## And if nobody sends?
+#
+# `jax.pmap` runs a function on eight devices, too. It wants an axis with a strip for each device, so the world becomes
+# an array `[8, 5, 40]`, and `jax.pmap` takes the place of `jax.jit`. Nothing else changes. But with `pmap` the compiler
+# adds no messages.
+#
+# **Predict:** where is the glider after 20 generations?
+
+# %% tags=["prediction"]
+strips = jax.device_put(start.reshape(8, 5, 40), by_strips)
+pmap_flight = fly(jax.pmap(next_generation), strips)
+print("living cells on devices", *map(alive_on, pmap_flight))
+lesson_00.gliders(np.reshape(pmap_flight, (8, 40, 40)), "eight snapshots, with pmap")
+
+# %% tags=["proof"]
+# The asserts behind the answers.
+small = np.zeros((6, 6), np.int32)
+small[:3, :3] = start[1:4, 1:4]
+later = small
+for _ in range(4):
+    later = next_generation(later)
+assert np.array_equal(later, np.roll(small, (1, 1), (0, 1)))
+assert [alive_on(world) for world in flight] == [[number] for number in range(8)]
+assert [alive_on(world) for world in pmap_flight] == [[0]] * 8
+assert lesson_00.messages(step, flight[0]) == ["s32[1,40]", "s32[1,40]"]
+assert lesson_00.messages(jax.pmap(next_generation), strips) == []
+assert (2 * jax.device_put(start, eight[3])).devices() == {eight[3]}
+assert jnp.ones(1).devices() == {eight[0]}
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Still on device 0. With `pmap`, each device runs the function on its own strip alone. So `roll` joins the strip's last
+# row to the strip's first row, and whatever leaves device 0 at the bottom comes in again at the top. The glider drifts
+# to the right, and never learns that there are seven other devices.
+#
+# </details>
+#
+# Is `pmap` broken? No, it sends what you tell it to send, and you've told it nothing. In lesson 05 you'll tell it to
+# send gradients, with one line, and from lesson 09 on the compiler sends them for you. In both cases only a comparison
+# shows whether the result is correct. That's why every lesson compares eight devices with one, as the glider's program
+# did.
+#
+# ## The work goes where the data is
+#
+# You can also put an array on a single device. Device 3 gets its strip of the world, and you double it.
+#
+# **Predict:** which device computes that?
+
+# %% tags=["prediction"]
+strip = jax.device_put(start[15:20], eight[3])
+print("2 * strip is on", (2 * strip).devices())
+print("jnp.ones(1), which we placed nowhere, is on", jnp.ones(1).devices())
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Device 3, because the array is there. An array that you place nowhere goes to device 0. `jax.device_get` brings an
+# array back to the host, as a NumPy array.
+#
+# </details>
+#
+# ## Can you believe a simulation?
 #
 # | the same as on eight GPUs | different |
 # | --- | --- |
 # | where each array is, and the error if it's in the wrong place | memory: your devices share your machine's |
 # | how your program is split, and its results, up to rounding | speed: they share your machine's cores |
-# | the collectives that you write (lesson 06) | how the messages travel, and how long they take |
+# | the messages that you write | how the messages travel, and how long they take |
 #
-# What does "up to rounding" mean? In lesson 05, eight simulated devices differ from one by less than 0.00001 after an
-# epoch. On a GPU or a TPU fewer digits will match, because it may multiply float32 matrices in a shorter format, such
-# as TF32 or bfloat16. `JAX_DEFAULT_MATMUL_PRECISION=highest` forbids that.
+# So a simulation shows you whether a program is **correct**, but never how **fast** it will be. Rounding is larger on a
+# GPU or a TPU, because it may multiply float32 matrices in a shorter format, such as TF32 or bfloat16. You can forbid
+# that with `JAX_DEFAULT_MATMUL_PRECISION=highest`.
 #
-# ## How it fails: asking too late
-#
-# In many tutorials you'll find another way to ask for devices, the environment variable `XLA_FLAGS`. Let's ask in both
-# ways, but too late, and see which one complains. This needs a Python process in which JAX hasn't started yet:
-
-
-# %%
-import os
-import subprocess
-import sys
-
-
-def run_python(program):
-    """Run a program in a fresh Python process on the CPU, without JAX settings from outside."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("XLA", "JAX"))}
-    env |= {"JAX_PLATFORMS": "cpu", "PYTHON_COLORS": "0"}
-    return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
-
-
-# %% [markdown]
-# **Predict:** in the program below, JAX looks for its devices in the first line that prints. Which of the two ways
-# tells you that you've come too late?
-
-# %% tags=["prediction"]
-run = run_python("""
-import os, jax
-print("at the start:", jax.device_count())  # JAX starts here
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-print("after XLA_FLAGS:", jax.device_count())
-jax.config.update("jax_num_cpu_devices", 8)
-""")
-print(run.stdout + run.stderr.splitlines()[-1])
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert run.stdout.split("\n")[:2] == ["at the start: 1", "after XLA_FLAGS: 1"]
-assert run.stderr.splitlines()[-1].startswith("RuntimeError")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Only `jax.config.update`, which raises an error, and that's why we use it. The environment variable does nothing and
-# says nothing, so you'd train on one device and never know. Both work if they come before JAX looks for devices.
-#
-# </details>
+# In your own programs, ask for the devices as the glider's program does, before anything else. JAX looks for devices
+# once, at the first call that needs one. If you ask later, `jax.config.update` raises an error. Many tutorials set the
+# environment variable `XLA_FLAGS` instead. If you set that too late, nothing happens and nothing is said, so you train
+# on one device and never know. The lessons call `devices.simulate(8)`, which also gives JAX [enough
+# threads](../docs/simulated_devices.md) for eight devices. On a machine with a GPU, start JupyterLab with
+# `JAX_PLATFORMS=cpu jupyter lab`, because otherwise JAX uses the GPU.
 #
 # ## Exercises
 #
@@ -292,11 +285,11 @@ for exercise in (add_on, sum_in_pairs, fixed_standardize):
 # %% [markdown]
 # ## Take away
 #
-# - Ask for simulated devices before anything else, and look at `jax.devices()` to see what you got.
-# - The work goes where the data is. `jax.device_put` sends an array to one device, or splits it over all of them, and
-#   `jax.device_get` brings it back.
+# - One array can live on eight devices. The work goes where the data is, and `jax.device_put` says where that is.
+# - If a device needs what another one has, somebody must send it: the compiler under `jit`, and you under `pmap`. If
+#   nobody does, you get a wrong result and no error.
 # - Simulated devices show you whether a program is correct. They never show you how fast it is.
 #
-# In pmapdp, this is [devices.py](../pmapdp/devices.py). If you've never written a backward pass, go on with
-# [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb). Otherwise:
+# In pmapdp, [devices.py](../pmapdp/devices.py) simulates and describes the devices. If you've never written a backward
+# pass, go on with [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb). Otherwise:
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).

@@ -14,6 +14,21 @@ from launch import python
 from pmapdp.lessons.programs import launch as launch_processes
 from pmapdp.port.__main__ import report_program
 
+TOO_LATE = """
+import os, jax
+print(jax.device_count())  # JAX starts here
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+print(jax.device_count())
+jax.config.update("jax_num_cpu_devices", 8)
+"""
+
+
+def test_of_two_ways_to_ask_for_devices_too_late_only_one_raises_an_error():
+    """Lesson 00."""
+    run = python("-c", TOO_LATE)
+    assert run.stdout.split() == ["1", "1"]
+    assert "RuntimeError: jax_num_cpu_devices config should be updated" in run.stderr
+
 
 def test_pmap_copies_a_committed_array_silently_and_the_guard_refuses_it():
     """Lesson 04."""
