@@ -15,16 +15,16 @@
 # %% [markdown]
 # # 02. Differentiate, compile, vectorize
 #
-# In lesson 01 you derived a backward pass for two layers. A transformer has hundreds, and you'd have to start over
-# whenever you changed one. In this lesson you delete the backward pass, because JAX derives it. JAX also compiles your
-# training step, and turns a function for one example into a function for a whole batch.
+# Three things drive newcomers to JAX mad: a `print` in the training step, an `if`, and a learning rate that they change
+# in their notebook. None of the three does what it does in PyTorch, and one idea explains them all. JAX runs your Python
+# function on stand-ins in place of arrays, and writes down what happens to them.
 #
-# To do all that, JAX runs your Python function on stand-ins in place of arrays, and follows what happens to them. That
-# one idea also explains what drives newcomers mad: a `print` that prints only once, an `if` that raises an error, a
-# learning rate that you change without any effect. You'll walk into these traps on purpose.
+# That's also where JAX's power comes from. Out of what it has written down, JAX makes derivatives, so you never write a
+# backward pass again. It makes a compiled program, and it makes a function for a whole batch from a function for one
+# example. In this lesson you'll use all three, and walk into the traps on purpose.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and pass random keys by hand.
-# 27 minutes, 47 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
+# 25 minutes, 45 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
 # NumPy](01_train_a_network_in_numpy.ipynb)).
 
 # %%
@@ -39,11 +39,11 @@ from pmapdp.lessons.pictures import lesson_02
 # %% [markdown]
 # ## grad: from a function to its derivative
 #
-# `jax.grad(f)` is a new function: the derivative of f with respect to its first argument. f must return one number,
-# such as a loss. If you want that number as well, take `jax.value_and_grad(f)`.
+# `jax.grad(f)` is a new function: the derivative of f with respect to its first argument. f must return a single number,
+# such as a loss. Take `jax.value_and_grad(f)` if you want that number as well. Since the derivative is a function, too,
+# you can take `grad` of it again.
 #
-# **Predict:** f(x) = x³ has the derivative 3 x². A derivative is a function, too, so you can take `grad` of it again.
-# Which three numbers do you get at x = 2?
+# **Predict:** f(x) = x³ has the derivative 3 x². What are f, its derivative and its second derivative at x = 2?
 
 
 # %% tags=["prediction"]
@@ -64,30 +64,30 @@ print(cube(2.0), first(2.0), second(2.0))
 #
 # ## Your program, without a backward pass
 #
-# You start from lesson 01's program, [program/01_numpy.py](program/01_numpy.py). JAX can only follow its own
-# operations, so in everything that we differentiate `np` becomes `jnp`. `jax.grad` replaces `backward`. It wants a
-# function that returns a loss, but you also need the sums for the metrics. That's why `loss_sums` returns both, and why
-# we set `has_aux=True`: now `grad` differentiates only the loss, and hands you the sums as they are.
+# You start from [program/01_numpy.py](program/01_numpy.py), a network of two layers in NumPy, with a backward pass by
+# hand. `jax.grad` takes the place of that backward pass. JAX can follow only its own operations, so whatever you
+# differentiate must call `jnp` in place of `np`. You also want sums for your metrics, and the gradient of the loss
+# alone. That's what `has_aux=True` is for: `loss_sums` returns the loss and the sums, `grad` differentiates the loss,
+# and hands you the sums as they are.
 #
 # include the difference of 01_numpy.py and 02_jax.py
 #
-# The model is still a dictionary of arrays. JAX calls it a **pytree**: dictionaries, lists and tuples of arrays, nested
-# as deeply as you like. The gradient is a pytree of the same structure, so `jax.tree.map` can pair each weight with its
-# gradient. With numbers in place of arrays, `jax.tree.map(lambda w, g: w - 0.1 * g, {"W": 5, "b": 1}, {"W": 10, "b":
-# 0})` gives you `{"W": 4.0, "b": 1.0}`.
+# The model is a dictionary of arrays. JAX calls it a **pytree**: dictionaries, lists and tuples of arrays, nested as
+# deeply as you like. The gradient is a pytree of the same structure, so `jax.tree.map` can walk through both and pair
+# each weight with its gradient. Here it is with numbers in place of arrays: `jax.tree.map(lambda w, g: w - 0.1 * g,
+# {"W": 5, "b": 1}, {"W": 10, "b": 0})` is `{"W": 4.0, "b": 1.0}`.
 #
-# Here's the new program, to take home. Nobody has derived its gradients by hand, and yet it prints lesson 01's losses
-# and accuracies. If a last digit differs on your machine, that's rounding, because your machine may add in a different
-# order:
+# The new program has no backward pass, and yet it prints the NumPy program's losses and accuracies. On your machine a
+# last digit may differ, because each machine adds in its own order, and rounds:
 
 # %% tags=["take-home"]
 # include program/02_jax.py
 
 # %% [markdown]
-# ## jit: run Python once
+# ## jit: compile a step
 #
-# The program passes both of its steps to `jax.jit`, the second transformation. Let's see what `jit` does to the
-# smallest function. The line `@jax.jit` above a function is short for `function = jax.jit(function)` below it.
+# At its end, the program hands both steps to `jax.jit`. What does `jit` do to a function? Let's watch it on the smallest
+# one. The line `@jax.jit` above a function is short for `function = jax.jit(function)` below it.
 #
 # **Predict:** you call `double` three times. How many times does "Python sees" appear?
 
@@ -109,16 +109,16 @@ print(double(1.0), double(2.0), double(3.0))
 # </details>
 #
 # In the first call, JAX runs your Python code with tracers in place of arrays, writes down every operation that they
-# meet, and compiles the list. After that, arrays of the same shapes and types go straight to the compiled program, and
-# your Python code isn't touched any more. That's why your `print` said nothing about 2.0 and 3.0. If you want to see
-# values, write `jax.debug.print`, which becomes one of the operations.
+# meet, and compiles the list. From then on, arrays of the same shapes and types go straight to the compiled program, and
+# your Python code doesn't run any more. To see the values in every call, write `jax.debug.print`, which becomes one of
+# the operations.
 
 # %%
 lesson_02.trace()
 
 # %% [markdown]
-# Now the real thing. Here's your `train_step` on batches of different sizes, and at the end once more without `jit`, so
-# that Python starts each operation by itself.
+# Now the same with your `train_step`, on batches of different sizes. The last bar is a call without `jit`, in which
+# Python starts each operation by itself.
 #
 # **Predict:** which of the five calls with `jit` will be slow?
 
@@ -134,17 +134,17 @@ lesson_02.calls(batch_sizes, seconds, min(calls))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first, and the fourth, because it has a new shape. A new dtype would make JAX compile again, too. Once it's
-# compiled, the step takes a small fraction of the time that it takes without `jit`. But compiling takes as long as
-# hundreds of steps, so the small last batch of an epoch is expensive. In lesson 03 you'll pad it.
+# The first, and the fourth, because it has a new shape. A new dtype would make JAX compile again, too. Compiling takes
+# as long as hundreds of compiled steps, so the small last batch of an epoch is expensive. In lesson 03 you'll pad it.
 #
 # </details>
 #
 # ## What JAX writes down
 #
-# The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Here are five layers, once in a
-# Python loop and once with `lax.scan`. `scan` repeats a function that takes a state and an input, and returns a new
-# state and an output. Our layer is just a tanh, with no input and no output, hence `_` and `None`.
+# The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Below are five layers, each just a
+# tanh, once in a Python loop and once with `lax.scan`. You'll need `scan` in later lessons: it repeats a function that
+# takes a state and an input, and returns a new state and an output. Our layer has no input and no output, so we write
+# `_` and `None`.
 #
 # **Predict:** how many times does `tanh` appear in each jaxpr?
 
@@ -166,14 +166,14 @@ for function in (loop_over_layers, scan_over_layers):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Five times, and once. JAX doesn't see your loop, only the operations that the loop performs. With a Python loop over a
-# hundred layers the compiler gets a hundred layers, and with `scan` it gets one.
+# Five times, and once. JAX doesn't see the loop, only the operations that the loop performs. If you write a hundred
+# layers as a Python loop, the compiler gets a hundred layers. With `scan` it gets one.
 #
 # </details>
 #
-# ## Trap 1: a tracer has no value
+# ## Trap 1: asking for a value
 #
-# Nothing in your function may ask for a value while JAX traces it.
+# A tracer has no value, so while JAX traces your function, nothing in the function may ask for one.
 #
 # **Predict:** which of these three raise an error under `jit`?
 
@@ -197,17 +197,17 @@ for function in (python_if, jnp_where, numpy_tanh):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `python_if` and `numpy_tanh`. `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an
-# array. In place of `if` use `jnp.where`, which computes both branches and picks. In place of `np.tanh` use `jnp.tanh`.
-# If an argument has only a few values, such as a flag for training, declare it static with `jax.jit(f,
-# static_argnums=1)`. JAX then compiles once for each value, and `if` may look at it.
+# `python_if` and `numpy_tanh`. An `if` asks for a value that isn't there, and NumPy tries to turn the tracer into an
+# array. In place of `if` use `jnp.where`, which computes both branches and picks, and in place of `np.tanh` use
+# `jnp.tanh`. For a flag such as `training`, `jax.jit(f, static_argnums=1)` makes the second argument static. Then JAX
+# compiles once for each of its values, and `if` may look at it.
 #
 # </details>
 #
 # ## Trap 2: a global variable
 #
-# The next trap is worse, because it raises no error. A compiled function reads a global variable, and later you change
-# the variable.
+# This trap is worse, because it raises no error. A compiled function reads a global variable, and you change the
+# variable later.
 #
 # **Predict:** which number does the second line print?
 
@@ -231,41 +231,17 @@ print("rate 0.5:", shrink(1.0))
 #
 # </details>
 #
-# **Whatever changes from step to step must be an argument.** Your program's `RATE` is a global variable, too, and
-# that's fine as long as it never changes. If you change it in a notebook, run the cell that defines the step again.
+# **Whatever changes from step to step must be an argument.** Your program's `RATE` is a global variable, too, which is
+# fine as long as it never changes. If you change it in a notebook, run the cell that defines the step again.
 #
-# A function is **pure** if its result depends on its arguments alone, and if it changes nothing else. JAX transforms
-# pure functions, but it doesn't check that yours is one.
+# Functions that keep to this rule are called **pure**: their result depends on their arguments alone, and they change
+# nothing else. JAX transforms pure functions, but it doesn't check that yours is one.
 #
 # ## Trap 3: random numbers
 #
-# Most networks need random numbers, for example for dropout. NumPy draws them from a hidden state, which every draw
-# changes. That isn't pure, so what happens to it under `jit`?
-#
-# **Predict:** how many different numbers do these three calls return?
-
-
-# %% tags=["prediction"]
-random = np.random.default_rng(0)
-
-
-@jax.jit
-def add_noise(x):
-    return x + random.normal()
-
-
-noisy = [float(add_noise(0.0)) for _ in range(3)]
-print(noisy)
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# One. NumPy drew it while JAX traced, and now it's a constant of the compiled program. With dropout you'd drop the same
-# units in every step, and nothing would tell you.
-#
-# </details>
-#
-# So in JAX you pass the random state yourself, as a **key**. The same key always gives the same numbers. For other
+# Networks need random numbers, for dropout for example. NumPy's generator keeps a hidden state, which is just another
+# global variable. Under `jit` it would be read once, while JAX traces, and then your dropout would drop the same units in
+# every step. So in JAX you pass the random state yourself, as a **key**. A key always gives the same numbers. For other
 # numbers you make other keys, with `split` or with `fold_in(key, number)`.
 
 # %%
@@ -275,41 +251,33 @@ for name, one_key in keys.items():
     print(f"{name:8s}", jax.random.normal(one_key, 2), jax.random.normal(one_key, 2))
 
 # %% [markdown]
-# Use a key **once**, for one draw or for one split, or your random numbers aren't independent. Under `with
-# jax.debug_key_reuse(True):` JAX refuses a key that was used before, and so does the check of your third exercise.
+# Use a key **once**, for one draw or for one split, because otherwise your random numbers aren't independent. Under `with
+# jax.debug_key_reuse(True):` JAX refuses a key that was used before.
 #
-# A training run is the exception. Keep one key for all of it, and call `fold_in(key, step)` in each step, so that a run
-# that you resume gets the same keys again. Don't split that key as well, because `split(key)[0]` and `fold_in(key, 0)`
-# are the same key.
+# In a training run, keep one key for the whole run, and call `fold_in(key, step)` in each step. A run that you resume
+# then gets the same keys again. Never split that key as well, because `split(key)[0]` and `fold_in(key, 0)` are the same
+# key.
 #
-# <details><summary>Three more surprises, if you come from NumPy or PyTorch</summary>
+# <details><summary>More surprises, if you come from NumPy or PyTorch</summary>
 #
 # 1. Arrays never change, because a function that changes its arguments isn't pure. So `x[1] = 10` is an error, and
-#    `x.at[1].set(10)` returns a new array. Inside `jit`, the compiler can avoid the copy if nobody needs the old one.
+#    `x.at[1].set(10)` returns a new array.
 # 2. JAX computes in **float32** unless you ask for more with `jax.config.update("jax_enable_x64", True)`. A float64
-#    array from NumPy becomes float32 without a warning. You're warned only if you write `dtype="float64"` yourself.
+#    array from NumPy becomes float32 without a warning.
 # 3. An index beyond the end raises no error. `jnp.arange(3)[10]` is 2, the last element, and if you write beyond the
-#    end, nothing happens. Look at your indices twice.
-#
-# </details>
-#
-# <details><summary>And if your loss is NaN?</summary>
-#
-# Run your step under `with jax.debug_nans(True):`. A compiled function that returns a NaN then runs again, operation by
-# operation, and stops at the first NaN, with a traceback to your line. In `p * jnp.log(p)` at p = 0, for example, it
-# stops at the multiplication, because 0 times -inf is NaN.
+#    end, nothing happens.
+# 4. If your loss is NaN, run the step under `with jax.debug_nans(True):`. It stops at the operation that made the first
+#    NaN.
 #
 # </details>
 #
 # ## vmap: write it for one example
 #
 # Your step returns one gradient for the whole batch. What if you want the gradient of *each* example, to see whether
-# they agree? Write the loss of one example, and let `jax.vmap`, the third transformation, turn it into a function for
-# many, without a loop. `in_axes` has an entry for each argument: here `None` for the model, which all examples share,
-# and `0` for the inputs and the labels, which are stacked along axis 0.
-#
-# Transformations combine, so `jit` of `vmap` of `grad` is a compiled function that returns 128 gradients. If you know
-# `torch.func` from PyTorch, you've seen the idea.
+# they agree? Write the loss of one example, and let `jax.vmap` turn it into a function for many, without a loop.
+# `in_axes` has an entry for each argument: `None` for the model, which all examples share, and `0` for the inputs and
+# the labels, which are stacked along axis 0. Transformations combine, so `jit` of `vmap` of `grad` is a compiled
+# function that returns 128 gradients.
 #
 # **Predict:** you take the mean of 128 gradients, and the gradient of the mean loss. How far apart are the two?
 
@@ -339,7 +307,9 @@ assert "Error" in lesson_02.result_or_error(jax.jit(numpy_tanh), 3.0)
 stepped = jax.tree.map(lambda w, g: w - 0.1 * g, {"W": 5, "b": 1}, {"W": 10, "b": 0})
 assert stepped == {"W": 4, "b": 1}
 assert np.isclose(shrink(1.0), 0.9)
-assert len(set(noisy)) == 1
+random = np.random.default_rng(0)
+add_noise = jax.jit(lambda x: x + random.normal())
+assert add_noise(0.0) == add_noise(0.0)  # NumPy drew once, while JAX traced
 assert len({float(jax.random.normal(one_key)) for one_key in keys.values()}) == 3
 assert keys["split"] == jax.random.fold_in(key, 0)
 numbers = jnp.zeros(3)
@@ -354,10 +324,10 @@ for name, gradient in mean_loss_grad.items():
 # <details><summary>Answer</summary>
 #
 # They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is
-# one example's gradient with respect to the biases of two hidden units. The dots are scattered widely, and many line up
-# at 0, because a unit whose ReLU was off for an example gets the gradient 0. Their mean is the cross, and it lies in
-# the middle of the circle, the gradient of the mean loss. That's why data parallelism works: each device can compute
-# the gradients of its own examples, and only the mean needs them all.
+# one example's gradient, for the biases of two hidden units. Many dots line up at 0, because a unit whose ReLU is off
+# for an example gets the gradient 0. The examples disagree widely, and yet their mean, the cross, lies exactly in the
+# circle, the gradient of the mean loss. That's why data parallelism works: each device computes the gradients of its own
+# examples, and only their mean needs all devices.
 #
 # </details>
 #
@@ -417,8 +387,8 @@ for exercise in (relu_power, clipped_mean_gradient, fixed_shift):
 # ## Take away
 #
 # - `grad`, `jit` and `vmap` turn functions into functions, so you can combine them.
-# - `jit` runs your Python code once for each shape, with tracers that have no values. So whatever changes must be an
-#   argument, random keys included.
+# - `jit` runs your Python code once for each shape, with tracers that have no values. Whatever changes must therefore be
+#   an argument, random keys included.
 # - The gradient of a mean is the mean of the gradients.
 #
 # In pmapdp, the loss is in [loss.py](../pmapdp/loss.py). To read on:

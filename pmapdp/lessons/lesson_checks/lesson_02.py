@@ -33,6 +33,13 @@ def relu_power(answer):
         np.allclose(values[3:], [0.25, 9]),
         f"for x = 0.5 and 3 and n = 2 the result is 0.25 and 9, not {values[3:]}",
     )
+    tiny = jnp.asarray([-1e-8, 1e-8])
+    roots = np.asarray(answer(tiny, 0.5))
+    require(
+        np.allclose(roots, [0, 1e-4], rtol=1e-3, atol=1e-9),
+        f"for x = {tiny} and n = 0.5 the result is 0 and 0.0001, not {roots}: only 0 "
+        "itself divides what is positive from what isn't",
+    )
     derivatives = np.asarray(jax.grad(lambda x: answer(x, 1.5).sum())(x))
     require(
         not np.isnan(derivatives).any(),

@@ -79,6 +79,9 @@ WRONG = {
         ("if x is negative the result is 0", POWER, "x ** n"),
         ("jnp.where", POWER, "x**n if x[0] > 0 else jnp.zeros_like(x)"),
         ("the branch that is not chosen", POWER, "jnp.where(x > 0, x**n, 0)"),
+        ("only 0 itself", POWER, "jnp.where(x > 1e-6, x, 0) ** n"),
+        ("only 0 itself", POWER, "jnp.where(x > -1e-6, jnp.abs(x), 0) ** n"),
+        ("only 0 itself", POWER, "jnp.where(x > 0, x + 1e-7, 0) ** n"),
         ("an infinite slope at 0", POWER, "jnp.maximum(x, 0) ** n"),
         ("an infinite slope at 0", POWER, "jnp.where(x > 0, jnp.abs(x) ** n, 0)"),
         (
