@@ -16,14 +16,13 @@
 # # 03. Train with Flax and Optax
 #
 # In PyTorch, `optimizer.step()` changes your model in place. In JAX nothing changes in place, so who keeps the model,
-# and where does Adam keep its averages? They go into the training step as arguments and come out as results. In this
-# lesson you'll write such a step: first with the weights that you have, so that every example counts exactly once, and
-# then with layers from Flax and an optimizer from Optax. You end up with a program of a hundred lines. The rest of the
-# course changes it a few lines at a time: with sixteen new lines, in lessons 04 and 05, it trains on eight devices.
+# and where does Adam keep its averages? They go into the training step as arguments, and come out as results. You'll
+# write such a step here, and a program of a hundred lines around it. The rest of the course changes that program a few
+# lines at a time: with sixteen new lines, in lessons 04 and 05, it trains on eight devices.
 #
-# **You will** write a training step without side effects, count every example exactly once, use Flax NNX and Optax, and
-# see when your network begins to memorize. 23 minutes, 41 with exercises. You need [02 Differentiate, compile,
-# vectorize](02_differentiate_compile_vectorize.ipynb).
+# **You will** write a training step without side effects, with Flax NNX and Optax, and count every example exactly
+# once. 21 minutes, 39 with exercises. You need
+# [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -47,7 +46,7 @@ from pmapdp.lessons.pictures import lesson_03
 # optimizer.step()          # changes the parameters, and the averages inside the optimizer
 # ```
 #
-# And here's a step in JAX, as it will look at the end of this lesson. `loss` is a function of the model and the batch:
+# And here's one in JAX. `loss` is a function of the model and the batch:
 #
 # ```python
 # gradients = jax.grad(loss)(model, batch)
@@ -55,9 +54,9 @@ from pmapdp.lessons.pictures import lesson_03
 # model = optax.apply_updates(model, updates)
 # ```
 #
-# Whatever an update changes is called the **state**: here the model, and what the optimizer remembers. You pass it in
-# and get it back, which is a little more to type. In return, the step is a pure function. You can compile it, run it on
-# eight devices, and compare it with another version, number by number.
+# Whatever an update changes is called the **state**: the model, and what the optimizer remembers. Passing the state in
+# and out is a little more to type. In return, the step is a pure function, which you can compile, run on eight devices,
+# and compare with another version, number by number.
 
 # %%
 lesson_03.step()
@@ -66,13 +65,12 @@ lesson_03.step()
 # ## The last batch is ragged
 #
 # Before the libraries come, there's something to repair. 5,000 examples in batches of 128 make 39 full batches, and 8
-# examples are left over. You don't want to drop these 8. But a batch of another size makes `jit` compile a second
-# program, and later you couldn't split 8 rows over 16 devices at all. That's why we **pad** the last batch to 128 rows,
-# and give each row a **weight**: 1 for an example, 0 for padding. These weights have nothing to do with the weights of
-# the network.
+# examples are left over. If you hand these 8 to the step as they are, `jit` compiles a second program, and later you
+# couldn't split 8 rows over 16 devices at all. So we **pad** the last batch to 128 rows, and give each row a **weight**:
+# 1 for an example, 0 for padding.
 #
-# Let's do three examples in our heads. Their losses are 2, 2 and 5, so the mean is 3. We add one row of padding. The
-# network doesn't know that it's padding and computes a loss for it, too, say 2.
+# Try it with three examples, whose losses are 2, 2 and 5, so their mean is 3. We add one row of padding. The network
+# doesn't know that it's padding, and computes a loss for it, too, say 2.
 #
 # **Predict:** what's the mean over all four rows?
 
@@ -84,28 +82,28 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 2.75, because the padding pulls it down. To get 3, multiply each loss by its weight, sum, and divide by the sum of the
-# weights, which is the number of real examples.
+# 2.75, because the padding pulls it down. You get 3 if you multiply each loss by its weight, add up, and divide by the
+# sum of the weights, which is the number of real examples.
 #
 # </details>
 #
 # ## First step: every example counts once
 #
-# You start from [program/02_jax.py](program/02_jax.py). The network is still written by hand, and this is what changes:
+# You start from [program/02_jax.py](program/02_jax.py), whose network is still written by hand:
 #
 # include the difference of 02_jax.py and 03_padded.py
 #
 # `np.resize` fills the last batch with copies of its own rows, and their weight 0 keeps the copies out of every sum.
-# `loss_sums` still returns **sums and a count**, not means. If you sum both over all batches of an epoch and divide
-# once, every example counts exactly once. Later you'll sum over devices in the same way.
+# `loss_sums` still returns **sums and a count**, not means. If you add up both over all batches of an epoch, and divide
+# once, every example counts exactly once. Later you'll add up over devices in the same way.
 #
-# The other changes prepare what's to come:
+# The other changes prepare for what's coming:
 #
 # - The step's first argument is now called `state`. So far that's only the model.
 # - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
-# - `donate_argnums=0` lets XLA write the new state over the old one, so you don't hold two states in memory.
-# - `report` fetches all sums of an epoch at once, with `jax.device_get`. JAX returns before a step is computed, so
-#   Python prepares the next batch while the device works. If you read the loss in the loop, Python has to wait for it.
+# - `donate_argnums=0` hands the old state's memory to the new one. More about that below.
+# - `report` fetches all sums of an epoch at once. JAX returns before a step is computed, so Python can prepare the next
+#   batch while the device works. If you read the loss in the loop, Python has to wait for it.
 #
 # If the padding really counts for nothing, the program must print lesson 02's losses and accuracies. On the machine
 # that made this page every digit is the same:
@@ -116,9 +114,9 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # %% [markdown]
 # ## The model is a pytree
 #
-# Nobody wants to write a transformer out of dictionaries, so let's take layers from a library. A Flax module looks like
-# a PyTorch module: layers are attributes, and `__call__` is the forward pass. Only the seed is new. JAX has no global
-# random state that the initial weights could come from, so you pass a seed in.
+# Nobody wants to write a transformer out of dictionaries. A Flax module looks like a PyTorch module: layers are
+# attributes, and `__call__` is the forward pass. Only the seed is new, because JAX has no global random state that the
+# initial weights could come from.
 
 
 # %%
@@ -134,8 +132,8 @@ class Network(nnx.Module):
 model = Network(nnx.Rngs(0))
 
 # %% [markdown]
-# Your step takes any pytree as a model. Since Flax 0.11 a module is one, like the dictionary that it replaces: JAX
-# finds the arrays inside by itself, so you can hand a whole module to `jax.grad`.
+# Since Flax 0.11 a module is a pytree, like the dictionary that it replaces. JAX finds the arrays inside, so you can
+# hand a whole module to `jax.grad`.
 #
 # **Predict:** what does `jax.grad` return for a module, a list of arrays, a dictionary, or something else?
 
@@ -158,7 +156,7 @@ for path, array in jax.tree.leaves_with_path(gradients):
 #
 # ## The optimizer is two functions
 #
-# An optimizer can't keep anything to itself either. So in Optax it's a pair of functions: `init` makes its state, and
+# An optimizer can't keep anything to itself either. So in Optax it's a pair of functions. `init` makes its state, and
 # `update` turns gradients and the old state into updates and the new state. Adam's state is two running averages for
 # each parameter, and a count of the updates. Plain SGD has nothing to remember.
 #
@@ -176,12 +174,10 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # </details>
 #
-# Pass the model to `update` as well, even though SGD and Adam don't need it. `optax.adamw` does, because it makes all
-# weights a bit smaller in each update. If you always pass it, your step runs with any optimizer.
-#
-# You can chain optimizers: `optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))` clips the gradients and then
-# hands them to Adam. In place of a learning rate you can pass a schedule, a function from the number of the update to
-# the rate, such as `optax.cosine_decay_schedule(3e-3, 200)`.
+# Always pass the model to `update`, too. SGD and Adam don't need it, but `optax.adamw` does, because it makes all weights
+# a bit smaller in each update. You can chain optimizers, as in `optax.chain(optax.clip_by_global_norm(1.0),
+# optax.adam(3e-3))`, and in place of a learning rate you can pass a schedule, such as
+# `optax.cosine_decay_schedule(3e-3, 200)`.
 #
 # ## Second step: layers and an optimizer from a library
 #
@@ -190,72 +186,49 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # include the difference of 03_padded.py and 03_flax.py
 #
-# The data, the loop and the report stay as they were, because none of them looks inside the state. Take this cell home:
-# it needs no other file.
+# The data, the loop and the report stay as they were, because none of them looks inside the state. This is the program
+# to take home:
 
 # %% tags=["take-home"]
 # include program/03_flax.py
 
 # %% [markdown]
-# Adam and Flax's initial weights lead to other losses than plain gradient descent did. Remember the last line: from now
-# on the program will run on more and more devices, and it should always end like this.
+# Adam and Flax's initial weights lead to other losses than plain gradient descent did. Remember the last line. From now
+# on the program will run on more and more devices, and it should always end like this. It prints the test loss after
+# each epoch only for this comparison. To decide when to stop, you'd take a validation set, so that the test set stays
+# unseen.
 #
-# ## When to stop
+# ## Two states in memory?
 #
-# Sums and counts let you measure exactly, so let's measure something. The clouds overlap: even if you knew the ten
-# centres, you'd classify only 92 % of the training points correctly. We train six times as long, and watch a
-# **validation set**, 1,000 more points that we don't train on.
+# A step that returns a new state seems to need twice the memory: the old state is still there while the new one is
+# written. That's why the program donates the old one with `donate_argnums=0`, and XLA may write over it.
 #
-# **Predict:** the training loss keeps falling. Does the validation accuracy fall, and does the validation loss?
-
+# **Predict:** Adam's state is three times as large as the model. How many times the model's size do the old and the new
+# state take, without donation and with it?
 
 # %% tags=["prediction"]
-def evaluate(state, data):
-    """Mean loss and accuracy over all examples of a data set."""
-    all_sums = [eval_step(state, place_batch(batch)) for batch in batches(*data, seed=0)]
-    totals = {name: float(sum(sums[name] for sums in all_sums)) for name in all_sums[0]}
-    return totals["loss"] / totals["count"], totals["correct"] / totals["count"]
-
-
-validation_data = make_clouds(1_000, seed=3)
-state = place_state(init_state())
-curve = []
-for epoch in range(30):
-    for batch in batches(*train_data, seed=epoch):
-        state, _ = train_step(state, place_batch(batch))
-    curve.append((*evaluate(state, train_data), *evaluate(state, validation_data)))
-curve = np.array(curve)  # [epochs, 4]
-lesson_03.learning_curve(curve)
+memory = lesson_03.state_memory(train_step, state, place_batch(batch))
+lesson_03.states(memory)
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert weights @ losses / weights.sum() == 3
 assert isinstance(gradients, type(model))
 assert update == np.float32(-0.2)
-assert 3 < curve[:, 2].argmin() < 12  # the validation loss is lowest early ...
-assert curve[-1, 2] > 1.2 * curve[:, 2].min()  # ... and rises from there
-assert curve[-1, 1] > 0.95 > curve[-1, 3]
-assert abs(curve[-1, 3] - curve[curve[:, 2].argmin(), 3]) < 0.02  # the accuracy hardly changes
-centres = np.random.default_rng(0).normal(size=(10, 64))
-distances = np.linalg.norm(train_data[0][:, None] - centres, axis=-1)
-assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
+model_kilobytes = sum(array.nbytes for array in jax.tree.leaves(state[0])) / 1000
+for (old, new), times in zip(memory.values(), (6, 3), strict=True):
+    np.testing.assert_allclose((old + new) / model_kilobytes, times, rtol=0.02)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The accuracy stays where it is, and the loss turns after a few epochs and *rises*. On the training points the network
-# even passes the 92 % that the true centres would give you, so it has begun to memorize them. On new points it's
-# correct about as often as before, but when it's wrong, it's more and more sure of itself, and the loss punishes that.
+# Six times, and three times. Each state holds the model and its two averages. With donation both have the same memory.
 #
 # </details>
 #
-# So stop where the validation loss is lowest, and keep the test set for the end, because a number that you've tuned on
-# looks better than it is. Our program prints its test loss after every epoch only so that you can compare the
-# program's versions.
-#
 # ## How it fails: the old state
 #
-# `train_step` donates its state, so what's left of the old one after the step? We keep a name for it, and look.
+# What's left of the old state after the step? We keep a name for it, and look.
 
 # %%
 import traceback
@@ -269,8 +242,8 @@ except RuntimeError as error:
 assert jax.tree.leaves(old_state)[0].is_deleted()
 
 # %% [markdown]
-# The array has been deleted, because its memory went to the new state. A habit protects you: write
-# `state, sums = train_step(state, batch)`, and the dead state has no name.
+# Its memory belongs to the new state now. A habit protects you: write `state, sums = train_step(state, batch)`, and the
+# dead state has no name.
 #
 # <details><summary>Why most Flax code you'll meet looks different</summary>
 #
@@ -285,7 +258,7 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 #     optimizer.update(model, gradients)
 # ```
 #
-# It computes the same updates, and the check of exercise 2 compares your step with it. This course uses the pure form,
+# This computes the same updates, and the check of exercise 2 compares your step with it. The course uses the pure form,
 # because you can map it over devices and test it against another version.
 #
 # </details>

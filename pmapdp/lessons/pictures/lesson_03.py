@@ -1,7 +1,9 @@
-"""Pictures of lesson 03."""
+"""Pictures of lesson 03, and what measures for them."""
 
+from typing import Any
+
+import jax
 import matplotlib.pyplot as plt
-import numpy as np
 
 from pmapdp.lessons import drawing
 
@@ -29,34 +31,37 @@ def step() -> None:
     axes.text(24.2, 7.05, "...", va="center")
 
 
+def state_memory(step: Any, state: Any, batch: Any) -> dict[str, tuple[float, float]]:
+    """Compile a jitted step without donation and with it.
+
+    Returns:
+        {name: (kilobytes of the old state, kilobytes that the step's results need beside
+        it)}.
+    """
+    old = sum(array.nbytes for array in jax.tree.leaves(state))
+    memory = {}
+    for name, donated in (("without donation", ()), ("with donation", (0,))):
+        jitted = jax.jit(step.__wrapped__, donate_argnums=donated)
+        plan = jitted.lower(state, batch).compile().memory_analysis()
+        new = plan.output_size_in_bytes - plan.alias_size_in_bytes
+        memory[name] = (old / 1000, new / 1000)
+    return memory
+
+
 @drawing.picture
-def learning_curve(
-    curve: np.ndarray,
-) -> None:  # [epochs, 4] loss and accuracy of training, then of validation
-    """Left, the training loss falls over 30 epochs, and the validation loss turns up after a few. Right, the two accuracies part at about 87 %, and only the training accuracy passes 90 %."""
-    figure, panels = plt.subplots(1, 2, figsize=(8, 2.8))
-    epochs = range(len(curve))
-    for panel, column, name in zip(panels, (0, 1), ("loss", "accuracy"), strict=True):
-        panel.plot(epochs, curve[:, column], color=drawing.INK, label="training")
-        panel.plot(
-            epochs,
-            curve[:, column + 2],
-            color=drawing.ACCENT,
-            linestyle="--",
-            label="validation",
-        )
-        panel.set(xlabel="epoch", ylabel=name, xticks=range(0, len(curve), 5))
-    best = int(curve[:, 2].argmin())
-    panels[0].plot(best, curve[best, 2], "o", color=drawing.ACCENT)
-    panels[0].annotate(
-        "stop here",
-        (best, curve[best, 2]),
-        (best + 1, 1.6 * curve[best, 2]),
-        arrowprops={"arrowstyle": "-"},
+def states(memory: dict[str, tuple[float, float]]) -> None:
+    """Two bars of memory: without donation the old state and a new one of the same size, with donation just one state."""
+    plt.figure(figsize=(6, 1.5))
+    old, new = zip(*memory.values(), strict=True)
+    names = list(memory)
+    bars = plt.barh(names, old, 0.6, color=drawing.INK)
+    texts = (
+        f"old state\n{old[0]:.1f} KB",
+        f"old state, then new state\n{old[1]:.1f} KB",
     )
-    panels[1].axhline(
-        0.92, color=drawing.INK, linestyle=":", label="training, knowing the centres"
-    )
-    for panel in panels:
-        panel.legend()
-    figure.tight_layout()
+    plt.bar_label(bars, texts, label_type="center", color="white")
+    bars = plt.barh(names, new, 0.6, left=old, color=drawing.ACCENT)
+    texts = (f"new state\n{new[0]:.1f} KB", "")
+    plt.bar_label(bars, texts, label_type="center", color="white")
+    plt.gca().invert_yaxis()
+    plt.gca().set(xlabel="kilobytes")
