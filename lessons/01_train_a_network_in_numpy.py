@@ -15,20 +15,19 @@
 # %% [markdown]
 # # 01. Train a network in NumPy
 #
-# `loss.backward()` is one line, so it's easy to believe that something clever happens inside. Inside is only the chain
-# rule: three small rules, about six lines of NumPy. Write them once yourself, and two things stop being magic: where a
-# gradient comes from, and why eight devices can share the work of one. You'll also get the first version of the program
-# that grows through the whole course.
+# You call `loss.backward()`, and every weight knows how to change. What happens in that line? Only the chain rule: three
+# small rules, in about six lines of NumPy. Once you've written them yourself, you know where a gradient comes from, and
+# why eight devices can share the work of one. You also get the first version of the program that grows through the
+# course.
 #
-# **You will** write a backward pass by hand, check it, and see that the mean of eight gradients is the
-# gradient of the whole batch. 21 minutes, 41 with exercises. **Optional:** if you've written a backward pass before, go
-# straight to [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb). You need NumPy.
+# **You will** write a backward pass by hand, check it, and see that the mean of eight gradients is the gradient of the
+# whole batch. 19 minutes, 39 with exercises. You need NumPy. **Optional:** if you've written a backward pass before, go
+# straight to [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
 # Colab: clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import numpy as np
 
-from pmapdp.lessons import digits
 from pmapdp.lessons.pictures import lesson_01
 
 lesson_01.forward_and_backward()
@@ -38,12 +37,10 @@ lesson_01.forward_and_backward()
 #
 # Our network has two layers. Each multiplies by a matrix and adds a bias, and between them a **ReLU** replaces negative
 # numbers by 0. The second layer gives you the **logits**, one number for each of ten classes, and softmax turns them
-# into probabilities.
+# into probabilities. The loss of an example is -log p, where p is the probability of the correct class. If the network
+# is sure and correct, that's 0. If it's sure of a wrong class, the loss is huge.
 #
-# For one example the loss is -log p, where p is the probability that the network gives to the correct class. If the
-# network is certain and right, the loss is 0. If it's certain of a wrong class, the loss is huge.
-#
-# **Predict:** say a network knows nothing yet, and gives every class the same probability. What's its loss?
+# **Predict:** a network knows nothing yet, and gives every class the same probability. What's its loss?
 
 # %% tags=["prediction"]
 p = np.full(10, 0.1)
@@ -52,19 +49,18 @@ print("loss:", -np.log(p[3]).round(3))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# -log(1/10) = log(10) = 2.303. Remember this number. If a classifier with ten classes starts far above it, its first
-# guesses are too bold, so look at the scale of your inputs and of your initial weights. Ours will start at 3.8, because
-# the inputs have a standard deviation of 2.7 instead of 1.
+# -log(1/10) = log(10) = 2.303. Remember this number. A classifier with ten classes that starts far above it has too bold
+# a first guess, and you should look at the scale of its inputs and of its weights.
 #
 # </details>
 #
 # ## Backward
 #
 # How much does the output of a network change if you nudge one weight? Take the smallest network: one input x = 2, one
-# hidden unit and one output, with the weights 3 and 0.5. Its hidden unit is 2 * 3 = 6, and its output 6 * 0.5 = 3.
+# hidden unit and one output, with the weights 3 and 0.5. The hidden unit is 2 * 3 = 6, and the output is 6 * 0.5 = 3.
 # Nudge the first weight from 3 to 3.01. The hidden unit rises by 0.02, and the output by half of that, 0.01. So the
-# slope is 1, the input 2 times the weight 0.5 on the way to the output. That's the **chain rule**: multiply along the
-# way.
+# slope is 1: the input 2 times the weight 0.5 on the way to the output. Multiplying along the way is the **chain
+# rule**.
 #
 # **Predict:** what's the slope if the first weight is -3?
 
@@ -86,33 +82,31 @@ for first in (3.0, -3.0):
 # </details>
 #
 # The backward pass does this for all weights at once. It starts at the loss and goes back, layer by layer, with one
-# array, `g`: the derivative of the loss with respect to the layer you've just reached. Three rules are all you need:
+# array `g`, the derivative of the loss with respect to the numbers it has just reached. Three rules are all you need:
 #
 # 1. **At the logits,** g is the probabilities, minus 1 at the correct class.
 # 2. **At a layer** `h @ W + b`: the gradient of W is `h.T @ g`, the gradient of b is the sum of g over the examples,
 #    and `g @ W.T` goes on to h.
 # 3. **At the ReLU,** g passes where the ReLU's output was positive, and becomes 0 elsewhere.
 #
-# Rules 2 and 3 are what you've just done with single numbers. Rule 1 takes one more line. In terms of the logits z, the
-# loss is log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct class. The derivative of the logarithm is
+# Rules 2 and 3 are what you've just done with single numbers. For rule 1, write the loss with the logits z: it's
+# log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct class. The logarithm's derivative is a probability,
 #
 # ```
 # d/dz_i log(exp(z_1) + ... + exp(z_10)) = exp(z_i) / (exp(z_1) + ... + exp(z_10)) = p_i
 # ```
 #
-# This is the probability of class i, and the correct logit, which is subtracted, adds the minus 1.
+# and the correct logit, which is subtracted, adds the minus 1. Say the probabilities are 0.7, 0.2 and 0.1, and the first
+# class is correct. Then g is -0.3, 0.2 and 0.1. A step against this gradient raises the first logit and lowers the other
+# two.
 #
-# Say the probabilities are 0.7, 0.2 and 0.1, and the first class is correct. Then g is -0.3, 0.2 and 0.1. A step
-# against this gradient raises the first logit and lowers the other two. And because g is large where the probabilities
-# are far off, the network learns most where it was most wrong.
-#
-# One more thing before you read the code. Rule 2 sums over the examples, so `backward` returns the gradient of the
-# **sum** of their losses. The update divides by the number of examples, and that's the gradient of the **mean** loss.
+# Since rule 2 sums over the examples, `backward` returns the gradient of the **sum** of their losses. The update divides
+# by the number of examples, and then it's the gradient of the **mean** loss.
 #
 # ## The program
 #
-# The program needs NumPy alone. Its points come from ten clouds in 64 dimensions. The clouds overlap, so no classifier
-# can get them all: even if you knew the true centres, you'd reach only 92 %. **Stochastic gradient descent** takes 128
+# The program needs NumPy alone. Its points come from ten clouds in 64 dimensions, and the clouds overlap: even if you
+# knew their true centres, you'd classify only 92 % of the points correctly. **Stochastic gradient descent** takes 128
 # examples at a time, and moves the weights a little against the gradient of their mean loss. An **epoch** visits each
 # example once.
 
@@ -122,11 +116,10 @@ for first in (3.0, -3.0):
 # %% [markdown]
 # ## Is the gradient correct?
 #
-# The loss falls, but it falls with some wrong gradients, too. To test a gradient you don't need calculus, because you
-# can nudge each weight, as we did above: a little up and a little down, and see how much the summed loss changes. Such
-# **finite differences** cost two forward passes for each weight, which is hopeless for a large network. We test every
-# weight of a small one, on three examples, and we compute in float64, because we divide a tiny difference by a tiny
-# step.
+# The loss falls, but it also falls with some wrong gradients. To test a gradient you nudge each weight, a little up and a
+# little down, and see how much the summed loss changes. These **finite differences** cost two forward passes for each
+# weight, so we test a small network on three examples. We compute in float64, because we divide a tiny difference by a
+# tiny step.
 
 
 # %%
@@ -160,8 +153,7 @@ print_differences(slopes, gradients)
 assert all(np.allclose(slopes[name], gradients[name], atol=1e-8) for name in small)
 
 # %% [markdown]
-# They agree to eight decimals. Does one small network prove anything? A wrong rule would be off by far more, as you'll
-# see now.
+# They agree to eight decimals. How far off would a mistake be?
 #
 # ## How it fails
 #
@@ -187,13 +179,16 @@ print_differences(slopes, wrong_gradients)
 assert output(3.0) == 3
 assert np.isclose((output(3.01) - output(3.0)) / 0.01, 1)
 assert slope == output(first) == 0
+centres = np.random.default_rng(0).normal(size=(10, 64))
+distances = np.linalg.norm(train_data[0][:, None] - centres, axis=-1)
+assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
 assert abs(slopes["W1"] - wrong_gradients["W1"]).max() > 1e-3
 assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# W1, and b1 with it. The backward pass has the gradient of W2 before it comes to the ReLU, so that one is still
+# W1, and b1 with it. The backward pass computes the gradient of W2 before it comes to the ReLU, so that one is still
 # correct.
 #
 # </details>
@@ -219,36 +214,14 @@ assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 assert np.mean(wrong_losses) < np.mean(right_losses)
 
 # %% [markdown]
-# With the wrong gradient the loss falls, too, and in this run even faster. After all, W2's gradient is correct, and
+# The wrong gradient does well, and in this run even better than the correct one. After all, W2's gradient is correct, and
 # each example still gives the correct gradient to the hidden units that it turned on. You can't see this mistake in the
-# loss curve. With finite differences you can.
-#
-# ## Digits
-#
-# You can't look at a point in 64 dimensions, so let's take something you can look at: scans of handwritten digits. A
-# scan of 8 x 8 pixels is a row of 64 numbers, so our functions take it as it is. We train for sixty epochs on 1,200
-# scans. On the left you'll see the loss, and on the right the digits that the network misread, of 360 that it hadn't
-# seen.
-
-# %%
-scans = digits.load()
-model, curve = init_model(), []
-for epoch in range(60):
-    for batch in batches(*scans.train, seed=epoch):
-        model, _ = train_step(model, batch)
-    sums = [eval_step(model, part) for part in (scans.train, scans.validation)]
-    curve.append([each["loss"] / each["count"] for each in sums])
-guesses = forward(model, scans.test[0])[1].argmax(-1)
-lesson_01.digits_and_mistakes(np.array(curve), *scans.test, guesses)
-assert (guesses == scans.test[1]).mean() > 0.9
-
-# %% [markdown]
-# Would you have read them right?
+# loss. With finite differences you can.
 #
 # ## Eight parts of a batch
 #
-# What has all that to do with eight devices? You can run the backward pass on each part of a batch alone.
-# `mean_gradient` does so for some rows of the training data, in float64, so that rounding won't matter.
+# What has this to do with eight devices? You can run the backward pass on each part of a batch alone. `mean_gradient`
+# does so for some rows of the training data, in float64, so that rounding doesn't matter.
 
 
 # %%
@@ -285,10 +258,10 @@ assert abs(whole).max().round(1) == 0.2
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The average over equal parts: **the mean of the means is the mean**, up to rounding in the seventeenth decimal. Each
-# bar is one weight's gradient on one of the parts. The parts don't even agree about the sign, but their mean is the
-# gradient of the whole batch. With unequal parts an example in a part of 10 weighs more than one in the part of 58, and
-# you're off by 0.1, in a gradient whose largest number is 0.2.
+# The average over equal parts: **the mean of the means is the mean**, up to rounding in the seventeenth decimal. With
+# unequal parts, an example in a part of 10 weighs more than one in the part of 58, and the average is off by 0.1, in a
+# gradient whose largest number is 0.2. The picture shows the gradient of one weight on each of the equal parts. They
+# don't even agree about its sign, and yet their mean is the gradient of the whole batch.
 #
 # </details>
 #

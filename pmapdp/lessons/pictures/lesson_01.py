@@ -44,34 +44,6 @@ def two_losses(right: Sequence[float], wrong: Sequence[float]) -> None:
 
 
 @drawing.picture
-def digits_and_mistakes(
-    curve: np.ndarray, images: np.ndarray, labels: np.ndarray, guesses: np.ndarray
-) -> None:
-    """Left, the losses on training and validation scans fall over 60 epochs. Right, scans that the network misread, with its guesses.
-
-    `curve` `[epochs, 2]` has the two losses. Of n test scans there are `images` `[n,
-    64]`, `labels` `[n]` and `guesses` `[n]`.
-    """
-    figure = plt.figure(figsize=(9, 3))
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25))
-    axes = left.subplots()
-    axes.plot(curve[:, 0], color=drawing.INK, label="training")
-    axes.plot(curve[:, 1], color=drawing.ACCENT, linestyle="--", label="validation")
-    axes.set(xlabel="epoch", ylabel="loss", ylim=(0, None))
-    axes.legend()
-    left.subplots_adjust(bottom=0.18, left=0.15)
-    misread = np.flatnonzero(guesses != labels)[:18]
-    places = right.subplots(
-        3, 6, gridspec_kw={"left": 0.02, "right": 0.98, "top": 0.9, "bottom": 0.02}
-    )
-    for place in places.flat:
-        place.set_axis_off()
-    for place, row in zip(places.flat, misread, strict=False):
-        place.imshow(images[row].reshape(8, 8), cmap="Greys", interpolation="nearest")
-        place.set_title(f"read {guesses[row]}, is {labels[row]}", fontsize=8)
-
-
-@drawing.picture
 def eight_parts(parts: np.ndarray, whole: float) -> None:  # parts [8]
     """Eight bars in eight colours, the gradient of one weight from each part; a line marks their mean, the whole batch's gradient."""
     plt.bar(range(8), parts, color=drawing.DEVICE_COLOURS[:8])
