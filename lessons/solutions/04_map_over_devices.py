@@ -24,11 +24,11 @@ def block_product(a, b):
 
 
 def fixed_accuracy(w, x, labels):
-    """Fraction of right answers among all `[N, b]` examples, computed on all devices."""
+    """Fraction of correct answers among all `[N, b]` examples; device d has the examples `[d]`."""
 
     def local_accuracy(w, x, labels):
         return (jnp.dot(x, w).argmax(-1) == labels).mean()
 
     # The devices return different numbers, so we stack them and take their mean. With out_axes=None, JAX would only
-    # show device 0's number. (The mean of means is right, because every device has equally many examples.)
+    # show device 0's number. The mean of the eight means is the mean, because every device has equally many examples.
     return jax.pmap(local_accuracy, in_axes=(None, 0, 0))(w, x, labels).mean()

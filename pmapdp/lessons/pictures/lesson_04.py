@@ -52,7 +52,7 @@ def mesh_and_specs() -> None:
 
 @drawing.picture
 def last_batch(is_right: np.ndarray, weights: np.ndarray) -> None:  # [128], [128]
-    """Sixteen rows for each of eight devices: a dot is a right answer, a cross is a wrong one, and a dash is padding.
+    """Sixteen rows for each of eight devices: a dot is a correct answer, a cross is a wrong one, and a dash is padding.
 
     Six devices have 16 points, device 6 has 8, and device 7 has none.
     """
