@@ -17,11 +17,11 @@
 #
 # Your program can test a network on eight devices, but it still trains on one. In this lesson you'll change ten lines,
 # two of them inside the training step, and all eight devices train the same network. Then you'll break the program in
-# four ways, and none of them raises an error. Two end in NaN, but only after the last batch of an epoch, and the others
-# print numbers that you'd believe. You want to have seen them before they happen to you.
+# four ways. None of them raises an error, and most print numbers that you'd believe. You want to have seen them before
+# they happen to you.
 #
 # **You will** train on eight devices with `jax.pmap`, show that one device gets the same result, and recognize an
-# all-reduce that's missing or wrong. 35 minutes, 55 with exercises. You need
+# all-reduce that's missing or wrong. 33 minutes, 53 with exercises. You need
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
 # [04 Map over devices](04_map_over_devices.ipynb).
 
@@ -80,7 +80,7 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 # ```
 #
 # This is an **all-reduce**: all devices arrive at this line, and all of them leave it with the same average. `"data"`
-# is the name that you give to the axis over which `pmap` splits, with `axis_name="data"`. The axis of our mesh is
+# is the name of the axis over which `pmap` splits, and you choose it with `axis_name="data"`. The axis of our mesh is
 # called `"data"`, too, but only because we chose the same word twice.
 #
 # If you've used PyTorch's `DistributedDataParallel` (DDP), it did this for you, hidden in `loss.backward()`. In JAX
@@ -131,8 +131,8 @@ for average in (mean_of_means, mean_of_sums):
 #
 # include the difference of 04_evaluate.py and 05_pmap.py
 #
-# - `train_step` gets its all-reduce: gradients and count are averaged over the devices, and then divided. The host sums
-#   the metrics over many batches, so for them we need true sums, which only `psum` gives.
+# - `train_step` gets its all-reduce: gradients and count are averaged over the devices, and then divided. The host adds
+#   up the metrics of many batches, so for them we need true sums, which only `psum` gives.
 # - `jax.pmap` takes the place of `jax.jit`, and compiles the function as `jit` did. The state goes in and out
 #   replicated, so it has `None`. The batch is split along its first axis, so it has `0`.
 # - The state is placed once, before the loop, and stays on the devices. So `copies` is gone.
@@ -172,10 +172,6 @@ lesson_05.data_parallel_step()
 # run both from the same start on the 40 batches of an epoch. The last one holds only eight examples, so device 0 gets
 # all of them, and the other seven get nothing but padding. SGD replaces Adam, because Adam divides by the size of the
 # gradient, and magnifies rounding where gradients are tiny.
-#
-# One caution, if you change the optimizer yourself: `train_step` read the global `optimizer` while JAX traced it, as in
-# lesson 02. SGD's state has another structure than Adam's, so here JAX traces again. If you change only the learning
-# rate, the step keeps the old one until you run the program's cell again.
 
 # %%
 epoch_batches = list(batches(*train_data, seed=0))
@@ -215,7 +211,7 @@ def copies(array):
     return np.stack([shard.data for shard in array.addressable_shards])
 
 
-optimizer = optax.sgd(0.1)  # its state looks different, so JAX traces the steps again
+optimizer = optax.sgd(0.1)  # its state has another structure than Adam's, so JAX traces again
 (model_1, _), sums_1 = train(jax.jit(one_device_step), init_state(), epoch_batches)
 (model_8, _), sums_8 = train(train_step, place_state(init_state()), split_batches)
 print(f"the model moved by {distance(model_1, init_state()[0]):.3f}")
@@ -266,10 +262,9 @@ optimizer = optax.adam(3e-3)  # as in the program
 
 # %% [markdown]
 # You've met the first mistake with three examples: it divides before the all-reduce. In each epoch 39 batches are full,
-# and for them a mean of means is correct. In the 40th, seven devices have a count of 0, and somebody who sees the NaN
-# might "repair" it, and divide by at least 1. We run both.
+# and for them a mean of means is correct. In the 40th, seven devices have a count of 0.
 #
-# **Predict:** which numbers of the two runs will look wrong?
+# **Predict:** which of the printed numbers is the first that looks wrong?
 
 
 # %% tags=["prediction"]
@@ -277,24 +272,19 @@ def mean_of_mean_gradients(gradients, count):
     return lax.pmean(divide(gradients, count), "data")
 
 
-def repaired_mean_of_means(gradients, count):  # no 0 / 0
-    return lax.pmean(divide(gradients, jnp.maximum(count, 1)), "data")
-
-
 mean_losses = run(make_step(mean_of_mean_gradients))
-print("\nwith jnp.maximum:")
-repaired_losses = run(make_step(repaired_mean_of_means))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# In the first run, every loss is NaN from the test loss of epoch 0 on. Seven devices divide 0 by 0 in the last batch,
-# and `pmean` hands their NaN to everyone. The training loss of epoch 0 is still fine, because a step computes its loss
-# before it updates the model.
-#
-# In the second run nothing looks wrong. And yet the gradient of the last batch is an eighth of what it should be.
+# The test loss of epoch 0, which is NaN, and so is every loss after it. Seven devices divide 0 by 0 in the last batch, and
+# `pmean` hands their NaN to everyone. The training loss of epoch 0 is still fine, because a step computes its loss before
+# it updates the model.
 #
 # </details>
+#
+# Somebody who sees the NaN might "repair" it, and divide by at least 1. Then nothing looks wrong any more, and yet the
+# gradient of the last batch is an eighth of what it should be.
 #
 # ## Mistake 2: averaging the loss
 #
@@ -316,48 +306,22 @@ print("loss:", averaged[0], "| gradient:", averaged[1])
 # <details><summary>Answer</summary>
 #
 # The correct loss, but -2 and -6, each device's own gradient. Under `pmap`, `jax.grad` differentiates the sum of what
-# *all* devices return, with respect to this device's own copy of `w`. Here both devices return the mean of two losses,
-# so together they return the sum of the two, and device 0's `w` is in only one of them.
+# *all* devices return, with respect to this device's own copy of `w`. Both devices return the mean of two losses, so
+# together they return the sum of the two, and device 0's `w` is in only one of them.
 #
 # </details>
 #
-# So average the gradients, not the loss. Otherwise you train as if the `pmean` weren't there, and we'll do
-# just that in the program: each device divides its own gradient by its own count. The metrics still have their `psum`. We train on the
-# 39 full batches first, and then run the whole program.
-#
-# **Predict:** how many different models are there now on the eight devices?
+# So average the gradients, not the loss. Otherwise you train as if the `pmean` weren't there. Let's do that in the
+# program, on the 39 full batches: each device divides its own gradient by its own count. In the picture below, each
+# curve is the first weight of the output layer on one device, and the dashed curve is the same weight with `pmean`.
 
 
-# %% tags=["prediction"]
+# %%
 def local_mean_gradients(gradients, count):
     return divide(gradients, count)
 
 
 local_step = make_step(local_mean_gradients)
-(local_model, _), _ = train(local_step, place_state(init_state()), split_batches[:-1])
-kernel = local_model.output.kernel[...]
-print("JAX says that all copies are equal:", kernel.is_fully_replicated)
-print("the first weight on each device:", copies(kernel)[:, 0, 0].round(3))
-local_losses = run(local_step)
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Eight, each trained on an eighth of the data, and your checkpoint would save one of them. JAX can't tell you. With
-# `out_axes=None` you promised that all devices return the same, and `is_fully_replicated` only repeats your promise,
-# because it reads the sharding and not the numbers.
-#
-# The whole program has a last batch that isn't full, and seven of the eight models become NaN there. Without such a
-# batch, all you'd see is a loss that falls more slowly.
-#
-# </details>
-#
-# Watch the copies drift apart. Each curve is the first weight of the output layer on one device. The dashed curve is
-# the same weight with `pmean`. You might expect it in the middle of the others. But Adam divides each gradient by its
-# recent size, and an average of eight gradients has another size than each of the eight, so its steps aren't their
-# mean:
-
-# %%
 wrong_state, right_state = place_state(init_state()), place_state(init_state())
 wrong_curves, right_curves = [], []
 for batch in split_batches[:-1]:
@@ -365,9 +329,19 @@ for batch in split_batches[:-1]:
     right_state, _ = train_step(right_state, batch)
     wrong_curves.append(copies(wrong_state[0].output.kernel[...])[:, 0, 0])
     right_curves.append(copies(right_state[0].output.kernel[...])[:, 0, 0])
+kernel = wrong_state[0].output.kernel[...]
+print("JAX says that all copies are equal:", kernel.is_fully_replicated)
 lesson_05.drift(np.array(wrong_curves), np.array(right_curves))
 
 # %% [markdown]
+# You have eight models now, each trained on an eighth of the data, and your checkpoint would save one of them. JAX
+# can't tell you. With `out_axes=None` you promised that all devices return the same, and `is_fully_replicated` only
+# repeats your promise, because it reads the sharding and not the numbers. All you'd see is a loss that falls more
+# slowly, until a ragged batch turns seven of the eight models into NaN.
+#
+# You might expect the dashed curve in the middle of the others. But Adam divides each gradient by its recent size, and
+# an average of eight gradients has another size than each of the eight, so its steps aren't their mean.
+#
 # ## Mistake 3: a sum for a mean
 #
 # The third step sums the gradients with `psum`, but still averages the count. That makes the gradient eight times too
@@ -402,9 +376,13 @@ sum_losses = run(make_step(sum_over_mean_count))
 
 
 # %% tags=["prediction"]
+def repaired_mean_of_means(gradients, count):  # no 0 / 0
+    return lax.pmean(divide(gradients, jnp.maximum(count, 1)), "data")
+
+
 steps = {"the program's step": train_step, "1. mean of means": make_step(mean_of_mean_gradients)}
 steps["1. repaired"] = make_step(repaired_mean_of_means)
-steps["2. no all-reduce"] = make_step(local_mean_gradients)
+steps["2. no all-reduce"] = local_step
 steps["3. sum for a mean"] = make_step(sum_over_mean_count)
 optimizer = optax.sgd(0.1)
 distances = {name: [] for name in steps}
@@ -422,14 +400,20 @@ assert one_device == -4
 assert local.tolist() == [-2, -6]
 assert averaged[0].tolist() == [squared_loss(0.0, x, y)] * 2
 assert averaged[1].tolist() == [-2, -6]
-for losses in (mean_losses, local_losses):
-    assert np.isfinite(losses[0, :40]).all()  # training
-    assert np.isnan(losses[0, 40:]).all()  # test
-    assert np.isnan(losses[1]).all()
+assert np.isfinite(mean_losses[0, :40]).all()  # training
+assert np.isnan(mean_losses[0, 40:]).all()  # test
+assert np.isnan(mean_losses[1]).all()
 assert kernel.is_fully_replicated
 assert np.unique(copies(kernel)[:, 0, 0]).size == 8
 np.testing.assert_allclose(sum_losses, correct_losses, atol=1e-4)
-np.testing.assert_allclose(repaired_losses.mean(1), correct_losses.mean(1), atol=0.03)
+optimizer = optax.adam(3e-3)
+two_epochs = split_batches + [place_batch(batch) for batch in batches(*train_data, seed=1)]
+_, repaired_sums = train(steps["1. repaired"], place_state(init_state()), two_epochs)
+repaired_losses = batch_losses(repaired_sums).reshape(2, 40)
+np.testing.assert_allclose(repaired_losses.mean(1), correct_losses[:, :40].mean(1), atol=0.03)
+(local_model, _), local_sums = train(local_step, place_state(init_state()), split_batches)
+assert batch_losses(local_sums).mean() > correct_losses[0, :40].mean() + 0.05
+assert np.isnan(copies(local_model.output.kernel[...])[:, 0, 0]).sum() == 7
 for name, passes in {
     "the program's step": (True, True),
     "1. mean of means": (True, False),
@@ -468,12 +452,11 @@ for evaluation, *expected in ((eval_step, 1_000, 0.35, 0.87), (forgetful_eval, 1
 #
 # ## Which batch size do you set?
 #
-# With DDP you set the per-device batch, so with eight GPUs the global batch is eight times as large. This program's B
-# is the global batch. If you leave B alone, you get the same result on 1, 2 or 8 devices, with the same learning rate.
-# If you let B grow with the number of devices, an epoch has fewer updates. For SGD, people then multiply the learning
-# rate by the same factor and warm it up ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)). For Adam they often
-# take the square root of the factor ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Both are rules of
-# thumb.
+# With DDP you set the per-device batch, so with eight GPUs the global batch is eight times as large. This program's B is
+# the global batch. Leave it alone, and you get the same result on 1, 2 or 8 devices, with the same learning rate. If you
+# let B grow with the devices, tune the learning rate again. A rule of thumb is to multiply it by the same factor for SGD
+# ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)), and by the square root of the factor for Adam ([Malladi et
+# al., 2022](https://arxiv.org/abs/2205.10287)).
 #
 # ## Your step in pmapdp
 #
@@ -489,12 +472,11 @@ for evaluation, *expected in ((eval_step, 1_000, 0.35, 0.87), (forgetful_eval, 1
 # lax.psum(loss_sums | lax.psum(evaluation_sums
 # train_step = | train_step =
 #
-# Open the file and read it from top to bottom: placing, the step, evaluation, the wrapper. Some names are new there.
-# `AXIS` is the name `"data"`. `place` is `jax.device_put`, unless several processes share the work (lesson 17). `task`
-# holds what never changes, such as the optimizer. And `model_state` is what batch norm keeps (lesson 07).
-#
-# The lines with `jax.grad` and `optimizer.update` are the same for pmap, jit, shard_map and a single device. So all
-# four steps call `gradient_sums` and `update`, and there you find your lines again:
+# Open the file and read it from top to bottom. Some names are new there. `AXIS` is the name `"data"`. `place` is
+# `jax.device_put`, unless several processes share the work (lesson 17). `task` holds what never changes, such as the
+# optimizer, and `model_state` is what batch norm keeps (lesson 07). The lines with `jax.grad` and `optimizer.update` are
+# the same for all four training steps, so each step calls `gradient_sums` and `update`, and there you find your lines
+# again:
 #
 # include 05_pmap.py beside steps/shared.py
 # jax.grad( | jax.grad(
@@ -554,12 +536,10 @@ for exercise in (step, global_gradient, fixed_clipping):
 # - Average sums and counts, and divide once, because means of means are wrong as soon as a batch is ragged.
 # - A wrong all-reduce raises no error. So compare updates with one device's, with SGD and with a padded batch.
 #
-# Your other functions are in pmapdp, too:
+# The rest of your program is in pmapdp, too:
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
-# | `train_step`, `eval_step`, `place_state`, `place_batch` | the same names | [steps/pmap.py](../pmapdp/steps/pmap.py); without an all-reduce [steps/single.py](../pmapdp/steps/single.py) |
-# | `jax.grad(...)` and `optimizer.update(...)` | `gradient_sums` and `update` | [steps/shared.py](../pmapdp/steps/shared.py) |
 # | `loss_sums` | `cross_entropy`, which returns `MetricSums` | [loss.py](../pmapdp/loss.py) |
 # | `state`, a pair | `TrainState` | [state.py](../pmapdp/state.py) |
 # | `batches` | `Batches` | [data/batches.py](../pmapdp/data/batches.py) |
