@@ -25,7 +25,7 @@
 # them, because JAX can pretend that one CPU is eight devices.
 #
 # **You will** start eight simulated devices, keep one array on all of them, and see who computes and who sends.
-# 14 minutes, 30 with exercises. You need Python and NumPy.
+# 15 minutes, 31 with exercises. You need Python and NumPy.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -40,7 +40,7 @@ from pmapdp.lessons.pictures import lesson_00
 devices.simulate(8)  # before any other use of JAX
 
 eight = jax.devices()
-print(devices.describe(eight), *eight, sep="\n")
+print(devices.describe(eight), *eight)
 assert len(eight) == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 
 # %% [markdown]
@@ -63,8 +63,8 @@ assert len(eight) == 8, "on a machine with a GPU, start JupyterLab with JAX_PLAT
 # ```
 #
 # Our world has 40 rows, and `device_put` gives five of them to each device. It's still *one* array of 40 x 40 cells, and
-# you use it like any other array. Whoever reads the program doesn't see which device has what, except in the two lines
-# with `Mesh` and `PartitionSpec`. Lesson 04 explains them, and lesson 02 explains `jax.jit`, which compiles a function.
+# you use it like any other array. Only the two lines with `Mesh` and `PartitionSpec` say which device has what. Read
+# past them for now, because lesson 04 explains them. Lesson 02 explains `jax.jit`, which compiles a function.
 #
 # Look at `next_generation`. It adds up the 3 x 3 cells around each cell, the cell itself included. `jnp.roll` moves all
 # rows down or up by one, and joins the edges: what leaves the last row comes in at the first.
@@ -139,16 +139,17 @@ lesson_00.gliders(flight, "eight snapshots of one glider")
 # For the first row of its strip, device 1 needs the row above, and that's on device 0. Your function says nothing about
 # that. But `jit` gives the function to a compiler, which sees where the array is, and adds the messages.
 #
-# **Predict:** a strip has five rows. Which of them does a device send in each generation, and to whom?
+# **Predict:** device 1's strip has five rows. Which of them does it send in each generation, and to whom?
 
 # %% tags=["prediction"]
-print("each device sends", lesson_00.messages(step, flight[0]))
+for shape, receiver in lesson_00.messages(step, flight[0], sender=1):
+    print(f"device 1 sends {shape} to device {receiver}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Its first row to the device above, and its last row to the device below: two messages, each of 1 x 40 integers of 32
-# bits. Nobody needs the three rows in between.
+# Its first row to device 0, and its last row to device 2: two messages, each of 1 x 40 integers of 32 bits. Nobody needs
+# the three rows in between.
 #
 # </details>
 #
@@ -176,8 +177,9 @@ for _ in range(4):
 assert np.array_equal(later, np.roll(small, (1, 1), (0, 1)))
 assert [alive_on(world) for world in flight] == [[number] for number in range(8)]
 assert [alive_on(world) for world in pmap_flight] == [[0]] * 8
-assert lesson_00.messages(step, flight[0]) == ["s32[1,40]", "s32[1,40]"]
-assert lesson_00.messages(jax.pmap(next_generation), strips) == []
+messages = lesson_00.messages(step, flight[0], sender=1)
+assert sorted(messages) == [("s32[1,40]", 0), ("s32[1,40]", 2)]
+assert lesson_00.messages(jax.pmap(next_generation), strips, sender=1) == []
 assert (2 * jax.device_put(start, eight[3])).devices() == {eight[3]}
 assert jnp.ones(1).devices() == {eight[0]}
 
@@ -192,8 +194,8 @@ assert jnp.ones(1).devices() == {eight[0]}
 #
 # Is `pmap` broken? No, it sends what you tell it to send, and you've told it nothing. In lesson 05 you'll tell it to
 # send gradients, with one line, and from lesson 09 on the compiler sends them for you. In both cases only a comparison
-# shows whether the result is correct. That's why every lesson compares eight devices with one, as the glider's program
-# did.
+# shows whether the result is correct. That's why the lessons keep comparing eight devices with one, as the glider's
+# program did.
 #
 # ## The work goes where the data is
 #

@@ -242,8 +242,8 @@ except RuntimeError as error:
 assert jax.tree.leaves(old_state)[0].is_deleted()
 
 # %% [markdown]
-# Its memory belongs to the new state now. A habit protects you: write `state, sums = train_step(state, batch)`, and the
-# dead state has no name.
+# The array has been deleted, because its memory belongs to the new state now. A habit protects you: write
+# `state, sums = train_step(state, batch)`, and the dead state has no name.
 #
 # <details><summary>Why most Flax code you'll meet looks different</summary>
 #

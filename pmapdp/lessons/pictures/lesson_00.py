@@ -11,10 +11,18 @@ import numpy as np
 from pmapdp.lessons import drawing
 
 
-def messages(step: Any, world: jax.Array) -> list[str]:
-    """Return type and shape of what a device sends in a compiled step, such as `s32[1,40]`."""
+def messages(step: Any, world: jax.Array, *, sender: int) -> list[tuple[str, int]]:
+    """List what a device sends in a compiled step: the type and shape, and the receiver."""
     program = step.lower(world).compile().as_text()
-    return re.findall(r"= (\S+)\{\S* collective-permute\(", program)
+    sends = re.findall(
+        r"= (\S+)\{\S* collective-permute\(.*source_target_pairs=\{(\S+)\}", program
+    )
+    found = []
+    for shape, pairs in sends:
+        for source, target in re.findall(r"\{(\d+),(\d+)\}", pairs):
+            if int(source) == sender:
+                found.append((shape, int(target)))
+    return found
 
 
 @drawing.picture
