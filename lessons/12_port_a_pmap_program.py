@@ -14,14 +14,16 @@
 # %% [markdown]
 # # 12. Port a pmap program
 #
-# Somebody hands you a training program from 2022. Many such programs stop with an error today: JAX's
-# `device_put_replicated` is gone, for example. You can repair such a line, and wait for the next error. Or you can leave `pmap` behind, because it's only maintained, and
-# JAX's developers [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html) instead. Seventeen lines will
-# do it, and the new program prints the old one's losses up to rounding, because even its dropout masks are the same. Then
-# you'll prove that you've ported all of it, and the proof turns up something that the old program never told you.
+# Somebody hands you a training program of 2022. You run it, and it stops at once, because a function of JAX is gone. You
+# repair that line, and the program stops at another one. How long do you want to go on like this? The program stands on
+# `pmap`, which is only maintained today, and JAX's developers
+# [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html) instead. In this lesson you'll repair four lines,
+# to see what the program used to print. Then seventeen new lines take it to `shard_map`, where it prints the same losses
+# up to rounding, because even its dropout masks are the same. At last you'll prove that you've ported all of it, and the
+# proof turns up something that the old program never told you.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
-# one device. 30 minutes, 50 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
+# one device. 29 minutes, 49 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
 # side by side](10_three_ways_side_by_side.ipynb), and what [07](07_synchronize_batch_norm.ipynb) and
 # [08](08_keep_dropout_and_metrics_exact.ipynb) say about the variance of a batch and about dropout keys.
 
@@ -31,7 +33,6 @@ import textwrap
 
 import jax
 import numpy as np
-from jax import lax
 
 from pmapdp import devices
 from pmapdp.lessons.pictures import lesson_12
@@ -40,62 +41,72 @@ devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 
 # %% [markdown]
-# ## The old program
+# ## A program of 2022
 #
-# This is the error that sends people here:
-
-# %%
-try:
-    jax.device_put_replicated(np.ones(3), jax.devices())
-except AttributeError as error:
-    removal = str(error)
-    print(textwrap.fill(f"AttributeError: {removal}", 100))
-
-# %% [markdown]
-# Flax's `jax_utils.replicate` did the same and still works, so with it the old program runs today. It trains on the
-# clouds you know, but it's written as people wrote such programs then:
+# It trains on the clouds you know, but it's written as people wrote such programs then:
 #
 # - The network is a module of Linen, Flax's API before NNX. A `TrainState` holds its parameters, its batch statistics
 #   and the optimizer's state.
-# - `replicate` makes N copies of the state, so every array in it is `[N, ...]`. `shard` reshapes a batch to
+# - `device_put_replicated` makes N copies of the state, so every array in it is `[N, ...]`. `shard` reshapes a batch to
 #   `[N, b, ...]`.
 # - Each device folds its number into the dropout key, so that no two devices draw the same mask. Each device also has
 #   batch statistics of its own, which the program averages once an epoch.
 # - Batches that aren't full are dropped, even in the evaluation, which sees only 896 of the 1,000 examples.
+#
+# The cell saves the program to a file, as somebody would hand it to you:
 
 # %%
+# %%writefile old_train.py
+# include program/12_pmap_2022.py
+
+# %% [markdown]
+# Now run it. This is the last line of its error:
+
+# %%
+import subprocess
+import sys
+
+
+def run_python(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+
+
+old_error = run_python("old_train.py").stderr.splitlines()[-1]
+print(textwrap.fill(old_error, 100))
+
+# %% [markdown]
+# You could repair the line, run the program again, and wait for the next error. Let `pmapdp.port` read it first: it runs
+# nothing, and lists the lines that need your attention.
+
+# %%
+port_report, _, _ = run_python("-m", "pmapdp.port", "old_train.py").stdout.partition("\nListed")
+print(port_report)
+
+# %% [markdown]
+# ## Repair it first
+#
+# Why would you repair a program that you're about to replace? Because you need its numbers: without them, you can't tell
+# whether your port does the same.
+#
+# The report names Flax's `jax_utils.replicate`, which still makes the same N copies. Put it into both lines, and run the
+# program again. Now it stops at the line with `pop`: `ValueError: too many values to unpack (expected 2)`. The report
+# couldn't warn you, because every name in this line still exists. In 2022, Linen's `init` returned a `FrozenDict`, and its
+# `pop` returned two values, the rest and what you asked for. Today `init` returns a plain dict, whose `pop` returns only
+# what you asked for. The repair is to pass on all of `variables`:
+#
+# include the difference of 12_pmap_2022.py and 12_old_pmap.py
+#
+# The report also calls `metrics['loss'][0]` slow, because JAX sends device 0's row to every device. There's a second `[0]`
+# like this, in the evaluation, which the report misses. Leave both, because the port removes them anyway. Here are the
+# numbers that your port must give:
+
+# %% tags=["take-home"]
 # include program/12_old_pmap.py
 
 # %% [markdown]
-# It runs, but some of it is slow, because pmap has been rebuilt on top of shard_map, which is worse at a few things.
-# [Porting](../docs/porting.md#what-fails-or-is-slow-today) lists them. You'll find one of them twice in this program,
-# where it takes `[0]` of the loss and of the accuracies. Index a parameter of 4 MB in the same way: all eight devices have
-# a copy, and you want to read one of them.
-#
-# **Predict:** `x[0]` gives you copy 0. Do the devices have to send anything for that?
-
-# %% tags=["prediction"]
-from pmapdp.collectives import collectives  # lists them, from a compiled program
-
-copies = jax_utils.replicate(np.ones((1024, 1024), np.float32))  # [8, 1024, 1024]
-communication = collectives(jax.jit(lambda x: x[0]).lower(copies).compile().as_text())
-print("x[0] needs:", *communication)
-first_copy = copies.addressable_shards[0].data[0]
-print("addressable_shards[0].data[0] is on", first_copy.devices())
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Yes: an all-reduce of 4 MB, the size of a copy. To you the copies are equal, but to JAX they're eight different slices
-# of one array. The result of `x[0]` lives on all devices, so every device needs device 0's slice, and the compiler sends
-# it as a sum in which all others contribute zeros. If you only want to read a copy, take the first shard, which sends
-# nothing. In the Flax version that runs here, `jax_utils.unreplicate` does that.
-#
-# </details>
-#
-# After the port you won't have copies to choose from. In the picture each colour is a device. Stripes mean that each
-# device holds a slice, and a stack of cards that each holds everything. Each bar in the last column is one run of your
-# step.
+# In the picture each colour is a device. Stripes mean that each device holds a slice, and a stack of cards that each
+# holds everything. Each bar in the last column is one run of your step. After the port there's only one state, and no
+# `[N, ...]` to choose a copy from.
 
 # %%
 old_train_step, old_p_train_step = train_step, p_train_step  # the port defines them anew
@@ -105,7 +116,7 @@ lesson_12.before_and_after()
 # ## The port to shard_map
 #
 # The old state has eight sets of batch statistics, and the new state has one. The new step must therefore average them in
-# every update, which the old program did only once an epoch. Doesn't that change the result? Try it in your head, on two
+# every update, while the old program did it once an epoch. Doesn't that change the result? Try it in your head, on two
 # devices, with `running = (running + batch) / 2`:
 #
 # | | old: device 0 | old: device 1 | their mean | new: one copy |
@@ -114,9 +125,8 @@ lesson_12.before_and_after()
 # | after batch means 1 and 3 | 0.5 | 1.5 | **1** | (0 + 2) / 2 = **1** |
 # | after batch means 5 and 7 | 2.75 | 4.25 | **3.5** | (1 + 6) / 2 = **3.5** |
 #
-# The last two columns agree. A running average is a weighted sum of the batches' means, so it doesn't matter whether you
-# average over the devices before or after. And nothing reads the running averages during training, so the parameters
-# can't notice.
+# The last two columns agree. A running average is a weighted sum of the batches' means, so you may average over the
+# devices before or after. Nothing reads the running averages during training, so the parameters can't notice either.
 #
 # Here's everything that changes:
 #
@@ -128,12 +138,12 @@ lesson_12.before_and_after()
 # - `lax.pcast` keeps `jax.grad` from summing over the devices, so you can leave lesson 10's check on. Only the parameters
 #   need it, because nothing else is differentiated.
 #
-# If your program is too large to do all of it at once, start with `my_pmap` in
+# Your own program may be too large to change at once. Then start with `my_pmap` in
 # [Porting](../docs/porting.md#replace-pmap-in-the-whole-program), which replaces `jax.pmap` in one line and leaves the
 # arrays as they are.
 #
-# Now compare each epoch with the old program's. Even the dropout masks are the old ones, because each device still folds
-# its number into the same key.
+# Compare each epoch with the old program's. Even the dropout masks are the old ones, because each device still folds its
+# number into the same key.
 
 # %% tags=["take-home"]
 # include program/12_ported.py
@@ -141,8 +151,8 @@ lesson_12.before_and_after()
 # %% [markdown]
 # ## The mistake: forget the statistics
 #
-# Suppose you port the step line by line, and average only what the old one averaged: the gradients and the metrics.
-# With `out_specs=P()` you promise that the new state is the same on all devices, and the check is on.
+# Suppose you average only what the old step averaged: the gradients and the metrics. With `out_specs=P()` you promise that
+# the new state is the same on all devices, and the check is on.
 #
 # **Predict:** a state holds parameters, statistics and the optimizer's moments. Which of them does JAX refuse?
 
@@ -169,8 +179,8 @@ except ValueError as error:
 # <details><summary>Answer</summary>
 #
 # Only the statistics. Parameters and moments are computed from averaged gradients, so they're the same on all devices.
-# But each device updates the running mean and the running variance from its own 16 examples. That's why the message has
-# two paragraphs that begin with a star, one for each. They have no names, because one `P()` stands for all results.
+# But each device updates the running mean and the running variance from its own 16 examples, and the message has one
+# paragraph with a star for each of the two.
 #
 # </details>
 #
@@ -185,22 +195,20 @@ print("JAX says that it's replicated:", mean.sharding.is_fully_replicated)
 lesson_12.running_means(means)
 
 # %% [markdown]
-# So a checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight. A metric without its
-# `pmean` fares the same: your log shows device 0's. If each device has its own dropout key in the state, it's even worse,
-# because the checkpoint gets device 0's key, and a run that resumes from it draws the same masks on all devices.
-# [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how to keep all eight keys.
+# A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight. A metric without its
+# `pmean` fares the same: your log shows device 0's. Some programs keep a dropout key for each device in the state, and
+# [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how to keep all eight of them.
 #
 # ## Is it the old program? Is it one device's?
 #
-# How do you know that you've ported all of it? And did the old program do what one device does? `pmapdp.verify` answers
-# both questions: it compares your step with a reference, update by update, in parameters, optimizer state, statistics and
-# metrics. Your first reference is the old step, with one more line that averages the statistics in every update, as the
-# new step must. `old_program` replays it on one device, with the batch in eight parts.
+# Five equal losses are a good sign, but the accuracy or a moment of Adam may still differ. `pmapdp.verify` compares your
+# step with a reference, update by update, in parameters, optimizer state, statistics and metrics. Your first reference is
+# the old step, with one more line that averages the statistics in every update, as the new step must. `old_program`
+# replays it on one device, with the batch in eight parts.
 
 
 # %%
 from pmapdp.verify import old_program, verify
-from pmapdp.verify.mistakes import MISTAKES
 
 
 def old_step(state, batch, key):
@@ -245,21 +253,13 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 # </details>
 #
 # That's what the old program never told you: it doesn't train the network that a single device would train, and it never
-# did. You may be happy with that, but you should know. `print(report)` says what differs, and which common mistakes would
-# explain it. Here are the mistakes:
-
-# %%
-for name in report.rows:
-    print(textwrap.fill(f"{name}: usually {MISTAKES[name]}", 100))
-
-# %% [markdown]
-# Both fit. Each device normalizes its own sixteen examples, and until the program averages them once an epoch, the running
-# statistics are each device's own.
+# did. You may be happy with that, but you should know. `print(report)` says what else differs, and which common mistakes
+# would explain it.
 #
 # ## On to jit
 #
-# If you'd rather have one device's result, go on to `jit`. There the step *is* one device's step, `plain_step`. The
-# `pmean`s go, the `pcast` goes, and so does `fold_in`.
+# If you'd rather have one device's result, go on to `jit`. There the step *is* one device's step, `plain_step`, without
+# `pmean`, `pcast` and `fold_in`.
 
 # %%
 shardings = {"in_shardings": (replicated, split, replicated), "out_shardings": replicated}
@@ -268,8 +268,8 @@ verify(step=jit_step, reference=plain_step, state=init_state(), **case).require(
 print("jit against one device, with dropout: equal")
 
 # %% [markdown]
-# This step does what one device does, so it *isn't* the old program any more: batch norm now uses the whole batch, and the
-# dropout masks are different. How much does that change? Here's the first epoch of all three.
+# This step is no longer the old program: batch norm uses the whole batch, and the dropout masks are different. How much
+# does that change? Here's the first epoch of all three.
 
 
 # %%
@@ -301,8 +301,8 @@ lesson_12.loss_curves(losses)
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
-assert "device_put_replicated" in removal
-assert [(each.kind, each.bytes) for each in communication] == [("all-reduce", 2**22)]
+assert "device_put_replicated is deprecated" in old_error
+assert port_report.count("old_train.py:") == 3
 assert "can't be statically inferred" in refusal
 assert refusal.count("* out_specs") == 2
 assert len(set(means)) == 8
@@ -313,24 +313,22 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 
 # %% [markdown]
 # The curve of shard_map lies on the old one, within 1e-4 of the loss. The curve of jit takes its own way down, to about
-# the same loss. So if you go to jit, compare only the final accuracy with the old program's, and compare the exact numbers
-# with one device's.
+# the same loss. If you go to jit, compare the exact numbers with one device's, and only the final accuracy with the old
+# program's.
 #
-# ## What else is in such a program
+# ## What else to port
 #
-# - **Evaluation.** The ported program still leaves out 104 of the 1,000 test examples, as the old one did. Don't drop
-#   the last batch: pad it, give the padding weight 0, and divide by the sum of the weights, as your own program has done
-#   since lesson 03.
-# - **Checkpoints.** If your old program saved `unreplicate(state)`, its checkpoints load as they are. If it saved the
-#   device axis, too, take copy 0 of each array on the host, as in exercise 1, but only where the copies agree. Batch
-#   statistics agree only after `p_average`. If you don't know when the program saved, average them.
-# - **Several processes.** Under pmap each process passed only its own rows, but `jax.device_put(batch, split)` wants the
-#   same global batch in every process, and raises an error otherwise. Give your rows to
+# - **Evaluation.** The ported program still leaves out 104 of the 1,000 test examples. Pad the last batch instead, give
+#   the padding weight 0, and divide by the sum of the weights, as your own program has done since lesson 03.
+# - **Checkpoints.** If the old program saved `unreplicate(state)`, they load as they are. If it saved the device axis,
+#   too, take copy 0 on the host, as in exercise 1. The batch statistics of the copies agree only after `p_average`, so
+#   if you don't know when the program saved, average those.
+# - **Several processes.** Under pmap each process passed its own rows. `jax.device_put(batch, split)` wants the same
+#   global batch in every process, and raises an error otherwise. Give your rows to
 #   `jax.make_array_from_process_local_data`, as in [lesson 17](17_many_processes.ipynb).
-# - **A program you didn't write.** `python -m pmapdp.port train.py` reads it without running it, lists the lines that
-#   need your attention, and prints a script that verifies your step, in which you fill in the first arguments. In the
-#   old program it lists the `[0]` of the loss, and misses the one of the accuracies, so read your program, too.
-#   [Porting](../docs/porting.md) shows all that it says, and has a row for every construct.
+#
+# [Porting](../docs/porting.md) has a row for every construct of pmap, and the rest of what `port` prints: a script that
+# verifies the step of your program.
 #
 # ## Exercises
 #
@@ -390,6 +388,7 @@ for exercise in (drop_device_axis, make_step, corrected_variance):
 # %% [markdown]
 # ## Take away
 #
+# - Make the old program run first, because its numbers are what you compare the port with.
 # - shard_map takes away the device axis and leaves the step. jit takes away the collectives as well.
 # - A replicated state has one value of each array. Average batch statistics in the step, and keep the check on: it finds
 #   what you forgot.

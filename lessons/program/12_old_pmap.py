@@ -1,4 +1,4 @@
-"""A pmap program as of 2022, with Flax Linen and a stacked state: `python 12_old_pmap.py`."""
+"""The pmap program of 12_pmap_2022.py, repaired for today: `python 12_old_pmap.py`."""
 
 import os
 from typing import Any

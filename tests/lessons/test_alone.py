@@ -15,7 +15,7 @@ LESSONS = build.sources()
 NUMBERS = [lesson.name[:2] for lesson in LESSONS]
 LONGEST = "19"  # it takes a minute and a half
 TWICE = ("11",)  # runs a second time in the same kernel, because it sets a global mesh
-TWO_PROGRAMS = ("03",)  # first with weights by hand, then with Flax
+TWO_PROGRAMS = ("03", "12")  # by hand and with Flax, and before and after the port
 TOLERANCE = 2e-3  # on another processor, rounding may tip an example
 # Lesson 19 reads Python's own library, which differs between versions of Python. Its
 # notebook compares its runs with each other.

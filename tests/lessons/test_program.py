@@ -19,14 +19,17 @@ import pytest
 from notebooks import built, figures, printed
 
 from pmapdp.lessons.programs import launch
+from pmapdp.port.__main__ import report_program
 
 OLD = "12 old"  # the pmap program that lesson 12 ports; it is no version of the others
+BROKEN = "12_pmap_2022"  # the same before its repair
 PADDED = "03 padded"  # half of the way from 02 to 03: weights by hand, padded batches
 NAMES = {"03_padded": PADDED, "12_old_pmap": OLD}
 PROGRAMS = {
     NAMES.get(path.stem, path.stem[:2]): path
     for path in sorted((build.FOLDER / "program").glob("*.py"))
-    if path.stem != "19_gpt"  # longer, on other data: see test_gpt.py
+    # 19 is longer and has other data: see test_gpt.py.
+    if path.stem not in ("19_gpt", BROKEN)
 }
 # As 05: one network and data, the work split anew.
 SAME_RESULT = ("03", "04", "09", "10", "11", "13", "14", "15", "16", "17", "18")
@@ -168,6 +171,48 @@ def test_bfloat16_hardly_changes_the_losses():
     wanted = figures_of("13")
     np.testing.assert_allclose(found[-1, ::2], wanted[-1, ::2], atol=1e-3)
     assert (found != wanted).any()
+
+
+def run_old_program(text: str, folder: Path) -> subprocess.CompletedProcess:
+    """Run a version of lesson 12's old program as a script of its own."""
+    path = folder / "old_train.py"
+    path.write_text(text)
+    command = [sys.executable, path]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def last_line(done: subprocess.CompletedProcess) -> str:
+    assert done.returncode == 1
+    return done.stderr.splitlines()[-1]
+
+
+def test_the_program_of_2022_stops_twice_and_lesson_12_repairs_four_lines(tmp_path):
+    broken = (build.FOLDER / "program" / f"{BROKEN}.py").read_text()
+    gone = "AttributeError: jax.device_put_replicated is deprecated"
+    assert last_line(run_old_program(broken, tmp_path)).startswith(gone)
+    rows = report_program(str(tmp_path / "old_train.py"))["lines"]
+    assert [row["status"] for row in rows].count("gone") == 2
+
+    for old, new in {
+        "from flax import linen": "from flax import jax_utils, linen",
+        "jax.device_put_replicated": "jax_utils.replicate",
+        ", jax.devices())": ")",
+    }.items():
+        broken = broken.replace(old, new)
+    found = last_line(run_old_program(broken, tmp_path))
+    assert found == "ValueError: too many values to unpack (expected 2)"
+
+    # What `init` returned then, and so the old figures:
+    frozen = "__import__('flax').core.freeze(variables).pop("
+    done = run_old_program(broken.replace("variables.pop(", frozen), tmp_path)
+    np.testing.assert_allclose(figures(done.stdout), figures_of(OLD), atol=2e-4)
+
+    repaired = PROGRAMS[OLD].read_text().splitlines()[1:]  # without its docstring
+    added = set(repaired) - set(
+        (build.FOLDER / "program" / f"{BROKEN}.py").read_text().splitlines()
+    )
+    assert len(added) == 4
+    assert len(new_lines(OLD, "12")) == 17
 
 
 def test_the_port_prints_what_the_old_program_prints():
