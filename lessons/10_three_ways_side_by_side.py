@@ -251,9 +251,10 @@ assert "psum_invariant[axes=('data',)]" in jaxpr
 #
 # pmapdp's [steps/shard_map.py](../pmapdp/steps/shard_map.py) has `check_vma=False` and pmap's `pmean`, because it has
 # to run *your* model, whatever is in it, and the check refuses some models that have no mistake. `nnx.RNN`, for
-# example, loops over time and starts from zeros. The zeros are the same everywhere, and after one step the state
-# differs from device to device. JAX won't accept a loop whose state changes its type. If pmapdp itself forgot an
-# all-reduce, JAX wouldn't notice, so its tests compare every update with one device's, on one to eight devices.
+# example, loops over time and starts from zeros. The zeros are the same on all devices, and after one step the state
+# isn't any more. To JAX its type has changed, and a loop's state must keep its type. In your own program you'd pass
+# `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp can't do that in a layer of yours. So it does without
+# the check, and its tests compare every update with one device's, on one to eight devices.
 #
 # </details>
 #

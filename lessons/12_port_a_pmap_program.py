@@ -19,7 +19,7 @@
 # `pmap`, which is only maintained today, and JAX's developers
 # [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html) instead. In this lesson you'll repair four lines,
 # to see what the program used to print. Then seventeen new lines take it to `shard_map`, where it prints the same losses
-# up to rounding, because even its dropout masks are the same. At last you'll prove that you've ported all of it, and the
+# up to rounding, because even its dropout masks are the same. In the end you'll prove that you've ported all of it, and the
 # proof turns up something that the old program never told you.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
@@ -75,8 +75,8 @@ old_error = run_python("old_train.py").stderr.splitlines()[-1]
 print(textwrap.fill(old_error, 100))
 
 # %% [markdown]
-# You could repair the line, run the program again, and wait for the next error. Let `pmapdp.port` read it first: it runs
-# nothing, and lists the lines that need your attention.
+# The message says *deprecated*, but the function is gone. You could repair the line, run the program again, and wait for
+# the next error. Let `pmapdp.port` read it first: it runs nothing, and lists the lines that need your attention.
 
 # %%
 port_report, _, _ = run_python("-m", "pmapdp.port", "old_train.py").stdout.partition("\nListed")

@@ -101,6 +101,29 @@ def test_inside_pmap_all_devices_draw_the_same_mask_of_the_dropout_of_flax():
     assert (dropped == dropped[0]).all()
 
 
+def test_a_recurrent_layer_passes_the_check_if_its_start_is_cast():
+    """Lesson 10: the box on why pmapdp turns the check off."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",))
+    specs = {"in_specs": PartitionSpec("data"), "out_specs": PartitionSpec("data")}
+    rngs = nnx.Rngs(0)
+    layer = nnx.RNN(nnx.GRUCell(4, 4, rngs=rngs), rngs=rngs)
+    structure, state = nnx.split(layer)
+    rows = np.ones((8, 5, 4), np.float32)
+
+    def start_from_zeros(x):
+        return nnx.merge(structure, state, copy=True)(x)
+
+    def cast_start(x):
+        zeros = jnp.zeros((len(x), 4))
+        varying = jax.lax.pcast(zeros, "data", to="varying")
+        return nnx.merge(structure, state, copy=True)(x, initial_carry=varying)
+
+    with pytest.raises(TypeError, match="must have equal types"):
+        jax.shard_map(start_from_zeros, mesh=mesh, **specs)(rows)
+    found = jax.shard_map(cast_start, mesh=mesh, **specs)(rows)
+    np.testing.assert_allclose(found, layer(rows), atol=1e-6)
+
+
 def test_debug_nans_names_the_operation_that_made_the_first_nan():
     """Lesson 02: log(0) is no NaN, 0 times minus infinity is one."""
     entropy = jax.jit(lambda p: -(p * jnp.log(p)).sum())
