@@ -16,12 +16,12 @@
 #
 # In lesson 09 you forgot to place a batch. The loss was correct, all eight devices did all of the work, and nobody told
 # you. How would you have noticed? Under `jit` the compiler decides where arrays go, and you have to dig in its output to
-# see what it decided. Change eleven lines, and the sharding becomes part of an array's *type*, so that one assert catches
-# the forgotten batch before anything runs. At the end the types even beat the compiler: you'll compute a gradient in four
-# parts, and send it once, where XLA for CPUs sends it four times.
+# see what it decided. Change eleven lines, and the sharding becomes part of an array's *type*. Then one assert catches the
+# forgotten batch before anything runs, and if a sharding isn't settled, JAX asks you. At the end you'll use the types to
+# move an all-reduce out of a loop, where XLA for CPUs leaves it.
 #
 # **You will** read shardings as types, answer when JAX asks for one, sum gradients with a single all-reduce, and decide
-# when all this is worth it. 31 minutes, 54 with exercises. You need
+# when all this is worth it. 30 minutes, 53 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -41,9 +41,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Types with a sharding
 #
 # `Mesh(...)`, which you've used so far, makes an *Auto* axis, over which the compiler decides. `jax.make_mesh` makes an
-# *Explicit* axis since jax 0.9. In older versions, pass `axis_types=(AxisType.Explicit,)`. `jax.set_mesh` makes the mesh
-# the current one for everything that follows in this notebook. From then on a spec alone is enough to place an array, and
-# the spec becomes part of the array's type, which `jax.typeof` shows:
+# *Explicit* axis, by default since jax 0.9. `jax.set_mesh` makes the mesh the current one for all cells that follow. From
+# then on a spec alone is enough to place an array, and the spec becomes part of the array's type, which `jax.typeof`
+# shows:
 
 # %%
 jax.set_mesh(jax.make_mesh((8,), ("data",)))
@@ -51,8 +51,8 @@ x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), P("data"))
 print(jax.typeof(x))
 
 # %% [markdown]
-# Read it from the left: 16 rows, split over the mesh axis "data", and 4 columns that aren't split. A result has such a
-# type, too, and JAX knows it while it traces, before there are any numbers.
+# Read it from the left: 16 rows, split over the mesh axis "data", and 4 columns that aren't split. Results have such types,
+# too, and JAX knows them while it traces, before there are any numbers.
 #
 # **Predict:** what are the types of `2 * x`, of `x.sum(1)` and of `x.sum(0)`?
 
@@ -76,7 +76,7 @@ results = print_types(x)
 #
 # </details>
 #
-# Every operation has such a rule: from the types of its arguments follows the type of its result.
+# Every operation has a rule like these, which takes the types of the arguments and gives the type of the result.
 #
 # ## The program so far, and what changes
 #
@@ -89,8 +89,7 @@ results = print_types(x)
 #   isn't.
 # - `weights @ losses` becomes a sum. You'll see why when JAX asks its first question.
 #
-# Each device does what it did before, so the losses are lesson 09's. Look at the last line instead: it prints the type of
-# the inputs.
+# Each device does what it did before, so the losses are lesson 09's. The last line prints the type of the inputs.
 
 # %% tags=["take-home"]
 # include program/11_explicit.py
@@ -111,12 +110,12 @@ for step in (train_step, eval_step):
         print("AssertionError:", error)
 
 # %% [markdown]
-# In `float32[128,64]` no axis is split. It's *your* assert that complains, and you need it: to JAX this is a replicated
-# batch, which you might have wanted, so without the assert the step would run and waste seven eighths of the work.
-# Because the assert runs while JAX traces the step, it costs nothing once the step is compiled.
+# In `float32[128,64]` no axis is split. It's *your* assert that complains, and you need it, because to JAX this is a
+# replicated batch, which you might have wanted. The assert runs while JAX traces the step, so it costs nothing once the
+# step is compiled.
 #
-# Where does your step communicate? The types tell you that, too. In the next picture each colour is a device. Stripes are
-# rows on different devices, and a stack of eight cards is an array that every device holds whole.
+# The types also tell you where your step communicates. In the next picture each colour is a device. Stripes are rows on
+# different devices, and a stack of eight cards is an array that every device holds whole.
 #
 # **Predict:** the last of six arrays is the gradient of `hidden.kernel`. Stripes, or a stack?
 
@@ -145,9 +144,8 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 #
 # ## Where JAX asks
 #
-# What if the rules leave a choice? Then JAX doesn't pick: it raises an error and asks you. Take a matrix of 16 x 16, once
-# split by rows, `P("data", None)`, and once by columns, `P(None, "data")`. JAX refuses `columns @ rows` and `rows +
-# columns`.
+# If the rules leave a choice, JAX doesn't pick one. It raises an error and asks you. Take a matrix of 16 x 16, once split
+# by rows, `P("data", None)`, and once by columns, `P(None, "data")`. JAX refuses `columns @ rows` and `rows + columns`.
 #
 # **Predict:** name two shardings that each result could have.
 
@@ -178,17 +176,15 @@ errors = [
 # <details><summary>Answer</summary>
 #
 # - The product sums over the split axis, so each device has a part of every sum. Once the parts are summed, the result
-#   can be replicated, or split by rows, or by columns. It could even stay *unreduced*: each device keeps its part of
-#   every sum, and you sum the parts later.
+#   can be replicated, or split by rows, or by columns.
 # - The sum of the two can be split by rows or by columns, but not both ways, because a mesh axis can split only one
 #   dimension of an array. One of the two matrices has to move.
 #
 # </details>
 #
-# Each choice means different communication, and that's why JAX leaves it to you. Now you also see why `weights @ losses`
-# had to go: if both factors of a product are split along the summed axis, JAX asks, even when the result is one number.
-# For `.sum()` there's a rule, as you saw with `x.sum(0)`, so JAX adds the all-reduce without a word. Nor does it ask in
-# the backward pass, because a gradient has its parameter's type.
+# Each choice means different communication, so JAX leaves it to you. Now you also see why `weights @ losses` had to go:
+# if both factors of a product are split along the summed axis, JAX asks, even when the result is one number. For `.sum()`
+# there's a rule, as you saw with `x.sum(0)`, so JAX adds the all-reduce without a word.
 #
 # To answer, pass `out_sharding`, which says how you want the result. If you already have an array, `jax.reshard` changes
 # its sharding.
@@ -197,20 +193,17 @@ errors = [
 answers = {
     "matmul, P()": jnp.matmul(columns, rows, out_sharding=P()),
     'matmul, P("data")': jnp.matmul(columns, rows, out_sharding=P("data")),
-    "matmul, unreduced": jnp.matmul(columns, rows, out_sharding=P(unreduced={"data"})),
     "rows + reshard(columns)": rows + jax.reshard(columns, P("data", None)),
 }
 for name, answer in answers.items():
     print(f"{name:24s} {jax.typeof(answer)}")
 
 # %% [markdown]
-# The third type is new: `{U:data}` means *unreduced* over the axis "data". Keep it in mind for the last section.
-#
 # ## A mesh of 4 x 2
 #
-# With one mesh axis you can still follow the shardings in your head. With two you'll be glad of the types. Put the eight
-# devices in four rows of two, along the axes "data" and "model", and split the inputs over "data". Each matrix is split
-# over "model", the first one by columns and the second one by rows, so that each device holds half of it.
+# With one mesh axis you can follow the shardings in your head. With two you'll be glad of the types. Put the eight devices
+# in four rows of two, along the axes "data" and "model", and split the inputs over "data". Both matrices are split over
+# "model", the first by columns and the second by rows, so that each device holds half of each.
 #
 # **Predict:** what's the type of `hidden`, the result of the first product?
 
@@ -227,73 +220,38 @@ with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"))):
 # <details><summary>Answer</summary>
 #
 # `float32[128@data,32@model]`: split both ways, so a device holds 32 rows and 16 columns of it. The second product sums
-# over those columns, and they're on two devices, so JAX asks. With `P("data")` you say that you want the sum, split by
-# rows only, and each pair of devices all-reduces. Lesson 15 builds on this.
+# over the columns of `hidden`, which are on two devices, so JAX would ask. `P("data")` is the answer: you want the sum,
+# split by rows only, and each pair of devices all-reduces. Lesson 15 builds on this.
 #
 # </details>
 #
 # ## What works unchanged?
 #
-# Do you now have to annotate every layer? Most of Flax's work on each example separately, or sum over all of them, which
-# leaves one possible type. `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention`
-# work unchanged.
+# Do you now have to annotate every layer? Not most of Flax's: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`,
+# `max_pool` and `MultiHeadAttention` work unchanged, because only one type is possible for their results.
 #
 # Others need your help. `embed(tokens)` looks up rows of a table, and can't tell how you want its result split, so you
-# give the answer as an argument: `embed(tokens, out_sharding=P("data"))`. And if the rows of a matrix are split, JAX sorts
-# each row, but refuses to sort each column, because numbers would have to move between devices. For such cases there's
-# `auto_axes`. Inside one function it hands the decision back to the compiler, and you only say how you want the result:
+# answer with an argument: `embed(tokens, out_sharding=P("data"))`. A library's layer may not have that argument. Then use
+# `auto_axes`, which hands the decision back to the compiler inside one function:
 #
 # ```python
-# sort_columns = jax.sharding.auto_axes(lambda x: jnp.sort(x, axis=0), out_sharding=P("data"))
 # call_layer = jax.sharding.auto_axes(lambda layer, x: layer(x), out_sharding=P("data"))
+# embedded = call_layer(embed, tokens)
 # ```
 #
-# The second line works for any library's layer that you can't change: `call_layer(embed, tokens)`. Pass everything that
-# holds arrays as an argument, the layer included.
+# Pass everything that holds arrays as an argument, the layer included.
 #
-# ## One all-reduce for four gradients
+# ## Sum the gradients of micro-batches
 #
-# If a batch doesn't fit into memory, you cut it into *micro-batches*, compute one gradient after the other, and sum them,
-# which is lesson 13's subject. You need the sum over the devices only once, at the end. But a gradient has the type of
-# its parameter, and your parameters are replicated, so JAX must all-reduce the gradient of *every* micro-batch.
+# If a batch doesn't fit into memory, you can cut it into *micro-batches*. You compute the gradient of each, one after the
+# other, and their sum is the gradient of the batch. Lesson 13 is about that, and here you need only this much. The devices
+# would have to communicate only once, at the end, to sum what they've collected.
 #
-# What you need is a parameter of another type. Two types belong together:
+# Take your network and four micro-batches of 32 rows, so that each device has four rows of every micro-batch.
+# `accumulate` sums the gradients in a loop, and `collectives` counts in the compiled program how often a collective runs.
+# The sum has the sharding `spec`, which is at first `P()`, replicated like your parameters.
 #
-# | a parameter that is | holds | so its gradient is | which holds |
-# | --- | --- | --- | --- |
-# | replicated, `float32[64,32]` | the same on all devices | replicated | the sum, on all devices |
-# | *reduced*, `float32[64,32]{R:data}` | the same on all devices | *unreduced*, `float32[64,32]{U:data}` | each device's own part of the sum |
-#
-# Reduced and replicated arrays hold the same numbers, and only their types differ, so `jax.reshard` turns one into the
-# other without sending anything. If you reshard an *unreduced* array to a replicated one, that's your all-reduce. These
-# types are young: we ran this section with jax 0.10.2 and 0.12.
-#
-# First a case for your head: device d holds the input d, and the weight is 1.
-#
-# **Predict:** what does device 3 hold of the gradient, before and after the last `reshard`?
-
-# %% tags=["prediction"]
-x = jax.device_put(np.arange(8, dtype=np.float32).reshape(8, 1), P("data"))
-w = jax.reshard(jnp.ones((1, 1)), P(reduced={"data"}))
-gradient = jax.grad(lambda w: (x @ w).sum())(w)
-reduced_gradient = jax.reshard(gradient, P())
-parts = [shard.data.item() for shard in gradient.addressable_shards]
-print(f"w is {jax.typeof(w)}, its gradient {jax.typeof(gradient)}")
-print(f"before: {parts}, after: {reduced_gradient.item()} everywhere")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Before, it holds 3, the gradient of its own row. After, it holds 28, as all devices do: 0 + 1 + ... + 7.
-#
-# </details>
-#
-# Now your network, with four micro-batches of 32 rows. You cut the batch on the host, so each device has four rows of
-# every micro-batch, and `accumulate` sums their gradients in a loop. `collectives` reads the compiled program and counts
-# how often each collective runs.
-#
-# **Predict:** at first the parameters are replicated. How often does an all-reduce run?
-
+# **Predict:** how often does an all-reduce run?
 
 # %% tags=["prediction"]
 from jax import lax
@@ -317,7 +275,7 @@ def accumulate(model, micro_batches, spec):
 
     zeros = jax.reshard(jax.tree.map(jnp.zeros_like, model), spec)
     total, _ = lax.scan(add, zeros, micro_batches)
-    return jax.reshard(total, P())  # if they're unreduced, this is the all-reduce
+    return jax.reshard(total, P())
 
 
 def run_accumulate(model, spec):
@@ -335,26 +293,49 @@ replicated_gradients, replicated_runs = run_accumulate(model, P())
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Four times, once in each round of the loop. Each time it sums all 2,410 gradients. XLA has a pass that can move the
-# all-reduce out of the loop. On CPUs it doesn't, and we haven't tried it on GPUs, so count on your own machine.
+# Four times. A gradient has the type of its parameter, which is replicated, so JAX sums it over the devices in each round
+# of the loop. Each time it sums all 2,410 gradients. XLA has a pass that can move an all-reduce out of a loop. On CPUs it
+# doesn't, and we haven't tried it on GPUs, so count on your own machine.
 #
 # </details>
 #
-# Cast the parameters to reduced, and the sum of their gradients to unreduced. Shouldn't that do it?
+# To communicate once, you need parameters of another type. Two types belong together:
+#
+# | a parameter that is | holds | so its gradient is | which holds |
+# | --- | --- | --- | --- |
+# | replicated, `float32[64,32]` | the same on all devices | replicated | the sum, on all devices |
+# | *reduced*, `float32[64,32]{R:data}` | the same on all devices | *unreduced*, `float32[64,32]{U:data}` | each device's own part of the sum |
+#
+# `jax.reshard` turns a replicated array into a reduced one without sending anything, because both hold the same numbers.
+# If you reshard an *unreduced* array to a replicated one, that's your all-reduce. These types are young: we ran this
+# section with jax 0.10.2 and 0.12.
+#
+# Here's a case for your head. Device d holds the input d, and the weight is 1.
+#
+# **Predict:** what does device 3 hold of the gradient, before and after the last `reshard`?
 
-# %%
-unreduced = P(unreduced={"data"})
-reduced_model = jax.reshard(model, P(reduced={"data"}))
-errors.append(show_error("accumulate", lambda: run_accumulate(reduced_model, unreduced)))
+# %% tags=["prediction"]
+x = jax.device_put(np.arange(8, dtype=np.float32).reshape(8, 1), P("data"))
+w = jax.reshard(jnp.ones((1, 1)), P(reduced={"data"}))
+gradient = jax.grad(lambda w: (x @ w).sum())(w)
+reduced_gradient = jax.reshard(gradient, P())
+parts = [shard.data.item() for shard in gradient.addressable_shards]
+print(f"w is {jax.typeof(w)}, its gradient {jax.typeof(gradient)}")
+print(f"before: {parts}, after: {reduced_gradient.item()} everywhere")
 
 # %% [markdown]
-# The trap is the bias. JAX has a rule for split rows *times* a reduced kernel, but none for split rows *plus* a reduced
-# bias. Its message advises you to split the bias over "data" as well, which you can't: "data" already splits the rows of
-# the result, and a bias has only features. Instead, copy the bias into one row for each example, and split *those rows*.
-# Each device keeps its own rows, so nothing is sent.
+# <details><summary>Answer</summary>
+#
+# Before, it holds 3, the gradient of its own row. After, it holds 28, as all devices do: 0 + 1 + ... + 7.
+#
+# </details>
+#
+# Now reshard the network's parameters to reduced, and start the sum of their gradients as unreduced. One obstacle remains,
+# the bias of `nnx.Linear`. JAX has a rule for split rows *times* a reduced kernel, but none for split rows *plus* a
+# reduced bias. `linear` makes one row of biases for each example, and splits those rows. Each device keeps its own, so
+# nothing is sent.
 #
 # **Predict:** how often does an all-reduce run now, and of how many bytes?
-
 
 # %% tags=["prediction"]
 def linear(layer, inputs):
@@ -369,6 +350,7 @@ class ReducedNetwork(Network):
         return linear(self.output, nnx.relu(linear(self.hidden, inputs)))
 
 
+unreduced = P(unreduced={"data"})
 reduced_model = jax.reshard(ReducedNetwork(nnx.Rngs(0)), P(reduced={"data"}))
 unreduced_gradients, unreduced_runs = run_accumulate(reduced_model, unreduced)
 lesson_11.all_reduces_over_time()
@@ -424,26 +406,26 @@ assert str(jax.typeof(logits)) == "float32[128@data,10]"
 hidden_in_numpy = np.maximum(host_batch[0] @ np.asarray(W1), 0)
 np.testing.assert_allclose(logits, hidden_in_numpy @ np.asarray(W2), rtol=1e-4)
 assert str(jax.typeof(arrays["gradient of hidden.kernel"])) == "float32[64,32]"
-assert errors == ["ShardingTypeError"] * 3
+assert errors == ["ShardingTypeError"] * 2
+try:
+    run_accumulate(jax.reshard(model, P(reduced={"data"})), unreduced)  # with nnx.Linear
+    bias_error = ""
+except Exception as error:
+    bias_error = type(error).__name__
+assert bias_error == "ShardingTypeError"
 assert {name: str(jax.typeof(answer)) for name, answer in answers.items()} == {
     "matmul, P()": "float32[16,16]",
     'matmul, P("data")': "float32[16@data,16]",
-    "matmul, unreduced": "float32[16,16]{U:data}",
     "rows + reshard(columns)": "float32[16@data,16]",
 }
 np.testing.assert_array_equal(answers["rows + reshard(columns)"], 2 * square)
 embed = nnx.Embed(10, 8, rngs=nnx.Rngs(0))
 tokens = jax.device_put(np.ones((16, 5), np.int32), split)
-matrix = jax.device_put(np.ones((16, 8), np.float32), split)
-for refused in (lambda: embed(tokens), lambda: jnp.sort(matrix, axis=0)):
-    try:
-        answer = refused()
-    except Exception:  # of two classes
-        answer = None
-    assert answer is None
-assert str(jax.typeof(jnp.sort(matrix, axis=1))) == "float32[16@data,8]"
-sort_columns = auto_axes(lambda x: jnp.sort(x, axis=0), out_sharding=P("data"))
-assert str(jax.typeof(sort_columns(matrix))) == "float32[16@data,8]"
+try:
+    refused = embed(tokens)
+except Exception:  # of another class in jax 0.12
+    refused = None
+assert refused is None
 call_layer = auto_axes(lambda layer, x: layer(x), out_sharding=P("data"))
 embedded = embed(tokens, out_sharding=P("data"))
 np.testing.assert_array_equal(call_layer(embed, tokens), embedded)
@@ -468,16 +450,15 @@ for found in (replicated_gradients, unreduced_gradients):
 #
 # </details>
 #
-# Both runs found the gradient of the whole batch within 1e-4, which the folded cell checks. What if you forget the last
-# `reshard`? JAX guards you while it traces: you may sum unreduced arrays, because the parts of a sum can be summed in any
-# order, but `jnp.cos` of an unreduced gradient raises an error, because the cosine of a sum isn't the sum of the cosines.
-# So reshard first, and then hand the gradients to Optax.
+# Both runs found the gradient of the whole batch within 1e-4, which the folded cell checks. And if you forget the last
+# `reshard`? JAX lets you sum unreduced arrays, because the parts of a sum can be summed in any order. But `jnp.cos` of one
+# raises an error while JAX traces, because the cosine of a sum isn't the sum of the cosines. So reshard before you hand
+# the gradients to Optax.
 #
 # ## When is it worth it?
 #
 # Explicit axes don't make your step faster. In the folded cell one update on an Auto axis gives the same model within
-# 1e-6, and each device does the same number of operations within 2 %. What you get is a step without surprises, and a
-# better plan where the compiler misses it, as in the loop above.
+# 1e-6, and each device does the same number of operations within 2 %. What you get is a step without surprises.
 #
 # | you want | use |
 # | --- | --- |
@@ -543,5 +524,5 @@ for exercise in (fixed_gram, normalized_step, sum_gradients):
 #   reshard it. So you choose when the all-reduce runs.
 #
 # To read on: [Distributed arrays](https://docs.jax.dev/en/latest/201/sharding.html) and [Autodiff and
-# sharding](https://docs.jax.dev/en/latest/301/sharding-ad.html) in JAX's documentation. Next, a program from 2022: [12
+# sharding](https://docs.jax.dev/en/latest/301/sharding-ad.html) in JAX's documentation. Next, a program of 2022: [12
 # Port a pmap program](12_port_a_pmap_program.ipynb).
