@@ -20,7 +20,7 @@
 # all-reduce, and watch the eight copies of its running mean drift apart.
 #
 # **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
-# layer is enough, and count what synchronizing costs. 26 minutes, 46 with exercises. You need [05 Average
+# layer is enough, and count what synchronizing costs. 25 minutes, 45 with exercises. You need [05 Average
 # gradients](05_average_gradients.ipynb), and for the cost [06 Communicate between
 # devices](06_communicate_between_devices.ipynb).
 
@@ -41,9 +41,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Four values, two devices
 #
 # In training, batch norm subtracts the batch's mean and divides by the batch's standard deviation, channel by channel.
-# But inside `pmap`, `x.mean(0)` is only the mean of this device's rows. To normalize with the whole batch, the layer
-# has to average over the devices in the middle of the forward pass. If you know PyTorch's `SyncBatchNorm`, that's what
-# it does. In the function below you can switch the average on and off:
+# But inside `pmap`, `x.mean(0)` is only the mean of this device's rows. To normalize with the whole batch, the layer has
+# to average over the devices in the middle of the forward pass, as PyTorch's `SyncBatchNorm` does. In the function below
+# you can switch the average on and off:
 
 
 # %%
@@ -110,9 +110,9 @@ print("Flax finds", flax_means)
 #
 # </details>
 #
-# Flax's layer is correct as long as every device has the same number of real examples. If you drop the ragged last
-# batch, use Flax's layer, and you're done. If you want to keep every example, you need sums and counts, as for the
-# loss: each device sums its values and counts them, `pmean` averages both, and we divide once.
+# If you drop the ragged last batch, all devices have the same number of examples. Then use Flax's layer, and you're done.
+# If you want to keep every example, you need sums and counts, as for the loss: each device sums its values and counts
+# them, `pmean` averages both, and we divide once.
 
 # %%
 lesson_07.sums_and_counts()
@@ -136,16 +136,17 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 #
 # **Running averages.** When you evaluate, the output for an example mustn't depend on the other examples in its batch.
 # So the layer keeps a running mean and a running variance, moves both a little in every update, and normalizes with
-# them in evaluation. They're part of the state, but no gradient flows to them. All devices compute the same moments, so
-# all copies of the running averages stay equal. If you come from PyTorch, mind that its momentum runs the other way:
-# Flax's 0.9 is PyTorch's 0.1 ([layers and weights](../docs/pytorch.md)).
+# them in evaluation. They're part of the state, but no gradient flows to them. If you come from PyTorch, mind that its
+# momentum runs the other way: Flax's 0.9 is PyTorch's 0.1.
 #
-# **Digits.** If the mean is large, `E[x²] - E[x]²` is a small difference of two large numbers, and float32 has only
-# seven digits for each. A mean ten standard deviations away from 0 costs about two of the seven. So the layer subtracts
-# its running mean first, which changes nothing in the variance. Each update closes a tenth of the gap between the
-# running mean and the mean, and after 40 updates only 1.5 % of it is left. GPUs and TPUs have a second way to lose
-# digits: they may round the inputs of a matrix product, such as `weights @ x`, to TF32 or bfloat16. That's why the layer
-# multiplies and sums instead, as pmapdp's [layers.py](../pmapdp/layers.py) does.
+# **Digits.** If your values are around 20,000, both parts of `E[x²] - E[x]²` are around 400,000,000, and there float32
+# moves in steps of 32. A variance of 1 is lost in them. You could find the mean first, and then the squared distances
+# from it, as in exercise 1. But that takes two all-reduces, one after the other, and the devices wait twice. Our layer
+# needs one, because it subtracts its running mean first. Subtracting a number doesn't change the variance, and once the
+# running mean is near the true one, the values to square are small.
+#
+# The layer also writes `(rows * x0).sum(0)` in place of `weights @ x`. It's the same sum, but GPUs and TPUs may round
+# the inputs of a matrix product to fewer digits, to TF32 or bfloat16.
 #
 # ## The program so far
 #
@@ -154,7 +155,8 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 #
 # include the difference of 05_pmap.py and 07_batch_norm.py
 #
-# - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias.
+# - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias. Rounding may leave a
+#   variance a little below 0, whose root would be NaN, so `jnp.maximum` lifts it to 0.
 # - The model now holds two kinds of numbers: parameters, which the optimizer changes, and running averages, which it
 #   must leave alone. `jax.grad` would differentiate with respect to both. Flax's `nnx.grad` takes only the parameters,
 #   and lets the layer write its new averages into `model`.
@@ -167,9 +169,9 @@ lesson_07.all_reduces()
 
 # %% [markdown]
 # Each update waits for three all-reduces, drawn here for four devices. You wrote the first, in the layer, and the third
-# is lesson 05's. The second you didn't write at all. Every example moved the mean that all devices used, so its
-# gradient gets a contribution from every device. When JAX differentiates `pmean`, it puts in the all-reduce that sums
-# these contributions. Here's the whole program.
+# is lesson 05's. The second you didn't write at all. Every example moved the mean that all devices used, so its gradient
+# has a part from every device. When JAX differentiates `pmean`, it puts in the all-reduce that sums these parts. Here's
+# the whole program.
 
 # %% tags=["take-home"]
 # include program/07_batch_norm.py
@@ -178,9 +180,9 @@ lesson_07.all_reduces()
 # ## Proof: one device and eight
 #
 # Let's run the program's step on one device and on eight, for a whole epoch. `pmap` uses as many devices as the batch
-# has parts, so we only have to cut the batch differently. The last batch is the hard one: device 0 has all of its 8
-# examples, and the other seven devices hold nothing but padding. SGD replaces Adam, as in lesson 05's proof. Parameters
-# *and* running averages must agree within 1e-4.
+# has parts, so we only have to cut the batch differently. The last batch is the hard one, because device 0 has all of
+# its 8 examples, and the other seven devices hold nothing but padding. SGD replaces Adam, as in lesson 05's proof.
+# Parameters *and* running averages must agree within 1e-4.
 
 
 # %%
@@ -216,19 +218,16 @@ model_1, _ = train_and_watch([cut(batch, 1) for batch in all_batches])
 model_8, synchronized_means = train_and_watch([cut(batch, 8) for batch in all_batches])
 _, _, weights = cut(all_batches[-1], 8)
 print("examples of the last batch, by device:", weights.sum(1).astype(int))
-print(f"the model moved by {distance(model_1, init_state()[0]):.3f}")
 print(f"one device and eight differ by {distance(model_1, model_8):.0e}")
 assert distance(model_1, model_8) < 1e-4
 
 # %% [markdown]
-# They agree, so the gradients do, too, although you wrote no backward pass for the all-reduce. And if you wonder why
-# the model has moved so far: the distance counts the running variances as well. Each of the 32 goes from 1 to about
-# 7.4, and √32 times 6.4 is 36.
+# They agree, so the gradients do, too, although you wrote no backward pass for the all-reduce.
 #
 # ## The mistake: forget the axis
 #
-# Now suppose you take Flax's layer in place of the program's `BatchNorm`, and forget its `axis_name`. Everything else
-# stays as it is, so the gradients are still averaged.
+# Now take Flax's layer in place of the program's `BatchNorm`, and forget its `axis_name`. The gradients are still
+# averaged.
 
 # %%
 # We need the correct step once more for "What it costs", and the class below replaces its layer.
@@ -271,6 +270,7 @@ lesson_07.running_means(local_means, synchronized_means[:-1])
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
+assert np.spacing(np.float32(400_000_000)) == 32
 np.testing.assert_allclose(outputs[False], [-1, 1, -1, 1])
 np.testing.assert_allclose(outputs[True], (values.ravel() - 6) / np.sqrt(26), atol=1e-6)
 assert (flax_means == 4.5).all()
@@ -284,20 +284,17 @@ assert local_model.norm.mean[...].is_fully_replicated
 # The parameters are equal, but a single device would have found others, because here each device normalized with its
 # own 16 examples.
 #
-# Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass, and
-# with many examples per device the local moments are close to the global ones. If you do that, average the running
-# averages before you evaluate or save. PyTorch's DDP normalizes locally, too, unless you convert the model with
-# `convert_sync_batchnorm`, and its default `broadcast_buffers=True` copies rank 0's running averages to all the others.
+# Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass.
+# PyTorch's DDP does so, too, unless you convert the model with `convert_sync_batchnorm`. If you do it, average the running
+# averages before you evaluate or save.
 #
 # Under `jit` the problem goes away, as you'll see in lesson 09. There the layer sees the global batch, so plain
 # `nnx.BatchNorm` is synchronized, and its `mask` is correct for ragged batches, too.
 #
 # ## What it costs
 #
-# Batch norm can't normalize before its all-reduce is done, and the next layer needs the result. In a network like ours,
-# where one layer follows the other, the devices can only wait.
-#
-# The picture showed three all-reduces. But XLA can merge several into one, as you saw in lesson 06.
+# Batch norm can't normalize before its all-reduce is done, and the next layer needs the result, so the devices can only
+# wait. The picture showed three all-reduces. But XLA can merge several into one, as you saw in lesson 06.
 #
 # **Predict:** in the compiled programs, how many more does the synchronized step have than the local one?
 
