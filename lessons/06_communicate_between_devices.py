@@ -45,7 +45,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # sum, [1111, 2222, 3333, 4444].
 #
 # You could let every device send its vector to device 0, which sums them and sends the sum back. But then device 0
-# receives N - 1 vectors and sends N - 1, while all others wait. The more devices you have, the longer they wait.
+# receives N - 1 vectors and sends N - 1, and the more devices you have, the longer all others wait.
 #
 # A **ring** shares the work. We cut each vector into N chunks, and in each step every device sends *one chunk* to its
 # right neighbour. All devices send at the same time, so nobody waits.
@@ -116,11 +116,11 @@ for N in (2, 4, 8, 64):
 # even for an empty message. In the ring, 2 (N - 1) messages follow each other, and each has 1/N of the bytes. That's
 # the whole formula.
 #
-# For the links below we take the peak bandwidths of their vendors. For the TPU v5p, [the vendor says 1,200 GB/s for a
+# The bandwidths below are the peaks that vendors promise. For the TPU v5p, [the vendor says 1,200 GB/s for a
 # chip](https://docs.cloud.google.com/tpu/docs/v5p-training), over six links and in both directions, so one link sends
-# 100 GB/s. We count two links, because a chip can send both ways around its ring, and we take a ring of eight chips in a larger
-# slice. The latencies are round numbers that
-# we assume, and yours may be half as long or several times as long.
+# 100 GB/s. We take a slice with a ring of eight chips, and count two links, because a chip can send both ways around it.
+# The latencies are round numbers that we assume, and yours may be half as long or several times as long.
+
 # %%
 def ring_seconds(size, N, latency, bandwidth):
     """Time of an all-reduce of `size` bytes: for the latencies, and for the bytes."""
@@ -181,9 +181,8 @@ assert (round(send, 3), round(wait, 5)) == (0.109, 0.00003)
 # you'll see whether the time behaves as the formula says: flat at first, then proportional to the size.
 #
 # For a real link we take two rates from JAX's [scaling book](https://jax-ml.github.io/scaling-book/gpus/), measured on
-# eight H100s in one node. With 58 MB the links of each GPU carry about 150 GB/s, and with 10 GB about 370 GB/s. Their
-# vendor promises 450. The book rounds the rates, so the times that we compute from them are rounded, too. In both runs
-# the node's switches, which could do the summing themselves, were told not to.
+# eight H100s in one node, whose switches were told not to do the summing themselves. With 58 MB the links of each GPU
+# carry about 150 GB/s, and with 10 GB about 370 GB/s. Their vendor promises 450.
 
 # %%
 all_reduce = jax.pmap(lambda x: lax.psum(x, "data"), axis_name="data")
@@ -209,18 +208,19 @@ for size, seconds in h100_seconds.items():
 # dots of the simulated devices lie among the links is chance.
 #
 # The H100s can't keep the vendor's promise. With 10 GB they need about 1.2 times as long as the formula says, and with
-# 58 MB even 2.7 times, because it takes large messages to fill the links. A ResNet-50 has 102 MB, so for the
-# millisecond at the beginning of this lesson we didn't trust the table, which says 0.43. So measure an all-reduce or
-# two on your own machine, and put *those* numbers into the formula.
+# 58 MB even 2.7 times, because it takes large messages to fill the links. A ResNet-50 has 102 MB, so the 0.43 ms of the
+# table become about a millisecond, as this lesson's first paragraph says. Measure an all-reduce or two on your own
+# machine, and put *those* numbers into the formula.
+#
+# ## How to live with a slow link
 #
 # The batch isn't in the formula at all. If you double the per-device batch, the computation takes about twice as long
-# and the all-reduce as long as before, so its *share* of the step falls. That's the first way to live with a slow link.
+# and the all-reduce as long as before, so its *share* of the step falls.
 #
-# ## The second way: overlap
-#
-# The backward pass finishes the last layer's gradient first, so why wait for the others? DDP collects gradients in
-# buckets of about 25 MB, and sends each bucket as soon as it's full, while the backward pass is still working on the
-# earlier layers. XLA can do the same, or it can merge the all-reduces into one, which saves latency.
+# You can also send while you compute. The backward pass finishes the last layer's gradient first, so why wait for the
+# others? DDP collects gradients in buckets of about 25 MB, and sends each bucket as soon as it's full, while the
+# backward pass is still working on the earlier layers. XLA can overlap like that, too. Or it can merge the all-reduces
+# into one, which saves latency.
 
 # %%
 from pmapdp.lessons import drawing
@@ -228,9 +228,9 @@ from pmapdp.lessons import drawing
 drawing.overlap("merged", "overlapped")
 
 # %% [markdown]
-# If you merge everything, you pay the latency only once, but nothing is left to overlap with. Within one backward pass, overlapping takes at
-# least two all-reduces, and hardware that can send while it computes. What does XLA do on your CPU? We average four
-# arrays, as many as lesson 05's network has, and count the all-reduces before the compiler gets them and after.
+# If you merge everything, you pay the latency only once, but nothing is left to overlap with. What does XLA do on your
+# CPU? We average four arrays, as many as lesson 05's network has, and count the all-reduces before the compiler gets
+# them and after.
 
 # %%
 gradients = [np.ones((8, *shape), np.float32) for shape in ((64, 32), (32,), (32, 10), (10,))]
@@ -241,23 +241,23 @@ count_after = lowered.compile().as_text().count(" all-reduce(")
 print("before compiling:", count_before, "| after:", count_after)
 
 # %% [markdown]
-# XLA has merged the four into one. On GPUs, XLA's flags decide up to which size it merges, and whether it overlaps
-# ([GPU performance tips](https://docs.jax.dev/en/latest/gpu_performance_tips.html)). Lesson 18 draws such an overlap.
+# XLA has merged the four into one. On GPUs, [XLA's flags](https://docs.jax.dev/en/latest/gpu_performance_tips.html)
+# decide up to which size it merges, and whether it overlaps.
 #
 # ## JAX's collectives
 #
-# `psum` and `pmean` aren't the only ways to talk. An operation that all devices take part in is a **collective**. It
-# names the mapped axis: "sum this over `data`". All devices come to the same line, and wait for each other there. In
-# the picture, a box adds, and an arrow without a box copies. `pmax` isn't drawn, because it's `psum` with a maximum in
-# the box.
+# An operation that all devices take part in is a **collective**, and `psum` and `pmean` are only two of them. A
+# collective names the mapped axis: "sum this over `data`". All devices come to the same line, and wait for each other
+# there. In the picture, a box adds, and an arrow without a box copies. `pmax` isn't drawn, because it's `psum` with a
+# maximum in the box.
 
 # %%
 lesson_06.collectives()
 
 # %% [markdown]
 # Here are all seven, on the four vectors that went around the ring. Two more functions send nothing: `axis_index` tells
-# a device its number, and `axis_size` tells it how many devices there are. Take the cell home as a reference. The
-# comments say which shape each result has on one device, and the second half says the same in NumPy and checks it.
+# a device its number, and `axis_size` how many devices there are. Take the cell home as a reference. The comments say
+# which shape each result has on one device, and the second half computes the same in NumPy.
 #
 # **Predict:** what does device 1 get from `psum_scatter`?
 
@@ -344,8 +344,7 @@ np.testing.assert_allclose(outputs, results["psum"], rtol=1e-6)
 # <details><summary>Answer</summary>
 #
 # An all-reduce. Between the two halves each device holds a different chunk of the sum. In lesson 16 each device will
-# use that moment to update its own chunk of the model, so that it needs the optimizer state for this chunk only. That's
-# ZeRO.
+# use that moment to update its own chunk of the model, and keep the optimizer state for this chunk only.
 #
 # </details>
 #
@@ -354,7 +353,7 @@ np.testing.assert_allclose(outputs, results["psum"], rtol=1e-6)
 #
 # ## How it fails
 #
-# Let's misspell the axis. Here's the whole message:
+# Let's misspell the axis:
 
 # %%
 try:
@@ -363,19 +362,18 @@ except NameError as error:
     print(f"NameError: {error}")
 
 # %% [markdown]
-# JAX notices the mistake while it traces the function, before anything runs. You'd get the same error for a collective
-# outside of `pmap`. The message names `jax.shard_map`, because that's today's way to name an axis, as you'll see in
-# lesson 10.
+# JAX notices the mistake while it traces the function, before anything runs. The message names `jax.shard_map`, because
+# that's today's way to name an axis, as you'll see in lesson 10.
 #
 # There's a worse failure, and we won't run it. If only some devices reach a collective, they wait for the others, until
-# XLA gives up or someone kills the process. So never put a collective into a branch that depends on `axis_index`.
+# XLA gives up or someone kills the process. Never put a collective into a branch that depends on `axis_index`.
 #
 # ## Exercises
 #
 # Each function is the code of one device. The checks map it with `axis_name="data"`. Solutions, with reasons:
 # [solutions/06_communicate_between_devices.py](solutions/06_communicate_between_devices.py).
 #
-# 1. `broadcast` (5 minutes): return device 0's `x` on every device. The others may hold anything, even NaN.
+# 1. `broadcast` (5 minutes): return device 0's `x` on every device, as it is. Any device may hold NaN, device 0, too.
 #    <details><summary>Hint</summary>Replace x by 0 on the others with <code>jnp.where</code>, and sum. Multiplying by 0
 #    isn't enough: 0 times NaN is NaN.</details>
 # 2. `butterfly_sum` (10 minutes): an all-reduce in log2 N rounds. N is a power of two. In round r = 1, 2, ..., device d

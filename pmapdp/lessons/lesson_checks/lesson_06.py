@@ -9,7 +9,7 @@ N = 4
 
 
 def broadcast(answer):
-    """Row 0 everywhere, even if others hold NaN."""
+    """Row 0 everywhere, even if it or others hold NaN."""
     x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
     result = on_devices(answer, x, shape=(3,))
     summed = (
@@ -28,6 +28,13 @@ def broadcast(answer):
         np.allclose(on_devices(answer, x, shape=(3,)), x[0]),
         "a NaN on device 1 spreads to all, because 0 times NaN is NaN: "
         "choose with jnp.where",
+    )
+    x[0, 1:] = np.nan, np.inf
+    result = on_devices(answer, x, shape=(3,))
+    require(
+        np.array_equal(result, np.tile(x[0], (N, 1)), equal_nan=True),
+        f"device 0 holds {x[0]}, and its NaN must arrive, too; yours hold "
+        f"{result.tolist()}",
     )
 
 

@@ -15,6 +15,9 @@ BY_GATHERING = """every_logit = lax.all_gather(logits, "data")
 SUMMED_FIRST = """distance = 1
     x = lax.psum_scatter(jnp.broadcast_to(x, (N, *x.shape)), "data")"""
 INFINITE_ELSEWHERE = SUM.replace("psum", "pmin").replace("x, 0)", "x, jnp.inf)")
+TO_EVERYONE = """lax.all_to_all(
+        jnp.broadcast_to(x, (lax.axis_size("data"), *x.shape)), "data", 0, 0
+    )[0]"""
 
 
 WRONG = {
@@ -33,6 +36,18 @@ WRONG = {
             SUM,
             'lax.psum(x * (lax.axis_index("data") == 0), "data")',
         ),
+        (
+            "its NaN must arrive",
+            SUM,
+            'lax.psum(jnp.nan_to_num(x) * (lax.axis_index("data") == 0), "data")',
+        ),
+        (
+            "its NaN must arrive",
+            SUM,
+            SUM.replace("== 0, x", "== 0, jnp.nan_to_num(x, posinf=jnp.inf)"),
+        ),
+        # The smaller of NaN and infinity is infinity here.
+        ("its NaN must arrive", SUM, INFINITE_ELSEWHERE),
     ],
     "butterfly_sum": [
         ("don't fit the 2 devices", 'N = lax.axis_size("data")', "N = 8"),
@@ -78,7 +93,7 @@ WRONG = {
 RIGHT = {
     "broadcast": [
         (SUM, 'lax.all_gather(x, "data")[0]'),
-        (SUM, INFINITE_ELSEWHERE),
+        (SUM, TO_EVERYONE),
     ],
     "butterfly_sum": [
         ("[(d, d ^ distance)", "[(d ^ distance, d)"),
