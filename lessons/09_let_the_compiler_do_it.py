@@ -91,9 +91,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # Most of the course starts from this version. Explicit sharding, micro-batches, resume, a split model, ZeRO, several
 # processes and measuring each change a few of its lines.
 #
-# If you've read lessons 07 and 08, delete their layers, too. Under `jit` a layer sees the global batch. So plain
-# `nnx.BatchNorm` uses the mean of the global batch, and its `mask` leaves the padding out. And one key draws the same
-# dropout masks on any number of devices.
+# If you've read lessons 07 and 08, delete their layers, too. Under `jit` a layer sees the global batch, so plain
+# `nnx.BatchNorm` normalizes with the global mean, and its `mask` leaves the padding out. One key draws the same dropout
+# masks on any number of devices.
 #
 # ## How does the compiler know?
 #
@@ -232,9 +232,10 @@ for name, batch in cases.items():
     assert difference < 1e-5
 
 # %% [markdown]
-# So set `in_shardings`, as your program does, and a host array is split on its way in. Or place every batch yourself.
-# There's a third way: inside a step, `jax.lax.with_sharding_constraint(x, split)` demands that x is split at this
-# point. Here's the loose step with one such line, and it gets the batch that nobody has placed.
+# No number shows the mistake, so prevent it. Set `in_shardings`, as your program does, and a host array is split on its
+# way in. Or place every batch yourself. There's a third way: inside a step, `jax.lax.with_sharding_constraint(x, split)`
+# demands that x is split at this point. Here's the loose step with one such line. It gets the batch that nobody has
+# placed.
 #
 # **Predict:** will each device do 0.2 or 1.4 million operations?
 

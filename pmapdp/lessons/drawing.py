@@ -227,19 +227,19 @@ def curves_by_device(
 
 @picture
 def work_by_device(work: dict[str, float]) -> None:
-    """Bars of eight parts, the operations of each device: several times as long if devices repeat the work of others."""
-    plt.figure(figsize=(7, 0.4 + 0.45 * len(work)))
+    """Eight thin bars side by side for each case, the operations of each device: several times as long if devices repeat the work of others."""
+    plt.figure(figsize=(7, 0.6 + 0.65 * len(work)))
     unit, name = (1e9, "billion") if max(work.values()) > 1e9 else (1e6, "million")
     operations = np.array(list(work.values())) / unit
+    rows = np.arange(len(work))
     for d in range(8):
-        bars = plt.barh(
-            list(work), operations, 0.6, left=d * operations, color=DEVICE_COLOURS[d]
-        )
-    labels = [f"{each:.2g} {name} each" for each in operations]
-    plt.bar_label(bars, labels, padding=4)
-    plt.gca().spines["bottom"].set_bounds(0, 8 * operations.max())
+        plt.barh(rows + 0.09 * (d - 3.5), operations, 0.07, color=DEVICE_COLOURS[d])
+    for row, number in enumerate(operations):
+        plt.text(number, row, f"  {number:.2g} {name}", va="center")
+    plt.yticks(rows, list(work))
+    plt.gca().spines["bottom"].set_bounds(0, operations.max())
     plt.gca().invert_yaxis()
-    plt.gca().set(xlabel=f"{name} operations, a colour for each of eight devices")
+    plt.gca().set(xlabel=f"{name} operations of each device, a colour for each")
 
 
 @picture
