@@ -4,32 +4,16 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.patches import Rectangle
 
 from pmapdp.lessons import drawing
 from pmapdp.lessons.programs import memory
 
-# The backward pass takes twice as long as the forward pass, and an all-reduce as long
-# as the two that it's made of.
-STAGES = {
-    "replicated": ("forward", "backward", "all-reduce", "update"),
-    "ZeRO-1": ("forward", "backward", "reduce-scatter", "", "all-gather"),
-    "ZeRO-3": ("all-gather", "forward", "all-gather", "backward", "reduce-scatter", ""),
-}
-LENGTHS = {
-    "forward": 4,
-    "backward": 8,
-    "update": 2.4,
-    "": 0.3,
-    "all-reduce": 6,
-    "reduce-scatter": 3,
-    "all-gather": 3,
-}
+N = 8  # devices, and weights
 
 
 @drawing.picture
 def bytes_of_seven_billion(gigabytes: dict[str, tuple[float, float, float]]) -> None:
-    """Bars of GB on one of eight devices, against a line at 80 GB: data parallel 112, ZeRO-1 63, ZeRO-2 38.5, ZeRO-3 14."""
+    """Bars of GB on one of eight devices, against a line at 80 GB: 112 with nothing split, 87.5 with the parameters split, 63 with the moments split, 14 with everything split."""
     _, axes = plt.subplots(figsize=(7, 2.1))
     left = np.zeros(len(gigabytes))
     parts = {"parameters": 0, "gradients": 1, "Adam's moments": 4}
@@ -55,54 +39,39 @@ def bytes_of_seven_billion(gigabytes: dict[str, tuple[float, float, float]]) -> 
 
 
 @drawing.picture
-def zero_over_time() -> None:
-    """Stages of a step: replicated has an all-reduce; ZeRO-1 a reduce-scatter and an all-gather; ZeRO-3 two all-gathers, too. For n bytes of parameters they send 2n, 2n and 3n."""
-    axes = drawing.canvas(31, 8, inches=7.6)
-    for row, (name, stages) in enumerate(STAGES.items()):
-        left, top = 4.6, 0.3 + 2.2 * row
-        axes.text(0, top + 0.85, name, weight="bold", va="center")
-        for stage in stages:
-            kind = (
-                1
-                if "all" in stage or "scatter" in stage
-                else 0
-                if "ward" in stage
-                else 2
-            )
-            length, ink = LENGTHS[stage], "black" if kind else "white"
-            axes.add_patch(
-                Rectangle(
-                    (left, top),
-                    length - 0.1,
-                    1.7,
-                    facecolor=drawing.DEVICE_COLOURS[kind],
-                )
-            )
-            text = stage if length == 6 else stage.replace("-", "-\n")
-            axes.text(
-                left + length / 2,
-                top + 0.85,
-                text,
-                ha="center",
-                va="center",
-                fontsize=8,
-                color=ink,
-            )
-            left += length
-        axes.text(
-            left + 0.4, top + 0.85, f"sends {3 if row == 2 else 2} n bytes", va="center"
-        )
-    axes.text(
-        4.6,
-        7.5,
-        "time \u2192   blue: compute, orange: communicate, green: update (1/N of it with ZeRO)",
-        size=9,
-    )
+def a_weight_visits() -> None:
+    """Device d holds weight d, then copies of all eight weights, then a gradient of d + 1 for each of them, then the sum, 36, for the weight that lives there, and at last its new weight."""
+    axes = drawing.canvas(31.6, 10.7, inches=7.6)
+    everywhere = range(N)
+    for d in range(N):
+        top = 1.4 + 1.15 * d
+        axes.text(0, top + 0.5, f"device {d}", va="center", fontsize=8)
+        rows = {  # left edge: {weight: its number}
+            3.4: {d: d},
+            6.2: {weight: weight for weight in everywhere},
+            16.2: {weight: d + 1 for weight in everywhere},
+            26.4: {d: sum(each + 1 for each in everywhere)},
+            29.4: {d: f"{d - 3.6:.1f}"},
+        }
+        for left, row in rows.items():
+            for place, (weight, number) in enumerate(row.items()):
+                size = {"width": 1.5 if left > 26 else 1, "height": 0.95, "size": 8}
+                x = left + 1.1 * place
+                drawing.box(axes, x, top, str(number), device=weight, **size)
+    titles = {
+        3.9: "weight",
+        10.5: "all-gather:\nall weights, for a while",
+        20.5: "gradients from\nits own example",
+        27.1: "reduce-\nscatter",
+        30.2: "new\nweight",
+    }
+    for middle, title in titles.items():
+        axes.text(middle, 1, title, ha="center", va="bottom", fontsize=9)
 
 
 @drawing.picture
 def memory_over_time(programs: dict[str, Any]) -> None:
-    """Memory of one device over a step, four panels. The peak is highest if replicated, then gathered first, then in the layer, and lowest if left to the compiler."""
+    """Memory of one device over a step, three panels. The peak is 70 MB if replicated, 57 if gathered first, and 11 if left to the compiler."""
     _, grid = plt.subplots(
         1, len(programs), figsize=(9, 2.5), sharey=True, layout="constrained"
     )
