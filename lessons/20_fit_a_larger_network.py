@@ -14,17 +14,16 @@
 # %% [markdown]
 # # 20. Fit a larger network
 #
-# In lesson 13 you cut the batch until it fit. What if not even one example fits? GPT-2 small has 124 million parameters,
-# which take 2 GB with their gradients and Adam's moments. Its activations take another 2 GB *for each sequence of 1,024
-# tokens*, even without the logits. Five new lines shrink them in two ways: they compute activations again
-# instead of keeping them, and store a number in two bytes instead of four. In your small program there's nothing to gain
-# yet, so you'll measure the gain in a deeper network. Then you'll use two bytes in the wrong place,
-# and watch a third of the weights freeze without an error.
+# In lesson 13 you cut the batch until it fit. What if not even one example fits? Take GPT-2 small and a single text of
+# 1,024 tokens. The parameters take 2 GB with their gradients and Adam's moments, but the activations of the network's
+# twelve blocks take over 2.5 GB more. In this lesson you'll bring those down to less than 0.3 GB by wrapping one function,
+# and then store each of them in two bytes instead of four. After that you'll use two bytes in the wrong place, and
+# watch a third of the weights freeze without an error.
 #
-# **You will** recompute activations with `jax.checkpoint`, see what a backward pass keeps, compute in bfloat16, and say
-# which numbers must stay in float32. 20 minutes, 40 with exercises. This is an appendix to [13 Train with more batch than
-# memory](13_more_batch_than_memory.ipynb), which you need first. The best moment for it is just after 13, because
-# [16 Born sharded](16_born_sharded.ipynb) and [19 Train a small GPT](19_train_a_small_gpt.ipynb) use what it explains.
+# **You will** see what a backward pass keeps, recompute activations with `jax.checkpoint`, compute in bfloat16, and say
+# which numbers must stay in float32. 23 minutes, 43 with exercises. You need
+# [13 Train with more batch than memory](13_more_batch_than_memory.ipynb), and the best moment for this lesson is just after
+# it, in spite of the number. Lessons 16 and 19 use what you learn here.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -42,10 +41,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## What does the backward pass keep?
 #
-# Take one device, 1,024 examples, and a network of twelve layers of width 128, which run in a `lax.scan` as in many large
-# JAX models. If every layer keeps one array `[1024, 128]` of float32, that's 12 x 1,024 x 128 x 4 bytes, or 6.3 MB. But
-# does a layer keep only one? JAX can tell you, because `jax.vjp` runs the forward pass and returns the backward pass as a
-# function, and this function is a pytree. Its leaves are the arrays that have been kept.
+# Start with a network that's small enough to count. It has twelve layers of width 128, in a `lax.scan` as in many large JAX
+# models, and it gets 1,024 examples. If each layer keeps one array `[1024, 128]` of float32, that's 12 x 1,024 x
+# 128 x 4 bytes, or 6.3 MB. But does a layer keep only one? JAX can tell you. `jax.vjp` runs the forward pass and returns
+# the backward pass as a function. That function is a pytree, and its leaves are the arrays that have been kept.
 
 # %%
 random = np.random.default_rng(0)
@@ -76,16 +75,17 @@ kept = {"keep everything": count_kept(make_loss(layer))}
 print(kept)
 
 # %% [markdown]
-# Six arrays for one line of code: the input, and what the derivatives of `silu` and `tanh` need. So expect about 6 x 6.3 =
-# 38 MB. With jax 0.12 it's five arrays.
+# Six arrays for one line of code, or five with jax 0.12: the layer's input, and what the derivatives of `silu` and `tanh`
+# need. They take 6 x 6.3 = 38 MB.
 #
 # ## Compute again instead of keeping
 #
-# From the layer's input all the others can be computed again, which is called **rematerialization**. Wrap a layer in
-# `jax.checkpoint`, and only its input is kept. When the backward pass arrives at the layer, it repeats the layer's forward
-# pass first. PyTorch has the same in `torch.utils.checkpoint`.
+# All of them can be computed again from the layer's input, which is called **rematerialization**. Wrap the layer in
+# `jax.checkpoint`, and JAX keeps only its input. When the backward pass arrives at the layer, it repeats the layer's
+# forward pass first. PyTorch has the same in `torch.utils.checkpoint`.
 #
-# A *policy* says what else to keep, for example the results of matrix products, which take long to compute again:
+# A *policy* says what to keep besides the input, for example the results of matrix products, because they take long to
+# compute again:
 
 # %%
 policy = jax.checkpoint_policies.dots_saveable
@@ -102,20 +102,15 @@ variants = {
 
 
 # %% tags=["prediction"]
-def megabytes_planned(gradient):
-    memory = jax.jit(gradient).lower(layers).compile().memory_analysis()
-    return memory.temp_size_in_bytes / 1e6
-
-
 products = {}
 megabytes = {}
 for name, variant in variants.items():
     loss = make_loss(variant)
     kept[name] = count_kept(loss)
     products[name] = str(jax.make_jaxpr(jax.grad(loss))(layers)).count("dot_general")
-    megabytes[name] = megabytes_planned(jax.grad(loss))
-    print(f"{name:15s} arrays a layer: {kept[name]}, products a layer: {products[name]}")
-lesson_20.memory_and_products(megabytes, products)
+    plan = jax.jit(jax.grad(loss)).lower(layers).compile().memory_analysis()
+    megabytes[name] = plan.temp_size_in_bytes / 1e6
+    print(f"{name:15s} arrays: {kept[name]}, products: {products[name]}, {megabytes[name]:4.1f} MB")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -125,11 +120,41 @@ lesson_20.memory_and_products(megabytes, products)
 #
 # </details>
 #
-# What does that do for GPT-2? In two-byte numbers, which come next, a layer keeps about 90 MB for each sequence, by the
-# formula of [Korthikanti et al.](https://arxiv.org/abs/2205.05198) for plain attention. Only 1.6 MB of that is the
-# layer's input. With twelve layers, 1.1 GB become 19 MB, and 90 MB more for the one layer that's just being repeated. A
-# checkpoint of the layers doesn't shrink the logits, though: 1,024 x 50,257 numbers of 4 bytes are another 206 MB for each
-# sequence.
+# ## The blocks of GPT-2
+#
+# [gpt2.py](../pmapdp/lessons/programs/gpt2.py) has one block of GPT-2 in a dozen lines: attention with twelve heads, and
+# two layers after it. The next cell compiles the gradient of all twelve blocks for a single sequence, as it is and with
+# `jax.checkpoint` around each block. Nothing runs, because the compiler's plan needs only the shapes.
+#
+# A block's input is 1,024 x 768 numbers in float32, which are 3.1 MB, so twelve inputs are 38 MB.
+#
+# **Predict:** if only these inputs are kept, will the plan be near 38 MB?
+
+
+# %% tags=["prediction"]
+from pmapdp.lessons.programs import gpt2
+
+
+def gigabytes_planned(block):
+    gradient = jax.jit(jax.grad(gpt2.make_loss(block)))
+    plan = gradient.lower(gpt2.WEIGHTS, gpt2.sequence(jnp.float32)).compile().memory_analysis()
+    return plan.temp_size_in_bytes / 1e9
+
+
+gigabytes = {
+    "keep everything": gigabytes_planned(gpt2.block),
+    "keep inputs": gigabytes_planned(jax.checkpoint(gpt2.block)),
+}
+lesson_20.memory_of_gpt2(gigabytes, inputs=12 * 1024 * 768 * 4 / 1e9)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# No, it's near 280 MB. Before the backward pass can go through a block, it repeats the block's forward pass and keeps
+# everything, and for one block that's over 200 MB. About half of it is attention's arrays `[12, 1024, 1024]`. The other
+# eleven blocks keep nothing but their inputs.
+#
+# </details>
 #
 # ## Two bytes for a number
 #
@@ -140,9 +165,27 @@ lesson_20.number_formats()
 
 # %% [markdown]
 # The exponent's bits give a number its range, and the fraction's bits its precision. So a bfloat16 goes as far as a
-# float32, but it has only 8 significant bits instead of 24, counting the leading 1 that isn't stored. In return,
-# activations take half the memory, and an A100 does up to 312 TFLOP/s instead of 156 in TF32 or 19.5 in float32.
-#
+# float32, but it has only 8 significant bits instead of 24, counting the leading 1 that isn't stored. In return, GPUs
+# multiply faster: an A100's data sheet has up to 312 TFLOP/s for bfloat16, and 19.5 for float32. And what the blocks of
+# GPT-2 keep takes about half of the memory. You can count it without a compiler, from the shapes:
+
+
+# %%
+def gigabytes_kept(dtype):
+    def backward(weights, x):
+        return jax.vjp(lambda weights: gpt2.make_loss(gpt2.block)(weights, x), weights)[1]
+
+    leaves = jax.tree.leaves(jax.eval_shape(backward, gpt2.WEIGHTS, gpt2.sequence(dtype)))
+    activations = [leaf for leaf in leaves if 1024 in leaf.shape]  # an axis for the tokens
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in activations) / 1e9
+
+
+gigabytes_by_dtype = {
+    dtype.__name__: gigabytes_kept(dtype) for dtype in (jnp.float32, jnp.bfloat16)
+}
+print({name: f"{size:.1f} GB" for name, size in gigabytes_by_dtype.items()})
+
+# %% [markdown]
 # Are 8 bits enough? Let a parameter be 1 and its update 0.001, both in bfloat16. The next number after 1 is 1 + 1/128.
 #
 # **Predict:** what's the parameter after the update?
@@ -159,33 +202,31 @@ print("1 + 0.001 =", after_update)
 # </details>
 #
 # That's why parameters need float32. Activations don't, because nobody adds small numbers to them a thousand times. A Flax
-# layer with `dtype=jnp.bfloat16` knows the difference: it keeps its parameters in float32, and casts them and its inputs to
+# layer with `dtype=jnp.bfloat16` does exactly this: it keeps its parameters in float32, and casts them and its inputs to
 # bfloat16 when it computes.
 #
 # ## The program so far, and what changes
 #
-# You start from [program/13_accumulate.py](program/13_accumulate.py). Everything that changes for both ways:
+# You start from [program/13_accumulate.py](program/13_accumulate.py). Its network is too small to gain anything, but in a
+# large one you'd change the same lines:
 #
 # include the difference of 13_accumulate.py and 20_fit.py
 #
-# The gradients arrive in float32, because a cast's derivative casts back to the dtype that it came from, and so the sums
-# over micro-batches and devices are in float32, too. Before these changes, the loss ended at 0.2486 on the training set
-# and at 0.3540 on the test set.
+# `jax.checkpoint` wraps a function of the layer and its input, so that it knows what to keep. The gradients arrive in
+# float32, because the derivative of a cast casts back. So the sums over micro-batches and devices are in float32, too.
 
 # %% tags=["take-home"]
 # include program/20_fit.py
 
 # %% [markdown]
-# Both losses have moved by less than 0.001. `jax.checkpoint` has no part in that, because it computes the same numbers
-# again. What you see is the rounding of bfloat16.
-#
-# Your CPU shows you this rounding, but it saves neither memory nor time, because XLA for CPUs in jax 0.10 converts to
-# float32, multiplies, and rounds the result.
+# In lesson 13 the losses ended at 0.2486 and 0.3540. Both have moved by less than 0.001. That's the rounding of bfloat16, because `jax.checkpoint` computes the same
+# numbers again. A CPU shows you the rounding but not the gain: with jax 0.10, XLA for CPUs converts to float32,
+# multiplies, and rounds the result.
 #
 # ## The mistake: parameters in bfloat16
 #
-# If two bytes are enough for activations, why not store the parameters in bfloat16, too, and save even more? Train your
-# network in three ways and see, on one device and with a small learning rate.
+# If two bytes are enough for activations, why not store the parameters in bfloat16, too, and save even more? `train_in`
+# trains your network on one device, with a small learning rate. You don't have to read it.
 
 
 # %%
@@ -213,9 +254,8 @@ def train_in(parameter_dtype, compute_dtype):
 
 
 # %% [markdown]
-# Adam usually moves a weight by about the learning rate, 0.0003, or less, however large the gradient is. After a sudden
-# large gradient it can be about three times as much. The step from one bfloat16 to the next is 1/1024 above 1/8, a quarter
-# of that above 1/32, and so on.
+# Adam usually moves a weight by about the learning rate, 0.0003, or less. The step from one bfloat16 to the next is 1/1024
+# above 1/8, a quarter of that above 1/32, and so on.
 #
 # **Predict:** in the run with parameters in bfloat16, which weights never change?
 
@@ -248,15 +288,15 @@ for name, count in kept.items():
 gradients = [jax.grad(make_loss(variant))(layers) for variant in variants.values()]
 for gradient in gradients[1:]:
     np.testing.assert_allclose(gradient, gradients[0], atol=1e-4 * np.abs(gradients[0]).max())
-sequence, width, heads = 1024, 768, 12  # of GPT-2 small
-layer_bytes = sequence * width * (34 + 5 * heads * sequence / width)
-assert round(layer_bytes / 1e6) == 90
-assert round(12 * layer_bytes / 1e9, 1) == 1.1
-# In float32 all of it is twice as large, but for the masks of dropout.
-layer_bytes_float32 = sequence * width * (66 + 9 * heads * sequence / width)
-assert round(12 * layer_bytes_float32 / 1e9, 1) == 2.0
-assert round(12 * 2 * sequence * width / 1e6) == 19
-assert round(4 * sequence * 50_257 / 1e6) == 206
+assert gigabytes["keep everything"] > 2.5
+assert 0.25 < gigabytes["keep inputs"] < 0.3
+assert round(12 * 1024 * 768 * 4 / 1e6) == 38
+assert round(124.4e6 * 16 / 1e9, 1) == 2.0
+
+assert 12 * 0.2 < gigabytes_by_dtype["float32"] < 12 * 0.22
+attention = 2 * 12 * 1024 * 1024 * 4 / 1e9  # of a block: the scores without and with their softmax
+assert 0.4 < 12 * attention / gigabytes_by_dtype["float32"] < 0.6
+assert 0.5 < gigabytes_by_dtype["bfloat16"] / gigabytes_by_dtype["float32"] < 0.55
 assert after_update == 1
 float32_loss, mixed_loss, bfloat16_loss = (np.mean(losses[-20:]) for losses in curves.values())
 assert abs(mixed_loss / float32_loss - 1) < 0.02
@@ -269,24 +309,17 @@ assert has_changed[~is_large].mean() > 0.9
 # <details><summary>Answer</summary>
 #
 # The large ones. Above 1/8 a usual update is less than half of the step to the next number, so adding it changes nothing.
-# In six epochs not one of the weights that began above 1/8 has moved. Smaller weights have moved, because the steps between
-# small numbers are smaller, too.
+# In six epochs not one of the weights that began above 1/8 has moved.
 #
 # </details>
 #
 # There's no error and no NaN. The loss just falls more slowly, and if you saw only this curve, you'd blame your learning
-# rate. Adam's moments are in bfloat16 as well, because Optax gives them the dtype of the parameters. The other two curves
-# lie on top of each other. So compute in bfloat16, and **keep parameters, optimizer state and sums in float32**.
+# rate. The other two curves lie on top of each other. So compute in bfloat16, and **keep parameters, optimizer state and
+# sums in float32**.
 #
 # What about float16, which also takes two bytes? Its smallest positive number is 6e-8, and smaller gradients become 0. So
-# people multiply the loss by a large number, and divide the gradients by it. PyTorch's `GradScaler` starts with 2¹⁶.
-# bfloat16 goes down to 1e-38 and doesn't need that.
-#
-# ## Which way comes first?
-#
-# Start with bfloat16, because it makes a GPU faster, too. Then accumulate, as in lesson 13, because that computes nothing
-# twice. Recompute when the micro-batches get too small to keep the GPU busy, or when not even one example fits. If the
-# *parameters* don't fit, none of the three helps: split the state, as in [16 Born sharded](16_born_sharded.ipynb).
+# people multiply the loss by a large number, and divide the gradients by it, as you'll do in exercise 2. bfloat16 goes
+# down to 1e-38 and doesn't need that.
 #
 # ## Exercises
 #
@@ -294,7 +327,7 @@ assert has_changed[~is_large].mean() > 0.9
 #
 # 1. `fixed_mean` (5 minutes, find the mistake): `broken_mean` should return the mean of the gradients of K micro-batches,
 #    which come in bfloat16, as `[K, D]`. With many micro-batches it's much too small. Return the mean in float32, to
-#    within 1 %. <details><summary>Hint</summary>What's 256 + 1 in bfloat16?</details>
+#    within 0.01 %. <details><summary>Hint</summary>What's 256 + 1 in bfloat16?</details>
 # 2. `scaled_gradient` (5 minutes): `loss(w)` computes in float16, and w is float16, too. Its gradient is so small that
 #    float16 makes 0 of it. Return the gradient in float32: let `jax.grad` work on a loss that's `scale` times as large.
 #    <details><summary>Hint</summary>The order matters: first float32, then divide.</details>
@@ -338,14 +371,17 @@ for exercise in (fixed_mean, scaled_gradient, in_groups):
 # ## Take away
 #
 # - `jax.checkpoint` keeps a function's inputs and computes the rest again: about a third more work, much less memory,
-#   and the same gradient.
+#   and the same gradient. The leaves of `jax.vjp`'s backward function are what your backward pass keeps.
 # - Compute in bfloat16. Keep parameters, optimizer state and sums in float32.
-# - The leaves of `jax.vjp`'s backward function are what your backward pass keeps.
+# - Start with bfloat16, because it makes a GPU faster, too. Then accumulate, because that computes nothing twice. Recompute
+#   when micro-batches get too small to keep the GPU busy, or when not even one example fits. If the *parameters* don't fit,
+#   none of the three helps, and you split the state: [16 Born sharded](16_born_sharded.ipynb).
 #
 # In pmapdp, `--dtype bfloat16` computes as your program does ([config.py](../pmapdp/config.py)). The built-in networks are
 # small, so they recompute nothing. In a [model of your own](../docs/custom.md), you wrap its layers yourself, or use
 # Flax's `nnx.remat`. **With pmap** nothing changes, because neither way sends anything.
 #
 # To read on: JAX on [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and
-# [Mixed Precision Training](https://arxiv.org/abs/1710.03740), which scales the loss. To look things up, use the
+# [Mixed Precision Training](https://arxiv.org/abs/1710.03740), which scales the loss. If you came from lesson 13, the next
+# one is [14 Survive a kill](14_survive_a_kill.ipynb). To look things up, use the
 # [list of lessons](README.md).

@@ -8,9 +8,9 @@ from pmapdp.lessons.checks import close, refuse, require
 
 
 def fixed_mean(answer):
-    """Accept a float32 mean of many gradients, also of large ones."""
+    """Accept a mean of many gradients, also of large ones, if nothing was rounded to two bytes."""
     random = np.random.default_rng(0)
-    for K, size in ((700, 1.0), (3, 1.0), (700, 3000.0)):
+    for K, size in ((700, 3000.0), (700, 1.0), (3, 1.0)):
         gradients = size * random.uniform(0.5, 1.5, (K, 4))
         gradients = jnp.asarray(gradients, jnp.bfloat16)
         found = answer(gradients)
@@ -38,6 +38,12 @@ def fixed_mean(answer):
         require(
             found.dtype == jnp.float32,
             f"return float32, because yours is {found.dtype}",
+        )
+        require(
+            np.allclose(values, wanted, rtol=1e-4),
+            f"the mean of {K} numbers near {size:.0f} is {wanted.round(5)}, yours is "
+            f"{values.round(5)}: close, but a sum or the mean was rounded to two bytes "
+            "on the way. Make the gradients float32 before you add them",
         )
 
 

@@ -9,15 +9,21 @@ from pmapdp.lessons import drawing
 
 
 @drawing.picture
-def memory_and_products(megabytes: dict[str, float], products: dict[str, int]) -> None:
-    """Bars of planned memory, with the products that a layer takes: keeping everything takes most memory, keeping inputs least, but a fourth product."""
-    plt.figure(figsize=(7, 1.6))
+def memory_of_gpt2(gigabytes: dict[str, float], *, inputs: float) -> None:
+    """Bars of planned memory for the activations of one sequence: over 2.5 GB if everything is kept, and under 0.3 if only the blocks' inputs are, little of it the inputs themselves."""
+    plt.figure(figsize=(7, 1.5))
     axes = plt.gca()
-    axes.barh(list(megabytes), megabytes.values(), 0.6, color=drawing.DEVICE_COLOURS[0])
-    for row, (name, value) in enumerate(megabytes.items()):
-        axes.text(value + 0.5, row, f"{products[name]} products a layer", va="center")
+    axes.barh(list(gigabytes), gigabytes.values(), 0.6, color=drawing.DEVICE_COLOURS[0])
+    axes.barh(["keep inputs"], [inputs], 0.6, color=drawing.DEVICE_COLOURS[1])
+    for row, value in enumerate(gigabytes.values()):
+        note = f", {inputs:.2f} of it the inputs" if row else ""
+        axes.text(value + 0.03, row, f"{value:.2f} GB{note}", va="center")
+    state = 2.0  # 124 million parameters of 16 bytes
+    axes.axvline(state, color=drawing.ACCENT, linestyle=":")
+    text = "parameters, gradients and moments"
+    axes.text(state, -0.6, text, ha="center", fontsize=9)
     axes.invert_yaxis()
-    axes.set(xlabel="MB for temporary arrays", xlim=(0, 1.3 * max(megabytes.values())))
+    axes.set(xlabel="GB for the activations of one sequence", xlim=(0, 3.1))
 
 
 @drawing.picture

@@ -24,6 +24,18 @@ WRONG = {
             MEAN,
             "sum(g / len(gradients) for g in gradients).astype(jnp.float32)",
         ),
+        ("rounded to two bytes", MEAN, "gradients.mean(0).astype(jnp.float32)"),
+        (
+            "rounded to two bytes",
+            MEAN,
+            "gradients.sum(0).astype(jnp.float32) / len(gradients)",
+        ),
+        (
+            "rounded to two bytes",
+            MEAN,
+            "jnp.mean(gradients.astype(jnp.float32), 0).astype(jnp.bfloat16)"
+            ".astype(jnp.float32)",
+        ),
         (
             "not finite",
             MEAN,
