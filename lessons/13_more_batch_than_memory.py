@@ -16,8 +16,8 @@
 #
 # You want to repeat a published result. The paper used a batch of 8,192, but your GPUs run out of memory above 2,048.
 # You don't need more GPUs: cut the batch into four parts, compute their gradients one after another, sum them, and
-# update once. Eighteen lines of your program change, and the losses stay. But mind where you cut, because the obvious cut
-# gives the correct gradient, does four times the work, and needs more memory than no cut at all.
+# update once. Eighteen lines of your program change, and the losses stay. But the obvious place to cut is a trap. It gives
+# the correct gradient with four times the work, and it needs more memory than no cut at all.
 #
 # **You will** accumulate gradients, watch memory over an update, count what the devices send each other, and see why
 # batch norm is an exception. 23 minutes, 43 with exercises. You need
@@ -42,8 +42,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # Parameters, gradients and optimizer state take the same memory, however large the batch is. What grows with the batch
 # is the **activations**, the results of the layers, which the forward pass keeps because the backward pass needs them.
-# How much is that? Here's a network with 12 layers of width 128. The compiler plans the memory of a device before anything
-# runs, and `memory_analysis()` shows you the plan.
+#
+# How much is that? Your network of two layers keeps next to nothing, so this lesson measures with one that has 12 layers of
+# width 128. The compiler plans the memory of a device before anything runs, and `memory_analysis()` shows you the plan.
 
 # %%
 mesh = Mesh(jax.devices(), ("data",))
@@ -82,15 +83,14 @@ print(f"planned: {temp_megabytes(whole_batch):.1f} MB")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 12 layers x 1,024 examples x 128 numbers x 4 bytes is 6.3 MB. The compiler plans 0.8 MB more, as much as the
-# parameters take.
+# 12 layers x 1,024 examples x 128 numbers x 4 bytes is 6.3 MB. The plan has 0.8 MB more, as much as the parameters take.
 #
 # </details>
 #
 # ## Four numbers, two halves
 #
-# Smaller pieces need less memory. Do their gradients still make the gradient of the whole? Try it by hand. The loss is the
-# mean of `(w - x)²`, w is 0, and x is 1, 2, 3 and 4. An example has the gradient `-2 * x`, so the mean is -5.
+# Smaller pieces need less memory. But do their gradients add up to the gradient of the whole? Try it by hand: the loss is
+# the mean of `(w - x)²`, w is 0, and x is 1, 2, 3 and 4. An example has the gradient `-2 * x`, so the mean is -5.
 #
 # **Predict:** if you cut the batch into [1, 2] and [3, 4], the mean of the two gradients is -5 again. Is it -5 for
 # [1, 2, 3] and [4], too?
@@ -111,8 +111,8 @@ print(f"unequal parts {unequal_parts[0]} and {unequal_parts[1]}, mean {sum(unequ
 #
 # </details>
 #
-# Lesson 05 had the same trap, and your program already avoids it by working with sums and counts. You can sum the sums of K
-# **micro-batches**, whatever padding each of them has, and divide once, at the end.
+# Lesson 05 had the same trap, and your program already avoids it by working with sums and counts. So sum the sums of
+# all **micro-batches**, and divide once, at the end.
 #
 # ## Which rows are a micro-batch?
 #
@@ -135,8 +135,8 @@ lesson_13.cuts()
 # Both cuts give the correct gradient. The left one is what `reshape` does by itself, and there the rows of a micro-batch
 # are on only two devices.
 #
-# **Predict:** what do the other six devices do meanwhile? The cell counts the work of one device. It writes the loop in
-# Python, because `cost_analysis` counts the body of a `scan` only once.
+# **Predict:** what do the other six devices do meanwhile? The cell counts the work of one device, in a Python loop,
+# because `cost_analysis` counts the body of a `scan` only once.
 
 
 # %% tags=["prediction"]
@@ -163,9 +163,9 @@ lesson_13.work_by_device(work)
 #
 # ## How often do the devices communicate?
 #
-# With `every_fourth` all devices work. Is that good enough? In a Python loop, as above, the compiler may start all forward
-# passes first, and then you save no memory. So a real program loops in a `scan`, whose rounds run one after the other.
-# Compile a scan for each cut, and count the collectives that run in one update.
+# With `every_fourth` all devices work. But a Python loop saves no memory if the compiler starts all forward passes first,
+# so a real program loops in a `scan`, whose rounds run one after the other. Compile a scan for each cut, and count the
+# collectives that run in one update.
 #
 # **Predict:** you need the gradients only once, after the last of four micro-batches. How often do the devices
 # all-reduce them with `every_fourth`?
@@ -197,18 +197,17 @@ for name, scan in scans.items():
 # Four times, once after each micro-batch. The scan carries a sum that all devices share, so the compiler completes each
 # gradient on all devices before the scan adds it. XLA for CPUs doesn't see that it could wait until the end.
 #
-# `every_fourth` leaves each row where it is, and takes about half of the 7.1 MB that the whole batch took. With
-# `neighbours` each device first gathers rows that other devices hold, and needs 12.3 MB for that, more than without any
-# cut.
-#
 # </details>
 #
+# `every_fourth` leaves each row where it is, and takes about half of the 7.1 MB that the whole batch took. With
+# `neighbours` each device first gathers rows that other devices hold, and needs 12.3 MB for that.
+#
 # Lesson 10 has the remedy. Inside a `shard_map` *you* decide when the devices communicate: let each device sum the
-# gradients of its own rows, and all-reduce the total once. In PyTorch you'd use `no_sync`.
+# gradients of its own rows, and all-reduce the total once, as `no_sync` lets you do in PyTorch.
 #
 # There even the bad cut becomes a good one. The program below cuts with `x.reshape(K, -1, ...)`, as `neighbours` did. But
-# inside a `shard_map`, and in every pmap step, the function gets only the 16 rows of one device. Each of the eight devices
-# cuts its own rows into four micro-batches of four, so all eight work all the time, and no row moves.
+# inside a `shard_map`, and in every pmap step, the function gets only the 16 rows of one device. Each device cuts its own
+# rows into four micro-batches of four, so all eight work all the time, and no row moves.
 #
 # The rule behind both: **a micro-batch needs rows of every device.** If you see the whole batch, you have to pick them. If
 # you see one device's rows, you can't go wrong.
@@ -227,8 +226,8 @@ for name, scan in scans.items():
 # include program/13_accumulate.py
 
 # %% [markdown]
-# All the digits that you see here are lesson 09's. On another processor the last digits may differ, because the numbers
-# are summed in another order, and rounding may tip a few examples into another class.
+# These are lesson 09's digits. On another processor the last ones may differ, because the numbers are summed in another
+# order.
 #
 # ## What it saves, and what it costs
 #
@@ -272,21 +271,20 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. Each hill is the activations of one micro-batch, so K = 4 has four lower hills. What they stand on doesn't depend on
-# K: the sum of the gradients so far, and the gradients of the current micro-batch. Both are as large as the parameters,
-# 0.8 MB. With K = 16 the activations are down to 0.4 MB, and the two gradients take the other 1.6 MB.
-#
-# The curve of the whole batch reaches 7.6 MB and not 7.1, because it counts some arrays twice that share their memory. The
-# last line says that the devices all-reduce once.
+# No. Each hill is the activations of one micro-batch, so K = 4 has four lower hills. But they stand on two arrays that don't
+# depend on K, the sum of the gradients so far and the gradients of the current micro-batch. Both are as large as the
+# parameters, 0.8 MB. With K = 16 the activations are down to 0.4 MB, and the two gradients take the other 1.6 MB.
 #
 # </details>
+#
+# The hill of the whole batch looks half a megabyte too high, because the picture counts some arrays twice that share their
+# memory.
 #
 # Take the smallest K that fits. An update gets no faster, because the work stays the same, and usually a little slower,
 # because small micro-batches keep a GPU less busy. The learning rate stays, because it belongs to B.
 #
 # Why not use `optax.MultiSteps(optimizer, K)`, which sums gradients for you? It wants the gradient of every micro-batch,
-# and under `jit` each of them has been all-reduced before it gets there. By default it also takes their mean, which is a
-# mean of means.
+# and under `jit` each of them has been all-reduced before it gets there. By default it also takes a mean of means.
 #
 # ## Batch norm sees the micro-batch
 #
@@ -294,8 +292,8 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 # which examples come together. If the halves of the batch 0, 1, 2, 3 come one after the other, batch norm makes
 # -1, 1, -1, 1 of them. The 0 and the 2 have become the same number, and you get the gradient of a different loss, in
 # PyTorch as in pmapdp. So with batch norm, K is part of the recipe. Group norm and layer norm don't mind, because they
-# look at one example at a time. Dropout keeps the promise if you draw a key for each example *before* the cut, as in lesson
-# 08, and let the keys travel with the rows. Lesson 19's program does.
+# look at one example at a time. Dropout doesn't mind either, if you draw a key for each example *before* the cut, as in
+# lesson 08, and let the keys travel with the rows.
 #
 # ## Exercises
 #
@@ -353,7 +351,7 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 #   must divide a device's rows.
 # - If you cut under jit, use `reshape(-1, K)` and a swap, so that every micro-batch has rows of every device. The compiler
 #   then all-reduces in every round.
-# - Accumulation saves memory, usually costs a little time, and leaves the gradients the same. Batch norm is the exception.
+# - Accumulation saves memory, usually costs a little time, and leaves the gradients the same, except with batch norm.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
@@ -366,7 +364,7 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # **With pmap** a device has only its own rows anyway. The loop goes into your step as it is, without `shard_map` and
 # without the cast, and lesson 05's `pmean` comes after it. That's `python -m pmapdp.train --strategy pmap --accumulate 4`.
 #
-# Two other ways to save memory, bfloat16 and recomputing, are in the appendix,
-# [20 Fit a larger network](20_fit_a_larger_network.ipynb). To read on: the
-# [scaling book on training](https://jax-ml.github.io/scaling-book/training/). Next, your run survives a kill:
+# If not even one example fits, recompute activations and store them in bfloat16. You can read
+# [20 Fit a larger network](20_fit_a_larger_network.ipynb) straight after this lesson, in spite of its number. To read on:
+# the [scaling book on training](https://jax-ml.github.io/scaling-book/training/). Next, your run survives a kill:
 # [14 Survive a kill](14_survive_a_kill.ipynb).
