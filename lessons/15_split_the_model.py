@@ -15,13 +15,13 @@
 # # 15. Split the model
 #
 # One weight matrix of GPT-3 is 12,288 x 49,152. In float32, with its gradient and Adam's moments, it takes 9.7 GB, and
-# the model has 192 matrices of this size. No device can hold that, so you'll split the matrices themselves. It takes about
-# twenty new lines, none of them in the training step, and the compiler works out who has to talk to whom. But you should
-# be able to predict its answer, because a matrix that's split the wrong way raises no error. The result is correct, and
-# the program is slow.
+# the model has 192 matrices of this size. No device can hold 1.9 TB, so you'll split the matrices themselves. It takes
+# about twenty new lines, none of them in the training step, and the compiler works out who has to talk to whom. But you
+# should be able to predict its answer, because a matrix that's split the wrong way raises no error. The result is correct,
+# and the program is slow.
 #
 # **You will** split a network by tensor parallelism, predict its all-reduces forward and backward, split attention by heads,
-# and say when all this sends less than data parallelism. 30 minutes, 50 with exercises. You need
+# and say when all this sends less than data parallelism. 28 minutes, 48 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb) for the exercises.
 
@@ -41,8 +41,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Three ways to split a product
 #
-# Which axis should you cut? Look at `x @ w`, where x is `[B, D]` and w is `[D, H]`. The result keeps B and H, and sums over
-# D. You can split any of the three:
+# Which axis should you cut? In `x @ w`, x is `[B, D]` and w is `[D, H]`. The result keeps B and H, and sums over D. You
+# can split any of the three:
 #
 # - **B**, the rows of x. That's data parallelism.
 # - **D**, the columns of x and the rows of w.
@@ -86,7 +86,7 @@ for axis, (x_sharding, w_sharding, result_sharding) in cases.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only if D is split. Of the first 10, one device has 1 + 2 = 3 and the other one 3 + 4 = 7, and an **all-reduce** sums
+# Only if D is split. One device has 1 + 2 = 3 of the first 10, the other one has 3 + 4 = 7, and an **all-reduce** sums
 # the two. If B or H is split, each device computes two of the four results from beginning to end.
 #
 # </details>
@@ -94,7 +94,7 @@ for axis, (x_sharding, w_sharding, result_sharding) in cases.items():
 # ## Columns, then rows
 #
 # A network multiplies twice in a row: `h = relu(x @ W1)`, then `y = h @ W2`. The shapes are `[D, H]` for W1 and `[H, C]` for
-# W2. What if you split **H** in both? The first product keeps H, so each device computes its own hidden units, and sends
+# W2. What if you split **H** in both? The first product keeps H, so each device computes its own hidden units and sends
 # nothing. The relu works on each unit alone, so it needs no other device either. Only the second product sums over H, and
 # needs one all-reduce.
 #
@@ -103,11 +103,10 @@ for axis, (x_sharding, w_sharding, result_sharding) in cases.items():
 # W2: PartitionSpec("model", None)   # [H, C]: rows
 # ```
 #
-# One all-reduce for two products: this is **tensor parallelism** as in
-# [Megatron-LM](https://arxiv.org/abs/1909.08053). On a mesh with two axes you can combine it with data parallelism. The
-# upper row of the picture is data parallelism alone, and the lower row is the combination. Each box is a shard, with the
-# numbers of the devices that hold it, and a stack has a card for each device that holds the same shard. The title above an
-# array is the shape of one shard.
+# This is **tensor parallelism** as in [Megatron-LM](https://arxiv.org/abs/1909.08053), with one all-reduce for two products.
+# On a mesh with two axes you can combine it with data parallelism. In the picture, the upper row is data parallelism alone,
+# and the lower row is the combination. Each box is a shard, with the numbers of the devices that hold it, and its shape
+# stands above the array.
 
 # %%
 B, D, H, C = 64, 784, 512, 10
@@ -156,18 +155,17 @@ paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(sta
 assert any(path.endswith("mu.hidden.kernel.value") for path in paths)
 
 # %% [markdown]
-# The losses are lesson 09's within 1e-3, although each device holds only half of the first kernel. The accuracies may
-# differ a little more, because rounding can tip an example from one class to another.
+# The losses are lesson 09's within 1e-3, although each device holds only half of the first kernel.
 #
 # ## The backward pass
 #
-# A training step also goes backward, and there the products sum over other axes. Leave data parallelism aside for a
-# moment, and split H over eight devices. The gradient for W1 is `x.T @ dh`, `[D, B]` times `[B, H]`. It sums over B, which
-# isn't split, so no device needs another one. The gradient for x is `dh @ W1.T`, `[B, H]` times `[H, D]`. It sums over H,
-# so there's a second all-reduce at the other end of the pair, unless nothing before the pair is trained.
+# A training step also goes backward, and there the products sum over other axes. The gradient for W1 is `x.T @ dh`,
+# `[D, B]` times `[B, H]`. It sums over B, so splitting H costs nothing. The gradient for x is `dh @ W1.T`, `[B, H]` times
+# `[H, D]`. It sums over H, so there's a second all-reduce at the other end of the pair, unless nothing before the pair is
+# trained.
 #
-# Next, put several pairs in a row, after an embedding that's trained, too. Now x is `[B, D]` before and after each pair,
-# with D = 128 and H = 512.
+# To count them, take several pairs in a row after an embedding that's trained, too, and split H over eight devices. Now x
+# is `[B, D]` before and after each pair.
 
 # %%
 lesson_15.pair()
@@ -184,26 +182,25 @@ def loss(params, x):  # x is [B, 32]
     return jnp.square(x).sum()
 
 
-def count_bytes(function, pairs, B):
-    """The bytes that are all-reduced when eight devices split every pair."""
+def count_all_reduces(function, pairs):
+    """Count the all-reduces of activations when eight devices split every pair."""
     params = {"embedding": np.ones((32, 128), np.float32)}
     params["pairs"] = [(np.ones((128, 512), np.float32), np.ones((512, 128), np.float32))] * pairs
     shardings = {"embedding": replicated, "pairs": [(columns, rows)] * pairs}
     jitted = jax.jit(function, in_shardings=(shardings, replicated))
-    batch = np.ones((B, 32), np.float32)
-    return sum(found.bytes for found in read_collectives(jitted, params, batch))
+    batch = np.ones((64, 32), np.float32)
+    sent = sum(found.bytes for found in read_collectives(jitted, params, batch))
+    return sent // (64 * 128 * 4)  # bytes of an activation [64, 128] in float32
 
 
 # %% [markdown]
-# **Predict:** how many all-reduces of activations does a training step need for three pairs, forward and backward
-# together?
+# **Predict:** how many all-reduces does a training step need for three pairs, forward and backward together?
 
 # %% tags=["prediction"]
-activation = 64 * 128 * 4  # bytes of [64, 128] in float32
 counts = {}
 for pairs in (1, 2, 3):
-    forward = count_bytes(loss, pairs, B=64) // activation
-    total = count_bytes(jax.value_and_grad(loss), pairs, B=64) // activation
+    forward = count_all_reduces(loss, pairs)
+    total = count_all_reduces(jax.value_and_grad(loss), pairs)
     counts[pairs] = [forward, total]
     print(f"pairs: {pairs} | all-reduces forward: {forward} | forward and backward: {total}")
 
@@ -214,9 +211,8 @@ for pairs in (1, 2, 3):
 #
 # </details>
 #
-# While one of these all-reduces is running, the devices mostly wait, because the next layer needs the sum as its input.
-# That's why people use tensor parallelism only where links are fast, between the GPUs of one machine or between
-# neighbouring TPUs.
+# While one of these all-reduces is running, the devices mostly wait, because the next layer needs the sum. That's why
+# people use tensor parallelism only where links are fast, between the GPUs of one machine or between neighbouring TPUs.
 #
 # ## Attention: split the heads
 #
@@ -252,46 +248,27 @@ print(*(f"{found.kind}s: {found.count}" for found in attention_collectives))
 #
 # ## When does it send less?
 #
-# If your model fits on a device, should you still split it? That depends on the batch. Data parallelism all-reduces the
-# gradients, whose size has nothing to do with the batch, but tensor parallelism all-reduces activations, which grow with
-# it, because every device works on all B examples. Take two of the pairs above on eight devices, with D = 128 and H = 4 D.
-# Each pair has 2 D H = 8 D² weights, and data parallelism all-reduces a gradient for each of them. Tensor parallelism
-# all-reduces B D numbers twice for each pair.
+# If your model fits on a device, should you still split it? Data parallelism all-reduces the gradients, whose size has
+# nothing to do with the batch. Tensor parallelism all-reduces activations, which grow with the batch, because every device
+# works on all the examples. So somewhere the two send the same number of bytes.
 #
-# **Predict:** for which batch size B do both send the same number of bytes?
-
-# %% tags=["prediction"]
-sizes = (32, 64, 128, 256, 512, 1024, 2048)
-weights = 2 * 2 * 128 * 512 + 32 * 128  # two pairs and the embedding
-bytes_sent = {
-    "tensor parallelism": [count_bytes(jax.grad(loss), pairs=2, B=B) for B in sizes],
-    "data parallelism": [4 * weights] * len(sizes),
-}
-lesson_15.bytes_by_batch(sizes, bytes_sent)
-
-# %% [markdown]
-# <details><summary>Answer</summary>
+# Take a layer of GPT-3 on eight devices. D is 12,288, attention has 96 heads, and a sequence is 2,048 tokens ([Brown et
+# al., 2020](https://arxiv.org/abs/2005.14165), table 2.1). The layer has 4 D² weights in its attention and 8 D² in its
+# pair. Each token is a row of x, so B now counts tokens. Compiling needs only shapes, so you can compile such a layer even
+# here.
 #
-# At about 512: 2 B D is 8 D² if B is 4 D. With a smaller batch, tensor parallelism sends less.
-#
-# </details>
-#
-# Now a real model. GPT-3 has D = 12,288, 96 heads and sequences of 2,048 tokens ([Brown et al.,
-# 2020](https://arxiv.org/abs/2005.14165), table 2.1). A layer has 4 D² weights in its attention and 8 D² in its pair. To
-# these products a sequence is 2,048 examples. Compiling needs only shapes, so you can compile such a layer even here, once
-# with tensor and once with data parallelism.
-#
-# **Predict:** for how many sequences does a layer of GPT-3 send the same number of bytes in both ways?
+# **Predict:** for how many tokens do both send the same number of bytes? You know how many all-reduces of `[B, D]` tensor
+# parallelism makes for the attention and the pair, forward and backward.
 
 
 # %% tags=["prediction"]
-def layer_loss(params, x):  # [B, T, D]
+def layer_loss(params, x):  # [sequences, 2048, D]
     x = x + attention(params, x)
     x = x + jax.nn.gelu(x @ params["W1"]) @ params["W2"]
     return jnp.square(x).sum()
 
 
-gpt_D, sequences = 12_288, 8
+gpt_D = 12_288
 shapes = {
     "qkv": (gpt_D, 96, 3 * gpt_D // 96),
     "out": (gpt_D, gpt_D),
@@ -299,38 +276,40 @@ shapes = {
     "W2": (4 * gpt_D, gpt_D),
 }
 gpt_params = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
-gpt_x = jax.ShapeDtypeStruct((sequences, 2_048, gpt_D), np.float32)
 batch_split = NamedSharding(mesh, PartitionSpec("model"))  # the eight devices of the mesh
-gpt_shardings = {
-    "tensor": ({"qkv": columns, "out": rows, "W1": columns, "W2": rows}, replicated),
-    "data": (dict.fromkeys(shapes, replicated), batch_split),
+gpt_layouts = {
+    "tensor parallelism": ({"qkv": columns, "out": rows, "W1": columns, "W2": rows}, replicated),
+    "data parallelism": (dict.fromkeys(shapes, replicated), batch_split),
 }
-gpt_bytes = {}
-for name, layout in gpt_shardings.items():
+sequences = (8, 128, 2048)
+bytes_sent = {name: [] for name in gpt_layouts}
+for name, layout in gpt_layouts.items():
     gradient = jax.grad(layer_loss, argnums=(0, 1))
     jitted = jax.jit(gradient, in_shardings=layout, out_shardings=layout)
-    (found,) = read_collectives(jitted, gpt_params, gpt_x)
-    gpt_bytes[name] = found.bytes
-    print(f"{name} parallelism, {sequences} sequences: {found.kind} of {found.bytes / 1e9:.2f} GB")
-crossover = sequences * gpt_bytes["data"] / gpt_bytes["tensor"]
-print(f"the same number of bytes for {crossover:g} sequences")
+    for count in sequences:
+        gpt_x = jax.ShapeDtypeStruct((count, 2_048, gpt_D), np.float32)
+        (found,) = read_collectives(jitted, gpt_params, gpt_x)
+        bytes_sent[name].append(found.bytes)
+lesson_15.bytes_by_batch(sequences, bytes_sent)
+tensor_bytes, data_bytes = bytes_sent.values()
+crossover = sequences[0] * data_bytes[0] / tensor_bytes[0]
+print(f"the same number of bytes for {crossover:g} sequences, or {crossover * 2048:,.0f} tokens")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# For 18. A layer has 12 D² weights, and four all-reduces of B D numbers: forward and backward, for the attention and for
-# the pair. So B is 3 D, or 36,864 tokens, or 18 sequences. If an activation takes half as many bytes as a gradient, as it
-# may in mixed precision, it's 36 sequences.
+# For 36,864. There are four all-reduces of B D numbers, two for the attention and two for the pair, and 12 D² gradients. So
+# B is 3 D, which is 18 sequences.
 #
 # </details>
 #
-# GPT-3 was trained with 3.2 million tokens in an update, 87 times as many, so tensor parallelism alone would send 87 times
-# as many bytes as data parallelism. Data parallelism also has an advantage that no count of bytes shows: it can send the
-# gradients of the last layers while the backward pass is still working on the first ones.
+# The dotted line is the batch of GPT-3's training, 3.2 million tokens. There tensor parallelism alone would send 87 times
+# as many bytes as data parallelism. Data parallelism can also hide its all-reduces, because the gradients of the last layers
+# are ready while the backward pass is still working on the first ones.
 #
 # That's why models that large combine the two, as your program does. Tensor parallelism splits the matrices inside a small
-# group of devices with fast links, because a layer wouldn't fit on one device, and data parallelism splits the batch over
-# many such groups, whose links may be slower.
+# group of devices with fast links, because a layer wouldn't fit on one device. Data parallelism splits the batch over many
+# such groups, whose links may be slower.
 #
 # ## The mistake: columns, then columns
 #
@@ -366,11 +345,8 @@ for name, W2_sharding in W2_shardings.items():
 assert kinds == {"B": [], "D": ["all-reduce"], "H": []}
 assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
 assert [(found.kind, found.count) for found in attention_collectives] == [("all-reduce", 1)]
-np.testing.assert_allclose(bytes_sent["tensor parallelism"], [4 * 4 * B * 128 for B in sizes])
-fifth_bytes = [series[4] for series in bytes_sent.values()]  # where the curves meet
-np.testing.assert_allclose(*fifth_bytes, rtol=0.02)
-assert gpt_bytes["tensor"] == 4 * 4 * sequences * 2_048 * gpt_D
-assert gpt_bytes["data"] == 4 * 12 * gpt_D**2
+assert tensor_bytes == [4 * 4 * count * 2_048 * gpt_D for count in sequences]
+assert data_bytes == [4 * 12 * gpt_D**2] * len(sequences)
 assert crossover == 3 * gpt_D / 2_048 == 18
 assert round(3.2e6 / (3 * gpt_D)) == 87
 
@@ -390,7 +366,7 @@ assert columns_traffic.bytes > 40 * rows_traffic.bytes
 #
 # The difference is so large here because C is only 10. In a transformer, h is four times as wide as the result. Gathering
 # both sends 4 + 1 = 5 parts, and an all-reduce of the result sends one part twice, so the wrong split sends 5 / 2 times as
-# much. It does so in every layer, and nothing warns you, unless you look at the collectives.
+# much in every layer. Nothing warns you, unless you look at the collectives.
 #
 # ## Exercises
 #
