@@ -51,7 +51,7 @@ def words(notebook) -> int:
 
 def test_there_are_lessons():
     assert [lesson.name[:2] for lesson in LESSONS] == [
-        f"{number:02d}" for number in range(21)
+        f"{number:02d}" for number in range(22)
     ]
 
 

@@ -32,7 +32,7 @@ PROGRAMS = {
     if path.stem not in ("19_gpt", BROKEN)
 }
 # As 05: one network and data, the work split anew.
-SAME_RESULT = ("03", "04", "09", "10", "11", "13", "14", "15", "16", "17", "18")
+SAME_RESULT = ("03", "04", "09", "10", "11", "13", "14", "15", "16", "17", "18", "21")
 
 # Lines of the later script that the earlier one doesn't have, at most.
 NEW_LINES = {
@@ -52,6 +52,7 @@ NEW_LINES = {
     ("14", "17"): 26,
     ("09", "18"): 30,
     ("13", "20"): 6,
+    ("10", "21"): 20,
 }
 
 # In float64, with 15 decimals, over two epochs, and in a process that has eight

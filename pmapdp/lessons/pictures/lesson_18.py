@@ -105,31 +105,3 @@ def predicted_against_found(runs: dict[str, tuple[float, float, float]]) -> None
     )
     axes.set_xticklabels(("80 %", "90 %", "100 %"))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=2)
-
-
-@drawing.picture
-def noise_scale(smoothed: np.ndarray, direct: dict[int, float]) -> None:
-    """The gradient noise scale over two epochs, on a logarithmic axis: a curve from the devices' gradients rises from about 100 to 1,150, through the middle one of three dots from all examples one by one. The dots before its start and after its end are at 60 and 2,000.
-
-    `smoothed`: over 20 updates, so the first value belongs to update 10. `direct`: by
-    the number of updates made before.
-    """
-    updates = np.arange(len(smoothed)) + 10
-    colour = drawing.DEVICE_COLOURS[0]
-    plt.plot(updates, smoothed, color=colour, label="from eight devices' gradients")
-    plt.plot(
-        list(direct),
-        list(direct.values()),
-        "o",
-        color=drawing.DEVICE_COLOURS[5],
-        label="from all examples, one by one",
-    )
-    for batch_size in (128, 8192):
-        plt.axhline(batch_size, color=drawing.INK, linestyle=":")
-        plt.text(60, 1.1 * batch_size, f"B = {batch_size:,}", color=drawing.INK)
-    plt.gca().set(
-        xlabel="update", ylabel="noise scale, examples", yscale="log", ylim=(30, 90_000)
-    )
-    plt.yticks((100, 1000, 10_000), ("100", "1,000", "10,000"))
-    plt.minorticks_off()
-    plt.legend(loc="upper left")

@@ -1,4 +1,6 @@
-"""The gradient noise scale from all examples, one by one: lesson 18 checks its estimate with it."""
+"""The gradient noise scale from all examples, and runs with many batch sizes: lesson 21
+checks its estimate and its prediction with them.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,12 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+RATES = 0.1 * 2 ** np.arange(0, 4, 0.5)  # learning rates from 0.1 to 1.13
+SEEDS = (3, 4, 5)  # 1 and 2 are the training and the test set of the lessons
+
+Data = tuple[np.ndarray, np.ndarray]  # inputs and labels
+LossSums = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+
 
 @partial(jax.jit, static_argnums=0)
 def measure_directly(
-    loss_sums: Callable[..., Any], model: Any, inputs: jax.Array, labels: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Measure S and |G|^2 with the gradients of all n examples.
+    loss_sums: LossSums, model: Any, inputs: jax.Array, labels: jax.Array
+) -> tuple[jax.Array, jax.Array, Any]:
+    """Measure S, |G|^2 and G with the gradients of all n examples.
 
     Args:
         loss_sums: as in the program of the lessons, `loss_sums(model, batch)`.
@@ -22,9 +30,10 @@ def measure_directly(
         labels: `[n]`.
 
     Returns:
-        S, the variance of an example's gradient, added up over the parameters, and the
-        squared length of its expectation. The mean of n gradients has a squared length
-        that is larger by S / n on average, which is taken off.
+        S, the variance of an example's gradient, added up over the parameters, the
+        squared length of its expectation, and the mean gradient. The mean of n
+        gradients has a squared length that is larger by S / n on average, which is
+        taken off.
     """
     n = len(inputs)
     batches = inputs[:, None], labels[:, None], np.ones((n, 1), np.float32)
@@ -32,4 +41,89 @@ def measure_directly(
     gradients, _ = jax.vmap(gradient, in_axes=(None, 0))(model, batches)
     S = sum(leaf.var(axis=0, ddof=1).sum() for leaf in jax.tree.leaves(gradients))
     mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), gradients)
-    return S, optax.tree.norm(mean, squared=True) - S / n
+    return S, optax.tree.norm(mean, squared=True) - S / n, mean
+
+
+@partial(jax.jit, static_argnums=0)
+def sgd_losses(
+    loss_sums: LossSums, model: Any, data: Data, test_data: Data, rates: jax.Array
+) -> jax.Array:
+    """Train with SGD, once for each learning rate and each seed's data.
+
+    Args:
+        data: inputs `[seeds, updates, B, D]` and labels `[seeds, updates, B]`.
+        rates: `[rates]`.
+
+    Returns:
+        The test loss after each update, `[rates, seeds, updates]`.
+    """
+
+    def mean_loss(model, data):
+        inputs, labels = data
+        weights = np.ones(len(labels), np.float32)
+        return loss_sums(model, (inputs, labels, weights))[0] / len(labels)
+
+    def train(rate, data):
+        def update(model, batch):
+            gradients = jax.grad(mean_loss)(model, batch)
+            model = jax.tree.map(lambda w, g: w - rate * g, model, gradients)
+            return model, mean_loss(model, test_data)
+
+        return jax.lax.scan(update, model, data)[1]
+
+    for_all_seeds = jax.vmap(train, in_axes=(None, 0))
+    return jax.vmap(for_all_seeds, in_axes=(0, None))(rates, data)
+
+
+def draw_batches(
+    make_examples: Callable[..., Data], batch_size: int, updates: int
+) -> Data:
+    """Draw fresh examples for each update and seed, so that no batch is too large."""
+    all_inputs = []
+    all_labels = []
+    for seed in SEEDS:
+        inputs, labels = make_examples(updates * batch_size, seed=seed)
+        all_inputs.append(inputs.reshape(updates, batch_size, -1))
+        all_labels.append(labels.reshape(updates, batch_size))
+    return np.stack(all_inputs), np.stack(all_labels)
+
+
+def fewest_updates(losses: np.ndarray, target: float) -> tuple[float, float]:
+    """Find the learning rate that gets below a loss first.
+
+    Args:
+        losses: `[rates, seeds, updates]`, as from `sgd_losses` with RATES.
+
+    Returns:
+        The number of updates, a mean over the seeds, and the learning rate.
+    """
+    is_below = losses < target
+    first = np.where(is_below.any(-1), is_below.argmax(-1) + 1, np.inf).mean(-1)
+    best = int(np.argmin(first))
+    return float(first[best]), float(RATES[best])
+
+
+@partial(jax.jit, static_argnames=("loss_sums", "N"))
+def gradient_arrows(
+    loss_sums: LossSums, model: Any, batch: Any, data: Data, N: int = 8
+) -> jax.Array:
+    """Compare the gradients of N devices with the mean gradient of all examples.
+
+    Returns:
+        The length of each gradient and the cosine of its angle, `[N + 2, 2]`: of the
+        devices, of their average, and of the mean gradient of all examples.
+    """
+    _, _, mean = measure_directly(loss_sums, model, *data)
+    parts = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
+    b = parts[0].shape[1]
+    gradient = jax.grad(loss_sums, has_aux=True)
+    sums, _ = jax.vmap(gradient, in_axes=(None, 0))(model, parts)
+    own = jax.tree.map(lambda g: g / b, sums)
+    average = jax.tree.map(lambda g: g.mean(0, keepdims=True), own)
+    direction = jax.tree.map(lambda g: g[None], mean)
+    trees = jax.tree.map(lambda *g: jnp.concatenate(g), own, average, direction)
+    rows = [leaf.reshape(N + 2, -1) for leaf in jax.tree.leaves(trees)]
+    gradients = jnp.concatenate(rows, axis=1)
+    lengths = jnp.linalg.norm(gradients, axis=1)
+    cosines = gradients @ gradients[-1] / (lengths * lengths[-1])
+    return jnp.stack([lengths, cosines], axis=1)

@@ -1,0 +1,303 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 21. Choose a batch size
+#
+# On one device, your program trains with 16 examples an update. On 64 devices it can take 1,024. Will it then need 64 times
+# fewer updates? For the network of this course it's only about ten times fewer, and you can predict this before you rent a
+# single device, because the answer is hidden in gradients that your program computes anyway. At the end you'll hold your
+# prediction against 120 training runs.
+#
+# **You will** measure the gradient noise scale, predict from it how many updates a batch size needs, and change the
+# learning rate with the batch without losing the run. 18 minutes, 43 with exercises. You need
+# [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
+
+# %%
+# Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
+import jax
+import numpy as np
+
+from pmapdp import devices
+from pmapdp.lessons.pictures import lesson_21
+from pmapdp.lessons.programs import noise
+
+devices.simulate(8)  # before any other use of JAX
+assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
+
+# %% [markdown]
+# ## Signal and noise
+#
+# Start with a network of a single weight. Half of the examples want to change it by 3, and the other half by -1. The
+# gradient that you're after is the mean over all of them, G = 1. But if you draw only one example, the square of its gradient is
+# 9 or 1, so 5 on average: 1 of it is signal, and 4 is noise.
+#
+# The mean of B examples has the same signal, but only a B-th of the noise. With |G|² for the signal's squared length and S
+# for the noise of one example, summed over all weights, the squared length of a batch's gradient is on average
+#
+# ```
+# |G|² + S / B
+# ```
+#
+# With four examples that's 1 + 4/4 = 2, and signal and noise are equal. With a hundred it's 1.04, and the hundredth
+# example has told you hardly anything new. The batch size at which the two are equal, S / |G|², is called the **gradient
+# noise scale** ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)). Here it's 4.
+#
+# You can't see G and S in your own program. But you can see two squared lengths: each device has the gradient of its own
+# examples, and together they have the average.
+#
+# **Predict:** the squared length is 9 on average for a device's 16 examples, and 2 for the 128 examples of eight devices.
+# How large is the noise scale?
+
+# %% tags=["prediction"]
+S = (9 - 2) / (1 / 16 - 1 / 128)
+squared_G = 2 - S / 128
+print(f"S = {S:.0f}, |G|² = {squared_G:.0f}, noise scale {S / squared_G:.0f}")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# 128. From 16 to 128 examples, S / 16 shrinks to an eighth. So 7 is seven eighths of S / 16, and S is 128. In the batch of
+# 128, S / B is then 1, which leaves 1 for |G|².
+#
+# </details>
+#
+# ## The program so far, and what changes
+#
+# You start from [program/10_shard_map.py](program/10_shard_map.py), because its step already holds both gradients, before
+# and after `lax.pmean`. Everything that changes:
+#
+# include the difference of 10_shard_map.py and 21_noise.py
+#
+# - `own` is a sum over the device's b examples, so its squared length is divided by b². The devices all-reduce one more
+#   number.
+# - `noise_scale` takes means over many updates *before* it subtracts and divides. In a single update both lengths are so
+#   noisy that |G|² may even come out negative.
+# - The last batch of an epoch is padded. It has fewer than B examples, so it's left out.
+
+# %% tags=["take-home"]
+# include program/21_noise.py
+
+# %% [markdown]
+# The losses are lesson 10's to the digit, because the update itself hasn't changed. What do the gradients behind those
+# numbers look like? Here's a batch before the first update, and the same batch after the last one. Each arrow has its true
+# angle to G, the mean gradient of all 5,000 examples. The lengths are true within one panel.
+#
+# **Predict:** do the eight devices agree more at the beginning or at the end?
+
+# %% tags=["prediction"]
+first_batch = next(batches(*train_data, seed=0))
+models = {"before the first update": init_state()[0], "after the last update": state[0]}
+lesson_21.gradient_arrows(
+    {
+        name: noise.gradient_arrows(loss_sums, model, first_batch, train_data)
+        for name, model in models.items()
+    }
+)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# At the beginning. Everything is still wrong then, and all examples pull the network in much the same direction. Later
+# the network knows what they have in common, and each device is left with the peculiarities of its own 16 examples. Even
+# the average of all eight is then mostly noise.
+#
+# </details>
+#
+# So the noise scale grows while you train. Is our estimate any good, though? Measure S and |G|² directly three times,
+# from the gradients of all 5,000 examples one by one, and compare. The curve is the estimate over the last 20
+# updates.
+
+# %%
+state, lengths, direct = place_state(init_state()), [], {}
+for epoch in range(2):
+    direct[len(lengths)] = noise.measure_directly(loss_sums, state[0], *train_data)
+    for batch in list(batches(*train_data, seed=epoch))[:-1]:
+        state, sums = train_step(state, place_batch(batch))
+        lengths.append(sums)
+direct[len(lengths)] = noise.measure_directly(loss_sums, state[0], *train_data)
+smoothed = [noise_scale(lengths[k - 20 : k]) for k in range(20, len(lengths) + 1)]
+so_far = noise_scale(lengths)
+lesson_21.noise_scale(smoothed, {n: S / G for n, (S, G, _) in direct.items()}, so_far)
+
+# %% [markdown]
+# The middle dot lies on the curve, and the curve grows tenfold in 78 updates. For a plan you want one number all the same,
+# so take the estimate over all updates so far, 193, the dashed line. The early updates with their long gradients count most
+# in it, and that's fair, because they make most of the progress.
+#
+# ## How many updates?
+#
+# McCandlish et al. derive from the same picture how many updates a batch size needs: at least some minimum, and more if
+# the gradients are noisy.
+#
+# ```
+# updates = minimum x (1 + noise scale / B)
+# ```
+#
+# At B = noise scale you need twice the minimum. Far below, doubling B halves the updates. Far above, doubling B changes
+# hardly anything.
+#
+# **Predict:** take 190 for the noise scale. By which factor does the number of updates fall from B = 16 to B = 190, and by
+# which from B = 190 to infinity?
+#
+# The next cell tries the formula. It trains with SGD to a test loss of 0.5, about where two epochs had brought your
+# program. For each of five batch sizes there are eight learning rates and three seeds, and what counts is the best rate's
+# mean over the seeds. The curve isn't fitted: it starts at the dot of B = 16 and then follows the formula with 193.
+
+# %% tags=["prediction"]
+model = init_state()[0]
+measured, best_rates = {}, {}
+for batch_size, most in {16: 160, 32: 100, 64: 60, 256: 30, 1024: 20}.items():
+    data = noise.draw_batches(make_clouds, batch_size, most)
+    losses = noise.sgd_losses(loss_sums, model, data, test_data, noise.RATES)
+    measured[batch_size], best_rates[batch_size] = noise.fewest_updates(losses, target=0.5)
+for batch_size, updates in measured.items():
+    print(f"B = {batch_size}: {updates:.0f} updates, learning rate {best_rates[batch_size]:.2f}")
+lesson_21.updates_by_batch_size(measured, so_far)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# 1 + 190 / 16 is about 13, and 1 + 190 / 190 is 2, so the first twelvefold batch saves a factor of 6.5. All the larger
+# ones together save a factor of 2.
+#
+# The runs agree with the formula to within a quarter. From 16 to 1,024 examples it promises 11 times fewer updates, and
+# here it's 10. The dotted line is what you hope for when you rent 64 devices.
+#
+# </details>
+#
+# Fewer updates aren't free. You compute B examples for each, so look at both sides of the bill:
+#
+# | B | updates | examples |
+# | --- | --- | --- |
+# | 16 | 13 times the minimum | 1.1 times the minimum |
+# | 193, the noise scale | 2 times | 2 times |
+# | 1,024 | 1.2 times | 6.3 times |
+#
+# Below the noise scale, more devices buy you time at nearly no cost. Above it, you pay for examples that tell you hardly
+# anything. So the noise scale is a good batch size, and a few times as much is for people in a hurry.
+#
+# ## The mistake: the batch grows, and the learning rate doesn't fit
+#
+# Look at the rates that the cell printed. The best one grew with the batch, because a less noisy gradient deserves a
+# larger step. By how much should you change yours, if you go from 16 examples to 1,024? Three answers are common: not at
+# all, as many times as the batch (the *linear rule* of [Goyal et al., 2017](https://arxiv.org/abs/1706.02677)), or by the
+# square root. The paper on the noise scale has a fourth: by the same factor by which the updates fall, here 11.
+#
+# **Predict:** which of the four fails, and which is a waste?
+
+# %% tags=["prediction"]
+factors = {"the same": 1, "8 times, the root": 8, "11 times": 11, "64 times": 64}
+rates = best_rates[16] * np.array(list(factors.values()))
+data = noise.draw_batches(make_clouds, 1024, 50)
+curves = noise.sgd_losses(loss_sums, model, data, test_data, rates).mean(1)
+lesson_21.learning_rates(dict(zip(factors, np.asarray(curves), strict=True)))
+
+# %% tags=["proof"]
+# The asserts behind all answers.
+assert (S, squared_G) == (128, 1)
+by_direct = {n: S / G for n, (S, G, _) in direct.items()}
+assert abs(smoothed[29] / by_direct[39] - 1) < 0.3  # over the 20 updates around the middle
+assert by_direct[78] / by_direct[0] > 9
+assert round(so_far) == 193
+early, late = (np.mean([sums["large"] for sums in part]) for part in np.split(np.array(lengths), 2))
+assert early > 3 * late
+S_0, G_0, _ = direct[0]  # compared with estimates for parameters that don't move either
+fixed = [
+    train_step(place_state(init_state()), place_batch(batch))[1]
+    for batch in list(batches(*train_data, seed=9))[:-1]
+]
+np.testing.assert_allclose(noise_scale(fixed), S_0 / G_0, rtol=0.1)
+minimum = measured[16] / (1 + so_far / 16)
+for batch_size, updates in measured.items():
+    np.testing.assert_allclose(minimum * (1 + so_far / batch_size), updates, rtol=0.25)
+assert 10.5 < (1 + so_far / 16) / (1 + so_far / 1024) < 11.5
+assert 9.5 < measured[16] / measured[1024] < 10.5
+same, root, eleven, linear = np.asarray(curves)
+assert max(np.argmax(root < 0.5), np.argmax(eleven < 0.5)) < 10
+assert np.argmax(same < 0.5) > 35
+assert not np.any(linear < 2)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# 64 times fails: the loss only grows. The linear rule holds below the noise scale, where the updates also fall
+# linearly, and 1,024 is far above. The same rate as before is the waste. It gives a smooth curve, so nothing looks wrong,
+# but it needs about five times as many updates as the other two. Eight times and eleven times are both fine here.
+#
+# </details>
+#
+# All of this holds for SGD with a tuned rate. With Adam, which divides by the size of the gradients, the square root is
+# the usual advice ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Take every such number as the middle of a
+# range to try, and the noise scale itself as an order of magnitude.
+#
+# ## Exercises
+#
+# Solutions, with reasons: [solutions/21_choose_a_batch_size.py](solutions/21_choose_a_batch_size.py).
+#
+# 1. `fixed_noise_scale` (5 minutes, find the mistake): `small` and `large` are arrays with the squared lengths over b and
+#    over B examples, one number for each update. `broken_noise_scale` should estimate one noise scale from all of them.
+#    Sometimes its result is negative. <details><summary>Hint</summary>What does a quotient do when |G|² is nearly
+#    0 in one update?</details>
+# 2. `squared_lengths` (10 minutes): you're inside `pmap`, on the axis "data". `gradients` is a pytree with the mean
+#    gradient of this device's examples. Return two numbers, the same on every device: the mean of the devices' squared
+#    lengths, and the squared length of the devices' mean. <details><summary>Hint</summary>One
+#    <code>lax.pmean</code> for each, but in a different place. <code>optax.tree.norm(tree, squared=True)</code> adds up
+#    all leaves.</details>
+# 3. `best_device_count` (10 minutes): each device takes `b` examples, and `seconds` is a dictionary: `seconds[N]` is the
+#    time of an update on N devices, communication included. Return the N with which training to the same loss takes the least time.
+#    <details><summary>Hint</summary>The time is the number of updates times the seconds of one. You don't need
+#    the minimum.</details>
+
+
+# %%
+from pmapdp.lessons.checks import check
+
+
+def broken_noise_scale(small, large, b, B):
+    S = (small - large) / (1 / b - 1 / B)
+    return np.mean(S / (large - S / B))
+
+
+def fixed_noise_scale(small, large, b, B):
+    """One noise scale from all updates."""
+    ...  # your code: 3 or 4 lines
+
+
+def squared_lengths(gradients):
+    """The mean squared length of the devices' gradients, and the squared length of their mean."""
+    ...  # your code: 3 lines
+
+
+def best_device_count(noise_scale, b, seconds):
+    """The N that trains in the least time."""
+    ...  # your code: 1 to 4 lines
+
+
+for exercise in (fixed_noise_scale, squared_lengths, best_device_count):
+    check("21_choose_a_batch_size", exercise.__name__, exercise)
+
+# %% [markdown]
+# ## Take away
+#
+# - A batch's gradient has the squared length |G|² + S / B. Two batch sizes give you both, and data parallelism has two in
+#   every update.
+# - Up to the noise scale S / |G|², a larger batch saves nearly as many updates as it's larger. Beyond it, the savings end.
+# - Change the learning rate by the factor by which the updates fall, and not by the factor of the batch.
+#
+# pmapdp doesn't measure the noise scale, so the lines of this lesson are yours to keep. **With pmap** they're the same,
+# because your step has its own gradient before `lax.pmean`. Whether 64 devices also compute 64 times as many examples a
+# second is the question of [18 Measure and predict](18_measure_and_predict.ipynb), and exercise 3 joins the two.
+#
+# To read on: [McCandlish et al.](https://arxiv.org/abs/1812.06162), who measure the noise scale from MNIST to Dota, and [Slower or worse?](../docs/slower_or_worse.md) if a large batch lets you
+# down.

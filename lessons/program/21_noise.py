@@ -1,0 +1,126 @@
+"""Train a small network, and say how large a batch is worth it: `python 21_noise.py`."""
+
+import os
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+B, EPOCHS = 128, 5  # examples per update, passes over the data
+
+os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
+jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
+mesh = Mesh(jax.devices(), ("data",))
+b = B // mesh.size  # examples per device and update
+replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+
+
+def make_clouds(examples, seed):
+    """Points in ten clouds that overlap: inputs [n, 64], labels [n]."""
+    centres = np.random.default_rng(0).normal(size=(10, 64))
+    random = np.random.default_rng(seed)
+    labels = random.integers(10, size=examples)
+    inputs = centres[labels] + 2.5 * random.normal(size=(examples, 64))
+    return inputs.astype(np.float32), labels.astype(np.int32)
+
+
+def batches(inputs, labels, seed):
+    """All examples once, shuffled, B at a time. The last batch is padded with rows of weight 0."""
+    order = np.random.default_rng(seed).permutation(len(inputs))
+    for start in range(0, len(order), B):
+        rows = order[start : start + B]
+        weights = (np.arange(B) < len(rows)).astype(np.float32)
+        rows = np.resize(rows, B)  # repeats rows if there are fewer than B
+        yield inputs[rows], labels[rows], weights
+
+
+class Network(nnx.Module):
+    """Inputs [b, 64] to logits [b, 10]."""
+
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(64, 32, rngs=rngs)
+        self.output = nnx.Linear(32, 10, rngs=rngs)
+
+    def __call__(self, inputs):
+        return self.output(nnx.relu(self.hidden(inputs)))
+
+
+def loss_sums(model, batch):
+    """The loss, summed over the batch, and the sums that the metrics are made of."""
+    inputs, labels, weights = batch
+    logits = model(inputs)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    correct = logits.argmax(-1) == labels
+    sums = {"loss": weights @ losses, "correct": weights @ correct, "count": weights.sum()}
+    return sums["loss"], sums
+
+
+def init_state():
+    model = Network(nnx.Rngs(0))
+    return model, optimizer.init(model)
+
+
+def place_state(state):
+    return jax.device_put(state, replicated)
+
+
+def place_batch(batch):
+    return jax.device_put(batch, split)
+
+
+def train_step(state, batch):
+    """One update: the new state, and the metric sums of this batch."""
+    model, optimizer_state = state
+    local = lax.pcast(model, "data", to="varying")  # from here on, each device has its own model
+    own, sums = jax.grad(loss_sums, has_aux=True)(local, batch)  # of this device's examples
+    gradients, count = lax.pmean((own, sums["count"]), "data")  # all-reduce: N cancels below
+    gradients = jax.tree.map(lambda g: g / count, gradients)
+    updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
+    sums = lax.psum(sums, "data")
+    sums["small"] = lax.pmean(optax.tree.norm(own, squared=True), "data") / b**2
+    sums["large"] = optax.tree.norm(gradients, squared=True)
+    return (optax.apply_updates(model, updates), optimizer_state), sums
+
+
+def eval_step(state, batch):
+    return lax.psum(loss_sums(state[0], batch)[1], "data")
+
+
+specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
+train_step = jax.jit(jax.shard_map(train_step, mesh=mesh, **specs), donate_argnums=0)
+eval_step = jax.jit(jax.shard_map(eval_step, mesh=mesh, **specs))
+
+
+def report(all_sums):
+    """Mean loss and accuracy over the examples of some batches."""
+    totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(all_sums))
+    count = totals["count"]
+    return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
+
+
+def noise_scale(all_sums):
+    """S / |G|^2, from the squared lengths of gradients over b and over B examples."""
+    all_sums = jax.device_get(all_sums)
+    small = np.mean([sums["small"] for sums in all_sums])  # |G|^2 + S / b
+    large = np.mean([sums["large"] for sums in all_sums])  # |G|^2 + S / B
+    S = (small - large) / (1 / b - 1 / B)
+    return S / (large - S / B)
+
+
+train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
+optimizer = optax.adam(3e-3)
+state = place_state(init_state())
+full_sums = []  # of all updates with B examples
+
+for epoch in range(EPOCHS):
+    train_sums = []
+    for batch in batches(*train_data, seed=epoch):
+        state, sums = train_step(state, place_batch(batch))
+        train_sums.append(sums)
+    test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
+    full_sums += train_sums[:-1]  # without the last batch, which is padded
+    print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
+    print(f"noise scale so far: {noise_scale(full_sums):.0f} examples")
