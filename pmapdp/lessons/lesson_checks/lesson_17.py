@@ -13,16 +13,16 @@ from pmapdp.lessons.checks import require
 
 def assemble(answer):
     """Accept an array whose rows are on the devices that they were given for."""
-    devices = jax.devices()
-    # The mesh has them in another order than the process, as on TPUs.
-    check_own_rows(answer, mesh_order=[devices[n] for n in (3, 0, 2, 1)])
+    check_own_rows(answer)
     check_half_of_the_rows(answer)
 
 
-def check_own_rows(answer, mesh_order):
+def check_own_rows(answer):
     """Check an array of which this process has all rows, in an order of its own."""
-    local_devices = sorted(mesh_order, key=lambda device: device.id)
-    mesh = Mesh(np.array(mesh_order), ("data",))
+    devices = jax.devices()
+    # Two orders, as on TPUs, and neither is the order of the ids.
+    mesh = Mesh(np.array([devices[n] for n in (3, 0, 2, 1)]), ("data",))
+    local_devices = [devices[n] for n in (1, 3, 0, 2)]
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     rows = np.arange(36, dtype=np.float32).reshape(12, 3)
     rows_by_device = dict(zip(local_devices, np.split(rows, 4), strict=True))
@@ -52,7 +52,7 @@ def check_half_of_the_rows(answer):
     JAX can't make such an array in one process, so its last call is only recorded.
     """
     devices = jax.devices()[:8]
-    local_devices = devices[4:]
+    local_devices = [devices[n] for n in (6, 4, 7, 5)]
     mesh = Mesh(np.array(devices), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     shape = (16, 3)
@@ -63,17 +63,16 @@ def check_half_of_the_rows(answer):
         calls.append((tuple(shape), arrays))
         return calls
 
-    def record_parts(shape, sharding, parts):
-        return record(shape, sharding, list(map(jax.device_put, parts, local_devices)))
-
     def record_callback(shape, sharding, callback, **options):
         indices = sharding.devices_indices_map(tuple(shape))
         parts = [callback(indices[device]) for device in local_devices]
-        return record_parts(shape, sharding, parts)
+        shards = list(map(jax.device_put, parts, local_devices))
+        return record(shape, sharding, shards)
 
     def record_local(sharding, local_data, global_shape=None):
         parts = np.split(local_data, len(local_devices))
-        return record_parts(global_shape or shape, sharding, parts)
+        shards = list(map(jax.device_put, parts, devices[4:]))  # in the mesh's order
+        return record(global_shape or shape, sharding, shards)
 
     records = {
         "make_array_from_single_device_arrays": record,
@@ -105,11 +104,18 @@ def check_half_of_the_rows(answer):
         f"with two processes the global shape is {shape}, and this process has "
         f"{rows.shape} of it: pass `shape`, yours is {found_shape}",
     )
+    found = {device: shard for shard in shards for device in shard.devices()}
     require(
-        [shard.devices() for shard in shards] == [{device} for device in local_devices],
+        len(shards) == len(local_devices) and set(found) == set(local_devices),
         f"with two processes this one must place {len(local_devices)} shards, one on "
         "each of its local_devices",
     )
+    for device, wanted in zip(local_devices, np.split(rows, 4), strict=True):
+        require(
+            np.array_equal(found[device], wanted),
+            f"with two processes, {device} should have {wanted[:, 0]} in the first "
+            f"column, and yours gave it {np.asarray(found[device])[:, 0]}",
+        )
 
 
 def group_by_machine(answer):

@@ -82,6 +82,11 @@ WRONG = {
         ),
         ("in the order of local_devices", ASSEMBLED, MESH_ORDER),
         (
+            "in the order of local_devices",
+            "zip(parts, local_devices",
+            "zip(parts, sorted(local_devices, key=lambda device: device.id)",
+        ),
+        (
             "the global shape",
             ASSEMBLED,
             "jax.device_put(rows[: len(local_devices)], sharding)",
