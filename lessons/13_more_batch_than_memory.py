@@ -116,8 +116,8 @@ print(f"unequal parts {unequal_parts[0]} and {unequal_parts[1]}, mean {sum(unequ
 #
 # ## Which rows are a micro-batch?
 #
-# Under `jit` your program sees the whole batch, although each row lies on one of eight devices, so you cut the whole batch.
-# Here are two ways to cut 32 rows into four micro-batches. The colour of a row is the device that holds it:
+# Under `jit` each row lies on one of eight devices, but your program sees the whole batch, and that's what you cut. Here are
+# two ways to cut 32 rows into four micro-batches. The colour of a row is the device that holds it.
 
 
 # %%

@@ -41,10 +41,12 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## What does the backward pass keep?
 #
-# Start with a network that's small enough to count. It has twelve layers of width 128, in a `lax.scan` as in many large JAX
-# models, and it gets 1,024 examples. If each layer keeps one array `[1024, 128]` of float32, that's 12 x 1,024 x
-# 128 x 4 bytes, or 6.3 MB. But does a layer keep only one? JAX can tell you. `jax.vjp` runs the forward pass and returns
-# the backward pass as a function. That function is a pytree, and its leaves are the arrays that have been kept.
+# Start with a network that's small enough to count: lesson 13's twelve layers of width 128, and 1,024 examples. This time
+# the layers run in a `lax.scan`, as in many large JAX models. If each of them keeps one array `[1024, 128]` of float32,
+# that's 12 x 1,024 x 128 x 4 bytes, or 6.3 MB.
+#
+# But does a layer keep only one? JAX can tell you. `jax.vjp` runs the forward pass and returns the backward pass as a
+# function. That function is a pytree, and its leaves are the arrays that have been kept.
 
 # %%
 random = np.random.default_rng(0)
@@ -80,7 +82,7 @@ print(kept)
 #
 # ## Compute again instead of keeping
 #
-# All of them can be computed again from the layer's input, which is called **rematerialization**. Wrap the layer in
+# The other arrays can be computed again from the layer's input, which is called **rematerialization**. Wrap the layer in
 # `jax.checkpoint`, and JAX keeps only its input. When the backward pass arrives at the layer, it repeats the layer's
 # forward pass first. PyTorch has the same in `torch.utils.checkpoint`.
 #
