@@ -12,6 +12,7 @@ from flax import nnx
 from PIL import Image
 
 from pmapdp.custom.data import make_data_set
+from pmapdp.registry import load_data
 from pmapdp.train import load_run
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +115,16 @@ def test_the_reference(folder, capsys):
     converted = make_data_set(names["mapped"]).train.inputs
     assert isinstance(names["pixels"], np.memmap)
     assert np.shares_memory(converted, names["pixels"])
+
+
+@pytest.mark.slow
+def test_the_page_about_exported_models(folder):
+    """The digit that it asks for is a real one."""
+    digits = load_data("digits").parts["test"]
+    Image.fromarray(digits.inputs[3][..., 0]).save("digit.png")
+    names = run_page("export.md")
+    assert len(names["classes"]) == 3
+    assert set(names["classes"]) <= set(names["metadata"]["labels"])
 
 
 # The first logits of torchvision 0.29's ResNet-18 for two images, with what
