@@ -36,7 +36,11 @@ def test_the_programs_train_on_all_devices_and_measure(capsys):
     last = names["result"].epochs[-1]
     assert last["step"] == 5 * 4096 // (128 * len(jax.devices()))
     assert np.isfinite(last["train"]["loss"])
-    assert "bfloat16" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "bfloat16" in shown
+    end_of_a_run = r"; last epoch [\d,]+ examples/s$"
+    assert re.search(end_of_a_run, shown, re.MULTILINE)
+    assert re.search(r"`last epoch [\d,]+ examples/s`", PAGE)
     exec(MEASURE, names)
     assert 0 < names["reached"] < names["needed"]
     assert re.search(r"^[\d,]+ of [\d,]+ examples/s", capsys.readouterr().out, re.M)
