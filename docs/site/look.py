@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 SITE = Path(__file__).parents[2] / "site"
 WIDTHS = 400, 1280
@@ -72,27 +73,27 @@ def too_wide(site: Path, width: int) -> list[str]:
     paths = [path.relative_to(site) for path in sorted(site.rglob("*.html"))]
     # The theme's own pages, and plain code, are left out.
     pages = [str(path) for path in paths if path.parts[0] not in ("_static", "source")]
+    frame = FRAME.replace("WIDTH", str(width)).replace("PAGES", json.dumps(pages))
+    return run_page(site, frame)  # fails if Chromium didn't come to the end
+
+
+def run_page(folder: Path, page: str) -> Any:
+    """Open a page as a file of a folder, and return the JSON that becomes its title."""
     if CHROMIUM is None:
         sys.exit("no Chromium here: apt-get install chromium")
     with (
         tempfile.TemporaryDirectory() as profile,
-        tempfile.NamedTemporaryFile("w", dir=site, suffix=".html") as frame,
+        tempfile.NamedTemporaryFile("w", dir=folder, suffix=".html") as file,
     ):
-        frame.write(
-            FRAME.replace("WIDTH", str(width)).replace("PAGES", json.dumps(pages))
-        )
-        frame.flush()
-        command = [
-            CHROMIUM,
-            *OPTIONS,
-            f"--user-data-dir={profile}",
-            Path(frame.name).as_uri(),
-        ]
+        file.write(page)
+        file.flush()
+        url = Path(file.name).as_uri()
+        command = [CHROMIUM, *OPTIONS, f"--user-data-dir={profile}", url]
         shown = subprocess.run(
             command, capture_output=True, text=True, timeout=600, check=True
         ).stdout
-    title = html.unescape(re.search("<title>(.*?)</title>", shown, re.DOTALL)[1])
-    return json.loads(title)  # "begun" where Chromium didn't come to the end
+    title = re.search("<title>(.*?)</title>", shown, re.DOTALL)[1]
+    return json.loads(html.unescape(title))
 
 
 def main() -> None:

@@ -40,9 +40,12 @@ def make_measurement(
     global_batch_size: int,
     milliseconds: Sequence[float],
     program: Any,
-    holds: dict[str, Arrays],
+    **others: Any,
 ) -> Measurement:
-    """Describe where a step ran, how fast, and its compiled program. Print its name."""
+    """Describe where a step ran, how fast, and its compiled program. Print its name.
+
+    `others` are more attributes of the measurement.
+    """
     label = os.path.basename(strategy)
     name = label
     if len(devices) > 1:
@@ -66,7 +69,7 @@ def make_measurement(
             "results": plan.output_size_in_bytes - plan.alias_size_in_bytes,
             "temporary": plan.temp_size_in_bytes,
         },
-        holds=holds,
+        **others,
     )
 
 

@@ -75,9 +75,9 @@ def run_program(target: str, count: int | None) -> tuple[Measurement, Any, Any]:
         milliseconds=milliseconds,
         program=program,
         holds=holds,
+        verdict=VERDICTS[report.verdict],
+        report=str(report),
     )
-    run.verdict = VERDICTS[report.verdict]
-    run.report = str(report)
     # A step returns the state, or the state and more.
     state = result
     if str(jax.tree.structure(result)) != str(jax.tree.structure(inputs[0])):

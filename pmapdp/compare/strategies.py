@@ -88,9 +88,7 @@ def run_strategies(
         results = []
         for training in trainings:
             parameters = training.strategy.fetch(training.state).params
-            run = training.measure()
-            run.gradient_sums = sums
-            results.append((run, parameters))
+            results.append((training.measure(sums), parameters))
         return results
 
 
@@ -167,16 +165,16 @@ class Training:
                     "try a lower --learning-rate"
                 )
 
-    def measure(self) -> Measurement:
+    def measure(self, gradient_sums: list[float]) -> Measurement:
         """Return what was measured, and what arrays and compiled program say."""
-        run = make_measurement(
+        return make_measurement(
             self.name,
             devices=self.job.devices,
             global_batch_size=self.job.batches["train"].batch_size,
             milliseconds=self.milliseconds[1:],
             program=self.program,
             holds=self.holds,
+            sees=self.sees,
+            losses=self.losses,
+            gradient_sums=gradient_sums,
         )
-        run.sees = self.sees
-        run.losses = self.losses
-        return run

@@ -223,14 +223,52 @@ def test_the_page_escapes_what_it_shows(compared):
         assert words not in page
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [1280, 760, 400])
-def test_nothing_sticks_out_of_the_page(compared, tmp_path, width):
+@pytest.fixture
+def chromium():
     if look.CHROMIUM is None:
         assert not os.environ.get("PMAPDP_REQUIRE_CHROMIUM"), (
             "PMAPDP_REQUIRE_CHROMIUM is set and there is no Chromium"
         )
         pytest.skip("no Chromium here: apt-get install chromium")
+
+
+TAP = """<title>begun</title>
+<iframe id="frame" src="page.html" style="width:400px;height:800px"></iframe><script>
+frame.onload = () => setTimeout(() => {
+  const page = frame.contentDocument, label = page.querySelector(".code .head label");
+  const cells = [...page.querySelectorAll(".answer .cell")];
+  const shown = () => cells.filter(cell => getComputedStyle(cell).display != "none")
+                           .map(cell => cell.dataset.columns);
+  const first = shown();
+  label.scrollIntoView();
+  const top = label.getBoundingClientRect().top;
+  label.click();
+  page.getElementById("column-1").focus();
+  setTimeout(() => {  // when the page has been laid out
+    const moved = label.getBoundingClientRect().top - top;
+    const scrolled = frame.contentWindow.scrollY;
+    document.title = JSON.stringify({first, second: shown(), scrolled, moved});
+  }, 100);
+}, 100);
+</script>"""
+
+
+@pytest.mark.slow
+def test_a_tap_on_a_tab_shows_its_column_and_scrolls_nowhere(
+    compared, tmp_path, chromium
+):
+    """Though the radio button that it chooses is at the top of the page."""
+    (tmp_path / "page.html").write_text(compared[2])
+    found = look.run_page(tmp_path, TAP)
+    assert set(found["first"]) == {"2"}
+    assert set(found["second"]) == {"1"}
+    assert found["scrolled"] > 1000
+    assert abs(found["moved"]) < 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 760, 400])
+def test_nothing_sticks_out_of_the_page(compared, tmp_path, width, chromium):
     (tmp_path / "page.html").write_text(compared[2])
     (tmp_path / "wide.html").write_text('<div style="width:3000px">wide</div>')
     (found,) = look.too_wide(tmp_path, width)
