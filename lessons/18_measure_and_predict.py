@@ -20,7 +20,7 @@
 # the end you'll hold such predictions against three published runs, and two of the three will be too good to be true.
 #
 # **You will** time a step without fooling yourself, find out whether your device is busy at all, predict the speed of many
-# devices, and see how wrong such a prediction can be. 19 minutes, 44 with exercises. You need
+# devices, and see how wrong such a prediction can be. 20 minutes, 45 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
@@ -93,9 +93,10 @@ lesson_18.trace_of_an_h200()
 
 # %% [markdown]
 # In each of the three updates the GPU computes for 0.12 ms and waits for Python for 1.4 ms. The profiler makes Python
-# slower than it is, but 64 GPUs would still wait most of the time. So repair this first: make the batch larger, or put many
-# updates into one call. `lax.scan` wants a function that takes a state and a batch and returns a state and a result, and
-# your `train_step` is one already.
+# slow, but without it, and with the data on the GPU already, an update still took 0.231 ms. So the GPU waits half of the
+# time, and 64 GPUs would wait as long. Repair this first: make the batch larger, or put many updates into one call.
+# `lax.scan` wants a function that takes a state and a batch and returns a state and a result, and your `train_step` is one
+# already.
 #
 # **Predict:** an epoch has 40 batches. How long does it take with ten updates in a call, compared with one update in a
 # call: a tenth, about as long, or something in between?
@@ -128,9 +129,8 @@ print(f"ten updates in a call take {ratio:.2f} of the time")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Something in between. A scan saves the nine calls, and not the computing, so the smaller the network, the more it brings.
-# On the H200, with the data on the GPU and no profiler, the CNN's update took 0.231 ms in a call of its own, and 0.113 ms
-# with twenty of them in a call.
+# Something in between. A scan saves nine of ten calls, but none of the computing, so the smaller the network, the more it
+# brings. On the H200 the CNN's 0.231 ms became 0.113 ms, with twenty updates in a call.
 #
 # </details>
 #
@@ -223,8 +223,8 @@ lesson_18.predicted_against_found(runs)
 # </details>
 #
 # The calculation tells you whether *communication* can be a problem. It knows nothing of loading data, launching kernels,
-# and waiting for the slowest device. So use it to refuse an offer: where it says five times, no 64 devices will give you
-# more. Where it says 62, take that as the best that you can get, and measure on two devices before you rent the others.
+# and waiting for the slowest device. So use it to refuse an offer: if it says five times, don't hope for six. If it says
+# 62, take that as the best that you can get, and measure on two devices before you rent the others.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
