@@ -15,14 +15,13 @@
 # # 19. Train a small GPT
 #
 # You have one program that accumulates, one that resumes, one that splits its state, and one that runs in many
-# processes. But your own work needs all four in one file, and then parts that were correct alone get in each other's way.
-# Here they are joined, in a program that trains a small language model on the first 120,000 bytes of Python's own library.
-# You'll start it in two processes, kill both, and go on with a single device, and get the losses of a run that nobody
-# disturbed. At the end the model writes a text with Python's quotes, commas and brackets, and hardly a word of it.
-# The file is yours to start from.
+# processes. Your own work needs all four in one file, and there, parts that were correct alone get in each other's way.
+# This lesson joins them in a small language model that reads Python's own library. You'll start it in two processes, kill
+# both, go on with a single device, and get the losses of a run that nobody disturbed. At the end the model writes
+# something that has the look of Python, and few of its words. The file is yours to start from.
 #
 # **You will** read a whole trainer, say at which places its parts touch, find an all-reduce that only their combination
-# causes, and guard a run against changed settings. 22 minutes, 47 with exercises. You need
+# causes, and guard a run against changed settings. 21 minutes, 46 with exercises. You need
 # [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb),
 # [13 Train with more batch than memory](13_more_batch_than_memory.ipynb),
 # [14 Survive a kill](14_survive_a_kill.ipynb), [16 Born sharded](16_born_sharded.ipynb) and
@@ -34,56 +33,58 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jax
+
 from pmapdp.lessons.pictures import lesson_19
 from pmapdp.lessons.programs import launch
 
 folder = Path(tempfile.mkdtemp())
+jax.config.update("jax_compilation_cache_dir", str(folder / "cache"))  # compile nothing twice
 
 # %% [markdown]
-# ## Where everything is
+# ## What you know already
 #
 # The network is a GPT. It reads 64 bytes of text, and guesses at each of them which byte comes next. With one layer and
 # 167,584 parameters it's small, so that this notebook doesn't take long, but nothing in the program depends on that.
 #
-# An update works on 32 examples. Here's where they are, and where the network is, on eight devices of two processes:
+# Most of the program's lines are old acquaintances. In the order of the course:
+#
+# | lesson | its lines in the program |
+# | --- | --- |
+# | 03 | `batches` and `report`: each example once in an epoch, and means over all tokens |
+# | 08 | `example_keys` and `dropout`: a mask that belongs to the example, on whatever device it is |
+# | 09 | `train_step`: the update, which the compiler splits |
+# | 13 | `accumulate`: two micro-batches, and one all-reduce |
+# | 14 | everything with `checkpoints`: resume after the last epoch |
+# | 16 | `shard` and `shardings`: an eighth of parameters and moments on each device |
+# | 17 | `processes`, `place_batch` and `is_first`: all devices of all processes |
+# | 20 | `compute_dtype`: products in bfloat16 on GPUs and TPUs |
+#
+# Here's an update of 16 examples, on eight devices of two processes. In its first row are the numbers of the examples:
 
 # %%
 lesson_19.where_the_arrays_are()
 
 # %% [markdown]
-# Each row of this picture had a lesson of its own:
+# ## Where two parts touch
 #
-# | from lesson | in the program | what it's for |
-# | --- | --- | --- |
-# | 03 | `batches`, `report` | each example once in an epoch, and means over all tokens |
-# | 08 | `example_keys`, `dropout` | a mask that belongs to the example, on whatever device it is |
-# | 09 | `train_step` | the update, which the compiler splits |
-# | 13, 20 | `accumulate`, `compute_dtype` | K micro-batches with one all-reduce, and products in bfloat16 on GPUs and TPUs |
-# | 14 | `checkpoints` | resume after the last epoch |
-# | 16 | `shard`, `shardings` | an eighth of parameters and moments on each device |
-# | 17 | `processes`, `place_batch`, `is_first` | all devices of all processes |
+# What needs thought is where one of these parts meets another.
 #
-# Most of these lines you know. What needs thought is where two of the parts touch:
-#
+# - **Dropout and micro-batches** (08, 13). Inside `accumulate` a device sees only its own rows. If it counted them there,
+#   the masks would depend on the number of devices. So `train_step` makes the keys first, and they travel with the rows,
+#   as a third part of the batch.
 # - **Dropout and resume** (08, 14). A mask depends on the number of the update. This number must survive a kill, so it's
 #   part of the state, beside the model and the optimizer's state.
-# - **Dropout and micro-batches** (08, 13). Inside `accumulate` a device sees only its own rows, cut into pieces. If it
-#   counted rows there, the masks would depend on the number of devices. So `train_step` makes the keys first, and they
-#   travel with the rows, as a third part of the batch.
 # - **Micro-batches and a split state** (13, 16). `accumulate` wants all parameters on every device, and the compiler
-#   gathers them once for an update, not once for each micro-batch. You pay for that with memory: at rest a device holds
-#   an eighth of the parameters, but in an update it holds all of them, and the whole gradients as well. Only Adam's
-#   moments stay split all the time. If your parameters don't fit on one device, this program isn't enough. Lesson 16 shows
-#   what to change: scan over the layers, so that the compiler gathers one at a time, and ask for no whole gradients.
-# - **bfloat16 and everything else** (20). On GPUs and TPUs the products inside a block are in bfloat16. Parameters,
-#   sums, the optimizer and the logits stay in float32. We could only try it on a CPU, with a smaller network, where the
-#   losses agreed with float32's to within 0.03.
+#   gathers them once for an update, not once for each micro-batch. You pay with memory: only Adam's moments stay split
+#   all the time. If your parameters don't fit on one device, this program isn't enough, and lesson 16 shows what to
+#   change.
 # - **Resume and processes** (14, 17). All processes restore, train and save, but only process 0 prints.
 # - **Clipping and a split state** (16). There's one line in `train_step` for this, and you'll soon take it out to see what
 #   it does.
 #
 # Now read the program from top to bottom. Its settings come first, and each section names its lesson. `record_output`
-# keeps what it prints, because we want to compare it later.
+# keeps what it prints, for a comparison later.
 
 # %%
 sys.argv = ["19_gpt.py", str(folder / "never_killed")]
@@ -94,8 +95,8 @@ printed = launch.record_output()
 
 # %% [markdown]
 # Is that a good loss? You can only tell by comparison. If you guess all 256 bytes alike, the loss is ln 256, or 5.55. A
-# better guesser counts how often each byte is in the training text, and a still better one counts which byte follows which.
-# How well do they do on the test data?
+# better guesser counts how often each byte occurs in the training text, and a still better one counts which byte follows
+# which. How well do they do on the test data?
 
 # %%
 counts = np.ones(256)  # of each token, and 1 more, so that none has the probability 0
@@ -111,13 +112,8 @@ losses = lesson_19.losses("".join(printed).splitlines())
 lesson_19.learning_curves(losses, counted_losses)
 
 # %% [markdown]
-# In the end the network knows more than pairs of bytes. Why does the training loss start above the test loss, and end
-# far below it? The training loss is a mean over the whole epoch, in which the network was still learning, and dropout
-# makes it higher, so in epoch 0 it's the worse of the two. Later it's the better one, because the test data comes from
-# other files: the text isn't shuffled before it's cut in two.
-#
-# If your Python is of another version, its library is another text, and your losses will differ from these. The speed of
-# epoch 0 includes the compiling, and on simulated devices no speed says anything about real ones.
+# In the end the network knows more than pairs of bytes. If your Python is of another version, its library is another text,
+# and your losses will differ from these. Ignore the speeds, because the devices are simulated.
 #
 # ## The same run, with accidents
 #
@@ -168,16 +164,16 @@ assert sum(x.size for x in jax.tree.leaves(state[0])) == 167_584
 # </details>
 #
 # No other test of such a program tells you as much, and it takes ten lines. Make it after every change: one device, all
-# devices, two processes, and a kill. A forgotten all-reduce, a mean of means, a mask that depends on the device or half
-# a checkpoint raise no error, but with any of them the runs would differ.
+# devices, two processes, and a kill. A forgotten all-reduce, a mean of means, a mask that depends on the device, half
+# a checkpoint: none of them raises an error, but each makes the runs differ.
 #
 # ## A line that changes no loss
 #
 # There's one kind of fault that no such test finds, because the losses stay the same and only the time changes.
-# `optax.clip_by_global_norm` needs the length of the whole gradient, over all 18 arrays. Because `accumulate` returns a
-# whole gradient on every device, each device could compute the length alone. For its update, however, it needs only an
-# eighth of the gradient. So the compiler is free to throw the rest away *first*, and then it has to sum the squares over
-# the devices. This line in `train_step` forbids that:
+# `optax.clip_by_global_norm` needs the length of the whole gradient, over all 18 arrays. Each device has all of it after
+# `accumulate`, so it could compute the length alone. For its update, however, it needs only an eighth of the gradient. The
+# compiler may throw the rest away *first*, and then the squares have to be summed over the devices. This line in
+# `train_step` forbids that:
 #
 # ```python
 # gradients = lax.with_sharding_constraint(gradients, replicated)
@@ -215,22 +211,22 @@ assert counts_of["step_without_the_line"]["all-reduce"] > 1
 # <details><summary>Answer</summary>
 #
 # One, and eighteen. Without the line, the squares of each of the 18 arrays are summed over the devices, one array after
-# the other, and the gradients are sent along in pieces. On a real network that takes time, because an all-reduce of a
-# single number takes nearly as long as one of a thousand: both are mostly latency (lesson 18). The 18 all-gathers bring the
-# parameters, one array each. XLA for GPUs may combine several of them, so count again on yours.
+# the other. On a real network that takes time, because an all-reduce of a single number takes nearly as long as one of a
+# thousand: both are mostly latency. The 18 all-gathers bring the parameters, one array each. XLA for GPUs may
+# combine several of them, so count again on yours.
 #
-# Lesson 16's program didn't need the line, because it doesn't clip. You only find such things if you read the compiled
-# step of the joined program, so do that once, before you rent a hundred GPUs.
+# Lesson 16's program didn't need the line, because it doesn't clip. Only the compiled step of the joined program shows
+# such things, so read it once, before you rent a hundred GPUs.
 #
 # </details>
 #
 # ## The mistake: the old folder, new settings
 #
-# You've trained for a day, and now you want to try something else. So you change a number at the top of the file, and
-# start it again with the same command, but you've forgotten that the folder has a checkpoint.
+# You've trained for a day, and now you want to try something else. You change a number at the top of the file and start
+# it again, but you've forgotten that the folder has a checkpoint.
 #
-# `try_to_resume` does what the program does when it starts, with the settings as they are at that moment. Call it with
-# a network of two layers instead of one, and then with a learning rate that is ten times as high.
+# `try_to_resume` does what the program does when it starts. Call it with two layers instead of one, and then
+# with a learning rate that is ten times as high.
 #
 # **Predict:** which of the two changes does it refuse?
 
@@ -269,9 +265,8 @@ assert high_rate == "resumes without a word"
 #
 # Only the second layer. Orbax compares the number of arrays and their shapes: 93 are asked for, and 57 are there. A
 # learning rate has no shape, and neither have `DROPOUT`, `B`, `HEADS` and the text itself. With any of these changed, the
-# program goes on with the old parameters and the new setting, and from then on nobody can say which setting gave the
-# result. The checkpoint also holds a list of arrays without their names, so if you rename or reorder layers of equal
-# shapes, a layer may get another's weights without an error.
+# program goes on with the old parameters and the new setting, and nobody can say any more which setting gave the
+# result.
 #
 # </details>
 #
@@ -341,13 +336,13 @@ for exercise in (cut_examples, bytes_per_device, fixed_check_settings):
 #   and all gradients. On a GPU, `WIDTH = 768`, `LAYERS = 12`, `HEADS = 12` and `LENGTH = 1024` are the shape of GPT-2.
 #   Lower the learning rate to about 6e-4.
 # - **A second machine.** Start the command of the docstring on both, with the address of the first one as
-#   `COORDINATOR`, and with a folder that both can reach. Each should say how many of all devices it has. Compare the
-#   losses with one machine's before you trust anything else.
+#   `COORDINATOR`, and with a folder that both can reach. Set `B = 32` if you have 16 devices. Each machine should say how
+#   many of all devices it has. Compare the losses with one machine's before you trust anything else.
 #
 # ## Take away
 #
-# - Parts that are correct alone have to be fitted where they touch: what the random keys depend on, what the checkpoint
-#   holds, what's whole and what's split at each moment.
+# - Fit the parts where they touch: what the random keys depend on, what the checkpoint holds, what's whole and what's
+#   split at each moment.
 # - One test covers most of it: one device, many devices, two processes, a kill. The losses must agree up to rounding.
 # - A checkpoint knows shapes, and no settings. Write the settings down, and compare.
 #

@@ -26,7 +26,7 @@ if len(sys.argv) != 2:
 
 # The text: the beginning of Python's own library. A token is a byte, so there are 256 of them.
 FILES = sorted(Path(os.__file__).parent.glob("*.py"))
-BYTES = 120_000
+BYTES = 80_000
 LENGTH = 64  # tokens that the network sees at once
 
 # The network
@@ -36,7 +36,7 @@ LAYERS = 1
 DROPOUT = 0.1  # of the features that a layer adds
 
 # Training
-B = 32  # examples per update
+B = 16  # examples per update
 K = 2  # micro-batches per update. B is divisible by K times the number of devices
 EPOCHS = 3  # passes over the data
 PEAK_RATE = 5e-3  # the highest learning rate, after a tenth of all updates
@@ -271,11 +271,13 @@ checkpoints.close()  # waits for the last one
 
 # What it has learned
 
+TEMPERATURE = 0.5  # below 1, what's likely becomes likelier
+
 
 def next_token(model, tokens, seed):
     """A token to follow `tokens` [LENGTH], drawn from the network's probabilities."""
     logits = model(tokens[None])[0, -1]
-    return jax.random.categorical(jax.random.key(seed), logits)
+    return jax.random.categorical(jax.random.key(seed), logits / TEMPERATURE)
 
 
 next_token = jax.jit(next_token, out_shardings=replicated)

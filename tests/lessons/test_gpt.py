@@ -18,7 +18,7 @@ from pmapdp.lessons.programs import launch
 
 PROGRAM = build.FOLDER / "program" / "19_gpt.py"
 SMALL = {
-    "BYTES = 120_000": "BYTES = 20_000",
+    "BYTES = 80_000": "BYTES = 20_000",
     "WIDTH = 96": "WIDTH = 64",
 }
 # Four decimals are printed. In float32 another order of the sums changed the last one

@@ -36,15 +36,14 @@ def where_the_arrays_are() -> None:
         left = FIRST_DEVICE + STEP * device
         look = {"device": device, "size": 8}
         axes.text(left + 0.9, 0.55, f"{device}", ha="center", va="center")
-        rows_of_device = f"{4 * device}-{4 * device + 3}"
+        rows_of_device = f"{2 * device}, {2 * device + 1}"
         drawing.box(axes, left, 1.1, rows_of_device, **look)
         drawing.box(axes, left, 2.2, "1/8", **look)
         drawing.box(axes, left, 3.5, "all", **look)
         for half in range(2):
-            first = 4 * device + 2 * half
-            text = f"{first}\n{first + 1}"
+            text = f"{2 * device + half}"
             drawing.box(
-                axes, left + 0.95 * half, 4.8, text, width=0.85, device=device, size=6
+                axes, left + 0.95 * half, 4.8, text, width=0.85, device=device, size=8
             )
         drawing.box(axes, left, 6.1, "sums", **look)
         drawing.arrow(axes, (left + 0.9, 6.9), (left + 0.9, 7.5), device=device)
