@@ -26,23 +26,23 @@ def result_or_error(function, x) -> str:
 
 @drawing.picture
 def trace() -> None:
-    """In the first call a Python function is traced to a jaxpr, and compiled. In every call the arrays go to the compiled program, which returns the results."""
+    """In the first call the Python function `2 * x` is traced to one operation, `mul`, and compiled. In every call the number goes to the compiled program, which returns the result."""
     axes = drawing.canvas(23.4, 3.9, inches=8.6)
     stations = (
-        ("Python function", "trace"),
-        ("jaxpr: a list\nof operations", "compile"),
+        ("Python:\nreturn 2 * x", "trace"),
+        ("operations:\nb = mul 2.0 a", "compile"),
         ("compiled program", "run"),
     )
     for left, (text, verb) in zip((0, 6.9, 13.8), stations, strict=True):
         drawing.box(axes, left, 0.6, text, width=5.0, height=1.5)
         drawing.arrow(axes, (left + 5.0, 1.35), (left + 6.9, 1.35))
         axes.text(left + 5.95, 0.4, verb, ha="center")
-    drawing.box(axes, 20.7, 0.85, "results", width=2.6, height=1.0)
+    drawing.box(axes, 20.7, 0.85, "2.0 4.0 6.0", width=2.7, height=1.0, size=9)
     axes.text(0, 0.25, "in the first call", va="center", weight="bold")
-    drawing.box(axes, 0, 2.8, "arrays", width=5.0, height=0.9)
+    drawing.box(axes, 0, 2.8, "1.0    2.0    3.0", width=5.0, height=0.9)
     axes.plot([5.1, 16.3, 16.3], [3.25, 3.25, 2.5], color=drawing.INK, linewidth=1.4)
     drawing.arrow(axes, (16.3, 3.25), (16.3, 2.1))
-    axes.text(5.4, 2.9, "in every call with these shapes", va="center", weight="bold")
+    axes.text(5.4, 2.9, "in every call with this shape", va="center", weight="bold")
 
 
 @drawing.picture
