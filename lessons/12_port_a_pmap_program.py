@@ -63,12 +63,15 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # Now run it. This is the last line of its error:
 
 # %%
+import os
 import subprocess
 import sys
 
 
 def run_python(*arguments):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+    plain = os.environ | {"NO_COLOR": "1"}  # in Jupyter, Python 3.13 colours its errors
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=plain, capture_output=True, text=True)
 
 
 old_error = run_python("old_train.py").stderr.splitlines()[-1]
@@ -195,15 +198,15 @@ print("JAX says that it's replicated:", mean.sharding.is_fully_replicated)
 lesson_12.running_means(means)
 
 # %% [markdown]
-# A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight. A metric without its
-# `pmean` fares the same: your log shows device 0's. Some programs keep a dropout key for each device in the state, and
-# [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how to keep all eight of them.
+# A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight. If your program keeps a
+# dropout key for each device in its state, [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows
+# how to keep all eight.
 #
 # ## Is it the old program? Is it one device's?
 #
-# Five equal losses are a good sign, but the accuracy or a moment of Adam may still differ. `pmapdp.verify` compares your
-# step with a reference, update by update, in parameters, optimizer state, statistics and metrics. Your first reference is
-# the old step, with one more line that averages the statistics in every update, as the new step must. `old_program`
+# Five equal lines are a good sign, but they show only two numbers an epoch. `pmapdp.verify` compares your step with a
+# reference, update by update, in parameters, optimizer state, statistics and metrics. Your first reference is the old
+# step, with one more line that averages the statistics in every update, as the new step must. `old_program`
 # replays it on one device, with the batch in eight parts.
 
 

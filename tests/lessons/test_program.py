@@ -179,7 +179,8 @@ def run_old_program(text: str, folder: Path) -> subprocess.CompletedProcess:
     path = folder / "old_train.py"
     path.write_text(text)
     command = [sys.executable, path]
-    return subprocess.run(command, capture_output=True, text=True)
+    plain = os.environ | {"NO_COLOR": "1"}  # Python 3.13 may colour its errors
+    return subprocess.run(command, env=plain, capture_output=True, text=True)
 
 
 def last_line(done: subprocess.CompletedProcess) -> str:
