@@ -17,7 +17,7 @@
 # Put one layer of batch norm into your pmap program, and eight devices no longer train the network that one device trains.
 # Batch norm uses the mean of the batch, but each of your eight devices sees only an eighth of the batch. In this lesson
 # you'll write a batch norm that doesn't care how many devices there are. Then you'll train with a layer that forgot its
-# all-reduce, and watch the eight copies of its running mean drift apart.
+# all-reduce, and find out which of its numbers JAX wrongly calls equal.
 #
 # **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
 # layer is enough, and count what synchronizing costs. 25 minutes, 45 with exercises. You need [05 Average
@@ -162,7 +162,7 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 #   and lets the layer write its new averages into `model`.
 # - `nnx.state` picks the parameters for the optimizer, and `nnx.update` writes the new ones into `model`. Seen from
 #   outside, the step is still a pure function, because it works on its own copy of the model, and returns that copy.
-# - The last lines of the program compare all eight copies of the running mean. In a minute you'll see why.
+# - The last lines of the program compare all eight copies of the running mean.
 
 # %%
 lesson_07.all_reduces()
@@ -284,9 +284,8 @@ assert local_model.norm.mean[...].is_fully_replicated
 # The parameters are equal, but a single device would have found others, because here each device normalized with its
 # own 16 examples.
 #
-# Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass.
-# PyTorch's DDP does so, too, unless you convert the model with `convert_sync_batchnorm`. If you do it, average the running
-# averages before you evaluate or save.
+# Some people keep batch norm local on purpose, as PyTorch's DDP does by default, because then no device waits for the
+# others in the middle of a pass. If you do the same, average the running averages before you evaluate or save.
 #
 # Under `jit` the problem goes away, as you'll see in lesson 09. There the layer sees the global batch, so plain
 # `nnx.BatchNorm` is synchronized, and its `mask` is correct for ragged batches, too.
@@ -313,10 +312,10 @@ assert all_reduces["synchronized"] == all_reduces["local"] + 2
 # <details><summary>Answer</summary>
 #
 # Two, one forward and one backward. XLA can't merge the three of the picture, because each needs the result of the one
-# before. The layer's own all-reduce carries only a count and two numbers for each channel, here 65 numbers, so you pay
-# for latency and not for bytes. In lesson 06's ring that's 14 messages, or 28 µs with the 2 µs that we assumed for
-# NVLink. It sounds like nothing, but a network with 50 of these layers waits a hundred times in every update, and that
-# makes 2.8 ms. Group norm and layer norm need none of this, because they don't mix examples.
+# before. The layer's own all-reduce carries only 65 numbers, a count and two for each channel, so you pay for latency and
+# not for bytes. In lesson 06's ring that's 14 messages, or 28 µs with the 2 µs that we assumed for NVLink. A network with
+# 50 of these layers waits a hundred times in every update, which makes 2.8 ms. Group norm and layer norm need none of
+# this, because they don't mix examples.
 #
 # </details>
 #
