@@ -465,7 +465,6 @@ for found in (replicated_gradients, unreduced_gradients):
 # | data parallelism for a model that you have | Auto axes (lesson 09): libraries work unchanged, but check the batch once |
 # | to know every sharding, and an error if JAX's rules don't settle it | Explicit axes |
 # | a model split over several axes, where a wrong guess is expensive (lesson 15) | Explicit axes |
-# | Explicit axes everywhere except in one function | `auto_axes` around it |
 # | to choose when gradients are summed over the devices | reduced parameters, or `shard_map` (lesson 13) |
 #
 # pmapdp uses Auto axes everywhere ([steps/jit.py](../pmapdp/steps/jit.py)), so that your model needs no shardings in
