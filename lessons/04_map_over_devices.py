@@ -242,8 +242,8 @@ with jax.transfer_guard_device_to_device("disallow"):
 #    K]</code> in which each row block occurs four times running (<code>repeat</code>), and <code>[8, K, p]</code> in
 #    which the four column blocks occur twice (<code>tile</code>).</details>
 # 3. `fixed_accuracy` (5 minutes, find the mistake): `broken_accuracy` raises no error and returns a number between 0
-#    and 1, but it isn't the accuracy over all examples. Return that, however you compute it. The shortest repair takes
-#    something away and puts something in. <details><summary>Hint</summary>What do you promise with
+#    and 1, but it isn't the accuracy over all examples. Return that accuracy. You may compute it in any way, but the
+#    shortest repair keeps `pmap`. <details><summary>Hint</summary>What do you promise with
 #    <code>out_axes=None</code>?</details>
 
 
