@@ -203,8 +203,8 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # A step that returns a new state seems to need twice the memory: the old state is still there while the new one is
 # written. That's why the program donates the old one with `donate_argnums=0`, and XLA may write over it.
 #
-# **Predict:** Adam's state is three times as large as the model. How many times the model's size do the old and the new
-# state take, without donation and with it?
+# **Predict:** with Adam, a state is the model and two averages of the same size. How many times the model's size do the
+# old and the new state take together, without donation and with it?
 
 # %% tags=["prediction"]
 memory = lesson_03.state_memory(train_step, state, place_batch(batch))
@@ -222,7 +222,8 @@ for (old, new), times in zip(memory.values(), (6, 3), strict=True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Six times, and three times. Each state holds the model and its two averages. With donation both have the same memory.
+# Six times, because each of the two states is three times as large as the model. With donation three times, because both
+# states use the same memory, one after the other.
 #
 # </details>
 #
