@@ -5,11 +5,12 @@ import re
 import warnings
 from pathlib import Path
 
+import flax
 import jax
 import numpy as np
 import optax
 import pytest
-from flax import jax_utils, nnx
+from flax import jax_utils, linen, nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -23,7 +24,7 @@ NAMES = re.findall(
     r"^\| `(jax\.[\w.]+)` \| (gone|warns) \| [^|]* \| (.*) \|$", PAGE, re.M
 )
 FIRST_LIST = PAGE.partition("## No message")[0]
-MESSAGES = re.findall(r"^- (`+)(.+?) ?\1 \([^)]+\)\\$", FIRST_LIST, re.M)
+MESSAGES = re.findall(r"^- (`+)(.+?) ?\1 (?:at .+ )?\([^)]+\)\\$", FIRST_LIST, re.M)
 VERSION = tuple(map(int, jax.__version__.split(".")[:2]))
 
 
@@ -204,6 +205,14 @@ def optimizer(**arguments):
     return nnx.Optimizer(MODEL, optax.sgd(0.1), **arguments)
 
 
+def split_variables(pop):
+    """Take the parameters of three layers out of what Linen's `init` returns."""
+    network = linen.Sequential([linen.Dense(2), linen.Dense(2), linen.Dense(2)])
+    stats, params = pop(network.init(jax.random.key(0), ROWS))
+    assert len(params) == 3
+    assert "params" not in stats
+
+
 # A part of the message, what raises it, and the cure.
 FAILURES = {
     "Sharding passed to jit": (
@@ -248,6 +257,10 @@ FAILURES = {
         lambda: optimizer(wrt=nnx.Param).update(MODEL, nnx.state(MODEL)),
     ),
     "Found data on value": (lambda: make_layers(list), lambda: make_layers(nnx.List)),
+    "too many values to unpack": (
+        lambda: split_variables(lambda variables: variables.pop("params")),
+        lambda: split_variables(lambda variables: flax.core.pop(variables, "params")),
+    ),
 }
 # On jax 0.10.2 these two run.
 FAILURES_OF_0_12 = {
