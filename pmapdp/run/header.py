@@ -90,7 +90,7 @@ def describe_data(job: Job) -> str:
             text += " (weighted)"
         texts.append(text)
     if job.data_fingerprint:
-        texts.append(f"content {job.data_fingerprint}")
+        texts.append(f"fingerprint {job.data_fingerprint}")
     return ", ".join(texts)
 
 

@@ -108,7 +108,7 @@ def test_a_hundred_gigabytes_train_within_one(dtype, n, most, tmp_path):
     assert file.stat().st_size > 100e9
     done = python("-c", MAPPED, file, tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    assert f"{n:,} to train, 40 to test, content" in done.stdout
+    assert f"{n:,} to train, 40 to test, fingerprint" in done.stdout
     assert "from one in" in done.stdout
     assert int(done.stdout.split("peak of ")[1].split()[0]) < most
 
