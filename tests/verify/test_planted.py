@@ -42,6 +42,12 @@ CASES += [
     # No device makes the update of its examples alone here, and only Adam's first
     # moments have the right mean.
     ("pmap", PLANTS[:1], {"optimizer": "adam", "norm": True}),
+    # Sums over all devices aren't what one device adds up, whatever is drawn.
+    (
+        "shard_map",
+        [plant for plant in FIRST if plant.row == "same mask"],
+        {"sums": True},
+    ),
 ]
 CASES.sort(
     key=lambda case: (
