@@ -168,8 +168,10 @@ lesson_20.number_formats()
 # %% [markdown]
 # The exponent's bits give a number its range, and the fraction's bits its precision. So a bfloat16 goes as far as a
 # float32, but it has only 8 significant bits instead of 24, counting the leading 1 that isn't stored. In return, GPUs
-# multiply faster: an A100's data sheet has up to 312 TFLOP/s for bfloat16, and 19.5 for float32. And what the blocks of
-# GPT-2 keep takes about half of the memory. You can count it without a compiler, from the shapes:
+# multiply faster: an A100's data sheet has up to 312 TFLOP/s for bfloat16. For float32 it's 156, and only because the GPU
+# rounds the factors to the 11 bits of TF32, which JAX allows by default. In full float32 it's 19.5.
+#
+# And what the blocks of GPT-2 keep takes about half of the memory. You can count it without a compiler, from the shapes:
 
 
 # %%
@@ -221,14 +223,15 @@ print("1 + 0.001 =", after_update)
 # include program/20_fit.py
 
 # %% [markdown]
-# In lesson 13 the losses ended at 0.2486 and 0.3540. Both have moved by less than 0.001. That's the rounding of bfloat16, because `jax.checkpoint` computes the same
-# numbers again. A CPU shows you the rounding but not the gain: with jax 0.10, XLA for CPUs converts to float32,
+# In lesson 13 the losses ended at 0.2486 and 0.3540. Both have moved by less than 0.001. That's the rounding of bfloat16,
+# because `jax.checkpoint` computes the same numbers again. A CPU shows you the rounding but not the gain: with jax 0.10, XLA for CPUs converts to float32,
 # multiplies, and rounds the result.
 #
 # ## The mistake: parameters in bfloat16
 #
 # If two bytes are enough for activations, why not store the parameters in bfloat16, too, and save even more? `train_in`
-# trains your network on one device, with a small learning rate. You don't have to read it.
+# trains your network on one device, with a small learning rate. Adam's moments stay in float32, so that only the parameters
+# differ. You don't have to read it.
 
 
 # %%
@@ -238,7 +241,7 @@ def train_in(parameter_dtype, compute_dtype):
     model.hidden.dtype = model.output.dtype = compute_dtype
     model = first_model = jax.tree.map(lambda w: w.astype(parameter_dtype), model)
     adam = optax.adam(3e-4)
-    adam_state = adam.init(model)
+    adam_state = adam.init(jax.tree.map(lambda w: w.astype(jnp.float32), model))
 
     @jax.jit
     def step(model, adam_state, batch):
@@ -316,12 +319,14 @@ assert has_changed[~is_large].mean() > 0.9
 # </details>
 #
 # There's no error and no NaN. The loss just falls more slowly, and if you saw only this curve, you'd blame your learning
-# rate. The other two curves lie on top of each other. So compute in bfloat16, and **keep parameters, optimizer state and
-# sums in float32**.
+# rate. The other two curves lie on top of each other.
 #
-# What about float16, which also takes two bytes? Its smallest positive number is 6e-8, and smaller gradients become 0. So
-# people multiply the loss by a large number, and divide the gradients by it, as you'll do in exercise 2. bfloat16 goes
-# down to 1e-38 and doesn't need that.
+# Whatever is added to again and again has this problem, so it's the same with Adam's second moment, of which an update
+# replaces a thousandth. Compute in bfloat16, and **keep parameters, optimizer state and sums in float32**.
+#
+# What about float16, which also takes two bytes? Below 6e-5 its numbers lose bit after bit, and below 6e-8 there's only 0.
+# So people multiply the loss by a large number, and divide the gradients by it, as you'll do in exercise 2. bfloat16 has
+# all of its bits down to 1e-38 and doesn't need that.
 #
 # ## Exercises
 #
