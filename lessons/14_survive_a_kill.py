@@ -74,8 +74,8 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 # - how far you are: here the number of the epoch.
 #
 # You don't have to save the order of the examples, because you can compute it again: our `batches` shuffle with
-# `default_rng(seed)`, and the seed is the number of the epoch. Lesson 08 made its random keys in the same way, from the
-# seed and the number of the update. But if your loader keeps one random generator for the whole run, as PyTorch's does,
+# `default_rng(seed)`, and the seed is the number of the epoch, which PyTorch's `DistributedSampler` gets by `set_epoch`.
+# Lesson 08 made its random keys in the same way, from the seed and the number of the update. But if your loader keeps one random generator for the whole run, as PyTorch's does,
 # you must save that, too.
 #
 # ## The program so far, and what changes
@@ -177,7 +177,8 @@ for a, b in zip(expected, found, strict=True):
 #
 # Many programs save the parameters and the epoch, and forget the optimizer's state. Resumed from such a checkpoint, a run
 # is *forgetful*. You've seen one lose its velocity. If the learning rate has a schedule, it loses something worse. Our
-# schedule rises for 20 updates, and then falls along a cosine, to 0 after the last update, number 200.
+# schedule rises for 20 updates, and then falls along a cosine, to 0 after the last update, number 200. Because it ends so
+# low, it can begin high: its highest rate is 0.03, ten times your program's.
 #
 # The compiled `train_step` knows the old optimizer. It's traced again, with the new one, only because a schedule adds a
 # count to the optimizer's state, so that the state has another structure.
@@ -263,6 +264,8 @@ assert 1.15 < test_losses["forgetful"] / test_losses["never killed"] < 1.35
 # save and stop after the current update:
 #
 # ```python
+# import signal
+#
 # stop_requested = False
 #
 # def request_stop(signum, frame):
