@@ -125,7 +125,6 @@ def fastest(update, epoch_batches):
 
 ratio = fastest(ten_updates, tens) / fastest(one_update, singles)
 print(f"ten updates in a call take {ratio:.2f} of the time")
-assert 0.1 < ratio < 1
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -192,8 +191,8 @@ print(f"ResNet-50, trees of 1.63 ms: {resnet[0]:.1f} to {resnet[1]:.1f} times")
 #
 # </details>
 #
-# So the offer is bad for your small network, and good for a ResNet-50. [Speed](../docs/speed.md#predict-more-devices) shows how to predict
-# your own model, on machines with one network inside a node and another between nodes.
+# So the offer is bad for your small network, and good for a ResNet-50. [Speed](../docs/speed.md#predict-more-devices) shows
+# how to predict your own model, on machines with one network inside a node and another between nodes.
 #
 # ## How wrong is it?
 #
@@ -231,6 +230,7 @@ lesson_18.predicted_against_found(runs)
 # The asserts behind all answers.
 from pmapdp import scaling
 
+assert 0.1 < ratio < 1
 batch = place_batch(host_batches[0])
 text = train_step.lower(state, batch).compile().as_text()
 assert text.count(" all-reduce(") == 1
