@@ -11,7 +11,11 @@ def build_sharded(build, sharding):
 
 
 def zero_step(w, g, m):
-    """The reduce-scatter gives each device the sum for its shard. The other devices have the rest of the momentum."""
+    """The reduce-scatter gives each device the sum for its shard. The other devices have the rest of the momentum.
+
+    `to="invarying"` says that all devices get the same weights, so that a `shard_map` of your own accepts
+    `out_specs=PartitionSpec()` for them. Without it the numbers are the same.
+    """
     gradient = lax.psum_scatter(g, "data", tiled=True) / lax.axis_size("data")
     m = 0.9 * m + gradient
     shard = lax.dynamic_slice_in_dim(w, lax.axis_index("data") * m.size, m.size)

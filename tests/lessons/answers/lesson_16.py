@@ -38,6 +38,7 @@ WRONG = {
     ],
     "zero_step": [
         ("divide by N", ' / lax.axis_size("data")', ""),
+        ("divide by lax.axis_size", ' / lax.axis_size("data")', " / 8"),
         ("only this device's gradient", SHARD, SLICE.format("g")),
         ("use axis_index", SLICE.format("w"), "w[: m.size]"),
         ("half of an all-reduce", SHARD, SLICE.format('lax.pmean(g, "data")')),
