@@ -143,7 +143,9 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 # moves in steps of 32. A variance of 1 is lost in them. You could find the mean first, and then the squared distances
 # from it, as in exercise 1. But that takes two all-reduces, one after the other, and the devices wait twice. Our layer
 # needs one, because it subtracts its running mean first. Subtracting a number doesn't change the variance, and once the
-# running mean is near the true one, the values to square are small.
+# running mean is near the true one, the values to square are small. Since it starts at 0, it needs some 40 updates to get
+# near 20,000, and until then the variance is as wrong as without this trick. If you have such values, subtract a rough mean
+# from them before the first update.
 #
 # The layer also writes `(rows * x0).sum(0)` in place of `weights @ x`. It's the same sum, but GPUs and TPUs may round
 # the inputs of a matrix product to fewer digits, to TF32 or bfloat16.
@@ -271,6 +273,20 @@ lesson_07.running_means(local_means, synchronized_means[:-1])
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert np.spacing(np.float32(400_000_000)) == 32
+far = 20_000 + np.random.default_rng(0).normal(size=(1024, 1)).astype(np.float32)  # variance 1
+for use_fast_variance, is_close in ((True, False), (False, True)):
+    options = {"momentum": 0.0, "use_fast_variance": use_fast_variance, "rngs": nnx.Rngs(0)}
+    layer = nnx.BatchNorm(1, **options)
+    layer(far, use_running_average=False)
+    assert (0.8 < layer.var[0] < 1.2) == is_close
+running_mean, variance_errors = 0.0, []
+for _ in range(60):
+    far_0 = far - np.float32(running_mean)
+    variance_0 = np.square(far_0).mean() - np.square(far_0.mean())
+    variance_errors.append(abs(variance_0 / far.var() - 1))
+    running_mean = 0.9 * running_mean + 0.1 * far.mean()
+assert max(variance_errors[:5]) > 0.9
+assert max(variance_errors[40:]) < 0.2
 np.testing.assert_allclose(outputs[False], [-1, 1, -1, 1])
 np.testing.assert_allclose(outputs[True], (values.ravel() - 6) / np.sqrt(26), atol=1e-6)
 assert (flax_means == 4.5).all()
@@ -284,11 +300,13 @@ assert local_model.norm.mean[...].is_fully_replicated
 # The parameters are equal, but a single device would have found others, because here each device normalized with its
 # own 16 examples.
 #
-# Some people keep batch norm local on purpose, as PyTorch's DDP does by default, because then no device waits for the
-# others in the middle of a pass. If you do the same, average the running averages before you evaluate or save.
+# Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass.
+# PyTorch's DDP does so by default. There, before each forward pass, all processes take over the running averages of process
+# 0. If you keep batch norm local in JAX, average its running averages before you evaluate or save.
 #
 # Under `jit` the problem goes away, as you'll see in lesson 09. There the layer sees the global batch, so plain
-# `nnx.BatchNorm` is synchronized, and its `mask` is correct for ragged batches, too.
+# `nnx.BatchNorm` is synchronized, and its `mask` is correct for ragged batches, too. For values around 20,000, pass
+# `use_fast_variance=False`, or it subtracts large squares as well.
 #
 # ## What it costs
 #
