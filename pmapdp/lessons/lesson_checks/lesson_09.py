@@ -31,10 +31,10 @@ def require_split(step, arguments, one_device_step):
     try:
         program = step.lower(*arguments.values()).compile()
     except ValueError as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].rstrip(".")
         require(
             False,
-            f"JAX refuses the arguments ({', '.join(arguments)}) or the results: {reason} "
+            f"JAX refuses the arguments ({', '.join(arguments)}) or the results: {reason}. "
             "Each argument has its own entry in in_shardings, and out_shardings is for "
             "the results",
         )
