@@ -15,9 +15,9 @@
 # # 10. Three ways side by side
 #
 # You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
-# the compiler works it out. There's a third way, `shard_map`, and since jax 0.8 pmap itself is built on it. It takes
-# jit's arrays and runs pmap's step. You need it to port a pmap program, or to see and decide what the devices send.
-# There's a trap in it that raises no error, and you'll step into it on purpose.
+# the compiler works it out. There's a third way, `shard_map`. You pass global arrays, as with jit. Your function sees one
+# device's rows, as with pmap, which since jax 0.8 is itself built on it. You need `shard_map` to port a pmap program, or to
+# see and decide what the devices send. There's a trap in it that raises no error, and you'll step into it on purpose.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
 # shard_map. 26 minutes, 41 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -247,16 +247,12 @@ assert "psum_invariant[axes=('data',)]" in jaxpr
 # `out_specs=P()` promises that all devices return the same, and JAX sees that this gradient varies. **Keep the check on
 # in new code**, and either cast first, as your program does, or take the gradient of the averaged loss.
 #
-# <details><summary>Why pmapdp itself turns the check off</summary>
-#
-# pmapdp's [steps/shard_map.py](../pmapdp/steps/shard_map.py) has `check_vma=False` and pmap's `pmean`, because it has
+# pmapdp itself turns the check off. Its [steps/shard_map.py](../pmapdp/steps/shard_map.py) has `check_vma=False` and pmap's `pmean`, because it has
 # to run *your* model, whatever is in it, and the check refuses some models that have no mistake. `nnx.RNN`, for
 # example, loops over time and starts from zeros. The zeros are the same on all devices, and after one step the state
 # isn't any more. To JAX its type has changed, and a loop's state must keep its type. In your own program you'd pass
 # `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp can't do that in a layer of yours. So it does without
 # the check, and its tests compare every update with one device's, on one to eight devices.
-#
-# </details>
 #
 # ## What the trap does to a run
 #
@@ -373,8 +369,8 @@ assert whole_length < own_lengths.min()
 # <details><summary>Answer</summary>
 #
 # Shorter. A mean of eight vectors is never longer than the mean of their lengths, and the more the eight disagree, the
-# shorter it is. So these nine numbers tell you how noisy your gradients are. In lesson 18 you'll use such lengths to
-# find out how large a batch is worth it.
+# shorter it is. So these nine numbers tell you how noisy your gradients are. In
+# [lesson 21](21_choose_a_batch_size.ipynb) you'll use such lengths to find out how large a batch is worth it.
 #
 # </details>
 #
