@@ -17,8 +17,8 @@
 # In lesson 09 you forgot to place a batch. The loss was correct, all eight devices did all of the work, and nobody told
 # you. How would you have noticed? Under `jit` the compiler decides where arrays go, and you have to dig in its output to
 # see what it decided. Change eleven lines, and the sharding becomes part of an array's *type*. Then one assert catches the
-# forgotten batch before anything runs, and if a sharding isn't settled, JAX asks you. At the end you'll use the types to
-# move an all-reduce out of a loop, where XLA for CPUs leaves it.
+# forgotten batch before anything runs, and where JAX has no rule for a sharding, it asks you. At the end you'll use the
+# types to move an all-reduce out of a loop.
 #
 # **You will** read shardings as types, answer when JAX asks for one, sum gradients with a single all-reduce, and decide
 # when all this is worth it. 30 minutes, 53 with exercises. You need
@@ -144,7 +144,7 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 #
 # ## Where JAX asks
 #
-# If the rules leave a choice, JAX doesn't pick one. It raises an error and asks you. Take a matrix of 16 x 16, once split
+# Where there's no rule, JAX doesn't guess. It raises an error and asks you. Take a matrix of 16 x 16, once split
 # by rows, `P("data", None)`, and once by columns, `P(None, "data")`. JAX refuses `columns @ rows` and `rows + columns`.
 #
 # **Predict:** name two shardings that each result could have.
@@ -183,8 +183,9 @@ errors = [
 # </details>
 #
 # Each choice means different communication, so JAX leaves it to you. Now you also see why `weights @ losses` had to go:
-# if both factors of a product are split along the summed axis, JAX asks, even when the result is one number. For `.sum()`
-# there's a rule, as you saw with `x.sum(0)`, so JAX adds the all-reduce without a word.
+# if both factors of a product are split along the summed axis, JAX asks, even when the result is one number. Where there
+# is a rule, JAX communicates without a word: for `.sum()`, as you saw with `x.sum(0)`, and for `columns @ square`, in
+# which only one factor is split.
 #
 # To answer, pass `out_sharding`, which says how you want the result. If you already have an array, `jax.reshard` changes
 # its sharding.
@@ -407,6 +408,7 @@ hidden_in_numpy = np.maximum(host_batch[0] @ np.asarray(W1), 0)
 np.testing.assert_allclose(logits, hidden_in_numpy @ np.asarray(W2), rtol=1e-4)
 assert str(jax.typeof(arrays["gradient of hidden.kernel"])) == "float32[64,32]"
 assert errors == ["ShardingTypeError"] * 2
+assert str(jax.typeof(columns @ square)) == "float32[16,16]"
 try:
     run_accumulate(jax.reshard(model, P(reduced={"data"})), unreduced)  # with nnx.Linear
     bias_error = ""
@@ -463,7 +465,7 @@ for found in (replicated_gradients, unreduced_gradients):
 # | you want | use |
 # | --- | --- |
 # | data parallelism for a model that you have | Auto axes (lesson 09): libraries work unchanged, but check the batch once |
-# | to know every sharding, and an error if JAX's rules don't settle it | Explicit axes |
+# | to know every sharding, and an error where JAX has no rule for one | Explicit axes |
 # | a model split over several axes, where a wrong guess is expensive (lesson 15) | Explicit axes |
 # | to choose when gradients are summed over the devices | reduced parameters, or `shard_map` (lesson 13) |
 #
@@ -517,8 +519,7 @@ for exercise in (fixed_gram, normalized_step, sum_gradients):
 # ## Take away
 #
 # - With Explicit axes, the sharding is part of the type. `jax.typeof` shows it, and an assert on it costs nothing.
-# - If JAX's rules don't settle a sharding, JAX raises an error. Answer with `out_sharding`, `jax.reshard`, or
-#   `auto_axes`.
+# - Where JAX has no rule for a sharding, it raises an error. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
 # - A gradient has the type of its parameter. If the parameter is reduced, the gradient stays unreduced until you
 #   reshard it. So you choose when the all-reduce runs.
 #
