@@ -146,7 +146,8 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 #
 # Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask,
 # as in the first row of the picture. If you call it with a key, it has no state, but one key draws all masks of a
-# device, and you're back in the first or the second row.
+# device, and you're back in the first or the second row. What works is to call it with a key for each example inside
+# `jax.vmap`, and this is what the program's own lines do.
 
 # %% tags=["take-home"]
 # include program/08_exact.py

@@ -359,7 +359,9 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # | `add_up`, without its `psum` | `add_micro_batches`, with the same cut of a device's own rows | [steps/shared.py](../pmapdp/steps/shared.py) |
 # | `accumulate`, with the `shard_map` | `accumulated_sums` | [steps/jit.py](../pmapdp/steps/jit.py) |
 #
-# `add_micro_batches` unrolls its scan on CPUs, where convolutions in a loop are slow.
+# `accumulated_sums` differs in two places from your `accumulate`. It needs no cast, because it turns the check off, and its
+# `shard_map` returns a row of sums for each device. The compiler's all-reduce then adds up these rows. `add_micro_batches`
+# unrolls its scan on CPUs, where convolutions in a loop are slow.
 #
 # **With pmap** a device has only its own rows anyway. The loop goes into your step as it is, without `shard_map` and
 # without the cast, and lesson 05's `pmean` comes after it. That's `python -m pmapdp.train --strategy pmap --accumulate 4`.
