@@ -15,12 +15,12 @@
 # # 12. Port a pmap program
 #
 # Somebody hands you a training program of 2022. You run it, and it stops at once, because a function of JAX is gone. You
-# repair that line, and the program stops at another one. How long do you want to go on like this? The program stands on
-# `pmap`, which is only maintained today, and JAX's developers
+# repair that line, and the program stops at another one. Even when all of them are repaired, it stands on `pmap`, which is
+# only maintained today, and JAX's developers
 # [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html) instead. In this lesson you'll repair four lines,
 # to see what the program used to print. Then seventeen new lines take it to `shard_map`, where it prints the same losses
-# up to rounding, because even its dropout masks are the same. In the end you'll prove that you've ported all of it, and the
-# proof turns up something that the old program never told you.
+# up to rounding, because even its dropout masks are the same. In the end you'll prove that the ported step makes the old
+# step's updates, and the proof turns up something that the old program never told you.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
 # one device. 29 minutes, 49 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
@@ -52,6 +52,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # - Each device folds its number into the dropout key, so that no two devices draw the same mask. Each device also has
 #   batch statistics of its own, which the program averages once an epoch.
 # - Batches that aren't full are dropped, even in the evaluation, which sees only 896 of the 1,000 examples.
+#
+# Only the two lines that simulate eight devices are new.
 #
 # The cell saves the program to a file, as somebody would hand it to you:
 
@@ -226,7 +228,8 @@ verify(step=p_train_step, reference=reference, state=init_state(), **case).requi
 print("the old program: equal")
 
 # %% [markdown]
-# You've ported the program faithfully. Does it do what one device does? Your second reference is the step that you'd
+# You've ported the training step faithfully. For the evaluation, which `verify` doesn't see, the five equal lines are your
+# evidence. Does the step do what one device does? Your second reference is the step that you'd
 # write for one device. Switch dropout off, because one device would draw other masks than eight. The comparison still
 # fails, because each device normalizes with its own 16 examples, and then the step averages the eight running means, and
 # the eight running variances.
