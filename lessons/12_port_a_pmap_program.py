@@ -101,9 +101,8 @@ print(port_report)
 #
 # include the difference of 12_pmap_2022.py and 12_old_pmap.py
 #
-# The report also calls `metrics['loss'][0]` slow, because JAX sends device 0's row to every device. There's a second `[0]`
-# like this, in the evaluation, which the report misses. Leave both, because the port removes them anyway. Here are the
-# numbers that your port must give:
+# The report also calls two `[0]` slow, in the evaluation and of the loss, because JAX sends device 0's row to every device.
+# Leave both, because the port removes them anyway. Here are the numbers that your port must give:
 
 # %% tags=["take-home"]
 # include program/12_old_pmap.py

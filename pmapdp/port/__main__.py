@@ -19,8 +19,9 @@ from typing import Any
 from pmapdp import cli, flags
 from pmapdp.config import setting
 from pmapdp.errors import FailedError
-from pmapdp.port.find import BROKEN, find
+from pmapdp.port.find import BROKEN, Line, find_constructs
 from pmapdp.port.names import Program
+from pmapdp.port.pmaps import find_pmaps
 from pmapdp.port.read import read_files
 from pmapdp.port.rows import ROWS
 from pmapdp.port.verify_step import choose_step, write_verification
@@ -52,11 +53,11 @@ def report_program(path: str) -> dict[str, Any]:
     """Report on a program as one object."""
     files, unread = read_files(path)
     program = Program(files)
-    lines, uses = find(program)
+    uses = find_pmaps(program)
     step = choose_step(uses)
     return {
         "jax": version("jax"),
-        "lines": lines,
+        "lines": find_constructs(program, has_pmap=bool(uses)),
         "unread": unread,
         "verify": step and write_verification(program, step),
     }
@@ -75,8 +76,6 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
     text.append("")
     if not report["lines"]:
         text.append("No construct of pmap was found.")
-    elif everything:
-        text.append(f"Constructs of pmap: {len(lines)}.")
     else:
         text.append(
             f"Listed: {len(lines)} of {len(report['lines'])} constructs of pmap. "
@@ -89,7 +88,7 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
     return "\n".join(text).strip("\n")
 
 
-def describe_construct(lines: list[dict[str, Any]]) -> list[str]:
+def describe_construct(lines: list[Line]) -> list[str]:
     """Return what the table says of a construct, and the program's lines with it."""
     row = lines[0]
     text = ["", f"  {row['status']:5}  {row['construct']:20}  {row['link']}"]

@@ -95,7 +95,7 @@ class Program(ast.NodeVisitor):
 
     def returned(self, function: Value) -> Value:
         """Return what a function of the program returns in the end, or None."""
-        return self._returned.get(self.resolve(function))
+        return self.resolve(self._returned.get(self.resolve(function)))
 
     def _visit_module(self, module: ast.Module) -> None:
         if module not in self._members:
@@ -184,7 +184,8 @@ class Program(ast.NodeVisitor):
         self._functions.append((node, names))
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        """Leave the function for later."""
+        """Note what a lambda returns, and leave it for later."""
+        self._returned[node] = node.body
         self._functions.append((node, self._names))
 
     def visit_arg(self, node: ast.arg) -> None:
@@ -197,4 +198,4 @@ class Program(ast.NodeVisitor):
     def visit_Return(self, node: ast.Return) -> None:
         """Note what a function returns."""
         self.generic_visit(node)
-        self._returned[self.around(node, FUNCTIONS)] = self.resolve(node.value)
+        self._returned[self.around(node, FUNCTIONS)] = node.value

@@ -3,8 +3,6 @@
 import ast
 from typing import Any, NamedTuple
 
-import jax
-
 from pmapdp.port.names import FUNCTIONS, Node, Program, Value
 
 Keywords = dict[str | None, ast.expr]  # None is the name of `**options`
@@ -23,6 +21,11 @@ class Use(NamedTuple):
     options: Keywords
     function: Any
     inside: list[ast.Call]
+
+    @property
+    def name(self) -> str:
+        """The name of the function, or an empty text."""
+        return getattr(self.function, "name", "")
 
 
 def keywords_of(call: ast.Call) -> Keywords:
@@ -91,28 +94,13 @@ def unwrap(program: Program, node: Node) -> tuple[Node, list[ast.Call]]:
     return None, calls
 
 
-def is_stacked(program: Program, node: Node) -> bool:
-    """Return True for a part of what has a device axis, `[N, ...]`.
-
-    That's a replicated tree, or a part of a pmapped function's result. The whole result
-    may be a tuple, so its `[0]` isn't known to be a row.
-    """
-    value = program.resolve(node)
-    is_whole = True
-    while isinstance(value, ast.Subscript | ast.Attribute):
-        if isinstance(value, ast.Attribute) and value.attr in dir(jax.Array):
-            return False
-        is_whole = False
-        value = program.resolve(value.value)
-    if not isinstance(value, ast.Call):
-        return False
-    if program.path_of(value.func) == "flax.jax_utils.replicate":
-        return True
-    mapped = program.resolve(value.func)
-    if isinstance(mapped, ast.Call):  # of a function that makes the pmapped one
-        mapped = program.returned(mapped.func) or mapped
-    use = read_pmap(program, mapped)
-    if use is None or is_whole:
-        return False
-    out_axes = program.resolve(use.options.get("out_axes"))
-    return getattr(out_axes, "value", 0) is not None
+def find_pmaps(program: Program) -> list[Use]:
+    """Find all calls of pmap, and functions with pmap as their decorator."""
+    uses = []
+    for tree in program.files.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call | ast.FunctionDef):
+                use = read_pmap(program, node)
+                if use:
+                    uses.append(use)
+    return uses

@@ -88,11 +88,8 @@ def imported_files(path: Path, tree: ast.Module) -> Iterator[Path]:
 def imported_modules(tree: ast.Module) -> Iterator[str]:
     """List the dotted names that a file imports. Some of them may be no modules."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            source = node.module or ""
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            source = getattr(node, "module", None) or ""
             yield source
             for name in node.names:
                 yield f"{source}.{name.name}".strip(".")
-        elif isinstance(node, ast.Import):
-            for name in node.names:
-                yield name.name

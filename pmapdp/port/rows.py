@@ -1,8 +1,14 @@
-"""The table of the constructs of pmap, one row each, from `rows.toml`."""
+"""The table of the constructs of pmap, from `rows.toml`, and the row of a name."""
 
+import importlib
 import tomllib
+import warnings
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from pmapdp.port.names import LIBRARIES
 
 
 @dataclass(frozen=True)
@@ -36,3 +42,44 @@ class Row:
 
 TABLE = tomllib.loads(Path(__file__).with_name("rows.toml").read_text())
 ROWS = {name: Row(name, **fields) for name, fields in TABLE.items()}
+ROW_OF_NAME: dict[str, str] = {}
+for row in ROWS.values():
+    ROW_OF_NAME |= dict.fromkeys(row.names, row.name)
+
+
+@cache
+def row_of_path(path: str) -> str:
+    """Find the row of a dotted path or of its beginning.
+
+    It's "gone" if the installed libraries lack the name.
+    """
+    parts = path.split(".")
+    for number in range(len(parts), 1, -1):
+        name = ".".join(parts[:number])
+        if name in ROW_OF_NAME:
+            return ROW_OF_NAME[name]
+    if parts[0] in LIBRARIES and parts[-1] != "*" and is_missing(path):
+        return "gone"
+    return ""
+
+
+def is_missing(path: str) -> bool:
+    """Return True if the installed JAX, Flax or Optax lacks a name.
+
+    A module that's there, and needs another library, isn't missing.
+    """
+    module, *names = path.split(".")
+    with warnings.catch_warnings(action="ignore"):
+        value: Any = importlib.import_module(module)
+        for name in names:
+            module = f"{module}.{name}"
+            try:
+                if hasattr(value, name):
+                    value = getattr(value, name)
+                else:
+                    value = importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                return module.startswith(error.name or module)
+            except Exception:  # it's there, and needs a library or what a run sets up
+                return False
+    return False

@@ -78,15 +78,14 @@ OPEN_STEP = '''def step({arguments}):
 def choose_step(uses: list[Use]) -> Use | None:
     """Choose the pmapped function that seems to train, or None.
 
-    A pmap without an axis to average over doesn't train.
+    It has an axis to average over, and a name that fits. One without a name may train.
     """
     averaging = [use for use in uses if "axis_name" in use.options]
     for use in averaging:
-        name = getattr(use.function, "name", "")
-        if TRAINS.search(name) and not DOES_NOT_TRAIN.search(name):
+        if TRAINS.search(use.name) and not DOES_NOT_TRAIN.search(use.name):
             return use
     for use in averaging:
-        if not hasattr(use.function, "name"):  # it may train
+        if not use.name:
             return use
     return None
 
@@ -97,29 +96,26 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     Returns:
         The name of the step, its file, the program, and the questions.
     """
-    name = getattr(use.function, "name", "your step")
+    name = use.name or "your step"
     path = program.file_of(use.function)
-    parameters: list[str] = []
+    parameters = free_parameters(use)
+    arguments = ["state", "batch"]
     per_device: list[str] = []
     if path:
-        parameters = free_parameters(use)
         source = ast.unparse(program.files[path])
         per_device = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
-    arguments = "state, batch"
-    given = "state=state, batch=batch"
-    if any(map(KEY.search, parameters)):
-        arguments = "state, batch, key"
-        given = "state=state, batch=batch, key=key"
+    if KEY.search(" ".join(parameters)):
+        arguments.append("key")
         if "in_axes" not in use.options:  # pmap gives each device its row
             per_device.insert(0, "key")
-    axis = getattr(program.resolve(use.options["axis_name"]), "value", None)
     questions = ask_questions(program, use, name, parameters)
-    if axis is None:  # it's made when the program runs
-        axis = "batch"
+    axis = program.resolve(use.options["axis_name"])
+    if not isinstance(axis, ast.Constant):
+        axis = ast.Constant("batch")
         questions.append("Which axis_name is it? It's made when the program runs.")
     if questions:
         comments = "\n".join(f"    # {question}" for question in questions)
-        step = OPEN_STEP.format(arguments=arguments, questions=comments)
+        step = OPEN_STEP.format(arguments=", ".join(arguments), questions=comments)
     elif use.inside:
         step, questions = write_partial(program, use.inside[0])
     else:
@@ -127,16 +123,18 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     text = PROGRAM.format(
         name=name,
         step=step,
-        arguments=arguments,
-        axis=repr(axis),
+        arguments=", ".join(arguments),
+        axis=repr(axis.value),
         per_device=per_device,
-        given=given,
+        given=", ".join(f"{argument}={argument}" for argument in arguments),
     )
     return {"step": name, "path": path, "questions": questions, "program": text}
 
 
 def free_parameters(use: Use) -> list[str]:
-    """Return the parameters of the function that partials leave free."""
+    """Return the parameters of the mapped function that partials leave free."""
+    if use.function is None:
+        return []
     names = [argument.arg for argument in use.function.args.args]
     parameters = [name for name in names if name != "self"]
     for partial in use.inside:
@@ -154,17 +152,15 @@ def ask_questions(
     questions = []
     if not isinstance(program.parent(use.function), ast.Module):
         questions.append(f"How can {name} be reached? It isn't at the top of its file.")
+    for call in use.inside:
+        is_partial = program.path_of(call.func) == "functools.partial"
+        if not is_partial or program.path_of(call.args[0]):  # partial(lax.scan, step)
+            mapped = ast.unparse(call)
+            questions.append(f"Which function makes one update? pmap maps {mapped}.")
+            return questions
     takes_key = len(parameters) == 3 and KEY.search(parameters[2])
     result = program.returned(use.function)
-    wrappers = [
-        ast.unparse(call)
-        for call in use.inside
-        if program.path_of(call.func) != "functools.partial"
-        or program.path_of(call.args[0])  # as in `partial(lax.scan, step)`
-    ]
-    if wrappers:
-        questions.append(f"Which function makes one update? pmap maps {wrappers[0]}.")
-    elif len(parameters) != 2 and not takes_key:
+    if len(parameters) != 2 and not takes_key:
         questions.append(
             f"{name} takes ({', '.join(parameters)}): which are the state, the batch "
             "and the key?"

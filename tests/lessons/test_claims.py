@@ -255,8 +255,9 @@ def test_under_slurm_a_single_task_gets_one_gpu_unless_it_names_them():
     assert lines == ["without arguments: 0", "by number: 0,1,2,3,4,5,6,7"]
 
 
-def test_port_lists_the_row_of_the_loss_and_misses_the_row_of_the_accuracies():
+def test_port_lists_the_row_of_the_loss_and_the_row_of_the_accuracies():
     """Lesson 12."""
     lines = report_program(str(build.FOLDER / "program" / "12_old_pmap.py"))["lines"]
     rows = [line["code"] for line in lines if line["construct"] == "first-copy"]
-    assert rows == ["metrics['loss'][0]"]
+    accuracies = "p_eval_step(state, common_utils.shard(batch))[0]"
+    assert rows == [accuracies, "metrics['loss'][0]"]

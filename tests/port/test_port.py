@@ -15,8 +15,7 @@ from launch import python
 from pmap_programs import FOLDER, NAMES
 
 from pmapdp.port.__main__ import report_program
-from pmapdp.port.find import ROW_OF_NAME, is_missing
-from pmapdp.port.rows import ROWS
+from pmapdp.port.rows import ROW_OF_NAME, ROWS, is_missing
 
 LESSON_12 = FOLDER.parents[1] / "lessons" / "program" / "12_old_pmap.py"
 
@@ -104,6 +103,18 @@ PMAPS = [
     ("from jax.numpy import *", ""),
     # The result may be a tuple, so only a part of it is known to be a row.
     (AVERAGE + "p = jax.pmap(f, 'i')\ny = p(x)[0]", "3 pmean, 4 pmap"),
+    # A function that shows that it returns one array: its [0] is a row.
+    ("import jax\ndef f(x):\n  ok = x > 0\n  return jax.lax.pmean(ok.mean(), 'i')\n"
+     "p = jax.pmap(f, 'i')\na = [p(x)[0] for x in y]", "4 pmean, 5 pmap, 6 first-copy"),
+    ("import jax\np = jax.pmap(lambda x: jax.numpy.sum(x))\np(x)[0]",
+     "2 pmap, 3 first-copy"),
+    ("import jax\np = jax.pmap(lambda w: w - 1, out_axes=None)\np(x)[0]",
+     "2 in-axes, 2 pmap"),
+    ("import jax\np = jax.pmap(lambda w: w.apply(w))\np(x)[0]", "2 pmap"),
+    ("import jax\np = jax.pmap(lambda w: jax.lax.pmean(x=w, axis_name='i'))\np(x)[0]",
+     "2 pmap, 2 pmean"),
+    ("import jax\nf = lambda w: w.sum()\np = jax.pmap(jax.value_and_grad(f))\np(x)[0]",
+     "3 pmap"),
     # A name that's bound again, first by an import; and a replicated tree.
     ("import jax\nfrom a import f\nf = jax.pmap(f, 'i')\nfor x in y:\n  s, z = f(x)\n"
      "  z[0]", "3 pmap, 6 first-copy"),
@@ -293,6 +304,7 @@ DECORATED = {
 }
 QUESTIONS = {
     "Which axis_name is it?": {'axis_name="i"': "axis_name=find_axis()"},
+    "Which axis_name is it? It's made when": {'axis_name="i"': "axis_name=config.axis"},
     "pmap maps jax.checkpoint(train_step).": {
         "p(train_step": "p(jax.checkpoint(train_step)"
     },
