@@ -36,7 +36,7 @@ def first_arguments():
     """Return {arguments} of the first update, as one device has them.
 
     That's before they're replicated or split. Leaves in PER_DEVICE have a row for each
-    device, `[8, ...]`.
+    device, `[8, ...]`.{key_note}
     """
     raise SystemExit("verify_step.py: fill in first_arguments")
 
@@ -62,6 +62,8 @@ report.require()
 # old = old_program(step, AXIS, groups=jax.device_count())
 # verify(step=new_step, layout="sharded", reference=old, **given).require()
 '''
+KEY_NOTE = """ If your loop makes a key for each update, return a function
+    that makes it from the update's number in place of `key`."""
 LOCAL_NAME = """
 # What is {name}? It's made when the program runs.
 {name} = ...
@@ -104,8 +106,10 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     if path:
         source = ast.unparse(program.files[path])
         per_device = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
+    key_note = ""
     if KEY.search(" ".join(parameters)):
         arguments.append("key")
+        key_note = KEY_NOTE
         if "in_axes" not in use.options:  # pmap gives each device its row
             per_device.insert(0, "key")
     questions = ask_questions(program, use, name, parameters)
@@ -126,6 +130,7 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
         arguments=", ".join(arguments),
         axis=repr(axis.value),
         per_device=per_device,
+        key_note=key_note,
         given=", ".join(f"{argument}={argument}" for argument in arguments),
     )
     return {"step": name, "path": path, "questions": questions, "program": text}

@@ -469,6 +469,24 @@ def test_the_file_of_a_partial_tells_a_sum_from_a_mean(tmp_path, name, is_right)
     assert ("report.require()" in done.stderr) == (not is_right)
 
 
+@pytest.mark.slow
+def test_the_file_of_lesson_12_runs_as_the_page_fills_it_in(tmp_path):
+    page = (FOLDER.parents[1] / "docs" / "porting.md").read_text()
+    filled = page.partition("it becomes:\n\n```\n")[2].partition("```")[0]
+    program = report_program(str(LESSON_12))["verify"]["program"]
+    start = program.index("def first_arguments():")
+    end = program.index("AXIS = ")
+    program = program[:start] + filled + program[end:]
+    old = "reference=one_device(step, AXIS)"
+    assert program.count(old) == 1
+    program = program.replace(old, "reference=old_program(step, AXIS, groups=8)")
+    file = tmp_path / "verify_step.py"
+    file.write_text(program)
+    done = python(file, env={"XLA_FLAGS": None})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("All 4 checks passed.\n")
+
+
 def test_the_file_says_what_to_fill_in(tmp_path):
     file = tmp_path / "verify_step.py"
     file.write_text(describe_step(tmp_path, "program", {})["program"])
