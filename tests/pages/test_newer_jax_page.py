@@ -99,6 +99,18 @@ def test_new_names_do_what_the_page_says(capsys):
         jax.shard_map(double, mesh, P(), P())
 
 
+def test_old_and_new_keys_draw_the_same_numbers():
+    new, old = jax.random.key(3), jax.random.PRNGKey(3)
+    assert (new.shape, old.shape) == ((), (2,))
+    draws = [jax.random.normal(key, 4) for key in (new, old)]
+    np.testing.assert_array_equal(*draws)
+    np.testing.assert_array_equal(jax.random.key_data(new), old)
+    assert jax.random.wrap_key_data(old) == new
+    draw = jax.pmap(jax.random.normal)
+    rows = [draw(jax.random.split(key, 8)) for key in (new, old)]
+    np.testing.assert_array_equal(*rows)
+
+
 def test_shard_map_leaves_the_other_axes_to_the_compiler():
     auto = (jax.sharding.AxisType.Auto,) * 2
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=auto)
@@ -165,6 +177,14 @@ MODEL = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
 
 def on_mesh(step, **options):
     return jax.shard_map(step, mesh=MESH, in_specs=P("data"), **options)(ROWS)
+
+
+EXPLICIT = jax.make_mesh((len(jax.devices()),), ("data",))
+
+
+def on_explicit_mesh(x):
+    specs = {"mesh": EXPLICIT, "in_specs": P("data"), "out_specs": P("data")}
+    return jax.shard_map(lambda x: x, **specs)(x)
 
 
 def put(device):
@@ -236,6 +256,10 @@ FAILURES = {
         lambda: on_mesh(lambda x: x.mean(), out_specs=P()),
         lambda: on_mesh(average, out_specs=P()),
     ),
+    "in_specs passed": (
+        lambda: on_explicit_mesh(ROWS),
+        lambda: on_explicit_mesh(put(NamedSharding(EXPLICIT, P("data")))),
+    ),
     "scan body function": (
         lambda: on_mesh(lambda x: add_up(0.0, x)[None], out_specs=P("data")),
         lambda: on_mesh(
@@ -294,6 +318,22 @@ def test_a_message_is_raised_and_cured(part):
             fail()
     if cure:
         cure()
+
+
+def test_shardy_splits_a_step_and_gspmd_can_still_be_asked():
+    (setting,) = re.findall(r'config\.update\("(\w+)", False\)', PAGE)
+    split = put(NamedSharding(MESH, P("data")))
+
+    def lowered():
+        return jax.jit(lambda x: x.sum()).lower(split).as_text()
+
+    assert "sdy.sharding" in lowered()
+    jax.config.update(setting, False)
+    try:
+        assert "sdy." not in lowered()
+        assert "mhlo.sharding" in lowered()
+    finally:
+        jax.config.update(setting, True)
 
 
 def test_the_first_row_is_read_where_it_lies():
