@@ -96,6 +96,13 @@ def test_the_reference(folder, capsys):
     average = names["average"]["head"]["kernel"]
     last = names["result"].state.params["head"]["kernel"]
     assert 0 < np.abs(average - first).max() < np.abs(last - first).max()
+    # Weight decay moves matrices alone.
+    decay = names["decay_matrices"](0.1)
+    params = {"kernel": np.ones((2, 2)), "bias": np.ones(2)}
+    zeros = {"kernel": np.zeros((2, 2)), "bias": np.zeros(2)}
+    updates, _ = decay.update(zeros, decay.init(params), params)
+    np.testing.assert_allclose(updates["kernel"], -0.1 * 0.01, rtol=1e-6)
+    np.testing.assert_array_equal(updates["bias"], 0)
     # Fine-tuning moves the head alone.
     _, state, _ = load_run("runs/first", model=names["Net"])
     first = state.params

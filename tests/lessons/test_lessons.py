@@ -119,6 +119,11 @@ def test_the_readme_states_the_same_minutes(lesson):
     assert row.groups() == stated
 
 
+def test_the_readme_counts_the_lessons():
+    count = len(re.findall(r"^\| \[\d\d ", README, re.MULTILINE))
+    assert f"In {count} lessons one program grows" in README
+
+
 def test_the_readme_adds_up_the_minutes_of_its_ways():
     """To 20 minutes."""
     row = r"^\|[^|]*\| (\d\d, [\d, ]+) \| (\S+) hours?, (\S+) with exercises \|$"

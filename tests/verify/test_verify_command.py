@@ -19,6 +19,7 @@ from marks import quick
 from steps import BATCH, W, loss_of
 
 from pmapdp.verify import VerificationError, old_program, one_device, verify
+from pmapdp.verify.tolerances import TOLERANCES
 
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "sum_of_means.py").read_text()
 FILE = """
@@ -65,6 +66,15 @@ FIRST, FAMILIES, OLD, KEYS, TEST = [
     code for language, code in BLOCKS if language == "python"
 ]
 (PRINTED,) = [text for language, text in BLOCKS if not language]
+
+
+def test_the_tolerances_of_the_page_are_those_of_the_code():
+    bfloat16 = (2, 4 * float(jnp.finfo(jnp.bfloat16).eps))
+    rows = re.findall(r"^\| (b?float\d\d) \| (\d) \| ([\d.e-]+)", PAGE, re.MULTILINE)
+    assert len(rows) == 3
+    for name, times, fraction in rows:
+        used = TOLERANCES.get(jnp.dtype(name).itemsize, bfloat16)
+        assert (int(times), float(fraction)) == pytest.approx(used, rel=0.05)
 
 
 def test_the_first_program_of_the_page_prints_what_the_page_says(capsys):
