@@ -16,14 +16,20 @@ what the line becomes under `shard_map` and under `jit`. Tests run every line th
 fails, and the collectives and steps in their old and new form. N is the number of
 devices, `[B, ...]` the global batch, and `b = B / N`.
 
-- **fine**: it runs as it always did.
-- **old**: it runs, but it's deprecated.
-- **slow**: it runs, and there's a faster way today.
-- **check**: it's correct or wrong, and that depends on the rest of your step.
-- **wrong**: it runs, and the numbers are wrong.
-- **fails**: the call raises an error.
-- **gone**: JAX, Flax or Optax no longer has this name.
+The statuses, with the entries to look at first:
+
 """
+# What each status says of the old line.
+STATUSES = {
+    "wrong": "it runs, and the numbers are wrong",
+    "check": "it's correct or wrong, and that depends on the rest of your step",
+    "fails": "the call raises an error",
+    "slow": "it runs, and there's a faster way today",
+    "old": "it runs, but it's deprecated",
+    "gone": "JAX, Flax or Optax no longer has this name",
+    "fine": "it runs as it always did",
+}
+MANY = ("gone", "fine")  # statuses of too many entries for a list of links
 # The headings, by the first row below each.
 HEADINGS = {
     "pmap": "The call of pmap",
@@ -46,9 +52,19 @@ def describe(row: Row) -> str:
     return f"{text}\n  - shard_map: {row.shard_map}\n  - jit: {row.jit}\n"
 
 
+def describe_status(status: str) -> str:
+    """Return a status as an item of a list, with links to its entries."""
+    text = f"- **{status}**: {STATUSES[status]}"
+    if status in MANY:
+        return f"{text}.\n"
+    names = [row.name for row in ROWS.values() if row.status == status]
+    links = ", ".join(f"[{name}](#{name})" for name in names)
+    return f"{text}: {links}.\n"
+
+
 def main() -> None:
     """Print the page."""
-    text = TOP
+    text = TOP + "".join(describe_status(status) for status in STATUSES)
     for row in ROWS.values():
         if row.name in HEADINGS:
             text += f"\n## {HEADINGS[row.name]}\n\n"
