@@ -18,7 +18,7 @@ DIVERGED_ADVICE = "try a lower --learning-rate, --warmup-steps 100, or --clip-no
 
 
 class UserError(Exception):
-    """A mistake in what was asked for.
+    """You can correct this error, and its message says how.
 
     Messages name settings by their flags, as in `--epochs 5`. Commands print them like
     this, and end with `status`. Python shows `str(error)`, which has the names of the
@@ -50,7 +50,7 @@ class FailedError(UserError):
 
 
 class DivergedError(UserError):
-    """A loss or the state is not finite.
+    """Training ended because a loss or the state isn't finite.
 
     Attributes:
         step: The update with that training loss, or 0 for anything else.

@@ -51,7 +51,7 @@ def evaluate_run(
 
     Args:
         workdir: The folder of the run.
-        strategy: How the batch is split and added up. Default: as in training.
+        strategy: "pmap", "shard_map", "jit" or "single". Default: as in training.
         devices: The number of devices. Default: as in training.
         data_dir: The folder of downloaded data sets. Default: as in training.
         best: Take the checkpoint of the best epoch.

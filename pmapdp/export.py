@@ -54,7 +54,7 @@ ADVICE = "name a file that python -m pmapdp.export wrote"
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported model, ready to be called.
+    """An exported model runs with its method `outputs(inputs)`.
 
     Attributes:
         metadata: The contents of `metadata.json`: `labels`, `metrics`, `input` (shapes
@@ -141,7 +141,9 @@ def load_exported(path: str | Path) -> Exported:
         path: A file that `export_run` or `python -m pmapdp.export` wrote.
 
     Returns:
-        The model, whose method `outputs(inputs)` you call.
+        An `Exported`. Its `outputs(inputs)` takes n inputs, and returns arrays by name:
+        `logits` and `probabilities` of a classifier, `[n, C]`, or another model's
+        `outputs`, `[n, ...]`.
 
     Raises:
         UserError: The file is damaged, isn't an exported model, or is from a version of

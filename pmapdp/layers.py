@@ -29,7 +29,7 @@ AxisName = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Context:
-    """Facts about the batch that a layer needs and can't see in its activations.
+    """A context tells a layer about the batch what its activations don't show.
 
     Attributes:
         weights: `[b]`, how much each example counts, 0 for padding. None: all count

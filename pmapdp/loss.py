@@ -20,7 +20,7 @@ DIVISOR = " (divisor)"
 
 
 class MetricSums(NamedTuple):
-    """The sums over a batch that a loss returns, `[]` each.
+    """A loss returns these sums over a batch, each a number `[]`.
 
     Added field by field, the sums of two batches are the sums over all examples. Means
     are not, which is why a loss returns sums.

@@ -17,7 +17,7 @@ from pmapdp.errors import UserError
 
 
 class Level(NamedTuple):
-    """A network whose members are joined alike: the devices of a node, or the nodes.
+    """A level is a network of equal links, within a node or between the nodes.
 
     Attributes:
         devices: The largest number of members: of devices, or of groups of the level
@@ -34,7 +34,7 @@ class Level(NamedTuple):
 
 
 class Hardware(NamedTuple):
-    """A device and its networks.
+    """Hardware has the speeds of a device, and of the networks between devices.
 
     Attributes:
         peak: The operations per second of dense matrix products, by dtype.
@@ -102,7 +102,7 @@ def reduce_scatter(n: float, N: int, levels: Sequence[Level]) -> float:
 
 
 class Prediction(NamedTuple):
-    """The seconds of a predicted step, and of its three parts, which add up to it.
+    """A prediction has the seconds of a step, and of the three parts of it.
 
     Attributes:
         step: The whole step.

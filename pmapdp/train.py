@@ -62,7 +62,7 @@ AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a run.
+    """A result holds the trained state, and the results of each epoch.
 
     Attributes:
         state: The last state, on the host. With `best` or `patience` it's the state of
@@ -96,7 +96,7 @@ def train(
     after_epoch: AfterEpoch | None = None,
     processes: Processes | None = None,
 ) -> Result:
-    """Run `config` from start to end, or resume the run in its workdir.
+    """Train a model as `config` says, or resume the run in its workdir.
 
     Args:
         config: The settings.

@@ -33,7 +33,7 @@ class Times:
 
 @dataclass(kw_only=True)
 class Measurement:
-    """A strategy or a program on some devices, and what it did there.
+    """A measurement tells what a strategy or a program did on some devices.
 
     Attributes:
         strategy: The strategy, or the program as `old.py:program`.

@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Split(NamedTuple):
-    """The n examples of one part of a data set, as the model takes them.
+    """A split holds n examples of a data set, as the model takes them.
 
     Attributes:
         inputs: An array or a dictionary of arrays, which keep their dtype until they
@@ -42,7 +42,7 @@ class Split(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """The n texts of one part of a data set.
+    """Texts hold n texts of a data set, and their classes.
 
     Attributes:
         texts: The texts.
@@ -58,7 +58,7 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """A training set, and the sets on which the model is evaluated.
+    """A data set holds the training set, and the sets that evaluate the model.
 
     Each part is a `Split`, `Texts` or a map-style data set.
 

@@ -48,7 +48,7 @@ def stack(tree: Any, devices: Devices) -> Any:
 
 
 class Layout(NamedTuple):
-    """Functions that place a step's arguments on the devices.
+    """A layout places a step's arguments on the devices.
 
     They are given host arrays, as one device has them.
 

@@ -129,7 +129,7 @@ class Check(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The findings of `verify`.
+    """A report holds the findings of `verify`.
 
     Attributes:
         checks: The checks that were made, and those that could not be.
