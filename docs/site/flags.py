@@ -34,7 +34,8 @@ pmapdp train mirrored --global-batch-size 256
 
 `pmapdp train` is short for `python -m pmapdp.train`, and every command has a `--help`
 with the texts of this page. Each flag below has a value that works. Give flags
-in any order. From Python, the trainer's flags are the fields of
+in any order. *Fixed* marks what a run can't change when it resumes, because its result
+depends on it. Only a finished run may get more `--epochs`. From Python, the trainer's flags are the fields of
 [`Config`](api.md#config), with underscores: `Config(learning_rate=0.001)`.
 
 If you know the flags of PyTorch Lightning or Accelerate, [this
@@ -170,6 +171,8 @@ def describe_setting(field: Any, hint: Any) -> str:
     has_default = field.default not in (None, (), dataclasses.MISSING)
     if has_default and "Default:" not in text:
         text += f" Default: `{as_typed(field.default)}`."
+    if field.metadata["fixed_on_resume"]:
+        text += " *Fixed.*"
     return text
 
 
