@@ -35,8 +35,9 @@ pmapdp train mirrored --global-batch-size 256
 `pmapdp train` is short for `python -m pmapdp.train`, and every command has a `--help`
 with the texts of this page. Each flag below has a value that works. Give flags
 in any order. *Fixed* marks what a run can't change when it resumes, because its result
-depends on it. Only a finished run may get more `--epochs`. From Python, the trainer's flags are the fields of
-[`Config`](api.md#config), with underscores: `Config(learning_rate=0.001)`.
+depends on it. Only a finished run may get more `--epochs`. From Python, the trainer's
+flags are the fields of [`Config`](api.md#config), with underscores:
+`Config(learning_rate=0.001)`.
 
 If you know the flags of PyTorch Lightning or Accelerate, [this
 table](pytorch_loop.md#if-you-use-lightning-or-accelerate) has ours beside them.
