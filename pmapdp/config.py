@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pmapdp.errors import UserError, unknown_name
 
-# The one list of strategies: `steps/` has a file for each. It stands here, because the
-# flag must not import JAX.
+# `steps/` has a file for each. The names stand here, because the flag must not import
+# JAX.
 StrategyName = Literal["pmap", "shard_map", "jit", "single"]
 
 MAX_INT = 2**31 - 1  # JAX counts in int32

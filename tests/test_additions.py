@@ -53,10 +53,14 @@ def run(package, *arguments):
 
 
 @pytest.mark.slow
-def test_a_strategy_takes_its_file_and_its_name_in_the_list(package, tmp_path):
+def test_a_strategy_takes_its_file_an_import_a_line_and_its_name(package, tmp_path):
     """It's pmap under another name, so it trains to the bits of pmap."""
     steps = package / "steps"
     shutil.copy(steps / "pmap.py", steps / "another.py")
+    strategies = steps / "__init__.py"
+    replace(strategies, "import jit, pmap,", "import another, jit, pmap,")
+    line = '"pmap": pmap.make_strategy,'
+    replace(strategies, line, f'"another": another.make_strategy, {line}')
     names = '"pmap", "shard_map", "jit", "single"]'
     replace(package / "config.py", names, f'"another", {names}')
 
