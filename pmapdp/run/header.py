@@ -1,5 +1,6 @@
 """Describe a run before its first update: the header's lines, and facts as JSON."""
 
+import dataclasses
 import functools
 import math
 import platform
@@ -7,14 +8,32 @@ from typing import Any
 
 import jax
 
+from pmapdp.config import Config
 from pmapdp.devices import count_from_environment, describe
 from pmapdp.job import Job
+from pmapdp.optimizer import SCHEDULES
 from pmapdp.recipes import RECIPES
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
 from pmapdp.state import TrainState
 
 # The verb for each part of a data set.
-USES = {"train": "train", "validation": "validate", "test": "test"}
+VERBS = {"train": "train", "validation": "validate", "test": "test"}
+# Settings that lines of their own show.
+SHOWN_ELSEWHERE = {
+    "dataset",
+    "model",
+    "dtype",
+    "init_from",
+    "global_batch_size",
+    "accumulate",
+    "optimizer",
+    "learning_rate",
+    "schedule",
+    "label_smoothing",
+    "trainable",
+    "epochs",
+    "seed",
+}
 
 
 def run_facts(job: Job, state: TrainState) -> dict[str, Any]:
@@ -47,22 +66,29 @@ def header_lines(job: Job, state: TrainState, facts: dict[str, Any]) -> list[str
     )
     if config.accumulate > 1:
         batch += f", in {config.accumulate} micro-batches"
+    parameters = f"{facts['parameters']:,} parameters"
+    if config.trainable:
+        parameters = f"{facts['parameters']:,} trained parameters"
     processes = f"{job.processes.count} processes"
     if job.processes.count == 1:
         processes = "1 process"
-    return [
+    lines = [
         f"run      {run}",
         f"devices  {describe_devices(job)}",
         f"batch    {batch}",
-        f"model    {config.model}, {facts['parameters']:,} parameters",
+        f"model    {config.model}, {parameters}",
         f"loss     {describe_loss(job)}",
-        f"updates  {job.total_steps:,}, {per_epoch:,} an epoch; {config.optimizer}, "
-        f"{config.schedule}",
+        f"updates  {job.total_steps:,}, {per_epoch:,} an epoch; "
+        f"{describe_optimizer(config)}",
         f"state    {state_line(state)}",
         f"data     {describe_data(job)}",
         f"started  {job.processes.launcher}, {processes}, jax {jax.__version__}, "
         f"Python {platform.python_version()}",
     ]
+    changed = changed_settings(config)
+    if changed:
+        lines.append(f"settings {', '.join(changed)}")
+    return lines
 
 
 def describe_devices(job: Job) -> str:
@@ -85,13 +111,33 @@ def describe_data(job: Job) -> str:
     """Describe the data set and its parts."""
     texts = [job.config.dataset]
     for name, part in job.batches.items():
-        text = f"{part.num_examples:,} to {USES[name]}"
+        text = f"{part.num_examples:,} to {VERBS[name]}"
         if part.is_weighted:
             text += " (weighted)"
         texts.append(text)
     if job.data_fingerprint:
         texts.append(f"fingerprint {job.data_fingerprint}")
     return ", ".join(texts)
+
+
+def describe_optimizer(config: Config) -> str:
+    """Name the optimizer, the schedule and the learning rate."""
+    text = f"{config.optimizer}, {config.schedule}"
+    if config.schedule in SCHEDULES:  # yours has a rate of its own
+        text += f", learning rate {config.learning_rate:g}"
+    return text
+
+
+def changed_settings(config: Config) -> list[str]:
+    """List the other settings that decide the result, if they aren't the defaults."""
+    changed = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        decides = field.metadata["fixed_on_resume"]
+        is_shown = field.name in SHOWN_ELSEWHERE
+        if decides and not is_shown and value != field.default:
+            changed.append(f"{field.name}={value}")
+    return changed
 
 
 def describe_loss(job: Job) -> str:

@@ -10,7 +10,6 @@ from pmapdp.errors import explain_errors
 from pmapdp.files import ADVICE, open_file, open_regular
 from pmapdp.job import Job
 from pmapdp.metrics import Meter
-from pmapdp.run.header import USES
 
 UPDATES_BETWEEN_POINTS = 50  # of the train loss in TensorBoard
 
@@ -24,6 +23,7 @@ class MetricsFiles:
     def __init__(self, job: Job, stack: contextlib.ExitStack):
         config = job.config
         self.log_every = config.log_every
+        self.parts = list(job.batches)  # of the data
         self.logged_step = 0
         self.files: list[TextIO] = []
         self.tensorboard: Any = None
@@ -70,7 +70,7 @@ class MetricsFiles:
             step = results["step"]
             rate = results["learning_rate"]
             self.tensorboard.add_scalar("learning_rate", rate, step)
-            for part in USES:
+            for part in self.parts:
                 for metric, value in results.get(part, {}).items():
                     self.tensorboard.add_scalar(f"{part}/{metric}", value, step)
             self.tensorboard.flush()

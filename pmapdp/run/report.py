@@ -13,7 +13,7 @@ from rich import progress as rich
 from pmapdp.job import Job
 from pmapdp.metrics import Meter
 from pmapdp.recipes import compare_with_reported
-from pmapdp.run.header import USES, header_lines, run_facts
+from pmapdp.run.header import header_lines, run_facts
 from pmapdp.run.metrics_files import MetricsFiles, open_lines
 from pmapdp.run.progress import Progress, choose_metric
 from pmapdp.run.trace import Trace
@@ -121,7 +121,7 @@ class Report:
         """Report the results of an epoch."""
         self.files.end_epoch(results, meter)
         texts = [f"epoch {results['epoch']}/{self.job.config.epochs}"]
-        for name in USES:
+        for name in self.job.batches:
             if name in results:
                 shown = name.replace("validation", "valid")  # keeps the line short
                 texts.append(" ".join([shown, *in_words(results[name])]))

@@ -101,7 +101,7 @@ def test_it_names_what_ran(finished):
     named = (
         "model    Net, 163 parameters",
         "loss     cross_entropy(label_smoothing=0.1)",
-        "adam, constant",
+        "adam, constant, learning rate 0.005",
         "arrays",
     )
     assert [
@@ -117,6 +117,29 @@ def test_it_names_what_ran(finished):
     assert (
         load_run(folder, model=Net)[2]["train"]["examples"] == DATA.train.num_examples
     )
+
+
+def test_the_header_shows_the_settings_that_decide_the_result(capsys):
+    """Those that have a line of their own aren't shown twice."""
+    clipped = {"warmup_steps": 3, "clip_norm": 0.5, "weight_decay": 0.1, "patience": 2}
+    run(steps=1, optimizer="adamw", **clipped)
+    lines = capsys.readouterr().out.splitlines()
+    (updates,) = [line for line in lines if line.startswith("updates")]
+    assert updates.endswith("; adamw, constant, learning rate 0.005")
+    (settings,) = [line for line in lines if line.startswith("settings")]
+    assert settings == (
+        "settings warmup_steps=3, weight_decay=0.1, clip_norm=0.5, patience=2"
+    )
+
+    run(steps=1)
+    assert "settings" not in capsys.readouterr().out
+
+
+def test_the_header_shows_no_learning_rate_beside_a_schedule_of_yours(capsys):
+    run(custom={"schedule": optax.constant_schedule(0.1)}, steps=1, trainable=("head",))
+    shown = capsys.readouterr().out
+    assert "learning rate" not in shown
+    assert "trained parameters" in shown
 
 
 def class_weighted(model, batch, class_weights, name):
