@@ -24,7 +24,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import load_work
-from pmapdp.devices import choose
+from pmapdp.devices import choose_devices
 from pmapdp.layers import Context, example_keys, use_context
 from pmapdp.registry import MODELS
 from pmapdp.state import build
@@ -110,7 +110,7 @@ def place(batch: tuple[Any, ...], split: Any, strategy: str) -> Any:
 def main() -> None:
     """Run the command."""
     data, strategy, model, count, B, epochs = load_work(sys.argv[1:])
-    devices, steps = choose(count), data.num_examples // B  # before JAX starts
+    devices, steps = choose_devices(count), data.num_examples // B  # before JAX starts
     step, state, split = make_loop(
         build(MODELS[model]), strategy, devices, optax.adam(1e-3)
     )

@@ -375,7 +375,7 @@ for exercise in (assemble, group_by_machine, fixed_log):
 # | --- | --- | --- |
 # | `jax.distributed.initialize`, the variables | `connect_processes`, the flags `--coordinator`, ... | [distributed.py](../pmapdp/distributed.py) |
 # | `place_batch` | `place`, which gets only this process's rows | [steps/placing.py](../pmapdp/steps/placing.py) |
-# | `if jax.process_index() == 0` | `processes.is_first` | [distributed.py](../pmapdp/distributed.py) |
+# | `if jax.process_index() == 0` | `processes.is_process_0` | [distributed.py](../pmapdp/distributed.py) |
 # | `checkpoints.restore`, the folder | `restore_or_init`, and `--workdir` on a shared disk | [train.py](../pmapdp/train.py) |
 #
 # To read on: [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/501/multiprocess.html). Next, what all

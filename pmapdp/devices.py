@@ -104,7 +104,7 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
         os.environ["NPROC"] = str(max(threads_now, 2 * number))
 
 
-def choose(count: int | None = None) -> list[jax.Device]:
+def choose_devices(count: int | None = None) -> list[jax.Device]:
     """Return the devices of this process that a run uses.
 
     Args:

@@ -21,9 +21,9 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
-from pmapdp import devices
 from pmapdp.cli import print_error
 from pmapdp.config import Config, flag, setting
+from pmapdp.devices import choose_devices
 from pmapdp.errors import (
     DivergedError,
     StoppedError,
@@ -60,12 +60,12 @@ class Processes:
     All of them make the same calls in the same order.
 
     Attributes:
-        is_first: True for process 0, which writes logs and metrics.
+        is_process_0: True for process 0, which writes logs and metrics.
         count: The number of processes.
         launcher: Who started them, for the header.
     """
 
-    is_first: bool = True
+    is_process_0: bool = True
     count: int = 1
     launcher: str = "by hand"
 
@@ -233,7 +233,7 @@ def start_devices(config: Config, number: int | None, launcher: str) -> Processe
         raise UserError(
             "--strategy single runs in one process only: use --strategy shard_map"
         )
-    devices.choose(number)
+    choose_devices(number)
     processes = Processes(jax.process_index() == 0, jax.process_count(), launcher)
     # Before any collective, because JAX's own between processes don't work with
     # different devices.

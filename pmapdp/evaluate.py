@@ -25,7 +25,7 @@ from pmapdp.custom.data import make_part
 from pmapdp.custom.map_style import check_labels
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import Split, Texts
-from pmapdp.devices import choose, describe
+from pmapdp.devices import choose_devices, describe
 from pmapdp.errors import UserError
 from pmapdp.export import Exported, check_inputs, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, CustomParts, make_job
@@ -77,7 +77,7 @@ def evaluate_run(
     number = number_of_devices(config.devices, config.mesh)
     if config.strategy == "single":
         number = 1
-    choose(number)
+    choose_devices(number)
     require_functions_again(workdir, python_values)
     # Before your code runs, which may change the current folder.
     workdir = os.path.abspath(workdir)

@@ -20,7 +20,7 @@ from pmapdp.custom.model import build_model, check_task
 from pmapdp.custom.optimizer import check_optimizer, check_schedule, trainable_filter
 from pmapdp.data.batches import Batches
 from pmapdp.data.dataset import DataSet
-from pmapdp.devices import choose, extend_to_all_processes
+from pmapdp.devices import choose_devices, extend_to_all_processes
 from pmapdp.distributed import SINGLE_PROCESS, Processes
 from pmapdp.errors import UserError
 from pmapdp.layers import freeze_batch_norms
@@ -113,7 +113,7 @@ def make_job(
     number: int | None = 1
     if config.strategy != "single":
         number = number_of_devices(config.devices, config.mesh, processes.count)
-    local_devices = choose(number)  # starts JAX's devices
+    local_devices = choose_devices(number)  # starts JAX's devices
     devices = extend_to_all_processes(local_devices)
     custom = custom or CustomParts()
     # config.json names the parts of a file by the file, and the others by themselves.
@@ -172,13 +172,13 @@ def load_custom_parts(config: Config, parts: CustomParts) -> CustomParts:
 
 def read_data(config: Config, parts: CustomParts, processes: Processes) -> DataSet:
     """Read the data set, or take yours. Process 0 goes first: it may download it."""
-    if not processes.is_first:
+    if not processes.is_process_0:
         processes.wait("the data set")
     if parts.data is None:
         data = load_data(config.dataset, config.data_dir)
     else:
         data = make_data_set(parts.data)
-    if processes.is_first:
+    if processes.is_process_0:
         processes.wait("the data set")
     return data
 

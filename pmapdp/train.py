@@ -143,7 +143,7 @@ def train(
     custom = CustomParts(model, data, loss, metrics, optimizer, schedule, trainable)
     processes = processes or find_processes(config)
     # Your code may change the current folder, so relative paths wouldn't do.
-    config = with_full_paths(config, is_first=processes.is_first)
+    config = with_full_paths(config, is_process_0=processes.is_process_0)
     require_recipe(config)
     if config.compile_cache:
         keep_compiled_programs()
@@ -168,7 +168,7 @@ def run_job(job: Job, after_epoch: AfterEpoch | None, started: float) -> Result:
             stack.enter_context(exit_on_error())
         state, progress, message = restore_or_init(job, checkpoints)
         # After the checkpoint was accepted, so that a refused run changes nothing.
-        if job.config.workdir and job.processes.is_first:
+        if job.config.workdir and job.processes.is_process_0:
             write_config(job.config, job.config.workdir)
         report = Report(job, stack)
         report.start(state, progress.step, message)

@@ -14,7 +14,7 @@ FLAG = "--xla_force_host_platform_device_count"
 # `started`: JAX starts with one device.
 CASES = """
 import json, os, sys, jax
-from pmapdp.devices import choose, simulate
+from pmapdp.devices import choose_devices, simulate
 for function, count, env, started in json.loads(sys.argv[1]):
     if os.fork() == 0:
         if started:
@@ -23,7 +23,7 @@ for function, count, env, started in json.loads(sys.argv[1]):
             jax.config.update("jax_num_cpu_devices", int(env.get("PROGRAM", -1)))
         os.environ.update(env)
         try:
-            (simulate if function == "simulate" else choose)(count)
+            (simulate if function == "simulate" else choose_devices)(count)
             print(len(jax.local_devices()), os.environ.get("NPROC"), flush=True)
         except Exception as error:
             print(error, flush=True)
@@ -31,25 +31,31 @@ for function, count, env, started in json.loads(sys.argv[1]):
     os.wait()
 """
 MANY = [
-    ("choose", None, {}, 8, max(count_cores(), 16)),
+    ("choose_devices", None, {}, 8, max(count_cores(), 16)),
     (
-        "choose",
+        "choose_devices",
         None,
         {"PROGRAM": "2"},
         2,
         max(count_cores(), 4),
     ),  # what the program has asked JAX for
-    ("choose", 3, {}, 3, max(count_cores(), 6)),
-    ("choose", 2, {"NPROC": "40"}, 2, 40),  # a thread pool of the user's is kept
+    ("choose_devices", 3, {}, 3, max(count_cores(), 6)),
     (
-        "choose",
+        "choose_devices",
+        2,
+        {"NPROC": "40"},
+        2,
+        40,
+    ),  # a thread pool of the user's is kept
+    (
+        "choose_devices",
         4,
         {"NPROC": "4"},
         4,
         8,
     ),  # unless it is so small that collectives may deadlock
-    ("choose", 2, {"XLA_FLAGS": f"{FLAG}=3"}, 3, max(count_cores(), 6)),
-    ("choose", None, {"XLA_FLAGS": f"{FLAG}=3"}, 3, max(count_cores(), 6)),
+    ("choose_devices", 2, {"XLA_FLAGS": f"{FLAG}=3"}, 3, max(count_cores(), 6)),
+    ("choose_devices", None, {"XLA_FLAGS": f"{FLAG}=3"}, 3, max(count_cores(), 6)),
 ]
 FEW = [
     (
@@ -61,14 +67,14 @@ FEW = [
         "pmapdp.",
     ),
     (
-        "choose",
+        "choose_devices",
         8,
         {"XLA_FLAGS": f"{FLAG}=3"},
         False,
         "8 devices were asked for, but XLA_FLAGS in the environment allo",
     ),
     (
-        "choose",
+        "choose_devices",
         8,
         {"JAX_NUM_CPU_DEVICES": "3"},
         False,
@@ -97,13 +103,13 @@ def test_a_loop_that_runs_far_ahead_of_its_devices_ends():
     code = """
 import jax, numpy as np
 from jax import lax
-from pmapdp.devices import choose
+from pmapdp.devices import choose_devices
 
 def update(W, x):
     return W + lax.pmean(x.T @ x, "d"), lax.pmean((x @ W).sum(), "d")
 
 step = jax.pmap(update, axis_name="d", in_axes=(None, 0), out_axes=None,
-                devices=choose(4))
+                devices=choose_devices(4))
 W, x = np.zeros((256, 256), np.float32), np.ones((4, 8, 256), np.float32)
 for _ in range(1500):
     W, _ = step(W, x)

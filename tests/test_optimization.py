@@ -134,7 +134,7 @@ def test_bfloat16_computes_in_it_and_reduces_in_float32(strategy):
         make_optimizer(config, lambda step: 0.1),
         dtype="bfloat16",
     )
-    steps = STRATEGIES[strategy](task, devices.choose(8))
+    steps = STRATEGIES[strategy](task, devices.choose_devices(8))
     state = steps.place_state(create_state(task))
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {
         jnp.dtype("float32")

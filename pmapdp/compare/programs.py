@@ -14,7 +14,7 @@ from pmapdp.compare.measure import (
     make_measurement,
 )
 from pmapdp.compare.results import Measurement
-from pmapdp.devices import choose
+from pmapdp.devices import choose_devices
 from pmapdp.verify import trees
 from pmapdp.verify.layouts import choose_layout, place_arguments
 from pmapdp.verify.verification import value_at, verify_program
@@ -54,7 +54,7 @@ def run_program(target: str, count: int | None) -> tuple[Measurement, Any, Any]:
     Returns:
         The measurement, and the state before and after an update, as one device has it.
     """
-    available = choose(count)  # before the file is run, which may use JAX
+    available = choose_devices(count)  # before the file is run, which may use JAX
     arguments, report = verify_program(target, available)
     devices = list(arguments["devices"] or jax.devices())
     start = trees.to_host(arguments["state"])  # a copy that no donation reaches

@@ -27,7 +27,7 @@ class MetricsFiles:
         self.logged_step = 0
         self.files: list[TextIO] = []
         self.tensorboard: Any = None
-        if not job.processes.is_first:
+        if not job.processes.is_process_0:
             return
         if config.metrics_file:
             self.files.append(stack.enter_context(open_lines(config.metrics_file)))

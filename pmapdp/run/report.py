@@ -33,12 +33,12 @@ class Report:
         config = job.config
         self.job = job
         self.stack = stack
-        self.is_first = job.processes.is_first
-        self.shows_progress = config.progress and self.is_first
+        self.is_process_0 = job.processes.is_process_0
+        self.shows_progress = config.progress and self.is_process_0
         self.compile_seconds: float | None = None
         self.bar: rich.Progress | None = None
         self.log: TextIO | None = None
-        if config.workdir and self.is_first:
+        if config.workdir and self.is_process_0:
             log = open_lines(Path(config.workdir) / "log.txt")
             self.log = stack.enter_context(log)
         self.files = MetricsFiles(job, stack)
@@ -56,7 +56,7 @@ class Report:
                 self.bar.console.print(
                     text, markup=False, highlight=False, soft_wrap=True
                 )
-            elif self.is_first:
+            elif self.is_process_0:
                 print(text, flush=True)
 
     def start(self, state: TrainState, step: int, message: str) -> None:
@@ -67,7 +67,7 @@ class Report:
         if message:
             self.files.event("resume" if step else "init_from", step=step)
             self.line(message)
-        if self.job.config.draw_sharding and self.is_first and step == 0:
+        if self.job.config.draw_sharding and self.is_process_0 and step == 0:
             draw_first_batch(self.job)
         # Last, because a drawing would break the bar.
         if self.shows_progress and sys.stdout.isatty():

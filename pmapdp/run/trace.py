@@ -24,7 +24,7 @@ class Trace:
         self.updates = 0
         self.is_wanted = job.config.profile
         self.folder: Path | None = None  # of the first process, until it's written
-        if job.config.profile and job.config.workdir and job.processes.is_first:
+        if job.config.profile and job.config.workdir and job.processes.is_process_0:
             self.folder = Path(job.config.workdir) / "profile"
 
     def update(self, state: Any, meter: Meter) -> None:

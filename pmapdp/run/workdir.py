@@ -38,10 +38,10 @@ FORMAT = "pmapdp run 2"
 WORKDIR_ADVICE = "name a --workdir of yours with free space, for example runs/first"
 
 
-def with_full_paths(config: Config, *, is_first: bool = True) -> Config:
+def with_full_paths(config: Config, *, is_process_0: bool = True) -> Config:
     """Make all paths absolute, because your code may change the current folder.
 
-    If `is_first`, check that the metrics file can be written.
+    If `is_process_0`, check that the metrics file can be written.
     """
     folders = ("workdir", "data_dir", "metrics_file", "init_from")
     code = ("dataset", "model", "optimizer", "schedule")
@@ -54,7 +54,7 @@ def with_full_paths(config: Config, *, is_first: bool = True) -> Config:
     for name in names:
         # A shell leaves --workdir=~/runs as it is.
         paths[name] = os.path.expanduser(getattr(config, name))
-    if is_first:
+    if is_process_0:
         check_output("--metrics-file", paths.get("metrics_file"), RESULTS_SIGNATURES)
     full = {name: os.path.abspath(path) for name, path in paths.items()}
     return dataclasses.replace(config, **full)
@@ -71,7 +71,7 @@ def open_workdir(job: Job) -> Iterator[Checkpoints | None]:
         return
     folder = Path(job.config.workdir)
     with contextlib.ExitStack() as stack:
-        if job.processes.is_first:
+        if job.processes.is_process_0:
             stack.enter_context(lock_workdir(job.config.workdir))
         job.processes.wait("the workdir")  # until process 0 has made its lock
         # If the folder isn't shared, only process 0 finds the file.

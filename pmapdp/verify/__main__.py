@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pmapdp import cli, flags
 from pmapdp.config import setting
-from pmapdp.devices import choose
+from pmapdp.devices import choose_devices
 from pmapdp.errors import FailedError
 from pmapdp.files import REPORT_SIGNATURES, check_output, write_file
 from pmapdp.verify.verification import verify_program
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
     options = flags.parse(COMMAND, Options, arguments)
     # Before the file is run, which may change the current folder and use JAX.
     report_file = check_output("--json", options.json, REPORT_SIGNATURES)
-    _, report = verify_program(options.target, choose(options.devices))
+    _, report = verify_program(options.target, choose_devices(options.devices))
     print(report)
     if report_file:
         write_file(report_file, report.to_json() + "\n")
