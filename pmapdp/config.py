@@ -60,7 +60,12 @@ def setting(
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run. A `UserError` names a value that no run can work with."""
+    """All settings of a run. A `UserError` names a value that no run can work with.
+
+    Each field is a flag: `Config(learning_rate=0.1)` is `--learning-rate 0.1`, and
+    `python -m pmapdp.train --help` says what it does. For other values, write
+    `dataclasses.replace(config, epochs=5)`.
+    """
 
     recipe: str = setting(
         "arguments",
@@ -449,8 +454,3 @@ def check_together(config: Config) -> None:
             "--schedule piecewise and --switch-epochs need each other: "
             "try --schedule piecewise --switch-epochs 3 7"
         )
-
-
-# So that `help(Config)` and a notebook show the help of each setting.
-ATTRIBUTES = [f"    {field.name}: {field.metadata['help']}" for field in fields(Config)]
-Config.__doc__ = "\n".join([f"{Config.__doc__}\n\nAttributes:", *ATTRIBUTES])
