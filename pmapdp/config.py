@@ -124,8 +124,8 @@ class Config:
         "Number of devices. Default: all accelerators, or 8 simulated CPU devices.",
         (1, MAX_INT, "8"),
     )
-    # At most one of the next two is given. The global size is what decides the result,
-    # so it belongs to the run, and the other one follows from the devices.
+    # You give at most one of the next two. The global size decides the result, so a
+    # resumed run can't change it. The size per device may change with the devices.
     global_batch_size: int | None = setting(
         "parallel",
         None,
@@ -146,8 +146,8 @@ class Config:
         (1, MAX_INT, "2"),
         fixed_on_resume=True,
     )
-    # Where arrays lie changes no result, so a resumed run may choose the next three
-    # anew.
+    # The next three say where arrays lie, which changes no result. So a resumed run may
+    # change them.
     mesh: str | None = setting(
         "parallel",
         None,

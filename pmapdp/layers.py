@@ -2,11 +2,11 @@
 
 Lessons 07 and 08 teach this file.
 
-Flax's dropout draws one mask for all examples that a device sees, and its batch norm
-takes moments over them, so both would depend on the number of devices.
-`make_exact(model)` turns these layers of a built model into subclasses that don't.
-Names, settings and parameters stay, and the model is called as before: the layers look
-up what they must know about the batch in the current context.
+Flax's dropout draws one mask for all examples of a device, and its batch norm takes
+moments over them. So their results depend on the number of devices. `make_exact(model)`
+replaces them in a built model by subclasses whose results don't. Names, settings and
+parameters stay, and you call the model as before: the layers find the batch's weights
+and random keys in the current context.
 
 Shapes: b examples on this device, C channels, h heads, d features per head.
 """
@@ -107,12 +107,12 @@ class ExactBatchNorm(nnx.BatchNorm):
     devices' means, which is wrong as soon as devices hold different numbers of valid
     examples. This one averages sums and counts, and divides afterwards.
 
-    One pass over the activations and one all-reduce give mean and variance: the sums of
-    1, x - m and (x - m)², where m is the running mean. The further the batch mean is
-    from m, the more digits the variance loses: its relative error is about (distance /
-    standard deviation)² times the type's epsilon. In a fresh layer m is 0, so with a
-    mean of 100 standard deviations that is 1e-3 in float32. Once m is close to the
-    mean, it's negligible.
+    Mean and variance come from the sums of 1, x - m and (x - m)², where m is the
+    running mean. These take one pass over the activations and one all-reduce. The
+    price is rounding: the variance has a relative error of about (d / s)² epsilon,
+    where d is the distance of the batch mean from m, s the standard deviation, and
+    epsilon the type's. In a fresh layer m is 0. If the mean is 100 s there, the error
+    is 1e-3 in float32. Once m is close to the mean, the error is negligible.
 
     Attributes:
         is_frozen: True in a part of the model that isn't trained. Then the running
@@ -305,8 +305,8 @@ def attend(
 def layer_keys(layer: Any) -> jax.Array:
     """Return `[b]` random keys for a layer.
 
-    The layers of a scan are traced once, so the count of their random stream tells them
-    apart.
+    JAX traces the layers of a scan once, so they share one call of `next_keys`. They
+    get different keys by the number in their random stream.
     """
     number = 0 if layer.rngs is None else layer.rngs.count[...]
     return current_context().next_keys(number)

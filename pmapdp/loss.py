@@ -15,7 +15,8 @@ from pmapdp.data.batches import Batch
 from pmapdp.layers import current_context
 
 NO_METRICS: dict[str, Any] = {}
-# It ends the name of a pair's second sum. No metric of yours has it by chance.
+# The end of a name: the pair of sums "perplexity" has its second sum under
+# "perplexity (divisor)". No metric of yours is called so by chance.
 DIVISOR = " (divisor)"
 
 
@@ -103,5 +104,5 @@ def metric_sums(
     # One sum of [3, b], so that devices which split the batch exchange one array for
     # all three.
     rows = jnp.stack([losses, correct, jnp.ones_like(losses)])
-    loss, right, count = (weights * rows).sum(1)
-    return MetricSums(loss, right, count)
+    loss, correct, count = (weights * rows).sum(1)
+    return MetricSums(loss, correct, count)

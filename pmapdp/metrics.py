@@ -43,12 +43,12 @@ class Meter:
     It lets the host run at most two updates ahead of the devices.
 
     Attributes:
-        sums: Over all examples so far, by name, in double precision; "count" is the sum
-            of their weights.
-        examples: Their number.
+        sums: Sums over all examples so far, by name, in double precision. "count" is
+            the sum of the weights.
+        examples: The number of examples so far.
         accuracy_name: "accuracy", or "weighted_accuracy" if the data have weights.
         losses: (step, mean loss) of the last updates that were read.
-        seconds: From the start of the clock to the last update.
+        seconds: The time from the start of the clock to the last update.
     """
 
     def __init__(
@@ -63,11 +63,14 @@ class Meter:
         self.accuracy_name = ACCURACIES[1] if is_weighted else ACCURACIES[0]
         self.losses: deque[tuple[int, float]] = deque(maxlen=LAST_LOSSES)
         self.pending: list[Update] = []  # not read yet, oldest first
-        self.stack: Any = None  # of the sums of the first READ_TOGETHER pending ones
+        self.stack: Any = None  # the sums of the oldest READ_TOGETHER pending updates
         self.start_clock()
 
     def start_clock(self) -> None:
-        """Start timing. Call it after the first update, because that one compiles."""
+        """Start timing anew.
+
+        Call it after the first update, because compiling would count as its time.
+        """
         self.started = time.perf_counter()
         self.seconds = 0.0
         self.timed_updates = 0
@@ -128,9 +131,10 @@ class Meter:
 
     @property
     def means(self) -> dict[str, float]:
-        """Return the mean or ratio of each metric and the number of examples.
+        """Return each metric's mean or ratio by name, and "examples", their number.
 
-        It's NaN if the divisor is 0. Before the first update there are none.
+        A metric whose divisor is 0 is NaN. Before the first update was read, the
+        dictionary is empty.
         """
         if not self.examples:
             return {}
@@ -147,9 +151,9 @@ class Meter:
 
     @property
     def speed(self) -> dict[str, float | None]:
-        """Return examples a second and milliseconds an update.
+        """Return examples per second and milliseconds per update.
 
-        Each is None if no update was timed.
+        Both are None if no update was timed.
         """
         if not self.timed_updates:
             return {"examples_per_second": None, "step_ms": None}

@@ -42,11 +42,10 @@ class TrainState:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Model, loss, optimizer and seed: what defines an update, on any devices.
+    """The parts of training that never change: model, loss, optimizer and seed.
 
-    A Flax model computes outputs. To train it, a step also needs a loss, an optimizer
-    and a seed. The task never changes: it has the model's structure, and the
-    `TrainState` has the arrays that an update changes.
+    They define an update, whatever devices compute it. The task has the structure of
+    the model, and the `TrainState` has the arrays that an update changes.
 
     Attributes:
         model: Built, its arrays on the host.
@@ -82,9 +81,9 @@ class Task:
         return getattr(self.model, "input_axes", ("batch",))
 
     def loss_sums(self, model: nnx.Module, batch: Any) -> Any:
-        """Return the sums that the loss returns, in training of augmented examples.
+        """Return the sums of the loss over a batch, which training augments first.
 
-        As for dropout, the keys follow from seed, update and example alone.
+        As in dropout, the random keys depend on seed, update and example alone.
         """
         context = current_context()
         if context.train and self.augment is not None:
@@ -103,7 +102,8 @@ class Task:
     def graph_and_streams(self) -> tuple[nnx.GraphDef[nnx.Module], Any]:
         """Return the model's structure and its random streams.
 
-        No layer may advance a stream, which `custom/` checks.
+        They're the same in every update, because no layer may advance a stream.
+        `custom/` checks this.
         """
         parts: Any = nnx.split(self.model, self.trainable, nnx.RngState, ...)
         return parts[0], parts[2]

@@ -95,8 +95,8 @@ class Description:
     def describe_parts(self, value: Any) -> Any:
         """Describe a value that holds others."""
         type_name = type(value).__name__
-        # Python may or may not make one object of equal constants, so these don't count
-        # as seen.
+        # `seen` goes by identity, which says nothing about constants: Python may store
+        # equal ones once or several times.
         if isinstance(value, tuple):
             return type_name, [self.describe(element) for element in value]
         if isinstance(value, set | frozenset):

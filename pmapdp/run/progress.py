@@ -34,9 +34,10 @@ class Progress:
 
     @property
     def is_done(self) -> bool:
-        """Return True after the last update, or if patience has run out.
+        """Return True if the run makes no more updates.
 
-        That's so if the last `--patience` epochs were no better than the best.
+        It ends after its last update, or after `--patience` epochs in a row that were
+        no better than the best one.
         """
         if self.step >= self.job.total_steps:
             return True
@@ -76,11 +77,11 @@ class Progress:
         return -value if order == "lowest" else value
 
     def to_json(self, meter: Meter) -> dict[str, Any]:
-        """Return what a checkpoint has to hold of it.
+        """Return the progress as a checkpoint holds it.
 
         Args:
-            meter: The meter of the current epoch. Its sums are kept as long as the
-                epoch is open, so that a resumed run has its means over all examples.
+            meter: The meter of the current epoch. In the middle of an epoch its sums
+                are kept, so that a resumed run has the means over all examples.
         """
         values = {"best": self.best, "last": self.last, "sums": {}, "examples": 0}
         if self.step % self.job.batches["train"].per_epoch:

@@ -82,13 +82,13 @@ def require_same_run(
     """Refuse a checkpoint of another run.
 
     Args:
-        checkpoint: What it's called in the message.
-        saved: Its fixed settings.
-        requested: Those of the run that would go on from it.
-        ended: Its run has made all its epochs, and may be given more.
-        accept_changed_functions: The code of your functions may differ.
+        checkpoint: The checkpoint's name in the error message.
+        saved: The fixed settings of the checkpoint.
+        requested: The fixed settings of the run that would go on from it.
+        ended: True if that run has made all its epochs. Then it may get more of them.
+        accept_changed_functions: True if the code of your functions may differ.
     """
-    # With more epochs, a schedule is compared by its code alone.
+    # More epochs stretch a schedule, so then it's compared by its code alone.
     is_extended = ended and requested["epochs"] > saved["epochs"]
     may_differ = ("epochs", "the schedule") if is_extended else ()
     different = find_differences(saved, requested, may_differ)
@@ -107,7 +107,7 @@ def find_differences(
 ) -> list[str]:
     """List the settings that differ, with both values.
 
-    Those that begin with a name in `may_differ` don't count, nor does the code.
+    Code isn't compared, nor is a setting that begins with a text of `may_differ`.
     """
     different: list[str] = []
     for name, value in requested.items():
@@ -116,7 +116,7 @@ def find_differences(
         # A checkpoint of an older version may lack a setting.
         saved_value = saved.get(name, value)
         is_rate = name.startswith("the schedule")
-        # A setting that differs explains all rates, and the first rate the others.
+        # A difference that was listed explains the rates, so one line is enough.
         if is_rate and different:
             continue
         # Another machine may round a rate in another way.
@@ -132,7 +132,7 @@ def require_same_code(
 ) -> None:
     """Refuse a checkpoint that was made with other functions of yours.
 
-    One of 0.3 has no hashes.
+    A checkpoint of pmapdp 0.3 has no hashes, so it isn't refused.
     """
     for name in requested:
         if not name.startswith(CODE_PREFIX) or name not in saved:
