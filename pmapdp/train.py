@@ -150,37 +150,30 @@ def train(
     # Only a float64 run uses 64 bits, whatever the caller has set, because with them
     # JAX's random numbers change.
     with jax.enable_x64(config.dtype == "float64"):
-        return run_job(make_job(config, custom, processes), after_epoch, started)
-
-
-def run_job(job: Job, after_epoch: AfterEpoch | None, started: float) -> Result:
-    """Train from the newest checkpoint, or from the start, to the end.
-
-    `started` is the time at which the program began, by `time.perf_counter`.
-    """
-    with (
-        explain_divergence(job),
-        open_workdir(job) as checkpoints,  # None without a workdir: nothing is saved
-        watch_signals(job.processes) as stop_request,
-        contextlib.ExitStack() as stack,  # closes what the report opens
-    ):
-        if job.processes.count > 1:
-            stack.enter_context(exit_on_error())
-        state, progress, message = restore_or_init(job, checkpoints)
-        # After the checkpoint was accepted, so that a refused run changes nothing.
-        if job.config.workdir and job.processes.is_process_0:
-            write_config(job.config, job.config.workdir)
-        report = Report(job, stack)
-        report.start(state, progress.step, message)
-        while not progress.is_done:
-            state = train_epoch(
-                job, state, progress, checkpoints, report, stop_request, after_epoch
-            )
-        if checkpoints:
-            checkpoints.wait()
-        report.end(progress, time.perf_counter() - started)
-        state = choose_result(job, state, progress, checkpoints)
-    return Result(state, list(progress.epochs.values()))
+        job = make_job(config, custom, processes)
+        with (
+            explain_divergence(job),
+            open_workdir(job) as checkpoints,  # None without a workdir
+            watch_signals(processes) as stop_request,
+            contextlib.ExitStack() as stack,  # closes what the report opens
+        ):
+            if processes.count > 1:
+                stack.enter_context(exit_on_error())
+            state, progress, message = restore_or_init(job, checkpoints)
+            # After the checkpoint was accepted, so that a refused run changes nothing.
+            if config.workdir and processes.is_process_0:
+                write_config(job.config, config.workdir)
+            report = Report(job, stack)
+            report.start(state, progress.step, message)
+            while not progress.is_done:
+                state = train_epoch(
+                    job, state, progress, checkpoints, report, stop_request, after_epoch
+                )
+            if checkpoints:
+                checkpoints.wait()
+            report.end(progress, time.perf_counter() - started)
+            state = choose_result(job, state, progress, checkpoints)
+        return Result(state, list(progress.epochs.values()))
 
 
 def restore_or_init(
