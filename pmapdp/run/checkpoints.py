@@ -143,44 +143,63 @@ class Checkpoints:
         wanted = jax.eval_shape(lambda: initial_state(task))
         with explain_errors(f"{name} cannot be read", advice):
             progress = self.read_progress(step)
-            saved = dict(progress["belongs_to"])
-            requested = dict(self.settings)
-            saved_shapes = progress.pop("shapes")
-            requested_shapes = shapes_of(wanted)
-            for array in saved_shapes | requested_shapes:
-                saved[f"the shape of {array}"] = saved_shapes.get(array)
-                requested[f"the shape of {array}"] = requested_shapes.get(array)
-            # The last epoch has left no open sums.
-            last_epoch = progress["last"].get("epoch")
-            ended = not progress["examples"] and last_epoch == saved["epochs"]
-            require_same_run(
-                name,
-                saved,
-                requested,
-                ended=ended,
-                accept_changed_functions=accept_changed_functions,
-            )
+            self.check_run(name, progress, shapes_of(wanted), accept_changed_functions)
             places = jax.tree.broadcast(sharding or jnp.zeros(()).sharding, wanted)
             wanted = jax.tree.map(
                 lambda x, place: x.update(sharding=place), wanted, places
             )
-            state = self.restore(step, state=self.args.StandardRestore(wanted))
+            items = self.args.Composite(state=self.args.StandardRestore(wanted))
+            state = self.restore(step, items)["state"]
+            del progress["shapes"]
             require_intact(self.folder / str(step), state.step, state, progress)
         del progress["belongs_to"]
         return state, progress
 
+    def check_run(
+        self,
+        name: str,
+        progress: dict[str, Any],
+        shapes: dict[str, list[int]],
+        accept_changed_functions: bool,
+    ) -> None:
+        """Refuse a checkpoint of another run, or of arrays with other shapes.
+
+        Args:
+            name: The checkpoint's name in the error message.
+            progress: As `read_progress` returns it.
+            shapes: The shapes of this run's arrays by name.
+            accept_changed_functions: True if the code of your functions may differ.
+        """
+        saved = dict(progress["belongs_to"])
+        requested = dict(self.settings)
+        for array in progress["shapes"] | shapes:
+            saved[f"the shape of {array}"] = progress["shapes"].get(array)
+            requested[f"the shape of {array}"] = shapes.get(array)
+        # A run that has made all its epochs has left no open sums.
+        last_epoch = progress["last"].get("epoch")
+        ended = not progress["examples"] and last_epoch == saved["epochs"]
+        require_same_run(
+            name,
+            saved,
+            requested,
+            ended=ended,
+            accept_changed_functions=accept_changed_functions,
+        )
+
     def read_progress(self, step: int) -> dict[str, Any]:
         """Read what a checkpoint holds beside the state."""
-        return self.restore(step, progress=self.args.JsonRestore())
+        items = self.args.Composite(progress=self.args.JsonRestore())
+        return self.restore(step, items)["progress"]
 
-    def restore(self, step: int, **item: Any) -> Any:
-        """Read one item of a checkpoint, as in `restore(5, progress=JsonRestore())`."""
-        (name,) = item
-        items = self.args.Composite(**item)
+    def restore(self, step: int, items: Any) -> Any:
+        """Read "state" or "progress" of a checkpoint, or both.
+
+        `items` is Orbax's `Composite`, which says what to read, and how.
+        """
 
         def read(x64: bool) -> Any:
             with jax.enable_x64(x64):
-                return self.manager.restore(step, args=items)[name]
+                return self.manager.restore(step, args=items)
 
         # In a notebook's thread, which has an event loop, Orbax would start a thread of
         # its own, without float64.

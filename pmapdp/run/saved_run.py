@@ -141,7 +141,8 @@ def read_weights(path: str, advice: str) -> tuple[int, dict[str, Any]]:
             fallback_sharding=jnp.zeros(()).sharding
         )
         progress = checkpoints.read_progress(step)
-        state = checkpoints.restore(step, state=on_host)
+        items = checkpoints.args.Composite(state=on_host)
+        state = checkpoints.restore(step, items)["state"]
         leaves = named_leaves(state)
         # In the order of the checksum.
         arrays = [leaves.get(name) for name in progress.pop("shapes")]
