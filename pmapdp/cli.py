@@ -1,4 +1,7 @@
-"""Start a command, and end it with an exit status, which docs/statuses.md explains."""
+"""Start a command, and end it with an exit status.
+
+docs/statuses.md explains the statuses.
+"""
 
 import os
 import runpy
@@ -32,7 +35,9 @@ COMMANDS = {
 
 def main() -> None:
     """Run the console script: `pmapdp train` is `python -m pmapdp.train`."""
-    name = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
+    name = "--help"
+    if len(sys.argv) > 1:
+        name = sys.argv.pop(1)  # the command then finds its own arguments
     if name in COMMANDS:
         runpy.run_module(f"pmapdp.{name}", run_name="__main__", alter_sys=True)
     else:
@@ -50,7 +55,10 @@ def list_commands(arguments: list[str]) -> None:
 
 
 def run(main: Callable[[list[str]], None], arguments: list[str] | None = None) -> int:
-    """Call the `main` of a command with the arguments, and return the exit status."""
+    """Call the `main` of a command, and return the exit status.
+
+    `arguments` are those of the command line by default.
+    """
     if arguments is None:
         arguments = sys.argv[1:]
     try:
@@ -81,9 +89,9 @@ def describe_installation() -> str:
 
 
 def print_error(error: BaseException) -> int:
-    """Print how a command ends, and return the exit status.
+    """Print the error that ends a command, and return the exit status.
 
-    It's a message if you can correct the error, and otherwise a traceback.
+    If you can correct the error, it prints a message, and otherwise a traceback.
     """
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         error = UserError(

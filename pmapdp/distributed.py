@@ -328,9 +328,10 @@ class LostError(UserError):
 def exit_on_error() -> Iterator[None]:
     """End this process at once if it fails, and print why.
 
-    The others miss its connections or heartbeats, and end as well. An exception would
-    not do: on its way up, cleaning up waits for the others, which wait in their next
-    collective.
+    The other processes miss its connections or heartbeats, and end as well.
+
+    It calls `os._exit`, because an exception or `sys.exit` would clean up first. JAX's
+    part of that waits for the other processes, and they wait in their next collective.
     """
     try:
         yield
@@ -363,7 +364,9 @@ def find_lost_process(error: BaseException) -> LostError | None:
 def exit_if_late(seconds: int) -> Iterator[None]:
     """End this process, with a message, if the processes aren't connected in time.
 
-    JAX would abort it at its own timeout, without a message. So ours is shorter.
+    A timer's thread calls `os._exit`, because the main thread waits inside of JAX,
+    where no exception reaches it. JAX has a timeout of its own, which is longer: it
+    would abort the process without a message.
     """
     late = UserError(
         f"not all processes have come (waited {seconds} s): {CONNECT_ADVICE}"

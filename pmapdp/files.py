@@ -31,7 +31,7 @@ RESULTS_SIGNATURES = (b'{"event": ',)
 PAGE_SIGNATURES = (b"<!doctype html>",)
 MODEL_SIGNATURES = (b"arrays/",)  # the name of the first file in the zip
 BEGINNING = 100  # bytes
-# Folders of your files that were run, in which Python finds the modules beside them.
+# The folders of your files that were run. Python finds the modules beside them there.
 FOLDERS: set[str] = set()
 
 
@@ -75,7 +75,7 @@ def read_file(path: str | Path, *, advice: str) -> bytes:
 def write_file(path: str | Path, content: bytes | str, *, advice: str = ADVICE) -> None:
     """Write a file whole and to the disk.
 
-    Otherwise the one that is there stays as it is, and a `UserError` says why.
+    If that fails, an older file stays as it is, and a `UserError` says why.
     """
     data = content.encode() if isinstance(content, str) else content
     with explain_errors(f"{path} cannot be written", advice):
@@ -101,11 +101,18 @@ def find_target(path: str | Path) -> Path:
 def check_output(
     name: str, path: str | None, signatures: tuple[bytes, ...]
 ) -> Path | None:
-    """Return the full path of a file that a command will write, or None without one.
+    """Return the full path of a file that a command will write. None without one.
 
     Call it before long work, and before your code, which may change the current folder.
-    A `UserError` says that the file can't be written, or that there is one already that
-    begins with none of our `signatures`. It isn't ours, so it isn't replaced.
+
+    Args:
+        name: The flag that names the file, for the error message.
+        path: The file.
+        signatures: The beginnings of files that we write. A file that begins with none
+            of them isn't ours, so it isn't replaced.
+
+    Raises:
+        UserError: The file can't be written, or isn't ours.
     """
     if path is None:
         return None
@@ -125,10 +132,12 @@ def check_output(
 
 @contextlib.contextmanager
 def find_modules_beside(path: str) -> Iterator[None]:
-    """Let a file import the modules beside it, though others have their names.
+    """Let the file at `path` import the modules beside it.
 
-    Python keeps one module of a name. If both files would use theirs, a `UserError`
-    says which to rename.
+    Python keeps one module of each name. So if an earlier file of yours has imported a
+    `model.py` from another folder, Python would take that one in place of the one
+    beside `path`. Inside the `with`, such modules are hidden. If the file then imports
+    its own, a `UserError` says which to rename, because both can't be kept.
     """
     hidden = {}
     for name, module in list(sys.modules.items()):
