@@ -57,18 +57,16 @@ class CustomParts(NamedTuple):
 class Job:
     """Everything that a run needs before its first update.
 
-    Its `Task` defines one update, and the other parts repeat it.
-
     Attributes:
-        config: With the global batch size, and the names of your own parts.
-        parts: Your own ones, also those that the configuration names by their file.
+        config: The settings, with the global batch size and your own parts' names.
+        parts: Your own parts, also those that the configuration names by their file.
         devices: The devices of all processes.
         task: Model, loss and optimizer.
         batches: The batches of "train", and of "test" and "validation" if there are
             such parts.
         total_steps: The most updates that the run makes.
-        schedule: (updates made) -> learning rate.
-        strategy: Its functions are in `steps/` or `sharding/`.
+        schedule: The learning rate, a function of the number of updates made.
+        strategy: The functions of the step, from `steps/` or `sharding/`.
         layout: Which shard of every array each device holds.
         processes: The processes that own the devices.
         data_fingerprint: Tells data sets apart. None without a workdir and with one
@@ -115,23 +113,19 @@ def make_job(
         number = number_of_devices(config.devices, config.mesh, processes.count)
     local_devices = choose_devices(number)  # starts JAX's devices
     devices = extend_to_all_processes(local_devices)
+
     custom = custom or CustomParts()
     # config.json names the parts of a file by the file, and the others by themselves.
     parts = load_custom_parts(config, custom)
-
     data = read_data(config, parts, processes)
     make_model = parts.model or MODELS[config.model]
     model = build_model(make_model, config.seed, config.dtype)
     arrays, _ = featurize(data, model)
     task = make_task(config, parts, model, arrays.augment)
-    # Yours are tried; the built-in ones have their tests.
+    # Yours are tried, and the built-in ones have their tests.
     is_custom = (parts.model, parts.loss, parts.metrics) != (None, None, None)
     check_task(task, arrays, custom=is_custom, best=config.best)
-    data_fingerprint = None
-    # It takes a pass over the data, so only a run that must compare it does this.
-    if config.workdir or processes.count > 1:
-        data_fingerprint = fingerprint(data)
-        processes.require_same({"the content of the data": data_fingerprint})
+    data_fingerprint = require_same_data(config, data, processes)
 
     layout = make_layout(config, task, arrays, devices)
     local_shards = layout.shards_on(local_devices, task)
@@ -171,7 +165,10 @@ def load_custom_parts(config: Config, parts: CustomParts) -> CustomParts:
 
 
 def read_data(config: Config, parts: CustomParts, processes: Processes) -> DataSet:
-    """Read the data set, or take yours. Process 0 goes first: it may download it."""
+    """Read the data set, or convert yours.
+
+    Process 0 reads first, because it may have to download the data set.
+    """
     if not processes.is_process_0:
         processes.wait("the data set")
     if parts.data is None:
@@ -183,10 +180,24 @@ def read_data(config: Config, parts: CustomParts, processes: Processes) -> DataS
     return data
 
 
+def require_same_data(
+    config: Config, data: DataSet, processes: Processes
+) -> str | None:
+    """Return the fingerprint of the data, which all processes must have in common.
+
+    It takes a pass over the data, so a run that never compares it gets None.
+    """
+    if not config.workdir and processes.count == 1:
+        return None
+    data_fingerprint = fingerprint(data)
+    processes.require_same({"the content of the data": data_fingerprint})
+    return data_fingerprint
+
+
 def make_task(
     config: Config, parts: CustomParts, model: nnx.Module, augment: Any = None
 ) -> Task:
-    """Choose the loss of a model and what is trained.
+    """Make the task of a model: its loss, and the parameters that are trained.
 
     The optimizer comes later, because it depends on the number of batches.
     """
@@ -208,7 +219,6 @@ def make_task(
                 "loss's MetricSums"
             )
     chosen = trainable_filter(model, trainable)
-    # Otherwise the running moments of a part that isn't trained would still move.
     freeze_batch_norms(model, chosen)
     return Task(
         model,
@@ -306,15 +316,17 @@ def build_optimizer(
 def choose_strategy(
     name: str, task: Task, devices: Sequence[jax.Device], layout: MeshLayout
 ) -> Strategy:
-    """Make the functions of a strategy. For a split state they are in `sharding/`."""
+    """Make the strategy of a run, in `steps/`, or in `sharding/` for a split state."""
     if layout.splits_state:
         return make_split_strategy(task, layout)
     return STRATEGIES[name](task, devices)
 
 
 def name_custom_parts(custom: CustomParts, task: Task) -> dict[str, Any]:
-    """Return the settings that name your Python values, for header and config.json."""
-    names: dict[str, Any] = {} if custom.data is None else {"dataset": "arrays"}
+    """Return settings that name your Python values in the header and config.json."""
+    names: dict[str, Any] = {}
+    if custom.data is not None:
+        names["dataset"] = "arrays"
     if custom.model is not None:
         names["model"] = task.name
     if custom.trainable is not None:
