@@ -55,7 +55,7 @@ from pmapdp.run.workdir import (
 )
 from pmapdp.signals import StopRequest, watch_signals
 from pmapdp.state import TrainState, create_state, is_finite
-from pmapdp.steps.placing import prefetch
+from pmapdp.steps.placing import fetch, prefetch
 
 AfterEpoch = Callable[[dict[str, Any], TrainState], Any]
 
@@ -322,7 +322,7 @@ def save(
     """
     if checkpoints is None:
         if progress.wants_best and progress.best.get("step") == progress.step:
-            progress.best_state = job.strategy.fetch(state)
+            progress.best_state = fetch(state)
         return
     if progress.step in checkpoints.steps():
         return
@@ -346,7 +346,7 @@ def stopped_error(
     """Make the error that ends a run after update `step`, once all is on the disk."""
     if checkpoints is None:
         # The caller gets the state, so that nothing is lost.
-        unsaved = job.strategy.fetch(state)
+        unsaved = fetch(state)
         advice = "nothing was kept; with --workdir runs/first a run can be resumed"
     else:
         checkpoints.wait()
@@ -365,7 +365,7 @@ def choose_result(
     """Copy the last state to the host, or the best epoch's if that's asked for."""
     best_step = progress.best.get("step")
     if not progress.wants_best or best_step in (None, progress.step):
-        return job.strategy.fetch(state)
+        return fetch(state)
     if checkpoints is None:
         return progress.best_state
     best, _ = checkpoints.read(
@@ -374,7 +374,7 @@ def choose_result(
         job.strategy.state_sharding,
         accept_changed_functions=True,
     )
-    return job.strategy.fetch(best)
+    return fetch(best)
 
 
 def load_run(

@@ -2,7 +2,7 @@
 
 Only this file knows its modules and its names.
 
-`train` and `run_command` run what users run, `Steps` holds the five functions of a
+`train` and `run_command` run what users run, `Steps` holds the four functions of a
 strategy, and the rest makes or reads what goes in and comes out, as NumPy arrays and
 plain dictionaries.
 """
@@ -175,7 +175,7 @@ def loss_of_package(loss: Callable[[Any, Any], dict[str, Any]]) -> Callable[...,
     return package_loss
 
 
-# The five functions of a strategy
+# The four functions of a strategy
 
 
 class Sums(NamedTuple):
@@ -217,7 +217,7 @@ def built(model: Any, seed: int = 0, dtype: str = "float32") -> Any:
 
 
 class Steps:
-    """The five functions of a strategy on `devices`, for a built-in model (its name) or
+    """The four functions of a strategy on `devices`, for a built-in model (its name) or
     one of yours (its class).
     """
 
@@ -242,7 +242,6 @@ class Steps:
             self.strategy.place_state,
             self.strategy.place_batch,
         )
-        self.fetch = self.strategy.fetch
 
     def first_state(self) -> Any:
         """The state before the first update, on the host."""
@@ -257,6 +256,13 @@ class Steps:
     def eval_step(self, state: Any, batch: Any) -> Sums:
         sums = self.strategy.eval_step(state, batch)
         return Sums(sums.loss, sums.correct, sums.count)
+
+
+def fetch(tree: Any) -> Any:
+    """A copy of a tree of arrays on the host."""
+    from pmapdp.steps import placing
+
+    return placing.fetch(tree)
 
 
 def leave_out_all_reduce(monkeypatch: Any, strategy: str) -> None:

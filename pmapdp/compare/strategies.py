@@ -24,6 +24,7 @@ from pmapdp.errors import DivergedError, UserError
 from pmapdp.job import Job, make_job
 from pmapdp.state import create_state
 from pmapdp.steps import STRATEGIES
+from pmapdp.steps.placing import fetch
 from pmapdp.steps.shared import gradient_sums
 
 MAKERS: dict[str, Any] = {**STRATEGIES, **WRONG_STRATEGIES}
@@ -87,7 +88,7 @@ def run_strategies(
         sums = sum_one_weights_gradients(trainings[0].job)
         results = []
         for training in trainings:
-            parameters = training.strategy.fetch(training.state).params
+            parameters = fetch(training.state).params
             results.append((training.measure(sums), parameters))
         return results
 
@@ -156,7 +157,7 @@ class Training:
             group.append(sums)
         jax.block_until_ready((self.state, group))
         self.milliseconds.append(1000 * (time.perf_counter() - started) / updates)
-        for sums in self.strategy.fetch(group):
+        for sums in fetch(group):
             loss = float(sums.loss) / float(sums.count)
             self.losses.append(loss)
             if not math.isfinite(loss) and self.name not in WRONG_STRATEGIES:

@@ -14,7 +14,7 @@ from pmapdp.loss import MetricSums
 from pmapdp.sharding.layout import MeshLayout
 from pmapdp.state import Task, TrainState
 from pmapdp.steps.jit import accumulated_sums
-from pmapdp.steps.placing import fetch, place
+from pmapdp.steps.placing import place
 from pmapdp.steps.shared import Strategy, evaluation_sums, gradient_sums, update
 
 
@@ -63,6 +63,5 @@ def make_split_strategy(task: Task, layout: MeshLayout) -> Strategy:
         place_batch=place_batch,
         train_step=train_step,
         eval_step=eval_step,
-        fetch=fetch,
         state_sharding=state_sharding,
     )

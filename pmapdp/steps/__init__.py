@@ -7,7 +7,7 @@
     shard_map.py    the same program, on sharded arrays
     jit.py          one device's program, which the compiler splits
 
-Each of the last four has a `make_strategy(task, devices)`. It returns the same five
+Each of the last four has a `make_strategy(task, devices)`. It returns the same four
 functions, and the sharding of the state. The comments `# Placing`, `# The step`,
 `# Evaluation` and `# The wrapper` name its four parts, which `pmapdp.compare` shows
 side by side. To add a strategy, write its file, name it in `STRATEGIES` below, and in

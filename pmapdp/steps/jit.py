@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pmapdp.data.batches import Batch
 from pmapdp.loss import MetricSums
 from pmapdp.state import Task, TrainState
-from pmapdp.steps.placing import fetch, place
+from pmapdp.steps.placing import place
 from pmapdp.steps.shared import AXIS, Strategy, evaluation_sums, gradient_sums, update
 
 
@@ -56,7 +56,6 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         place_batch=place_batch,
         train_step=train_step,
         eval_step=eval_step,
-        fetch=fetch,
         state_sharding=replicated,
     )
 

@@ -70,7 +70,7 @@ def prefetch(
 
 
 def fetch(tree: Any) -> Any:
-    """Return a copy of a pytree on the host.
+    """Return a copy of a placed pytree on the host, without a device axis.
 
     All processes must call it, because it gathers what is split between them.
     """

@@ -35,7 +35,6 @@ class Strategy(NamedTuple):
         place_batch: Brings a batch from the host to the devices.
         train_step: Makes an update. It reuses the memory of the state that it gets.
         eval_step: Returns the metrics of a batch.
-        fetch: Makes one copy of a tree on the host, without a device axis.
         state_sharding: One sharding for all arrays, or a pytree of them like the state.
     """
 
@@ -43,7 +42,6 @@ class Strategy(NamedTuple):
     place_batch: Callable[[Batch], Batch]
     train_step: Callable[[TrainState, Batch], tuple[TrainState, MetricSums]]
     eval_step: Callable[[TrainState, Batch], MetricSums]
-    fetch: Callable[[Any], Any]
     state_sharding: Any
 
 

@@ -46,6 +46,5 @@ def make_strategy(task: Task, devices: Sequence[jax.Device]) -> Strategy:
         place_batch=place_batch,
         train_step=train_step,
         eval_step=eval_step,
-        fetch=jax.device_get,
         state_sharding=sharding,
     )

@@ -175,7 +175,7 @@ def trained_on(strategy, data, batches, model=Line, devices=8, rows=24):
             state, steps.place_batch(entry.batch_of(data, indices, rows))
         )
         sums.append(jax.device_get(of_update))
-    return entry.named(steps.fetch(state)), sums
+    return entry.named(entry.fetch(state)), sums
 
 
 @pytest.mark.parametrize("strategy", entry.STRATEGIES)

@@ -33,6 +33,7 @@ from pmapdp.sharding.flags import (
 )
 from pmapdp.sharding.layout import Axes, MeshLayout, bytes_on_a_device, state_line
 from pmapdp.state import Task, build, create_state
+from pmapdp.steps.placing import fetch
 from pmapdp.train import load_run, train
 
 CLIP = 0.05  # far below the gradients' length, so that every update is clipped
@@ -62,7 +63,7 @@ def five_updates(model: str, strategy: str, task: Task, devices, layout: MeshLay
     ).epoch(0):
         state, _ = steps.train_step(state, steps.place_batch(batch))
     (last,) = Batches(split, 83, devices=shards).epoch(0)
-    return state, steps.fetch(
+    return state, fetch(
         (
             state.params,
             state.model_state,

@@ -19,6 +19,7 @@ from pmapdp.data.dataset import Split
 from pmapdp.evaluate import Options
 from pmapdp.state import Task, create_state
 from pmapdp.steps import STRATEGIES
+from pmapdp.steps.placing import fetch
 
 N = 8
 COLLECTIVES = "all-reduce|all-gather|all-to-all|reduce-scatter"
@@ -96,9 +97,9 @@ def test_later_epochs_compile_nothing_and_move_nothing_implicitly(
                 steps.eval_step(state, steps.place_batch(batch))
         compiled.append(len(compilations))
     assert compiled[0] == compiled[1]
-    assert int(steps.fetch(state).step) == 6
+    assert int(fetch(state).step) == 6
 
-    on_the_host = steps.fetch(steps.place_batch(next(test_batches.epoch(0))))
+    on_the_host = fetch(steps.place_batch(next(test_batches.epoch(0))))
     with (
         jax.transfer_guard("disallow"),
         pytest.raises(Exception, match="Disallowed host-to-device transfer"),

@@ -7,6 +7,7 @@ from typing import Any
 from pmapdp.config import Config
 from pmapdp.job import CustomParts, Job, make_job
 from pmapdp.state import TrainState, create_state
+from pmapdp.steps.placing import fetch
 
 
 def train_briefly(
@@ -21,4 +22,4 @@ def train_briefly(
     state = job.strategy.place_state(create_state(job.task))
     for batch, _ in zip(job.batches["train"].epoch(0), range(steps), strict=False):
         state, _ = job.strategy.train_step(state, job.strategy.place_batch(batch))
-    return job, job.strategy.fetch(state)
+    return job, fetch(state)
