@@ -1,6 +1,6 @@
-"""The plan of the repository: the core reads in its order and imports nothing outside
-it, the strategies differ in a few lines, importing starts nothing, and a type checker
-follows what the pages import."""
+"""The structure of the repository: the core reads in its order and imports nothing
+outside it, the strategies differ in a few lines, importing starts nothing, and a type
+checker follows what the pages import."""
 
 import ast
 import difflib
@@ -131,7 +131,7 @@ def test_importing_the_package_starts_and_sets_nothing():
 
 # A right line, and two that a type checker must reject because it knows what `train`
 # and `Config` are.
-USES = """
+CALLS = """
 epochs: list[dict[str, object]] = train(Config(strategy="jit", epochs=5)).epochs
 train(Config(epochs="5"))
 train("digits")
@@ -150,7 +150,7 @@ def test_a_type_checker_follows_what_the_pages_import(tmp_path):
     )
     assert "from pmapdp.train import train" in lines
     file = tmp_path / "program.py"
-    file.write_text("\n".join(lines) + USES)
+    file.write_text("\n".join(lines) + CALLS)
     wrong = [
         number
         for number, line in enumerate(file.read_text().splitlines(), 1)
