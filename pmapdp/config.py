@@ -10,13 +10,15 @@ import os
 import re
 import typing
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pmapdp.errors import UserError, unknown_name
 
 # `steps/` has a file for each. The names stand here, because the flag must not import
 # JAX.
 StrategyName = Literal["pmap", "shard_map", "jit", "single"]
+
+T = TypeVar("T")
 
 MAX_INT = 2**31 - 1  # JAX counts in int32
 MAX_FLOAT = 3.4e38
@@ -58,14 +60,18 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def list_settings(config: type[T]) -> type[T]:
+    """Add the help of each field to a docstring, where `help(Config)` shows it."""
+    settings = fields(config)  # type: ignore[arg-type] # it's a dataclass
+    lines = [f"    {field.name}: {field.metadata['help']}" for field in settings]
+    config.__doc__ = "\n".join([f"{config.__doc__}\n\nAttributes:", *lines])
+    return config
+
+
+@list_settings
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run. A `UserError` names a value that no run can work with.
-
-    Each field is a flag: `Config(learning_rate=0.1)` is `--learning-rate 0.1`, and
-    `python -m pmapdp.train --help` says what it does. For other values, write
-    `dataclasses.replace(config, epochs=5)`.
-    """
+    """All settings of a run. A `UserError` names a value that no run can work with."""
 
     recipe: str = setting(
         "arguments",

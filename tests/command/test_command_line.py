@@ -185,6 +185,10 @@ def test_help_says_which_values_are_files_and_folders(name):
     assert not [flag for flag in flags if f"{flag} TEXT" in text]
 
 
+def test_a_notebook_shows_the_help_of_each_setting():
+    assert "    epochs: Passes over the training set." in Config.__doc__.splitlines()
+
+
 def test_a_command_that_there_is_not(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["pmapdp", "prt"])
     with pytest.raises(SystemExit, match="2"):
