@@ -307,7 +307,7 @@ lesson_12.loss_curves(losses)
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert "device_put_replicated is deprecated" in old_error
-assert port_report.count("old_train.py:") == 3
+assert port_report.count("old_train.py:") == 4
 assert "can't be statically inferred" in refusal
 assert refusal.count("* out_specs") == 2
 assert len(set(means)) == 8
