@@ -75,8 +75,8 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 #
 # You don't have to save the order of the examples, because you can compute it again: our `batches` shuffle with
 # `default_rng(seed)`, and the seed is the number of the epoch, which PyTorch's `DistributedSampler` gets by `set_epoch`.
-# Lesson 08 made its random keys in the same way, from the seed and the number of the update. But if your loader keeps one random generator for the whole run, as PyTorch's does,
-# you must save that, too.
+# Lesson 08 made its random keys in the same way, from the seed and the number of the update. But if your loader keeps one
+# random generator for the whole run, as PyTorch's does, you must save that, too.
 #
 # ## The program so far, and what changes
 #

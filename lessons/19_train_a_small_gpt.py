@@ -113,8 +113,9 @@ lesson_19.learning_curves(losses, counted_losses)
 
 # %% [markdown]
 # In the end the network knows more than pairs of bytes. Its loss on the test data is higher than on the training data,
-# because these are other files: the first tenth of the text, which it doesn't train on. If your Python is of another version, its library is another text,
-# and your losses will differ from these. Ignore the speeds, because the devices are simulated.
+# because these are mostly other files: the first tenth of the text, which it doesn't train on. If your Python is of
+# another version, its library is another text, and your losses will differ from these. Ignore the speeds, because the
+# devices are simulated.
 #
 # ## The same run, with accidents
 #
@@ -201,7 +202,7 @@ for step in (train_step, jax.jit(step_without_the_line, **options)):
     compiled_step = step.lower(state, place_batch(batch)).compile()
     found = {each.kind: each for each in collectives(compiled_step.as_text())}
     reduces, gathers = found["all-reduce"], found["all-gather"]
-    print(f"{reduces.runs} all-reduces of {reduces.bytes:,} bytes, {gathers.runs} all-gathers")
+    print(f"all-reduces: {reduces.runs}, of {reduces.bytes:,} bytes; all-gathers: {gathers.runs}")
     all_reduces[step.__name__] = reduces
 
 # %% tags=["proof"]

@@ -223,9 +223,9 @@ print("1 + 0.001 =", after_update)
 # include program/20_fit.py
 
 # %% [markdown]
-# In lesson 13 the losses ended at 0.2486 and 0.3540. Both have moved by less than 0.001. That's the rounding of bfloat16,
-# because `jax.checkpoint` computes the same numbers again. A CPU shows you the rounding but not the gain: with jax 0.10, XLA for CPUs converts to float32,
-# multiplies, and rounds the result.
+# In lesson 13 the losses ended at 0.2486 and 0.3540. Both have moved by less than 0.001. That's the rounding of
+# bfloat16, because `jax.checkpoint` computes the same numbers again. A CPU shows you the rounding but not the gain:
+# with jax 0.10, XLA for CPUs converts to float32, multiplies, and rounds the result.
 #
 # ## The mistake: parameters in bfloat16
 #
@@ -321,8 +321,8 @@ assert has_changed[~is_large].mean() > 0.9
 # There's no error and no NaN. The loss just falls more slowly, and if you saw only this curve, you'd blame your learning
 # rate. The other two curves lie on top of each other.
 #
-# Whatever is added to again and again has this problem, so it's the same with Adam's second moment, of which an update
-# replaces a thousandth. Compute in bfloat16, and **keep parameters, optimizer state and sums in float32**.
+# Whatever is added to again and again can have this problem. Compute in bfloat16, and **keep parameters, optimizer state and
+# sums in float32**.
 #
 # What about float16, which also takes two bytes? Below 6e-5 its numbers lose bit after bit, and below 6e-8 there's only 0.
 # So people multiply the loss by a large number, and divide the gradients by it, as you'll do in exercise 2. bfloat16 has

@@ -90,7 +90,8 @@ def zero_step(answer):
         unreduced = np.concatenate([g[d].reshape(N, 2)[d] for d in range(N)])
         mistakes = {
             "the gradient is the mean over devices: divide by N": 0.9 * m + g.sum(0),
-            "this mesh has 4 devices, not 8: divide by lax.axis_size": 0.9 * m + g.sum(0) / 8,
+            "this mesh has 4 devices, not 8: divide by lax.axis_size": 0.9 * m
+            + g.sum(0) / 8,
             "only this device's gradient went in: psum_scatter": 0.9 * m + unreduced,
             "the old momentum is missing": g.mean(0),
         }
