@@ -57,7 +57,7 @@ def list_commands(arguments: list[str]) -> None:
 def run(main: Callable[[list[str]], None], arguments: list[str] | None = None) -> int:
     """Call the `main` of a command, and return the exit status.
 
-    `arguments` are those of the command line by default.
+    Without `arguments` it takes the command line's.
     """
     if arguments is None:
         arguments = sys.argv[1:]

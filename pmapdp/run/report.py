@@ -125,7 +125,7 @@ class Report:
             if name in results:
                 shown = name.replace("validation", "valid")  # keeps the line short
                 texts.append(" ".join([shown, *in_words(results[name])]))
-        self.line("  ".join(texts))  # 80 columns, if the metrics are those of a recipe
+        self.line("  ".join(texts))  # 80 columns, with a recipe's metrics
 
     def end(self, progress: Progress, seconds: float) -> None:
         """Report the end of a run that took `seconds`."""
