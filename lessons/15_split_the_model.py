@@ -49,7 +49,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # - **H**, the columns of w.
 #
 # Try each of them on two devices, with B = 2, D = 4 and H = 2. Because w is a matrix of ones, `[1, 2, 3, 4]` gives
-# `[10, 10]`.
+# `[10, 10]`. Where B or H is split, the result may stay split along the same axis. Where D is split, there's no such axis
+# in the result, so both devices should hold all of it.
 #
 # **Predict:** in which of the three cases do the devices have to communicate?
 

@@ -410,6 +410,8 @@ np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 # 2. `zero_step` (10 minutes): stage 1 by hand, with momentum, in `shard_map` over the axis `"data"`. Every device gets the
 #    weights `w` `[D]`, its own gradient `g` `[D]`, and its part `m` `[D / N]` of the momentum. Use the *mean* gradient of
 #    the devices. Return `(w, m)` after one update: `m = 0.9 * m + gradient`, `w = w - 0.1 * m`. Don't use an all-reduce.
+#    In your own `shard_map`, `all_gather(..., to="invarying")` tells JAX that the gathered weights are equal on all devices,
+#    so that you can return them with `PartitionSpec()`. The check takes them with or without it.
 #    <details><summary>Hint</summary><code>psum_scatter(..., tiled=True)</code>, divided by N, then the update of this
 #    device's part of w, which <code>lax.dynamic_slice_in_dim(w, start, m.size)</code> cuts out, then
 #    <code>all_gather(..., tiled=True)</code>.</details>

@@ -28,6 +28,7 @@ def gradient_arrows(arrows: dict[str, np.ndarray]) -> None:
             draw_arrow(axes, end, drawing.DEVICE_COLOURS[device], width=1.6)
         draw_arrow(axes, ends[8], drawing.INK, width=3)
         draw_arrow(axes, ends[9], drawing.ACCENT, width=3)
+        axes.text(ends[9][0] + 0.06, 0, "G", color=drawing.ACCENT, va="center")
         axes.set(xlim=(-0.3, 0.8), ylim=(-1.05, 1.05), title=title, aspect="equal")
         axes.set_axis_off()
     names = {
@@ -41,8 +42,16 @@ def gradient_arrows(arrows: dict[str, np.ndarray]) -> None:
 
 
 def draw_arrow(axes: plt.Axes, end: np.ndarray, colour: str, width: float) -> None:
-    """Draw an arrow from the origin."""
-    look = {"arrowstyle": "-|>", "color": colour, "lw": width, "shrinkA": 0}
+    """Draw an arrow from the origin, with a head that is never longer than the arrow."""
+    head = min(10, 120 * np.hypot(*end))
+    look = {
+        "arrowstyle": "-|>",
+        "color": colour,
+        "lw": width,
+        "mutation_scale": head,
+        "shrinkA": 0,
+        "shrinkB": 0,
+    }
     axes.annotate("", end, (0, 0), arrowprops=look)
 
 
