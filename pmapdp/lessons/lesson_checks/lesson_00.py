@@ -40,8 +40,8 @@ def add_on(answer):
         require(np.allclose(total, a + b, atol=1e-6), "the result is not a + b")
         require(
             all(is_one_of(array, (a, b)) for array in moved),
-            "you moved something other than a and b: the sum was computed on another "
-            "device and then moved. Move a and b first, and add them there",
+            "you moved something other than a and b: the sum was computed elsewhere and "
+            "then moved. Move a and b first, and add them there",
         )
 
 
@@ -104,7 +104,7 @@ def check_was_not_moved(r, i, total, placed):
         was_there = isinstance(array, jax.Array) and array.devices() == total.devices()
         require(
             was_there or not np.array_equal(array, total),
-            f"sum {i} of round {r} was computed on another device, and then moved: "
+            f"sum {i} of round {r} was computed elsewhere, and then moved: "
             "move the right array of the pair first, and add where the left one is",
         )
 
@@ -131,6 +131,6 @@ def fixed_standardize(answer):
         )
         require(
             all(is_one_of(array, (values,)) for array in moved),
-            "you moved something other than x, so it was computed on another device: "
+            "you moved something other than x, so it was computed elsewhere: "
             "move x first, and compute everything from the copy",
         )

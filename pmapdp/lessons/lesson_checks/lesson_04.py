@@ -43,10 +43,13 @@ def dot_product(answer):
         B = N * b
         xs, ys = rng.normal(size=(2, B, 10)).astype(np.float32)
         result = answer(xs, ys)
+        if result.size == B:
+            advice = "reshape the result at the end"
+        else:
+            advice = "each pair of rows gives one number, so use jax.vmap inside pmap"
         require(
             result.shape == (B,),
-            f"for {B} pairs the shape should be ({B},), not {result.shape}: "
-            "reshape the result at the end",
+            f"for {B} pairs the shape should be ({B},), not {result.shape}: {advice}",
         )
         error = np.abs(np.asarray(result) - (xs * ys).sum(1)).max()
         require(

@@ -99,12 +99,18 @@ def global_gradient(answer):
         f"you divided by all {rows} rows, padding included: "
         "the count is the sum of the weights"
     )
+    mixed = (
+        "one of gradient and count is a sum over the devices, and the other a mean: "
+        "put both through lax.psum, or both through lax.pmean"
+    )
     mistakes = {
         mean_of_means: np.mean(local_means, axis=0),
         undivided: n * expected,
         all_rows: n * expected / rows,
     }
     refuse(result[0], mistakes)
+    for ratio in (4, 1 / 4):  # of the two, on 4 devices
+        refuse(result[0], {mixed: ratio * expected})
     with_padding = summed_gradient(w, x, y, np.ones_like(y))
     for count in (rows, n):
         padding = "padding was counted: multiply each example's gradient by its weight"

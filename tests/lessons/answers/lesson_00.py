@@ -54,13 +54,13 @@ WRONG = {
             "left + right for left, right in pairs",
         ),
         (
-            "was computed on another device",
+            "was computed elsewhere",
             ADD,
             "jax.device_put(jax.device_put(left, *right.devices()) + right, "
             "*left.devices()) for left, right in pairs",
         ),
         (
-            "was computed on another device",
+            "was computed elsewhere",
             ADD,
             "jax.device_put(np.asarray(left) + np.asarray(right), *left.devices()) "
             "for left, right in pairs",

@@ -29,6 +29,7 @@ WRONG = {
             "factor * array if array.ndim == 2 else array",
         ),
         ("nested like", MAP, "jax.tree.leaves(params)"),
+        ("with two axes", "factor * array", "(1 - factor) * array"),
     ],
     "make_step": [
         ("adamw needs the model", "optimizer_state, model)", "optimizer_state)"),
@@ -49,6 +50,11 @@ WRONG = {
         ),
         ("what is added", APPLY, "jax.tree.map(jnp.subtract, model, updates)"),
         ("did not change", APPLY, "model"),
+        (
+            "must be the loss",
+            f"return {APPLY}, optimizer_state, loss",
+            f"return {APPLY}, loss, optimizer_state",
+        ),
         ("three things", f"return {APPLY}, optimizer_state, loss", "return loss"),
         ("return a function", "return step", "return optimizer, optimizer"),
     ],

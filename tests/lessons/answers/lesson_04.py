@@ -35,6 +35,7 @@ WRONG = {
         ("return the JAX array", "return per_device", "return np.asarray(per_device)"),
         ("should be xs[i] . ys[i]", "(jnp.dot)", "(lambda x, y: (x * y).mean())"),
         ("reshape the result at the end", ".reshape(-1)", ""),
+        ("use jax.vmap inside pmap", "jax.vmap(jnp.dot)", "lambda x, y: x @ y.T"),
         ("result i should be xs[i] . ys[i]", PER_DEVICE, CARDS),
         ("on the host", PER_DEVICE, 'np.einsum("bd,bd->b", xs, ys)'),
         ("only 1 of", PER_DEVICE, "jax.vmap(jnp.dot)(xs, ys)"),

@@ -31,6 +31,18 @@ WRONG = {
             'return lax.pmean(gradient / weights.sum(), "data")',
         ),
         ("divide by their number", "return gradient / count", "return gradient"),
+        (
+            "the other a mean",
+            SUMS,
+            'count = lax.psum(weights.sum(), "data")\n'
+            '    return lax.pmean(gradient, "data") / count',
+        ),
+        (
+            "the other a mean",
+            SUMS,
+            'count = lax.pmean(weights.sum(), "data")\n'
+            '    return lax.psum(gradient, "data") / count',
+        ),
         ("padding included", SUMS, 'return lax.pmean(gradient / len(y), "data")'),
         (
             "padding was counted",
