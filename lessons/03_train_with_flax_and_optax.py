@@ -16,9 +16,10 @@
 # # 03. Train with Flax and Optax
 #
 # In PyTorch, `optimizer.step()` changes your model in place. In JAX nothing changes in place, so who keeps the model,
-# and where does Adam keep its averages? They go into the training step as arguments, and come out as results. You'll
-# write such a step here, and a program of a hundred lines around it. The rest of the course changes that program a few
-# lines at a time: with sixteen new lines, in lessons 04 and 05, it trains on eight devices.
+# and where does Adam keep its averages? You keep both. They go into the training step as arguments, come out as
+# results, and together they're called the **state**. You'll write such a step here, and a program of a hundred lines
+# around it. The rest of the course changes that program a few lines at a time: with fifteen new lines, in lessons 04
+# and 05, it trains on eight devices.
 #
 # **You will** write a training step without side effects, with Flax NNX and Optax, and count every example exactly
 # once. 21 minutes, 39 with exercises. You need
@@ -35,42 +36,15 @@ from flax import nnx
 from pmapdp.lessons.pictures import lesson_03
 
 # %% [markdown]
-# ## The same step, twice
-#
-# Here's a training step in PyTorch:
-#
-# ```python
-# optimizer.zero_grad()
-# loss = cross_entropy(model(inputs), labels)
-# loss.backward()           # puts the gradients into the parameters
-# optimizer.step()          # changes the parameters, and the averages inside the optimizer
-# ```
-#
-# And here's one in JAX. `loss` is a function of the model and the batch:
-#
-# ```python
-# gradients = jax.grad(loss)(model, batch)
-# updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
-# model = optax.apply_updates(model, updates)
-# ```
-#
-# Whatever an update changes is called the **state**: the model, and what the optimizer remembers. Passing the state in
-# and out is a little more to type. In return, the step is a pure function, which you can compile, run on eight devices,
-# and compare with another version, number by number.
-
-# %%
-lesson_03.step()
-
-# %% [markdown]
 # ## The last batch is ragged
 #
-# Before the libraries come, there's something to repair. 5,000 examples in batches of 128 make 39 full batches, and 8
-# examples are left over. If you hand these 8 to the step as they are, `jit` compiles a second program, and later you
-# couldn't split 8 rows over 16 devices at all. So we **pad** the last batch to 128 rows, and give each row a **weight**:
-# 1 for an example, 0 for padding.
+# Lesson 02 has left you something to repair. 5,000 examples in batches of 128 make 39 full batches, and 8 examples are
+# left over. If you hand these 8 to the step as they are, `jit` compiles a second program, and you couldn't even split
+# them over 16 devices. So we **pad** the last batch to 128 rows, and give each row a **weight**: 1 for an example, 0 for
+# padding.
 #
 # Try it with three examples, whose losses are 2, 2 and 5, so their mean is 3. We add one row of padding. The network
-# doesn't know that it's padding, and computes a loss for it, too, say 2.
+# can't tell that this row is padding, and computes a loss for it, too, say 2.
 #
 # **Predict:** what's the mean over all four rows?
 
@@ -112,9 +86,35 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 # include program/03_padded.py
 
 # %% [markdown]
+# ## The same step in PyTorch and in JAX
+#
+# Now the libraries. Here's a training step in PyTorch:
+#
+# ```python
+# optimizer.zero_grad()
+# loss = cross_entropy(model(inputs), labels)
+# loss.backward()           # puts the gradients into the parameters
+# optimizer.step()          # changes the parameters, and the averages inside the optimizer
+# ```
+#
+# And here's one in JAX, in which `loss` is a function of the model and the batch:
+#
+# ```python
+# gradients = jax.grad(loss)(model, batch)
+# updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
+# model = optax.apply_updates(model, updates)
+# ```
+#
+# It's a little more to type, because you pass the state in and out. In return, the step is a pure function, which you
+# can compile, run on eight devices, and compare with another version, number by number.
+
+# %%
+lesson_03.step()
+
+# %% [markdown]
 # ## The model is a pytree
 #
-# Nobody wants to write a transformer out of dictionaries. A Flax module looks like a PyTorch module: layers are
+# Nobody wants to build a transformer out of dictionaries. A Flax module looks like a PyTorch module: layers are
 # attributes, and `__call__` is the forward pass. Only the seed is new, because JAX has no global random state that the
 # initial weights could come from.
 
@@ -132,8 +132,8 @@ class Network(nnx.Module):
 model = Network(nnx.Rngs(0))
 
 # %% [markdown]
-# Since Flax 0.11 a module is a pytree, like the dictionary that it replaces. JAX finds the arrays inside, so you can
-# hand a whole module to `jax.grad`.
+# A module is a pytree, like the dictionary that it replaces. JAX finds the arrays inside, so you can hand a whole module
+# to `jax.grad`.
 #
 # **Predict:** what does `jax.grad` return for a module, a list of arrays, a dictionary, or something else?
 
@@ -175,9 +175,7 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # </details>
 #
 # Always pass the model to `update`, too. SGD and Adam don't need it, but `optax.adamw` does, because it makes all weights
-# a bit smaller in each update. You can chain optimizers, as in `optax.chain(optax.clip_by_global_norm(1.0),
-# optax.adam(3e-3))`, and in place of a learning rate you can pass a schedule, such as
-# `optax.cosine_decay_schedule(3e-3, 200)`.
+# a bit smaller in each update.
 #
 # ## Second step: layers and an optimizer from a library
 #
@@ -193,10 +191,9 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # include program/03_flax.py
 
 # %% [markdown]
-# Adam and Flax's initial weights lead to other losses than plain gradient descent did. Remember the last line. From now
-# on the program will run on more and more devices, and it should always end like this. It prints the test loss after
-# each epoch only for this comparison. To decide when to stop, you'd take a validation set, so that the test set stays
-# unseen.
+# The losses are new, because the optimizer and the initial weights are. Remember the last line: from now on the program
+# will run on more and more devices, and it should always end like this. Only for this comparison it prints the test
+# loss after each epoch. To decide when to stop, you'd take a validation set, so that the test set stays unseen.
 #
 # ## Two states in memory?
 #
