@@ -19,9 +19,9 @@
 # in their notebook. None of the three does what it does in PyTorch, and one idea explains them all. JAX runs your Python
 # function on stand-ins in place of arrays, and writes down what happens to them.
 #
-# That's also where JAX's power comes from. Out of what it has written down, JAX makes derivatives, so you never write a
-# backward pass again. It makes a compiled program, and it makes a function for a whole batch from a function for one
-# example. In this lesson you'll use all three, and walk into the traps on purpose.
+# That's also where JAX's power comes from. From what it has written down, it makes a derivative, so you never write a
+# backward pass again, or a compiled program, or a function for a whole batch out of one for a single example. In this
+# lesson you'll use all three, and walk into the traps on purpose.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and pass random keys by hand.
 # 25 minutes, 45 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
@@ -39,16 +39,19 @@ from pmapdp.lessons.pictures import lesson_02
 # %% [markdown]
 # ## grad: from a function to its derivative
 #
-# `jax.grad(f)` is a new function: the derivative of f with respect to its first argument. f must return a single number,
-# such as a loss. Take `jax.value_and_grad(f)` if you want that number as well. Since the derivative is a function, too,
-# you can take `grad` of it again.
+# `jax.grad(f)` is a new function, the derivative of `f` with respect to its first argument. `f` must return a single
+# number, such as a loss. Take `jax.value_and_grad(f)` if you want that number as well. Since the derivative is a function,
+# too, you can take `grad` of it again. Let's try that with x³, but hide the formula in a loop.
 #
-# **Predict:** f(x) = x³ has the derivative 3 x². What are f, its derivative and its second derivative at x = 2?
+# **Predict:** does JAX find the derivatives all the same, and what are the first and the second at x = 2?
 
 
 # %% tags=["prediction"]
 def cube(x):
-    return x**3
+    product = 1.0
+    for _ in range(3):
+        product = product * x
+    return product
 
 
 first = jax.grad(cube)
@@ -58,7 +61,8 @@ print(cube(2.0), first(2.0), second(2.0))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 8, then 3 x² = 12, then 6 x = 12.
+# It does: 3 x² = 12, and 6 x = 12. JAX needs no formula, and never sees the loop. It writes down three multiplications,
+# and knows the derivative of a multiplication.
 #
 # </details>
 #
@@ -134,17 +138,17 @@ lesson_02.calls(batch_sizes, seconds, min(calls))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first, and the fourth, because it has a new shape. A new dtype would make JAX compile again, too. Compiling takes
-# as long as hundreds of compiled steps, so the small last batch of an epoch is expensive. In lesson 03 you'll pad it.
+# The first, and the fourth, because it has a new shape. A new dtype would make JAX compile again, too. So the small
+# last batch of an epoch costs you a second compilation. In lesson 03 you'll pad it.
 #
 # </details>
 #
 # ## What JAX writes down
 #
 # The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Below are five layers, each just a
-# tanh, once in a Python loop and once with `lax.scan`. You'll need `scan` in later lessons: it repeats a function that
-# takes a state and an input, and returns a new state and an output. Our layer has no input and no output, so we write
-# `_` and `None`.
+# tanh, once in a Python loop and once with `lax.scan`, which you'll need in later lessons. `scan` repeats a function
+# that takes a state and an input, and returns a new state and an output. Our layer has no input and no output, so we
+# write `_` and `None`.
 #
 # **Predict:** how many times does `tanh` appear in each jaxpr?
 
@@ -166,8 +170,8 @@ for function in (loop_over_layers, scan_over_layers):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Five times, and once. JAX doesn't see the loop, only the operations that the loop performs. If you write a hundred
-# layers as a Python loop, the compiler gets a hundred layers. With `scan` it gets one.
+# Five times, and once. If you write a hundred layers as a Python loop, the compiler gets a hundred layers. With `scan` it
+# gets one.
 #
 # </details>
 #
@@ -254,9 +258,9 @@ for name, one_key in keys.items():
 # Use a key **once**, for one draw or for one split, because otherwise your random numbers aren't independent. Under `with
 # jax.debug_key_reuse(True):` JAX refuses a key that was used before.
 #
-# In a training run, keep one key for the whole run, and call `fold_in(key, step)` in each step. A run that you resume
-# then gets the same keys again. Never split that key as well, because `split(key)[0]` and `fold_in(key, 0)` are the same
-# key.
+# Only `fold_in` may get the same key again, with another number. That's how you train: keep one key for the whole run,
+# and call `fold_in(key, step)` in each step. A run that you resume then gets the same keys again. Never split that key
+# as well, because `split(key)[0]` and `fold_in(key, 0)` are the same key.
 #
 # <details><summary>More surprises, if you come from NumPy or PyTorch</summary>
 #
@@ -276,8 +280,8 @@ for name, one_key in keys.items():
 # Your step returns one gradient for the whole batch. What if you want the gradient of *each* example, to see whether
 # they agree? Write the loss of one example, and let `jax.vmap` turn it into a function for many, without a loop.
 # `in_axes` has an entry for each argument: `None` for the model, which all examples share, and `0` for the inputs and
-# the labels, which are stacked along axis 0. Transformations combine, so `jit` of `vmap` of `grad` is a compiled
-# function that returns 128 gradients.
+# the labels, which are stacked along axis 0. Since each transformation returns a function, you can combine them: `jit`
+# of `vmap` of `grad` is a compiled function that returns 128 gradients.
 #
 # **Predict:** you take the mean of 128 gradients, and the gradient of the mean loss. How far apart are the two?
 
