@@ -15,7 +15,7 @@
 # %% [markdown]
 # # 05. Average gradients
 #
-# Your program can test a network on eight devices, but it still trains on one. In this lesson you'll change ten lines,
+# Your program can test a network on eight devices, but it still trains on one. In this lesson you'll change nine lines,
 # two of them inside the training step, and all eight devices train the same network. Then you'll break the program in
 # four ways. None of them raises an error, and most print numbers that you'd believe. You want to have seen them before
 # they happen to you.
@@ -137,7 +137,7 @@ for average in (mean_of_means, mean_of_sums):
 #   replicated, so it has `None`. The batch is split along its first axis, so it has `0`.
 # - The state is placed once, before the loop, and stays on the devices. So `copies` is gone.
 #
-# Compared with lesson 03's program for one device, only sixteen lines are new.
+# Compared with lesson 03's program for one device, only fifteen lines are new.
 
 # %%
 lesson_05.data_parallel_step()
@@ -283,8 +283,8 @@ mean_losses = run(make_step(mean_of_mean_gradients))
 #
 # </details>
 #
-# Somebody who sees the NaN might "repair" it, and divide by at least 1. Then nothing looks wrong any more, and yet the
-# gradient of the last batch is an eighth of what it should be.
+# Somebody who sees the NaN might "repair" it, and divide by at least 1. Then nothing looks wrong any more. But in the
+# last batch seven devices now have the gradient 0, so the mean of the eight is an eighth of what it should be.
 #
 # ## Mistake 2: averaging the loss
 #
@@ -361,7 +361,7 @@ sum_losses = run(make_step(sum_over_mean_count))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. Adam divides the gradient by its own size, so the factor cancels almost completely. You'd only see it if somebody
+# No. Adam divides the gradient by its own size, so the factor cancels almost completely. It comes out only if somebody
 # clips the gradients, or if a gradient is nearly 0. With SGD, the factor acts like a learning rate that's eight times
 # too high, and on 64 devices 64 times. Don't judge by the loss.
 #
