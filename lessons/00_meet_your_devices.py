@@ -46,7 +46,7 @@ assert len(eight) == 8, "on a machine with a GPU, start JupyterLab with JAX_PLAT
 # %% [markdown]
 # A **device** is a GPU, a TPU or a CPU: a place where JAX keeps arrays, and computes with them. Your notebook now has
 # eight, and one process drives them all. If you come from PyTorch, you'd expect a process for each. In JAX you need
-# several processes only when you have several machines, in lesson 17.
+# several processes only when you have several machines, as in lesson 17.
 #
 # ## A world on eight devices
 #
@@ -118,19 +118,18 @@ step = jax.jit(next_generation)
 flight = fly(step, jax.device_put(start, by_strips))
 print("living cells on devices", *map(alive_on, flight))
 
-# One device, which has the whole world, sees the same flight.
-flight_on_one = fly(step, jax.device_put(start, jax.devices()[0]))
-np.testing.assert_array_equal(flight, flight_on_one)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It goes on to device 1, and then from device to device, through all eight strips. A single device sees exactly the same
-# flight, cell by cell.
+# It goes on to device 1, and then from device to device, through all eight strips.
 #
 # </details>
+#
+# The borders don't matter at all: a single device that has the whole world sees the same flight, cell by cell.
 
 # %%
+flight_on_one = fly(step, jax.device_put(start, eight[0]))
+np.testing.assert_array_equal(flight, flight_on_one)
 lesson_00.gliders(flight, "eight snapshots of one glider")
 
 # %% [markdown]
@@ -194,14 +193,14 @@ assert jnp.ones(1).devices() == {eight[0]}
 #
 # Is `pmap` broken? No, it sends what you tell it to send, and you've told it nothing. In lesson 05 you'll tell it to
 # send gradients, with one line, and from lesson 09 on the compiler sends them for you. In both cases only a comparison
-# shows whether the result is correct. That's why the lessons keep comparing eight devices with one, as the glider's
-# program did.
+# shows whether the result is correct. That's why the lessons keep comparing eight devices with one, as you've just done
+# with the glider.
 #
-# ## The work goes where the data is
+# ## An array on one device
 #
-# You can also put an array on a single device. Device 3 gets its strip of the world, and you double it.
+# Who computes, if you put an array on a single device? Device 3 gets its strip of the world, and you double it.
 #
-# **Predict:** which device computes that?
+# **Predict:** on which device is the result?
 
 # %% tags=["prediction"]
 strip = jax.device_put(start[15:20], eight[3])
