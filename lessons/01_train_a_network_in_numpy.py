@@ -30,8 +30,6 @@ import numpy as np
 
 from pmapdp.lessons.pictures import lesson_01
 
-lesson_01.forward_and_backward()
-
 # %% [markdown]
 # ## Forward
 #
@@ -49,8 +47,8 @@ print("loss:", -np.log(p[3]).round(3))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# -log(1/10) = log(10) = 2.303. Remember this number. A classifier with ten classes that starts far above it has too bold
-# a first guess, and you should look at the scale of its inputs and of its weights.
+# -log(1/10) = log(10) = 2.303. Remember this number. If a classifier with ten classes starts far above it, the network is
+# sure of something it can't know yet, and you should look at the scale of its inputs and of its weights.
 #
 # </details>
 #
@@ -98,10 +96,14 @@ for first in (3.0, -3.0):
 #
 # and the correct logit, which is subtracted, adds the minus 1. Say the probabilities are 0.7, 0.2 and 0.1, and the first
 # class is correct. Then g is -0.3, 0.2 and 0.1. A step against this gradient raises the first logit and lowers the other
-# two.
-#
-# Since rule 2 sums over the examples, `backward` returns the gradient of the **sum** of their losses. The update divides
-# by the number of examples, and then it's the gradient of the **mean** loss.
+# two. In the picture the dashed arrows are the backward pass, so read it from the right.
+
+# %%
+lesson_01.forward_and_backward()
+
+# %% [markdown]
+# Since rule 2 sums over the examples, `backward` will return the gradient of the **sum** of their losses. The update
+# divides by the number of examples, and then it's the gradient of the **mean** loss.
 #
 # ## The program
 #
@@ -150,7 +152,7 @@ x, y = random.normal(size=(3, 5)), np.array([0, 2, 1])
 slopes = finite_differences(lambda model: eval_step(model, (x, y))["loss"], small)
 gradients = backward(small, x, y, *forward(small, x))
 print_differences(slopes, gradients)
-assert all(np.allclose(slopes[name], gradients[name], atol=1e-8) for name in small)
+assert all(np.allclose(slopes[name], gradients[name], rtol=0, atol=1e-8) for name in small)
 
 # %% [markdown]
 # They agree to eight decimals. How far off would a mistake be?
@@ -218,6 +220,9 @@ assert np.mean(wrong_losses) < np.mean(right_losses)
 # each example still gives the correct gradient to the hidden units that it turned on. You can't see this mistake in the
 # loss. With finite differences you can.
 #
+# The picture shows something else, too. Both curves start at 3.8, well above 2.3, because our inputs are so large: their
+# standard deviation is 2.7. Divide them by it, and the loss starts at 2.6.
+#
 # ## Eight parts of a batch
 #
 # What has this to do with eight devices? You can run the backward pass on each part of a batch alone. `mean_gradient`
@@ -254,6 +259,11 @@ lesson_01.eight_parts(np.array(equal)[:, 0, 0], whole[0, 0])
 np.testing.assert_allclose(np.mean(equal, axis=0), whole, atol=1e-14)
 assert abs(np.mean(unequal, axis=0) - whole).max().round(1) == 0.1
 assert abs(whole).max().round(1) == 0.2
+inputs, labels = next(batches(*train_data, seed=0))
+for scale, start in ((1, 3.8), (inputs.std(), 2.6)):
+    _, logits = forward(init_model(), inputs / scale)
+    assert round(loss_sums(logits, labels)["loss"] / len(labels), 1) == start
+assert round(inputs.std(), 1) == 2.7
 
 # %% [markdown]
 # <details><summary>Answer</summary>
