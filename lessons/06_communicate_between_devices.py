@@ -15,11 +15,11 @@
 # %% [markdown]
 # # 06. Communicate between devices
 #
-# Your `lax.pmean` is one line, but a large network can spend more time in it than in anything else. How long it takes
+# You rent more GPUs, and your training is hardly any faster. The line to suspect is `lax.pmean`, and how long it takes
 # depends on what connects your devices. Over the fast links inside a node, eight GPUs can average the gradients of a
 # ResNet-50 in about a millisecond. Over an ordinary network cable the same line takes at least a seventh of a second.
-# In this lesson you'll take an all-reduce apart, build one of your own, and find a formula that predicts its time from two
-# numbers, before you buy anything. Then you'll see how far you can trust the formula.
+# In this lesson you'll take an all-reduce apart, build one of your own, and find a formula that predicts its time from
+# two numbers, before you rent anything. Then you'll see how far you can trust the formula.
 #
 # **You will** explain a ring all-reduce, predict its time and compare it with measured ones, and use JAX's collectives:
 # `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 23 minutes, 43 with exercises. You
@@ -321,30 +321,35 @@ for name, result in numpy_results(rows).items():
 #
 # </details>
 #
-# `psum_scatter` is the first half of the ring, and `all_gather` is the second.
+# `psum_scatter` is the first half of the ring, and `all_gather` is the second. So if you call one after the other, you
+# have an all-reduce. But you can also change something between the two halves. Let each device add its own number to
+# its chunk of the sum.
 #
-# **Predict:** what do you get if you call one after the other?
+# **Predict:** what do the four devices hold at the end?
 
 
 # %% tags=["prediction"]
-def scatter_then_gather(x):
+def change_between_halves(x):
     chunk = lax.psum_scatter(x, "data", tiled=True)
+    chunk = chunk + lax.axis_index("data")
     return lax.all_gather(chunk, "data", tiled=True)
 
 
-outputs = jax.pmap(scatter_then_gather, axis_name="data", devices=four)(rows)
-print("on device 1:", jax.device_get(outputs)[1].tolist())
+outputs = jax.device_get(jax.pmap(change_between_halves, axis_name="data", devices=four)(rows))
+for d, output in enumerate(outputs):
+    print(f"device {d} holds {output.tolist()}")
 
 # %% tags=["proof"]
 # The asserts behind the last answers.
 assert (count_before, count_after) == (4, 1)
-np.testing.assert_allclose(outputs, results["psum"], rtol=1e-6)
+np.testing.assert_allclose(outputs, results["psum"] + np.arange(4), rtol=1e-6)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# An all-reduce. Between the two halves each device holds a different chunk of the sum. In lesson 16 each device will
-# use that moment to update its own chunk of the model, and keep the optimizer state for this chunk only.
+# All four hold [1111, 2223, 3335, 4447]. Each device has changed one chunk, and the all-gather hands every chunk to
+# everyone. In lesson 16 each device will use the moment between the halves to update its own chunk of the
+# model, so it keeps the optimizer state for this chunk only.
 #
 # </details>
 #
