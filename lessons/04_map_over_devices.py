@@ -16,13 +16,13 @@
 # # 04. Map over devices
 #
 # `vmap` ran your function for every row of a batch, on one device. Change one letter, and each row runs on a device of
-# its own: `pmap`. In lesson 00 that kept a glider on device 0, because no device knew of its neighbours. To test a
-# network nobody needs to know of a neighbour, so in this lesson you'll test yours on eight devices. But with `pmap` you
-# also make a promise that JAX never checks. If you break it, you get a wrong number and no error, so you'd better break
-# it here first, where nothing depends on it.
+# its own: `pmap`. In lesson 00 that kept a glider on device 0, because no device knew of its neighbours. But you don't
+# need a neighbour to test a network on your part of the data, so that's what eight devices will do in this lesson. With
+# `pmap` you also make a promise that JAX never checks. Break it, and you get a wrong number and no error, so you'd
+# better break it here first, where nothing depends on it.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
-# test lesson 03's network on eight devices. 17 minutes, 37 with exercises. You need
+# test lesson 03's network on eight devices. 19 minutes, 39 with exercises. You need
 # [00 Meet your devices](00_meet_your_devices.ipynb) and
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
 #
@@ -163,20 +163,36 @@ assert np.array_equal(sums["correct"], (weights * is_correct).reshape(8, 16).sum
 #
 # ## Arrays in the wrong place
 #
-# Why place the state at all, if `in_axes=None` gives it to every device anyway? Because an array that sits on one device
-# is then copied to the other seven in every call, and nobody tells you. What JAX does with an array depends on whether
-# it's **committed**. An array that you've placed with a device or a sharding is, and so is whatever you compute from it.
-# A NumPy array or `jnp.ones(3)` isn't, and JAX may move it.
+# Why place the state at all, if `in_axes=None` gives it to every device anyway? What JAX does with an array that's in the
+# wrong place depends on whether it's **committed**. An array that you've placed with a device or a sharding is, and so
+# is whatever you compute from it. A NumPy array or `jnp.ones(3)` isn't, and JAX may move it. Below, `on_5` is committed
+# to device 5, and `pmap` runs on all eight.
 #
-# | what you ask for | what JAX does |
-# | --- | --- |
-# | add two arrays that are committed to different devices | refuses, because it can't know which device you mean |
-# | split an array that's committed to one device, with `pmap` | refuses |
-# | use an array that's committed to one device, with `in_axes=None` | copies it, silently, in every call |
-# | use two arrays on *one* mesh, split in different ways, in one `jit` | moves the parts, silently |
+# **Predict:** which of the three calls does JAX refuse?
+
+# %% tags=["prediction"]
+on_1, on_5 = jax.device_put((xs, xs), (jax.devices()[1], jax.devices()[5]))
+calls = {
+    "add arrays on devices 1 and 5": lambda: on_1 + on_5,
+    "split an array on device 5": lambda: jax.pmap(jnp.sum)(on_5),
+    "hand one to everyone": lambda: jax.pmap(jnp.dot, in_axes=(None, 0))(on_5[0], xs),
+}
+for name, call in calls.items():
+    try:
+        print(f"{name}: {call()}\n")
+    except ValueError as error:
+        print(f"{name}: ValueError: {error}\n")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
 #
-# If you suspect a copy, wrap the call in `with jax.transfer_guard_device_to_device("disallow"):`, which turns it into an
-# error.
+# The first two. JAX can't know on which of two devices it should add, and it won't cut up what you've put on one device.
+# The third call runs, and that's the trap: in every call, JAX copies the array from device 5 to the seven others, and
+# nobody tells you. That's why you place the state on all devices, once. If you suspect a copy, wrap the call in
+# `with jax.transfer_guard_device_to_device("disallow"):`, which turns it into an error. Under `jit`, JAX also moves the
+# parts of two arrays silently, if you've split them over one mesh in different ways.
+#
+# </details>
 #
 # ## What JAX believes
 #
@@ -212,14 +228,10 @@ def is_refused(compute):
     return False
 
 
-on_1, on_5 = jax.device_put((xs, xs), (jax.devices()[1], jax.devices()[5]))
-product = jax.pmap(jnp.vdot, in_axes=(None, 0))
-assert is_refused(lambda: on_5 + on_1)
-assert is_refused(lambda: jax.pmap(jnp.sum)(on_5))
-assert not is_refused(lambda: product(on_5[0], xs))
+assert [is_refused(call) for call in calls.values()] == [True, True, False]
 with jax.transfer_guard_device_to_device("disallow"):
-    assert is_refused(lambda: product(on_5[0], xs))
-    assert not is_refused(lambda: product(w, xs))
+    assert is_refused(calls["hand one to everyone"])
+    assert not is_refused(lambda: jax.pmap(jnp.dot, in_axes=(None, 0))(w, xs))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
