@@ -162,7 +162,14 @@ def test_docs_show_the_whole_script():
 FAKE_SRUN = """#!/bin/bash
 echo "ids $JAX_LOCAL_DEVICE_IDS"
 echo "arguments $*"
-exit ${SRUN_STATUS:-0}
+task=0
+for status in $STATUSES; do
+    if [ $status != 0 ]; then
+        echo "srun: error: node$task: task $task: Exited with exit code $status" >&2
+    fi
+    task=$((task + 1))
+done
+exit $(printf '%s\\n' 0 $STATUSES | sort -n | tail -n 1)
 """
 FAKE_SCONTROL = """#!/bin/bash
 echo "scontrol $*"
@@ -170,21 +177,32 @@ echo "scontrol $*"
 
 
 def run_script(folder, *arguments, **variables):
-    """Run the job script with a srun and a scontrol that only say what they got."""
+    """Run the job script with a srun and a scontrol that only say what they got.
+
+    `STATUSES` are those with which the processes end. As in a real Slurm, the script
+    appends to a log that an earlier start has begun.
+
+    Returns:
+        The script's status, and what it and its commands print.
+    """
     for name, text in {"srun": FAKE_SRUN, "scontrol": FAKE_SCONTROL}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     environment = os.environ | variables
     environment["PATH"] = f"{folder}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", DEPLOY / "slurm.sbatch", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
-    return done.returncode, done.stdout
+    before = "srun: error: node1: task 1: Exited with exit code 2\n"
+    log = folder / "pmapdp-7.log"
+    log.write_text(before)
+    with log.open("a") as file:
+        done = subprocess.run(
+            ["bash", DEPLOY / "slurm.sbatch", *arguments],
+            cwd=folder,
+            env=environment,
+            stdout=file,
+            stderr=file,
+            timeout=20,
+        )
+    return done.returncode, log.read_text().removeprefix(before)
 
 
 @pytest.mark.parametrize(("gpus", "ids"), [("8", "0,1,2,3,4,5,6,7"), ("1", "0")])
@@ -212,13 +230,25 @@ def test_the_job_script_starts_a_program_of_yours(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("status", "is_requeued"),
-    [(0, False), (1, False), (2, False), (3, False), (4, True), (143, True)],
+    ("statuses", "ended", "is_requeued"),
+    [
+        ("0 0", 0, False),
+        ("2 2", 2, False),
+        ("3 3", 3, False),
+        ("130 130", 130, False),
+        ("4 4", 4, True),
+        ("137 134", 137, True),
+        ("143 143", 143, True),
+        # The others have lost the process that failed.
+        ("4 1 134", 1, False),
+        ("4 2 4", 2, False),
+        ("134 3", 3, False),
+    ],
 )
-def test_the_job_script_goes_on_after_a_loss(tmp_path, status, is_requeued):
-    slurm = {"SRUN_STATUS": str(status), "SLURM_JOB_ID": "7"}
+def test_the_job_script_goes_on_after_a_loss(tmp_path, statuses, ended, is_requeued):
+    slurm = {"STATUSES": statuses, "SLURM_JOB_ID": "7"}
     returned, out = run_script(tmp_path, "mirrored", **slurm)
-    assert returned == status
+    assert returned == ended
     assert ("scontrol requeue 7" in out) == is_requeued
     tired = slurm | {"SLURM_RESTART_COUNT": "20"}
     assert "scontrol" not in run_script(tmp_path, "mirrored", **tired)[1]
