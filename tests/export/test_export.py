@@ -21,6 +21,7 @@ import points
 import pytest
 import small_job
 from archives import npy, pack, unpack
+from jax._src.export.serialization_generated import Exported
 from trained import train_briefly
 
 from pmapdp import export
@@ -288,6 +289,27 @@ def test_another_version_of_jax(trained, folder):
     assert f"exported with jax 9.9.9, which jax {jax.__version__} cannot" in refused(
         content, read=ask
     )
+
+
+def test_jax_0_12_refuses_a_file_of_an_older_format(trained, folder, monkeypatch):
+    """With the page's message, and not with the page's variable. A file from before
+    November 2025 has its number of devices in 16 bits alone.
+    """
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    setting = re.search(r"`JAX_(EXPORT_DESERIALIZE\w+)=1`", page)[1].lower()
+    is_known = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 12)
+    assert hasattr(jax.config, f"jax_{setting}") == is_known
+    if is_known:
+        monkeypatch.setattr(Exported, "NrDevices", lambda _: 0)
+        monkeypatch.setattr(Exported, "NrDevicesShort", lambda _: 1)
+        message = refused(trained[2].read_bytes(), read=ask)
+        assert re.search(r"`(Exported being [^`]*)`", page)[1] in message
+        jax.config.update(f"jax_{setting}", True)
+        try:
+            with pytest.warns(DeprecationWarning, match="6-month"):
+                ask(trained[2])
+        finally:
+            jax.config.update(f"jax_{setting}", False)
 
 
 def test_a_few_bytes_that_unpack_to_gigabytes(trained, folder):
