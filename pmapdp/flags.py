@@ -98,7 +98,10 @@ def parse_with_recipe(
 
 def describe_recipes(command: Command, only_names: bool) -> Command:
     """Return the command with the recipes in its `--help`."""
-    text = f"The recipes: {', '.join(RECIPES)}. docs/flags.md describes them."
+    text = (
+        f"The recipes: {', '.join(RECIPES)}. docs/flags.md in pmapdp's repository "
+        "describes them."
+    )
     if not only_names:
         lines = [f"    {name}: {recipe.summary}" for name, recipe in RECIPES.items()]
         text = "The recipes:\n\n" + "\n".join(lines)

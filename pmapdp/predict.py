@@ -6,8 +6,8 @@
 
 An image must have the model's own size, and digits must be light on a dark ground, as
 in the data set. A greyscale model converts colour images. For arrays, for many
-examples and for models that give no class, docs/export.md has ten lines that need
-nothing of pmapdp.
+examples and for models that give no class, docs/export.md in pmapdp's repository has
+ten lines, which need nothing of pmapdp.
 """
 
 import sys
@@ -24,7 +24,7 @@ from pmapdp.export import Exported, load_exported
 from pmapdp.files import open_file
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the channels of a model's images
-MANUAL = "docs/export.md has ten lines for everything else"
+MANUAL = "docs/export.md in pmapdp's repository has ten lines for everything else"
 
 
 def read_input(exported: Exported, text: str) -> Any:
@@ -52,8 +52,8 @@ COMMAND = flags.Command(
     example="python -m pmapdp.predict model.zip digit.png",
     description=__doc__,
     removed={
-        "--lines": "call it once for each text, or use the lines in docs/export.md",
-        "--json": "docs/export.md has ten lines that give you all numbers",
+        "--lines": f"call it once for each text, and {MANUAL}",
+        "--json": MANUAL,
     },
 )
 

@@ -3,6 +3,7 @@
 Links, headings, modules, functions, commands and flags.
 """
 
+import ast
 import pkgutil
 import re
 import shlex
@@ -113,6 +114,34 @@ def test_every_dotted_name_exists():
     }
     assert len(places) > 100
     assert missing == {}
+
+
+def messages_of(path: Path) -> list[str]:
+    """Return the texts of a module without its docstrings."""
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    skipped = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            skipped |= set(node.values)
+    return [
+        ast.unparse(node)
+        for node in nodes
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node not in skipped
+    ]
+
+
+def test_every_page_that_a_message_names_exists():
+    """And the message says where, because an installed pmapdp has no pages."""
+    pages = set()
+    for path in ROOT.glob("pmapdp/**/*.py"):
+        if path == ROOT / "pmapdp" / "port" / "find.py":
+            continue  # its links are in a table, and port's help says where the page is
+        for message in messages_of(path):
+            named = re.findall(r"docs/\w+\.md", message)
+            pages |= set(named)
+            assert not named or "in pmapdp's repository" in message, name_of(path)
+    assert len(pages) >= 5
+    assert [page for page in pages if not (ROOT / page).exists()] == []
 
 
 def test_the_new_names_of_the_migration_exist():

@@ -336,8 +336,9 @@ def advise_on_sum(task: Task, mode: str, examples: Batch) -> str:
                 "model(batch.inputs)[:, 0]"
             )
     return (
-        "let none depend on others, or gather the batch as docs/custom_reference.md "
-        "does, and return (batch.weights * losses).sum() and batch.weights.sum()"
+        "let none depend on others, or gather the batch as docs/custom_reference.md in "
+        "pmapdp's repository does, and return (batch.weights * losses).sum() and "
+        "batch.weights.sum()"
     )
 
 

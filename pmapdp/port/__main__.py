@@ -4,7 +4,8 @@
     python -m pmapdp.port my_project --all    # a folder, also the fine lines
     python -m pmapdp.port train.py --json     # one JSON object
 
-Your program is read, and neither run nor changed. The exit status is 1 if a line of it
+Your program is read, and neither run nor changed. The report names sections of
+docs/constructs.md in pmapdp's repository. The exit status is 1 if a line of the program
 fails or gives wrong numbers with this JAX.
 """
 

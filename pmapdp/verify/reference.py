@@ -132,7 +132,7 @@ def split_result(returned: Any, state: Any, who: str) -> dict[str, Any]:
     raise CheckError(
         f"{who} returns {new_names} in place of {old_names}: return the whole new "
         "state, in the structure of the old one, alone or as (state, metrics) "
-        "(docs/verify.md)",
+        "(docs/verify.md in pmapdp's repository)",
         "FAILED",
     )
 

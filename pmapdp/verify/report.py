@@ -227,11 +227,11 @@ class Report(NamedTuple):
     def describe_rows(self) -> list[str]:
         """Say which usual mistakes look like the facts."""
         if self.updates and self.failed and not self.rows:
-            return ["No row of docs/mistakes.md fits what was found."]
+            return ["None of the usual mistakes fits what was found."]
         return [
             f"This fits {name!r} of the usual mistakes: usually {MISTAKES[name]}. "
             "What to write, and when it's no mistake: "
-            f"docs/mistakes.md#{find_address(name)}"
+            f"docs/mistakes.md#{find_address(name)} in pmapdp's repository"
             for name in self.rows[:MOST_ROWS]
         ]
 

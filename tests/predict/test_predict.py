@@ -233,7 +233,7 @@ def test_a_model_of_numbers_is_refused(folder):
     exported(Answers(rngs=nnx.Rngs(0)), ROWS)
     done = entry.run_command("predict", "model.zip", "rows.csv")
     assert done.status == 2
-    assert "model.zip gives no class: docs/export.md has ten lines" in done.err
+    assert "model.zip gives no class: docs/export.md in pmapdp's repo" in done.err
     exported(points.Net(rngs=nnx.Rngs(0)), points.DATA.test.inputs)
     done = entry.run_command("predict", "model.zip", "rows.npy")
     assert done.status == 2

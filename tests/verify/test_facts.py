@@ -161,7 +161,7 @@ TABLE = {  # a program, the rows that fit, and what is said
                  "step": sharded(lambda w, b: (descend(w, b, total)[0], mean(descend(w, b)[1])))},
         ["check_vma"], ["the change is 64 times the reference's, on 8 devices", "The step has a shard_map with check_vma=True"]),
     "a later update": (
-        late, [], ["from update 2 on", "the devices hold the same values", "the change is about -8 times the reference's", "No row of"]),
+        late, [], ["from update 2 on", "the devices hold the same values", "the change is about -8 times the reference's", "None of the usual mistakes"]),
     "average of local statistics": (
         average_of_local_statistics, ["local statistics"],
         ["each device holds the reference's result", "No other result of this update depends on ema/average"]),
