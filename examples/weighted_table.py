@@ -1,4 +1,4 @@
-"""A regression on a table whose rows count differently.
+"""A regression on a table whose rows have different weights.
 
     $ python examples/weighted_table.py
     ...

@@ -288,6 +288,23 @@ def test_the_program_of_the_page_under_slurm(tmp_path):
     assert "epoch 1/1" not in second.out
 
 
+@pytest.mark.slow
+def test_the_program_that_measures_the_network(tmp_path):
+    """With less to send. The sum is N in every place."""
+    page = (PAGES / "processes.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(# bandwidth.py.*?)```", page, re.DOTALL)
+    assert program.count("64 * 2**20") == 1
+    program = program.replace("64 * 2**20", "2**20")
+    two_devices = "import jax\njax.config.update('jax_num_cpu_devices', 2)\n"
+    check = "assert total.shape == (1, size) and (total.addressable_data(0) == 4).all()"
+    path = tmp_path / "bandwidth.py"
+    path.write_text(two_devices + program + check)
+    env = launched(SLURM)["env"]
+    first, second = train_together(hands=[[], []], env=env, program=path)
+    assert re.search(r"^4 GPUs: \S+ s, \S+ GB/s from each$", first.out, re.MULTILINE)
+    assert "GB/s" not in second.out
+
+
 # Refusals
 
 
