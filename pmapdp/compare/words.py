@@ -1,5 +1,8 @@
 """Put a comparison into words, for the page and for the terminal."""
 
+from collections.abc import Sequence
+
+import numpy as np
 from rich.filesize import decimal
 
 from pmapdp.compare.results import Comparison, Measurement
@@ -52,9 +55,23 @@ def describe_holdings(run: Measurement) -> list[str]:
     return lines
 
 
-def write_number(number: float) -> str:
-    """Write a number with two decimals, and with a minus that isn't a hyphen."""
-    return f"{number:.2f}".replace("-", "\u2212")
+def round_parts(numbers: Sequence[float]) -> list[float]:
+    """Round numbers to two decimals, so that they add up to their rounded sum.
+
+    Each is less than 0.01 off.
+    """
+    sums = np.round(np.cumsum(numbers), 2)
+    return np.diff(sums, prepend=0).tolist()
+
+
+def write_number(number: float, form: str = "z.2f") -> str:
+    """Write a number, with a minus that isn't a hyphen."""
+    return format(number, form).replace("-", "\u2212")
+
+
+def mean_gradient(run: Measurement) -> str:
+    """Return the mean gradient of the weight in the pictures, to two digits."""
+    return write_number(sum(run.gradient_sums) / run.global_batch_size, ".2g")
 
 
 def sees_whole_batch(run: Measurement) -> bool:

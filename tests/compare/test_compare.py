@@ -132,8 +132,19 @@ def test_the_devices_sums_in_the_pictures_add_up_to_a_single_device_s(compared):
     for run in (pmap, jit):
         assert sum(run.gradient_sums) == pytest.approx(total, rel=1e-4)
     text = f"{total:.2f}".replace("-", "\u2212")
-    for words in (f">{text}</text>", f"you add up: ≈ {text}", f"adds up: ≈ {text}"):
+    mean = f"{total / 64:.2g}".replace("-", "\u2212")
+    for words in (f">{text}</text>", f"you add up: Σ = {text}", f"adds up: Σ = {text}"):
         assert words in page
+    assert page.count(f"÷ 64 examples = {mean}<") == 3
+    assert f"({text} / 2) / (64 / 2) = {mean}" in page  # what pmean makes of it
+    assert f"{text} / 64 = {mean}<" in page
+
+
+def test_the_place_of_the_compiler_s_all_reduce_is_marked_in_jit_s_step(compared):
+    _, _, page = compared
+    (cell,) = re.findall(r'<div class="cell compiler".*?</code>', page, re.DOTALL)
+    assert 'data-columns=" 3"' in cell
+    assert cell.count('class="line sums"') == 1
 
 
 def test_adam_makes_a_step_of_a_rounding_error():

@@ -15,7 +15,7 @@ from pmapdp.compare.page import as_html, class_of, load_template
 from pmapdp.compare.pictures import difference_curves
 from pmapdp.compare.results import Arrays, Line, Measurement, Times
 from pmapdp.compare.sources import read_strategies, split_program
-from pmapdp.compare.words import describe_holdings
+from pmapdp.compare.words import describe_holdings, round_parts
 from pmapdp.steps import STRATEGIES
 
 STEPS = Path(__file__).parents[2] / "pmapdp" / "steps"
@@ -266,6 +266,14 @@ def test_a_device_s_sum_is_written_below_its_colour():
     for number, tile in zip(numbers, tiles, strict=True):
         middle = float(tile.get("x")) + float(tile.get("width")) / 2
         assert float(number.get("x")) == pytest.approx(middle, abs=2)
+
+
+@pytest.mark.parametrize("numbers", [[0.004] * 8, [-2.1004, -1.2124, 0.535], [1e-9]])
+def test_the_rounded_numbers_add_up_to_the_rounded_sum(numbers):
+    rounded = round_parts(numbers)
+    assert sum(rounded) == pytest.approx(round(sum(numbers), 2), abs=1e-12)
+    assert rounded == [pytest.approx(number, abs=0.01) for number in numbers]
+    assert rounded == [pytest.approx(round(number, 2)) for number in rounded]
 
 
 def test_a_difference_is_drawn_on_a_log_scale():
