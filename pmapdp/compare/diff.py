@@ -95,6 +95,23 @@ def add_row(rows: list[list[Cell]], lines_of: Mapping[str, Sequence[str]]) -> No
         rows.append(row)
 
 
+def find_new_words(line: str, others: Sequence[str]) -> list[tuple[bool, str]]:
+    """Split a line into pieces that the nearest of other lines has, and has not.
+
+    Returns:
+        True for each piece that's new, and its text.
+    """
+    nearest = difflib.get_close_matches(line, others, n=1)
+    old_words = re.findall(r"\w+|\W", "".join(nearest))
+    words = re.findall(r"\w+|\W", line)
+    matcher = difflib.SequenceMatcher(str.isspace, old_words, words, autojunk=False)
+    pieces = []
+    for operation, _, _, start, stop in matcher.get_opcodes():
+        if operation != "delete":
+            pieces.append((operation != "equal", "".join(words[start:stop])))
+    return pieces
+
+
 def find_changes(before: Sequence[Line], after: Sequence[Line]) -> list[Change]:
     """Return the changes between two sources, with two lines around each."""
     matcher = match([line.text for line in before], [line.text for line in after])

@@ -20,7 +20,7 @@ from rich.filesize import decimal
 
 from pmapdp.collectives import describe_exchange
 from pmapdp.compare import words
-from pmapdp.compare.diff import align, find_changes
+from pmapdp.compare.diff import align, find_changes, find_new_words
 from pmapdp.compare.pictures import colour_of, difference_curves, loss_curves
 from pmapdp.compare.results import Comparison, Measurement
 
@@ -78,16 +78,18 @@ def load_mistakes() -> list[dict[str, Any]]:
     return tomllib.loads(file.read_text(encoding="utf-8"))["mistakes"]
 
 
-def as_html(lines: Sequence[str]) -> Markup:
+def as_html(lines: Sequence[str], others: Sequence[str] | None = None) -> Markup:
     """Colour lines of Python. Each wraps at spaces, below its own beginning.
 
-    A line that computes gradients, adds them up or updates has a class of its own.
+    A line that computes gradients, adds them up or updates has a class of its own. If
+    there are `others`, the words that they lack are marked.
     """
     html = Markup("")
     for line in join_comments(lines):
         indent = len(line) - len(line.lstrip())
+        words = colour_words(line, [line] if others is None else others)
         html += Markup('<div class="line {}" style="--i:{}">{}</div>').format(
-            class_of(line), indent, colour(line.strip())
+            class_of(line), indent, words
         )
     return Markup("<code>{}</code>").format(html)
 
@@ -112,9 +114,13 @@ def class_of(line: str) -> str:
     return ""
 
 
-def colour(line: str) -> Markup:
-    """Colour the words of a line of Python."""
-    if not line:
-        return Markup("&nbsp;")
-    html = highlight(line, PythonLexer(), HtmlFormatter(nowrap=True))
-    return Markup(html.rstrip("\n"))
+def colour_words(line: str, others: Sequence[str]) -> Markup:
+    """Colour the words of a line of Python, and mark those that other lines lack."""
+    html = Markup("")
+    for is_new, text in find_new_words(line, others):
+        coloured = highlight(text, PythonLexer(), HtmlFormatter(nowrap=True))
+        words = Markup(coloured.rstrip("\n"))
+        if is_new:
+            words = Markup("<mark>{}</mark>").format(words)
+        html += words
+    return html or Markup("&nbsp;")

@@ -10,7 +10,7 @@ import port_example
 import pytest
 
 from pmapdp.collectives import Instruction
-from pmapdp.compare.diff import align, find_changes
+from pmapdp.compare.diff import align, find_changes, find_new_words
 from pmapdp.compare.page import as_html, class_of, load_template
 from pmapdp.compare.pictures import difference_curves
 from pmapdp.compare.results import Arrays, Line, Measurement, Times
@@ -103,6 +103,31 @@ def test_the_lines_of_a_comment_become_one_that_wraps():
     html = as_html(["# A comment", "# in two lines.", "x = 1  # one", "# another"])
     assert html.count('class="line') == 3
     assert "# A comment in two lines.<" in html
+
+
+def test_a_line_of_code_is_copied_with_its_indentation():
+    (line,) = re.findall(r"<div[^>]*>(.*?)</div>", as_html(["    return x"]))
+    assert re.sub("<.*?>", "", line) == "    return x"
+
+
+@pytest.mark.parametrize(
+    ("line", "nearest", "marked"),
+    [
+        ("return f(x)", "return f(x)", "return f(x)"),
+        ("return f(x)", "return mean(f(x))", "return f(x)"),
+        ("return mean(f(x))", "return f(x)", "return [mean(]f(x)[)]"),
+        ("y, lax.psum(g, 'i')", "y, lax.pmean(g, 'i')", "y, lax.[psum](g, 'i')"),
+        ("other = 1", "return f(x)", "[other = 1]"),
+    ],
+)
+def test_the_words_that_the_nearest_line_lacks_are_marked(line, nearest, marked):
+    pieces = find_new_words(line, ["# far away from both", nearest])
+    assert "".join(text for _, text in pieces) == line
+    text = "".join(f"[{piece}]" if is_new else piece for is_new, piece in pieces)
+    assert text == marked
+    html = as_html([line], [nearest])
+    assert html.count("<mark>") == marked.count("[")
+    assert "<mark>" not in as_html([line])
 
 
 def test_two_programs_in_one_file_have_their_own_steps():
