@@ -36,12 +36,14 @@ class Curves(NamedTuple):
         description: The curves in words.
         updates: The number of updates.
         axis: The height of each label.
+        has_break: The axis has a break between 0 and the labels above it.
         lines: A kind and the heights, for each run.
     """
 
     description: str
     updates: int
     axis: dict[str, float]
+    has_break: bool
     lines: list[tuple[str, list[float]]]
 
 
@@ -87,4 +89,5 @@ def make_curves(
             kind = "off-curve"
         lines.append((kind, np.minimum(row, 1).tolist()))
     description = f"The {name} by update: {', '.join(run.name for run in runs)}"
-    return Curves(description, heights.shape[1], axis, lines)
+    has_break = name == "difference"
+    return Curves(description, heights.shape[1], axis, has_break, lines)

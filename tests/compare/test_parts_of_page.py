@@ -313,6 +313,7 @@ def test_a_difference_is_drawn_on_a_log_scale():
     labels = {text.text: float(text.get("y")) - 4 for text in drawn if text.text}
     assert third == pytest.approx(labels["0"], abs=0.1)
     assert smallest < third - 5  # no 0 is near it
+    assert labels["1e-12"] < labels["\u22ee"] < labels["0"]  # a break of the scale
 
 
 def test_the_page_on_the_site_names_the_lines_that_add_up_today():
