@@ -61,7 +61,7 @@ print("sum of weight times loss, over the sum of the weights:", weights @ losses
 #
 # </details>
 #
-# ## First step: every example counts once
+# ## First change: every example counts once
 #
 # You start from [program/02_jax.py](program/02_jax.py), whose network is still written by hand:
 #
@@ -177,7 +177,7 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # Always pass the model to `update`, too. SGD and Adam don't need it, but `optax.adamw` does, because it makes all weights
 # a bit smaller in each update.
 #
-# ## Second step: layers and an optimizer from a library
+# ## Second change: layers and an optimizer from a library
 #
 # Now put the two into the program. `Network` replaces the dictionary and `forward`, and Adam replaces `w - RATE * g`.
 # The state becomes a pair: the model, and the optimizer's state.

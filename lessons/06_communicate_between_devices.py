@@ -162,6 +162,10 @@ for link in links.values():
     assert large[0] < large[1]
 wait, send = ring_seconds(networks["7 billion"], 8, *links["NVLink, in a node of GPUs"])
 assert (round(send, 3), round(wait, 5)) == (0.109, 0.00003)
+latency, bandwidth = links["NVLink, in a node of GPUs"]
+even = 8 * latency * bandwidth  # bytes for which the latencies cost as much as the bytes
+assert round(even / 1e6) == 7
+np.testing.assert_allclose(*ring_seconds(even, 8, latency, bandwidth))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -342,6 +346,9 @@ for d, output in enumerate(outputs):
 # %% tags=["proof"]
 # The asserts behind the last answers.
 assert (count_before, count_after) == (4, 1)
+for size, times in ((10e9, 1.2), (58e6, 2.7)):
+    prediction = sum(ring_seconds(size, 8, *links["NVLink, in a node of GPUs"]))
+    assert round(h100_seconds[size] / prediction, 1) == times
 np.testing.assert_allclose(outputs, results["psum"] + np.arange(4), rtol=1e-6)
 
 # %% [markdown]
