@@ -150,9 +150,10 @@ lesson_05.data_parallel_step()
 # layers must treat each example alone and draw no random numbers, until you've read lessons 07 on batch norm and 08 on
 # dropout.
 #
-# On one device, the program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set.
+# On one device, the program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set. In exact
+# arithmetic, this one would end with the same numbers, digit by digit.
 #
-# **Predict:** what does this one end with?
+# **Predict:** what can make the last digits differ all the same?
 
 # %% tags=["prediction", "take-home"]
 # include program/05_pmap.py
@@ -160,9 +161,9 @@ lesson_05.data_parallel_step()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With almost the same numbers: compare the four decimals in lesson 03's notebook. Eight devices sum the 128 gradients
-# in a different order than one device, and each addition rounds, so the last digits may differ. In float64 the numbers
-# that the two programs print agree to about fourteen digits, and a test in this repository checks that they do.
+# The order of the additions, because each addition rounds. Every device sums the gradients of its own 16 examples, and
+# then the eight sums are added. Compare the four decimals in lesson 03's notebook. In float64 the numbers that
+# the two programs print agree to about fourteen digits, and a test in this repository checks that they do.
 #
 # </details>
 #
@@ -421,7 +422,7 @@ for name, passes in {
     "2. no all-reduce": (False, False),
     "3. sum for a mean": (False, False),
 }.items():
-    assert tuple(each < 1e-5 for each in distances[name]) == passes
+    assert tuple(error < 1e-5 for error in distances[name]) == passes
 assert np.isnan(distances["1. mean of means"][1])
 assert 0.1 < distances["1. repaired"][1] < 1
 forgetful_eval = jax.pmap(

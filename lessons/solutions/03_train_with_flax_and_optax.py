@@ -27,6 +27,7 @@ def make_step(optimizer):
 
 def fixed_loss(predictions, targets):
     """Mean squared error of predictions `[B, 1]` and targets `[B]`."""
-    # [B, 1] - [B] broadcasts to [B, B]: every prediction is compared with every target, and the best is their mean.
+    # [B, 1] - [B] broadcasts to [B, B]. Every prediction is compared with every target, so the best prediction is the
+    # mean of the targets.
     # jax.config.update("jax_numpy_rank_promotion", "raise") makes JAX refuse this.
     return ((predictions[:, 0] - targets) ** 2).mean()
