@@ -16,7 +16,7 @@
 # # 01. Train a network in NumPy
 #
 # You call `loss.backward()`, and every weight knows how to change. What happens in that line? Only the chain rule: three
-# small rules, in about six lines of NumPy. Once you've written them yourself, you know where a gradient comes from, and
+# small rules, in five lines of NumPy. Once you've written them yourself, you know where a gradient comes from, and
 # why eight devices can share the work of one. You also get the first version of the program that grows through the
 # course.
 #

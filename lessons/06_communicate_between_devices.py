@@ -130,7 +130,7 @@ def ring_seconds(size, N, latency, bandwidth):
 
 links = {  # seconds until the first byte, bytes per second that a device can send
     "NVLink, in a node of GPUs": (2e-6, 450e9),
-    "TPU v5p, one axis of the torus": (1e-6, 200e9),
+    "TPU v5p, in a ring of chips": (1e-6, 200e9),
     "InfiniBand, 400 Gbit/s": (4e-6, 50e9),
     "Ethernet, 10 Gbit/s": (50e-6, 1.25e9),
 }
