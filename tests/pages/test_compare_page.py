@@ -1,0 +1,36 @@
+"""docs/compare.md: its two programs are compared as the page shows."""
+
+import re
+from pathlib import Path
+
+import entry
+
+from pmapdp.compare.words import ROUNDING
+
+PAGE = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
+
+
+def test_the_two_programs_are_compared(folder):
+    """The page's table has everything but the times, which differ."""
+    (programs,) = re.findall(r"```python\n(# steps\.py\n.*?)```", PAGE, re.DOTALL)
+    Path("steps.py").write_text(programs)
+    (command,) = re.findall(r"^    python -m pmapdp\.compare (steps.*)$", PAGE, re.M)
+    done = entry.run_command("compare", *command.split())
+    assert done.status == 0, done.err
+    for name in ("old", "new"):
+        row = rf"steps\.py:{name} × 8 .*"
+        shown = re.search(row, PAGE)[0].split()
+        printed = re.search(row, done.out)[0].split()
+        assert [shown[3], shown[7:]] == [printed[3], printed[7:]]
+    verdict = "pmapdp.verify finds that each step equals its reference."
+    assert verdict in PAGE
+    assert verdict in done.out
+    assert "steps.py" in Path("page.html").read_text()
+
+
+def test_the_limits_of_rounding():
+    page = " ".join(PAGE.split())
+    assert f"{ROUNDING['float32']:.0e}".replace("e-0", "e-") == "1e-2"
+    assert "than 1e-2 from a single device's in float32" in page
+    assert f"{ROUNDING['float64']:.0e}".replace("e-0", "e-") == "1e-9"
+    assert "than 1e-9 in float64" in page
