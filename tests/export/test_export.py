@@ -26,6 +26,7 @@ from trained import train_briefly
 
 from pmapdp import export
 from pmapdp.data.dataset import DataSet
+from pmapdp.data.tokens import Tokens
 from pmapdp.errors import UserError
 from pmapdp.evaluate import evaluate_exported, evaluate_run
 from pmapdp.export import export_model, export_run, load_exported
@@ -127,7 +128,7 @@ def test_readable_with_jax_and_numpy_alone(trained):
     start = "import sys\n"
     start += "absent = ('pmapdp', 'flax', 'orbax', 'optax')  # none is imported\n"
     start += "sys.modules.update(dict.fromkeys(absent))\n"
-    code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    (code,) = re.findall(r"```python\n(import json.*?)```", PAGE.read_text(), re.DOTALL)
     images = "np.zeros((3, 28, 28, 1), np.uint8)"
     assert code.count(images) == 1
     code = code.replace(images, "np.load('images.npy')")
@@ -142,6 +143,21 @@ def test_readable_with_jax_and_numpy_alone(trained):
         for name, expected in ours.items():
             np.testing.assert_allclose(theirs[name], expected, atol=1e-6)
     assert run.stdout.split() == ["abc"[number] for number in ours["logits"].argmax(-1)]
+
+
+def test_a_text_becomes_numbers_as_the_page_says(folder):
+    """Also a text that is too long, or has 128 words exactly."""
+    texts = ["A wonderful film<br />don't miss it!", "What a bore? " * 50]
+    tokens = Tokens.fit(texts)
+    view = json.dumps(dataclasses.asdict(tokens)).encode()
+    Path("texts.zip").write_bytes(pack({"view.json": view}))
+    (code,) = re.findall(r"```python\n(import re\n.*?)```", PAGE.read_text(), re.DOTALL)
+    names = {"json": json, "np": np}
+    exec(code, names)
+    texts += ["", "film " * 127 + "unheard-of", "film " * 126 + "unheard-of"]
+    numbers = np.stack([names["tokenize"](text) for text in texts])
+    np.testing.assert_array_equal(numbers, tokens(texts))
+    assert names["inputs"].shape == (2, 128)
 
 
 # The command
