@@ -229,16 +229,29 @@ def test_the_job_script_starts_a_program_of_yours(tmp_path):
     assert f"arguments {arguments}\n" in out
 
 
+def test_all_start_again_after_the_statuses_of_the_page(tmp_path):
+    """The script of the page itself has a test in tests/command/test_statuses.py."""
+    page = (DEPLOY.parent / "docs" / "statuses.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \|.*\|(.*)\|$", page, re.MULTILINE)
+    last = [int(status) for status, advice in rows if "**start again**" not in advice]
+    assert last == [0, 1, 2, 3, 130, 141]
+    job = documents()[-1]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["values"] == last[1:]
+    for status, _ in rows:
+        slurm = {"STATUSES": status, "SLURM_JOB_ID": "7"}
+        returned, out = run_script(tmp_path, "mirrored", **slurm)
+        assert returned == int(status)
+        assert ("scontrol requeue" in out) == (int(status) not in last)
+
+
 @pytest.mark.parametrize(
     ("statuses", "ended", "is_requeued"),
     [
-        ("0 0", 0, False),
-        ("2 2", 2, False),
         ("3 3", 3, False),
         ("130 130", 130, False),
         ("4 4", 4, True),
         ("137 134", 137, True),
-        ("143 143", 143, True),
         # The others have lost the process that failed.
         ("4 1 134", 1, False),
         ("4 2 4", 2, False),
