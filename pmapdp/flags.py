@@ -79,6 +79,9 @@ def parse_with_recipe(
         if not sections or field.metadata["section"] in ("arguments", *sections)
     ]
     fields = [*config_fields, *option_fields]
+    if sections:  # a command that borrows settings has its own first
+        recipe_field, *borrowed = config_fields
+        fields = [recipe_field, *option_fields, *borrowed]
     # --help shows the defaults of the recipe that is named.
     named = [text for text in arguments if text in RECIPES] or ["digits"]
     shown = RECIPES[named[0]].config

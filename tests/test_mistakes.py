@@ -252,6 +252,7 @@ MISTAKES = [
     (["compare", "--strategies", "pmapp"], ["'pmapp'", "'pmap'"]),
     (["compare", "--steps", "1"], ["single update", "time"]),
     (["compare", "old.py:program"], ["old.py:program", "alone"]),
+    (["compare", "digits", "mnist"], ["mnist", "old.py:program new.py:program"]),
     (["compare", "--json", "both", "--html", "both"], ["/both", "name two files"]),
     (
         ["compare", "--html", "/proc/nowhere/page.html"],

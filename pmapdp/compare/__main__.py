@@ -37,9 +37,16 @@ PARALLEL = tuple(name for name in STRATEGIES if name != "single")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outputs:
-    """Settings of what is written."""
+class SharedOptions:
+    """Settings of both comparisons."""
 
+    programs: tuple[str, ...] = setting(
+        "arguments",
+        (),
+        "Two or more of your own steps, in place of a recipe: functions that return "
+        "verify's arguments by name.",
+        place="FILE.py:PROGRAM",
+    )
     json: str | None = setting(
         "output", None, "Write all results to this file.", metavar="FILE"
     )
@@ -52,7 +59,7 @@ class Outputs:
 
 
 @dataclass(frozen=True)
-class CompareOptions(Outputs):
+class CompareOptions(SharedOptions):
     """Settings of a comparison of the strategies.
 
     A single device always takes part, because the others must equal it.
@@ -75,19 +82,13 @@ class CompareOptions(Outputs):
 
 
 @dataclass(frozen=True)
-class ProgramsOptions(Outputs):
+class ProgramsOptions(SharedOptions):
     """Settings of a comparison of your own steps."""
 
-    programs: tuple[str, ...] = setting(
-        "arguments",
-        (),
-        "Two or more functions that return verify's arguments by name.",
-        place="FILE.py:PROGRAM",
-    )
     devices: int | None = setting(
         "comparison",
         None,
-        "With programs of yours: one number of devices. Default: the same.",
+        "With steps of yours: one number of devices. Default: the same.",
     )
 
 
@@ -138,6 +139,11 @@ def names_programs(arguments: Sequence[str]) -> bool:
 
 def make_strategy_comparison(config: Config, options: CompareOptions) -> Comparison:
     """Compare the strategies in one job."""
+    if options.programs:
+        raise UserError(
+            f"{options.programs[0]} is no FILE.py:PROGRAM: try "
+            "python -m pmapdp.compare old.py:program new.py:program"
+        )
     for name in options.strategies:
         if name not in PARALLEL:
             raise unknown_name("strategy", name, PARALLEL)
@@ -181,20 +187,21 @@ def print_comparison(comparison: Comparison) -> None:
     result = "verify"
     if comparison.config:
         result = "loss"
-    for head in ("run", result, "difference", "update", "who adds up"):
+    for head in ("run", result, "difference", "ms an update", "who adds up"):
         table.add_column(head, overflow="fold")
     for run in comparison.runs:
         table.add_row(
             run.name,
             words.describe_result(run),
             words.describe_difference(run),
-            f"{run.step_ms.median:.3g} ms",
+            words.describe_time(run),
             words.who_adds_up(run),
         )
     console.print(table)
     for run in comparison.runs:
         if run.verdict not in ("", "equal"):
             console.print(f"{run.name}:\n{run.report}", soft_wrap=True)
+    console.print("An update's time is a median, with the middle half in brackets.")
     console.print(words.conclude(comparison))
     if any(run.simulated for run in comparison.runs):
         console.print(

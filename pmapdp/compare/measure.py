@@ -5,7 +5,6 @@
 
 import os
 import platform
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -42,7 +41,7 @@ def make_measurement(
     program: Any,
     **others: Any,
 ) -> Measurement:
-    """Describe where a step ran, how fast, and its compiled program. Print its name.
+    """Describe where a step ran, how fast, and its compiled program.
 
     `others` are more attributes of the measurement.
     """
@@ -50,7 +49,6 @@ def make_measurement(
     name = label
     if len(devices) > 1:
         name += f" \u00d7 {len(devices)}"
-    print(f"{name}: done", file=sys.stderr, flush=True)  # at once, also into a file
     low, median, high = np.percentile(milliseconds, (25, 50, 75)).tolist()
     plan = program.memory_analysis()
     versions = f"jax {jax.__version__}, Python {platform.python_version()}"

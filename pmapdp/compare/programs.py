@@ -1,5 +1,6 @@
 """Compare your own steps, each `file.py:program`: verify, compile and time them."""
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -55,6 +56,7 @@ def run_program(target: str, count: int | None) -> tuple[Measurement, Any, Any]:
         The measurement, and the state before and after an update, as one device has it.
     """
     available = choose_devices(count)  # before the file is run, which may use JAX
+    print(f"{target}: verifying and timing", file=sys.stderr, flush=True)
     arguments, report = verify_program(target, available)
     devices = list(arguments["devices"] or jax.devices())
     start = trees.to_host(arguments["state"])  # a copy that no donation reaches

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -82,6 +83,7 @@ def run_strategies(
     """
     with jax.enable_x64(config.dtype == "float64"):
         trainings = [Training(config, name) for name in names]
+        show_progress(f"training, {trainings[0].job.total_steps} updates each")
         for group in range(GROUPS):
             for training in trainings:
                 training.run_group(group)
@@ -91,6 +93,11 @@ def run_strategies(
             parameters = fetch(training.state).params
             results.append((training.measure(sums), parameters))
         return results
+
+
+def show_progress(text: str) -> None:
+    """Print what happens, at once, also into a file."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def sum_one_weights_gradients(job: Job) -> list[float]:
@@ -114,8 +121,10 @@ class Training:
     def __init__(self, config: Config, name: str):
         self.name = name
         strategy: Any = name
+        purpose = ""
         if name in WRONG_STRATEGIES:
             strategy = "pmap"  # which they change
+            purpose = ", wrong on purpose, for the page"
         job = make_job(replace(config, strategy=strategy))
         self.job = job
         if job.total_steps < GROUPS:
@@ -123,6 +132,7 @@ class Training:
                 f"--steps {job.total_steps} is too few to time, as a single update "
                 "varies: try --steps 20"
             )
+        show_progress(f"compiling {name} \u00d7 {len(job.devices)}{purpose}")
 
         def loss(model: Any, batch: Any) -> Any:
             # Python runs this when JAX traces the step, so it sees the step's shapes.

@@ -33,6 +33,12 @@ def describe_difference(run: Measurement) -> str:
     return f"{run.largest_difference:.1e}"
 
 
+def describe_time(run: Measurement) -> str:
+    """Return an update's time in ms: the median, and the middle half of all times."""
+    time = run.step_ms
+    return f"{time.median:.3g} ({time.low:.3g} to {time.high:.3g})"
+
+
 def describe_memory(run: Measurement) -> str:
     """Say how much memory a device needs, and for what."""
     parts = [f"{part} {decimal(size)}" for part, size in run.memory.items() if size]

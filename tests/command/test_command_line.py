@@ -66,6 +66,13 @@ def test_help_shows_the_defaults_of_a_commands_own_flags():
     assert "Updates of each run, at least 10. (default: 20)" in text
 
 
+def test_compare_s_help_has_both_arguments_and_its_own_flags_first():
+    text = entry.run_command("compare", "--help").out
+    names = ("[RECIPE]", "FILE.py:PROGRAM", "--html", "--strategies", "--dataset")
+    places = [text.index(f"\n  {name} ") for name in names]
+    assert places == sorted(places)
+
+
 def test_help_shows_the_defaults_of_the_recipe():
     text = entry.run_command("train", "mirrored", "--help").out
     assert "(default: piecewise)" in text

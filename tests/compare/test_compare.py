@@ -180,7 +180,7 @@ def test_the_text_is_short_and_ends_with_the_full_path(compared):
     lines, _, _ = compared
     assert len(lines) <= 20
     assert max(map(len, lines[:-1])) <= 80  # the last one has a path
-    for words in ("jit × 2", "the compiler", "you, pmap.py:", "nobody has to"):
+    for words in ("jit × 2", "the compiler", "you, pmap.py:", "ms an update"):
         assert words in "\n".join(lines)
     assert re.match(r"Open /\S+/page.html in a browser", lines[-1])
 
