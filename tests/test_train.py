@@ -179,6 +179,19 @@ def test_a_terminal_gets_a_progress_bar(monkeypatch):
         assert words in output.getvalue()
 
 
+@pytest.mark.parametrize(("columns", "cells"), [(80, 12), (120, 52)])
+def test_the_bar_is_as_wide_as_the_terminal_allows(monkeypatch, columns, cells):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with contextlib.redirect_stdout(Terminal()) as output:
+        run(progress=True)
+    lines = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", output.getvalue()).splitlines()
+    bars = [line for line in lines if "compiling" in line]
+    assert bars
+    assert {line.count("━") for line in bars} == {cells}
+    assert max(map(len, lines)) <= columns
+
+
 def test_the_bar_keeps_a_place_for_the_loss(monkeypatch):
     """The loss of several updates comes to the host at once, so it's late."""
     texts = []

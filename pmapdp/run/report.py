@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from pmapdp.state import TrainState
 
 SECONDS_BETWEEN_LINES = 10.0  # of progress
 SECONDS_BETWEEN_REFRESHES = 0.2  # of the bar on a terminal
+BESIDE_BAR = 68  # columns of the numbers beside it
 
 
 class Report:
@@ -72,7 +74,9 @@ class Report:
         # Last, because a drawing would break the bar.
         if self.shows_progress and sys.stdout.isatty():
             self.bar = rich.Progress(
-                rich.BarColumn(12),
+                rich.BarColumn(
+                    max(12, shutil.get_terminal_size().columns - BESIDE_BAR)
+                ),
                 rich.MofNCompleteColumn(),
                 rich.TextColumn("{task.description}"),
                 rich.TimeRemainingColumn(compact=True),
