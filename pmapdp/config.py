@@ -303,7 +303,8 @@ class Config:
     log_every: int | None = setting(
         "output",
         None,
-        "Updates between two losses in the metrics files. Default: one loss an epoch.",
+        "Updates between two losses in the metrics files and TensorBoard. Default: one "
+        "loss an epoch.",
         (1, MAX_INT, "10"),
     )
     progress: bool = setting(

@@ -60,6 +60,8 @@ class MetricsFiles:
         for step, loss in meter.losses:
             if step > self.logged_step and step % self.log_every == 0:
                 self.event("update", step=step, loss=loss)
+                if self.tensorboard:
+                    self.tensorboard.add_scalar("train/loss_of_update", loss, step)
                 self.logged_step = step
 
     def end_epoch(self, results: dict[str, Any], meter: Meter) -> None:
@@ -72,7 +74,8 @@ class MetricsFiles:
             self.tensorboard.add_scalar("learning_rate", rate, step)
             for part in self.parts:
                 for metric, value in results.get(part, {}).items():
-                    self.tensorboard.add_scalar(f"{part}/{metric}", value, step)
+                    if metric != "examples":  # the same in each epoch
+                        self.tensorboard.add_scalar(f"{part}/{metric}", value, step)
             self.tensorboard.flush()
 
 

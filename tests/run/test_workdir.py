@@ -92,6 +92,14 @@ def test_tensorboard_shows_the_loss_within_an_epoch(tmp_path, monkeypatch):
         file.read_bytes() for file in (tmp_path / "run").glob("events.out.tfevents.*")
     )
     assert tensorboard.count(b"train/loss_so_far_in_the_epoch") == 2
+    assert b"train/accuracy" in tensorboard
+    assert b"train/examples" not in tensorboard
+
+
+def test_tensorboard_has_the_losses_of_log_every(tmp_path):
+    run(workdir=str(tmp_path / "run"), epochs=1, steps=5, log_every=1)
+    (file,) = (tmp_path / "run").glob("events.out.tfevents.*")
+    assert file.read_bytes().count(b"train/loss_of_update") == 5
 
 
 def test_it_names_what_ran(finished):
