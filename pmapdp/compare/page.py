@@ -43,7 +43,8 @@ def make_page(comparison: Comparison) -> str:
     return load_template("page.html").render(
         comparison=comparison,
         runs_of=runs_of,
-        mistakes=load_mistakes(),
+        mistakes=load_data("mistakes.toml")["mistakes"],
+        to_copy=load_data("to_copy.toml"),
         pairs=list(combinations(comparison.columns, 2)),
         most_memory=max(sum(run.memory.values()) for run in comparison.runs),
     )
@@ -72,10 +73,10 @@ def load_template(name: str) -> Template:
     return environment.get_template(name)
 
 
-def load_mistakes() -> list[dict[str, Any]]:
-    """Read the mistakes. The head of `mistakes.toml` says what they hold."""
-    file = resources.files("pmapdp.compare").joinpath("mistakes.toml")
-    return tomllib.loads(file.read_text(encoding="utf-8"))["mistakes"]
+def load_data(name: str) -> dict[str, Any]:
+    """Read a TOML file of this folder, whose head says what it holds."""
+    file = resources.files("pmapdp.compare").joinpath(name)
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def as_html(lines: Sequence[str], others: Sequence[str] | None = None) -> Markup:

@@ -16,14 +16,15 @@ from jax import P, lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 
-from pmapdp.compare.page import load_mistakes
+from pmapdp.compare.page import load_data
 
 N = 8
 D = 6  # features
 H = 5  # hidden units
 b = 6  # examples on a device
 EQUAL = 1e-9  # relative; less is rounding
-MISTAKES = {table["name"]: SimpleNamespace(**table) for table in load_mistakes()}
+TABLES = load_data("mistakes.toml")["mistakes"]
+MISTAKES = {table["name"]: SimpleNamespace(**table) for table in TABLES}
 
 
 class Result(NamedTuple):
@@ -140,9 +141,9 @@ def describe(result):
 
 def test_there_are_nine_and_the_usual_ones_come_first():
     assert [*MISTAKES][:2] == ["A forgotten average", "A sum in place of the mean"]
-    assert len(MISTAKES) == len(load_mistakes()) == 9
-    assert sum("ddp" in mistake for mistake in load_mistakes()) == 3
-    for mistake in load_mistakes():
+    assert len(MISTAKES) == len(TABLES) == 9
+    assert sum("ddp" in mistake for mistake in TABLES) == 3
+    for mistake in TABLES:
         assert mistake["why_wrong"]
         assert mistake["why_right"]
         assert mistake["wrong"] != mistake["right"] or mistake["check_vma"]

@@ -1,0 +1,60 @@
+"""The programs to copy on compare's page run as they are, and give one result."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from pmapdp.collectives import collectives
+from pmapdp.compare.page import load_data
+from pmapdp.steps import STRATEGIES
+
+TO_COPY = load_data("to_copy.toml")
+
+
+def loss(params, batch):
+    """Return the mean squared error of a network with a hidden layer."""
+    hidden = jnp.tanh(batch["x"] @ params["W1"])
+    return jnp.square(hidden @ params["W2"] - batch["y"]).mean()
+
+
+def run_program(name):
+    """Run a program, and return its names."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(3, 16, 6))
+    names = {
+        "loss": loss,
+        "optimizer": optax.adam(1e-2),
+        "params": {"W1": random.normal(size=(6, 5)), "W2": random.normal(size=5)},
+        "batches": [{"x": rows, "y": np.sin(rows.sum(1))} for rows in x],
+    }
+    with jax.enable_x64(True):
+        names["params"] = jax.tree.map(jnp.asarray, names["params"])
+        exec(TO_COPY["imports"] + TO_COPY[name], names)
+    return names
+
+
+def test_there_is_a_program_for_each_strategy():
+    assert set(TO_COPY) == {"imports", *STRATEGIES}
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "single"])
+def test_a_program_to_copy_equals_single_s(name):
+    single = run_program("single")
+    program = run_program(name)
+    for result in ("params", "value"):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12),
+            program[result],
+            single[result],
+        )
+    assert len(jax.tree.leaves(program["params"])[0].sharding.device_set) == 8
+
+
+def test_the_jitted_one_has_an_all_reduce_of_the_compiler():
+    names = run_program("jit")
+    arguments = (names["params"], names["moments"], names["batch"])
+    with jax.enable_x64(True):
+        program = names["train_step"].lower(*arguments).compile()
+    assert "all-reduce" in [row.kind for row in collectives(program.as_text())]
