@@ -50,7 +50,7 @@ def build(repository: str) -> list[str]:
             "-d",
             f"{folder}/doctrees",
             "-D",
-            f"html_extra_path={folder}/source/four_ways.html",
+            f"html_extra_path={folder}/source/four_strategies.html",
         ]
         if status := sphinx([*options, f"{folder}/source", f"{folder}/html"]):
             sys.exit(status)

@@ -21,7 +21,7 @@ OPTIONS = [
 
 def make_page() -> None:
     """Write the page of `python -m pmapdp.compare --dtype float64`, and its picture."""
-    html = FOLDER / "four_ways.html"
+    html = FOLDER / "four_strategies.html"
     options = ["--dtype", "float64", "--html", html]
     command = [sys.executable, "-m", "pmapdp.compare", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

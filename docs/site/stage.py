@@ -37,7 +37,7 @@ WIDEST = 120  # characters of a line of a block without a language, or it is wra
 START = f"""{FENCE}{{admonition}} Start here
 :class: tip
 
-- New to it? Look at [four ways, side by side](docs/compare.md), and take
+- New to it? Look at [the four strategies, side by side](docs/compare.md), and take
   [the lessons](lessons/README.md) from one device to eight.
 - You have a training step? [Verify it](docs/verify.md).
 - You have a pmap program? [Port it](docs/porting.md).
@@ -46,7 +46,9 @@ START = f"""{FENCE}{{admonition}} Start here
 """
 # A link, perhaps around a picture, to a page that Sphinx doesn't make. Of a link in
 # Markdown it would make a download.
-FOUR_WAYS = re.compile(r"\[(!\[[^\]]*\]\([^)]*\)|[^\]]*)\]\(pictures/four_ways\.html\)")
+FOUR_STRATEGIES = re.compile(
+    r"\[(!\[[^\]]*\]\([^)]*\)|[^\]]*)\]\(pictures/four_strategies\.html\)"
+)
 NAMED_FILE = re.compile(r'<span data-file="([^"]+)">(.*?)</span>')
 HIDDEN = """---
 orphan: true
@@ -167,7 +169,9 @@ class Stage:
         if path == README:
             text = text.replace("\n[![", f"\n{START}\n[![", 1)
         if path == COMPARE:
-            text = FOUR_WAYS.sub(r'<a href="../four_ways.html">\1</a>', text)
+            text = FOUR_STRATEGIES.sub(
+                r'<a href="../four_strategies.html">\1</a>', text
+            )
         text = self.relink(text, path, self.pages[path])
         if path == README:
             for caption, entries in kinds().items():
@@ -180,16 +184,16 @@ class Stage:
             text = "---\norphan: true\n---\n" + text
         self.write(self.pages[path], text)
 
-    def four_ways(self) -> None:
+    def four_strategies(self) -> None:
         """Lay out compare's page, with links to the lessons and files that it names."""
 
         def link(match: re.Match[str]) -> str:
             place = self.place(PurePosixPath(match[1])).with_suffix(".html")
             return f'<a href="{place}">{match[2]}</a>'
 
-        page = (ROOT / "docs/pictures/four_ways.html").read_text(encoding="utf-8")
+        page = (ROOT / "docs/pictures/four_strategies.html").read_text(encoding="utf-8")
         text = NAMED_FILE.sub(link, page)
-        (self.target / "four_ways.html").write_text(text, encoding="utf-8")
+        (self.target / "four_strategies.html").write_text(text, encoding="utf-8")
 
     def source(self, path: PurePosixPath) -> None:
         """Write a page that shows a source file, or lists a folder."""
@@ -225,7 +229,7 @@ def stage(target: Path) -> None:
             staged.notebook(path)
         else:
             staged.page(path)
-    staged.four_ways()
+    staged.four_strategies()
     written: set[PurePosixPath] = set()
     while waiting := staged.sources - written:  # the list of a folder names more files
         for path in waiting:

@@ -318,7 +318,7 @@ def test_a_difference_is_drawn_on_a_log_scale():
 
 def test_the_page_on_the_site_names_the_lines_that_add_up_today():
     """It's made by docs/pictures/make.py, and so is the picture in README.md."""
-    page = (STEPS.parents[1] / "docs" / "pictures" / "four_ways.html").read_text(
+    page = (STEPS.parents[1] / "docs" / "pictures" / "four_strategies.html").read_text(
         encoding="utf-8"
     )
     places = set(re.findall(r"steps/(pmap|shard_map)\.py:(\d+)", page))

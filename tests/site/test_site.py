@@ -105,19 +105,21 @@ def test_pages_show_flags_and_sources_as_they_are(laid):
 def test_the_page_of_the_four_strategies_opens_and_is_not_downloaded(laid):
     """Sphinx makes a download of a link in Markdown to a file that's no page."""
     shown = (laid / "docs" / "compare.md").read_text()
-    assert '<a href="../four_ways.html">![' in shown
-    assert shown.count('<a href="../four_ways.html">') == 2
-    assert "](pictures/four_ways.html)" not in shown
+    assert '<a href="../four_strategies.html">![' in shown
+    assert shown.count('<a href="../four_strategies.html">') == 2
+    assert "](pictures/four_strategies.html)" not in shown
 
 
 def test_the_page_of_the_four_strategies_links_the_files_that_it_names(laid):
-    page = (ROOT / "docs" / "pictures" / "four_ways.html").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "pictures" / "four_strategies.html").read_text(
+        encoding="utf-8"
+    )
     files = set(re.findall('data-file="([^"]*)"', page))
     assert {"README.md", "docs/speed.md", "pmapdp/steps/jit.py"} <= files
     assert sum(file.startswith("lessons/") for file in files) == 8
     for file in files:
         assert (ROOT / file).is_file()
-    shown = (laid / "four_ways.html").read_text(encoding="utf-8")
+    shown = (laid / "four_strategies.html").read_text(encoding="utf-8")
     assert "data-file" not in shown
     links = set(re.findall('href="([^#"]+)"', shown))
     assert {"index.html", "docs/speed.html", "source/pmapdp/steps/jit.py.html"} <= links
