@@ -8,18 +8,21 @@ plain step for one device, and reports facts: which leaves differ, by how much, 
 which update on, and what experiments with them show. docs/verify.md begins with an
 example.
 
-How one verification runs, and where:
+Read the files in the order in which one verification runs:
 
-1. `verification.py` reads the arguments, and compares in float64 if it can.
-2. `reference.py` runs the plain step for one device, update by update.
-3. `tolerances.py` measures what rounding changes in each leaf, and decides how far it
-   may be off.
-4. `layouts.py` places the same arguments on N devices. `step_update.py` runs your step
-   on them, and puts each leaf beside the reference's.
-5. `checks.py` makes the checks. If a leaf is wrong, `experiments.py` finds the facts
-   behind it. Some of these experiments change examples or the state: `influence.py`.
-6. `mistakes.py` has the names of the usual mistakes, to which the facts point, and
-   `report.py` prints it all.
+    verification.py   reads the arguments, and compares in float64 if it can
+    reference.py      runs the plain step for one device, update by update
+    tolerances.py     measures rounding, and decides how far each leaf may be off
+    layouts.py        places the same arguments on N devices
+    step_update.py    runs your step on them, and puts its leaves beside the reference's
+    checks.py         makes the checks
+    experiments.py    finds the facts behind a wrong leaf, by experiments
+    influence.py      has the experiments that change examples or the state
+    mistakes.py       has the names of the usual mistakes, to which the facts point
+    report.py         prints the checks and their facts
+
+`trees.py` has small functions of pytrees, which all of them use. A leaf is one array of
+the state or of the metrics, and it's called by its path, such as `params/dense/kernel`.
 """
 
 from pmapdp.verify.layouts import Layout

@@ -4,8 +4,8 @@
     python -m pmapdp.verify examples/sum_of_means.py:check --devices 4
     python -m pmapdp.verify examples/sum_of_means.py:check --json report.json
 
-The exit status is 0 if all was compared and is equal, 1 if not or if the program fails,
-and 2 if the command is wrong.
+The exit status is 0 if everything was compared and is equal, 1 if not or if the program
+fails, and 2 if the command is wrong.
 """
 
 import dataclasses

@@ -1,6 +1,8 @@
-"""Make the checks: state, metrics, random numbers, and how the work is split.
+"""Check the step's state, its metrics, its random numbers, and how its work is split.
 
-The last two look for what equal results don't show.
+State and metrics are compared with the reference's. Random numbers and work need checks
+of their own, because a step may return the reference's results although it draws the
+same numbers in every update, or computes the whole batch on every device.
 """
 
 import re
@@ -14,31 +16,36 @@ from pmapdp.verify import trees
 from pmapdp.verify.experiments import explain_metrics, explain_state
 from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.report import Check, CheckError
-from pmapdp.verify.step_update import Copies, StepUpdate
-from pmapdp.verify.tolerances import PREDICTS
+from pmapdp.verify.step_update import Copies, Part, StepUpdate
+from pmapdp.verify.tolerances import PREDICTION_TOLERANCE
 from pmapdp.verify.trees import distance, fit_factor
 
-# Other random numbers leave so much of a leaf's change that is no multiple of it.
-NO_MULTIPLE = 0.1
-# A device that makes this many times its part of the operations isn't split: twice the
-# work is more. Of work that is the same for any batch, three times is allowed.
-MOST_WORK = 1.75
-MOST_FIXED_WORK = 3
+# Two changes of a leaf are no multiples of each other if the best factor leaves over
+# more than this fraction. Other random numbers leave over much more.
+MULTIPLE_TOLERANCE = 0.1
+# The work isn't split if a device makes this many times its part of the operations:
+# with two devices that compute everything, it's twice its part.
+MAX_WORK = 1.75
+# Work that is the same for any batch, such as the update of the state, may be done
+# three times more.
+MAX_FIXED_WORK = 3
+# If a device's part alone would take more than this fraction of the whole batch's work,
+# too little depends on the examples to tell.
+MAX_PART = 0.9
+CHECK_NAMES: dict[Part, str] = {"state": "same update", "metrics": "same metrics"}
 
 
 def make_checks(updates: list[StepUpdate]) -> list[Check]:
-    """Compare the results, and look at keys and work."""
-    results = [
-        check_results(updates, metrics=False),
-        check_results(updates, metrics=True),
-    ]
+    """Make all checks. What a failed one explains is not explained twice."""
+    results = [check_results(updates, "state"), check_results(updates, "metrics")]
     further = [
         make_check("random numbers advance", check_random_numbers, updates),
         make_check("the work is split", check_work, updates),
     ]
     if all(check.status != "FAILED" for check in further):
         return results + further
-    # Then the results look like mistakes that nobody made.
+    # Results that follow from one of these mistakes look like another, that nobody
+    # made.
     follows = "This may follow from what failed above, so correct that first."
     for number, check in enumerate(results):
         if check.status == "FAILED":
@@ -51,7 +58,7 @@ def make_check(
     find_facts: Callable[[list[StepUpdate]], list[Fact]],
     updates: list[StepUpdate],
 ) -> Check:
-    """Make a check that fails if there are facts."""
+    """Make a check that fails if `find_facts` returns any facts."""
     N = updates[0].N
     try:
         facts = find_facts(updates)
@@ -60,43 +67,44 @@ def make_check(
     return Check(name, "FAILED" if facts else "passed", N, facts=facts)
 
 
-def check_results(updates: list[StepUpdate], metrics: bool) -> Check:
+def check_results(updates: list[StepUpdate], part: Part) -> Check:
     """Check that the state, or the metrics, equal the reference's in every update."""
-    name = "same metrics" if metrics else "same update"
+    name = CHECK_NAMES[part]
     largest: dict[str, tuple[float, float]] = {}  # error and tolerance of each leaf
     for update in updates:
-        if update.wrong(metrics):
-            return describe_difference(name, update, updates[0], metrics)
-        for leaf in update.part(metrics):
+        if update.wrong_leaves(part):
+            return describe_difference(update, updates[0], part)
+        for leaf in update.leaves_of(part):
             error = (leaf.error, leaf.expected.allowed)
             largest[leaf.name] = max(error, largest.get(leaf.name, error))
     if largest:
         return Check(name, "passed", updates[0].N, leaves=largest)
-    part = "metrics" if metrics else "state"
     why = f"the step returns no {part} that can be compared"
     return Check(name, "not checked", updates[0].N, why)
 
 
-def describe_difference(
-    name: str, update: StepUpdate, first: StepUpdate, metrics: bool
-) -> Check:
-    """Say which leaves differ, from which update on, and what is known about that."""
-    wrong = update.wrong(metrics)
-    compared = len(update.part(metrics))
+def describe_difference(update: StepUpdate, first: StepUpdate, part: Part) -> Check:
+    """Say which leaves differ, from which update on, and what experiments show."""
+    wrong = update.wrong_leaves(part)
+    compared = len(update.leaves_of(part))
     number = update.expected.number + 1
     sentence = f"{len(wrong)} of {compared} leaves differ, from update {number} on"
     examples = update.expected.examples
     if examples != first.expected.examples:
         sentence += f", the only one with {examples} examples"
     if update.N > 1:
-        differ = any(leaf.differs_between_devices() for leaf in wrong)
-        values = "different values" if differ else "the same values"
+        values = "the same values"
+        if any(leaf.differs_between_devices() for leaf in wrong):
+            values = "different values"
         sentence += f"; the devices hold {values}"
-    facts = explain_metrics(update) if metrics else explain_state(update)
-    if metrics and update.wrong() and not facts:
-        sentence += "; the state differs, too, so look at that first"
+    if part == "state":
+        facts = explain_state(update)
+    else:
+        facts = explain_metrics(update)
+        if update.wrong_leaves("state") and not facts:
+            sentence += "; the state differs, too, so look at that first"
     return Check(
-        name=name,
+        name=CHECK_NAMES[part],
         status="FAILED",
         devices=update.N,
         sentence=f"{sentence}.",
@@ -107,10 +115,10 @@ def describe_difference(
 
 
 def check_random_numbers(updates: list[StepUpdate]) -> list[Fact]:
-    """Say if the second update draws the random numbers of the first.
+    """Say if the second update draws the random numbers of the first again.
 
     Raises:
-        CheckError: If that can't be told.
+        CheckError: The step gives no way to tell.
     """
     first = updates[0]
     if not first.random_leaves:
@@ -124,17 +132,12 @@ def check_random_numbers(updates: list[StepUpdate]) -> list[Fact]:
     returned = step.call(*step.place(*first.expected.arguments))["state"]
     arguments = first.expected._replace(key=second_key).arguments
     state, *batch_and_key = step.place(*arguments)
-    state = jax.tree.map(
-        lambda before, after: before if trees.is_float(before) else after,
-        state,
-        returned,
-    )
+    state = jax.tree.map(advance_counter, state, returned)
     again = step.read(step.call(state, *batch_and_key), first.expected.leaves)
     if draws_new_numbers(first, again):
         return []
     has_one_key = first_key is not None and first_key is second_key
-    is_wrong = any(update.wrong() or update.wrong(metrics=True) for update in updates)
-    if has_one_key and not is_wrong:
+    if has_one_key and not any(update.is_wrong() for update in updates):
         raise CheckError(
             "every update was given the same key. If your loop passes new ones, give "
             "key=lambda update: jax.random.fold_in(key, update). If not, let the step "
@@ -145,12 +148,19 @@ def check_random_numbers(updates: list[StepUpdate]) -> list[Fact]:
     return [Fact(sentence, "key stands still")]
 
 
+def advance_counter(before: Any, after: Any) -> Any:
+    """Return a key or a counter as the step returned it, and floats as they were."""
+    if trees.is_float(before):
+        return before
+    return after
+
+
 def draws_new_numbers(update: StepUpdate, again: Copies) -> bool:
     """Return True if the first update's second run drew other random numbers.
 
     A learning rate that follows a schedule moves the state and whatever depends on it,
-    and draws nothing. So metrics that stay equal, or a move of the state that is a
-    multiple of the first, show that the numbers are the same.
+    without drawing anything. Two things show that the numbers are the same: metrics
+    that stay equal, and a change of the state that is a multiple of the first run's.
     """
     metrics_differ = []
     state_differs = []
@@ -160,15 +170,15 @@ def draws_new_numbers(update: StepUpdate, again: Copies) -> bool:
         old = leaf.expected.old
         first = np.stack(leaf.copies)
         second = np.stack(again[name])
-        differs = distance(second, first) > PREDICTS * random_difference
+        differs = distance(second, first) > PREDICTION_TOLERANCE * random_difference
         if leaf.expected.is_metric:
             metrics_differ.append(differs)
             continue
         reseeded = update.reseeded.leaves[name].value
         _, rest = fit_factor(reseeded - old, leaf.expected.value - old)
-        if leaf.is_array and rest > NO_MULTIPLE:
+        if leaf.is_array and rest > MULTIPLE_TOLERANCE:
             ratio, error = fit_factor(second - old, first - old)
-            no_multiples.append(error > PREDICTS * abs(ratio))
+            no_multiples.append(error > PREDICTION_TOLERANCE * abs(ratio))
         else:
             state_differs.append(differs)
     if metrics_differ and not any(metrics_differ):
@@ -179,10 +189,10 @@ def draws_new_numbers(update: StepUpdate, again: Copies) -> bool:
 
 
 def check_work(updates: list[StepUpdate]) -> list[Fact]:
-    """Say if a device makes more than its part of the operations, as compiled.
+    """Say if the busiest device makes more than its part of the operations.
 
     Raises:
-        CheckError: If that can't be told.
+        CheckError: The compiler's counts don't tell.
     """
     update = updates[0]
     expected = update.expected
@@ -196,7 +206,7 @@ def check_work(updates: list[StepUpdate]) -> list[Fact]:
         )
     rows = expected.select_examples(np.arange(expected.examples // N))
     local_arguments = (expected.state, rows, expected.key)
-    local = update.reference.jit_alone.lower(0, *local_arguments)
+    local = update.reference.jit_device.lower(0, *local_arguments)
     whole = update.reference.jit_batch.lower(*expected.arguments)
     compiled_whole = whole.compile()  # it has been compiled by its call
     loops = find_loops(update.compiled)
@@ -210,13 +220,12 @@ def check_work(updates: list[StepUpdate]) -> list[Fact]:
         raise CheckError("the compiler counts no operations")
     # Both are counted before they're compiled, so that none of them is fused.
     part = count_operations(local) / count_operations(whole)
-    # Some of the work is the same for any batch, such as the update of the state.
     fixed_work = (part - 1 / N) / (1 - 1 / N)
-    most = max(MOST_WORK * part, part + MOST_FIXED_WORK * fixed_work)
-    if not 0 < most < 0.9:
+    limit = max(MAX_WORK * part, part + MAX_FIXED_WORK * fixed_work)
+    if not 0 < limit < MAX_PART:
         raise CheckError("too little of the work depends on the number of examples")
     work = count_operations(update.compiled) / whole_work
-    if work < most:
+    if work < limit:
         return []
     sentence = (
         f"The busiest device makes {work:.0%} of the operations that the whole batch "

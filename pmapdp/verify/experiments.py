@@ -1,9 +1,11 @@
 """Find the facts behind a difference, by experiments with the step and the reference.
 
-An experiment predicts the step's result, and the prediction holds or not: for example
-that each device holds the reference's result on its own examples, or that a change is N
-times as large. A fact is what an experiment showed, and it's true whatever the program
-means by it.
+Each experiment predicts the step's result: for example, that each device holds the
+reference's result on its own examples, or that a change is N times as large. If the
+prediction holds, it's a fact, which is true whatever the program means by it.
+
+`explain_state` runs the experiments on a wrong state one after the other, until one
+shows something. `explain_metrics` does the same for each wrong metric.
 """
 
 import contextlib
@@ -13,29 +15,30 @@ import jax
 import numpy as np
 
 from pmapdp.verify.influence import (
-    MOST_EXAMPLES,
-    are_alike,
+    MAX_EXAMPLES,
     compare_examples,
+    count_equally,
     find_used_leaves,
     measure_weights,
 )
 from pmapdp.verify.mistakes import Fact
-from pmapdp.verify.step_update import ComparedLeaf, StepUpdate
-from pmapdp.verify.tolerances import PREDICTS, equations
+from pmapdp.verify.step_update import ComparedLeaf, Part, StepUpdate
+from pmapdp.verify.tolerances import PREDICTION_TOLERANCE, iterate_equations
 from pmapdp.verify.trees import Leaves, distance, first_names
 
-# Wrong leaves that aren't a multiple are still said to move about so many times as far.
-ABOUT = 0.1
+# A change that is no exact multiple of the reference's is still called "about" a
+# multiple if it misses by less than this fraction.
+ROUGH_TOLERANCE = 0.1
 
 
 def explain_state(update: StepUpdate) -> list[Fact]:
-    """Return the facts about a wrong state, of the first experiment that shows any."""
-    facts = list(find_nan(update, metrics=False))
-    if facts or not any(leaf.is_clearly_wrong for leaf in update.wrong()):
+    """Return the facts about a wrong state from the first experiment that shows any."""
+    facts = list(find_nan(update, "state"))
+    if facts or not any(leaf.is_clearly_wrong for leaf in update.wrong_leaves("state")):
         return facts
     experiments = (
         compare_devices,
-        draw_for_same_examples,
+        compare_random_numbers,
         find_factor,
         compare_with_local_results,
         weigh_examples,
@@ -48,9 +51,9 @@ def explain_state(update: StepUpdate) -> list[Fact]:
     return facts
 
 
-def find_nan(update: StepUpdate, *, metrics: bool) -> Iterator[Fact]:
-    """Say which devices hold NaN, and if their own examples make it."""
-    for leaf in update.wrong(metrics):
+def find_nan(update: StepUpdate, part: Part) -> Iterator[Fact]:
+    """Say which devices hold NaN, and if their own examples cause it."""
+    for leaf in update.wrong_leaves(part):
         devices = devices_with_nan(leaf.copies)
         if devices:
             yield Fact(
@@ -64,12 +67,12 @@ def find_nan(update: StepUpdate, *, metrics: bool) -> Iterator[Fact]:
                     "reference is NaN, too.",
                     "NaN on one device",
                 )
-            return  # this leaf's NaN made the NaN of later leaves
+            return  # the other leaves' NaN came from this one's
 
 
 def devices_with_nan(arrays: Sequence[np.ndarray]) -> list[int]:
-    """Return the devices whose arrays hold NaN."""
-    return [device for device, array in enumerate(arrays) if (array != array).any()]
+    """Return the numbers of the devices whose arrays hold NaN."""
+    return [device for device, array in enumerate(arrays) if np.isnan(array).any()]
 
 
 def compare_devices(update: StepUpdate) -> Iterator[Fact]:
@@ -77,7 +80,7 @@ def compare_devices(update: StepUpdate) -> Iterator[Fact]:
     local = []
     correct_mean = []
     unexplained = []
-    for leaf in update.wrong():
+    for leaf in update.wrong_leaves("state"):
         if not leaf.differs_between_devices():
             continue
         if leaf.is_predicted(update.local_values(leaf)):
@@ -94,13 +97,14 @@ def compare_devices(update: StepUpdate) -> Iterator[Fact]:
         "the devices' values differ, and their mean is the reference's value",
     )
     use_facts = describe_use(update, local + correct_mean, "no all-reduce")
-    mistakes = [fact.mistake for fact in use_facts]
+    mistake = "drift"
+    if any(fact.mistake == "no all-reduce" for fact in use_facts):
+        mistake = ""  # parameters without an all-reduce make other leaves differ, too
     yield from describe_leaves(
         unexplained,
         "the devices hold different values, which aren't the results on their own "
         "examples",
-        # Parameters without an all-reduce make other leaves differ, too.
-        "" if "no all-reduce" in mistakes else "drift",
+        mistake,
     )
     yield from use_facts
 
@@ -126,7 +130,10 @@ def mean_is_correct(leaf: ComparedLeaf, N: int) -> bool:
 def describe_use(
     update: StepUpdate, names: list[str], mistake_if_used: str
 ) -> list[Fact]:
-    """Say on which leaves of the state other results depend, as on a parameter."""
+    """Say which of these leaves other results depend on, as on parameters.
+
+    Statistics, on which nothing depends, may differ on purpose.
+    """
     leaves = []
     other_sizes = []
     for name, leaf in update.expected.leaves.items():
@@ -141,7 +148,7 @@ def describe_use(
     used = find_used_leaves(update.reference, leaves, update.expected.arguments)
     sentence = "Other results depend on {}."
     if not used and max(other_sizes, default=1) == 1:
-        # Then a parameter has no other leaf that could depend on it.
+        # The parameter is all that the state has, so nothing else could depend on it.
         used = leaves
         sentence = "The state holds no other array of floats than {}."
     facts = []
@@ -154,10 +161,10 @@ def describe_use(
     return facts
 
 
-def draw_for_same_examples(update: StepUpdate) -> Iterator[Fact]:
-    """Give all devices the same examples, to see if they draw the same numbers.
+def compare_random_numbers(update: StepUpdate) -> Iterator[Fact]:
+    """Give all devices the same examples, and see if they draw the same numbers.
 
-    Then the step makes of them what one device makes of them.
+    If they do, the new state is what one device makes of these examples.
     """
     if not update.local_results or not update.random_leaves:
         return
@@ -166,7 +173,7 @@ def draw_for_same_examples(update: StepUpdate) -> Iterator[Fact]:
     step_result, reference_result = update.rerun(same_examples)
     one_device = update.local_results[0]
     if not state_differs(update, reference_result, one_device):
-        return  # different random numbers would show nothing
+        return  # random numbers change too little to show anything
     if not state_differs(update, step_result, one_device):
         yield Fact(
             "If every device gets the same examples, the new state is what one device "
@@ -178,59 +185,60 @@ def draw_for_same_examples(update: StepUpdate) -> Iterator[Fact]:
 def state_differs(update: StepUpdate, first: Leaves, second: Leaves) -> bool:
     """Return True if two results differ in the state.
 
-    Metrics may differ anyway: one device's sums are smaller than those of all.
+    Metrics don't count, because one device's sums are smaller than all devices' sums.
     """
     names = update.differences(first, second)
     return any(not update.leaves[name].expected.is_metric for name in names)
 
 
 def find_factor(update: StepUpdate) -> Iterator[Fact]:
-    """Say if the changes are N, N² or 1/N times the reference's."""
+    """Say if the state changes by N, N² or 1/N times the reference's change."""
     ratios = {}
     for leaf in update.wrong_arrays():
         ratio, error = leaf.fit_change()
-        if error < PREDICTS * abs(ratio):
+        if error < PREDICTION_TOLERANCE * abs(ratio):
             ratios[leaf.name] = ratio
     return compare_ratios(update, ratios, "the change is {} times the reference's")
 
 
 def weigh_examples(update: StepUpdate) -> Iterator[Fact]:
-    """Say how much the examples count: all N times as much, some more, or some not."""
+    """Say how much the examples count: all N times, some more than others, or not."""
     B = update.expected.examples
     weights = {}
-    if 2 <= B <= MOST_EXAMPLES:
+    if 2 <= B <= MAX_EXAMPLES:
         weights = measure_weights(update, range(B), update.wrong_arrays())
     if not weights:
-        return iter(())
+        return
     most_exact = next(iter(weights.values()))
-    if not are_alike(most_exact):
-        return compare_examples(update, most_exact)
+    if not count_equally(most_exact):
+        yield from compare_examples(update, most_exact)
+        return
     medians = {name: float(np.nanmedian(weights[name])) for name in weights}
     sentence = "each example counts {} times as much as in the reference"
-    return compare_ratios(update, medians, sentence)
+    yield from compare_ratios(update, medians, sentence)
 
 
 def compare_ratios(
     update: StepUpdate, ratios: dict[str, float], sentence: str
 ) -> Iterator[Fact]:
-    """Say if all ratios are N, N² or 1/N.
+    """Say if all ratios are N, all are N², or all are 1/N.
 
-    Adam's second moments are squares, so their ratios are, too.
+    Adam's second moments are squares of the gradient, so their ratios are squared.
     """
     N = update.N
-    wrong = {name: x for name, x in ratios.items() if abs(x - 1) > PREDICTS}
+    wrong = {name: x for name, x in ratios.items() if abs(x - 1) > PREDICTION_TOLERANCE}
     mistakes = {N: "sum for mean", N**2: "", 1 / N: "averaged twice"}
     for factor, mistake in mistakes.items():
         names = [name for name in wrong if is_near(wrong[name], factor)]
         squares = [name for name in wrong if is_near(wrong[name], factor**2)]
         if not names or len(wrong) > len({*names, *squares}):
             continue
-        adds_up = factor > 1 and checks_vma(update)
+        is_added_up = factor > 1 and has_check_vma(update)
+        if is_added_up:
+            mistake = ""  # the second fact says which mistake it is
         times = sentence.format(f"{wrong[names[0]]:.6g}")
-        yield from describe_leaves(
-            names, f"{times}, on {N} devices", "" if adds_up else mistake
-        )
-        if adds_up:
+        yield from describe_leaves(names, f"{times}, on {N} devices", mistake)
+        if is_added_up:
             yield Fact(
                 "The step has a shard_map with check_vma=True, where jax.grad adds up "
                 "the gradients of replicated parameters.",
@@ -241,28 +249,28 @@ def compare_ratios(
 
 def is_near(ratio: float, factor: float) -> bool:
     """Return True if a ratio is this factor within rounding."""
-    return abs(ratio / factor - 1) < PREDICTS
+    return abs(ratio / factor - 1) < PREDICTION_TOLERANCE
 
 
-def checks_vma(update: StepUpdate) -> bool:
+def has_check_vma(update: StepUpdate) -> bool:
     """Return True if the step has a `shard_map` with `check_vma=True`."""
-    # A Python function around compiled ones need not be traceable.
+    # A plain function that calls compiled ones need not be traceable.
     with contextlib.suppress(Exception):
         arguments = update.step.place(*update.expected.arguments)
         traced = jax.make_jaxpr(update.step.function)(*arguments)
-        for equation in equations(traced.jaxpr):
+        for equation in iterate_equations(traced.jaxpr):
             if equation.params.get("check_vma") is True:
                 return True
     return False
 
 
 def compare_with_local_results(update: StepUpdate) -> Iterator[Fact]:
-    """Say what is the mean of the devices' own results, or the first of them."""
+    """Say which leaves are the mean of the devices' own results, or one of them."""
     means = []
-    first = []
-    for leaf in update.wrong():
-        # Each local result draws as the first device does, so a leaf that depends on
-        # random numbers shows nothing.
+    of_first_device = []
+    for leaf in update.wrong_leaves("state"):
+        # All local results draw the first device's random numbers, so they predict
+        # nothing for a leaf that depends on these.
         if not leaf.is_clearly_wrong or leaf.name in update.random_leaves:
             continue
         local_values = update.local_values(leaf)
@@ -272,21 +280,24 @@ def compare_with_local_results(update: StepUpdate) -> Iterator[Fact]:
         if is_float and leaf.is_predicted([np.mean(local_values, 0)]):
             means.append(leaf.name)
         elif leaf.is_predicted(local_values[:1]):
-            first.append(leaf.name)
+            of_first_device.append(leaf.name)
     yield from describe_leaves(
         means, "the mean of the reference's results on each device's own examples"
     )
     yield from describe_leaves(
-        first, "the reference's result on the first device's examples"
+        of_first_device, "the reference's result on the first device's examples"
     )
-    yield from describe_use(update, means + first, "mean of means" if means else "")
+    mistake = ""
+    if means:
+        mistake = "mean of means"
+    yield from describe_use(update, means + of_first_device, mistake)
 
 
 def describe_change(update: StepUpdate) -> Iterator[Fact]:
-    """Say how far the leaf that is most wrong moves, if nothing else is known."""
+    """Say how far the worst leaf moves, if no other experiment showed anything."""
     for leaf in update.wrong_arrays()[:1]:
         ratio, error = leaf.fit_change()
-        if error < ABOUT * abs(ratio):
+        if error < ROUGH_TOLERANCE * abs(ratio):
             yield Fact(
                 f"{leaf.name}: the change is about {ratio:.3g} times the reference's, "
                 f"with a relative error of {error / abs(ratio):.0e}."
@@ -294,17 +305,20 @@ def describe_change(update: StepUpdate) -> Iterator[Fact]:
 
 
 def explain_metrics(update: StepUpdate) -> list[Fact]:
-    """Return the facts about wrong metrics, if the state is as in the reference."""
-    facts = list(find_nan(update, metrics=True))
-    if facts or update.wrong():
+    """Return the facts about wrong metrics.
+
+    A wrong state makes metrics wrong, too, so they're explained only if it's correct.
+    """
+    facts = list(find_nan(update, "metrics"))
+    if facts or update.wrong_leaves("state"):
         return facts
     names_by_fact: dict[Fact, list[str]] = {}
-    for leaf in update.wrong(metrics=True):
+    for leaf in update.wrong_leaves("metrics"):
         fact = explain_metric(update, leaf)
         if fact:
             names_by_fact.setdefault(fact, []).append(leaf.name)
     for fact, names in names_by_fact.items():
-        facts += describe_leaves(names, *fact)
+        facts += describe_leaves(names, fact.sentence, fact.mistake)
     return facts
 
 
@@ -318,8 +332,9 @@ def explain_metric(update: StepUpdate, leaf: ComparedLeaf) -> Fact | None:
     N = update.N
     local_values = update.local_values(leaf)
     multiple = "{:.4g} times the reference's value"
-    # A sum of equal means is also N times the mean, so multiples come first. One device
-    # may hold 1/N of a sum, and that is a sentence about the device.
+    # The first prediction that holds is reported. Multiples come before sums, because a
+    # sum of equal means is N times the mean. One device's result comes before 1/N,
+    # because it may be 1/N of a sum.
     predictions = [
         (N * expected, multiple.format(N), "scaled metrics"),
         (N**2 * expected, multiple.format(N**2), "scaled metrics"),

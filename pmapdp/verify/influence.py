@@ -1,8 +1,11 @@
 """Change the examples or the state of an update, and see what moves.
 
-Examples are replaced one by one, and the moves of the step are compared with the
-reference's. Weight decay, which hides a factor of the gradient in the update itself, is
-in neither of them.
+`measure_weights` replaces examples one by one, and compares how far the step moves with
+how far the reference moves. A factor of the gradient shows there, even if weight decay
+hides it in the update: weight decay is the same before and after, so it's in neither
+move.
+
+`find_used_leaves` shifts leaves of the state, to find those on which others depend.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,18 +17,19 @@ from pmapdp.verify import trees
 from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.reference import Reference
 from pmapdp.verify.step_update import ComparedLeaf, StepUpdate
-from pmapdp.verify.tolerances import CLEARLY_WRONG
+from pmapdp.verify.tolerances import CLEARLY_WRONG_FACTOR
 from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
 
-# At most this many examples are replaced, because each costs a run of the step and of
+# Larger batches aren't weighed, because each example costs a run of the step and one of
 # the reference.
-MOST_EXAMPLES = 128
-# How near two examples count alike. Weights are quotients of two differences, so
-# they're less exact than a prediction.
-ALIKE = 0.01
-# A loss scale, or the running mean that shifts a batch norm, goes in and comes out
-# again, so it moves a result by rounding alone.
-MOVED = 1e-6
+MAX_EXAMPLES = 128
+# Two weights are equal within this fraction. A weight is a quotient of two differences,
+# so it's less exact than a prediction.
+WEIGHT_TOLERANCE = 0.01
+# A smaller move, as a fraction of the result, is rounding. A loss scale, or the running
+# mean that shifts a batch norm, goes in and comes out again, and moves no result by
+# more.
+MOVE_TOLERANCE = 1e-6
 
 
 def measure_weights(
@@ -34,9 +38,10 @@ def measure_weights(
     """Replace examples one by one, and compare how far step and reference move.
 
     Returns:
-        For each leaf, the step's moves as multiples of the reference's, `[examples]`,
-        NaN if the reference hardly moves. The most exact come first. A leaf is left out
-        unless its moves are multiples: under clipping and Adam they aren't.
+        The weights of the examples by leaf, `[examples]`: the step's moves as multiples
+        of the reference's, or NaN if the reference hardly moves. The most exact leaf
+        comes first. Leaves whose moves aren't multiples are left out, as under clipping
+        and Adam.
     """
     B = update.expected.examples
     replacements = np.roll(np.arange(B), B // 2)
@@ -48,7 +53,9 @@ def measure_weights(
     weights_by_error = {}
     for leaf in leaves:
         weights, errors = fit_moves(leaf, reruns)
-        are_multiples = len(errors) > len(weights) / 2 and max(errors) < ALIKE
+        are_multiples = (
+            len(errors) > len(weights) / 2 and max(errors) < WEIGHT_TOLERANCE
+        )
         if are_multiples:
             weights_by_error[max(errors), leaf.name] = weights
     order = sorted(weights_by_error)
@@ -58,7 +65,7 @@ def measure_weights(
 def fit_moves(
     leaf: ComparedLeaf, reruns: list[tuple[Leaves, Leaves]]
 ) -> tuple[np.ndarray, list[float]]:
-    """Return the step's moves of a leaf as multiples, and how exact they are."""
+    """Return a leaf's moves as multiples of the reference's, and their errors."""
     weights = []
     errors = []
     for step_result, reference_result in reruns:
@@ -66,30 +73,32 @@ def fit_moves(
         expected_move = reference_result[leaf.name] - leaf.expected.value
         weight = np.nan
         # Rounding moves both ends of a move.
-        if distance(expected_move) > 2 * CLEARLY_WRONG * leaf.expected.allowed:
+        if distance(expected_move) > 2 * CLEARLY_WRONG_FACTOR * leaf.expected.allowed:
             weight, error = fit_factor(move, expected_move)
             errors.append(error)
         weights.append(weight)
     return np.array(weights), errors
 
 
-def are_alike(weights: np.ndarray) -> bool:
-    """Return True if all examples count alike."""
+def count_equally(weights: np.ndarray) -> bool:
+    """Return True if all examples have the same weight."""
     low = np.nanmin(weights)
     high = np.nanmax(weights)
-    # Of two weights, each may be off by this much.
-    return bool(high - low < 3 * ALIKE * abs(high))
+    # Both may be off by the tolerance.
+    return bool(high - low < 3 * WEIGHT_TOLERANCE * abs(high))
 
 
 def compare_examples(update: StepUpdate, weights: np.ndarray) -> Iterator[Fact]:
     """Say which examples count more than others, or not at all."""
     ends = [int(np.nanargmin(weights)), int(np.nanargmax(weights))]
     low, high = weights[ends]
-    if low < -ALIKE * high or is_masked(update, ends, weights[ends]):
+    if low < -WEIGHT_TOLERANCE * high or depends_on_key(update, ends, weights[ends]):
         return
-    light = first_names(np.flatnonzero(np.abs(weights - low) < ALIKE * high))
-    heavy = first_names(np.flatnonzero(np.abs(weights - high) < ALIKE * high))
-    if low < ALIKE * high:
+    light = first_names(np.flatnonzero(np.abs(weights - low) < WEIGHT_TOLERANCE * high))
+    heavy = first_names(
+        np.flatnonzero(np.abs(weights - high) < WEIGHT_TOLERANCE * high)
+    )
+    if low < WEIGHT_TOLERANCE * high:
         yield Fact(
             f"The examples at {light} have no influence: if others take their place, "
             "nothing changes.",
@@ -103,17 +112,18 @@ def compare_examples(update: StepUpdate, weights: np.ndarray) -> Iterator[Fact]:
         )
 
 
-def is_masked(update: StepUpdate, ends: list[int], weights: np.ndarray) -> bool:
-    """Return True if other random numbers make other examples count.
+def depends_on_key(update: StepUpdate, ends: list[int], weights: np.ndarray) -> bool:
+    """Return True if other random numbers give these examples other weights.
 
-    Dropout of whole examples does, so with another key than the reference's.
+    Dropout of whole examples does. The step then draws with another key than the
+    reference, and leaves out other examples.
     """
     if not update.random_leaves:
         return False
     reseeded = StepUpdate(update.step, update.reseeded)
-    reseeded_weights = measure_weights(reseeded, ends, reseeded.wrong())
+    reseeded_weights = measure_weights(reseeded, ends, reseeded.wrong_leaves("state"))
     for leaf_weights in reseeded_weights.values():
-        if np.allclose(weights, leaf_weights, ALIKE, ALIKE):
+        if np.allclose(weights, leaf_weights, WEIGHT_TOLERANCE, WEIGHT_TOLERANCE):
             return False
     return True
 
@@ -121,11 +131,11 @@ def is_masked(update: StepUpdate, ends: list[int], weights: np.ndarray) -> bool:
 def find_used_leaves(
     reference: Reference, names: list[str], arguments: tuple
 ) -> list[str]:
-    """Return those leaves of the state on which other results depend.
+    """Return the leaves of the state on which other results depend.
 
-    Leaves are shifted, to see what moves. There may be hundreds, so leaves of the same
-    name, such as all kernels of the parameters, are shifted together. A leaf on which a
-    used leaf depends is used, too, as momentum is.
+    There may be hundreds, so leaves of one name, such as all kernels of the parameters,
+    are shifted together. A leaf on which a used leaf depends is used, too: the
+    parameters depend on their momentum.
     """
     usual = reference(arguments)
     moved_by_group = []
@@ -143,7 +153,7 @@ def find_used_leaves(
 def find_moved(
     reference: Reference, group: set[str], usual: Leaves, arguments: tuple
 ) -> set[str]:
-    """Return the results that move if these leaves of the state are shifted."""
+    """Shift a group of leaves of the state, and return the results that move."""
 
     def shift(path: str, leaf: Any) -> Any:
         if path not in group:
@@ -154,7 +164,7 @@ def find_moved(
     results = reference((shifted_state, *arguments[1:]))
     moved = set()
     for name, value in usual.items():
-        if distance(value, results[name]) > MOVED * distance(value):
+        if distance(value, results[name]) > MOVE_TOLERANCE * distance(value):
             moved.add(name)
     return moved
 

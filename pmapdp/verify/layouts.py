@@ -1,6 +1,6 @@
 """Place a step's arguments on N devices.
 
-There are three ready layouts, and you can give functions of your own.
+`LAYOUTS` has three ready layouts. A layout of your own is a `Layout` of functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,29 +20,30 @@ Devices = Sequence[jax.Device]
 
 
 def place(tree: Any, devices: Devices, *axes: str | None) -> Any:
-    """Place arrays on devices. An axis called `data` is split, all else is copied."""
+    """Place arrays on devices. An axis called `data` is split over them."""
     mesh = Mesh(np.array(devices), ("data",))
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*axes)))
 
 
 def split(tree: Any, devices: Devices, axis: int = 0) -> Any:
     """Split leaves `[B, ...]` or `[N, ...]` over N devices along an axis."""
-    trees.refuse_rest(tree, len(devices), axis)
+    trees.check_divisible(tree, len(devices), axis)
     return place(tree, devices, *[None] * axis, "data")
 
 
 def shard(batch: Any, devices: Devices, axis: int = 0) -> Any:
-    """Split leaves `[B, ...]` as `[N, b, ...]`, a row for each device."""
+    """Place leaves `[B, ...]` as `[N, b, ...]`, with a row for each device."""
     return split(trees.split_rows(batch, len(devices), axis), devices)
 
 
 def stack(tree: Any, devices: Devices) -> Any:
-    """Make N copies in leaves `[N, ...]`, as `flax.jax_utils.replicate` does."""
+    """Place N copies as leaves `[N, ...]`, as `flax.jax_utils.replicate` does."""
 
-    def copy(x: Any) -> Any:
-        # NumPy has no keys, but it's faster where there are hundreds of leaves.
-        library: Any = jnp if trees.is_key(x) else np
-        return library.broadcast_to(x, (len(devices), *np.shape(x)))
+    def copy(leaf: Any) -> Any:
+        shape = (len(devices), *np.shape(leaf))
+        if trees.is_key(leaf):
+            return jnp.broadcast_to(leaf, shape)
+        return np.broadcast_to(leaf, shape)  # faster if there are hundreds of leaves
 
     return split(jax.tree.map(copy, tree), devices)
 
@@ -50,14 +51,14 @@ def stack(tree: Any, devices: Devices) -> Any:
 class Layout(NamedTuple):
     """A layout places a step's arguments on the devices.
 
-    They are given host arrays, as one device has them.
+    Its functions take arrays of the host, as one device has them.
 
     Attributes:
-        place_state: A function of (state, devices) that places the state, without the
-            leaves that `per_device` names.
+        place_state: A function of (state, devices) that places the state. Leaves that
+            `per_device` names are None in it.
         place_batch: A function of (batch, devices) that places the batch `[B, ...]`.
         fetch: A function that turns the placed state back into arrays as one device has
-            them. Leaves that it leaves on the devices are compared on each of them.
+            them. If it returns a leaf on the devices, each device's copy is compared.
             None: each leaf has the shape that it has on one device, or a leading device
             axis `[N, ...]`.
         place_key: A function of (key, devices) that places the key.
@@ -90,13 +91,15 @@ def place_arguments(
     per_device: str | Sequence[str],
     devices: Devices,
 ) -> tuple:
-    """Place a step's arguments, without a batch or a key that is None.
+    """Place a step's arguments. A batch or a key that is None is left out.
 
-    Each device has its own values of the leaves that `per_device` names.
+    Each device gets its own row of the leaves that `per_device` names.
     """
 
     def leave_out(path: str, leaf: Any) -> Any:
-        return None if trees.matches(path, per_device) else leaf
+        if trees.matches(path, per_device):
+            return None
+        return leaf
 
     def place_rest(leaf: Any, placed: Any) -> Any:
         if placed is not None:
@@ -126,9 +129,10 @@ def put(sharding: NamedSharding, tree: Any, devices: Devices) -> Any:
 
 
 def choose_layout(layout: Any, batch_axis: int) -> Layout:
-    """Return the layout that was named or given.
+    """Return the layout for the argument `layout` of `verify`.
 
-    With a batch's sharding, all else is replicated over its mesh.
+    A `NamedSharding` is for the batch. State and key are copied to all devices of its
+    mesh.
     """
     if isinstance(layout, Layout):
         return layout

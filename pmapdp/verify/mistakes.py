@@ -1,8 +1,8 @@
 """Facts, and the usual mistakes that they point to.
 
-An experiment returns what it showed as facts, and says which mistake each of them
-usually is. docs/mistakes.md has a section for every mistake: how it looks without
-`verify`, what to write, and when it's none.
+An experiment returns facts, and says which mistake each of them usually is.
+docs/mistakes.md has a section for every mistake: how it looks without `verify`, what to
+write instead, and when it's no mistake.
 """
 
 from typing import NamedTuple
@@ -13,14 +13,15 @@ class Fact(NamedTuple):
 
     Attributes:
         sentence: The fact with its leaves and numbers, for the report.
-        mistake: What it usually is, a name in `MISTAKES`. Empty: it may be anything.
+        mistake: The usual mistake that it points to, a name in `MISTAKES`. Empty: it
+            doesn't tell.
     """
 
     sentence: str
     mistake: str = ""
 
 
-# What each of them usually is.
+# The usual mistakes by name, each with the sentence that the report prints.
 MISTAKES = {
     "no all-reduce": "the all-reduce of some or all gradients is missing",
     "sum for mean": "the gradients are added up over N devices, or the learning rate "

@@ -1,8 +1,8 @@
 """Run the reference: a plain step for one device, or one made from the step itself.
 
-`one_device` shows if the result depends on the number of devices. `old_program` shows
-if a port does what the program did under pmap, masks and statistics of each device
-included.
+With `one_device`, `verify` shows if the result depends on the number of devices. With
+`old_program`, it shows if a port does what the program did under pmap, with the masks
+and statistics that each device had of its own.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from pmapdp.verify import trees
 from pmapdp.verify.report import ArgumentsError, CheckError
 from pmapdp.verify.trees import Leaves, distance, first_names
 
-# The groups of an old program may differ by this fraction of a leaf's largest number:
-# each adds up in its own order, in float32 perhaps.
-GROUPS_DIFFER = 1e-3
-# The functions of JAX that count devices, also where an axis has the size 1.
+# The groups of an old program may differ by this fraction of a leaf's largest number,
+# because each may add up in another order, in float32.
+GROUP_TOLERANCE = 1e-3
+# Functions of JAX that count all devices, although the reference runs on one.
 DEVICE_COUNTS = (
     "device_count",
     "devices",
@@ -42,7 +42,13 @@ UNSEEN_BY_OLD_PROGRAM = (
 
 
 class MappedStep(NamedTuple):
-    """A step with collectives, to be mapped over groups of the batch on one device."""
+    """A step with collectives, which the reference maps over groups of the batch.
+
+    Attributes:
+        step: The step, before it is mapped.
+        axis_name: The name of the axis in its collectives.
+        groups: The number of groups, 1 for `one_device`.
+    """
 
     step: Callable
     axis_name: Any
@@ -52,8 +58,8 @@ class MappedStep(NamedTuple):
 def one_device(step: Callable, axis_name: Any) -> MappedStep:
     """Make the reference of one device: the step over an axis of size 1.
 
-    Over such an axis collectives return their argument. A step that reads
-    `jax.device_count()` is refused, because that isn't 1.
+    Over such an axis collectives return their argument. A step that calls
+    `jax.device_count()` is refused, because the count isn't 1.
 
     Args:
         step: The step with its collectives, before it is mapped.
@@ -77,9 +83,9 @@ def old_program(step: Callable, axis_name: Any, groups: int) -> MappedStep:
     """Make the reference that does on one device what pmap does on several.
 
     Take it for a step whose result depends on how the batch is split, for example
-    because its batch norm sees one device's examples. Leaves that `per_device` of
-    `verify` names are given and returned as `[groups, ...]`. All others must come out
-    equal in all groups.
+    because its batch norm sees one device's examples. The step takes and returns leaves
+    that `per_device` of `verify` names as `[groups, ...]`. All other leaves must come
+    out equal in all groups.
 
     Args:
         step: The step with its collectives, before it is mapped.
@@ -95,7 +101,7 @@ def old_program(step: Callable, axis_name: Any, groups: int) -> MappedStep:
 
 @contextlib.contextmanager
 def refuse_device_counts() -> Iterator[None]:
-    """Raise an error if a step that is traced asks JAX for the number of devices."""
+    """Raise an error if a step asks JAX for the number of devices while it's traced."""
     originals = {name: getattr(jax, name) for name in DEVICE_COUNTS}
 
     def refuse(name: str, *_: Any, **__: Any) -> None:
@@ -117,7 +123,7 @@ def refuse_device_counts() -> Iterator[None]:
 def split_result(returned: Any, state: Any, who: str) -> dict[str, Any]:
     """Split what a step returned into the "state" and the "metrics".
 
-    It returns the new state alone, or (state, metrics).
+    A step returns the new state alone, or (state, metrics).
     """
     structure: Any = jax.tree.structure(state)
     if structure == jax.tree.structure(returned):
@@ -143,14 +149,14 @@ class Reference:
     Attributes:
         step: The function that it calls.
         axis_name: The axis of the step's collectives, or None.
-        groups: The number of groups into which it cuts the batch: 1, but for an old
-            program.
-        unseen: What this reference can't show, a sentence.
+        groups: The number of groups into which it cuts the batch. Only an old program
+            has more than 1.
+        unseen: A sentence that says what this reference can't show.
         state: The state that training starts from, for its structure.
-        per_device: Parts of the paths of leaves of which each device has its own.
+        per_device: Names in the paths of the leaves that each device has of its own.
         batch_axis: The axis of the examples in the batch.
-        jit_batch: Compiled for the whole batch.
-        jit_alone: Compiled for one device's examples. The first argument is its number.
+        jit_batch: `run_batch`, compiled.
+        jit_device: `run_device`, compiled.
     """
 
     def __init__(
@@ -172,23 +178,23 @@ class Reference:
         self.state = state
         self.per_device = [per_device] if isinstance(per_device, str) else per_device
         self.batch_axis = batch_axis
-        # A state may have leaves of that name itself, as Flax's examples do.
+        # A state may have leaves called `metrics/...`, too, as in Flax's examples.
         self.metric_prefix = "metrics/"
         if any(name.startswith("metrics/") for name in trees.leaves_by_name(state)):
             self.metric_prefix = "returned metrics/"
         self.jit_batch = jax.jit(self.run_batch)
-        # It runs once on each device's examples, so optimizing it takes too long: small
-        # matrix products make large programs.
-        self.jit_alone = jax.jit(
-            self.run_alone, compiler_options={"xla_backend_optimization_level": 0}
+        # It runs only once for each device, so the compiler's optimizations would take
+        # longer than they save.
+        self.jit_device = jax.jit(
+            self.run_device, compiler_options={"xla_backend_optimization_level": 0}
         )
 
     def is_per_device(self, path: str) -> bool:
-        """Return True if each device has its own values of a leaf."""
+        """Return True if each device has its own values of this leaf."""
         return trees.matches(path, self.per_device)
 
     def is_metric(self, path: str) -> bool:
-        """Return True if a leaf is one of the metrics, and not of the state."""
+        """Return True if this leaf is a metric, and not in the state."""
         return path.startswith(self.metric_prefix)
 
     def leaves(self, returned: dict[str, Any]) -> dict[str, Any]:
@@ -198,12 +204,12 @@ class Reference:
         return state | metrics
 
     def to_numpy(self, returned: dict[str, Any]) -> Leaves:
-        """Return the same leaves on the host."""
+        """Return the leaves of state and metrics by path, in arrays of the host."""
         leaves = self.leaves(returned)
         return {name: trees.to_numpy(leaf) for name, leaf in leaves.items()}
 
     def __call__(self, arguments: tuple) -> Leaves:
-        """Return the new state and the metrics."""
+        """Return the leaves of the new state and the metrics by path."""
         return self.to_numpy(self.run(arguments))
 
     def run(self, arguments: tuple) -> dict[str, Any]:
@@ -212,22 +218,27 @@ class Reference:
         if self.groups == 1:
             return returned
 
-        def select_first(name: str, leaf: Any) -> Any:
-            return leaf if self.is_per_device(name) else leaf[0]
+        def select_first(path: str, leaf: Any) -> Any:
+            if self.is_per_device(path):
+                return leaf
+            return leaf[0]  # all groups have the same
 
         selected = {}
         for part, prefix in (("state", ""), ("metrics", self.metric_prefix)):
             selected[part] = trees.map_with_names(select_first, returned[part], prefix)
         return selected
 
-    def run_device(self, device: Any, state: Any, batch: Any, key: Any) -> Any:
-        """Return the "state" and the "metrics" that one device makes.
+    def call_step(self, device: Any, state: Any, batch: Any, key: Any) -> Any:
+        """Call the step as one device does, with its row of per-device leaves.
 
-        Of per-device leaves `[N, ...]`, it takes its row.
+        Returns:
+            The "state" and the "metrics".
         """
 
         def select_row(path: str, leaf: Any) -> Any:
-            return leaf[device] if self.is_per_device(path) else leaf
+            if self.is_per_device(path):
+                return leaf[device]
+            return leaf
 
         if key is not None and self.is_per_device("key"):
             key = key[device]
@@ -236,12 +247,16 @@ class Reference:
         arguments += [argument for argument in (batch, key) if argument is not None]
         return split_result(self.step(*arguments), self.state, "the reference")
 
-    def run_alone(self, device: Any, state: Any, batch: Any, key: Any) -> Any:
-        """Do the same over an axis of size 1, where collectives change nothing."""
+    def run_device(self, device: Any, state: Any, batch: Any, key: Any) -> Any:
+        """Call the step over an axis of size 1, where collectives change nothing.
+
+        Returns:
+            The "state" and the "metrics" of device number `device`.
+        """
         if self.axis_name is None:
-            return self.run_device(device, state, batch, key)
+            return self.call_step(device, state, batch, key)
         mapped = jax.vmap(
-            lambda _, arguments: self.run_device(*arguments),
+            lambda _, arguments: self.call_step(*arguments),
             (0, None),
             axis_name=self.axis_name,
         )
@@ -252,16 +267,16 @@ class Reference:
     def run_batch(self, state: Any, batch: Any, key: Any) -> dict[str, Any]:
         """Return the "state" and the "metrics" of the whole batch.
 
-        Those of an old program are what all its groups make, `[groups, ...]`.
+        An old program's leaves are `[groups, ...]`, with a row from each group.
         """
         if self.groups > 1:
             mapped = jax.vmap(
-                lambda group, rows: self.run_device(group, state, rows, key),
+                lambda group, rows: self.call_step(group, state, rows, key),
                 axis_name=self.axis_name,
             )
             rows = trees.split_rows(batch, self.groups, self.batch_axis)
             return mapped(jnp.arange(self.groups), rows)
-        returned = self.run_alone(0, state, batch, key)
+        returned = self.run_device(0, state, batch, key)
         # A per-device leaf comes back with as many rows as it was given.
         new_state = jax.tree.map(
             lambda leaf, old: jnp.broadcast_to(leaf, old.shape),
@@ -274,9 +289,9 @@ class Reference:
         """Trace the reference on the whole batch, and check that it can be used.
 
         Raises:
-            ArgumentsError: If the reference or `per_device` can't be used.
+            ArgumentsError: The reference or `per_device` can't be used.
         """
-        # jit returns a type of its own, and pmap a function.
+        # A pmapped step is a function with `lower`. A jitted one isn't a function.
         if isinstance(self.step, types.FunctionType) and hasattr(self.step, "lower"):
             raise ArgumentsError(
                 "the reference is mapped by pmap: give the function in it, "
@@ -302,7 +317,7 @@ class Reference:
         names = []
         for name, groups in results.items():
             spread = distance(groups, np.broadcast_to(groups[:1], groups.shape))
-            is_equal = spread <= GROUPS_DIFFER * distance(groups)
+            is_equal = spread <= GROUP_TOLERANCE * distance(groups)
             if not is_equal and not self.is_per_device(name):
                 names.append(name)
         if names:

@@ -1,6 +1,6 @@
 """Report what was compared and checked, and what was not.
 
-The report is text, JSON, or an assertion in a test.
+A report prints as text, has `to_json`, and in a test `require` raises its text.
 """
 
 import json
@@ -16,7 +16,7 @@ from pmapdp.errors import UserError
 from pmapdp.verify.mistakes import MISTAKES, Fact, find_address
 
 Status = Literal["passed", "FAILED", "not compared", "not checked"]
-# Parts of the paths of files that aren't your program.
+# A file whose path has one of these parts isn't in your program.
 LIBRARIES = (
     "site-packages",
     "dist-packages",
@@ -24,24 +24,24 @@ LIBRARIES = (
     os.path.dirname(os.__file__),
     os.path.dirname(__file__),
 )
-MOST_ROWS = 3  # of the usual mistakes
-WIDTH = 100  # characters of a line
-INDENT = " " * 13  # of what stands below the name of a check
+MAX_MISTAKES = 3  # the report explains at most so many usual mistakes
+WIDTH = 100  # characters in a line
+INDENT = " " * 13  # of the lines below the name of a check
 
 
 class VerificationError(AssertionError):
-    """The step differs from its reference, or that was not compared.
+    """The step differs from its reference, or something was not compared.
 
     The message is the report.
     """
 
 
 class ArgumentsError(UserError, ValueError):
-    """Arguments of `verify` that cannot be used, in one sentence."""
+    """The arguments of `verify` can't be used. The message is one sentence."""
 
 
 class CheckError(Exception):
-    """Says why a check can't be made, or why the step can't be run.
+    """A check can't be made, or the step can't be run. The message says why.
 
     The report shows the check with this `status`.
     """
@@ -52,9 +52,10 @@ class CheckError(Exception):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what a check found, or where in your program an error arose.
+    """Return an error's message, and which line of your program raised it.
 
-    For example `file.py:12 in loss: TypeError: x`.
+    For example `it raises an error, file.py:12 in loss: TypeError: x`. The message of a
+    `CheckError` is a whole sentence already.
     """
     if isinstance(error, CheckError):
         return str(error)
@@ -66,16 +67,16 @@ def describe_error(error: BaseException) -> str:
 
 
 class Check(NamedTuple):
-    """One check.
+    """A check is one line of the report.
 
     Attributes:
-        name: What was checked.
-        status: What came out.
-        devices: How many, if that matters.
+        name: Its name, such as "same update".
+        status: Its result.
+        devices: The number of devices, or 0 if it doesn't matter.
         sentence: What differs, or why it could not be checked.
         facts: What the experiments showed.
-        leaves: How far each leaf (each wrong one of a check that failed) is from the
-            reference at most, and what rounding allows.
+        leaves: For each leaf, its largest error and the error that rounding allows. A
+            failed check has only the wrong leaves.
         update: The number of the first wrong update, from 1.
     """
 
@@ -89,7 +90,7 @@ class Check(NamedTuple):
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The sections of docs/mistakes.md that the facts point to, each once."""
+        """The names of the usual mistakes that the facts point to, each once."""
         mistakes = [fact.mistake for fact in self.facts if fact.mistake]
         return tuple(dict.fromkeys(mistakes))
 
@@ -97,7 +98,7 @@ class Check(NamedTuple):
     def from_error(
         cls, name: str, devices: int, error: Exception, status: Status
     ) -> "Check":
-        """Return a check with an error's message. A `CheckError` has its own status."""
+        """Make a check from an error. A `CheckError` has a status of its own."""
         if isinstance(error, CheckError):
             status = error.status
         return cls(name, status, devices, describe_error(error))
@@ -121,9 +122,11 @@ class Check(NamedTuple):
         leaves = self.leaves or {}
         worst = max(leaves, key=lambda name: leaves[name])
         error, allowed = leaves[worst]
-        after = f" after update {self.update}" if self.update else ""
+        place = worst
+        if self.update:
+            place += f" after update {self.update}"
         return (
-            f"Largest difference: {error:.2g} in {worst}{after}; rounding allows "
+            f"Largest difference: {error:.2g} in {place}; rounding allows "
             f"{allowed:.1g}."
         )
 
@@ -132,15 +135,15 @@ class Report(NamedTuple):
     """A report holds the findings of `verify`.
 
     Attributes:
-        checks: The checks that were made, and those that could not be.
+        checks: All checks, also those that could not be made.
         kinds: How each leaf was compared: "close" (within rounding) or "exact". Leaves
-            that hold only rounding noise are "unstable", and were not compared. Neither
-            were the "per_device" leaves.
+            that are "unstable" hold only rounding noise, and were not compared. Leaves
+            that are "per_device" weren't compared either.
         devices: The number of devices on which the step ran.
         updates: The number of updates that were compared.
-        precision: The type in which it was computed, and why it was not float64.
-        unseen: What this reference can't show.
-        exchange: What the devices send each other in an update.
+        precision: The type of the computation, and why it was not float64.
+        unseen: A sentence that says what this reference can't show.
+        exchange: The collectives of an update: how many, and how large.
 
     Example:
         if not report.ok:
@@ -175,12 +178,12 @@ class Report(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """No check failed, and all was compared on several devices in every update."""
+        """True if nothing failed, and every update was compared on several devices."""
         return self.verdict == "passed"
 
     @property
     def rows(self) -> list[str]:
-        """The sections of docs/mistakes.md that fit the facts, each once."""
+        """The names of the usual mistakes that fit the facts, each once."""
         rows: dict[str, None] = {}
         for check in self.failed:
             rows |= dict.fromkeys(check.rows)
@@ -188,18 +191,17 @@ class Report(NamedTuple):
 
     @property
     def unstable(self) -> list[str]:
-        """The leaves that were not compared, because rounding decides them."""
+        """The leaves that were not compared, because they hold only rounding noise."""
         return [name for name in self.kinds if self.kinds[name] == "unstable"]
 
     def require(self, not_compared: Collection[str] = ()) -> None:
         """Raise an error if a check failed or something was not compared.
 
         Args:
-            not_compared: The leaves that need not be compared, because rounding decides
-                them.
+            not_compared: The unstable leaves that you accept.
 
         Raises:
-            VerificationError: With the report as its message.
+            VerificationError: The message is the report.
         """
         missing = self.missing
         if self.unstable and set(self.unstable) <= set(not_compared):
@@ -225,18 +227,18 @@ class Report(NamedTuple):
         return "\n".join(lines)
 
     def describe_rows(self) -> list[str]:
-        """Say which usual mistakes look like the facts."""
+        """Say which usual mistakes fit the facts, and where to read about them."""
         if self.updates and self.failed and not self.rows:
             return ["None of the usual mistakes fits what was found."]
         return [
             f"This fits {name!r} of the usual mistakes: usually {MISTAKES[name]}. "
             "What to write, and when it's no mistake: "
             f"docs/mistakes.md#{find_address(name)} in pmapdp's repository"
-            for name in self.rows[:MOST_ROWS]
+            for name in self.rows[:MAX_MISTAKES]
         ]
 
     def describe_limits(self) -> list[str]:
-        """Say what was compared and exchanged, and what wasn't looked at."""
+        """Say what was compared and exchanged, and what was not."""
         lines = []
         if self.updates:
             kinds = list(self.kinds.values())
@@ -298,7 +300,7 @@ def count(number: int, noun: str) -> str:
 
 
 def wrap(text: str, indent: str = "") -> str:
-    """Break lines at the terminal's width, if it's narrower than ours."""
+    """Break lines after 100 characters, or at the terminal's width if it's smaller."""
     width = WIDTH
     if sys.stdout.isatty():
         width = min(WIDTH, shutil.get_terminal_size().columns)

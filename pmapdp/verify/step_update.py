@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -13,25 +13,27 @@ from pmapdp.verify.layouts import Devices, Layout, place_arguments
 from pmapdp.verify.reference import Reference, split_result
 from pmapdp.verify.report import CheckError
 from pmapdp.verify.tolerances import (
-    CLEARLY_WRONG,
-    PREDICTS,
+    CLEARLY_WRONG_FACTOR,
+    PREDICTION_TOLERANCE,
     ReferenceLeaf,
     ReferenceUpdate,
 )
 from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
 
-Copies = dict[str, list[np.ndarray]]  # what the devices hold of each leaf
+Part = Literal["state", "metrics"]  # of what a step returns
+Copies = dict[str, list[np.ndarray]]  # the devices' copies of each leaf
 LARGEST_ERROR = 1e300  # in place of the infinite error of NaN
+SMALLEST_TOLERANCE = 1e-300  # in place of 0, by which nothing can be divided
 
 
 class Step(NamedTuple):
     """The step that is verified, on N devices.
 
     Attributes:
-        function: What `verify` was given.
-        reference: What it's compared with.
-        layout: How its arguments are placed.
-        devices: Those on which it runs.
+        function: The step itself, as `verify` got it.
+        reference: The reference with which it's compared.
+        layout: The layout of its arguments.
+        devices: The devices on which it runs.
     """
 
     function: Callable
@@ -40,10 +42,7 @@ class Step(NamedTuple):
     devices: Devices
 
     def place(self, state: Any, batch: Any, key: Any) -> tuple:
-        """Return the step's arguments on the devices, as copies.
-
-        A step may donate what it's given.
-        """
+        """Place copies of the arguments on the devices, because the step may donate."""
         state, batch, key = trees.to_host((state, batch, key))
         placed = place_arguments(
             state, batch, key, self.layout, self.reference.per_device, self.devices
@@ -51,7 +50,7 @@ class Step(NamedTuple):
         return jax.block_until_ready(placed)
 
     def call(self, *placed: Any) -> dict[str, Any]:
-        """Return the "state" and the "metrics" of the step, computed."""
+        """Call the step, wait for it, and return its "state" and its "metrics"."""
         returned = jax.block_until_ready(self.function(*placed))
         return split_result(returned, self.reference.state, "the step")
 
@@ -61,14 +60,16 @@ class Step(NamedTuple):
         """Return the devices' copies of each leaf.
 
         Raises:
-            CheckError: If names or shapes are not as expected.
+            CheckError: Names or shapes differ from the reference's.
         """
         if self.layout.fetch is not None:
             returned = returned | {"state": self.layout.fetch(returned["state"])}
         leaves = self.reference.leaves(returned)
         unmatched = sorted(set(leaves) ^ set(expected))
         if unmatched:
-            who = "step" if unmatched[0] in leaves else "reference"
+            who = "reference"
+            if unmatched[0] in leaves:
+                who = "step"
             raise CheckError(
                 f"only the {who} returns {first_names(unmatched)}: return it from "
                 "both, or from neither",
@@ -93,12 +94,12 @@ class ComparedLeaf:
     Attributes:
         name: Its path.
         expected: The reference's leaf.
-        copies: What the devices hold.
-        error: How far it's off, on the device where it's farthest.
-        is_wrong: It's farther off than rounding allows.
-        is_clearly_wrong: It's off by much more than that.
-        is_array: It holds floats, and more than one: a number alone is a multiple of
-            any other.
+        copies: The devices' copies, fewer than N if it's sharded.
+        error: The largest difference from the reference's value on any device.
+        is_wrong: The error is larger than rounding allows.
+        is_clearly_wrong: The error is much larger than rounding allows.
+        is_array: It holds several floats. A single number is a multiple of any other,
+            so a factor would show nothing.
     """
 
     def __init__(self, expected: ReferenceLeaf, copies: list[np.ndarray]):
@@ -107,18 +108,21 @@ class ComparedLeaf:
         self.copies = copies
         self.error = max(distance(copy, expected.value) for copy in copies)
         self.is_wrong = self.error > expected.allowed
-        self.is_clearly_wrong = self.error > CLEARLY_WRONG * expected.allowed
+        self.is_clearly_wrong = self.error > CLEARLY_WRONG_FACTOR * expected.allowed
         self.is_array = expected.kind == "close" and expected.value.size > 1
 
     def differs_between_devices(self) -> bool:
         """Return True if the devices hold different values of this wrong leaf."""
         spread = max(distance(copy, self.copies[0]) for copy in self.copies)
-        return spread > max(
-            self.expected.allowed, PREDICTS * min(self.error, LARGEST_ERROR)
-        )
+        negligible = PREDICTION_TOLERANCE * min(self.error, LARGEST_ERROR)
+        return spread > max(self.expected.allowed, negligible)
 
     def is_predicted(self, predicted: Sequence[np.ndarray]) -> bool:
-        """Return True if a wrong leaf is as predicted, for each device or for all."""
+        """Return True if the copies are as predicted.
+
+        Args:
+            predicted: One array for all devices, or an array for each of them.
+        """
         if len(predicted) not in (1, len(self.copies)):
             return False
         rests = []
@@ -127,26 +131,28 @@ class ComparedLeaf:
         return self.is_explained(max(rests))
 
     def is_explained(self, rest: float) -> bool:
-        """Return True if a prediction that misses by this rest explains the error."""
-        if not rest < self.error / 4:  # the error is small, or both are infinite
+        """Return True if a prediction explains the error, up to this rest."""
+        if (
+            not rest < self.error / 4
+        ):  # the error is near rounding, or both are infinite
             return False
-        return rest <= max(PREDICTS * self.error, self.expected.allowed)
+        return rest <= max(PREDICTION_TOLERANCE * self.error, self.expected.allowed)
 
     def fit_change(self) -> tuple[float, float]:
-        """Return the leaf's change divided by the reference's, and how well that fits.
+        """Return the leaf's change as a multiple of the reference's, and its error.
 
-        The second number is the relative error.
+        The error is relative to the reference's change.
         """
         old = self.expected.old
         return fit_factor(self.copies[0] - old, self.expected.value - old)
 
 
 class StepUpdate:
-    """One update by the step, from the state that the reference had.
+    """One update by the step, from the same state as the reference's update.
 
     Attributes:
         step: The step on its devices.
-        reference: What it's compared with.
+        reference: The reference with which it's compared.
         expected: The reference's update.
         N: The number of devices.
         leaves: The leaves that are compared, by path.
@@ -164,14 +170,15 @@ class StepUpdate:
                 self.leaves[name] = ComparedLeaf(leaf, copies[name])
 
     def run(self, update: ReferenceUpdate) -> Copies:
-        """Run the step on the arguments of an update."""
+        """Run the step on the arguments of an update, and read its result."""
         returned = self.step.call(*self.step.place(*update.arguments))
         return self.step.read(returned, update.leaves)
 
     def rerun(self, index: np.ndarray) -> tuple[Leaves, Leaves]:
-        """Return what step and reference make of the examples at `index`.
+        """Run step and reference on the examples at `index`.
 
-        The step's result is its first device's.
+        Returns:
+            The leaves of the step on its first device, and of the reference.
         """
         batch = self.expected.select_examples(index)
         changed = self.expected._replace(batch=batch)
@@ -179,36 +186,42 @@ class StepUpdate:
         of_first_device = {name: copies[name][0] for name in copies}
         return of_first_device, self.reference(changed.arguments)
 
-    def part(self, metrics: bool) -> list[ComparedLeaf]:
-        """Return the leaves of the state, or of the metrics."""
-        return [
-            leaf for leaf in self.leaves.values() if leaf.expected.is_metric == metrics
-        ]
+    def leaves_of(self, part: Part) -> list[ComparedLeaf]:
+        """Return the compared leaves of the state, or of the metrics."""
+        are_metrics = part == "metrics"
+        leaves = self.leaves.values()
+        return [leaf for leaf in leaves if leaf.expected.is_metric == are_metrics]
 
-    def wrong(self, metrics: bool = False) -> list[ComparedLeaf]:
+    def wrong_leaves(self, part: Part) -> list[ComparedLeaf]:
         """Return the wrong leaves of the state, or of the metrics.
 
-        The farthest comes first, measured by what rounding allows.
+        The first is off by most, measured by what rounding allows.
         """
-        wrong = [leaf for leaf in self.part(metrics) if leaf.is_wrong]
+        wrong = [leaf for leaf in self.leaves_of(part) if leaf.is_wrong]
         return sorted(
             wrong,
-            key=lambda leaf: leaf.error / (leaf.expected.allowed or 1e-300),
+            key=lambda leaf: leaf.error / (leaf.expected.allowed or SMALLEST_TOLERANCE),
             reverse=True,
         )
+
+    def is_wrong(self) -> bool:
+        """Return True if any leaf is wrong."""
+        return any(leaf.is_wrong for leaf in self.leaves.values())
 
     def wrong_arrays(self) -> list[ComparedLeaf]:
         """Return the arrays of floats in the state that are clearly wrong."""
         return [
-            leaf for leaf in self.wrong() if leaf.is_clearly_wrong and leaf.is_array
+            leaf
+            for leaf in self.wrong_leaves("state")
+            if leaf.is_clearly_wrong and leaf.is_array
         ]
 
     @cached_property
     def local_results(self) -> list[Leaves]:
         """The reference's results on each device's own examples.
 
-        They're what the devices would return without an all-reduce. There are none if
-        the reference can't take so few examples.
+        The devices would return them without an all-reduce. The list is empty if the
+        examples don't divide over the devices, or if the reference can't take so few.
         """
         update = self.expected
         b, rest = divmod(update.examples, self.N)
@@ -218,7 +231,7 @@ class StepUpdate:
         for device in range(self.N):
             rows = update.select_examples(np.arange(device * b, (device + 1) * b))
             try:
-                result = self.reference.jit_alone(
+                result = self.reference.jit_device(
                     device, update.state, rows, update.key
                 )
             except Exception:  # a reference may take only one batch size
@@ -227,7 +240,7 @@ class StepUpdate:
         return results
 
     def local_values(self, leaf: ComparedLeaf) -> list[np.ndarray]:
-        """Return the local results of one leaf."""
+        """Return one leaf of each local result."""
         return [result[leaf.name] for result in self.local_results]
 
     @cached_property
@@ -242,7 +255,7 @@ class StepUpdate:
 
     @cached_property
     def random_leaves(self) -> dict[str, float]:
-        """The leaves that depend on random numbers, and how far others move them."""
+        """The leaves that random numbers move, and how far."""
         return self.differences(self.expected.values, self.reseeded.values)
 
     def differences(self, first: Leaves, second: Leaves) -> dict[str, float]:
@@ -251,16 +264,15 @@ class StepUpdate:
         for name, leaf in self.leaves.items():
             difference = distance(first[name], second[name])
             is_float = leaf.expected.kind == "close"
-            if is_float and difference > CLEARLY_WRONG * leaf.expected.allowed:
+            if is_float and difference > CLEARLY_WRONG_FACTOR * leaf.expected.allowed:
                 differences[name] = difference
         return differences
 
     @cached_property
     def compiled(self) -> Any:
-        """The step as compiled.
+        """The step as the compiler made it.
 
-        What pmap and jit return has been compiled by its call. A plain function around
-        it is compiled as a whole.
+        A plain function around a pmapped or jitted step is compiled as a whole.
         """
         function: Any = self.step.function
         if not hasattr(function, "lower"):

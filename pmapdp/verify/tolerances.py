@@ -1,13 +1,18 @@
 """Measure what rounding does to the reference, and decide what counts as equal.
 
-Three more runs tell rounding from mistakes, from numbers changed by one unit in the
-last place of the narrowest type in which the reference adds. A leaf may be off by a
-multiple of its largest change in these runs, plus a fraction of its own change in the
-update, for formulas that differ by more than rounding, plus some units in its own last
-place. Whole numbers, truth values and keys must be equal.
+Three more runs of the reference tell rounding from mistakes. They begin with numbers
+changed by one unit in the last place of the narrowest type in which the reference adds.
+A leaf's error may be the sum of
 
-What counts as equal, and what as a prediction, is decided here alone. Limits that only
-choose a sentence of the report stand where the sentence is made.
+- a multiple of the leaf's largest change in these runs,
+- a fraction of the leaf's change in the update, because two formulas for the same thing
+  may differ by more than rounding,
+- some units in the leaf's own last place.
+
+Whole numbers, truth values and keys must be equal.
+
+Only this file decides what counts as equal, and what as a prediction that holds. Limits
+that choose a sentence of the report are beside that sentence.
 """
 
 from collections.abc import Iterator
@@ -24,25 +29,26 @@ from pmapdp.verify.reference import Reference
 from pmapdp.verify.report import ArgumentsError
 from pmapdp.verify.trees import Leaves, distance, first_names
 
-# Equal within rounding, by the bytes of the narrowest type: how many times the measured
-# change a leaf may be off, and which fraction of its change in the update. Three runs
-# don't show the largest change, and in float64 there is room for more.
+# For the bytes of the narrowest type: the multiple of the measured change, and the
+# fraction of the change in the update. Three runs don't show the largest change, so the
+# multiple is above 1. float64 has room for a larger one.
 TOLERANCES = {8: (8, 1e-7), 4: (4, 7e-4)}
-# The largest error of a prediction, as a fraction of the difference that it explains. A
-# prediction that holds misses by rounding, which is below a thousandth of an update,
-# also in float32. One that doesn't hold misses by about the difference itself.
-PREDICTS = 1e-3
-# A difference is clearly wrong if it's this many times what rounding allows. A smaller
-# one can't tell two predictions apart.
-CLEARLY_WRONG = 10
-# A leaf of which rounding may change this fraction of its update is not compared: what
-# a chaotic map returns, or the bias in front of a batch norm under Adam.
-UNSTABLE = 0.3
-# A leaf that changes by less than this fraction of the state's largest change has a
-# gradient of 0, and rounding moves it: the bias in front of a batch norm under SGD.
-STANDS_STILL = 1e-6
-RUNS = 3  # with numbers changed by rounding
-# Operations that add numbers, so that rounding depends on their order.
+# The largest error of a prediction that holds, as a fraction of the difference that it
+# explains. It misses only by rounding, which is below a thousandth of an update, even
+# in float32. A prediction that doesn't hold misses by about the whole difference.
+PREDICTION_TOLERANCE = 1e-3
+# An error is clearly wrong if it's this many times what rounding allows. With a smaller
+# error, two different predictions might both seem to hold.
+CLEARLY_WRONG_FACTOR = 10
+# A leaf is not compared if rounding may change its update by more than this fraction,
+# as in a chaotic map, or for the bias in front of a batch norm under Adam.
+UNSTABLE_FRACTION = 0.3
+# A leaf is unmoved if it changes by less than this fraction of the state's largest
+# change. Its gradient is 0 up to rounding, as for the bias in front of a batch norm
+# under SGD.
+UNMOVED_FRACTION = 1e-6
+NUDGED_RUNS = 3  # runs with numbers changed by rounding
+# Operations that add numbers, whose order decides the rounding.
 SUMS = (
     "dot_general",
     "conv_general_dilated",
@@ -56,17 +62,18 @@ SUMS = (
 
 @dataclass
 class ReferenceLeaf:
-    """A leaf that the reference returned, and how far the step's may be off.
+    """A leaf that the reference returned, and the error that the step's leaf may have.
 
     Attributes:
         name: Its path.
         is_metric: It's a metric, and no leaf of the state.
         old: Its value before the update, 0 for a metric.
         value: Its value after the update.
-        kind: "close" and "exact" are compared; "unstable" is not, because rounding
-            decides it, nor "per_device", of which each device has its own.
+        kind: "close" if it's compared within rounding, and "exact" if without. A leaf
+            that is "unstable" isn't compared, because rounding decides it. A leaf that
+            is "per_device" isn't compared, because each device has its own.
         change: How far a "close" leaf moves in the update.
-        allowed: How far the step's may be off.
+        allowed: The largest error that is rounding.
     """
 
     name: str
@@ -84,14 +91,14 @@ class ReferenceLeaf:
 
 
 class ReferenceUpdate(NamedTuple):
-    """One update of the reference, in host arrays as one device has them.
+    """One update of the reference, in arrays of the host.
 
     Attributes:
         number: The number of the update, from 0.
-        state: Before the update.
-        batch: None if there is none.
-        key: None if there is none.
-        leaves: What the reference returned, the new state and the metrics, by path.
+        state: The state before the update.
+        batch: The batch, or None.
+        key: The random key, or None.
+        leaves: The leaves of the new state and the metrics, by path.
         batch_axis: The axis of the examples in the batch.
     """
 
@@ -106,11 +113,13 @@ class ReferenceUpdate(NamedTuple):
     def examples(self) -> int:
         """The number of examples in the batch, or 0 without a batch."""
         leaves = jax.tree.leaves(self.batch)
-        return np.shape(leaves[0])[self.batch_axis] if leaves else 0
+        if not leaves:
+            return 0
+        return np.shape(leaves[0])[self.batch_axis]
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """State, batch and key."""
+        """The arguments of step and reference: state, batch and key."""
         return self.state, self.batch, self.key
 
     @property
@@ -119,7 +128,7 @@ class ReferenceUpdate(NamedTuple):
         return {name: leaf.value for name, leaf in self.leaves.items()}
 
     def select_examples(self, index: np.ndarray) -> Any:
-        """Return the batch with these examples."""
+        """Return a batch of the examples at `index`."""
         places = (*[slice(None)] * self.batch_axis, index)
         return jax.tree.map(lambda leaf: leaf[places], self.batch)  # keys, too
 
@@ -131,23 +140,24 @@ def make_updates(
     keys: list[Any],
     narrowest: np.dtype,
 ) -> list[ReferenceUpdate]:
-    """Make one update on each batch, with the tolerance of every leaf.
+    """Make an update of the reference on each batch, and measure its rounding.
 
     Raises:
-        ArgumentsError: If a result is NaN, which nothing equals.
+        ArgumentsError: A result is NaN, which nothing equals.
     """
     unit = float(jnp.finfo(narrowest).eps)
     if narrowest.itemsize < 4:
-        # A step in mixed precision rounds the numbers to bfloat16 first. An eighth of
-        # the unit rounds an eighth of them the other way, which is enough.
+        # A step in mixed precision rounds the numbers to bfloat16 first. Moved by an
+        # eighth of the unit, about an eighth of them round the other way, which is
+        # enough.
         unit /= 8
     updates = []
     for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
         new = reference.run((state, batch, key))
         nudged_results = []
-        for seed in range(RUNS):
+        for seed in range(NUDGED_RUNS):
             near_state = nudge(state, unit, seed)
-            near_batch = nudge(batch, unit, seed + RUNS)
+            near_batch = nudge(batch, unit, seed + NUDGED_RUNS)
             nudged_results.append(reference((near_state, near_batch, key)))
         old = reference.to_numpy({"state": state, "metrics": {}})
         leaves = {}
@@ -167,7 +177,7 @@ def make_updates(
 
 
 def refuse_nan(leaves: dict[str, ReferenceLeaf], number: int) -> None:
-    """Raise an error if a result is NaN, which nothing equals."""
+    """Raise an error if a leaf that has to be compared is NaN."""
     names = []
     for name, leaf in leaves.items():
         if leaf.is_compared and np.isnan(leaf.value).any():
@@ -188,9 +198,15 @@ def measure_leaf(
     nudged: list[np.ndarray],
     narrowest: np.dtype,
 ) -> ReferenceLeaf:
-    """Decide how a leaf is compared, and how far it may be off.
+    """Decide how a leaf is compared, and how large its error may be.
 
-    `nudged` has its value in each of the runs with numbers changed by rounding.
+    Args:
+        reference: The reference that returned it.
+        name: Its path.
+        old: Its value before the update.
+        new: Its value after the update.
+        nudged: Its value in each run with numbers changed by rounding.
+        narrowest: The narrowest type in which the reference adds.
     """
     value = trees.to_numpy(new)
     spread = max(distance(near_value, value) for near_value in nudged)
@@ -212,8 +228,8 @@ def measure_leaf(
         leaf.change = change
         rounded = 4 * unit * size
         if unit > 1e-6:
-            # It's stored in a narrow type, as momentum in bfloat16, and rounded to
-            # that, so its size counts.
+            # It's stored in a narrow type, as momentum in bfloat16, so it's rounded by
+            # a fraction of its size.
             leaf.change = size
             rounded = 2 * unit * size
         leaf.allowed = times * spread + fraction * change + rounded
@@ -221,23 +237,23 @@ def measure_leaf(
 
 
 def mark_unstable(leaves: list[ReferenceLeaf]) -> None:
-    """Mark the leaves that rounding decides.
+    """Mark the leaves that rounding decides as unstable.
 
-    A leaf that stands still but for rounding is compared, with a wider tolerance.
+    An unmoved leaf of the state is still compared, with a wider tolerance.
     """
     state_changes = [leaf.change for leaf in leaves if not leaf.is_metric]
-    smallest = STANDS_STILL * max(state_changes, default=0.0)
+    smallest = UNMOVED_FRACTION * max(state_changes, default=0.0)
     for leaf in leaves:
-        if leaf.allowed > UNSTABLE * leaf.change > 0:
+        if leaf.allowed > UNSTABLE_FRACTION * leaf.change > 0:
             leaf.allowed = max(leaf.allowed, smallest)
             if leaf.is_metric or leaf.change >= smallest:
                 leaf.kind = "unstable"
 
 
 def nudge(tree: Any, unit: float, seed: int) -> Any:
-    """Change every number by up to `unit` of itself.
+    """Change every float by up to `unit` of itself.
 
-    Whole numbers stay: they are counts, weights and labels.
+    Floats that are whole numbers stay, because they are counts, weights and labels.
     """
     random = np.random.default_rng(seed)
 
@@ -251,21 +267,18 @@ def nudge(tree: Any, unit: float, seed: int) -> Any:
     return jax.tree.map(change, tree)
 
 
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """Yield every operation of a traced program, also of the programs in it."""
+def iterate_equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield every operation of a traced program, and of the programs that it calls."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in jaxprs_in_params(equation.params):
-            yield from equations(inner)
+            yield from iterate_equations(inner)
 
 
 def narrowest_sum(traced: Any, state: Any) -> np.dtype:
-    """Return the narrowest type in which a program adds numbers.
-
-    The type to which it casts a leaf of its new state counts, too.
-    """
+    """Return the narrowest type in which a program adds, or stores its state."""
     dtypes = set()
-    for equation in equations(traced.jaxpr.jaxpr):
+    for equation in iterate_equations(traced.jaxpr.jaxpr):
         if equation.primitive.name in SUMS:
             for variable in (*equation.invars, *equation.outvars):
                 dtypes.add(variable.aval.dtype)

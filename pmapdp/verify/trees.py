@@ -18,7 +18,7 @@ def map_with_names(
 ) -> Any:
     """Apply `function(path, leaf)` to every leaf.
 
-    A path is text, for example `params/dense/kernel`, with the prefix before it.
+    A path is text, for example `params/dense/kernel`, and begins with the prefix.
     """
 
     def apply(path: Any, leaf: Any) -> Any:
@@ -51,7 +51,7 @@ def first_names(names: Iterable[Any]) -> str:
 
 
 def matches(path: str, names: str | Sequence[str]) -> bool:
-    """Return True if a path holds the name, or one of the names (`opt/key`)."""
+    """Return True if a path has one of these names in it, such as "opt/key"."""
     if isinstance(names, str):
         names = [names]
     return any(f"/{name}/" in f"/{path}/" for name in names)
@@ -75,10 +75,10 @@ def is_float(leaf: Any) -> bool:
 
 
 def to_host(tree: Any, dtype: Any = None) -> Any:
-    """Copy to host memory, which no donation reaches.
+    """Copy a tree to host memory, so that no donation deletes its arrays.
 
-    With `dtype`, floats come in that type, but for what is stored in 16 bits: the
-    program means to round it.
+    With `dtype`, floats are converted to this type. Floats of 16 bits aren't, because
+    the program means to round them.
     """
 
     def copy(leaf: Any) -> Any:
@@ -94,18 +94,18 @@ def to_host(tree: Any, dtype: Any = None) -> Any:
 
 
 def split_rows(tree: Any, N: int, axis: int = 0) -> Any:
-    """Cut leaves `[B, ...]` into `[N, b, ...]`; their examples are along `axis`."""
+    """Cut leaves `[B, ...]`, with the examples along `axis`, into `[N, b, ...]`."""
 
     def cut(x: Any) -> Any:
         parts = x.reshape(*x.shape[:axis], N, -1, *x.shape[axis + 1 :])
         return jnp.moveaxis(parts, axis, 0)
 
-    refuse_rest(tree, N, axis)
+    check_divisible(tree, N, axis)
     return jax.tree.map(cut, tree)
 
 
-def refuse_rest(tree: Any, N: int, axis: int) -> None:
-    """Raise an error if the size of a leaf isn't a multiple of N along an axis."""
+def check_divisible(tree: Any, N: int, axis: int) -> None:
+    """Check that the size of every leaf along an axis is a multiple of N."""
     for leaf in jax.tree.leaves(tree):
         if leaf.shape[axis] % N:
             raise CheckError(
@@ -117,7 +117,8 @@ def refuse_rest(tree: Any, N: int, axis: int) -> None:
 def reseed(tree: Any) -> Any:
     """Give the keys of a tree another seed.
 
-    Raw keys and the counters of `nnx.Rngs` are uint32, as few other numbers are.
+    Every uint32 array is taken for a raw key or a counter of `nnx.Rngs`, because few
+    other numbers have this type.
     """
 
     def change_seed(leaf: Any) -> Any:
@@ -132,9 +133,10 @@ def reseed(tree: Any) -> Any:
 
 
 def device_copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray]:
-    """Return the devices' copies of a leaf, replicated or stacked as `[N, *shape]`.
+    """Return the devices' copies of a leaf of this shape.
 
-    There are N, fewer if the leaf is sharded, and none if it has another shape.
+    A leaf `[N, *shape]` has a row for each device. Of a leaf that is sharded, several
+    devices together hold one copy. The list is empty if the leaf has another shape.
     """
     if np.shape(leaf) == (N, *shape):
         return list(to_numpy(leaf))
@@ -152,9 +154,9 @@ def device_copies(leaf: Any, shape: tuple[int, ...], N: int) -> list[np.ndarray]
 
 
 def distance(a: Any, b: Any = 0.0) -> float:
-    """Return the largest absolute difference.
+    """Return the largest absolute difference of two arrays.
 
-    NaN is infinitely far from all but NaN, and so are arrays of different shapes.
+    It's infinite if the shapes differ, or if only one of two numbers is NaN.
     """
     if np.shape(b) not in ((), np.shape(a)):
         return np.inf
@@ -170,7 +172,8 @@ def fit_factor(array: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
     """Fit `array = factor * reference` by least squares.
 
     Returns:
-        The factor, and the norm of what it leaves over, relative to the reference's.
+        The factor, and the norm of `array - factor * reference`, relative to the norm
+        of `reference`.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = np.vdot(reference, array).real / np.vdot(reference, reference).real

@@ -94,35 +94,44 @@ def verify(
             batch=jnp.linspace(0, 1, 48).reshape(16, 3),
         )
     """
-    state = jax.tree.map(
-        lambda x: x if hasattr(x, "dtype") else np.asarray(x, jnp.result_type(x)), state
-    )
-    the_reference = Reference(reference, state, per_device, batch_axis)
+    state = jax.tree.map(make_array, state)
+    reference_program = Reference(reference, state, per_device, batch_axis)
     devices = devices or jax.devices()
-    if the_reference.groups > 1:
-        devices = devices[: the_reference.groups]
-    on_devices = Step(step, the_reference, choose_layout(layout, batch_axis), devices)
-    batches = [value_at(update, batch) for update in range(updates)]
+    if reference_program.groups > 1:
+        devices = devices[: reference_program.groups]
+    placed_step = Step(
+        step, reference_program, choose_layout(layout, batch_axis), devices
+    )
+    batches = [value_for_update(update, batch) for update in range(updates)]
     if last_batch is not None:
         batches.append(last_batch)
-    keys = [value_at(update, key) for update in range(len(batches))]
-    report = compare_in_best_type(on_devices, batches, keys, float64)
+    keys = [value_for_update(update, key) for update in range(len(batches))]
+    report = compare_in_best_type(placed_step, batches, keys, float64)
     if last_batch is None and batch is not None:
         why = "give last_batch, if yours is uneven or padded"
         report.checks.append(Check("last batch", "not checked", sentence=why))
     return report
 
 
-def value_at(update: int, value: Any) -> Any:
-    """Return a value, or if it's a function its result for the number of the update."""
-    return value(update) if callable(value) else value
+def make_array(leaf: Any) -> Any:
+    """Make an array of a Python number, and leave arrays and keys as they are."""
+    if hasattr(leaf, "dtype"):
+        return leaf
+    return np.asarray(leaf, jnp.result_type(leaf))
+
+
+def value_for_update(update: int, value: Any) -> Any:
+    """Return the batch or the key of an update: `value`, or `value(update)`."""
+    if callable(value):
+        return value(update)
+    return value
 
 
 def compare_in_best_type(
     step: Step, batches: list[Any], keys: list[Any], float64: bool
 ) -> Report:
-    """Compare in float64, or else in the types that are given."""
-    with jax.transfer_guard("allow"):  # programs are given arrays of the host
+    """Compare in float64, or in the given types if the program doesn't allow it."""
+    with jax.transfer_guard("allow"):  # the programs take arrays of the host
         why_not = "as asked"
         if float64:
             try:
@@ -141,10 +150,17 @@ def compare_in_best_type(
 def compare(
     step: Step, batches: list[Any], keys: list[Any], dtype: Any, precision: str
 ) -> Report:
-    """Make the updates and all checks in one type, or in the given ones.
+    """Make the updates and all checks in one type.
+
+    Args:
+        step: The step on its devices.
+        batches: The batch of each update.
+        keys: The key of each update.
+        dtype: The type of the computation. None: the types that are given.
+        precision: The words for this type in the report.
 
     Raises:
-        CheckError: Why it can't be done in this type.
+        CheckError: The program doesn't compute in this type.
     """
     reference = step.reference
     state, batches = trees.to_host((reference.state, batches), dtype)
@@ -159,7 +175,7 @@ def compare(
         with contextlib.suppress(Exception):  # a step need not be traceable as a whole
             exchange = describe_exchange(instructions(updates[0].compiled.as_text()))
     kinds = {name: leaf.kind for name, leaf in expected[0].leaves.items()}
-    for update in expected:  # what's unstable in one update isn't proven
+    for update in expected:  # a leaf that is unstable in one update isn't proven
         for name, leaf in update.leaves.items():
             if leaf.kind == "unstable":
                 kinds[name] = "unstable"
@@ -179,28 +195,31 @@ def compare(
 def run_step(
     step: Step, expected: list[ReferenceUpdate], dtype: Any
 ) -> tuple[list[StepUpdate], list[Check]]:
-    """Run the step in each update, or as far as it can, and make a check if it fails.
+    """Run the step in each update, until it fails.
+
+    Returns:
+        The updates, and if the step failed the check that says why.
 
     Raises:
-        CheckError: If the step fails in float64, but may run in the given types.
+        CheckError: The step fails in float64, and may run in the given types.
     """
     updates: list[StepUpdate] = []
     try:
         for expected_update in expected:
-            update = StepUpdate(step, expected_update)  # from the reference's state
+            update = StepUpdate(step, expected_update)
             updates.append(update)
     except Exception as error:
         check = Check.from_error("runs", len(step.devices), error, "FAILED")
         if dtype and check.status == "FAILED":
             raise CheckError("the step raises an error with float64") from error
-        # A ragged last batch may not divide: the others are compared.
+        # If only the last batch doesn't divide over the devices, the others count.
         if check.status == "FAILED" or not updates:
             return [], [check]
     return updates, []
 
 
 def find_gaps(report: Report, expected: list[ReferenceUpdate]) -> list[Check]:
-    """Say which leaves were not compared, and which updates on one device at most."""
+    """Make checks for what was not compared: devices, updates or leaves."""
     gaps = []
     has_run = not any(check.name == "runs" for check in report.failed)
     if has_run and report.devices == 1:
@@ -232,7 +251,7 @@ def find_gaps(report: Report, expected: list[ReferenceUpdate]) -> list[Check]:
 
 
 def require_without(names: list[str]) -> str:
-    """Return a call of `require` to copy, a few names a line."""
+    """Return a call of `require` for the reader to copy, with few names a line."""
     starts = range(0, len(names), NAMES_A_LINE)
     lines = [str(names[start : start + NAMES_A_LINE])[1:-1] for start in starts]
     return "report.require(not_compared=[" + ",\n".join(lines) + "])"
