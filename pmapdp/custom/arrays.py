@@ -1,4 +1,4 @@
-"""Your arrays, checked once and converted to the types that JAX has."""
+"""Check your arrays once, and convert them to the types that JAX has."""
 
 import math
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ import numpy as np
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, explain_errors
 
-LARGE_BYTES = 2**30  # a larger array isn't read whole, so it may stay in its file
-SAMPLE_BYTES = 2**26  # as much of a larger array is checked
+LARGE_BYTES = 2**30  # of a larger array only a sample is read, so it stays in its file
+SAMPLE_BYTES = 2**26  # the size of that sample
 TEXTS_ADVICE = (
     "give numbers, or pmapdp.data.dataset.Texts(texts, labels) and a model with an "
     'attribute featurizer, "tokens" or "tfidf"'
@@ -19,10 +19,10 @@ TEXTS_ADVICE = (
 
 
 class LazyArray:
-    """A large array that is converted to another type as its rows are read.
+    """A large array, whose rows are converted to another type as they are read.
 
-    If it is memory-mapped, it stays in its file. A converted copy would be as large as
-    the file, in memory.
+    A converted copy of the whole array would fill the memory, although a memory-mapped
+    array stays in its file.
     """
 
     def __init__(self, array: np.ndarray, dtype: np.dtype[Any]):
@@ -39,7 +39,7 @@ class LazyArray:
 
 
 def convert_split(name: str, split: Split, classes: tuple[str, ...] = ()) -> Split:
-    """Return a part with checked arrays of JAX's types. Messages call it `name`."""
+    """Check and convert the arrays of a part. Messages call the part `name`."""
     inputs = convert(f"{name} inputs", split.inputs)
     labels = convert(f"{name} labels", split.labels, classes)
     weights = split.weights
@@ -91,7 +91,7 @@ def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> A
         The array, a dictionary of arrays, or a `LazyArray` of a large one.
 
     Raises:
-        UserError: It is no array of finite numbers, or JAX's type can't hold them.
+        UserError: It isn't an array of numbers, or JAX's type can't hold them.
     """
     if isinstance(values, Mapping) and values:
         return {
@@ -99,12 +99,22 @@ def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> A
             for key, value in values.items()
         }
     array = make_array(name, values)
-    if classes is not None and holds_texts(array):
+    if classes is not None and is_text(array):
         array = number_classes(name, array, classes)
     dtype = choose_dtype(name, array, are_labels=classes is not None)
     stride = sample_stride(array)
-    sample = array[::stride]  # all rows, unless the array is large
-    with np.errstate(all="ignore"):  # what doesn't fit is looked for below
+    converted = convert_sample(name, array, dtype, stride)
+    if stride > 1:
+        return LazyArray(array, dtype)
+    return converted
+
+
+def convert_sample(
+    name: str, array: np.ndarray, dtype: np.dtype[Any], stride: int
+) -> np.ndarray:
+    """Convert every `stride`-th row of an array, and refuse numbers that don't fit."""
+    sample = array[::stride]
+    with np.errstate(all="ignore"):  # the error below names the first row
         converted = sample.astype(dtype, copy=False)
     # A class of 2**32 would become class 0, so whole numbers must stay as they are.
     fits = converted == sample
@@ -116,14 +126,12 @@ def convert(name: str, values: Any, classes: tuple[str, ...] | None = None) -> A
             f"{name} ({array.dtype}) are not all finite numbers in {dtype}, "
             f"first in row {row}: replace or scale them"
         )
-    if stride > 1:
-        return LazyArray(array, dtype)
     return converted
 
 
 def choose_dtype(name: str, array: np.ndarray, *, are_labels: bool) -> np.dtype[Any]:
     """Return JAX's type for the numbers of an array. Classes are int32."""
-    if holds_texts(array):
+    if is_text(array):
         raise UserError(f"{name} are texts, of type {array.dtype}: {TEXTS_ADVICE}")
     if array.dtype.kind not in "biuf":
         raise UserError(
@@ -132,7 +140,7 @@ def choose_dtype(name: str, array: np.ndarray, *, are_labels: bool) -> np.dtype[
         )
     if are_labels and array.dtype.kind != "f":
         return np.dtype(np.int32)
-    # JAX has this machine's byte order alone, and 64 bits only if they're switched on.
+    # JAX has only this machine's byte order, and 64 bits only if they're switched on.
     return jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
 
 
@@ -144,7 +152,7 @@ def make_array(name: str, values: Any) -> np.ndarray:
     with explain_errors(f"{name} are no array", advice):
         array = np.atleast_1d(np.asarray(values))
     if array.dtype == object and hasattr(values, "columns"):  # a frame of pandas
-        # Of one frame NumPy makes objects. Each column alone is an array of numbers.
+        # NumPy makes objects of the whole frame, and numbers of each column alone.
         columns = [
             convert(f"{name} {column!r}", values[column]) for column in values.columns
         ]
@@ -152,7 +160,7 @@ def make_array(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def holds_texts(array: np.ndarray) -> bool:
+def is_text(array: np.ndarray) -> bool:
     """Return True if an array holds strings."""
     return array.size > 0 and isinstance(array.flat[0], str)
 
@@ -160,7 +168,7 @@ def holds_texts(array: np.ndarray) -> bool:
 def number_classes(
     name: str, labels: np.ndarray, classes: tuple[str, ...]
 ) -> np.ndarray:
-    """Return the numbers of the classes that `labels` names."""
+    """Return the number of each label in `classes`."""
     numbers = {class_name: number for number, class_name in enumerate(classes)}
     advice = (
         "leave such examples out, or name all classes in their order, "
@@ -172,19 +180,21 @@ def number_classes(
 
 
 def sample_stride(array: Any) -> int:
-    """Return k, if the sample of an array is every k-th row: 1 unless it's large."""
+    """Return k if the sample of an array is every k-th row. Small arrays have k = 1."""
     if array.nbytes <= LARGE_BYTES:
         return 1
     return math.ceil(array.nbytes / SAMPLE_BYTES)
 
 
 def describe(tree: Any) -> str:
-    """Return type and shape of each array in a tree, in words.
+    """Return type and shape of each array in a tree, such as `float32 [16, 5]`.
 
-    Strings of different lengths have one type.
+    Strings of any length are called text.
     """
     descriptions = []
     for leaf in jax.tree.leaves(tree):
-        dtype = "text" if leaf.dtype.kind == "U" else leaf.dtype
+        dtype = str(leaf.dtype)
+        if leaf.dtype.kind == "U":
+            dtype = "text"
         descriptions.append(f"{dtype} {list(leaf.shape)}")
     return ", ".join(descriptions)

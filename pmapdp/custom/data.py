@@ -1,7 +1,7 @@
 """Convert your data to a `DataSet` that the devices can take.
 
-They may be arrays, texts, examples that are read one by one, or an .npz file.
-docs/custom_reference.md has the forms.
+Your data may be arrays, texts, examples that are read one by one, or an .npz file.
+docs/custom_reference.md has an example of each.
 """
 
 import hashlib
@@ -13,14 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from pmapdp.custom.arrays import convert_split, holds_texts, sample_stride
+from pmapdp.custom.arrays import convert_split, is_text, sample_stride
 from pmapdp.custom.map_style import MapStyleSplit
 from pmapdp.data.dataset import DataSet, Split, Texts
 from pmapdp.errors import UserError, name_or_repr, unknown_name
 from pmapdp.files import open_file
 
-FINGERPRINT_EXAMPLES = 64  # of a map-style data set: reading all may take hours
-# What messages call the parts.
+FINGERPRINT_EXAMPLES = 64  # of a map-style data set, because reading all may take hours
+# The parts of a data set, and what messages call them.
 PARTS = {
     "train": "the training",
     "test": "the test",
@@ -58,21 +58,23 @@ def make_data_set(data: Any) -> DataSet:
 
 
 def find_classes(train: Any) -> tuple[str, ...]:
-    """Return the names of the classes, () if labels are numbers.
+    """Return the names of the classes, or () if the labels are numbers.
 
-    They are those that a map-style data set names, or the strings among the labels.
+    A map-style data set may have the attribute `classes`. Of arrays, the names are the
+    strings among the labels, sorted.
     """
     names = getattr(train, "classes", ())  # as torchvision's data sets have them
     if not names and isinstance(train, tuple) and len(train) > 1:
         labels = np.asarray(train[1])
-        # A label that is missing is no string. `number_classes` refuses it.
-        if holds_texts(labels):
+        # A missing label, such as None or NaN, isn't a string. `number_classes` refuses
+        # it.
+        if is_text(labels):
             names = sorted({label for label in labels.flat if isinstance(label, str)})
     return tuple(map(str, names))
 
 
 def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
-    """Make a part, called `name` in messages: a `Split`, `Texts` or `MapStyleSplit`."""
+    """Make a `Split`, `Texts` or `MapStyleSplit`. Messages call the part `name`."""
     if type(part) is tuple and len(part) in (2, 3):
         part = Split(*part)
     if isinstance(part, Texts):
@@ -94,7 +96,7 @@ def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
 
 def check_shapes(parts: dict[str, Any]) -> None:
     """Check that an example has the same shapes in all parts."""
-    # Otherwise a test set that wasn't prepared alike would fail only after an epoch.
+    # Otherwise a test set that was prepared in another way would fail after an epoch.
     expected = None  # the shapes of the first part, which is `train`
     for name, part in parts.items():
         if not isinstance(part, Texts):
@@ -134,8 +136,9 @@ def load_npz(path: Path) -> DataSet:
 def fingerprint(data: DataSet) -> str:
     """Return 16 digits that tell data sets apart, so that no run resumes with others.
 
-    Of an array above 1 GiB they take every k-th row, of a map-style data set 64
-    examples. If rows were skipped, the text ends with the largest k.
+    They're a hash of all arrays. Of an array above 1 GiB, only every k-th row is read,
+    and of a map-style data set 64 examples. If rows were skipped, the text ends with
+    the largest k.
     """
     digest = hashlib.blake2b(digest_size=8)
     largest_stride = 1

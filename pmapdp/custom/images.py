@@ -1,4 +1,4 @@
-"""Images in folders, a subfolder for each class: `--dataset photos/`.
+"""Read images in folders, with a subfolder for each class: `--dataset photos/`.
 
 As for torchvision's `ImageFolder`, `photos/cat/1.jpg` is an example, and the
 subfolders' names are the classes, in alphabetical order. If there is
@@ -27,7 +27,7 @@ ENDINGS = (
     ".ppm",
     ".pgm",
 )
-# No other, because for EPS Pillow starts Ghostscript.
+# Pillow reads no other format here, because for EPS it would start Ghostscript.
 FORMATS = (
     "JPEG",
     "PNG",
@@ -45,8 +45,8 @@ class ImageFolder:
     Args:
         folder: A folder with a subfolder for each class. Images may be in folders
             inside of these, too.
-        size: (H, W) to which each image is scaled. What is too long is cut off evenly
-            on both sides. None: the images have one size already.
+        size: (H, W) to which each image is scaled. If its shape differs, it's cut
+            evenly on both sides. None: the images have one size already.
         mode: Pillow's name of the colours: "RGB" for C = 3, "L" (grey) for 1, "RGBA"
             for 4.
 
@@ -62,7 +62,7 @@ class ImageFolder:
         self.folder = Path(folder)
         self.size = size
         self.mode = mode
-        self.classes = tuple(subfolders(self.folder))
+        self.classes = tuple(list_subfolders(self.folder))
         self.files = []
         for name in self.classes:
             for path in (self.folder / name).rglob("*"):
@@ -125,7 +125,7 @@ def read_image(
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def subfolders(folder: Path) -> list[str]:
+def list_subfolders(folder: Path) -> list[str]:
     """Return the names of the visible folders in a folder, sorted."""
     with explain_errors(
         f"{folder} cannot be read", "name a folder with one for each class"
@@ -136,9 +136,9 @@ def subfolders(folder: Path) -> list[str]:
 
 def load_folder(folder: Path) -> DataSet:
     """Read the data set in a folder of images."""
-    names = subfolders(folder)
+    names = list_subfolders(folder)
     # A class may be called "train", too. Then it has images, and no subfolders.
-    if "train" not in names or not subfolders(folder / "train"):
+    if "train" not in names or not list_subfolders(folder / "train"):
         return make_data_set({"train": ImageFolder(folder)})
     parts = {name: ImageFolder(folder / name) for name in PARTS if name in names}
     return make_data_set(parts)

@@ -7,10 +7,10 @@ axis), in two ways:
     halves    each device has one half, and padding
 
 Each device returns its sums, and the two devices' sums are added up. If the loss is a
-sum over examples, whole and halves give the same, and the device that has only padding
-adds 0. A mean, for example, gives something else, so it would depend on the number of
-devices. What layers write, such as running statistics, must be the same in both layouts
-too.
+sum over examples, whole and halves give the same total, and the device that has only
+padding adds 0. A mean, for example, gives another total, so the loss would depend on
+the number of devices. What layers write, such as running statistics, must be the same
+in both layouts too.
 
 `check_correct` gives each example a device of its own, and looks at its accuracy.
 """
@@ -40,11 +40,12 @@ TRAINING = "training"
 EVALUATION = "evaluation"
 # Training with --accumulate: each device plays a micro-batch, without collectives.
 MICRO_BATCHES = "micro-batches"
-# How far another order of additions moves a sum, relative to it.
+# Another order of additions moves a sum by at most this fraction.
 ROUNDING = 1e-3
 BFLOAT16_ROUNDING = {TRAINING: 0.1, MICRO_BATCHES: 0.1, EVALUATION: 0.02}
-# What a layer writes in bfloat16 may be off by this fraction of its largest number. The
-# means of a ResNet-18 were off by up to 0.005 of that, and most of them are near 0.
+# What a layer writes in bfloat16 may be off by this fraction of the array's largest
+# number. The running means of a ResNet-18 were off by up to 0.005 of it. Most of them
+# are near 0, so a fraction of each mean would be too little.
 WRITTEN_ROUNDING = 0.02
 
 
@@ -53,10 +54,10 @@ WRITTEN_ROUNDING = 0.02
 
 def check_loss(task: Task, examples: Batch) -> None:
     """Check that whole and halves add up to the same, and that padding adds 0."""
-    everything = np.arange(len(examples.indices))
-    nothing = everything[:0]
-    whole = lay_out(examples, everything, nothing)
-    halves = lay_out(examples, *np.array_split(everything, 2))
+    all_rows = np.arange(len(examples.indices))
+    no_rows = all_rows[:0]
+    whole = split_over_devices(examples, all_rows, no_rows)
+    halves = split_over_devices(examples, *np.array_split(all_rows, 2))
     modes = [TRAINING, EVALUATION]
     if task.accumulate > 1:
         modes.append(MICRO_BATCHES)
@@ -71,14 +72,13 @@ def check_loss(task: Task, examples: Batch) -> None:
             check_written(task, written_by_whole, written_by_halves)
         # The loss first, because its message says most.
         for name in ("loss", *sums_of_whole):
-            total, of_padding = sums_of_whole[name].tolist()
-            of_halves = float(sums_of_halves[name].sum())
-            check_sum(task, mode, examples, name, total, of_padding, of_halves)
+            whole_sums = sums_of_whole[name]
+            check_sum(task, mode, examples, name, whole_sums, sums_of_halves[name])
 
 
-def lay_out(examples: Batch, *parts: np.ndarray) -> Batch:
-    """Give each device a part of n examples: a batch `[devices, n, ...]`, padded."""
-    # All layouts have one shape, so one compiled program serves them.
+def split_over_devices(examples: Batch, *parts: np.ndarray) -> Batch:
+    """Give each device its part of the n rows: a batch `[devices, n, ...]`, padded."""
+    # Parts of any length have one shape, so one compiled program serves both layouts.
     rows = np.zeros((len(parts), len(examples.indices)), int)
     weights = np.zeros(rows.shape, np.float32)
     for device, part in enumerate(parts):
@@ -93,11 +93,11 @@ def lay_out(examples: Batch, *parts: np.ndarray) -> Batch:
 def check_correct(task: Task, examples: Batch) -> None:
     """Check that accuracy is the share of right answers.
 
-    So an example is right or wrong, and counts as the data say. If its labels have more
-    axes, as tokens have, it may be right in part.
+    Each example must be right or wrong, and count with the weight that the data give
+    it. If its labels have more axes, as tokens have, it may be right in part.
     """
-    alone = jax.tree.map(lambda rows: rows[:, None], examples)  # [devices, 1, ...]
-    sums, _ = compile_sums(task, EVALUATION, alone)(alone)
+    one_each = jax.tree.map(lambda rows: rows[:, None], examples)  # [devices, 1, ...]
+    sums, _ = compile_sums(task, EVALUATION, one_each)(one_each)
     counts = sums["count"] / examples.weights  # what an example counts at weight 1
     with np.errstate(invalid="ignore"):
         shares = sums["correct"] / sums["count"]  # NaN for one that is left out
@@ -125,7 +125,7 @@ def check_correct(task: Task, examples: Batch) -> None:
     )
 
 
-# What the devices compute
+# The simulated devices
 
 
 def compile_sums(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
@@ -142,7 +142,7 @@ def compile_sums(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
     params, model_state = task.split_arrays(task.model)
 
     def trace() -> Any:
-        on_device = partial(device_sums, task, mode)
+        on_device = partial(compute_sums, task, mode)
         on_devices = jax.vmap(on_device, (None, None, None, 0), axis_name=AXIS)
         return jax.jit(on_devices).lower(params, model_state, streams, batches)
 
@@ -165,7 +165,7 @@ def compile_sums(task: Task, mode: str, batches: Batch) -> Callable[..., Any]:
     return compute
 
 
-def device_sums(
+def compute_sums(
     task: Task, mode: str, params: Any, model_state: Any, streams: Any, batch: Batch
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a device's sums, and the variables that its layers write, by name."""
@@ -173,10 +173,10 @@ def device_sums(
     # A copy, because layers write into it.
     model = nnx.merge(structure, params, streams, model_state, copy=True)
     context = Context()
-    if mode != EVALUATION:
-        axis_name = AXIS if mode == TRAINING else None
-        context = training_context(task, jnp.int32(0), batch, axis_name)
-    if mode == MICRO_BATCHES:
+    if mode == TRAINING:
+        context = training_context(task, jnp.int32(0), batch, AXIS)
+    elif mode == MICRO_BATCHES:
+        context = training_context(task, jnp.int32(0), batch, None)
         # A micro-batch has moments of its own, as docs/custom_reference.md says.
         freeze_batch_norms(model, nnx.Nothing())
     with use_context(context), jax.default_matmul_precision("highest"):  # no TF32
@@ -193,49 +193,59 @@ def device_sums(
 
 def check_fields(task: Task, sums: MetricSums) -> None:
     """Check that sums are real scalars of JAX, and that their names are free."""
-    taken = {"loss", "count", "correct", "examples"}
+    reserved = {"loss", "count", "correct", "examples"}
     if sums.correct is not None:
-        taken.update(ACCURACIES)
-    for name in sums.metrics.keys() & taken:
+        reserved.update(ACCURACIES)
+    for name in sums.metrics.keys() & reserved:
         raise UserError(
             f"the loss of {task.name} has a metric called {name}, which there is "
             "already: use another name"
         )
     for name, value in named_sums(sums).items():
-        is_array = isinstance(value, jax.Array)
-        if not is_array or value.shape:
-            result = describe(value) if is_array else name_or_repr(value)
-            raise UserError(
-                f"the loss of {task.name} returns {name} as {result}: return its sum "
-                f"over examples, (batch.weights * {name}).sum()"
-            )
+        if not isinstance(value, jax.Array):
+            result = name_or_repr(value)
+        elif value.shape:
+            result = describe(value)
+        else:
+            continue
+        raise UserError(
+            f"the loss of {task.name} returns {name} as {result}: return its sum "
+            f"over examples, (batch.weights * {name}).sum()"
+        )
 
 
-# What must hold
+# The checks of their results
 
 
 def check_streams(
-    task: Task, compute: Callable[..., Any], batches: Batch, loss: np.ndarray
+    task: Task, compute: Callable[..., Any], batches: Batch, losses: np.ndarray
 ) -> None:
     """Refuse a layer whose own stream of random numbers changes the loss."""
     streams = dict(nnx.to_flat_state(task.graph_and_streams[1]))
     # Layers may draw from a stream as long as nothing follows from it, as nnx.RNN does.
     for path, variable in streams.items():
-        if isinstance(variable, nnx.RngKey):
-            keys = jax.random.split(jax.random.key(task.seed + 1), variable.shape)
-            changed = streams | {path: variable.replace(keys)}
-            sums, _ = compute(batches, nnx.from_flat_state(changed))
-            if not np.array_equal(sums["loss"], loss, equal_nan=True):
-                stream = ".".join(map(str, path[:-1]))
-                raise UserError(
-                    f"{task.name} draws random numbers from {stream}, which would be "
-                    "the same on every device and in every update: use nnx.Dropout, or "
-                    "current_context().next_keys()"
-                )
+        if not isinstance(variable, nnx.RngKey):
+            continue
+        keys = jax.random.split(jax.random.key(task.seed + 1), variable.shape)
+        changed = streams | {path: variable.replace(keys)}
+        sums, _ = compute(batches, nnx.from_flat_state(changed))
+        if not np.array_equal(sums["loss"], losses, equal_nan=True):
+            stream = ".".join(map(str, path[:-1]))
+            raise UserError(
+                f"{task.name} draws random numbers from {stream}, which would be the "
+                "same on every device and in every update: use nnx.Dropout, or "
+                "current_context().next_keys()"
+            )
 
 
 def check_written(task: Task, by_whole: Any, by_halves: Any) -> None:
-    """Check that layers write variables that they have, and from all examples."""
+    """Check that layers write variables that they have, and from all examples.
+
+    Args:
+        task: The model and its loss.
+        by_whole: What the devices wrote in the layout `whole`, by variable.
+        by_halves: What they wrote in the layout `halves`.
+    """
     variables = named_leaves(task.split_arrays(task.model)[1])
     for name, values in by_whole.items():
         if name not in variables:
@@ -243,15 +253,17 @@ def check_written(task: Task, by_whole: Any, by_halves: Any) -> None:
                 f"{task.name} makes the variable {name} as it is called: make it in "
                 "__init__, or leave nnx.sow out"
             )
-        expected = values[:1]  # by the device that has the whole
-        rounding = ROUNDING
+        expected = values[:1]  # of the device that has all examples
         smallest = 1e-4
         if task.dtype == "bfloat16":
-            rounding = BFLOAT16_ROUNDING[TRAINING]
             smallest = max(smallest, WRITTEN_ROUNDING * np.abs(expected).max(initial=0))
         # Every device must hold it, because each keeps a replica.
         if not np.allclose(
-            by_halves[name], expected, rounding, smallest, equal_nan=True
+            by_halves[name],
+            expected,
+            relative_rounding(task, TRAINING),
+            smallest,
+            equal_nan=True,
         ):
             raise UserError(
                 f"{task.name} writes {name} from the rows of one device, or padding "
@@ -261,30 +273,38 @@ def check_written(task: Task, by_whole: Any, by_halves: Any) -> None:
             )
 
 
+def relative_rounding(task: Task, mode: str) -> float:
+    """Return the fraction by which rounding may move a result in this mode."""
+    if task.dtype == "bfloat16":
+        return BFLOAT16_ROUNDING[mode]
+    return ROUNDING
+
+
 def check_sum(
     task: Task,
     mode: str,
     examples: Batch,
     name: str,
-    total: float,
-    of_padding: float,
-    of_halves: float,
+    whole: np.ndarray,
+    halves: np.ndarray,
 ) -> None:
-    """Check that the halves add up to the total, and that padding adds 0.
+    """Check that the halves add up to the whole, and that padding adds 0.
 
     Args:
         task: The model and its loss.
-        mode: How the loss was called.
+        mode: The mode in which the loss was called.
         examples: The examples of the experiment.
-        name: The sum's, as `named_sums` has it.
-        total: From the device that has all examples.
-        of_padding: From the device that has only padding.
-        of_halves: Of two devices with one half each.
+        name: The name of the sum, as in `named_sums`.
+        whole: The sums of two devices, `[2]`. The second has only padding.
+        halves: The sums of two devices, `[2]`, which have one half each.
     """
-    rounding = ROUNDING
-    if task.dtype == "bfloat16":
-        rounding = BFLOAT16_ROUNDING[mode]
-    is_near = partial(np.isclose, rtol=rounding, atol=1e-4 * max(1.0, abs(total)))
+    total, of_padding = whole.tolist()
+    of_halves = float(halves.sum())
+    is_near = partial(
+        np.isclose,
+        rtol=relative_rounding(task, mode),
+        atol=1e-4 * max(1.0, abs(total)),
+    )
     if is_near(of_padding, 0) and is_near(of_halves, total):
         return
     if not math.isfinite(total):
@@ -328,7 +348,7 @@ def advise_on_sum(task: Task, mode: str, examples: Batch) -> str:
     labels = examples.labels
     # A loss may call the model in another way, which this call doesn't fit.
     with contextlib.suppress(Exception):
-        outputs = output_shapes(task, call_model, examples)
+        outputs = infer_shapes(task, call_model, examples)
         if outputs.size == labels.size and outputs.shape != labels.shape:
             return (
                 f"the model gives {describe(outputs)} and the labels are "
@@ -350,8 +370,8 @@ def call_model(model: Any, batch: Batch) -> Any:
     return model(batch.inputs)
 
 
-def output_shapes(task: Task, function: Callable[[Any, Any], Any], batch: Any) -> Any:
-    """Return types and shapes of the outputs of a function of model and batch."""
+def infer_shapes(task: Task, function: Callable[[Any, Any], Any], batch: Any) -> Any:
+    """Return types and shapes of what a function of model and batch returns."""
 
     def call(params: Any, model_state: Any, batch: Any) -> Any:
         return function(task.merge_arrays(params, model_state), batch)

@@ -1,8 +1,8 @@
-"""Map-style data sets, whose examples are read one by one while the devices compute.
+"""Read the examples of map-style data sets one by one, while the devices compute.
 
-Such a data set has `len(source)` and `source[i]`: torchvision's, PyTorch's, Hugging
-Face's and Grain's, or a list. Each batch is the same as from arrays, also after a run
-is resumed. docs/custom_reference.md has the forms of examples.
+A map-style data set has `len(source)` and `source[i]`, as torchvision's, PyTorch's,
+Hugging Face's and Grain's data sets have, or a list. Each batch is the same as from
+arrays, also after a run is resumed. docs/custom_reference.md says what an example is.
 """
 
 import os
@@ -18,10 +18,12 @@ from pmapdp.custom.arrays import convert_split, describe
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, YourCodeError, explain_errors, name_or_repr
 
-# Before training the first examples are read a few times: most random transforms show.
+# Before training, the first examples are read so many times, because most random
+# transforms change one of them.
 FIRST_EXAMPLES = 4
 TRIALS = 4
-# Decoders wait for disks, and most let other threads run.
+# Threads that read a thread-safe data set. There are more than cores, because reading
+# waits for disks.
 THREADS = min(16, 2 * (os.cpu_count() or 1))
 
 
@@ -29,10 +31,10 @@ class MapStyleSplit:
     """The examples of a map-style data set, with the methods of a `Split`.
 
     Attributes:
-        num_examples: Their number.
-        weights: None if each counts 1.
-        number_of_logits: The model's, for a classifier. Labels are checked against it
-            as they are read.
+        num_examples: The number of examples.
+        weights: The first example's weight `[1]`, or None if each example counts 1.
+        number_of_logits: The number of classes that the model knows, or None if it
+            isn't a classifier. Labels are checked against it as they are read.
     """
 
     def __init__(self, source: Any, name: str, classes: tuple[str, ...]):
@@ -43,9 +45,10 @@ class MapStyleSplit:
         self.num_examples = len(source)
         # Two threads that read from one open file would get wrong examples, so the
         # class has to say that it's safe.
-        is_thread_safe = getattr(type(source), "thread_safe", False) is True
-        self.threads = THREADS if is_thread_safe else 1
-        # Of each example that was read, 0 for the others.
+        self.threads = 1
+        if getattr(type(source), "thread_safe", False) is True:
+            self.threads = THREADS
+        # The checksum of each example that was read, and 0 for the others.
         self.checksums = np.zeros(self.num_examples, np.uint32)
         self.shapes = describe(self.read(0))
         for _ in range(TRIALS):
@@ -54,10 +57,10 @@ class MapStyleSplit:
         self.weights = self.select(np.arange(1)).weights
 
     def read(self, index: int) -> Split:
-        """Return one example, and refuse one that changed since it was read before."""
+        """Read one example, and refuse it if it changed since it was read before."""
         failure = f"example {index} of {self.name} data cannot be read"
         with explain_errors(failure, "correct or remove it", YourCodeError):
-            # Some of Pillow's images are read as they become arrays.
+            # Pillow may read an image only now, as it becomes an array.
             example = jax.tree.map(
                 to_array, split_example(self.source[index]), is_leaf=is_one_array
             )
@@ -107,7 +110,7 @@ class MapStyleSplit:
 def check_labels(name: str, part: Any, number_of_logits: int) -> None:
     """Refuse labels that aren't classes of a model with so many logits.
 
-    Of a `MapStyleSplit`, each batch is checked as it is read.
+    The labels of a `MapStyleSplit` are checked later, as each batch is read.
     """
     if isinstance(part, MapStyleSplit):
         part.number_of_logits = number_of_logits
@@ -124,11 +127,13 @@ def check_labels(name: str, part: Any, number_of_logits: int) -> None:
 
 
 def split_example(example: Any) -> Split:
-    """Return inputs, label and weight of an example, a tuple or a dictionary."""
+    """Return inputs, label and weight of an example, from a tuple or a dictionary."""
     if isinstance(example, Mapping):  # as Hugging Face's data sets have them
         inputs = dict(example)
         weight = inputs.pop("weight", None)
-        label = inputs.pop("label" if "label" in inputs else "labels", None)
+        label = inputs.pop("label", None)
+        if label is None:
+            label = inputs.pop("labels", None)
         if label is not None and inputs:
             if len(inputs) == 1:
                 (inputs,) = inputs.values()
@@ -142,12 +147,12 @@ def split_example(example: Any) -> Split:
 
 
 def is_one_array(node: Any) -> bool:
-    """Return False for what holds several arrays. A list of numbers is one."""
+    """Return False if a node holds several arrays. A list of numbers is one array."""
     return not isinstance(node, Split | dict | None)
 
 
 def to_array(value: Any) -> np.ndarray:
-    """Make an array of one value. A grey image of Pillow gets an axis of channels."""
+    """Make an array of a value, and give a grey image of Pillow an axis of channels."""
     array = np.asarray(value)
     if hasattr(value, "getbands") and array.ndim == 2:
         array = array[..., None]

@@ -20,7 +20,7 @@ from flax import nnx
 
 from pmapdp.custom.arrays import describe
 from pmapdp.custom.data import PARTS
-from pmapdp.custom.loss import call_model, check_correct, check_loss, output_shapes
+from pmapdp.custom.loss import call_model, check_correct, check_loss, infer_shapes
 from pmapdp.custom.map_style import check_labels
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
@@ -36,8 +36,9 @@ from pmapdp.loss import DIVISOR, MetricSums, named_sums
 from pmapdp.metrics import ACCURACIES
 from pmapdp.state import Task, accepts, build
 
-TRIAL_EXAMPLES = 16  # with which a model and its loss are tried
-# Only an example that is answered correctly shows a mistake in the accuracy.
+TRIAL_EXAMPLES = 16  # the examples with which a model and its loss are tried
+# The accuracy needs more, because only a correct answer shows a mistake in it, and a
+# new model has few.
 ACCURACY_EXAMPLES = 64
 COLOURS = (1, 3, 4)  # channels of an image: grey, red-green-blue, and transparent
 LINEN_ADVICE = (
@@ -47,7 +48,7 @@ LINEN_ADVICE = (
 
 
 def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.Module:
-    """Build your model as `pmapdp.state.build` does."""
+    """Build your model with `pmapdp.state.build`, and refuse what isn't one."""
     advice = (
         "give a class or function of rngs that makes a flax.nnx.Module; one of Linen "
         "needs flax.nnx.bridge.ToNNX"
@@ -74,8 +75,9 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
 
     Args:
         task: The model and its loss.
-        data: In arrays.
-        custom: The model, its loss or its metrics are yours, so they're tried.
+        data: The data set, as `make_data_set` returns it.
+        custom: True if the model, its loss or its metrics are yours, so that they have
+            to be tried.
         best: The setting `--best`, which must name a metric.
     """
     # At first nothing is computed: JAX only looks at shapes.
@@ -89,14 +91,14 @@ def check_task(task: Task, data: DataSet, *, custom: bool, best: str | None) -> 
             "sums over the examples, pmapdp.loss.MetricSums(loss=(batch.weights * "
             "losses).sum(), correct=None, count=batch.weights.sum())"
         )
-    # Our own networks and losses are tested, so they start without a trial.
+    # The built-in networks and losses are tested, so they start without a trial.
     if custom or data.augment is not None:
         check_loss(task, examples)
         if not task.classifies and outputs.correct is not None:
             check_correct(task, read_examples(data, ACCURACY_EXAMPLES))
         warn_if_not_exportable(task, examples)
     if best is not None:
-        sums = output_shapes(task, task.loss, examples)
+        sums = infer_shapes(task, task.loss, examples)
         check_best(best, named_sums(sums), data)
 
 
@@ -111,19 +113,21 @@ def check_call(task: Task, examples: Batch) -> Any:
     """Check that the model takes the inputs, and the loss its outputs.
 
     Returns:
-        Shapes of a classifier's logits, or of what your loss returns.
+        The shapes of a classifier's logits, or of the sums that your loss returns.
     """
-    function = call_model if task.classifies else task.loss
+    function: Callable[..., Any] = task.loss
+    if task.classifies:
+        function = call_model
     try:
-        return output_shapes(task, function, examples)
+        return infer_shapes(task, function, examples)
     except Exception as error:
         raise explain_call(task, examples, first_line(error)) from error
 
 
 def explain_call(task: Task, examples: Batch, cause: str) -> YourCodeError:
-    """Make the error that says if the model fails or its loss, and what to do."""
+    """Make the error that says which fails, the model or its loss, and what to do."""
     try:
-        outputs = output_shapes(task, call_model, examples)
+        outputs = infer_shapes(task, call_model, examples)
     except Exception:
         return YourCodeError(
             f"{task.name} does not take inputs {describe(examples.inputs)} ({cause}): "
@@ -138,7 +142,7 @@ def explain_call(task: Task, examples: Batch, cause: str) -> YourCodeError:
 
 
 def advise_on_inputs(task: Task, inputs: Any) -> str:
-    """Say how a model and its inputs come to fit each other."""
+    """Say what to change so that a model takes its inputs."""
     modules = [module for _, module in nnx.iter_modules(task.model, graph=True)]
     if any(isinstance(module, nnx.bridge.ToNNX) for module in modules):
         return LINEN_ADVICE
@@ -150,7 +154,7 @@ def advise_on_inputs(task: Task, inputs: Any) -> str:
 
 
 def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
-    """Refuse logits that no classifier gives, and labels that aren't its classes."""
+    """Refuse logits that aren't `[n, C]`, and labels that aren't classes below C."""
     is_matrix = getattr(logits, "ndim", 0) == 2
     are_classes = getattr(labels, "ndim", 0) == 1 and labels.dtype.kind != "f"
     if not (is_matrix and are_classes):
@@ -171,7 +175,7 @@ def check_classes(name: str, logits: Any, labels: Any, data: DataSet) -> None:
 
 
 def warn_if_not_exportable(task: Task, examples: Batch) -> None:
-    """Print a warning, now and not after training, if the model can't be exported."""
+    """Warn before training, and not after it, if the model can't be exported."""
 
     def predict(model: Any, batch: Batch) -> Any:
         return getattr(model, "predict", model)(batch.inputs)
@@ -179,8 +183,8 @@ def warn_if_not_exportable(task: Task, examples: Batch) -> None:
     try:
         # A batch of unknown size shows what depends on len(inputs).
         any_size = jax.export.symbolic_args_specs(examples, "batch, ...")
-        output_shapes(task, task.loss, any_size)
-        output_shapes(task, predict, any_size)
+        infer_shapes(task, task.loss, any_size)
+        infer_shapes(task, predict, any_size)
     except Exception as error:
         print(f"warning: {explain_export_error(error)}", file=sys.stderr)
 
@@ -195,7 +199,7 @@ def explain_export_error(error: Exception) -> str:
 
 
 def check_best(best: str, sums: dict[str, Any], data: DataSet) -> None:
-    """Refuse `--best` of a metric that isn't among the sums of the loss."""
+    """Refuse `--best` if its metric isn't among the sums of the loss."""
     # The metrics of this part decide which epoch is the best.
     part = data.validation or data.test or data.train
     names = {name for name in sums if not name.endswith(DIVISOR)} - {"count"}

@@ -1,4 +1,4 @@
-"""Your optimizer, schedule and choice of parameters, checked before training."""
+"""Check your optimizer, schedule and choice of parameters before training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +46,7 @@ def check_optimizer(
     )
     steps = []
 
-    # A rate of the optimizer's own would never ask the schedule.
+    # An optimizer with a learning rate of its own never calls its schedule.
     def record(step: Any) -> Any:
         steps.append(step)
         return schedule(step)
@@ -57,7 +57,7 @@ def check_optimizer(
         transformation = optimizer(record)
         state = jax.eval_shape(transformation.init, params)
         jax.eval_shape(transformation.update, params, state, params)
-    if not steps:  # the run would show a learning rate that is not the optimizer's
+    if not steps:  # the log would show a learning rate that isn't the optimizer's
         raise UserError(
             f"{name} does not use its schedule, so --learning-rate would have no "
             f"effect: use {EXAMPLE}"
@@ -68,7 +68,7 @@ def trainable_filter(model: nnx.Module, trainable: Any) -> Any:
     """Return Flax's filter of the parameters to train.
 
     Args:
-        model: Has them.
+        model: The model with the parameters.
         trainable: A filter of Flax, or names of parts, such as ("head", "layers.0").
             Without names, all parameters.
     """
@@ -82,7 +82,7 @@ def trainable_filter(model: nnx.Module, trainable: Any) -> Any:
             if not any(f"{name}.".startswith(f"{part}.") for name in parameters):
                 layers = dict.fromkeys(name.split(".")[0] for name in parameters)
                 raise unknown_name("trainable", part, layers)
-        trainable = nnx.Any(*map(starts_with, trainable))
+        trainable = nnx.Any(*map(make_part_filter, trainable))
     # Whatever a filter chooses, running statistics and random streams aren't trained.
     params_filter = nnx.All(nnx.Param, trainable)
     if not nnx.state(model, params_filter):
@@ -94,6 +94,6 @@ def trainable_filter(model: nnx.Module, trainable: Any) -> Any:
     return params_filter
 
 
-def starts_with(part: str) -> Callable[..., bool]:
-    """Return Flax's filter of what is in a part of the model, such as "layers.0"."""
+def make_part_filter(part: str) -> Callable[..., bool]:
+    """Make Flax's filter of a part of the model, such as "layers.0"."""
     return lambda path, _: f"{'.'.join(map(str, path))}.".startswith(f"{part}.")
