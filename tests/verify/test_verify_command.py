@@ -27,6 +27,8 @@ def broken():
     return dict(reference=lambda w, batch: 1 / 0, step=len, state=1.0, batch=[1.0])
 def misspelt():
     return dict(layuot="stacked")
+def unknown():
+    return dict(reference=len, step=len, state=1.0, layout="staked")
 """
 
 
@@ -40,6 +42,7 @@ def misspelt():
             1,
             "step.py:misspelt fails: it raises an error, TypeError: missing",
         ),
+        ("step.py:unknown", 2, "unknown layout 'staked': did you mean 'stacked'"),
         (
             "step.py:broken --json step.py",
             2,
