@@ -205,10 +205,10 @@ def check_work(updates: list[StepUpdate]) -> list[Fact]:
             "count that"
         )
     rows = expected.select_examples(np.arange(expected.examples // N))
-    local_arguments = (expected.state, rows, expected.key)
-    local = update.reference.jit_device.lower(0, *local_arguments)
-    whole = update.reference.jit_batch.lower(*expected.arguments)
-    compiled_whole = whole.compile()  # it has been compiled by its call
+    reference = update.reference
+    local = reference.jit_device.lower(0, expected.state, rows, expected.key)
+    whole = reference.jit_batch.lower(*expected.arguments)
+    compiled_whole = whole.compile()  # from the cache, because it has run
     loops = find_loops(update.compiled)
     if loops != find_loops(compiled_whole) and loops != find_loops(local.compile()):
         raise CheckError(
@@ -220,8 +220,7 @@ def check_work(updates: list[StepUpdate]) -> list[Fact]:
         raise CheckError("the compiler counts no operations")
     # Both are counted before they're compiled, so that none of them is fused.
     part = count_operations(local) / count_operations(whole)
-    fixed_work = (part - 1 / N) / (1 - 1 / N)
-    limit = max(MAX_WORK * part, part + MAX_FIXED_WORK * fixed_work)
+    limit = limit_work(part, N)
     if not 0 < limit < MAX_PART:
         raise CheckError("too little of the work depends on the number of examples")
     work = count_operations(update.compiled) / whole_work
@@ -232,6 +231,15 @@ def check_work(updates: list[StepUpdate]) -> list[Fact]:
         f"takes on one device. Its part alone would take {part:.0%}."
     )
     return [Fact(sentence, "every device computes everything")]
+
+
+def limit_work(part: float, N: int) -> float:
+    """Return how much work a device may make, if the work on its examples is `part`.
+
+    Both are fractions of one device's work on the whole batch.
+    """
+    fixed_work = (part - 1 / N) / (1 - 1 / N)  # the same for any batch
+    return max(MAX_WORK * part, part + MAX_FIXED_WORK * fixed_work)
 
 
 def places_arrays(update: StepUpdate) -> bool:

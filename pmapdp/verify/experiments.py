@@ -266,6 +266,8 @@ def has_check_vma(update: StepUpdate) -> bool:
 
 def compare_with_local_results(update: StepUpdate) -> Iterator[Fact]:
     """Say which leaves are the mean of the devices' own results, or one of them."""
+    if not update.local_results:
+        return
     means = []
     of_first_device = []
     for leaf in update.wrong_leaves("state"):
@@ -274,8 +276,6 @@ def compare_with_local_results(update: StepUpdate) -> Iterator[Fact]:
         if not leaf.is_clearly_wrong or leaf.name in update.random_leaves:
             continue
         local_values = update.local_values(leaf)
-        if not local_values:
-            continue
         is_float = leaf.expected.kind == "close"
         if is_float and leaf.is_predicted([np.mean(local_values, 0)]):
             means.append(leaf.name)

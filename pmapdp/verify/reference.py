@@ -155,6 +155,7 @@ class Reference:
         state: The state that training starts from, for its structure.
         per_device: Names in the paths of the leaves that each device has of its own.
         batch_axis: The axis of the examples in the batch.
+        metric_prefix: The first part of the metrics' paths.
         jit_batch: `run_batch`, compiled.
         jit_device: `run_device`, compiled.
     """
@@ -192,10 +193,6 @@ class Reference:
     def is_per_device(self, path: str) -> bool:
         """Return True if each device has its own values of this leaf."""
         return trees.matches(path, self.per_device)
-
-    def is_metric(self, path: str) -> bool:
-        """Return True if this leaf is a metric, and not in the state."""
-        return path.startswith(self.metric_prefix)
 
     def leaves(self, returned: dict[str, Any]) -> dict[str, Any]:
         """Return the leaves of the state by path, and the metrics as `metrics/path`."""

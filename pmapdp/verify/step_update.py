@@ -132,9 +132,7 @@ class ComparedLeaf:
 
     def is_explained(self, rest: float) -> bool:
         """Return True if a prediction explains the error, up to this rest."""
-        if (
-            not rest < self.error / 4
-        ):  # the error is near rounding, or both are infinite
+        if not rest < self.error / 4:  # the error is small, or both are infinite
             return False
         return rest <= max(PREDICTION_TOLERANCE * self.error, self.expected.allowed)
 

@@ -145,35 +145,49 @@ def make_updates(
     Raises:
         ArgumentsError: A result is NaN, which nothing equals.
     """
+    updates = []
+    for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
+        arguments = (state, batch, key)
+        new = reference.run(arguments)
+        leaves = measure_leaves(reference, arguments, new, narrowest)
+        refuse_nan(leaves, number)
+        update = ReferenceUpdate(number, *arguments, leaves, reference.batch_axis)
+        updates.append(update)
+        state = new["state"]
+    return updates
+
+
+def measure_leaves(
+    reference: Reference, arguments: tuple, new: dict[str, Any], narrowest: np.dtype
+) -> dict[str, ReferenceLeaf]:
+    """Run an update with numbers changed by rounding, and measure how its leaves move.
+
+    Args:
+        reference: The reference.
+        arguments: State, batch and key of the update.
+        new: The "state" and the "metrics" that the reference made of them.
+        narrowest: The narrowest type in which the reference adds.
+    """
+    state, batch, key = arguments
     unit = float(jnp.finfo(narrowest).eps)
     if narrowest.itemsize < 4:
         # A step in mixed precision rounds the numbers to bfloat16 first. Moved by an
         # eighth of the unit, about an eighth of them round the other way, which is
         # enough.
         unit /= 8
-    updates = []
-    for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
-        new = reference.run((state, batch, key))
-        nudged_results = []
-        for seed in range(NUDGED_RUNS):
-            near_state = nudge(state, unit, seed)
-            near_batch = nudge(batch, unit, seed + NUDGED_RUNS)
-            nudged_results.append(reference((near_state, near_batch, key)))
-        old = reference.to_numpy({"state": state, "metrics": {}})
-        leaves = {}
-        for name, leaf in reference.leaves(new).items():
-            nudged = [result[name] for result in nudged_results]
-            old_leaf = old.get(name, np.zeros(()))
-            leaves[name] = measure_leaf(
-                reference, name, old_leaf, leaf, nudged, narrowest
-            )
-        mark_unstable(list(leaves.values()))
-        refuse_nan(leaves, number)
-        updates.append(
-            ReferenceUpdate(number, state, batch, key, leaves, reference.batch_axis)
-        )
-        state = new["state"]
-    return updates
+    nudged_results = []
+    for seed in range(NUDGED_RUNS):
+        near_state = nudge(state, unit, seed)
+        near_batch = nudge(batch, unit, seed + NUDGED_RUNS)
+        nudged_results.append(reference((near_state, near_batch, key)))
+    old = reference.to_numpy({"state": state, "metrics": {}})
+    leaves = {}
+    for name, leaf in reference.leaves(new).items():
+        nudged = [result[name] for result in nudged_results]
+        old_leaf = old.get(name, np.zeros(()))
+        leaves[name] = measure_leaf(reference, name, old_leaf, leaf, nudged, narrowest)
+    mark_unstable(list(leaves.values()))
+    return leaves
 
 
 def refuse_nan(leaves: dict[str, ReferenceLeaf], number: int) -> None:
@@ -218,7 +232,8 @@ def measure_leaf(
         kind = "unstable"
     else:
         kind = "exact"
-    leaf = ReferenceLeaf(name, reference.is_metric(name), old, value, kind)
+    is_metric = name.startswith(reference.metric_prefix)
+    leaf = ReferenceLeaf(name, is_metric, old, value, kind)
     if kind == "close" and np.isfinite(value).all():
         narrow = (2, 4 * float(jnp.finfo(narrowest).eps))
         times, fraction = TOLERANCES.get(narrowest.itemsize, narrow)

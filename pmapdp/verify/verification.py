@@ -136,28 +136,25 @@ def compare_in_best_type(
         if float64:
             try:
                 with jax.enable_x64(True):
-                    return compare(step, batches, keys, np.float64, "float64")
+                    return compare(step, batches, keys, np.float64)
             except ArgumentsError:
                 raise
             except CheckError as error:
                 why_not = str(error)
             except Exception as error:
                 why_not = f"the reference raises {type(error).__name__}"
-        precision = f"the given types, not float64 ({why_not})"
-        return compare(step, batches, keys, None, precision)
+        report = compare(step, batches, keys, None)
+        return report._replace(precision=f"the given types, not float64 ({why_not})")
 
 
-def compare(
-    step: Step, batches: list[Any], keys: list[Any], dtype: Any, precision: str
-) -> Report:
+def compare(step: Step, batches: list[Any], keys: list[Any], dtype: Any) -> Report:
     """Make the updates and all checks in one type.
 
     Args:
         step: The step on its devices.
         batches: The batch of each update.
         keys: The key of each update.
-        dtype: The type of the computation. None: the types that are given.
-        precision: The words for this type in the report.
+        dtype: float64, or None for the types that are given.
 
     Raises:
         CheckError: The program doesn't compute in this type.
@@ -184,7 +181,7 @@ def compare(
         kinds=kinds,
         devices=len(step.devices),
         updates=len(updates),
-        precision=precision,
+        precision="float64",
         unseen=reference.unseen,
         exchange=exchange,
     )
