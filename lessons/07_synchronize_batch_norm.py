@@ -42,8 +42,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # In training, batch norm subtracts the batch's mean and divides by the batch's standard deviation, channel by channel.
 # But inside `pmap`, `x.mean(0)` is only the mean of this device's rows. To normalize with the whole batch, the layer has
-# to average over the devices in the middle of the forward pass, as PyTorch's `SyncBatchNorm` does. In the function below
-# you can switch the average on and off:
+# to average over the devices in the middle of the forward pass, as PyTorch's `SyncBatchNorm` does. In this function
+# `synchronize` turns that average on or off:
 
 
 # %%
@@ -136,16 +136,17 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 #
 # **Running averages.** When you evaluate, the output for an example mustn't depend on the other examples in its batch.
 # So the layer keeps a running mean and a running variance, moves both a little in every update, and normalizes with
-# them in evaluation. They're part of the state, but no gradient flows to them. If you come from PyTorch, mind that its
-# momentum runs the other way: Flax's 0.9 is PyTorch's 0.1.
+# them in evaluation. They're part of the state, but no gradient flows to them. If you come from PyTorch, mind two
+# differences: its momentum runs the other way, so that Flax's 0.9 is PyTorch's 0.1, and its running variance divides by
+# n - 1 instead of n.
 #
 # **Digits.** If your values are around 20,000, both parts of `E[x²] - E[x]²` are around 400,000,000, and there float32
 # moves in steps of 32. A variance of 1 is lost in them. You could find the mean first, and then the squared distances
-# from it, as in exercise 1. But that takes two all-reduces, one after the other, and the devices wait twice. Our layer
-# needs one, because it subtracts its running mean first. Subtracting a number doesn't change the variance, and once the
-# running mean is near the true one, the values to square are small. Since it starts at 0, it needs some 40 updates to get
-# near 20,000, and until then the variance is as wrong as without this trick. If you have such values, subtract a rough mean
-# from them before the first update.
+# from it, as in exercise 1. But that takes two all-reduces, one after the other. Our layer needs one, because it subtracts
+# its running mean first. Subtracting a number doesn't change the variance, and once the running mean is near the true one,
+# the values to square are small. The running mean starts at 0, though, and gets only a tenth closer in each update. So for
+# the first dozens of updates the variance is still wrong, though less and less. If you have such values, subtract a rough
+# mean from them before the first update.
 #
 # The layer also writes `(rows * x0).sum(0)` in place of `weights @ x`. It's the same sum, but GPUs and TPUs may round
 # the inputs of a matrix product to fewer digits, to TF32 or bfloat16.
@@ -331,8 +332,8 @@ assert all_reduces["synchronized"] == all_reduces["local"] + 2
 #
 # Two, one forward and one backward. XLA can't merge the three of the picture, because each needs the result of the one
 # before. The layer's own all-reduce carries only 65 numbers, a count and two for each channel, so you pay for latency and
-# not for bytes. In lesson 06's ring that's 14 messages, or 28 µs with the 2 µs that we assumed for NVLink. A network with
-# 50 of these layers waits a hundred times in every update, which makes 2.8 ms. Group norm and layer norm need none of
+# not for bytes. In lesson 06's ring that's 14 messages, or 28 µs if a message takes 2 µs, as that lesson assumes for NVLink.
+# A network with 50 of these layers waits a hundred times in every update, which makes 2.8 ms. Group norm and layer norm need none of
 # this, because they don't mix examples.
 #
 # </details>

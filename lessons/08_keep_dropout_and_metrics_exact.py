@@ -125,8 +125,9 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 # <details><summary>Answer</summary>
 #
 # Yes. You ask for one mask of eight rows, and the compiler lets each device draw its own row, with the numbers that a
-# single device would have drawn. Under `jit` you don't need a key per example, as long as you leave
-# `jax_threefry_partitionable` on, which is JAX's default.
+# single device would have drawn. So under `jit` the masks don't depend on the number of devices, even without a key per
+# example, as long as you leave `jax_threefry_partitionable` on, which is JAX's default. They still depend on the shape of
+# the batch. If you cut it into micro-batches, as you will in lesson 13, you'll want a key per example again.
 #
 # </details>
 #

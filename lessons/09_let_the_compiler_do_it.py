@@ -184,8 +184,8 @@ lesson_09.training_step()
 # %% [markdown]
 # ## The quiet mistake
 #
-# Suppose you leave out `in_shardings`, and you forget to place the batch. An array that nobody has placed is
-# uncommitted, so `jit` may choose where it goes. Here's a step without `in_shardings`, and four ways to pass it a
+# Suppose you leave out `in_shardings`, and you forget to place the batch. Without a placement an array is *uncommitted*,
+# and `jit` chooses where it goes. Here's a step without `in_shardings`, and four ways to pass it a
 # batch:
 
 # %%
@@ -219,7 +219,7 @@ assert work["only the inputs are"] < 1.5 * work["all three are placed"]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# For the first alone. The state is on eight devices, so all eight run the step. If nothing says that the batch is
+# Only for the first. The state is on eight devices, so all eight run the step. If nothing says that the batch is
 # split, every device gets the whole batch and computes the whole gradient. That's 1.4 million operations on each
 # device, as many as a single device needs for the whole batch, instead of 0.2 million. Nobody has to communicate, and
 # the gradient is correct, but eight devices are as fast as one.

@@ -15,9 +15,9 @@
 # # 10. Three ways side by side
 #
 # You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
-# the compiler works it out. There's a third way, `shard_map`. You pass global arrays, as with jit. Your function sees one
-# device's rows, as with pmap, which since jax 0.8 is itself built on it. You need `shard_map` to port a pmap program, or to
-# see and decide what the devices send. There's a trap in it that raises no error, and you'll step into it on purpose.
+# the compiler works it out. There's a third way, `shard_map`. You pass global arrays, as with jit, and your function sees
+# one device's rows, as with pmap. Since jax 0.8, pmap itself is built on `shard_map`. You need it to port a pmap program, or
+# to see and decide what the devices send. There's a trap in it that raises no error, and you'll step into it on purpose.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
 # shard_map. 26 minutes, 41 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -196,7 +196,7 @@ for function in (average_gradient, average_loss, cast_first):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `average_loss`. No one averages its gradient now, so each device ends up with the mean of its own two numbers. That
+# `average_loss`. Nothing averages its gradient now, so each device ends up with the mean of its own two numbers. That
 # was mistake 2 in lesson 05. The other two call `pmean` on the gradient, so they find 7.5.
 #
 # | | with the check (default) | `check_vma=False` |
@@ -249,8 +249,8 @@ assert "psum_invariant[axes=('data',)]" in jaxpr
 #
 # pmapdp itself turns the check off. Its [steps/shard_map.py](../pmapdp/steps/shard_map.py) has `check_vma=False` and pmap's `pmean`, because it has
 # to run *your* model, whatever is in it, and the check refuses some models that have no mistake. `nnx.RNN`, for
-# example, loops over time and starts from zeros. The zeros are the same on all devices, and after one step the state
-# isn't any more. To JAX its type has changed, and a loop's state must keep its type. In your own program you'd pass
+# example, loops over time and starts from zeros, which are equal on all devices. After one step the state varies from
+# device to device. JAX counts that as a change of type, and refuses a loop whose state changes its type. In your own program you'd pass
 # `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp can't do that in a layer of yours. So it does without
 # the check, and its tests compare every update with one device's, on one to eight devices.
 #

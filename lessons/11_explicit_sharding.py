@@ -14,11 +14,12 @@
 # %% [markdown]
 # # 11. Use explicit sharding
 #
-# In lesson 09 you forgot to place a batch. The loss was correct, all eight devices did all of the work, and nobody told
-# you. How would you have noticed? Under `jit` the compiler decides where arrays go, and you have to dig in its output to
-# see what it decided. Change eleven lines, and the sharding becomes part of an array's *type*. Then one assert catches the
-# forgotten batch before anything runs, and where JAX has no rule for a sharding, it asks you. At the end you'll use the
-# types to move an all-reduce out of a loop.
+# Lesson 09's loose step took a batch that nobody had placed. The loss was correct, all eight devices did all of the work,
+# and no error told you. `in_shardings` guards the arguments of a step, but what happens to the arrays *inside* it? Under
+# `jit` the compiler decides where they go, and you have to dig in its output to see what it decided. Change ten lines,
+# and the sharding becomes part of an array's *type*, which you can print and assert at any line of your step. Where JAX has
+# no rule for a sharding, it raises an error that asks you for one. At the end you'll use the types to move an all-reduce
+# out of a loop.
 #
 # **You will** read shardings as types, answer when JAX asks for one, sum gradients with a single all-reduce, and decide
 # when all this is worth it. 30 minutes, 53 with exercises. You need
@@ -97,7 +98,8 @@ results = print_types(x)
 # %% [markdown]
 # ## The mistake, caught by your assert
 #
-# Now forget to place the batch again, as you did in lesson 09, where JAX said nothing.
+# Your `jit` has no `in_shardings` any more, so the quiet mistake of lesson 09 is possible again. Make it: pass a batch that
+# nobody has placed.
 
 # %%
 host_batch = next(batches(*train_data, seed=0))  # NumPy arrays, on no device yet
@@ -137,8 +139,8 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# A stack, because a gradient has the type of its parameter, and the kernel is replicated. Since the gradient is a sum
-# over 128 examples, and the examples are split, this is where your step needs its all-reduce.
+# A stack, because a gradient has the type of its parameter, and the kernel is replicated. The gradient sums over 128
+# examples that are split, so the all-reduce happens here.
 #
 # </details>
 #
@@ -300,7 +302,9 @@ replicated_gradients, replicated_runs = run_accumulate(model, P())
 #
 # </details>
 #
-# To communicate once, you need parameters of another type. Two types belong together:
+# To communicate once, you need parameters of another type. It holds the same numbers as a replicated one, but it promises
+# that the gradient is *still to be reduced*: each device keeps its own part of the sum until you ask for the total. Two
+# types belong together:
 #
 # | a parameter that is | holds | so its gradient is | which holds |
 # | --- | --- | --- | --- |
@@ -308,10 +312,10 @@ replicated_gradients, replicated_runs = run_accumulate(model, P())
 # | *reduced*, `float32[64,32]{R:data}` | the same on all devices | *unreduced*, `float32[64,32]{U:data}` | each device's own part of the sum |
 #
 # `jax.reshard` turns a replicated array into a reduced one without sending anything, because both hold the same numbers.
-# If you reshard an *unreduced* array to a replicated one, that's your all-reduce. These types are young: we ran this
+# Resharding an *unreduced* array to a replicated one is the all-reduce. These types are new and may change. We tested this
 # section with jax 0.10.2 and 0.12.
 #
-# Here's a case for your head. Device d holds the input d, and the weight is 1.
+# Try one by hand. Device d holds the input d, and the weight is 1.
 #
 # **Predict:** what does device 3 hold of the gradient, before and after the last `reshard`?
 

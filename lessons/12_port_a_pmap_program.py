@@ -15,10 +15,10 @@
 # # 12. Port a pmap program
 #
 # Somebody hands you a training program of 2022. You run it, and it stops at once, because a function of JAX is gone. You
-# repair that line, and the program stops at another one. Even when all of them are repaired, it stands on `pmap`, which is
-# only maintained today, and JAX's developers
+# repair that line, and the program stops at another one. Even when all of them are repaired, it uses `pmap`, which gets no
+# new features, and JAX's developers
 # [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html) instead. In this lesson you'll repair four lines,
-# to see what the program used to print. Then seventeen new lines take it to `shard_map`, where it prints the same losses
+# to see what the program used to print. Then sixteen new lines take it to `shard_map`, where it prints the same losses
 # up to rounding, because even its dropout masks are the same. In the end you'll prove that the ported step makes the old
 # step's updates, and the proof turns up something that the old program never told you.
 #
@@ -55,7 +55,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # Only the two lines that simulate eight devices are new.
 #
-# The cell saves the program to a file, as somebody would hand it to you:
+# The cell saves the program to a file:
 
 # %%
 # %%writefile old_train.py
@@ -129,8 +129,8 @@ lesson_12.before_and_after()
 # | after batch means 1 and 3 | 0.5 | 1.5 | **1** | (0 + 2) / 2 = **1** |
 # | after batch means 5 and 7 | 2.75 | 4.25 | **3.5** | (1 + 6) / 2 = **3.5** |
 #
-# The last two columns agree. A running average is a weighted sum of the batches' means, so you may average over the
-# devices before or after. Nothing reads the running averages during training, so the parameters can't notice either.
+# The last two columns agree. A running average is a weighted sum of the batches' means, and averaging over devices is a
+# weighted sum, too, so you may do it before or after. Nothing reads the running averages during training, so the parameters can't notice either.
 #
 # Here's everything that changes:
 #
@@ -228,10 +228,11 @@ print("the old program: equal")
 
 # %% [markdown]
 # You've ported the training step faithfully. For the evaluation, which `verify` doesn't see, the five equal lines are your
-# evidence. Does the step do what one device does? Your second reference is the step that you'd
-# write for one device. Switch dropout off, because one device would draw other masks than eight. The comparison still
-# fails, because each device normalizes with its own 16 examples, and then the step averages the eight running means, and
-# the eight running variances.
+# evidence.
+#
+# But does the step do what one device does? Your second reference is the step that you'd write for one device. Switch
+# dropout off, because one device would draw other masks than eight. Even then the comparison fails: each device
+# normalizes with its own 16 examples, and then the step averages the eight running means, and the eight running variances.
 #
 # **Predict:** after the first update, one of these two averages is wrong. Which?
 

@@ -16,8 +16,9 @@
 #
 # You want to repeat a published result. The paper used a batch of 8,192, but your GPUs run out of memory above 2,048.
 # You don't need more GPUs: cut the batch into four parts, compute their gradients one after another, sum them, and
-# update once. Eighteen lines of your program change, and the losses stay. But the obvious place to cut is a trap. It gives
-# the correct gradient with four times the work, and it needs more memory than no cut at all.
+# update once. Seventeen lines of your program are new, and the losses stay. But the obvious place to cut is a trap. XLA for
+# CPUs makes a program of it that gives the correct gradient with four times the work, and in a loop it needs more memory
+# than no cut at all.
 #
 # **You will** accumulate gradients, watch memory over an update, count what the devices send each other, and see why
 # batch norm is an exception. 23 minutes, 43 with exercises. You need
@@ -83,7 +84,8 @@ print(f"planned: {temp_megabytes(whole_batch):.1f} MB")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 12 layers x 1,024 examples x 128 numbers x 4 bytes is 6.3 MB. The plan has 0.8 MB more, as much as the parameters take.
+# 12 layers x 1,024 examples x 128 numbers x 4 bytes is 6.3 MB. The plan has 0.8 MB more, for the gradients, which are as
+# large as the parameters.
 #
 # </details>
 #
@@ -132,8 +134,8 @@ def every_fourth(x):
 lesson_13.cuts()
 
 # %% [markdown]
-# Both cuts give the correct gradient. The left one is what `reshape` does by itself, and there the rows of a micro-batch
-# are on only two devices.
+# Both cuts give the correct gradient. `neighbours` is what `reshape` does by itself, and there the rows of a micro-batch are
+# on only two devices.
 #
 # **Predict:** what do the other six devices do meanwhile? The cell counts the work of one device, in a Python loop,
 # because `cost_analysis` counts the body of a `scan` only once.
@@ -189,7 +191,7 @@ scans = {cut.__name__: compile_scan(cut) for cut in (neighbours, every_fourth)}
 for name, scan in scans.items():
     print(f"{name}: {temp_megabytes(scan):.1f} MB")
     for each in collectives(scan.as_text()):
-        print(f"  {each.kind}: {each.bytes / 1e6:.1f} MB, runs {each.runs} times")
+        print(f"  {each.count} {each.kind}: {each.bytes / 1e6:.1f} MB together, {each.runs} runs")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -209,8 +211,8 @@ for name, scan in scans.items():
 # inside a `shard_map`, and in every pmap step, the function gets only the 16 rows of one device. Each device cuts its own
 # rows into four micro-batches of four, so all eight work all the time, and no row moves.
 #
-# The rule behind both: **a micro-batch needs rows of every device.** If you see the whole batch, you have to pick them. If
-# you see one device's rows, you can't go wrong.
+# The rule behind both: **a micro-batch needs rows of every device.** Under `jit` you have to choose them. Under `shard_map`
+# any choice works, because each device chooses among its own.
 #
 # ## The program so far, and what changes
 #
@@ -271,9 +273,8 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. Each hill is the activations of one micro-batch, so K = 4 has four lower hills. But they stand on two arrays that don't
-# depend on K, the sum of the gradients so far and the gradients of the current micro-batch. Both are as large as the
-# parameters, 0.8 MB. With K = 16 the activations are down to 0.4 MB, and the two gradients take the other 1.6 MB.
+# No. Each hill is the activations of one micro-batch, so K = 4 has four lower hills. But two arrays don't shrink with K: the
+# sum of the gradients so far, and the gradients of the current micro-batch. Both are as large as the parameters, 0.8 MB. With K = 16 the activations are down to 0.4 MB, and the two gradients take the other 1.6 MB.
 #
 # </details>
 #
@@ -283,8 +284,9 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 # Take the smallest K that fits. An update gets no faster, because the work stays the same, and usually a little slower,
 # because small micro-batches keep a GPU less busy. The learning rate stays, because it belongs to B.
 #
-# Why not use `optax.MultiSteps(optimizer, K)`, which sums gradients for you? It wants the gradient of every micro-batch,
-# and under `jit` each of them has been all-reduced before it gets there. By default it also takes a mean of means.
+# Why not use `optax.MultiSteps(optimizer, K)`, which collects gradients for you? It wants the gradient of every micro-batch,
+# and under `jit` each of them has been all-reduced before it gets there. By default it also averages them, which is a mean
+# of means.
 #
 # ## Batch norm sees the micro-batch
 #

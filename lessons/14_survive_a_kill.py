@@ -15,7 +15,7 @@
 # # 14. Survive a kill
 #
 # Your run has been training for nine hours when somebody reboots the machine, and you start again from nothing. It doesn't
-# have to be like that. With fourteen lines, new or changed, your program goes on from its last checkpoint, and ends with
+# have to be like that. With thirteen lines, new or changed, your program goes on from its last checkpoint, and ends with
 # the same bits as if nothing had happened. You'll kill it and see. Then you'll leave one thing out of the checkpoint, and
 # the run resumes without an error, but ends with a loss that's almost a quarter higher on the test set.
 #
@@ -162,7 +162,7 @@ for a, b in zip(expected, found, strict=True):
 # </details>
 #
 # Do it once in a terminal, too, with the take-home program. The `9` is SIGKILL, and `$!` is the process that you've just
-# started. If it has printed nothing by then, or all of its epochs, change the 8 seconds and the folder.
+# started. If it had printed nothing by then, or had finished, try again with other seconds and a new folder.
 #
 # ```
 # python 14_resume.py mine & sleep 8; kill -9 $!
@@ -180,8 +180,8 @@ for a, b in zip(expected, found, strict=True):
 # schedule rises for 20 updates, and then falls along a cosine, to 0 after the last update, number 200. Because it ends so
 # low, it can begin high: its highest rate is 0.03, ten times your program's.
 #
-# The compiled `train_step` knows the old optimizer. It's traced again, with the new one, only because a schedule adds a
-# count to the optimizer's state, so that the state has another structure.
+# The compiled `train_step` has traced the old optimizer. A schedule adds a counter to the optimizer's state, so the state
+# has another structure, and JAX traces the step again, with the new optimizer.
 
 
 # %%
@@ -343,7 +343,8 @@ assert answer == [f"{classes} Flax is imported: False"]
 #
 # 1. `fixed_batches` (5 minutes, find the mistake): `broken_batches` yields the rows of the batches of updates `first`,
 #    `first + 1` and so on. From update 0 on the batches are correct, but a resumed run gets other batches than a run that
-#    wasn't killed. Each epoch has its own order, and its last batch may be shorter. <details><summary>Hint</summary>The
+#    wasn't killed. Each epoch has its own order, and its last batch may be shorter. Two runs with different seeds must not
+#    share an order, as they would with `seed + epoch`. <details><summary>Hint</summary>The
 #    order may depend on the seed and the epoch only. An epoch has <code>-(-examples // batch_size)</code> updates, which
 #    is rounded up. <code>divmod</code> gives you the epoch and the place in it.</details>
 # 2. `train_or_resume` (10 minutes): the whole lesson, with a save after every update. Start from the newest checkpoint in

@@ -106,8 +106,8 @@ for axis, (x_sharding, w_sharding, result_sharding) in cases.items():
 #
 # This is **tensor parallelism** as in [Megatron-LM](https://arxiv.org/abs/1909.08053), with one all-reduce for two products.
 # On a mesh with two axes you can combine it with data parallelism. In the picture, the upper row is data parallelism alone,
-# and the lower row is the combination. Each box is a shard, with the numbers of the devices that hold it, and its shape
-# stands above the array.
+# and the lower row is the combination. Each box is a shard, with the numbers of the devices that hold it. Above each array
+# you see the shape of one shard.
 
 # %%
 B, D, H, C = 64, 784, 512, 10
@@ -162,8 +162,8 @@ assert any(path.endswith("mu.hidden.kernel.value") for path in paths)
 #
 # A training step also goes backward, and there the products sum over other axes. The gradient for W1 is `x.T @ dh`,
 # `[D, B]` times `[B, H]`. It sums over B, so splitting H costs nothing. The gradient for x is `dh @ W1.T`, `[B, H]` times
-# `[H, D]`. It sums over H, so there's a second all-reduce at the other end of the pair, unless nothing before the pair is
-# trained.
+# `[H, D]`. It sums over H, which costs a second all-reduce, before the pair. You're spared that only if nothing before the
+# pair is trained.
 #
 # To count them, take several pairs in a row after an embedding that's trained, too, and split H over eight devices. Now x
 # is `[B, D]` before and after each pair.
@@ -191,7 +191,8 @@ def count_all_reduces(function, pairs):
     jitted = jax.jit(function, in_shardings=(shardings, replicated))
     batch = np.ones((64, 32), np.float32)
     sent = sum(found.bytes for found in read_collectives(jitted, params, batch))
-    return sent // (64 * 128 * 4)  # bytes of an activation [64, 128] in float32
+    # XLA may merge several into one message, so divide by the bytes of an activation [64, 128].
+    return sent // (64 * 128 * 4)
 
 
 # %% [markdown]

@@ -17,7 +17,7 @@
 # You want to train a model with seven billion parameters, and you have eight GPUs with 80 GB each. Data parallelism can't
 # do it, on eight GPUs or on a thousand, because each of them holds a copy of everything, and a copy takes 112 GB. But why
 # should eight devices keep the same numbers eight times? In this lesson **a weight lives on one device and visits the
-# others** when they need it. That changes twelve lines of your program, none of them in the training step. And you'll
+# others** when they need it. That changes eleven lines of your program, none of them in the training step. And you'll
 # see how one careless line in a model brings all the weights back into every memory at once.
 #
 # **You will** count the bytes of a training state, create and restore it in shards (ZeRO, also called FSDP), keep the
@@ -210,8 +210,8 @@ assert state[0].hidden.kernel[...].sharding.shard_shape(kernel.shape) == (8, 32)
 #
 # ## The peak is inside the step
 #
-# An eighth is what a device holds *between* two steps. You run out of memory *during* a step, while the visitors are
-# there. So it matters how many of them come at once, and how long they stay. Your network is too small to show that, so
+# An eighth is what a device holds *between* two steps. You run out of memory *during* a step, while the gathered weights
+# are there. So it matters how many of them come at once, and how long they stay. Your network is too small to show that, so
 # take sixteen layers of 512 x 512 in a `lax.scan`, as many large JAX models have them. The first line of `gather_first`
 # asks for all the layers at once, at the start of the step.
 
@@ -280,9 +280,9 @@ lesson_16.memory_over_time(programs)
 #
 # ## What a low peak costs
 #
-# You pay for visits in messages. A whole layer has 512 x 512 numbers of 4 bytes, which are 1.0 MB.
+# You pay for a low peak in messages. A whole layer has 512 x 512 numbers of 4 bytes, which are 1.0 MB.
 #
-# **Predict:** how often does each layer travel in one update with *left to the compiler*?
+# **Predict:** how often is each layer gathered in one update with *left to the compiler*?
 
 # %% tags=["prediction"]
 messages = {}
@@ -361,10 +361,10 @@ np.testing.assert_allclose(by_hand(layers, adam_state, x)[0], new_layers[0], rto
 #
 # If the parameters take n bytes, a device sends nearly n in an all-gather or a reduce-scatter, and nearly 2 n in an
 # all-reduce, which is one of each. So data parallelism sends 2 n, and stage 3 sends 3 n: two all-gathers and a
-# reduce-scatter. Stage 1 sends 2 n as well, because it only does the update between the two halves of the all-reduce.
+# reduce-scatter. Stage 1 also sends 2 n: a reduce-scatter, the update, and an all-gather.
 #
 # XLA for CPUs sends more than that, because it all-reduces each layer's gradient and then keeps a part of it. XLA for GPUs
-# and TPUs has a pass that makes a reduce-scatter of the two. Or you write the step by hand, with the all-gather in the
+# and TPUs has a pass that merges the two into a reduce-scatter. Or you write the step by hand, with the all-gather in the
 # layer, as in `update`, and a `jax.checkpoint` around the layer
 # ([lesson 20](20_fit_a_larger_network.ipynb)). Then even the CPU runs 32 all-gathers and 16 reduce-scatters, and the
 # peak is 10 MB.
@@ -444,8 +444,8 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # %% [markdown]
 # ## Take away
 #
-# - Training with Adam takes 16 bytes for each parameter. Split over N devices, it's 16 / N, and each weight visits the other
-#   devices by an all-gather. Its gradient comes home by a reduce-scatter.
+# - Training with Adam takes 16 bytes for each parameter. Split over N devices, it's 16 / N. Each weight gets to the other
+#   devices by an all-gather, and its gradient comes back by a reduce-scatter.
 # - Find the shapes with `eval_shape`, choose the shardings, and only then make the numbers, with
 #   `jit(init, out_shardings=...)`. The training step stays as it is.
 # - The peak stays low only if one layer visits at a time. So scan over the layers, split an axis inside the layer, and

@@ -15,7 +15,7 @@
 # # 17. Train with many processes
 #
 # Your program from lesson 14 survives a kill, but it uses the devices of one machine only. For two machines you need two
-# processes, one on each, and they have to agree on every array. Change twenty-six lines, none of them in the training
+# processes, one on each, and they have to agree on every array. Change twenty lines, none of them in the training
 # step, and two processes compute the losses that one computed, up to rounding. Then you'll deal out a batch by process
 # number, as many programs do, and a good network suddenly looks bad. Finally you'll kill one of the two processes, and
 # finish the run from its last checkpoint.
@@ -101,9 +101,10 @@ launch.run(print_eight_numbers)
 # - Only process 0 prints the results, but all processes call `restore` and `save`, with the same folder, on a disk that all
 #   of them reach.
 #
-# The line that saves you is the `assert`. Processes that aren't connected don't fail: each trains a whole run of its own,
-# and writes its checkpoints over the others'. The assert learns from the variables how many processes there should be. On a
-# cluster that doesn't set them, write the number into the line: `assert jax.process_count() == 2`.
+# The line that saves you is the `assert`. Processes that aren't connected may not fail: each trains a whole run of its own,
+# and writes its checkpoints over the others'. The assert compares with the number that your launcher reports in these
+# variables. On a cluster that doesn't set them, such as Kubernetes, it would compare 1 with 1. There, set `PROCESSES`
+# yourself, in every process.
 #
 # **With pmap** each process passes only its own rows, `[local devices, b, ...]`, and gets its own devices' results back.
 # `jax.distributed.initialize()` and the `assert` stay the same, and `lax.pmean` averages over all processes' devices.
@@ -145,7 +146,7 @@ print("process 1:", *second, sep="\n  ")
 #
 # Many programs do without the callback: process 0 takes the first half of the batch, and process 1 the second half. This
 # works if the mesh lists the devices process by process. But on TPUs `jax.make_mesh` orders chips by their wiring,
-# not by host, and on a v5e of 4 x 2 chips the hosts come in the order 0 0 1 1 1 1 0 0. `place_halves` makes such a mesh,
+# not by host, and on a v5e of 4 x 2 chips, four wide, the hosts come in the order 0 0 1 1 1 1 0 0. `place_halves` makes such a mesh,
 # and places eight numbers on it, once by process number and once with the callback:
 
 
@@ -283,8 +284,8 @@ last_metrics = [float(word) for word in resumed[-1].replace(",", "").split() if 
 np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=2e-3)
 
 # %% [markdown]
-# The run ends as the one that nobody disturbed, within 2e-3. If your own program comes from lesson 09, give it lesson 14's
-# fourteen lines and then the lines of this lesson. From there on it runs on as many machines as you have, and you can start
+# The run ends with the losses of the one that nobody disturbed, to within 0.002. If your own program comes from lesson 09,
+# give it lesson 14's thirteen lines and then the lines of this lesson. From there on it runs on as many machines as you have, and you can start
 # it again whenever one of them fails.
 #
 # What if Slurm warns you first, with SIGTERM? You'd save before the end, as in lesson 14, but the signal may not reach all
@@ -293,11 +294,13 @@ np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=
 #
 # ## On a cluster
 #
-# So far every process was told the coordinator's address. With Slurm, Open MPI 4, Kubernetes and Cloud TPU, JAX finds the other
-# processes by itself, so `initialize()` needs no arguments there. On Cloud TPU, set PROCESSES to the number of hosts.
+# So far every process was told the coordinator's address. With Slurm, Open MPI 4, Kubernetes and Cloud TPU, JAX finds the
+# other processes by itself, so `initialize()` needs no arguments there. Your program must only know that there are others:
+# `srun` and `mpirun` say it, and on Kubernetes and Cloud TPU you set PROCESSES to the number of pods or hosts. On
+# Kubernetes, JAX also needs the package `kubernetes`.
 #
 # You can start one process for each GPU, as `torchrun` does, or one for each machine. But under Slurm and Open MPI,
-# `initialize()` assumes the former: process k on a machine sees GPU k and no other. If you start a single task on a
+# `initialize()` assumes one for each GPU: process k on a machine sees GPU k and no other. If you start a single task on a
 # machine with eight GPUs, it trains on one of them, and seven GPUs that you pay for stay idle, without an error. So either
 # start eight tasks on each machine, or name the GPUs:
 #

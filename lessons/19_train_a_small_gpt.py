@@ -15,7 +15,7 @@
 # # 19. Train a small GPT
 #
 # You have one program that accumulates, one that resumes, one that splits its state, and one that runs in many
-# processes. Your own work needs all four in one file, and there, parts that work alone can break each other.
+# processes. Your own work needs all four in one file, and parts that work alone may not work together.
 # This lesson joins them in a small language model that reads Python's own library. You'll start it in two processes, kill
 # both, go on with a single device, and get the losses of a run that nobody disturbed. At the end the model writes
 # something that has the look of Python, and few of its words. The file is yours to start from.
@@ -25,7 +25,8 @@
 # [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb),
 # [13 Train with more batch than memory](13_more_batch_than_memory.ipynb),
 # [14 Survive a kill](14_survive_a_kill.ipynb), [16 Born sharded](16_born_sharded.ipynb) and
-# [17 Train with many processes](17_many_processes.ipynb).
+# [17 Train with many processes](17_many_processes.ipynb). For one line, the types of the products, you need
+# [20 Fit a larger network](20_fit_a_larger_network.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -70,7 +71,7 @@ lesson_19.where_the_arrays_are()
 #
 # What needs thought is where one of these parts meets another.
 #
-# - **Dropout and micro-batches** (08, 13). Inside `accumulate` a device sees only its own rows. If it counted them there,
+# - **Dropout and micro-batches** (08, 13). Inside `accumulate` a device sees only its own rows. If it numbered them there,
 #   the masks would depend on the number of devices. So `train_step` makes the keys first, and they travel with the rows,
 #   as a third part of the batch.
 # - **Dropout and resume** (08, 14). A mask depends on the number of the update. This number must survive a kill, so it's
@@ -158,7 +159,7 @@ assert sum(x.size for x in jax.tree.leaves(state[0])) == 167_584
 #
 # In the last of the printed digits, if at all. Eight devices sum in another order than one, and float32 rounds after
 # each addition, so the bits differ. Everything else is the same: the order of the examples, their masks, the number of
-# the update, and what a mean is a mean of. The folded cell allows a difference of 0.002.
+# the update, and the examples over which each mean is taken. The folded cell allows a difference of 0.002.
 #
 # Often even the text at the end is the same. If it isn't, two letters were nearly tied somewhere, and rounding decided
 # which one is drawn. From there on the texts go different ways.

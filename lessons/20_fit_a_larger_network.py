@@ -14,11 +14,11 @@
 # %% [markdown]
 # # 20. Fit a larger network
 #
-# In lesson 13 you cut the batch until it fit. What if not even one example fits? Take GPT-2 small and a single text of
-# 1,024 tokens. The parameters take 2 GB with their gradients and Adam's moments, but the activations of the network's
-# twelve blocks take over 2.5 GB more. In this lesson you'll bring those down to less than 0.3 GB by wrapping one function,
-# and then store each of them in two bytes instead of four. After that you'll use two bytes in the wrong place, and
-# watch a third of the weights freeze without an error.
+# In lesson 13 you cut the batch until it fit. What if a single example is too much? Take GPT-2 small. Its parameters take
+# only 2 GB with their gradients and Adam's moments. But for one text of 1,024 tokens, the activations of its twelve blocks
+# take over 2.5 GB more, and for one of 8,192 tokens the attention scores alone would take 39 GB. In this lesson you'll bring
+# the 2.5 GB down to less than 0.3 GB by wrapping one function, and then store each number in two bytes instead of four.
+# After that you'll use two bytes in the wrong place, and watch a third of the weights freeze without an error.
 #
 # **You will** see what a backward pass keeps, recompute activations with `jax.checkpoint`, compute in bfloat16, and say
 # which numbers must stay in float32. 23 minutes, 43 with exercises. You need
@@ -77,8 +77,8 @@ kept = {"keep everything": count_kept(make_loss(layer))}
 print(kept)
 
 # %% [markdown]
-# Six arrays for one line of code, or five with jax 0.12: the layer's input, and what the derivatives of `silu` and `tanh`
-# need. They take 6 x 6.3 = 38 MB.
+# Six arrays for one line of code: the layer's input, and five that the derivatives of `silu` and `tanh` need. With jax 0.12
+# they need only four. Six take 6 x 6.3 = 38 MB.
 #
 # ## Compute again instead of keeping
 #
@@ -158,6 +158,10 @@ lesson_20.memory_of_gpt2(gigabytes, inputs=12 * 1024 * 768 * 4 / 1e9)
 #
 # </details>
 #
+# These arrays grow with the square of the text's length. *Flash attention* never stores them: it computes them in pieces,
+# forward and again backward. On NVIDIA GPUs you get it from `jax.nn.dot_product_attention(..., implementation="cudnn")`. The
+# counts leave out the logits, `[1024, 50257]`, which are another 206 MB for one text.
+#
 # ## Two bytes for a number
 #
 # The other way is to make each number smaller:
@@ -166,7 +170,7 @@ lesson_20.memory_of_gpt2(gigabytes, inputs=12 * 1024 * 768 * 4 / 1e9)
 lesson_20.number_formats()
 
 # %% [markdown]
-# The exponent's bits give a number its range, and the fraction's bits its precision. So a bfloat16 goes as far as a
+# The exponent's bits give a number its range, and the fraction's bits its precision. So a bfloat16 has the range of a
 # float32, but it has only 8 significant bits instead of 24, counting the leading 1 that isn't stored. In return, GPUs
 # multiply faster: an A100's data sheet has up to 312 TFLOP/s for bfloat16. For float32 it's 156, and only because the GPU
 # rounds the factors to the 11 bits of TF32, which JAX allows by default. In full float32 it's 19.5.
@@ -297,6 +301,8 @@ assert gigabytes["keep everything"] > 2.5
 assert 0.25 < gigabytes["keep inputs"] < 0.3
 assert round(12 * 1024 * 768 * 4 / 1e6) == 38
 assert round(124.4e6 * 16 / 1e9, 1) == 2.0
+assert round(12 * 12 * 8192**2 * 4 / 1e9) == 39
+assert round(1024 * 50257 * 4 / 1e6) == 206
 
 assert 12 * 0.2 < gigabytes_by_dtype["float32"] < 12 * 0.22
 attention = 2 * 12 * 1024 * 1024 * 4 / 1e9  # of a block: the scores without and with their softmax

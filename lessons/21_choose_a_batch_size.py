@@ -17,7 +17,7 @@
 # On one device, your program trains with 16 examples an update. On 64 devices it can take 1,024. Will it then need 64 times
 # fewer updates? For the network of this course it's about ten times fewer. You can predict the order of magnitude before
 # you rent a single device, because the answer is hidden in gradients that your program computes anyway. At the end you
-# compare your prediction with 120 training runs.
+# compare your prediction with 135 training runs.
 #
 # **You will** measure the gradient noise scale, predict from it how many updates a batch size needs, and change the
 # learning rate with the batch without losing the run. 21 minutes, 46 with exercises. You need
@@ -40,7 +40,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # Start with a network of a single weight. For half of the examples its gradient is 3, and for the other half -1. The
 # gradient that you're after is the mean over all of them, G = 1. But if you draw one example, the square of its gradient is
-# 9 or 1, so 5 on average: 1 of that is signal, and 4 is noise, the variance of an example.
+# 9 or 1, so 5 on average. Of these, 1 is signal. The other 4 are noise, the variance of an example.
 #
 # The mean of B examples keeps the whole signal, but only a B-th of the noise. Call the signal's squared length |G|², and
 # the variance of one example's gradient S, summed over all weights. Then the squared length of a batch's gradient is on
@@ -68,8 +68,8 @@ print(f"S = {S:.0f}, |G|² = {squared_G:.0f}, noise scale {S / squared_G:.0f}")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 128. From 16 to 128 examples, S / 16 shrinks to an eighth. So 7 is seven eighths of S / 16, and S is 128. In the batch of
-# 128, S / B is then 1, which leaves 1 for |G|².
+# 128. The two lengths are |G|² + S / 16 = 9 and |G|² + S / 128 = 2. Subtract them: S / 16 - S / 128 = 7, which makes
+# S = 128. In the batch of 128, S / B is then 1, which leaves 1 for |G|².
 #
 # </details>
 #
@@ -92,7 +92,9 @@ print(f"S = {S:.0f}, |G|² = {squared_G:.0f}, noise scale {S / squared_G:.0f}")
 # %% [markdown]
 # The losses are lesson 10's, because the update itself hasn't changed. What do the gradients behind the noise scale look
 # like? The picture shows those of one batch, before the first update and after the last one, beside G, the mean gradient of
-# all 5,000 examples. The angles to G are exact. Compare lengths only within a panel.
+# all 5,000 examples. The angles to G are exact, but whether an arrow points up or down means nothing: the picture only
+# spreads them out, since in 2,410 dimensions two arrows at 60 degrees to G need not be near each other. Compare lengths
+# only within a panel.
 #
 # **Predict:** do the eight devices agree more at the beginning or at the end?
 
@@ -156,7 +158,8 @@ lesson_21.noise_scale(smoothed, {n: S / G for n, (S, G, _) in direct.items()}, s
 #
 # The next cell tries the formula. It trains to a test loss of 0.5, about where two epochs had brought your program. The
 # paper's formula is for SGD, so these runs use SGD, although the 193 comes from your program's run with Adam. For each of
-# five batch sizes there are eight learning rates and three seeds, and what counts is the best rate's mean over the seeds.
+# five batch sizes there are nine learning rates and three seeds, and what counts is the best rate's mean over the seeds.
+# Every update gets fresh examples, as if the data never ended.
 # The curve isn't fitted: it starts at the dot of B = 16 and then follows the formula with 193.
 
 # %% tags=["prediction"]
@@ -174,8 +177,8 @@ lesson_21.updates_by_batch_size(measured, so_far)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 1 + 190 / 16 is about 13, and 1 + 190 / 190 is 2, so the first twelvefold batch saves a factor of 6.5. All the larger
-# ones together save a factor of 2.
+# 1 + 190 / 16 is about 13, and 1 + 190 / 190 is 2, so going from 16 to 190 saves a factor of 6.5. Going on forever saves
+# only another factor of 2.
 #
 # The runs agree with the formula to within a quarter. From 16 to 1,024 examples it promises 11 times fewer updates, and
 # here it's 10. The dotted line is what you hope for when you rent 64 devices.
@@ -321,7 +324,8 @@ for exercise in (fixed_noise_scale, squared_lengths, best_device_count):
 # - A batch's gradient has the squared length |G|² + S / B on average. Two batch sizes give you |G|² and S, and data
 #   parallelism has two in every update.
 # - Well below the noise scale S / |G|², twice the batch needs half the updates. Well above it, nearly as many as before.
-# - If you change the batch, change the learning rate by the factor by which the updates fall.
+# - If you change the batch, change the learning rate, too, by the root of the batch's factor or by the factor by which the
+#   updates fall. Try both, because a rate that's too high diverges.
 #
 # pmapdp doesn't measure the noise scale, so the lines of this lesson are yours to keep. **With pmap** they're the same,
 # because your step has its own gradient before `lax.pmean`. Whether 64 devices also compute 64 times as many examples a

@@ -119,11 +119,37 @@ def test_a_script_that_saves_asks_for_a_folder(script):
     assert "Traceback" not in done.stderr
 
 
+def new_code_lines(earlier: str, later: str) -> int:
+    """Count the later script's new lines below its docstring."""
+    texts = [PROGRAMS[number].read_text() for number in (earlier, later)]
+    old, new = (
+        text.splitlines()[ast.parse(text).body[0].end_lineno :] for text in texts
+    )
+    added = [line for line in difflib.ndiff(old, new) if line.startswith("+ ")]
+    return sum(bool(line[2:].strip()) for line in added)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "count", "words"),
+    [
+        ("09", "11", 10, "Change ten lines"),
+        (OLD, "12", 16, "Then sixteen new lines"),
+        ("09", "13", 17, "Seventeen lines of your program are new"),
+        ("09", "14", 13, "With thirteen lines, new or changed"),
+        ("09", "15", 20, "about twenty new lines"),
+        ("09", "16", 11, "changes eleven lines of your program"),
+        ("14", "17", 20, "Change twenty lines"),
+    ],
+)
+def test_a_lesson_counts_its_new_lines(earlier, later, count, words):
+    assert new_code_lines(earlier, later) == count
+    source = build.source_of(later).read_text().replace("\n# ", " ")
+    assert words in source
+
+
 def test_lesson_05_counts_its_new_lines():
     for earlier, count in (("04", 9), ("03", 15)):
-        added = new_lines(earlier, "05")
-        docstrings = [line for line in added if line.startswith('+ """')]
-        assert len(added) - len(docstrings) == count
+        assert new_code_lines(earlier, "05") == count
     text = " ".join(
         cell.source.replace("\n", " ")
         for cell in built(build.source_of("05")).cells

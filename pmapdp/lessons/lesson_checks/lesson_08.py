@@ -206,10 +206,17 @@ def fixed_mean(answer):
     )
     padding = "padding was added to the sum: multiply by the weights"
     undivided = f"this is the sum: divide by the number of valid examples, {n:.0f}"
+    mean_of_means = (
+        "this is a mean of the devices' means, in which a device with few examples "
+        "counts as much as a full one: psum the sum and the count, and divide once"
+    )
+    counts = np.maximum(weights.sum(1), 1)[:, None]
+    device_means = (weights[..., None] * x).sum(1) / counts  # of padding alone: 0
     mistakes = {
         padding: x.mean((0, 1)),
         f"{padding}, as in the count": x.sum((0, 1)) / n,
         undivided: total,
+        mean_of_means: device_means.mean(0),
     }
     refuse(result, mistakes)
     expected = total / n

@@ -117,7 +117,17 @@ def normalized_step(answer):
         new_w = step(jnp.asarray(w), *jax.device_put((x, y), P("data")))
         require(new_w.shape == (3,), f"w has the shape (3,), yours has {new_w.shape}")
         z = (x - x.mean(0)) / x.std(0)
-        wanted = w - 0.1 * 2 * z.T @ (z @ w - y) / 16
+        update = -0.1 * 2 * z.T @ (z @ w - y) / 16
+        wanted = w + update
+        refuse(
+            new_w,
+            {
+                "x wasn't normalized": w - 0.1 * 2 * x.T @ (x @ w - y) / 16,
+                "the loss is the mean over the rows, not their sum": w + 16 * update,
+                "the learning rate is 0.1": w + update / 10,
+                "the sign is wrong: w - 0.1 * gradient": w - update,
+            },
+        )
         require(
             np.allclose(new_w, wanted, rtol=1e-3, atol=1e-3),
             f"w is {wanted.round(3)}, yours is {new_w}",

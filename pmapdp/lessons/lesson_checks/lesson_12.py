@@ -116,6 +116,11 @@ def make_step(answer):
         length = np.linalg.norm(np.asarray(found) - before)
         ratio = length / np.linalg.norm(wanted - wanted_before)
         require(
+            abs(ratio - N) > 1e-3,
+            f"update {update} is {ratio:.3f} times as long as with the old step, so "
+            f"jax.grad has summed over the {N} devices: this is lesson 10's trap",
+        )
+        require(
             close(found, wanted),
             f"update {update} is {ratio:.3f} times as long as with the old step",
         )

@@ -160,7 +160,14 @@ def fixed_gradient(answer):
             "weights": total,
             "padding has added its gradient: multiply by the weights": unweighted
             / weights.sum(),
+            "the micro-batches' gradients were averaged once more: their sum, divided "
+            "by the sum of all weights, is the mean already": wanted / K,
         }
+        in_each = np.einsum("kr,krd->kd", 2 * errors, x)  # [K, D]
+        counts = np.maximum(weights.sum(1), 1)[:, None]
+        mistakes["this is a mean of means: divide once, after the last micro-batch"] = (
+            in_each / counts
+        ).mean(0)
         refuse(gradient, mistakes)
         require(
             close(gradient, wanted),

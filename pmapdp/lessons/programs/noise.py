@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-RATES = 0.1 * 2 ** np.arange(0, 4, 0.5)  # learning rates from 0.1 to 1.13
+RATES = 0.1 * 2 ** np.arange(0, 4.5, 0.5)  # nine learning rates from 0.1 to 1.6
 SEEDS = (3, 4, 5)  # 1 and 2 are the training and the test set of the lessons
 
 Data = tuple[np.ndarray, np.ndarray]  # inputs and labels

@@ -106,6 +106,11 @@ WRONG = {
             BOTH,
             'lax.pmean(weights @ x / weights.sum(), "data"), 1',
         ),
+        (
+            "a mean of the devices' means",
+            BOTH,
+            'lax.pmean(weights @ x / jnp.maximum(weights.sum(), 1), "data"), 1',
+        ),
     ],
 }
 

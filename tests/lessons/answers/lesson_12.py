@@ -31,7 +31,7 @@ WRONG = {
         ("must have a copy on each", "NamedSharding(mesh, PartitionSpec())", "None"),
     ],
     "make_step": [
-        ("is 4.000 times as long", RETURN, AVERAGED, JIT, CHECKED),
+        ("lesson 10's trap", RETURN, AVERAGED, JIT, CHECKED),
         (
             "own rows",
             RETURN,

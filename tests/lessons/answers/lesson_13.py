@@ -65,7 +65,9 @@ WRONG = {
         ("leave their device", JOINED, BY_NUMBER),
     ],
     "fixed_gradient": [
-        ("in the last micro-batch", TOTAL, PER_COUNT, "/ jnp.sum(weights)", "/ len(x)"),
+        ("a mean of means", TOTAL, PER_COUNT, "/ jnp.sum(weights)", "/ len(x)"),
+        ("averaged once more", "/ jnp.sum(weights)", "/ jnp.sum(weights) / len(x)"),
+        ("in the last micro-batch", "/ jnp.sum(weights)", "/ jnp.sum(weights[0])"),
         (
             "0 / 0",
             TOTAL,
