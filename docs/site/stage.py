@@ -31,7 +31,7 @@ LEXERS = {
 FENCE = "`" * 10
 MARK = re.compile(r'<a id="([\w-]+)"></a>')
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-WIDEST = 120  # characters of a line of a block without a language, or it is wrapped
+WIDEST = 95  # characters of a line of a block without a language, or it is wrapped
 # It stands on the front page alone. In the repository one sees the folders, and README
 # says what to read.
 START = f"""{FENCE}{{admonition}} Start here
