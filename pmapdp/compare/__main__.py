@@ -191,7 +191,7 @@ def print_comparison(comparison: Comparison) -> None:
         table.add_column(head, overflow="fold")
     for run in comparison.runs:
         table.add_row(
-            run.name,
+            run.name if comparison.config else run.label,
             words.describe_result(run),
             words.describe_difference(run),
             words.describe_time(run),

@@ -36,7 +36,7 @@ def describe_difference(run: Measurement) -> str:
 def describe_time(run: Measurement) -> str:
     """Return an update's time in ms: the median, and the middle half of all times."""
     time = run.step_ms
-    return f"{time.median:.3g} ({time.low:.3g} to {time.high:.3g})"
+    return f"{time.median:.3g} ({time.low:.3g}\u2013{time.high:.3g})"
 
 
 def describe_memory(run: Measurement) -> str:
