@@ -190,8 +190,11 @@ def print_comparison(comparison: Comparison) -> None:
     for head in ("run", result, "difference", "ms an update", "who adds up"):
         table.add_column(head, overflow="fold")
     for run in comparison.runs:
+        name = run.name
+        if comparison.config is None:  # all on the same devices
+            name = run.label
         table.add_row(
-            run.name if comparison.config else run.label,
+            name,
             words.describe_result(run),
             words.describe_difference(run),
             words.describe_time(run),

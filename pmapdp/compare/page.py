@@ -88,7 +88,10 @@ def as_html(lines: Sequence[str], others: Sequence[str] | None = None) -> Markup
     html = Markup("")
     for line in join_comments(lines):
         indent = len(line) - len(line.lstrip())
-        words = colour_words(line, [line] if others is None else others)
+        old_lines = [line]  # nothing is new
+        if others is not None:
+            old_lines = list(others)
+        words = colour_words(line, old_lines)
         html += Markup('<div class="line {}" style="--i:{}">{}</div>').format(
             class_of(line), indent, words
         )
