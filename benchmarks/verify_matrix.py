@@ -1,4 +1,4 @@
-"""Count how often the row of a planted mistake fits the facts that `verify` finds.
+"""Count how often `verify` finds the mistake that is planted in a program.
 
     PYTHONPATH=.:tests/verify python benchmarks/verify_matrix.py --of 8
     PYTHONPATH=.:tests/verify python benchmarks/verify_matrix.py --of 1 --lines f.jsonl
@@ -6,9 +6,9 @@
 The first runs every eighth combination; the second all, and goes on after a stop.
 
 Each mistake meets update rules, keys, types and metrics. A report is right if the
-mistake's row fits and no other row that would be wrong, unknown if it fails and no row
-fits, wrong if only others fit, and silent if nothing fails. The program without a
-mistake must pass.
+mistake fits and no other that would be wrong, unknown if it fails and no mistake fits,
+wrong if only others fit, and silent if nothing fails. The program without a mistake
+must pass.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import json
 import time
 from pathlib import Path
 
-from planted import PLANTS, WAYS, given
+from planted import LAYOUTS, PLANTS, make_arguments
 
 from pmapdp.devices import simulate
 
@@ -41,9 +41,9 @@ def judge(plant, report) -> str:
         return "wrong" if report.failed else "right"
     if not report.failed:
         return "silent"
-    if rows - {plant.row, *TRUE_TOO.get(plant.row, ())}:
+    if rows - {plant.mistake, *TRUE_TOO.get(plant.mistake, ())}:
         return "wrong"
-    return "right" if plant.row in rows else "unknown"
+    return "right" if plant.mistake in rows else "unknown"
 
 
 def combinations(every: int):
@@ -60,14 +60,14 @@ def combinations(every: int):
             )
             possible = possible and fixed.get("optimizer", rule) == rule
             if possible and (place + 3 * number + number // len(RULES)) % every == 0:
-                ways = plant.under if plant else tuple(WAYS)
+                strategies = plant.strategies if plant else tuple(LAYOUTS)
                 yield (
                     plant,
                     rule,
                     key,
                     float64,
                     sums,
-                    ways[(number + place) % len(ways)],
+                    strategies[(number + place) % len(strategies)],
                 )
 
 
@@ -91,22 +91,24 @@ def main() -> None:
     )
     rows = {tuple(json.loads(line)["case"]): json.loads(line) for line in known or ()}
     found = collections.Counter()
-    for plant, rule, key, float64, sums, way in combinations(options.of):
-        name = f"{plant.row}: {plant.wrong}" if plant else "none"
+    for plant, rule, key, float64, sums, strategy in combinations(options.of):
+        name = f"{plant.mistake}: {plant.wrong}" if plant else "none"
         case = (
             name,
             rule,
             f"key {key}",
             "float64" if float64 else "float32",
             "sums" * sums,
-            way,
+            strategy,
         )
         if case not in rows:
             started = time.perf_counter()
             try:
                 plants = [plant] if plant else []
                 report = verify(
-                    **given(way, *plants, optimizer=rule, key=key, sums=sums),
+                    **make_arguments(
+                        strategy, *plants, optimizer=rule, key=key, sums=sums
+                    ),
                     float64=float64,
                 )
                 verdict, fits = judge(plant, report), report.rows

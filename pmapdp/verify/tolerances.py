@@ -177,8 +177,7 @@ def measure_leaves(
         unit /= 8
     nudged_results = []
     for seed in range(NUDGED_RUNS):
-        near_state = nudge(state, unit, seed)
-        near_batch = nudge(batch, unit, seed + NUDGED_RUNS)
+        near_state, near_batch = nudge((state, batch), unit, seed)
         nudged_results.append(reference((near_state, near_batch, key)))
     old = reference.to_numpy({"state": state, "metrics": {}})
     leaves = {}

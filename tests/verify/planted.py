@@ -1,4 +1,4 @@
-"""The program of `program.py`, right or with wrong lines of docs/mistakes.py planted in it, as the arguments of `verify`."""
+"""Put wrong lines of docs/mistakes.py into `program.py`, for `verify` to find."""
 
 import functools
 import runpy
@@ -14,24 +14,29 @@ from pmapdp.verify import one_device
 SOURCE = (Path(__file__).parent / "program.py").read_text()
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 SECTIONS = runpy.run_path(str(PAGE.with_suffix(".py")))["SECTIONS"]
-WAYS = {
-    "pmap": "replicated",
-    "shard_map": "sharded",
-    "jit": "sharded",
-}  # and the layout of each
+LAYOUTS = {"pmap": "replicated", "shard_map": "sharded", "jit": "sharded"}
 
 
 class Plant(NamedTuple):
-    """One wrong line, and the row of the table that fits; none if it's empty."""
+    """One wrong line.
 
-    row: str
-    right: str
+    Attributes:
+        mistake: The usual mistake that it is, or empty if it's none of them.
+        correct: The line that it replaces.
+        wrong: The line.
+        strategies: The strategies under which it's a mistake.
+        options: The options of `program.py` under which it shows. The key "any" is an
+            argument or in the state.
+    """
+
+    mistake: str
+    correct: str
     wrong: str
-    under: tuple = tuple(WAYS)
+    strategies: tuple = tuple(LAYOUTS)
     options: dict = {}  # noqa: RUF012
 
 
-# What the program needs, so that a wrong line shows.
+# The options of the program under which a wrong line shows.
 OPTIONS = {
     ("mean of means", "count = weight.sum()"): {"key": "none"},
     ("mean of means", 'gradients = lax.pmean(clip(gradients), "data")'): {
@@ -70,39 +75,37 @@ PLANTS += [
 
 @functools.cache
 def load(edits, options):
-    """The program with these pairs of lines replaced, under these options."""
+    """Run the program with these (correct, wrong) lines replaced, and these options."""
     source = SOURCE
-    for right, wrong in edits:
-        assert source.count(right) == 1, right
-        source = source.replace(right, wrong)
+    for correct, wrong in edits:
+        assert source.count(correct) == 1, correct
+        source = source.replace(correct, wrong)
     names = {"OPTIONS": dict(options)}
     exec(compile(source.replace("OPTIONS: dict = {}", ""), "program.py", "exec"), names)
     return SimpleNamespace(**names)
 
 
-def given(way, *plants, devices=4, **options):
-    """The arguments of `verify` for the program with these plants, on 4 devices."""
+def make_arguments(strategy, *plants, devices=4, **options):
+    """Make the arguments of `verify` for the program with these wrong lines."""
     for plant in plants:
         options |= {
-            name: value
-            for name, value in plant.options.items()
-            if (name, value) != ("key", "any")
+            name: value for name, value in plant.options.items() if value != "any"
         }
+    key = None
+    if options.get("key", "argument") == "argument":
+        key = jax.random.key(5)
     options = tuple(sorted(options.items()))
-    program = load(tuple((plant.right, plant.wrong) for plant in plants), options)
-    state, batch = load((), options).start()
+    correct_program = load((), options)
+    edits = tuple((plant.correct, plant.wrong) for plant in plants)
+    state, batch = correct_program.start()
+    weight = (np.arange(len(batch["x"])) < 13).astype(np.float32)  # 3 of padding
     return {
-        "reference": one_device(load((), options).step, "data"),
-        "step": program.make_step(way, jax.devices()[:devices]),
+        "reference": one_device(correct_program.step, "data"),
+        "step": load(edits, options).make_step(strategy, jax.devices()[:devices]),
         "devices": jax.devices()[:devices],
         "state": state,
         "batch": batch,
-        "last_batch": {
-            **batch,
-            "weight": (np.arange(len(batch["x"])) < 13).astype(np.float32),
-        },  # 3 of padding
-        "key": jax.random.key(5)
-        if dict(options).get("key", "argument") == "argument"
-        else None,
-        "layout": WAYS[way],
+        "last_batch": {**batch, "weight": weight},
+        "key": key,
+        "layout": LAYOUTS[strategy],
     }
