@@ -166,33 +166,40 @@ def test_dictionaries_of_inputs_and_labels_and_weights(one_by_one):
     np.testing.assert_array_equal(batch.weights, [WEIGHTS[5], WEIGHTS[3], *[0] * 7])
 
 
-def test_images_of_pillow_and_numbers_of_64_bits():
-    for mode, shape in (("L", (1, 4, 5, 1)), ("RGB", (1, 4, 5, 3))):
-        assert (
-            part([(Image.new(mode, (5, 4)), 0)]).select(np.arange(1)).inputs.shape
-            == shape
-        )
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3)])
+def test_an_image_of_pillow_has_an_axis_of_channels(mode, channels):
+    examples = part([(Image.new(mode, (5, 4)), 0)])
+    assert examples.select(np.arange(1)).inputs.shape == (1, 4, 5, channels)
+
+
+def test_numbers_keep_their_64_bits_if_jax_has_them():
     with jax.enable_x64(True):
         found = part([(INPUTS[i].astype(float), LABELS[i]) for i in range(N)])
         assert_same_batches(found, Split(INPUTS.astype(float), LABELS))
 
 
-def test_names_of_classes():
+def test_all_parts_number_their_classes_as_the_training_set_does():
     data = make_data_set({"train": MapStyle(), "validation": (INPUTS, NAMES[LABELS])})
     assert (data.test, data.classes) == (None, ("cat", "cow", "dog"))
     np.testing.assert_array_equal(data.validation.labels, LABELS)
-    assert make_data_set(DataSet((INPUTS, NAMES[LABELS]))).classes == (
-        "cat",
-        "cow",
-        "dog",
-    )
-    assert make_data_set(
-        DataSet((INPUTS, LABELS), classes=np.unique(LABELS))
-    ).classes == ("0", "1", "2")
-    named = make_data_set(
-        DataSet((INPUTS, NAMES[LABELS]), (INPUTS, ["pig"] * N), classes=(*NAMES, "pig"))
-    )
-    assert set(named.test.labels) == {3}
+
+
+@pytest.mark.parametrize(
+    ("data", "classes"),
+    [
+        (DataSet((INPUTS, NAMES[LABELS])), ("cat", "cow", "dog")),
+        (DataSet((INPUTS, LABELS), classes=np.unique(LABELS)), ("0", "1", "2")),
+    ],
+)
+def test_classes_are_those_that_are_given_or_the_names_among_the_labels(data, classes):
+    assert make_data_set(data).classes == classes
+
+
+def test_a_test_set_may_have_a_class_that_the_training_set_lacks():
+    classes = (*NAMES, "pig")
+    pigs = (INPUTS, ["pig"] * N)
+    data = make_data_set(DataSet((INPUTS, NAMES[LABELS]), pigs, classes=classes))
+    assert set(data.test.labels) == {3}
 
 
 # Type and number of an array; the types of inputs and labels, None if it's refused.
@@ -363,8 +370,8 @@ def test_what_is_refused(data, sentence):
     assert "\n" not in str(error.value)
 
 
-def test_the_content_of_data_sets_is_told_apart(monkeypatch):
-    """By each number, type, shape and text; a large array by some of its examples."""
+def test_data_sets_with_different_content_have_different_fingerprints():
+    """Each number, type, shape and text counts."""
     arrays = Split(INPUTS, LABELS)
     texts = Texts(["a", "bc"], LABELS[:2])
     others = [
@@ -379,18 +386,24 @@ def test_the_content_of_data_sets_is_told_apart(monkeypatch):
         make_data_set(DataSet(one_changed(label=LABELS[8]))),
     ]
     assert len({fingerprint(data) for data in (DataSet(arrays, arrays), *others)}) == 10
-    assert fingerprint(DataSet(arrays, arrays)) == fingerprint(
-        DataSet(*(jax.tree.map(np.copy, arrays) for _ in range(2)))
-    )
+
+
+def test_copies_of_a_data_set_have_its_fingerprint():
+    arrays = Split(INPUTS, LABELS)
+    copies = DataSet(*(jax.tree.map(np.copy, arrays) for _ in range(2)))
+    assert fingerprint(copies) == fingerprint(DataSet(arrays, arrays))
+
+
+@pytest.mark.parametrize(("row", "is_seen"), [(0, True), (1, False)])
+def test_a_fingerprint_has_every_second_row_of_a_large_array(monkeypatch, row, is_seen):
     for name in ("LARGE_BYTES", "SAMPLE_BYTES"):
         monkeypatch.setattr(f"pmapdp.custom.arrays.{name}", INPUTS.nbytes // 2)
-    assert fingerprint(DataSet(arrays)).endswith(", from one in 2 examples")
-    for row, told in ((0, True), (1, False)):
-        changed = INPUTS.copy()
-        changed[row] += 1
-        assert (
-            fingerprint(DataSet(Split(changed, LABELS))) != fingerprint(DataSet(arrays))
-        ) == told
+    before = fingerprint(DataSet(Split(INPUTS, LABELS)))
+    assert before.endswith(", from one in 2 examples")
+    changed = INPUTS.copy()
+    changed[row] += 1
+    after = fingerprint(DataSet(Split(changed, LABELS)))
+    assert (after != before) == is_seen
 
 
 def test_files_of_arrays(tmp_path):
