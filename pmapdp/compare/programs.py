@@ -18,7 +18,7 @@ from pmapdp.compare.results import Measurement
 from pmapdp.devices import choose_devices
 from pmapdp.verify import trees
 from pmapdp.verify.layouts import choose_layout, place_arguments
-from pmapdp.verify.verification import value_for_update, verify_program
+from pmapdp.verify.verification import resolve_value, verify_program
 
 WARM_UP = 3  # calls that aren't timed
 TIMED = 20  # calls
@@ -65,7 +65,7 @@ def run_program(target: str, count: int | None) -> tuple[Measurement, Any, Any]:
     examples = len(devices)
     if arguments["batch"] is not None:
         holds["batch"] = describe_arrays(inputs[1])
-        batch = value_for_update(0, arguments["batch"])
+        batch = resolve_value(0, arguments["batch"])
         shape = np.shape(jax.tree.leaves(batch)[0])
         examples = shape[arguments["batch_axis"]]
     program = arguments["step"].lower(*inputs).compile()
@@ -107,8 +107,8 @@ def place_first_update(
     """Place state, batch and key of the first update as the program's layout says."""
     # Copies, because a step may donate what it's given.
     state = trees.to_host(arguments["state"])
-    batch = trees.to_host(value_for_update(0, arguments["batch"]))
-    key = value_for_update(0, arguments["key"])
+    batch = trees.to_host(resolve_value(0, arguments["batch"]))
+    key = resolve_value(0, arguments["key"])
     layout = choose_layout(arguments["layout"], arguments["batch_axis"])
     return place_arguments(state, batch, key, layout, arguments["per_device"], devices)
 

@@ -102,10 +102,10 @@ def verify(
     placed_step = Step(
         step, reference_program, choose_layout(layout, batch_axis), devices
     )
-    batches = [value_for_update(update, batch) for update in range(updates)]
+    batches = [resolve_value(update, batch) for update in range(updates)]
     if last_batch is not None:
         batches.append(last_batch)
-    keys = [value_for_update(update, key) for update in range(len(batches))]
+    keys = [resolve_value(update, key) for update in range(len(batches))]
     report = compare_in_best_type(placed_step, batches, keys, float64)
     if last_batch is None and batch is not None:
         why = "give last_batch, if yours is uneven or padded"
@@ -120,7 +120,7 @@ def make_array(leaf: Any) -> Any:
     return np.asarray(leaf, jnp.result_type(leaf))
 
 
-def value_for_update(update: int, value: Any) -> Any:
+def resolve_value(update: int, value: Any) -> Any:
     """Return the batch or the key of an update: `value`, or `value(update)`."""
     if callable(value):
         return value(update)
