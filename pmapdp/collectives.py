@@ -1,7 +1,7 @@
 """List a compiled program's collectives: how often, how large, and from which line.
 
-The compiler inserts, combines and splits collectives, so only its final text (HLO)
-tells what the devices exchange. Lessons 06 and 09 read one.
+The compiler inserts, combines and splits collectives, so only the text of the compiled
+program (HLO) tells what the devices exchange. Lessons 06 and 09 read such a text.
 
     collectives(jax.jit(f).lower(x).compile().as_text())
 """
@@ -25,7 +25,7 @@ KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
-# The operations of JAX that ask for a collective. If an all-reduce comes from none of
+# The operations of JAX that ask for a collective. If a collective comes from none of
 # them, the compiler added it.
 WRITTEN = {
     "psum",
@@ -62,8 +62,8 @@ class Collective:
         count: The number of instructions.
         bytes: The size of their results on one device, all arrays together, if each
             runs once.
-        runs: How often they run, all together, in one call of the program. One in a
-            loop runs as often as the loop does, and one in a branch counts as if the
+        runs: How often they run, all together, in one call of the program. In a loop,
+            an instruction runs as often as the loop. In a branch, it counts as if the
             branch were taken. None: a loop's length isn't known before it runs.
     """
 
@@ -82,13 +82,13 @@ class Instruction:
         bytes: The size of its results on one device.
         arrays: The number of its results.
         runs: How often it runs in one call, or None if that isn't known.
-        in_branch: It runs at most so often, because it's in a branch of a condition.
-        operations: The JAX operations that it comes from. Of a combined one, perhaps
-            not all.
+        in_branch: True if it's in a branch of a condition, so it may run less often.
+        operations: The JAX operations that it comes from. If the compiler has combined
+            several, some may be missing.
         source: The file and the number of the line that it comes from, or empty if HLO
             doesn't have them.
-        text: That line.
-        written: A line of the program asks for it.
+        text: The line itself.
+        written: True if the program asks for it, and False if the compiler added it.
     """
 
     kind: str
@@ -104,7 +104,7 @@ class Instruction:
 
 def collectives(hlo: str) -> list[Collective]:
     """Add up the collectives of a compiled program by kind, in the order of `KINDS`."""
-    rows_of = by_kind(instructions(hlo))
+    rows_of = group_by_kind(instructions(hlo))
     result = []
     for name in KINDS:
         rows = rows_of.get(name, [])
@@ -114,8 +114,8 @@ def collectives(hlo: str) -> list[Collective]:
     return result
 
 
-def by_kind(rows: Sequence[Instruction]) -> dict[str, list[Instruction]]:
-    """Sort instructions by kind."""
+def group_by_kind(rows: Sequence[Instruction]) -> dict[str, list[Instruction]]:
+    """Return the instructions of each kind."""
     rows_of: dict[str, list[Instruction]] = {}
     for row in rows:
         rows_of.setdefault(row.kind, []).append(row)
@@ -141,7 +141,7 @@ def instructions(hlo: str) -> list[Instruction]:
         start = COMPUTATION.match(line)
         if start:
             computation = start[2]
-        # Without numbers of tuple entries, and layouts.
+        # Numbers of tuple entries and layouts would hide the shapes.
         plain = re.sub(r"/\*.*?\*/|\{[^{}]*\}", "", line)
         match = INSTRUCTION.match(plain.strip())
         if not match:
@@ -243,7 +243,7 @@ def multiply_runs(
 def array_bytes(dtype: str, bits: str, dimensions: str) -> int:
     """Return the bytes of an array type such as `f32[512,10]`.
 
-    `pred` takes a byte, and a `token` none.
+    A `pred` (a truth value) takes a byte, and a `token` none.
     """
     sizes = [int(part.lstrip("<=")) for part in dimensions.split(",") if part]
     width = 0
@@ -287,10 +287,10 @@ def read_table(hlo: str, name: str) -> dict[str, str]:
 def describe_exchange(rows: Sequence[Instruction]) -> str:
     """Say what devices exchange: `1 all-reduce, 576 bytes`.
 
-    One in a loop runs more than once: `4 all-reduces, run 16 times an update, 2.3 kB: 4
-    times at accumulate.py:81`.
+    With a loop, for example: `4 all-reduces, run 16 times an update, 2.3 kB: 4 times at
+    accumulate.py:81`.
     """
-    rows_of = by_kind(rows)
+    rows_of = group_by_kind(rows)
     texts = [describe_rows(name, rows_of[name]) for name in rows_of]
     return "; ".join(texts) or "no collective"
 
