@@ -17,11 +17,13 @@
 #
 # What the settings below are for:
 #
-#   --bind-to none                      else each process gets a single core
-#   orte_abort_on_non_zero_status 0     lets the other processes say why they end, and end by themselves
-#   odls_base_sigkill_timeout 60        seconds to save after SIGTERM; the default is 1
+#   --bind-to none                  else each process gets a single core
+#   odls_base_sigkill_timeout 60    seconds to save after SIGTERM; the default is 1
 #
-# The last two are for version 4. With 5.0 a SIGTERM to mpirun ended the processes before they could save, so add
+# mpirun of version 4.1 ends with the status of the first process that fails, up to two minutes later, because the others
+# get these 60 seconds twice. After a SIGTERM to mpirun it ends with 1, whatever the processes end with.
+#
+# The timeout is for version 4. With 5.0 a SIGTERM to mpirun ended the processes before they could save, so add
 # --checkpoint-every 500 to the flags of pmapdp.train, and you lose at most 500 updates.
 launcher=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
@@ -36,5 +38,5 @@ fi
 shift
 
 # With its whole path, Python is the one of your environment on all nodes.
-exec mpirun --bind-to none --mca orte_abort_on_non_zero_status 0 --mca odls_base_sigkill_timeout 60 \
-    "${launcher[@]}" "$(command -v python)" -m pmapdp.train "$@" --distributed
+exec mpirun --bind-to none --mca odls_base_sigkill_timeout 60 "${launcher[@]}" \
+    "$(command -v python)" -m pmapdp.train "$@" --distributed
