@@ -66,8 +66,9 @@ assert len(eight) == 8, "on a machine with a GPU, start JupyterLab with JAX_PLAT
 # you use it like any other array. Only the two lines with `Mesh` and `PartitionSpec` say which device has what. Read
 # past them for now, because lesson 04 explains them. Lesson 02 explains `jax.jit`, which compiles a function.
 #
-# Look at `next_generation`. It adds up the 3 x 3 cells around each cell, the cell itself included. `jnp.roll` moves all
-# rows down or up by one, and joins the edges: what leaves the last row comes in at the first.
+# Look at `next_generation`. It adds up the 3 x 3 cells around each cell, the cell itself included, so a live cell with
+# two neighbours is a block of 3. `jnp.roll` moves all rows down or up by one, and joins the edges: what leaves the last
+# row comes in at the first.
 #
 # **Predict:** the glider starts in device 0's five rows. After 20 generations it's five rows further down. Does it stop
 # at the border, does it come in again at device 0's first row, or does it go on to device 1?
@@ -195,13 +196,14 @@ assert jnp.ones(1).devices() == {eight[0]}
 # </details>
 #
 # Is `pmap` broken? No, it sends what you tell it to send, and you've told it nothing. In lesson 05 you'll tell it to
-# send gradients, with one line, and from lesson 09 on the compiler sends them for you. In both cases only a comparison
+# send gradients, with one line, and from lesson 09 on the compiler sends them for you. Either way, only a comparison
 # shows whether the result is correct. That's why the lessons keep comparing eight devices with one, as you've just done
 # with the glider.
 #
 # ## An array on one device
 #
-# Who computes, if you put an array on a single device? Device 3 gets its strip of the world, and you double it.
+# If an array lies on a single device, which device does the computing? Device 3 gets its strip of the world, and you
+# double it.
 #
 # **Predict:** on which device is the result?
 
@@ -231,9 +233,9 @@ print("jnp.ones(1), which we placed nowhere, is on", jnp.ones(1).devices())
 # that with `JAX_DEFAULT_MATMUL_PRECISION=highest`.
 #
 # In your own programs, ask for the devices as the glider's program does, before anything else. JAX looks for devices
-# once, at the first call that needs one. If you ask later, `jax.config.update` raises an error. Many tutorials set the
-# environment variable `XLA_FLAGS` instead. If you set that too late, nothing happens and nothing is said, so you train
-# on one device and never know. The lessons call `devices.simulate(8)`, which also gives JAX [enough
+# once, at the first call that needs one. If you ask for another number later, `jax.config.update` raises an error. Many
+# tutorials set the environment variable `XLA_FLAGS` instead. If you set that too late, nothing happens and nothing is
+# said, so you train on one device and never know. The lessons call `devices.simulate(8)`, which also gives JAX [enough
 # threads](../docs/simulated_devices.md) for eight devices. On a machine with a GPU, start JupyterLab with
 # `JAX_PLATFORMS=cpu jupyter lab`, because otherwise JAX uses the GPU.
 #

@@ -225,7 +225,7 @@ assert np.mean(wrong_losses) < np.mean(right_losses)
 #
 # ## Eight parts of a batch
 #
-# What has this to do with eight devices? You can run the backward pass on each part of a batch alone. `mean_gradient`
+# What does this have to do with eight devices? You can run the backward pass on each part of a batch alone. `mean_gradient`
 # does so for some rows of the training data, in float64, so that rounding doesn't matter.
 
 

@@ -43,7 +43,7 @@ from pmapdp.lessons.pictures import lesson_02
 # number, such as a loss. Take `jax.value_and_grad(f)` if you want that number as well. Since the derivative is a function,
 # too, you can take `grad` of it again. Let's try that with x³, but hide the formula in a loop.
 #
-# **Predict:** does JAX find the derivatives all the same, and what are the first and the second at x = 2?
+# **Predict:** can JAX still differentiate it, and what are the first and the second at x = 2?
 
 
 # %% tags=["prediction"]
@@ -90,7 +90,7 @@ print(cube(2.0), first(2.0), second(2.0))
 # %% [markdown]
 # ## jit: compile a step
 #
-# At its end, the program hands both steps to `jax.jit`. What does `jit` do to a function? Let's watch it on the smallest
+# The program hands both steps to `jax.jit`. What does `jit` do to a function? Let's watch it on the smallest
 # one. The line `@jax.jit` above a function is short for `function = jax.jit(function)` below it.
 #
 # **Predict:** you call `double` three times. How many times does "Python sees" appear?
@@ -235,6 +235,9 @@ print("rate 0.5:", shrink(1.0))
 #
 # </details>
 #
+# If a number has to change, pass it as an argument. Where a lesson replaces a global variable on purpose, it calls
+# `jax.clear_caches()`, which makes JAX trace everything again.
+#
 # **Whatever changes from step to step must be an argument.** Your program's `RATE` is a global variable, too, which is
 # fine as long as it never changes. If you change it in a notebook, run the cell that defines the step again.
 #
@@ -256,11 +259,12 @@ for name, one_key in keys.items():
 
 # %% [markdown]
 # Use a key **once**, for one draw or for one split, because otherwise your random numbers aren't independent. Under `with
-# jax.debug_key_reuse(True):` JAX refuses a key that was used before.
+# jax.debug_key_reuse(True):` JAX refuses to draw from a key twice.
 #
-# Only `fold_in` may get the same key again, with another number. That's how you train: keep one key for the whole run,
-# and call `fold_in(key, step)` in each step. A run that you resume then gets the same keys again. Never split that key
-# as well, because `split(key)[0]` and `fold_in(key, 0)` are the same key.
+# There's one exception: you may call `fold_in` on one key many times, with a new number each time. That's how you train:
+# keep one key for the whole run, and call `fold_in(key, step)` in each step. A run that you resume then gets the same keys
+# again. Never split that key as well, because `split(key)[0]` and `fold_in(key, 0)` are the same key, and
+# `debug_key_reuse` doesn't notice.
 #
 # <details><summary>More surprises, if you come from NumPy or PyTorch</summary>
 #

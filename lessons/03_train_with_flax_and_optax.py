@@ -39,9 +39,9 @@ from pmapdp.lessons.pictures import lesson_03
 # ## The last batch is ragged
 #
 # Lesson 02 has left you something to repair. 5,000 examples in batches of 128 make 39 full batches, and 8 examples are
-# left over. If you hand these 8 to the step as they are, `jit` compiles a second program, and you couldn't even split
-# them over 16 devices. So we **pad** the last batch to 128 rows, and give each row a **weight**: 1 for an example, 0 for
-# padding.
+# left over. If you hand these 8 to the step as they are, `jit` compiles a second program, and if it were 7, you
+# couldn't even split them over 8 devices. So we **pad** the last batch to 128 rows, and give each row a **weight**: 1
+# for an example, 0 for padding.
 #
 # Try it with three examples, whose losses are 2, 2 and 5, so their mean is 3. We add one row of padding. The network
 # can't tell that this row is padding, and computes a loss for it, too, say 2.
@@ -156,9 +156,9 @@ for path, array in jax.tree.leaves_with_path(gradients):
 #
 # ## The optimizer is two functions
 #
-# An optimizer can't keep anything to itself either. So in Optax it's a pair of functions. `init` makes its state, and
-# `update` turns gradients and the old state into updates and the new state. Adam's state is two running averages for
-# each parameter, and a count of the updates. Plain SGD has nothing to remember.
+# An optimizer has a state, too, which a pure function has to pass in and out. So in Optax it's a pair of functions.
+# `init` makes its state, and `update` turns gradients and the old state into updates and the new state. Adam's state is
+# two running averages for each parameter, and a count of the updates. Plain SGD has nothing to remember.
 #
 # **Predict:** the parameter is 1, the gradient is 2, and the learning rate is 0.1. What does `update` return for SGD?
 

@@ -18,13 +18,12 @@
 # `vmap` ran your function for every row of a batch, on one device. Change one letter, and each row runs on a device of
 # its own: `pmap`. In lesson 00 that kept a glider on device 0, because no device knew of its neighbours. But you don't
 # need a neighbour to test a network on your part of the data, so that's what eight devices will do in this lesson. With
-# `pmap` you also make a promise that JAX never checks. Break it, and you get a wrong number and no error, so you'd
+# `pmap` you also make a promise that JAX never checks. Break it, and you get a wrong number, silently, so you'd
 # better break it here first, where nothing depends on it.
 #
-# **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and
-# test lesson 03's network on eight devices. 19 minutes, 39 with exercises. You need
-# [00 Meet your devices](00_meet_your_devices.ipynb) and
-# [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
+# **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and test
+# lesson 03's network on eight devices. 19 minutes, 39 with exercises. You need [00 Meet your
+# devices](00_meet_your_devices.ipynb) and [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
 #
 # <details><summary>Should you still use <code>pmap</code>?</summary>
 #
@@ -89,7 +88,7 @@ lesson_04.dot_products(xs.sum(1))
 # Not every argument should be split, because each device needs the whole model. With `in_axes=(None, 0)` every device
 # gets all of the first argument, and its row of the second. If you hand over NumPy arrays, they travel to the devices in
 # every call. For a batch that's fine, but the model should stay there. So you place your arrays yourself, before you
-# call the step, as you've seen in lesson 00. Two words say where:
+# call the step, as you've seen in lesson 00. You need two kinds of places:
 #
 # - A **mesh** is an array of devices with named axes. Ours is a row of eight devices, and its axis is called `"data"`.
 # - A **partition spec** says how to cut an array: for each axis of the array, which axis of the mesh it goes over.
@@ -163,10 +162,10 @@ assert np.array_equal(sums["correct"], (weights * is_correct).reshape(8, 16).sum
 #
 # ## Arrays in the wrong place
 #
-# Why place the state at all, if `in_axes=None` gives it to every device anyway? What JAX does with an array that's in the
-# wrong place depends on whether it's **committed**. An array that you've placed with a device or a sharding is, and so
-# is whatever you compute from it. A NumPy array or `jnp.ones(3)` isn't, and JAX may move it. Below, `on_5` is committed
-# to device 5, and `pmap` runs on all eight.
+# Why place the state at all, if `in_axes=None` gives it to every device anyway? What JAX does with an array that's in
+# the wrong place depends on whether it's **committed**. Arrays that you've placed with a device or a sharding are
+# committed, and so are the results computed from them. NumPy arrays and `jnp.ones(3)` aren't, and JAX may move them.
+# Below, `on_5` is committed to device 5, and `pmap` runs on all eight.
 #
 # **Predict:** which of the three calls does JAX refuse?
 
@@ -190,7 +189,8 @@ for name, call in calls.items():
 # The third call runs, and that's the trap: in every call, JAX copies the array from device 5 to the seven others, and
 # nobody tells you. That's why you place the state on all devices, once. If you suspect a copy, wrap the call in
 # `with jax.transfer_guard_device_to_device("disallow"):`, which turns it into an error. Under `jit`, JAX also moves the
-# parts of two arrays silently, if you've split them over one mesh in different ways.
+# parts of two arrays silently, if you've split them over one mesh in different ways. That's communication inside the
+# compiled program, so the guard doesn't see it.
 #
 # </details>
 #

@@ -153,7 +153,7 @@ lesson_05.data_parallel_step()
 # On one device, the program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set. In exact
 # arithmetic, this one would end with the same numbers, digit by digit.
 #
-# **Predict:** what can make the last digits differ all the same?
+# **Predict:** why might the last digits still differ?
 
 # %% tags=["prediction", "take-home"]
 # include program/05_pmap.py
@@ -212,7 +212,8 @@ def copies(array):
     return np.stack([shard.data for shard in array.addressable_shards])
 
 
-optimizer = optax.sgd(0.1)  # its state has another structure than Adam's, so JAX traces again
+optimizer = optax.sgd(0.1)
+jax.clear_caches()  # the compiled steps have read the old optimizer: trap 2 of lesson 02
 (model_1, _), sums_1 = train(jax.jit(one_device_step), init_state(), epoch_batches)
 (model_8, _), sums_8 = train(train_step, place_state(init_state()), split_batches)
 print(f"the model moved by {distance(model_1, init_state()[0]):.3f}")
@@ -260,6 +261,7 @@ def divide(gradients, count):
 
 
 optimizer = optax.adam(3e-3)  # as in the program
+jax.clear_caches()
 
 # %% [markdown]
 # You've met the first mistake with three examples: it divides before the all-reduce. In each epoch 39 batches are full,
@@ -341,7 +343,7 @@ lesson_05.drift(np.array(wrong_curves), np.array(right_curves))
 # slowly, until a ragged batch turns seven of the eight models into NaN.
 #
 # You might expect the dashed curve in the middle of the others. But Adam divides each gradient by its recent size, and
-# an average of eight gradients has another size than each of the eight, so its steps aren't their mean.
+# averaging shrinks the gradient's noise, and Adam rescales by the gradient's size, so its steps aren't their mean.
 #
 # ## Mistake 3: a sum for a mean
 #
@@ -362,7 +364,7 @@ sum_losses = run(make_step(sum_over_mean_count))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. Adam divides the gradient by its own size, so the factor cancels almost completely. It comes out only if somebody
+# No. Adam divides the gradient by its own size, so the factor cancels almost completely. You'd notice it only if somebody
 # clips the gradients, or if a gradient is nearly 0. With SGD, the factor acts like a learning rate that's eight times
 # too high, and on 64 devices 64 times. Don't judge by the loss.
 #
@@ -386,6 +388,7 @@ steps["1. repaired"] = make_step(repaired_mean_of_means)
 steps["2. no all-reduce"] = local_step
 steps["3. sum for a mean"] = make_step(sum_over_mean_count)
 optimizer = optax.sgd(0.1)
+jax.clear_caches()
 distances = {name: [] for name in steps}
 for count in (39, 40):
     (expected, _), _ = train(jax.jit(one_device_step), init_state(), epoch_batches[:count])

@@ -214,8 +214,8 @@ def distance(model, other):
     return optax.tree.norm(jax.tree.map(np.subtract, model, other))
 
 
-# The state has another structure, so JAX traces the step again (lesson 05).
 optimizer = optax.sgd(0.1)
+jax.clear_caches()  # so that JAX traces the step again, as in lesson 05
 all_batches = list(batches(*train_data, seed=0))
 model_1, _ = train_and_watch([cut(batch, 1) for batch in all_batches])
 model_8, synchronized_means = train_and_watch([cut(batch, 8) for batch in all_batches])
@@ -331,10 +331,10 @@ assert all_reduces["synchronized"] == all_reduces["local"] + 2
 # <details><summary>Answer</summary>
 #
 # Two, one forward and one backward. XLA can't merge the three of the picture, because each needs the result of the one
-# before. The layer's own all-reduce carries only 65 numbers, a count and two for each channel, so you pay for latency and
-# not for bytes. In lesson 06's ring that's 14 messages, or 28 µs if a message takes 2 µs, as that lesson assumes for NVLink.
-# A network with 50 of these layers waits a hundred times in every update, which makes 2.8 ms. Group norm and layer norm need none of
-# this, because they don't mix examples.
+# before. The layer's own all-reduce carries only 65 numbers, a count and two for each channel, so you pay for latency
+# and not for bytes. In lesson 06's ring that's 14 messages, or 28 µs if a message takes 2 µs, as that lesson assumes
+# for NVLink. A network with 50 of these layers waits a hundred times in every update, which makes 2.8 ms. Group norm
+# and layer norm need none of this, because they don't mix examples.
 #
 # </details>
 #

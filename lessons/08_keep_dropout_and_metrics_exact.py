@@ -186,8 +186,8 @@ def train(N, numbers):
     return jax.device_get(state[0]), losses
 
 
-# The state has another structure, so JAX traces the step again (lesson 05).
 optimizer = optax.sgd(0.1)
+jax.clear_caches()  # so that JAX traces the step again, as in lesson 05
 
 # %% [markdown]
 # We train with the program's key per example, and then with a key per device. The program needn't change for that,

@@ -184,8 +184,8 @@ lesson_09.training_step()
 # %% [markdown]
 # ## The quiet mistake
 #
-# Suppose you leave out `in_shardings`, and you forget to place the batch. Without a placement an array is *uncommitted*,
-# and `jit` chooses where it goes. Here's a step without `in_shardings`, and four ways to pass it a
+# Suppose you leave out `in_shardings`, and you forget to place the batch. Without a placement an array is
+# *uncommitted*, and `jit` chooses where it goes. Here's a step without `in_shardings`, and four ways to pass it a
 # batch:
 
 # %%

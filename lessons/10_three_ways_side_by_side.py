@@ -15,9 +15,10 @@
 # # 10. Three ways side by side
 #
 # You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
-# the compiler works it out. There's a third way, `shard_map`. You pass global arrays, as with jit, and your function sees
-# one device's rows, as with pmap. Since jax 0.8, pmap itself is built on `shard_map`. You need it to port a pmap program, or
-# to see and decide what the devices send. There's a trap in it that raises no error, and you'll step into it on purpose.
+# the compiler works it out. There's a third way, `shard_map`. You pass global arrays, as with jit, and your function
+# sees one device's rows, as with pmap. Since jax 0.8, pmap itself is built on `shard_map`. You need it to port a pmap
+# program, or to see and decide what the devices send. There's a trap in it that raises no error, and you'll step into
+# it on purpose.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
 # shard_map. 26 minutes, 41 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -247,12 +248,13 @@ assert "psum_invariant[axes=('data',)]" in jaxpr
 # `out_specs=P()` promises that all devices return the same, and JAX sees that this gradient varies. **Keep the check on
 # in new code**, and either cast first, as your program does, or take the gradient of the averaged loss.
 #
-# pmapdp itself turns the check off. Its [steps/shard_map.py](../pmapdp/steps/shard_map.py) has `check_vma=False` and pmap's `pmean`, because it has
-# to run *your* model, whatever is in it, and the check refuses some models that have no mistake. `nnx.RNN`, for
-# example, loops over time and starts from zeros, which are equal on all devices. After one step the state varies from
-# device to device. JAX counts that as a change of type, and refuses a loop whose state changes its type. In your own program you'd pass
-# `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp can't do that in a layer of yours. So it does without
-# the check, and its tests compare every update with one device's, on one to eight devices.
+# pmapdp itself turns the check off. Its [steps/shard_map.py](../pmapdp/steps/shard_map.py) has `check_vma=False` and
+# pmap's `pmean`, because it has to run *your* model, whatever is in it, and the check refuses some models that have no
+# mistake. `nnx.RNN`, for example, loops over time and starts from zeros, which are equal on all devices. After one step
+# the state varies from device to device. JAX counts that as a change of type, and refuses a loop whose state changes
+# its type. In your own program you'd pass `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp can't do
+# that in a layer of yours. So it does without the check, and its tests compare every update with one device's, on one
+# to eight devices.
 #
 # ## What the trap does to a run
 #
@@ -283,15 +285,16 @@ full_batches = list(batches(*train_data, seed=0))[:-1]
 steps = {"cast first": train_step, "trapped": map_over_devices(trapped_step)}
 
 # %% [markdown]
-# We do it once with SGD and once with Adam, whose states have different structures, so `jit` traces the steps anew and
-# reads the new `optimizer` (lesson 05).
+# We do it once with SGD and once with Adam, and clear JAX's caches in between, because the compiled steps have read the
+# old `optimizer`.
 #
 # **Predict:** with which of the two will you notice that every gradient is eight times too large?
 
 # %% tags=["prediction"]
 losses = {}
 for name, new_optimizer in {"SGD": optax.sgd(0.1), "Adam": optax.adam(3e-3)}.items():
-    optimizer = new_optimizer  # the steps read it
+    optimizer = new_optimizer
+    jax.clear_caches()  # or the compiled steps keep the old one
     losses[name] = {strategy: train(step) for strategy, step in steps.items()}
 lesson_10.loss_curves(losses)
 
@@ -311,6 +314,7 @@ lesson_10.loss_curves(losses)
 
 # %%
 optimizer = optax.sgd(0.1)
+jax.clear_caches()
 model, batch = init_state()[0], full_batches[0]
 gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
 right_update = jax.tree.map(lambda g: -0.1 * g / sums["count"], gradients)  # one device's

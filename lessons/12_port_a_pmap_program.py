@@ -14,13 +14,13 @@
 # %% [markdown]
 # # 12. Port a pmap program
 #
-# Somebody hands you a training program of 2022. You run it, and it stops at once, because a function of JAX is gone. You
-# repair that line, and the program stops at another one. Even when all of them are repaired, it uses `pmap`, which gets no
-# new features, and JAX's developers
-# [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html) instead. In this lesson you'll repair four lines,
-# to see what the program used to print. Then sixteen new lines take it to `shard_map`, where it prints the same losses
-# up to rounding, because even its dropout masks are the same. In the end you'll prove that the ported step makes the old
-# step's updates, and the proof turns up something that the old program never told you.
+# Somebody hands you a training program of 2022. You run it, and it stops at once, because a function of JAX is gone.
+# You repair that line, and the program stops at another one. Even when all of them are repaired, it uses `pmap`, which
+# gets no new features, and JAX's developers [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html)
+# instead. In this lesson you'll repair four lines, to see what the program used to print. Then sixteen new lines take
+# it to `shard_map`, where it prints the same losses up to rounding, because even its dropout masks are the same. In the
+# end you'll prove that the ported step makes the old step's updates, and the proof turns up something that the old
+# program never told you.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
 # one device. 29 minutes, 49 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
@@ -130,7 +130,8 @@ lesson_12.before_and_after()
 # | after batch means 5 and 7 | 2.75 | 4.25 | **3.5** | (1 + 6) / 2 = **3.5** |
 #
 # The last two columns agree. A running average is a weighted sum of the batches' means, and averaging over devices is a
-# weighted sum, too, so you may do it before or after. Nothing reads the running averages during training, so the parameters can't notice either.
+# weighted sum, too, so you may do it before or after. Nothing reads the running averages during training, so the
+# parameters can't notice either.
 #
 # Here's everything that changes:
 #

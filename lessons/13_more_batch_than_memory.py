@@ -134,8 +134,8 @@ def every_fourth(x):
 lesson_13.cuts()
 
 # %% [markdown]
-# Both cuts give the correct gradient. `neighbours` is what `reshape` does by itself, and there the rows of a micro-batch are
-# on only two devices.
+# Both cuts give the correct gradient. `neighbours` is what `reshape` does by itself, and there the rows of a
+# micro-batch are on only two devices.
 #
 # **Predict:** what do the other six devices do meanwhile? The cell counts the work of one device, in a Python loop,
 # because `cost_analysis` counts the body of a `scan` only once.
@@ -273,8 +273,9 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. Each hill is the activations of one micro-batch, so K = 4 has four lower hills. But two arrays don't shrink with K: the
-# sum of the gradients so far, and the gradients of the current micro-batch. Both are as large as the parameters, 0.8 MB. With K = 16 the activations are down to 0.4 MB, and the two gradients take the other 1.6 MB.
+# No. Each hill is the activations of one micro-batch, so K = 4 has four lower hills. But two arrays don't shrink with
+# K: the sum of the gradients so far, and the gradients of the current micro-batch. Both are as large as the parameters,
+# 0.8 MB. With K = 16 the activations are down to 0.4 MB, and the two gradients take the other 1.6 MB.
 #
 # </details>
 #
@@ -284,9 +285,9 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 # Take the smallest K that fits. An update gets no faster, because the work stays the same, and usually a little slower,
 # because small micro-batches keep a GPU less busy. The learning rate stays, because it belongs to B.
 #
-# Why not use `optax.MultiSteps(optimizer, K)`, which collects gradients for you? It wants the gradient of every micro-batch,
-# and under `jit` each of them has been all-reduced before it gets there. By default it also averages them, which is a mean
-# of means.
+# Why not use `optax.MultiSteps(optimizer, K)`, which collects gradients for you? It wants the gradient of every
+# micro-batch, and under `jit` each of them has been all-reduced before it gets there. By default it also averages them,
+# which is a mean of means.
 #
 # ## Batch norm sees the micro-batch
 #

@@ -180,13 +180,14 @@ for a, b in zip(expected, found, strict=True):
 # schedule rises for 20 updates, and then falls along a cosine, to 0 after the last update, number 200. Because it ends so
 # low, it can begin high: its highest rate is 0.03, ten times your program's.
 #
-# The compiled `train_step` has traced the old optimizer. A schedule adds a counter to the optimizer's state, so the state
-# has another structure, and JAX traces the step again, with the new optimizer.
+# The compiled `train_step` has read the old optimizer while it was traced, which was trap 2 in lesson 02. So clear JAX's
+# caches.
 
 
 # %%
 schedule = optax.warmup_cosine_decay_schedule(0, 0.03, warmup_steps=20, decay_steps=200)
-optimizer = optax.adam(schedule)  # train_step takes this one when it's traced again
+optimizer = optax.adam(schedule)
+jax.clear_caches()  # so that train_step is traced again, with this one
 
 
 def train(state, start, stop=EPOCHS):

@@ -104,10 +104,10 @@ for axis, (x_sharding, w_sharding, result_sharding) in cases.items():
 # W2: PartitionSpec("model", None)   # [H, C]: rows
 # ```
 #
-# This is **tensor parallelism** as in [Megatron-LM](https://arxiv.org/abs/1909.08053), with one all-reduce for two products.
-# On a mesh with two axes you can combine it with data parallelism. In the picture, the upper row is data parallelism alone,
-# and the lower row is the combination. Each box is a shard, with the numbers of the devices that hold it. Above each array
-# you see the shape of one shard.
+# This is **tensor parallelism** as in [Megatron-LM](https://arxiv.org/abs/1909.08053), with one all-reduce for two
+# products. On a mesh with two axes you can combine it with data parallelism. In the picture, the upper row is data
+# parallelism alone, and the lower row is the combination. Each box is a shard, with the numbers of the devices that
+# hold it. Above each array you see the shape of one shard.
 
 # %%
 B, D, H, C = 64, 784, 512, 10

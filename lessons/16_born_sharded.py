@@ -363,11 +363,10 @@ np.testing.assert_allclose(by_hand(layers, adam_state, x)[0], new_layers[0], rto
 # all-reduce, which is one of each. So data parallelism sends 2 n, and stage 3 sends 3 n: two all-gathers and a
 # reduce-scatter. Stage 1 also sends 2 n: a reduce-scatter, the update, and an all-gather.
 #
-# XLA for CPUs sends more than that, because it all-reduces each layer's gradient and then keeps a part of it. XLA for GPUs
-# and TPUs has a pass that merges the two into a reduce-scatter. Or you write the step by hand, with the all-gather in the
-# layer, as in `update`, and a `jax.checkpoint` around the layer
-# ([lesson 20](20_fit_a_larger_network.ipynb)). Then even the CPU runs 32 all-gathers and 16 reduce-scatters, and the
-# peak is 10 MB.
+# XLA for CPUs sends more than that, because it all-reduces each layer's gradient and then keeps a part of it. XLA for
+# GPUs and TPUs has a pass that merges the two into a reduce-scatter. Or you write the step by hand, with the all-gather
+# in the layer, as in `update`, and a `jax.checkpoint` around the layer ([lesson 20](20_fit_a_larger_network.ipynb)).
+# Then even the CPU runs 32 all-gathers and 16 reduce-scatters, and the peak is 10 MB.
 #
 # ## The mistake: a norm of a part
 #

@@ -144,10 +144,10 @@ print("process 1:", *second, sep="\n  ")
 #
 # ## The mistake: rows by process number
 #
-# Many programs do without the callback: process 0 takes the first half of the batch, and process 1 the second half. This
-# works if the mesh lists the devices process by process. But on TPUs `jax.make_mesh` orders chips by their wiring,
-# not by host, and on a v5e of 4 x 2 chips, four wide, the hosts come in the order 0 0 1 1 1 1 0 0. `place_halves` makes such a mesh,
-# and places eight numbers on it, once by process number and once with the callback:
+# Many programs do without the callback: process 0 takes the first half of the batch, and process 1 the second half.
+# This works if the mesh lists the devices process by process. But on TPUs `jax.make_mesh` orders chips by their wiring,
+# not by host, and on a v5e of 4 x 2 chips, four wide, the hosts come in the order 0 0 1 1 1 1 0 0. `place_halves` makes
+# such a mesh, and places eight numbers on it, once by process number and once with the callback:
 
 
 # %%
@@ -284,9 +284,9 @@ last_metrics = [float(word) for word in resumed[-1].replace(",", "").split() if 
 np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=2e-3)
 
 # %% [markdown]
-# The run ends with the losses of the one that nobody disturbed, to within 0.002. If your own program comes from lesson 09,
-# give it lesson 14's thirteen lines and then the lines of this lesson. From there on it runs on as many machines as you have, and you can start
-# it again whenever one of them fails.
+# The run ends with the losses of the one that nobody disturbed, to within 0.002. If your own program comes from lesson
+# 09, give it lesson 14's thirteen lines and then the lines of this lesson. From there on it runs on as many machines as
+# you have, and you can start it again whenever one of them fails.
 #
 # What if Slurm warns you first, with SIGTERM? You'd save before the end, as in lesson 14, but the signal may not reach all
 # processes at the same time. So ask `multihost_utils.reached_preemption_sync_point(step)` after each update. The answer

@@ -14,10 +14,10 @@
 # %% [markdown]
 # # 18. Measure and predict
 #
-# Your program trains on one GPU, and somebody offers you 64. How much faster would that be? Hardly 64 times, because they
-# also have to talk to each other. You can work out a better answer without having them:
-# measure one device, count what it sends, and calculate the rest. But how far can you trust such a prediction? At the end
-# you compare three of them with published runs. Two turn out too optimistic.
+# Your program trains on one GPU, and somebody offers you 64. How much faster would that be? Hardly 64 times, because
+# they also have to talk to each other. You can work out a better answer without having them: measure one device, count
+# what it sends, and calculate the rest. But how far can you trust such a prediction? At the end you compare three of
+# them with published runs. Two turn out too optimistic.
 #
 # **You will** time a step without fooling yourself, find out whether your device is busy at all, predict the speed of many
 # devices, and see how wrong such a prediction can be. 20 minutes, 45 with exercises. You need

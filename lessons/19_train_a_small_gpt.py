@@ -15,18 +15,17 @@
 # # 19. Train a small GPT
 #
 # You have one program that accumulates, one that resumes, one that splits its state, and one that runs in many
-# processes. Your own work needs all four in one file, and parts that work alone may not work together.
-# This lesson joins them in a small language model that reads Python's own library. You'll start it in two processes, kill
-# both, go on with a single device, and get the losses of a run that nobody disturbed. At the end the model writes
-# something that has the look of Python, and few of its words. The file is yours to start from.
+# processes. Your own work needs all four in one file, and parts that work alone may not work together. This lesson
+# joins them in a small language model that reads Python's own library. You'll start it in two processes, kill both, go
+# on with a single device, and get the losses of a run that nobody disturbed. At the end the model writes something that
+# has the look of Python, and few of its words. The file is yours to start from.
 #
 # **You will** read a whole trainer, say at which places its parts touch, find an all-reduce that only their combination
-# causes, and guard a run against changed settings. 21 minutes, 46 with exercises. You need
-# [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb),
-# [13 Train with more batch than memory](13_more_batch_than_memory.ipynb),
-# [14 Survive a kill](14_survive_a_kill.ipynb), [16 Born sharded](16_born_sharded.ipynb) and
-# [17 Train with many processes](17_many_processes.ipynb). For one line, the types of the products, you need
-# [20 Fit a larger network](20_fit_a_larger_network.ipynb).
+# causes, and guard a run against changed settings. 21 minutes, 46 with exercises. You need [08 Keep dropout and metrics
+# exact](08_keep_dropout_and_metrics_exact.ipynb), [13 Train with more batch than
+# memory](13_more_batch_than_memory.ipynb), [14 Survive a kill](14_survive_a_kill.ipynb), [16 Born
+# sharded](16_born_sharded.ipynb) and [17 Train with many processes](17_many_processes.ipynb). For one line, the types
+# of the products, you need [20 Fit a larger network](20_fit_a_larger_network.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.

@@ -14,11 +14,12 @@
 # %% [markdown]
 # # 20. Fit a larger network
 #
-# In lesson 13 you cut the batch until it fit. What if a single example is too much? Take GPT-2 small. Its parameters take
-# only 2 GB with their gradients and Adam's moments. But for one text of 1,024 tokens, the activations of its twelve blocks
-# take over 2.5 GB more, and for one of 8,192 tokens the attention scores alone would take 39 GB. In this lesson you'll bring
-# the 2.5 GB down to less than 0.3 GB by wrapping one function, and then store each number in two bytes instead of four.
-# After that you'll use two bytes in the wrong place, and watch a third of the weights freeze without an error.
+# In lesson 13 you cut the batch until it fit. What if a single example is too much? Take GPT-2 small. Its parameters
+# take only 2 GB with their gradients and Adam's moments. But for one text of 1,024 tokens, the activations of its
+# twelve blocks take over 2.5 GB more, and for one of 8,192 tokens the attention scores alone would take 39 GB. In this
+# lesson you'll bring the 2.5 GB down to less than 0.3 GB by wrapping one function, and then store each number in two
+# bytes instead of four. After that you'll use two bytes in the wrong place, and watch a third of the weights freeze
+# without an error.
 #
 # **You will** see what a backward pass keeps, recompute activations with `jax.checkpoint`, compute in bfloat16, and say
 # which numbers must stay in float32. 23 minutes, 43 with exercises. You need
@@ -158,9 +159,9 @@ lesson_20.memory_of_gpt2(gigabytes, inputs=12 * 1024 * 768 * 4 / 1e9)
 #
 # </details>
 #
-# These arrays grow with the square of the text's length. *Flash attention* never stores them: it computes them in pieces,
-# forward and again backward. On NVIDIA GPUs you get it from `jax.nn.dot_product_attention(..., implementation="cudnn")`. The
-# counts leave out the logits, `[1024, 50257]`, which are another 206 MB for one text.
+# These arrays grow with the square of the text's length. *Flash attention* never stores them: it computes them in
+# pieces, forward and again backward. On NVIDIA GPUs you get it from `jax.nn.dot_product_attention(...,
+# implementation="cudnn")`. The counts leave out the logits, `[1024, 50257]`, which are another 206 MB for one text.
 #
 # ## Two bytes for a number
 #

@@ -157,10 +157,10 @@ lesson_21.noise_scale(smoothed, {n: S / G for n, (S, G, _) in direct.items()}, s
 # which from B = 190 to infinity?
 #
 # The next cell tries the formula. It trains to a test loss of 0.5, about where two epochs had brought your program. The
-# paper's formula is for SGD, so these runs use SGD, although the 193 comes from your program's run with Adam. For each of
-# five batch sizes there are nine learning rates and three seeds, and what counts is the best rate's mean over the seeds.
-# Every update gets fresh examples, as if the data never ended.
-# The curve isn't fitted: it starts at the dot of B = 16 and then follows the formula with 193.
+# paper's formula is for SGD, so these runs use SGD, although the 193 comes from your program's run with Adam. For each
+# of five batch sizes there are nine learning rates and three seeds, and what counts is the best rate's mean over the
+# seeds. Every update gets fresh examples, as if the data never ended. The curve isn't fitted: it starts at the dot of B
+# = 16 and then follows the formula with 193.
 
 # %% tags=["prediction"]
 model = init_state()[0]

@@ -17,8 +17,9 @@ PER_DEVICE_LEAVES = ("dropout_rng", "batch_stats")
 PROGRAM = '''\
 """Does {name} on 8 devices give one device's result? `python verify_step.py`
 
-Fill in what ends with SystemExit. The exit status is 1 if the results differ, or if
-something wasn't compared.
+Fill in what ends with SystemExit. Loading your file runs all of it, so put its training
+loop under `if __name__ == "__main__":` first. The exit status is 1 if the results
+differ, or if something wasn't compared.
 """
 
 from pmapdp.devices import simulate
