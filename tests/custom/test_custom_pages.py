@@ -233,7 +233,7 @@ SMALLER = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_loop_of_pytorch_becomes_a_run(folder):
     """It learns, and running it again resumes."""
     weights, images = draw_resnet(width=8)

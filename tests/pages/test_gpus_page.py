@@ -226,7 +226,7 @@ def train_losses(model, **settings) -> list[float]:
     return [epoch["train"]["loss"] for epoch in result.epochs]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_recipes_change_nothing_else():
     """Micro-batches change batch norm, so their losses are only close."""
     losses = train_losses(Net)
