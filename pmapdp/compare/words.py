@@ -7,8 +7,9 @@ from rich.filesize import decimal
 
 from pmapdp.compare.results import Comparison, Measurement
 
-# If rounding alone differs, parameters after some updates with Adam differ by at most
-# this.
+# Up to this difference of the parameters, a comparison calls them the same. In float32
+# and bfloat16 rounding may exceed it: Adam divides a gradient by its size, so one that
+# is nearly 0 moves a parameter as far as any other.
 ROUNDING = {"float64": 1e-9, "float32": 1e-2, "bfloat16": 0.3}
 # What a device may hold: {role in `Measurement.holds`: name}
 TREES = {
@@ -126,10 +127,13 @@ def conclude(comparison: Comparison) -> str:
     # NaN is not within rounding.
     wrong = [name for name, error in errors.items() if not error <= rounding]
     if wrong:
-        return (
-            f"{', '.join(wrong)}: the parameters differ from a single device's, "
-            "by more than rounding."
+        text = (
+            f"{', '.join(wrong)}: the parameters differ from a single device's by up "
+            f"to {max(errors[name] for name in wrong):.1e}, "
         )
+        if comparison.config.dtype == "float64":
+            return text + "which is more than rounding."
+        return text + "by rounding or by a mistake: --dtype float64 tells which."
     text = (
         "All end with the same parameters: rounding makes a difference of at most "
         f"{max(errors.values()):.1e}."

@@ -38,6 +38,7 @@ class Report:
         self.is_process_0 = job.processes.is_process_0
         self.shows_progress = config.progress and self.is_process_0
         self.compile_seconds: float | None = None
+        self.last_loss = "loss  ...  "
         self.bar: rich.Progress | None = None
         self.log: TextIO | None = None
         if config.workdir and self.is_process_0:
@@ -110,9 +111,11 @@ class Report:
         if meter.timed_updates:
             speed = [f"{meter.timed_examples / meter.seconds:,.0f} examples/s"]
         if self.bar:
-            # The loss alone fits 80 columns. It comes late, and nothing may jump.
-            loss = (figures or ["loss  ...  "])[0]
-            text = "  ".join([epoch, loss, *speed])
+            # The loss alone fits 80 columns. It comes late, so an epoch begins with the
+            # last one.
+            if figures:
+                self.last_loss = figures[0]
+            text = "  ".join([epoch, self.last_loss, *speed])
             self.bar.update(self.bar.task_ids[0], completed=step, description=text)
         elif speed:
             steps = self.job.total_steps

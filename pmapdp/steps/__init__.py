@@ -1,4 +1,4 @@
-"""One training step, written as four strategies. Compare two files of this folder with `diff`.
+"""One training step as four strategies. Compare two files of this folder with `diff`.
 
     shared.py       what the four share: a device's gradient sums, and the update
     placing.py      arrays to the devices and back

@@ -89,6 +89,25 @@ def test_a_run_that_differs_is_named(compared, difference):
     run = replace(report.runs[1], largest_difference=difference)
     text = conclude(replace(report, runs=[report.runs[0], run]))
     assert text.startswith("pmap × 2: the parameters differ from a single device's")
+    assert text.endswith("by rounding or by a mistake: --dtype float64 tells which.")
+
+
+def test_only_float64_calls_a_difference_more_than_rounding(compared):
+    _, report, _ = compared
+    run = replace(report.runs[1], largest_difference=1e-8)
+    config = replace(report.config, dtype="float64")
+    text = conclude(replace(report, runs=[report.runs[0], run], config=config))
+    assert text.endswith("by up to 1.0e-08, which is more than rounding.")
+
+
+@pytest.mark.slow
+def test_rounding_that_adam_enlarges_is_not_called_a_mistake(tmp_path):
+    """In float32 the mlp may end farther away than 1e-2, and in float64 it doesn't."""
+    flags = ["--model", "mlp", "--devices=2", "--steps=20", "--strategies", "jit"]
+    _, report, _ = compare(tmp_path, *flags)
+    assert "more than rounding" not in conclude(report)
+    _, report, _ = compare(tmp_path, *flags, "--dtype=float64")
+    assert conclude(report).startswith("All end with the same parameters")
 
 
 def test_the_largest_difference_of_two_trees():

@@ -18,10 +18,10 @@ def test_the_two_programs_are_compared(folder):
     done = entry.run_command("compare", *command.split())
     assert done.status == 0, done.err
     for name in ("old", "new"):
-        row = rf"steps\.py:{name} × 8 .*"
-        shown = re.search(row, PAGE)[0].split()
-        printed = re.search(row, done.out)[0].split()
-        assert [shown[3], shown[7:]] == [printed[3], printed[7:]]
+        row = rf"^ (steps\.py:{name}  .*)"
+        shown = re.split("  +", re.search(row, PAGE, re.MULTILINE)[1].strip())
+        printed = re.split("  +", re.search(row, done.out, re.MULTILINE)[1].strip())
+        assert (shown[:3], shown[4:]) == (printed[:3], printed[4:])
     verdict = "pmapdp.verify finds that each step equals its reference."
     assert verdict in PAGE
     assert verdict in done.out
