@@ -230,6 +230,23 @@ def sets_old_flag(program: Program, call: ast.Call) -> bool:
     return isinstance(name, ast.Constant) and name.value not in jax.config.values
 
 
+def unpacks_popped_params(program: Program, node: ast.Assign) -> bool:
+    """Return True for `stats, params = variables.pop("params")`.
+
+    A plain dictionary's `pop` returns the parameters alone, so the two names get the
+    first two layers' names, or there's an error.
+    """
+    call = node.value
+    if not isinstance(node.targets[0], ast.Tuple | ast.List):
+        return False
+    if not isinstance(call, ast.Call) or last_name(call.func) != "pop":
+        return False
+    if program.path_of(call.func) or len(call.args) != 1:  # as flax.core.pop
+        return False
+    key = call.args[0]
+    return isinstance(key, ast.Constant) and key.value == "params"
+
+
 # The rows that more than a name or a keyword decides, by the type of their nodes.
 TESTS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
     ast.Call: {
@@ -247,4 +264,5 @@ TESTS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
     ast.Attribute: {"device-buffers": reads_device_buffer},
     ast.BinOp: {"divided-loss": divides_loss},
     ast.withitem: {"with-mesh": enters_mesh},
+    ast.Assign: {"pop-params": unpacks_popped_params},
 }

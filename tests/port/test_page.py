@@ -112,6 +112,7 @@ from jax import lax
 config.update("jax_debug_nans", False)
 def step(w, batch):
     return w - 0.1 * lax.pmean(jax.grad(loss)(w, batch), "batch")
+stats, w = {"params": w, "batch_stats": {}}.pop("params")
 w = jax.device_put_replicated(w, jax.devices())
 batch = jax.device_put(batch, jax.devices()[0])
 batch = jax.tree_map(lambda x: x.reshape(8, 2, *x.shape[1:]), batch)
@@ -120,6 +121,8 @@ w = jax.pmap(step, axis_name="batch")(w, batch)
 CURES = [  # in the order in which a person meets the errors
     ("from jax.config import config\n", ""),
     ("from flax import optim", "import optax, flax.jax_utils"),
+    ('{"params": w, "batch_stats": {}}.pop("params")',
+     'flax.core.pop({"params": w, "batch_stats": {}}, "params")'),
     ("jax.device_put_replicated(w, jax.devices())", "flax.jax_utils.replicate(w)"),
     ("jax.tree_map", "jax.tree.map"),
     ("(step, axis_name=\"batch\")(w, batch)",

@@ -129,6 +129,8 @@ PMAPS = [
     ("import jax\ntry:\n    jax.tree_map(f, x)\nexcept Exception as e: q.put(e)",
      "3 tree-map"),
     ("import jax\ntry: f = jax.tree_map\nexcept AttributeError: f = jax.tree.map", ""),
+    ("v = net.init(k, x)\ns, p = v.pop('params')", "2 pop-params"),
+    ("import flax\ns, p = flax.core.pop(v, 'params')\np = v.pop('params')", ""),
     ("from flax.metrics import tensorboard", ""),
     # A module that's there, though it's no attribute of its package.
     ("from flax.configurations import config", ""),
