@@ -122,7 +122,7 @@ def check_program(
     metadata: dict[str, Any],
     arrays: dict[str, np.ndarray],
 ) -> None:
-    """Check that a program takes the arrays and inputs that its file has and says."""
+    """Check the types of a program's arguments against its file."""
     (wanted, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
     if input_types(inputs) != metadata["input"]:
         raise ValueError("its program takes other inputs than its metadata says")

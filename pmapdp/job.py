@@ -105,7 +105,7 @@ def make_job(
     For float64 call it, and use what it returns, inside `jax.enable_x64(True)`.
     """
     assert config.dtype != "float64" or jax.config.read("jax_enable_x64"), (
-        "JAX would make float32 of it"
+        "float64 needs jax.enable_x64(True)"
     )
     check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
     number: int | None = 1
@@ -122,7 +122,7 @@ def make_job(
     model = build_model(make_model, config.seed, config.dtype)
     arrays, _ = featurize(data, model)
     task = make_task(config, parts, model, arrays.augment)
-    # Yours are tried, and the built-in ones have their tests.
+    # Built-in models and losses aren't tried here, because tests cover them.
     is_custom = (parts.model, parts.loss, parts.metrics) != (None, None, None)
     check_task(task, arrays, custom=is_custom, best=config.best)
     data_fingerprint = require_same_data(config, data, processes)

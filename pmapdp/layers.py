@@ -29,7 +29,7 @@ AxisName = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Context:
-    """A context tells a layer about the batch what its activations don't show.
+    """A context holds what a layer needs to know about the batch besides its input.
 
     Attributes:
         weights: `[b]`, how much each example counts, 0 for padding. None: all count
@@ -233,8 +233,8 @@ class ExactAttention(nnx.MultiHeadAttention):
         if deterministic is None:
             deterministic = bool(self.deterministic)
         deterministic = deterministic or not current_context().train
-        # Flax calls `rngs` for one key, and hands the result to `attend` unseen. So it
-        # may be a key for each example.
+        # Flax passes the result of `rngs()` to `attend` unchanged, so it may be a key
+        # for each example.
         keys: Any = functools.partial(layer_keys, self)
         return super().__call__(
             *inputs, deterministic=deterministic, rngs=keys, **options
@@ -354,7 +354,7 @@ def make_exact(model: nnx.Module) -> nnx.Module:
 
 
 def number_scanned_layers(layer: Any) -> None:
-    """Number the layers that were made together for a scan, with one stream `[L]`."""
+    """Give each layer of a stack that was made for a scan its own number."""
     stream = getattr(layer, "rngs", None)
     if isinstance(stream, nnx.RngStream):
         count = stream.count[...]

@@ -15,7 +15,7 @@ from pmapdp.loss import DIVISOR, MetricSums, named_sums
 
 # Names of the accuracy without weights of the data, and with them.
 ACCURACIES = ("accuracy", "weighted_accuracy")
-UPDATES_AHEAD = 2  # of the devices; with more, batches would pile up in their memory
+UPDATES_AHEAD = 2  # that the host may queue; more batches would fill device memory
 # A GPU copies one array faster than many small ones. Updates are counted, and not
 # seconds, so that all processes notice a NaN after the same update. The number must be
 # more than UPDATES_AHEAD.

@@ -167,20 +167,20 @@ def featurize(data: DataSet, model: nnx.Module) -> tuple[DataSet, Any]:
         UserError: The model takes arrays, and the data are texts, or vice versa.
     """
     name = getattr(model, "featurizer", "")
-    texts = isinstance(data.train, Texts)
-    if texts != (name in FEATURIZERS):
+    has_texts = isinstance(data.train, Texts)
+    if has_texts != (name in FEATURIZERS):
         fitting = [
-            f"--model {model}"
-            for model, network in MODELS.items()
-            if hasattr(network, "featurizer") == texts
+            f"--model {fitting_name}"
+            for fitting_name, network in MODELS.items()
+            if hasattr(network, "featurizer") == has_texts
         ]
         advice = f"use {' or '.join(fitting)}, or another --dataset"
         wrong = "takes texts, and the data set holds arrays, such as images"
-        if texts:
+        if has_texts:
             wrong = "has no featurizer, and the data set holds texts"
             advice += f"; in a model of yours, featurizer = {list(FEATURIZERS)[-1]!r}"
         raise UserError(f"{type(model).__name__} {wrong}: {advice}")
-    if not texts:
+    if not has_texts:
         return data, None
     # Fitted to the training texts alone: test texts would leak into the vocabulary.
     featurizer = FEATURIZERS[name].fit(data.train.texts)

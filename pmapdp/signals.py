@@ -62,7 +62,7 @@ class StopRequest:
             signal.raise_signal(signal.SIGTERM)
 
     def agree(self, step: int) -> signal.Signals | None:
-        """Return the signal after which all stop with update `step`; None to go on."""
+        """Return the signal if all processes stop after update `step`, else None."""
         if not self.agreed and self.processes.reached_preemption(step):
             numbers = self.processes.allgather(int(self.signal or 0))
             # 0 on all: JAX took the SIGTERM.

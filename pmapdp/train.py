@@ -225,7 +225,7 @@ def train_epoch(
     strategy = job.strategy  # its functions are in steps/ or sharding/
     batches = job.batches["train"]
     save_every = job.config.checkpoint_every
-    # It isn't empty if the epoch is resumed in its middle.
+    # An epoch that's resumed in its middle goes on with the sums that were saved.
     meter = Meter(progress.sums, progress.examples, is_weighted=batches.is_weighted)
     # A resumed run may begin in the middle of an epoch, and --steps may end it there.
     epoch, done = divmod(progress.step, batches.per_epoch)
@@ -253,7 +253,9 @@ def train_epoch(
 
             signal = stop_request.agree(progress.step)
             if signal and not progress.is_done:
-                save(job, state, progress, meter, checkpoints)  # if it isn't done yet
+                save(
+                    job, state, progress, meter, checkpoints
+                )  # unless this update was just saved
                 raise stopped_error(job, state, progress.step, checkpoints, signal)
     return state
 

@@ -91,9 +91,9 @@ def as_html(lines: Sequence[str], others: Sequence[str] | None = None) -> Markup
         old_lines = [line]  # nothing is new
         if others is not None:
             old_lines = list(others)
-        words = colour_words(line, old_lines)
+        coloured_line = colour_words(line, old_lines)
         html += Markup('<div class="line {}" style="--i:{}">{}</div>').format(
-            class_of(line), indent, words
+            class_of(line), indent, coloured_line
         )
     return Markup("<code>{}</code>").format(html)
 
@@ -123,8 +123,8 @@ def colour_words(line: str, others: Sequence[str]) -> Markup:
     html = Markup("")
     for is_new, text in find_new_words(line, others):
         coloured = highlight(text, PythonLexer(), HtmlFormatter(nowrap=True))
-        words = Markup(coloured.rstrip("\n"))
+        coloured_text = Markup(coloured.rstrip("\n"))
         if is_new:
-            words = Markup("<mark>{}</mark>").format(words)
-        html += words
+            coloured_text = Markup("<mark>{}</mark>").format(coloured_text)
+        html += coloured_text
     return html or Markup("&nbsp;")

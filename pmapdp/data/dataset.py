@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Split(NamedTuple):
-    """A split holds n examples of a data set, as the model takes them.
+    """A split is one part of a data set: n examples, as the model takes them.
 
     Attributes:
         inputs: An array or a dictionary of arrays, which keep their dtype until they

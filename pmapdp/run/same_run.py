@@ -19,7 +19,7 @@ from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
 from pmapdp.run.code_hash import hash_function
 from pmapdp.state import use_host
 
-CODE_PREFIX = "the code of the "  # starts the name of a hash in the fixed settings
+CODE_PREFIX = "the code of the "  # begins the keys of code hashes
 
 
 def fixed_settings(

@@ -64,7 +64,7 @@ def logical_axes(task: Task) -> tuple[Any, Any]:
 
 
 def is_masked(leaf: Any) -> bool:
-    """Return True for what Optax keeps for a parameter that an optimizer leaves out."""
+    """Return True for the leaf that Optax keeps for a parameter it leaves out."""
     return isinstance(leaf, optax.MaskedNode)
 
 
@@ -182,7 +182,7 @@ class MeshLayout:
         """
 
         def sharding_of(leaf: Any, sharding: NamedSharding, param: Any) -> Any:
-            if is_masked(leaf):  # of an optimizer for others, as in optax.partition
+            if is_masked(leaf):  # another optimizer of optax.partition has it
                 return leaf
             if leaf.shape == param.shape:
                 return sharding
@@ -201,7 +201,7 @@ class MeshLayout:
                     transform_non_params=lambda _: self.replicated,
                     is_leaf=is_masked,
                 )
-            except ValueError as error:  # optax.flatten and scale_by_sm3 have such
+            except ValueError as error:  # as optax.flatten's and scale_by_sm3's
                 raise UserError(
                     "the optimizer keeps its state in other arrays than one for each "
                     "parameter, so it can't be placed with --shard-state or --mesh: "

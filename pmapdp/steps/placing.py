@@ -76,7 +76,7 @@ def fetch(tree: Any) -> Any:
     """
 
     def gather(x: Any) -> Any:
-        # Of these, this process has every number already.
+        # This process has every number of these already.
         is_local = not isinstance(x, jax.Array) or x.is_fully_addressable
         if is_local or x.is_fully_replicated:
             return x

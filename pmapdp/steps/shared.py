@@ -80,7 +80,7 @@ def gradient_sums(
 def training_context(
     task: Task, step: jax.Array, batch: Batch, axis_name: AxisName
 ) -> Context:
-    """Return what layers look up in training. Stock layers take no such arguments."""
+    """Return the context for a training step, which the layers look up."""
     keys = example_keys(task.seed, step, batch.indices)
     return Context(batch.weights, keys, step, train=True, axis_name=axis_name)
 

@@ -67,7 +67,7 @@ def describe_error(error: BaseException) -> str:
 
 
 class Check(NamedTuple):
-    """A check is one line of the report.
+    """A check is one question to the step, with its answer: a line of the report.
 
     Attributes:
         name: Its name, such as "same update".

@@ -98,8 +98,8 @@ class ComparedLeaf:
         error: The largest difference from the reference's value on any device.
         is_wrong: The error is larger than rounding allows.
         is_clearly_wrong: The error is much larger than rounding allows.
-        is_array: It holds several floats. A single number is a multiple of any other,
-            so a factor would show nothing.
+        is_array: It holds several floats. Only then does a factor mean anything,
+            because a single number is a multiple of any other.
     """
 
     def __init__(self, expected: ReferenceLeaf, copies: list[np.ndarray]):
