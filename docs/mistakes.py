@@ -178,7 +178,7 @@ SECTIONS = {
         fact="some examples count more than others",
         unnoticed="The loss still falls, for a data set with other weights than you meant.",
         write="If you repeat examples to fill up a batch, give the repeated ones the weight 0.",
-        no_mistake_if="the weights are meant, and the reference lacks them",
+        no_mistake_if="you weight examples on purpose, and the reference doesn't",
         lines=(
             WrongLine(
                 'weight = batch["weight"].at[1].multiply(1 + (device == 0))',
@@ -299,8 +299,8 @@ SECTIONS_HEAD = """
 ## Mistakes of a step
 
 The examples below are lines of [a small training step](../tests/verify/program.py). The line with a minus is wrong, and the line with a
-plus is its correction. Under jit the compiler adds the all-reduces, so you can't forget one. If you mean each device to hold values of
-its own, name them in `per_device`, and take `old_program` as the reference."""
+plus is its correction. Under jit the compiler adds the all-reduces, so you can't forget one. If the devices are supposed to hold
+different values, name these in `per_device`, and take `old_program` as the reference."""
 
 FOOT = """
 ## Mistakes outside of the step
