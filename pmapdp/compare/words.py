@@ -114,14 +114,19 @@ def summary(comparison: Comparison) -> str:
     )
 
 
+def join_verdicts(runs: Sequence[Measurement]) -> str:
+    """Say in one line what verify finds of programs."""
+    if all(run.verdict == "equal" for run in runs):
+        return "pmapdp.verify finds that each step equals its reference."
+    verdicts = [f"{run.name}: {run.verdict}" for run in runs]
+    return f"pmapdp.verify finds {'; '.join(verdicts)}."
+
+
 def conclude(comparison: Comparison) -> str:
     """Say in one line if all results are equal."""
     runs = comparison.runs
     if comparison.config is None:
-        verdicts = [f"{run.name}: {run.verdict}" for run in runs]
-        if all(run.verdict == "equal" for run in runs):
-            return "pmapdp.verify finds that each step equals its reference."
-        return f"pmapdp.verify finds {'; '.join(verdicts)}."
+        return join_verdicts(runs)
     rounding = ROUNDING[comparison.config.dtype]
     errors = {run.name: run.largest_difference or 0 for run in runs}
     # NaN is not within rounding.
