@@ -38,7 +38,7 @@ class Report:
         self.is_process_0 = job.processes.is_process_0
         self.shows_progress = config.progress and self.is_process_0
         self.compile_seconds: float | None = None
-        self.last_loss = "loss  ...  "
+        self.last_loss = ""
         self.bar: rich.Progress | None = None
         self.log: TextIO | None = None
         if config.workdir and self.is_process_0:
@@ -112,7 +112,7 @@ class Report:
             speed = [f"{meter.timed_examples / meter.seconds:,.0f} examples/s"]
         if self.bar:
             # The loss alone fits 80 columns. It comes late, so an epoch begins with the
-            # last one.
+            # last one, and the first update's is there at once.
             if figures:
                 self.last_loss = figures[0]
             text = "  ".join([epoch, self.last_loss, *speed])

@@ -170,7 +170,7 @@ def examples_left_out_by_another_key():
     return {"reference": step, "step": jitted, "key": KEY, "layout": "sharded"}
 
 
-NO_ROW = "No row of docs/mistakes.md fits"
+NO_ROW = "None of the usual mistakes fits"
 WRONG = [  # a program, the mistakes that fit, and what is said
     (an_error_near_rounding, [], NO_ROW),
     (errors_near_rounding_of_each_device, [], NO_ROW),
