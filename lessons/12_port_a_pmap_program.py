@@ -94,10 +94,11 @@ print(port_report)
 # whether your port does the same.
 #
 # The report names Flax's `jax_utils.replicate`, which still makes the same N copies. Put it into both lines, and run the
-# program again. Now it stops at the line with `pop`: `ValueError: too many values to unpack (expected 2)`. The report
-# couldn't warn you, because every name in this line still exists. In 2022, Linen's `init` returned a `FrozenDict`, and its
-# `pop` returned two values, the rest and what you asked for. Today `init` returns a plain dict, whose `pop` returns only
-# what you asked for. The repair is to pass on all of `variables`:
+# program again. Now it stops at the line with `pop`: `ValueError: too many values to unpack (expected 2)`. In 2022,
+# Linen's `init` returned a `FrozenDict`, and its `pop` returned two values, the rest and what you asked for. Today `init`
+# returns a plain dict, whose `pop` returns only what you asked for. You're lucky that this network has more than two
+# layers. With two there'd be no error, and `params` would be the name of one of them. The report suggests
+# `flax.core.pop`. Here you can simply pass on all of `variables`:
 #
 # include the difference of 12_pmap_2022.py and 12_old_pmap.py
 #
@@ -309,7 +310,7 @@ lesson_12.loss_curves(losses)
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert "device_put_replicated is deprecated" in old_error
-assert port_report.count("old_train.py:") == 4
+assert port_report.count("old_train.py:") == 5
 assert "can't be statically inferred" in refusal
 assert refusal.count("* out_specs") == 2
 assert len(set(means)) == 8
