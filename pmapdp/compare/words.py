@@ -132,11 +132,12 @@ def conclude(comparison: Comparison) -> str:
     # NaN is not within rounding.
     wrong = [name for name, error in errors.items() if not error <= rounding]
     if wrong:
+        largest = np.max([errors[name] for name in wrong])  # NaN if one is NaN
         text = (
             f"{', '.join(wrong)}: the parameters differ from a single device's by up "
-            f"to {max(errors[name] for name in wrong):.1e}, "
+            f"to {largest:.1e}, "
         )
-        if comparison.config.dtype == "float64":
+        if comparison.config.dtype == "float64" or np.isnan(largest):
             return text + "which is more than rounding."
         return text + "by rounding or by a mistake: --dtype float64 tells which."
     text = (

@@ -83,13 +83,19 @@ def test_every_run_is_reported_and_equals_a_single_device(compared):
     assert "All end with the same parameters" in conclude(report)
 
 
-@pytest.mark.parametrize("difference", [0.1, np.nan])
-def test_a_run_that_differs_is_named(compared, difference):
+@pytest.mark.parametrize(
+    ("difference", "verdict"),
+    [
+        (0.1, "by rounding or by a mistake: --dtype float64 tells which."),
+        (np.nan, "which is more than rounding."),
+    ],
+)
+def test_a_run_that_differs_is_named(compared, difference, verdict):
     _, report, _ = compared
     run = replace(report.runs[1], largest_difference=difference)
     text = conclude(replace(report, runs=[report.runs[0], run]))
     assert text.startswith("pmap × 2: the parameters differ from a single device's")
-    assert text.endswith("by rounding or by a mistake: --dtype float64 tells which.")
+    assert text.endswith(verdict)
 
 
 def test_only_float64_calls_a_difference_more_than_rounding(compared):
@@ -190,7 +196,7 @@ def test_the_two_wrong_programs_leave_the_curve(compared):
         assert np.abs(np.array(run.losses) / single - 1).max() < 1e-5
     for run in report.wrong:
         difference = np.abs(np.array(run.losses) / single - 1)
-        assert difference[0] < 1e-5  # the first loss is that of the initial weights
+        assert difference[0] < 1e-5  # the first loss comes from the initial weights
         assert difference.max() > 1e-4
         assert run.strategy in page
 
