@@ -90,11 +90,11 @@ print(f"S = {S:.0f}, |G|² = {squared_G:.0f}, noise scale {S / squared_G:.0f}")
 # include program/21_noise.py
 
 # %% [markdown]
-# The losses are lesson 10's, because the update itself hasn't changed. What do the gradients behind the noise scale look
-# like? The picture shows those of one batch, before the first update and after the last one, beside G, the mean gradient of
-# all 5,000 examples. The angles to G are exact, but whether an arrow points up or down means nothing: the picture only
-# spreads them out, since in 2,410 dimensions two arrows at 60 degrees to G need not be near each other. Compare lengths
-# only within a panel.
+# The losses are lesson 10's, because the update itself hasn't changed. What do the gradients behind the noise scale
+# look like? The picture shows the gradients of one batch, before the first update and after the last one, beside G, the
+# mean gradient of all 5,000 examples. The angles to G are exact, but whether an arrow points up or down means nothing:
+# the picture only spreads them out, since in 2,410 dimensions two arrows at 60 degrees to G need not be near each
+# other. Compare lengths only within a panel.
 #
 # **Predict:** do the eight devices agree more at the beginning or at the end?
 

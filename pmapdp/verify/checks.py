@@ -263,5 +263,5 @@ def find_loops(compiled: Any) -> list[str]:
 
 
 def count_operations(program: Any) -> float:
-    """Return the floating-point operations of a program, those of a loop once."""
+    """Count the floating-point operations of a program. A loop's body counts once."""
     return (program.cost_analysis() or {}).get("flops", 0)

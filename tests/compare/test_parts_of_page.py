@@ -131,7 +131,7 @@ def test_the_words_that_the_nearest_line_lacks_are_marked(line, nearest, marked)
 
 
 def test_two_programs_in_one_file_have_their_own_steps():
-    """A local name of one function is not that of another.
+    """A local name belongs to its own function alone.
 
     `step` and `params` are in several.
     """

@@ -120,7 +120,7 @@ PMAPS = [
      "  z[0]", "3 pmap, 6 first-copy"),
     ("import jax\nfrom flax import jax_utils as j\njax.pmap(f)\ns = j.replicate(s)\n"
      "s.step[0]", "3 pmap, 4 replicate, 5 first-copy"),
-    # Names of one function are not those of another.
+    # A name belongs to its own function alone.
     ("import jax\ndef f():\n  p = jax.pmap(g, 'i')\ndef h(p):\n  return p(x)[1][0]",
      "3 pmap"),
     ("import jax\ndef f():\n  return p(x)[1][0]\np = jax.pmap(g, 'i')",

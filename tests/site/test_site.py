@@ -187,7 +187,7 @@ def test_the_citation_and_the_changes_name_the_version():
 
 
 def test_the_picture_of_nodes_is_in_step_with_its_program(monkeypatch):
-    """Every device has 64 rows, and a process those of its eight devices."""
+    """Every device has 64 rows, and a process has the rows of its eight devices."""
     folder = ROOT / "docs" / "pictures"
     monkeypatch.syspath_prepend(folder)
     nodes = importlib.import_module("nodes")

@@ -139,7 +139,7 @@ def a_key_of_each_example():
 
 
 def a_key_stands_still():
-    """The rate warms up, and the loss is that of the new parameters."""
+    """The rate warms up, and the loss is computed with the new parameters."""
 
     def step(state, x):
         noise = jax.random.normal(jax.random.fold_in(state["key"], 1), x.shape)
