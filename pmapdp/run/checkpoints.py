@@ -14,6 +14,7 @@ import json
 import logging
 import shutil
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,9 @@ class Checkpoints:
             )
         # Orbax's threads log the errors that the caller gets as well.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
+        # Of reads that run at once, those after the first error are dropped.
+        logging.getLogger("asyncio").addFilter(is_not_of_a_read)
+        warnings.filterwarnings("ignore", "coroutine 'Store", RuntimeWarning)
         self.folder = folder
         self.settings = settings
         self.args = ocp.args
@@ -210,6 +214,16 @@ class Checkpoints:
         # If the read fails, the hook stays, because the late errors come afterwards.
         sys.unraisablehook = previous_hook
         return value
+
+
+def is_not_of_a_read(record: logging.LogRecord) -> bool:
+    """Return False for what asyncio logs about Orbax's reads.
+
+    When one of them has failed, nobody asks for the result of those that run at the
+    same time, and asyncio logs each one's error.
+    """
+    message = record.getMessage()
+    return "tensorstore" not in message and "orbax" not in message
 
 
 def show_unless_late(show: Callable[[Any], Any], error: Any) -> None:

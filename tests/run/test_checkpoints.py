@@ -4,6 +4,7 @@ in place of random ones."""
 
 import asyncio
 import dataclasses
+import gc
 import json
 import re
 import shutil
@@ -324,6 +325,22 @@ def test_checkpoints_that_are_a_file_are_one_message(folder):
     ):
         with pytest.raises(UserError, match=r"checkpoints is a file, .*: move it away"):
             use()
+
+
+def test_reads_that_nobody_waits_for_are_not_logged(tmp_path, caplog):
+    """Whether asyncio logs them depends on which read fails first; a user's own are logged."""
+    Checkpoints(tmp_path / "checkpoints", SETTINGS)
+
+    async def forget(error):
+        asyncio.get_running_loop().create_future().set_exception(error)
+
+    asyncio.run(forget(ValueError("DATA_LOSS: ... [tensorstore_spec='{...}']")))
+    gc.collect()
+    assert not caplog.records
+    asyncio.run(forget(ValueError("the user's own")))
+    gc.collect()
+    (record,) = caplog.records
+    assert "the user's own" in record.getMessage()
 
 
 @pytest.mark.parametrize("damaged", ["state/**/d/*", "state/manifest.ocdbt"])
