@@ -43,9 +43,9 @@ ANSWERS = {  # WRONG and RIGHT of each lesson
     for lesson in SOLUTIONS
 }
 QUICK = ("05", "09")  # plain `pytest` tries their solutions
-FIRST_SLOW = (
-    "06"  # plain `pytest` tries the other answers of the lessons before this one
-)
+# Plain `pytest` tries all other answers of the lessons before this one. From here on,
+# the first of an exercise is slow, and the others are left for the night.
+FIRST_SLOW = "06"
 FEWEST_WRONG = 5  # answers to an exercise
 FEWEST_RIGHT = 2  # beside the solution
 
@@ -70,9 +70,14 @@ def cases(kind: str) -> list:
     """A test case (lesson, exercise, entry of the table) for each answer of a kind."""
     found = []
     for lesson, tables in ANSWERS.items():
-        marks = [pytest.mark.slow] if lesson[:2] >= FIRST_SLOW else []
         for exercise, answers in tables[kind].items():
             for number, answer in enumerate(answers):
+                if lesson[:2] < FIRST_SLOW:
+                    marks = []
+                elif number == 0:
+                    marks = [pytest.mark.slow]
+                else:
+                    marks = [pytest.mark.nightly]
                 name = f"lesson_{lesson[:2]}-{exercise}-{number}"
                 found.append(
                     pytest.param(lesson, exercise, answer, id=name, marks=marks)
