@@ -7,69 +7,101 @@ from pmapdp.port.rows import ROWS, Row
 
 TOP = """# Pmap, construct by construct
 
-What becomes of this line? Search the page for the function in it. For a whole program,
-`python -m pmapdp.port train.py` finds the lines for you, and [Porting](porting.md)
-takes you through the work.
+A line of a pmap program puzzles you, or `python -m pmapdp.port train.py` has sent you
+here. Search this page for the function in the line. [Porting](porting.md) takes a whole
+program through the work.
 
-Each entry begins with what JAX 0.10 and later do with the old line. Below it stands
-what the line becomes under `shard_map` and under `jit`. Tests run every line that
-fails, and the collectives and steps in their old and new form. N is the number of
-devices, `[B, ...]` the global batch, and `b = B / N`.
+The columns say what becomes of the line under `shard_map` and under `jit`. *Stays*
+means that you keep it, and *not needed* that you remove it. N is the number of devices,
+`[B, ...]` the global batch, and `b = B / N`. Tests run every line that fails, and the
+collectives and steps in their old and new form.
+"""
+FIRST = """
+## Lines to look at first
 
-The statuses, with the entries to look at first:
+Those marked **wrong** run, and give wrong numbers. With **check**, that depends on the
+rest of your step. The others raise an error or run slowly.
 
 """
-# What each status says of the old line.
-STATUSES = {
-    "wrong": "it runs, and the numbers are wrong",
-    "check": "it's correct or wrong, and that depends on the rest of your step",
-    "fails": "the call raises an error",
-    "slow": "it runs, and there's a faster way today",
-    "old": "it runs, but it's deprecated",
-    "gone": "JAX, Flax or Optax no longer has this name",
-    "fine": "it runs as it always did",
-}
-MANY = ("gone", "fine")  # statuses of too many entries for a list of links
-# The headings, by the first row below each.
+# The order of these lines.
+SEVERITY = ("wrong", "check", "fails", "slow")
+OLD_NAMES = """
+## Names that are gone or deprecated
+
+A name of this table raises an error, unless it's marked *deprecated*. The new name
+serves shard_map and jit alike, unless the row says something else.
+
+| old | new |
+| --- | --- |
+"""
+FINE = """
+## Lines that run as they always did
+
+They only change when you port the step.
+"""
+HEAD = """
+| with pmap | under shard_map | under jit |
+| --- | --- | --- |
+"""
+# The tables of the lines that are fine, by the first row of each.
 HEADINGS = {
     "pmap": "The call of pmap",
     "committed": "Arrays and the device axis",
     "pmean": "Collectives",
     "batch-norm": "Batch norm, random keys, losses and metrics",
     "hosts": "Several hosts, and checkpoints",
-    "tree-map": "Other names of JAX, Flax and Optax",
 }
 SAME = "as under shard_map"
 
 
-def describe(row: Row) -> str:
-    """Return a row as an item of a list."""
-    text = f'- <a id="{row.name}"></a>**{row.status}** {row.written}'
-    if row.today:
-        text += f": {row.today}"
+def written(row: Row) -> str:
+    """Return how people write a row's line, with the mark that links lead to."""
+    return f'<a id="{row.name}"></a>{row.written}'
+
+
+def list_item(row: Row) -> str:
+    """Return a line to look at first as an item of a list."""
+    text = f"- **{row.status}** {written(row)}: {row.today}\n"
     if row.jit in (SAME, row.shard_map):
-        return f"{text}\n  - shard_map, jit: {row.shard_map}\n"
-    return f"{text}\n  - shard_map: {row.shard_map}\n  - jit: {row.jit}\n"
+        return f"{text}  - shard_map, jit: {row.shard_map}\n"
+    return f"{text}  - shard_map: {row.shard_map}\n  - jit: {row.jit}\n"
 
 
-def describe_status(status: str) -> str:
-    """Return a status as an item of a list, with links to its entries."""
-    text = f"- **{status}**: {STATUSES[status]}"
-    if status in MANY:
-        return f"{text}.\n"
-    names = [row.name for row in ROWS.values() if row.status == status]
-    links = ", ".join(f"[{name}](#{name})" for name in names)
-    return f"{text}: {links}.\n"
+def old_name(row: Row) -> str:
+    """Return an old name as a row of its table."""
+    old = written(row)
+    if row.status == "old":
+        old += ", *deprecated*"
+    new = row.shard_map
+    if row.jit not in (SAME, row.shard_map) and not row.jit.startswith("not needed"):
+        new += f"; under jit {row.jit}"
+    return f"| {old} | {new} |\n"
+
+
+def fine_line(row: Row) -> str:
+    """Return a line that is fine as a row of a table."""
+    line = written(row)
+    if row.today:
+        line += f": {row.today}"
+    jit = "the same" if row.jit in (SAME, row.shard_map) else row.jit
+    return f"| {line} | {row.shard_map} | {jit} |\n"
 
 
 def main() -> None:
     """Print the page."""
-    text = TOP + "".join(describe_status(status) for status in STATUSES)
+    first, old, fine = FIRST, OLD_NAMES, FINE
+    for status in SEVERITY:
+        for row in ROWS.values():
+            if row.status == status:
+                first += list_item(row)
     for row in ROWS.values():
         if row.name in HEADINGS:
-            text += f"\n## {HEADINGS[row.name]}\n\n"
-        text += describe(row)
-    print(text, end="")
+            fine += f"\n### {HEADINGS[row.name]}\n{HEAD}"
+        if row.status in ("gone", "old"):
+            old += old_name(row)
+        elif row.status == "fine":
+            fine += fine_line(row)
+    print(TOP + first + old + fine, end="")
 
 
 if __name__ == "__main__":
