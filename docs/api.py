@@ -15,7 +15,7 @@ from pmapdp.config import Config
 
 TOP = """# API
 
-These twelve names are what most programs import, each from its module. The page is
+These thirteen names are what most programs import, each from its module. The page is
 made from their docstrings, so your editor shows the same. [More
 names](#more-names) are listed at the end. Anything else may change without notice.
 """
@@ -50,6 +50,7 @@ SECTIONS = {
         "pmapdp.data.dataset.DataSet",
         "pmapdp.config.Config",
         "pmapdp.train.train",
+        "pmapdp.train.Result",
     ],
     "Your loss and layers": [
         "pmapdp.loss.MetricSums",
@@ -68,7 +69,8 @@ SECTIONS = {
 }
 # The page that shows the entries below a heading in a whole program.
 GUIDES = {
-    "Training": "[Your model, your data](custom.md) trains a model in two files.",
+    "Training": "[Your model, your data](custom.md) trains a model in two files, and "
+    "[Flags](flags.md) has the settings as they're typed in a shell.",
     "Your loss and layers": "[The reference](custom_reference.md) has many losses.",
     "After training": "[Exported models](export.md) run without pmapdp, too.",
     "Your own training step": "[Verify](verify.md) has a program to begin with.",
@@ -79,7 +81,6 @@ MORE_NAMES = {
     "pmapdp.data.dataset.Texts": "custom_reference.md",
     "pmapdp.custom.images.ImageFolder": "custom_reference.md",
     "pmapdp.registry.load_data": None,
-    "pmapdp.train.Result": None,
     "pmapdp.train.load_run": None,
     "pmapdp.layers.Context": None,
     "pmapdp.models.axes": "meshes.md",
@@ -98,10 +99,11 @@ MORE_NAMES = {
     "pmapdp.errors.DivergedError": "statuses.md",
     "pmapdp.errors.StoppedError": "statuses.md",
 }
-# In place of some sixty attributes, which the page of flags has.
-FIELDS = """Every flag of `python -m pmapdp.train` is a field: `--learning-rate 0.1` is
-`Config(learning_rate=0.1)`. [Flags](flags.md) lists them with their defaults. For other
-values, write `dataclasses.replace(config, epochs=5)`."""
+# The settings have a help text each, and none of them has an example.
+CONFIG_EXAMPLE = """from dataclasses import replace
+
+first = Config(strategy="jit", epochs=5)  # --strategy jit --epochs 5
+longer = replace(first, epochs=10)"""
 TITLES = {
     "Args:": "Arguments",
     "Attributes:": "Attributes",
@@ -179,6 +181,8 @@ def summary_of(public: Any) -> str:
 
 def example_of(public: Any) -> str:
     """Return the example in a docstring, which is its end, or nothing."""
+    if public is Config:
+        return CONFIG_EXAMPLE
     _, _, example = inspect.getdoc(public).partition(EXAMPLE)
     return textwrap.dedent(example).strip()
 
@@ -187,8 +191,6 @@ def describe_details(public: Any) -> str:
     """Return what follows a docstring's summary as Markdown: its paragraphs, and its
     sections as lists.
     """
-    if public is Config:
-        return FIELDS
     types = types_of(public)
     text, _, _ = inspect.getdoc(public).partition(EXAMPLE)
     _, *details = text.strip().split("\n\n")
@@ -227,10 +229,9 @@ def describe(path: str) -> str:
     public = pkgutil.resolve_name(path)
     module, _, name = path.rpartition(".")
     text = f"### {name}\n\n{summary_of(public)}\n\n"
-    text += f"```python\nfrom {module} import {name}\n"
-    if public is not Config:  # its fields have a page of their own
-        text += f"\n{signature_of(name, public)}\n"
-    text += "```\n"
+    text += (
+        f"```python\nfrom {module} import {name}\n\n{signature_of(name, public)}\n```\n"
+    )
     if details := describe_details(public):
         text += f"\n{details}\n"
     members = list(members_of(public)) if inspect.isclass(public) else []
@@ -243,12 +244,13 @@ def describe(path: str) -> str:
 
 
 def contents() -> str:
-    """Return a line for each heading, with links to its names."""
-    text = ""
-    for title, paths in SECTIONS.items():
-        names = [path.rpartition(".")[2] for path in paths]
-        links = [f"[`{name}`](#{name.lower()})" for name in names]
-        text += f"- {title}: {', '.join(links)}\n"
+    """Return a table of the entries, with links and summaries."""
+    text = "| name | what it is or does |\n| --- | --- |\n"
+    for paths in SECTIONS.values():
+        for path in paths:
+            name = path.rpartition(".")[2]
+            summary = summary_of(pkgutil.resolve_name(path))
+            text += f"| [`{name}`](#{name.lower()}) | {summary} |\n"
     return text
 
 
