@@ -18,9 +18,12 @@ from pmapdp.layers import current_context
 from pmapdp.loss import MetricSums
 
 PAGE = Path(__file__).parents[2] / "docs" / "custom_refused.md"
-MESSAGES = dict(
-    re.findall(r"^- \*\*(.*):\*\*\n  `(.*)`$", PAGE.read_text(), re.MULTILINE)
-)
+TABLES, _, _ = PAGE.read_text().partition("## How pmapdp finds out")
+# {what is wrong: message}, without the sentences that lead further.
+MESSAGES = {
+    meaning.partition(". ")[0]: message
+    for message, meaning in re.findall(r"^\| `(.*?)` \| (.*) \|$", TABLES, re.MULTILINE)
+}
 INPUTS = DATA.train.inputs
 LABELS = DATA.train.labels
 
@@ -115,6 +118,10 @@ def sows(model, call, inputs):
     return call(inputs)
 
 
+def raises(model, call, inputs):
+    raise RuntimeError("a mistake")
+
+
 def bridged(rngs):
     """A network with a batch norm of Linen."""
     layers = (linen.BatchNorm(use_running_average=False), linen.Dense(3))
@@ -164,6 +171,9 @@ CASES = {
     "Linen's batch norm takes moments": {"model": bridged},
     "The data are texts, and the model takes arrays": {
         "data": {"train": Texts(TEXTS, [0, 1] * 20)}
+    },
+    "Your file raises an error, whose traceback comes before the message": {
+        "model": net(raises)
     },
     "Labels begin at 1, or have gaps": {"data": {"train": (INPUTS, LABELS + 1)}},
     "A part has another name": {"data": {"train": (INPUTS, LABELS), "val": ()}},
