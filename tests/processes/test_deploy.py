@@ -180,10 +180,11 @@ def run_script(folder, *arguments, **variables):
     """Run the job script with a srun and a scontrol that only say what they got.
 
     `STATUSES` are those with which the processes end. As in a real Slurm, the script
-    appends to a log that an earlier start has begun.
+    appends to a log that an earlier start has begun. `ERROR_LOG` is a log of its own for
+    what it prints on standard error, as with `--error`.
 
     Returns:
-        The script's status, and what it and its commands print.
+        The script's status, and what it and its commands print into the log.
     """
     for name, text in {"srun": FAKE_SRUN, "scontrol": FAKE_SCONTROL}.items():
         (folder / name).write_text(text)
@@ -193,13 +194,14 @@ def run_script(folder, *arguments, **variables):
     before = "srun: error: node1: task 1: Exited with exit code 2\n"
     log = folder / "pmapdp-7.log"
     log.write_text(before)
-    with log.open("a") as file:
+    error_log = folder / variables.get("ERROR_LOG", log.name)
+    with log.open("a") as file, error_log.open("a") as error_file:
         done = subprocess.run(
             ["bash", DEPLOY / "slurm.sbatch", *arguments],
             cwd=folder,
             env=environment,
             stdout=file,
-            stderr=file,
+            stderr=error_file,
             timeout=20,
         )
     return done.returncode, log.read_text().removeprefix(before)
@@ -263,6 +265,8 @@ def test_the_job_script_goes_on_after_a_loss(tmp_path, statuses, ended, is_reque
     returned, out = run_script(tmp_path, "mirrored", **slurm)
     assert returned == ended
     assert ("scontrol requeue 7" in out) == is_requeued
+    apart = slurm | {"ERROR_LOG": "pmapdp-7.err"}
+    assert run_script(tmp_path, "mirrored", **apart)[0] == ended
     tired = slurm | {"SLURM_RESTART_COUNT": "20"}
     assert "scontrol" not in run_script(tmp_path, "mirrored", **tired)[1]
     assert "scontrol" not in run_script(tmp_path, "check", **slurm)[1]
