@@ -27,6 +27,7 @@ from pmapdp.steps import STRATEGIES
 PAGE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text()
 PROGRAM, MEASURE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 HEADER = re.search(r"```\n(run  .*?)```", PAGE, re.DOTALL)[1]
+(COMMAND,) = re.findall(r"^    python -m pmapdp\.train (.*)$", PAGE, re.MULTILINE)
 
 
 def test_the_programs_train_on_all_devices_and_measure(capsys):
@@ -67,14 +68,16 @@ def too_few():
 """
 
 
-def test_the_command_needs_as_many_examples_as_the_page_says(folder, capsys):
+def test_the_command_with_files_needs_the_examples_of_the_page(folder, capsys):
     """Its model is the page's own, which takes `dtype`."""
     model, _, _ = PROGRAM.partition("inputs = ")
     (folder / "net.py").write_text(model, encoding="utf-8")
     (folder / "data.py").write_text(DATA_FILE, encoding="utf-8")
-    assert "at least 1,024 training examples" in PAGE
-    (command,) = re.findall(r"    python -m pmapdp\.train (--model net.py.*)", PAGE)
-    arguments = [*command.split(), "--steps", "1"]
+    assert "One batch has 1,024 examples" in PAGE
+    (last,) = re.findall(r"^    (--warmup-steps.*)$", PAGE, re.MULTILINE)
+    *command, _, _, _, _ = COMMAND.split()
+    assert COMMAND.split()[-4::2] == last.split()[:4:2]
+    arguments = [*command, *last.split(), "--steps", "1"]
     assert cli.run(train.main, arguments) == 0
     assert "1,024 over all devices, at most 128 on one" in capsys.readouterr().out
     arguments[arguments.index("data.py:make")] = "data.py:too_few"
@@ -92,14 +95,20 @@ def test_jax_knows_both_names_of_the_memory_setting():
 @pytest.mark.slow
 def test_the_header_is_what_the_command_prints():
     """Line by line; the number of cores depends on the machine."""
-    command = re.search(
-        r"    python -m (pmapdp\.train.*)", PAGE.split(HEADER)[0][-400:]
-    )
-    done = python("-m", *command[1].split(), "--no-progress")
+    done = python("-m", "pmapdp.train", *COMMAND.split(), "--no-progress")
     assert done.returncode == 0, done.stderr
     printed = re.sub(r"on \d+ cores?", "on 2 cores", done.stdout)
-    for line in HEADER.splitlines():
-        assert line in printed.splitlines()
+    assert printed.startswith(HEADER)
+
+
+def test_xla_knows_the_settings_of_the_compiler():
+    """It aborts on a name that it doesn't know."""
+    (flags,) = re.findall(r'^    export XLA_FLAGS="(.*)"$', PAGE, re.MULTILINE)
+    program = "import jax; jax.devices()"
+    assert python("-c", program, env={"XLA_FLAGS": flags}).returncode == 0
+    wrong = {"XLA_FLAGS": flags.replace("latency", "latencies")}
+    assert python("-c", program, env=wrong).returncode != 0
+    assert int(flags.rpartition("=")[2]) == 128 * 2**20
 
 
 def test_the_check_says_if_there_is_only_a_cpu():

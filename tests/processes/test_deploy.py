@@ -180,7 +180,7 @@ def run_script(folder, *arguments, **variables):
     """Run the job script with a srun and a scontrol that only say what they got.
 
     `STATUSES` are those with which the processes end. As in a real Slurm, the script
-    appends to a log that an earlier start has begun. `ERROR_LOG` is a log of its own for
+    appends to a log that an earlier start has begun. `ERROR_LOG` names another log for
     what it prints on standard error, as with `--error`.
 
     Returns:
