@@ -336,6 +336,16 @@ def test_shardy_splits_a_step_and_gspmd_can_still_be_asked():
         jax.config.update(setting, True)
 
 
+def test_weight_norm_trains_its_scales_from_the_version_of_the_page():
+    since = re.search(r"WeightNorm` trains its scales since Flax (\d+\.\d+\.\d+)", PAGE)
+    rngs = nnx.Rngs(0)
+    norm = nnx.WeightNorm(nnx.Linear(8, 4, rngs=rngs), rngs=rngs)
+    is_trained = "scales" in nnx.state(norm, nnx.Param)
+    versions = [flax.__version__, since[1]]
+    installed, first = ([int(part) for part in text.split(".")] for text in versions)
+    assert is_trained == (installed >= first)
+
+
 def test_the_first_row_is_read_where_it_lies():
     stacked = jax.pmap(lambda x: 2 * x)(ROWS)
     shard = stacked.addressable_shards[0].data
