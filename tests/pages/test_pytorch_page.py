@@ -6,6 +6,7 @@ The code in the second column is compared with PyTorch's answer to the first col
 
 import dataclasses
 import json
+import operator
 import re
 
 import jax
@@ -31,6 +32,10 @@ LAYERS = pytorch_answers.rows("Layers")
 LOSSES = pytorch_answers.rows("Losses")
 LOOP = PAGE.with_name("pytorch_loop.md").read_text(encoding="utf-8")
 TEXT = PAGE.read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+BLOCK: dict = {}  # the names of the programs about a transformer block
+for program in PROGRAMS[:2]:
+    exec(program, BLOCK)
 
 
 @pytest.mark.torch
@@ -63,7 +68,7 @@ def copy_weights(layer, weights: dict[str, np.ndarray]) -> None:
     elif isinstance(layer, nnx.Embed):
         layer.embedding.set_value(weights["weight"])
     elif isinstance(layer, nnx.MultiHeadAttention):
-        copy_attention(layer, weights)
+        BLOCK["copy_attention"](layer, *weights.values())
     elif isinstance(layer, nnx.RNN):
         copy_recurrent(layer.cell, weights)
     else:  # a norm
@@ -72,20 +77,6 @@ def copy_weights(layer, weights: dict[str, np.ndarray]) -> None:
     if isinstance(layer, nnx.BatchNorm):
         layer.mean.set_value(weights["running_mean"])
         layer.var.set_value(weights["running_var"])
-
-
-def copy_attention(layer, weights):
-    """Split `in_proj_weight` `[3 F, F]` into query, key and value, `[F, heads, d]`."""
-    heads = layer.num_heads
-    kernels = np.split(weights["in_proj_weight"], 3)
-    biases = np.split(weights["in_proj_bias"], 3)
-    parts = (layer.query, layer.key, layer.value)
-    for part, kernel, bias in zip(parts, kernels, biases, strict=True):
-        part.kernel.set_value(kernel.T.reshape(len(kernel), heads, -1))
-        part.bias.set_value(bias.reshape(heads, -1))
-    out = weights["out_proj.weight"].T
-    layer.out.kernel.set_value(out.reshape(heads, -1, len(out)))
-    layer.out.bias.set_value(weights["out_proj.bias"])
 
 
 def copy_recurrent(cell, weights):
@@ -135,6 +126,28 @@ def test_a_mask_of_attention_says_where_to_look():
     np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_transformer_block_answers_as_in_pytorch():
+    """With copied weights, whose names and shapes are those of the page."""
+    shapes = ANSWERS["transformer block"]["shapes"]
+    block = BLOCK["Block"](8, 2, 16, rngs=nnx.Rngs(0))
+    BLOCK["copy_block"](block, pytorch_answers.draw_weights(shapes))
+    x = pytorch_answers.draw_input("nn.MultiheadAttention(8, 2, batch_first=True)")
+    expected = ANSWERS["transformer block"]["answer"]
+    np.testing.assert_allclose(block(x), expected, rtol=1e-4, atol=1e-5)
+    table = TEXT.partition("## A transformer block")[2].partition("```python\ndef")[0]
+    sizes = {"3 D": 24, "D": 8, "H": 16, "heads": 2, "d": 4}
+    cells = re.findall(r"((?:`[\w.]+`(?:, )?)+) `\[(.*?)\]`", table)
+    assert len(cells) == 14
+    for names, axes in cells:
+        shape = [sizes[axis] for axis in axes.split(", ")]
+        for name in re.findall(r"[\w.]+", names):
+            if name in shapes:
+                assert shapes[name] == shape, name
+                continue
+            owner = block.attention if name.startswith(("key", "value")) else block
+            assert list(operator.attrgetter(name)(owner).shape) == shape, name
+
+
 def test_running_statistics_differ_by_the_divisor():
     cell = "nn.BatchNorm2d(8)"
     x = channels_last(pytorch_answers.draw_input(cell))
@@ -175,8 +188,9 @@ def loss_of_the_page(cell: str) -> MetricSums:
 
 def program_of_the_page(cell: str) -> str:
     """Return the page's loss with a row's lines."""
-    (program,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    program = replace(program, "jnp.square(outputs - labels).mean(-1)", LOSSES[cell])
+    program = replace(
+        PROGRAMS[-1], "jnp.square(outputs - labels).mean(-1)", LOSSES[cell]
+    )
     row = next(line for line in TEXT.splitlines() if line.startswith(f"| `{cell}` "))
     if found := re.search(r"`weights = (batch\.weights[^`]*)`", row):
         program = replace(program, "weights = batch.weights", f"weights = {found[1]}")

@@ -165,6 +165,19 @@ def causal_attention() -> list:
     return answer.tolist()
 
 
+def transformer_block() -> dict:
+    """Return the shapes of a transformer block's state_dict, and its answer."""
+    import torch
+
+    x = torch.tensor(draw_input("nn.MultiheadAttention(8, 2, batch_first=True)"))
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    shapes = {name: list(values.shape) for name, values in layer.state_dict().items()}
+    weights = draw_weights(shapes)
+    layer.load_state_dict({name: torch.tensor(weights[name]) for name in shapes})
+    answer = layer.eval()(x)
+    return {"shapes": shapes, "answer": answer.detach().numpy().tolist()}
+
+
 def clipped_gradient() -> list[float]:
     """Return a gradient of norm 5 after PyTorch has clipped it."""
     import torch
@@ -236,6 +249,7 @@ def answers() -> dict:
         "Layers": {cell: layer_answer(cell) for cell in rows("Layers")},
         "running statistics": running_statistics(),
         "causal attention": causal_attention(),
+        "transformer block": transformer_block(),
         "clipped gradient": clipped_gradient(),
         "Losses": {cell: loss_answer(cell) for cell in rows("Losses")},
         "Schedules": {cell: schedule_answer(cell) for cell in rows("Schedules")},
