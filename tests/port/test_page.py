@@ -49,13 +49,13 @@ def free_port():
         return server.getsockname()[1]
 
 
-def test_the_report_and_the_program_are_those_of_the_command():
+def test_the_report_is_that_of_the_command():
     text = as_text(report_program("lessons/program/12_old_pmap.py"), everything=False)
     report, _, program = text.partition(
         "\n\nTo verify train_step, save this as verify_step.py:\n\n"
     )
     assert f"```\n{report}\n```" in PAGE
-    assert f"```\n{program}\n```" in PAGE
+    assert "def first_arguments():" in program
 
 
 DECAY = 0.5  # in place of 1e-4, so that it changes more than rounding does
