@@ -97,7 +97,12 @@ def test_command_lines_in_deploy_are_right():
         "-m",
         "pmapdp.train",
     ]
-    for source in re.findall(r"^COPY (.*) \S+$", "\n".join(lines), re.MULTILINE):
+    image = "\n".join(lines)
+    python = re.search(r"^FROM python:([\d.]+)-slim$", image, re.MULTILINE)[1]
+    (pinned,) = set(re.findall(r"JAX='jax\[.*\]==([\d.]+)'", image))
+    readme = (DEPLOY.parent / "README.md").read_text()
+    assert f"| {python} | {pinned} |" in readme  # the versions that are tested
+    for source in re.findall(r"^COPY (.*) \S+$", image, re.MULTILINE):
         for path in source.split():
             assert (DEPLOY.parent / path).exists(), path
     text = (DEPLOY / "slurm.sbatch").read_text()
