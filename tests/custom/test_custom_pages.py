@@ -8,6 +8,7 @@ from pathlib import Path
 
 import entry
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from PIL import Image
@@ -81,8 +82,14 @@ def test_the_quick_start(folder):
 
 @pytest.mark.slow
 def test_the_reference(folder, capsys):
+    for name in ("birds", "cats", "dogs"):
+        (folder / "photos" / name).mkdir(parents=True)
+        for number in range(16):
+            picture = Image.new("RGB", (20, 16), (7 + number % 4, 0, 0))
+            picture.save(folder / "photos" / name / f"{number:02}.png")
     names = run_page("custom_reference.md")
     printed = capsys.readouterr().out
+    assert "warning" not in printed
     for metric in ("weighted accuracy", "recall of 0"):
         assert metric in printed
     assert len(names["accuracies"]) == 4
@@ -96,6 +103,11 @@ def test_the_reference(folder, capsys):
     average = names["average"]["head"]["kernel"]
     last = names["result"].state.params["head"]["kernel"]
     assert 0 < np.abs(average - first).max() < np.abs(last - first).max()
+    # `nnx.EMA` computes it, too.
+    ema = nnx.EMA({"head": nnx.Param(first)}, decay=0.99)
+    ema.update({"head": nnx.Param(last)})
+    expected = optax.incremental_update(last, first, step_size=0.01)
+    np.testing.assert_allclose(ema.params["head"][...], expected, rtol=1e-6)
     # Weight decay moves matrices alone.
     decay = names["decay_matrices"](0.1)
     params = {"kernel": np.ones((2, 2)), "bias": np.ones(2)}
@@ -111,7 +123,7 @@ def test_the_reference(folder, capsys):
         tuned.model_state["body"]["kernel"], first["body"]["kernel"]
     )
     assert not np.allclose(tuned.params["head"]["kernel"], first["head"]["kernel"])
-    data = make_data_set(names["photos"])
+    data = make_data_set(names["flipped"])
     assert data.train.select(np.array([7])).inputs.max() == 7
     # The label of a token is the next token.
     tokens = make_data_set(names["next_tokens"]).train
@@ -122,6 +134,9 @@ def test_the_reference(folder, capsys):
     converted = make_data_set(names["mapped"]).train.inputs
     assert isinstance(names["pixels"], np.memmap)
     assert np.shares_memory(converted, names["pixels"])
+    np.testing.assert_array_equal(names["pixels"][:, 0, 0, 0], [7, 8, 9, 10] * 12)
+    labels = make_data_set(names["mapped"]).train.labels
+    np.testing.assert_array_equal(labels, np.arange(48) // 16)
 
 
 @pytest.mark.slow
