@@ -33,7 +33,7 @@ pmapdp train mirrored --global-batch-size 256
 ```
 
 `pmapdp train` is short for `python -m pmapdp.train`, and every command has a `--help`
-with the texts of this page. Each flag below has a value that works. Give flags
+with the texts of this page. Each example below has a value that works. Give flags
 in any order. *Fixed* marks what a run can't change when it resumes, because its result
 depends on it. Only a finished run may get more `--epochs`. From Python, the trainer's
 flags are the fields of [`Config`](api.md#config), with underscores:
@@ -101,6 +101,10 @@ NOTES = {
 }
 
 
+# The settings of a table: {example: (default, help)}.
+Rows = dict[str, tuple[str, str]]
+
+
 def command_module(command: str) -> Any:
     """Return the module that runs a command."""
     name = f"pmapdp.{command}"
@@ -160,46 +164,48 @@ def make_example(field: Any, hint: Any) -> str:
     return as_argument(field.name, value)
 
 
-def describe_setting(field: Any, hint: Any) -> str:
-    """Return what follows the example: the help, the choices and the default."""
-    text = field.metadata["help"]
+def describe_setting(field: Any, hint: Any) -> tuple[str, str]:
+    """Return a setting's default and its help, with the choices."""
+    text, _, default = field.metadata["help"].partition(" Default: ")
     if hint is bool:
+        default = "off"
         if field.default:
-            text += f" Default: on. `{as_argument(field.name, False)}` turns it off."
-        return text
+            default = f"on; `{as_argument(field.name, False)}` turns it off"
+    elif not default and field.default not in (None, (), dataclasses.MISSING):
+        default = f"`{as_typed(field.default)}`"
     if choices_of(hint):
         text += f" One of {', '.join(f'`{choice}`' for choice in choices_of(hint))}."
-    has_default = field.default not in (None, (), dataclasses.MISSING)
-    if has_default and "Default:" not in text:
-        text += f" Default: `{as_typed(field.default)}`."
     if field.metadata["fixed_on_resume"]:
         text += " *Fixed.*"
-    return text
+    return default.removesuffix("."), text
 
 
-def describe_sections(command: str) -> dict[str, dict[str, str]]:
-    """Return {section: {example: description}} of a command's settings."""
-    sections: dict[str, dict[str, str]] = {}
+def describe_sections(command: str) -> dict[str, Rows]:
+    """Return the settings of a command by their section."""
+    sections: dict[str, Rows] = {}
     for options in find_options(command):
         hints = typing.get_type_hints(options)
         for field in dataclasses.fields(options):
             section = field.metadata["section"]
             if options is Config and field.name in FIRST:
                 section = "first"
-            items = sections.setdefault(section, {})
+            rows = sections.setdefault(section, {})
             example = make_example(field, hints[field.name])
-            description = describe_setting(field, hints[field.name])
+            default, text = describe_setting(field, hints[field.name])
             # Two groups of a command may share a flag, each with a help of its own.
-            earlier = items.get(example, "")
-            if description not in earlier:
-                items[example] = f"{earlier} {description}".strip()
+            if example in rows and rows[example] != (default, text):
+                first_default, first_text = rows[example]
+                default, text = f"{first_default}; {default}", f"{first_text} {text}"
+            rows[example] = (default, text)
     return sections
 
 
-def make_list(items: dict[str, str]) -> str:
-    """Return the settings of a section as a list."""
-    lines = [f"- `{example}`: {text}\n" for example, text in items.items()]
-    return "".join(lines)
+def make_table(rows: Rows) -> str:
+    """Return settings as a table."""
+    lines = ["| example | default | what it does |", "| --- | --- | --- |"]
+    for example, (default, text) in rows.items():
+        lines.append(f"| `{example}` | {default} | {text} |")
+    return "\n".join(lines) + "\n"
 
 
 def make_trainer() -> str:
@@ -209,10 +215,12 @@ def make_trainer() -> str:
     order = [flag(name) for name in FIRST]
     examples = sorted(most_wanted, key=lambda example: order.index(example.split()[0]))
     text = "\n### The ten flags you need first\n\n"
-    text += make_list({example: most_wanted[example] for example in examples})
+    text += make_table({example: most_wanted[example] for example in examples})
     for title, names in TRAINER_SECTIONS.items():
-        text += f"\n### {title}\n\n"
-        text += "".join(make_list(sections[name]) for name in names)
+        rows: Rows = {}
+        for name in names:
+            rows |= sections[name]
+        text += f"\n### {title}\n\n{make_table(rows)}"
     return text
 
 
@@ -229,10 +237,10 @@ def make_command(command: str) -> str:
     if command == "train":
         return text + make_trainer()
     sections = describe_sections(command)
-    arguments = sections.pop("arguments", {})
-    items = make_list(arguments)
-    items += "".join(make_list(section) for section in sections.values())
-    return f"{text}\n{items}" if items else text
+    rows = sections.pop("arguments", {})
+    for section in sections.values():
+        rows |= section
+    return f"{text}\n{make_table(rows)}" if rows else text
 
 
 def make_recipes() -> str:

@@ -207,9 +207,11 @@ def test_the_examples_of_the_page_of_flags_are_accepted():
     """Each alone, so settings that need another one are only parsed."""
     page = (Path(__file__).parents[2] / "docs" / "flags.md").read_text()
     trainer = page.partition("## pmapdp.train")[2].partition("\n## ")[0]
-    examples = re.findall(r"^- `(--[^`]*)`: ", trainer, re.MULTILINE)
+    examples = re.findall(r"^\| `(--[^`]*)` \| ", trainer, re.MULTILINE)
     fields = [*dataclasses.fields(Config), *dataclasses.fields(ProcessesOptions)]
     assert len(examples) >= len(fields) - 1  # all but RECIPE
+    assert "\n| `--seed 1` | `0` | " in trainer
+    assert "\n| `--profile` | off | " in trainer
     for example in examples:
         values = read_flags(COMMAND, fields, example.split())
         assert len(values) == 1, example
