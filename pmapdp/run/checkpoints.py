@@ -12,11 +12,12 @@ import functools
 import glob
 import json
 import logging
+import re
 import shutil
 import sys
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,11 +68,7 @@ class Checkpoints:
             raise UserError(
                 f"{folder} is a file, but checkpoints go there: move it away"
             )
-        # Orbax's threads log the errors that the caller gets as well.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
-        # Of reads that run at once, those after the first error are dropped.
-        logging.getLogger("asyncio").addFilter(is_not_of_a_read)
-        warnings.filterwarnings("ignore", "coroutine 'Store", RuntimeWarning)
+        hide_further_errors()
         self.folder = folder
         self.settings = settings
         self.args = ocp.args
@@ -207,32 +204,34 @@ class Checkpoints:
 
         # In a notebook's thread, which has an event loop, Orbax would start a thread of
         # its own, without float64.
-        previous_hook = sys.unraisablehook
-        sys.unraisablehook = functools.partial(show_unless_late, previous_hook)
         with ThreadPoolExecutor(1) as pool:
-            value = pool.submit(read, jax.config.read("jax_enable_x64")).result()
-        # If the read fails, the hook stays, because the late errors come afterwards.
-        sys.unraisablehook = previous_hook
-        return value
+            return pool.submit(read, jax.config.read("jax_enable_x64")).result()
 
 
-def is_not_of_a_read(record: logging.LogRecord) -> bool:
-    """Return False for what asyncio logs about Orbax's reads.
+@functools.cache  # once in a process
+def hide_further_errors() -> None:
+    """Hide what Orbax has to say beside the error that it raises.
 
-    When one of them has failed, nobody asks for the result of those that run at the
-    same time, and asyncio logs each one's error.
+    It reads all arrays at once. When one read has failed, nobody waits for the others,
+    and their errors would be printed below the message that says what to do. They come
+    in one of four ways, depending on which read fails first.
     """
-    message = record.getMessage()
-    return "tensorstore" not in message and "orbax" not in message
+    # Orbax's threads log the errors that the caller gets as well.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    # asyncio logs an error for which nobody has asked.
+    logging.getLogger("asyncio").addFilter(
+        lambda record: not re.search("tensorstore|orbax", record.getMessage())
+    )
+    # Python warns of a read that wasn't started any more.
+    warnings.filterwarnings("ignore", "coroutine 'Store", RuntimeWarning)
+    # TensorStore's threads tell of a read that ends later still. They can't raise.
+    show = sys.unraisablehook
 
+    def show_unless_late(error: Any) -> None:
+        if "Event loop is closed" not in str(error.exc_value):
+            show(error)
 
-def show_unless_late(show: Callable[[Any], Any], error: Any) -> None:
-    """Hide errors of Orbax's reads that fail after another read has failed.
-
-    Their tracebacks would stand below the message that says what to do.
-    """
-    if "Event loop is closed" not in str(error.exc_value):
-        show(error)
+    sys.unraisablehook = show_unless_late
 
 
 def require_intact(
