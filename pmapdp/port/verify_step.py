@@ -5,21 +5,22 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pmapdp.port.constructs import last_name
 from pmapdp.port.names import Program
 from pmapdp.port.pmaps import Use, keywords_of
 
 TRAINS = re.compile("train|update|epoch|step|learn", re.IGNORECASE)
 DOES_NOT_TRAIN = re.compile("eval|test|predict|valid|init|metric", re.IGNORECASE)
 KEY = re.compile("rng|key|seed", re.IGNORECASE)
+RUNS = re.compile("main|train|fit|run")  # begins the names of what trains
 # Leaves that differ from device to device, by their usual names in Flax programs.
 PER_DEVICE_LEAVES = ("dropout_rng", "batch_stats")
 
 PROGRAM = '''\
 """Does {name} on 8 devices give one device's result? `python verify_step.py`
 
-Fill in what ends with SystemExit. Loading your file runs all of it, so put its training
-loop under `if __name__ == "__main__":` first. The exit status is 1 if the results
-differ, or if something wasn't compared.
+Fill in what ends with SystemExit. The exit status is 1 if the results differ, or if
+something wasn't compared.
 """
 
 from pmapdp.devices import simulate
@@ -63,6 +64,9 @@ report.require()
 # old = old_program(step, AXIS, groups=jax.device_count())
 # verify(step=new_step, layout="sharded", reference=old, **given).require()
 '''
+WARNING = """# Loading {file} runs its line {line}. If that trains, put it under
+# `if __name__ == "__main__":` first.
+"""
 KEY_NOTE = """ If your loop makes a key for each update, return a function
     that makes it from the update's number in place of `key`."""
 LOCAL_NAME = """
@@ -121,10 +125,14 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     if questions:
         comments = "\n".join(f"    # {question}" for question in questions)
         step = OPEN_STEP.format(arguments=", ".join(arguments), questions=comments)
-    elif use.inside:
-        step, questions = write_partial(program, use.inside[0])
     else:
-        step = TOP_LEVEL_STEP.format(load=load_name(name, path), name=name)
+        loaded = path
+        if use.inside:
+            step, questions = write_partial(program, use.inside[0])
+            loaded = program.file_of(use.inside[0])
+        else:
+            step = TOP_LEVEL_STEP.format(load=load_name(name, path), name=name)
+        step = warn_of_work(program.files[loaded], Path(loaded).name) + step
     text = PROGRAM.format(
         name=name,
         step=step,
@@ -135,6 +143,16 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
         given=", ".join(f"{argument}={argument}" for argument in arguments),
     )
     return {"step": name, "path": path, "questions": questions, "program": text}
+
+
+def warn_of_work(module: ast.Module, file: str) -> str:
+    """Return a comment about what may train when a file is loaded, or nothing."""
+    for statement in module.body:
+        call = getattr(statement, "value", None)  # also of an assignment
+        is_call = isinstance(call, ast.Call) and RUNS.match(last_name(call.func))
+        if is_call or isinstance(statement, ast.For | ast.While | ast.With):
+            return WARNING.format(file=file, line=statement.lineno)
+    return ""
 
 
 def free_parameters(use: Use) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from launch import python
 from pmap_programs import FOLDER, NAMES
 
-from pmapdp.port.__main__ import report_program
+from pmapdp.port.__main__ import as_text, report_program
 from pmapdp.port.rows import ROW_OF_NAME, ROWS, is_missing
 
 LESSON_12 = FOLDER.parents[1] / "lessons" / "program" / "12_old_pmap.py"
@@ -399,6 +399,37 @@ def test_a_name_under_the_guard_of_main_is_a_blank(tmp_path):
     )
     (tmp_path / "train.py").write_text(source)
     assert report_program(str(tmp_path))["verify"]["questions"] == ["What is made?"]
+
+
+LOOP = "for batch in range(3):\n    train_step(0, batch, None)\n"
+
+
+@pytest.mark.parametrize(
+    ("work", "is_seen"),
+    [
+        (LOOP, True),
+        ("with jax.default_matmul_precision('float32'):\n    main(1, 2, 3)\n", True),
+        ("main(1, 2, 3)\n", True),
+        ("state = train_step(1, 2, 3)\n", True),
+        (
+            f"if __name__ == '__main__':\n    {LOOP}".replace("\n    t", "\n        t"),
+            False,
+        ),
+        ("jax.config.update('jax_debug_nans', True)\nrate = float('0.1')\n", False),
+    ],
+)
+def test_what_trains_when_the_file_is_loaded_is_named(tmp_path, work, is_seen):
+    """Otherwise `from old import train_step` would start a training."""
+    (tmp_path / "old.py").write_text(f"{SMALL}{work}")
+    report = report_program(str(tmp_path / "old.py"))
+    line = SMALL.count("\n") + 1
+    warning = (
+        f"# Loading old.py runs its line {line}. If that trains, put it under\n"
+        '# `if __name__ == "__main__":` first.\n'
+    )
+    program = report["verify"]["program"]
+    assert (f"\n\n{warning}from old import train_step\n" in program) == is_seen
+    assert ("Loading" in as_text(report, everything=False)) == is_seen
 
 
 NESTED = """import jax
