@@ -388,7 +388,7 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> None:
     elif not has_type(value, hint):
         type_name = hint.__name__ if isinstance(hint, type) else str(hint)
         raise UserError(
-            f"{flag(field.name)} must be {type_name}, not {value!r:.100}: try "
+            f"{field.name} must be {type_name}, not {value!r:.100}: try "
             f"{field.default!r}, the default"
         )
     if value == "":  # an empty variable of a shell script, for example

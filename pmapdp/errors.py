@@ -13,6 +13,8 @@ from typing import Any
 
 # A flag in a message. Dashes inside a word belong to the name of a file.
 FLAG = r"(?<![\w-])--[a-z-]*[a-z]"
+# The word after one of these is its value, and no part of the sentence.
+NAME_FLAGS = "dataset|model|dtype|strategy|mesh|layout|shard-state|optimizer|schedule"
 # What to try if training diverges.
 DIVERGED_ADVICE = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"
 
@@ -88,9 +90,11 @@ class StoppedError(KeyboardInterrupt):
 def flags_to_arguments(message: str) -> str:
     """Return a message with arguments in place of flags.
 
-    `--warmup-steps 5` becomes `warmup_steps=5`, and `--workdir` becomes `workdir`.
+    `--warmup-steps 5` becomes `warmup_steps=5`, `--strategy jit` becomes
+    `strategy="jit"`, and `--workdir` becomes `workdir`.
     """
-    # A value begins with a digit or a quote. Another word goes on with the sentence.
+    message = re.sub(rf"--({NAME_FLAGS}) ([\w=,+:./-]*\w)", r'--\1="\2"', message)
+    # Another value begins with a digit or a quote, or it goes on with the sentence.
     message = re.sub(rf"({FLAG}) (?=-?\d|')", r"\1=", message)
     return re.sub(FLAG, lambda flag: flag[0][2:].replace("-", "_"), message)
 

@@ -64,8 +64,8 @@ def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.
     if dtype != "float32" and not accepts(model, "dtype"):
         raise UserError(
             f"--dtype {dtype} has no effect on {name_or_repr(model)}, which takes no "
-            "dtype: add dtype to its arguments and give it to its layers, or leave "
-            "--dtype out"
+            "dtype: add dtype to its arguments and give it to its layers, or leave out "
+            "--dtype"
         )
     return network
 

@@ -204,8 +204,8 @@ class MeshLayout:
             except ValueError as error:  # as optax.flatten's and scale_by_sm3's
                 raise UserError(
                     "the optimizer keeps its state in other arrays than one for each "
-                    "parameter, so it can't be placed with --shard-state or --mesh: "
-                    "leave these out, or take another optimizer"
+                    "parameter, so it can't be placed: leave out --shard-state, and "
+                    "any --mesh, or take another optimizer"
                 ) from error
 
     def shards_on(self, devices: Sequence[jax.Device], task: Task) -> range:

@@ -314,7 +314,7 @@ def test_a_model_that_is_built_already_is_refused():
 
 
 def test_a_dtype_that_the_model_does_not_take_is_refused():
-    message = "dtype bfloat16 has no effect on Line, which takes no dtype"
+    message = 'dtype="bfloat16" has no effect on Line, which takes no dtype'
     with pytest.raises(UserError, match=message):
         run(Line, dtype="bfloat16")
 

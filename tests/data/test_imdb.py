@@ -56,7 +56,7 @@ def refusal(folder, content: bytes) -> str:
     assert os.listdir(folder) == ["aclImdb.tar.gz"]
     text = str(error.value)
     assert text.startswith(f"{folder / 'aclImdb.tar.gz'} ")
-    assert "dataset reviews" in text
+    assert 'dataset="reviews"' in text
     assert "\n" not in text
     return text
 

@@ -47,7 +47,7 @@ NO_ROUTE = RuntimeError(
         (
             "mnist",
             None,
-            ["MNIST/raw: run pip install torchvision", "or use dataset digits"],
+            ["MNIST/raw: run pip install torchvision", 'or use dataset="digits"'],
         ),
         ("fashion-mnist", None, ["FashionMNIST/raw: run pip"]),
         (
@@ -56,7 +56,7 @@ NO_ROUTE = RuntimeError(
             [
                 "MNIST/raw and could not be downloaded",
                 "no route to host",
-                "dataset digits",
+                'dataset="digits"',
             ],
         ),
         (

@@ -419,7 +419,7 @@ def test_a_mesh_over_processes_needs_a_part_of_its_devices_in_each(
 
 def test_a_run_that_processes_cannot_share():
     with pytest.raises(
-        UserError, match="runs in one process only: use strategy shard_map"
+        UserError, match='runs in one process only: use strategy="shard_map"'
     ):
         start_devices(Config(strategy="single", devices=1), None, "by hand")
 
