@@ -34,7 +34,7 @@ def setting(
     *,
     fixed_on_resume: bool = False,
     metavar: str | None = None,
-    place: str | None = None,
+    positional: str | None = None,
 ) -> Any:
     """Declare a field of a dataclass that the command line sets.
 
@@ -47,7 +47,7 @@ def setting(
             change it.
         metavar: How `--help` shows its value, as FILE. The default follows from the
             type.
-        place: How `--help` shows it, if it's an argument without a flag.
+        positional: How `--help` shows it, if it's an argument without a flag.
     """
     metadata = {
         "section": section,
@@ -55,7 +55,7 @@ def setting(
         "limits": limits,
         "fixed_on_resume": fixed_on_resume,
         "metavar": metavar,
-        "place": place,
+        "positional": positional,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -77,7 +77,7 @@ class Config:
         "arguments",
         "digits",
         "Name of a recipe, whose settings the flags replace. Default: digits.",
-        place="[RECIPE]",
+        positional="[RECIPE]",
     )
 
     dataset: str = setting(

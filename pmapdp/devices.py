@@ -171,7 +171,7 @@ def describe(devices: list[jax.Device]) -> str:
     if devices[0].platform != "cpu":
         return f"{number} x {devices[0].device_kind}"
     cores = count_cores()
-    place = "1 core" if cores == 1 else f"{cores} cores"
+    host = "1 core" if cores == 1 else f"{cores} cores"
     if number == 1:
-        return f"1 CPU device on {place}"
-    return f"{number} simulated CPU devices on {place}"
+        return f"1 CPU device on {host}"
+    return f"{number} simulated CPU devices on {host}"

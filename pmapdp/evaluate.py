@@ -205,7 +205,7 @@ class Options:
         "arguments",
         MISSING,
         "Folder of a run, or an exported file from people you trust.",
-        place="MODEL",
+        positional="MODEL",
     )
     strategy: StrategyName | None = setting(
         "options",

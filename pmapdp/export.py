@@ -400,13 +400,13 @@ class Options:
         "arguments",
         MISSING,
         "Folder of the run, whose newest checkpoint is exported.",
-        place="WORKDIR",
+        positional="WORKDIR",
     )
     file: str = setting(
         "arguments",
         MISSING,
         "File to write or to replace, such as model.zip.",
-        place="FILE",
+        positional="FILE",
     )
     best: bool = setting(
         "options", False, "Export the best epoch instead of the newest checkpoint."

@@ -1,7 +1,7 @@
 """Make a command's parser from dataclasses of settings, and read a command line.
 
 A field `data_dir`, which `config.setting` made, is the flag `--data-dir`. A field with
-a `place` is an argument without a flag.
+a `positional` is an argument without a flag.
 """
 
 import argparse
@@ -134,7 +134,9 @@ def read_flags(
     if unread:
         # The value of an unknown flag is unread, too.
         flags_first = sorted(unread, key=lambda text: not text.startswith("-"))
-        names = [flag(field.name) for field in fields if not field.metadata["place"]]
+        names = [
+            flag(field.name) for field in fields if not field.metadata["positional"]
+        ]
         raise unknown_flag(command, flags_first[0].partition("=")[0], names)
     values = vars(namespace)
     values.pop("version", None)  # `cli.run` answers it
@@ -198,7 +200,7 @@ def make_parser(
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
         default = defaults.get(field.name, field.default)
-        if field.metadata["place"]:
+        if field.metadata["positional"]:
             add_argument(groups[section], field)
         elif field.type is bool:
             add_switch(groups[section], field, default)
@@ -214,7 +216,7 @@ def add_argument(group: Any, field: dataclasses.Field[Any]) -> None:
         options["nargs"] = "*"
     elif field.default is not dataclasses.MISSING:
         options["nargs"] = "?"
-    metavar = field.metadata["place"]
+    metavar = field.metadata["positional"]
     group.add_argument(field.name, metavar=metavar, help=help_text(field), **options)
 
 

@@ -66,10 +66,10 @@ class Options:
         "arguments",
         MISSING,
         "Exported file from people you trust, because it's a program.",
-        place="MODEL",
+        positional="MODEL",
     )
     input: str = setting(
-        "arguments", MISSING, "Image file, or a text in quotes.", place="INPUT"
+        "arguments", MISSING, "Image file, or a text in quotes.", positional="INPUT"
     )
 
 

@@ -149,8 +149,8 @@ def as_argument(name: str, value: Any) -> str:
 
 def make_example(field: Any, hint: Any) -> str:
     """Return a flag with a value as one types it, or an argument's name."""
-    if field.metadata["place"]:
-        return field.metadata["place"].strip("[]")
+    if field.metadata["positional"]:
+        return field.metadata["positional"].strip("[]")
     if hint is bool:
         return flag(field.name)
     if field.name in EXAMPLES:

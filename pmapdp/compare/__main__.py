@@ -45,7 +45,7 @@ class SharedOptions:
         (),
         "Two or more of your own steps, in place of a recipe: functions that return "
         "verify's arguments by name.",
-        place="FILE.py:PROGRAM",
+        positional="FILE.py:PROGRAM",
     )
     json: str | None = setting(
         "output", None, "Write all results to this file.", metavar="FILE"

@@ -80,7 +80,7 @@ class MapStyleSplit:
     def select(self, order: np.ndarray) -> Split:
         """Return the examples of these indices, in this order. Each is read once."""
         # Padding repeats an example, which is read only once.
-        indices, places = np.unique(order, return_inverse=True)
+        indices, positions = np.unique(order, return_inverse=True)
         with ThreadPoolExecutor(self.threads) as pool:
             examples = list(pool.map(self.read, indices.tolist()))
         for index, example in zip(indices, examples, strict=True):
@@ -91,7 +91,8 @@ class MapStyleSplit:
                     f"{self.shapes}: give all of them one shape and type"
                 )
         rows = jax.tree.map(
-            lambda *leaves: np.stack(leaves), *(examples[place] for place in places)
+            lambda *leaves: np.stack(leaves),
+            *(examples[position] for position in positions),
         )
         try:
             split = convert_split(self.name, rows, self.classes)

@@ -40,7 +40,7 @@ class Options:
     """List the lines of a pmap program that need attention."""
 
     path: str = setting(
-        "arguments", MISSING, "A Python file, or a folder of them.", place="PATH"
+        "arguments", MISSING, "A Python file, or a folder of them.", positional="PATH"
     )
     all: bool = setting(
         "options",
@@ -82,10 +82,11 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
             f"Listed: {len(lines)} of {len(report['lines'])} constructs of pmap. "
             "--all lists the fine ones too."
         )
-    step = report["verify"]
-    if step:
-        text += ["", f"To verify {step['step']}, save this as verify_step.py:", ""]
-        text.append(step["program"])
+    verification = report["verify"]
+    if verification:
+        step = verification["step"]
+        text += ["", f"To verify {step}, save this as verify_step.py:", ""]
+        text.append(verification["program"])
     return "\n".join(text).strip("\n")
 
 
@@ -115,10 +116,10 @@ def main(arguments: list[str]) -> None:
     broken = [line for line in report["lines"] if line["status"] in BROKEN]
     if broken:
         first = broken[0]
-        place = f"{first['path']}:{first['line']} ({first['construct']})"
+        line = f"{first['path']}:{first['line']} ({first['construct']})"
         raise FailedError(
             f"lines that fail or are wrong with jax {report['jax']}: {len(broken)}, "
-            f"first {place}: {first['status']}"
+            f"first {line}: {first['status']}"
         )
 
 

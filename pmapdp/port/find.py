@@ -35,7 +35,7 @@ def find_constructs(program: Program, has_pmap: bool) -> list[Line]:
                 if is_listed(program, name, node, has_pmap):
                     line = describe_line(path, node, ROWS[name])
                     lines.setdefault((path, line["line"], name), line)
-    return [lines[place] for place in sorted(lines)]
+    return [lines[key] for key in sorted(lines)]
 
 
 def describe_line(path: str, node: ast.AST, row: Row) -> Line:

@@ -145,9 +145,9 @@ class Checkpoints:
         with explain_errors(f"{name} cannot be read", advice):
             progress = self.read_progress(step)
             self.check_run(name, progress, shapes_of(wanted), accept_changed_functions)
-            places = jax.tree.broadcast(sharding or jnp.zeros(()).sharding, wanted)
+            shardings = jax.tree.broadcast(sharding or jnp.zeros(()).sharding, wanted)
             wanted = jax.tree.map(
-                lambda x, place: x.update(sharding=place), wanted, places
+                lambda x, sharding: x.update(sharding=sharding), wanted, shardings
             )
             items = self.args.Composite(state=self.args.StandardRestore(wanted))
             state = self.restore(step, items)["state"]

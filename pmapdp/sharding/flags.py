@@ -130,11 +130,9 @@ def fit_layout(
     N = len(devices)
     sizes = parse_mesh(mesh) if mesh else {AXIS: N}
     advice = f"try --mesh {AXIS}={N} --layout {DATA_LAYOUT}"  # it fits every model
-    places = math.prod(sizes.values())
-    if places != N:
-        raise UserError(
-            f"--mesh {mesh} has {places} places for {N} device(s): {advice}"
-        )
+    size = math.prod(sizes.values())
+    if size != N:
+        raise UserError(f"--mesh {mesh} has {size} places for {N} device(s): {advice}")
     # What the rules may split: the inputs, and every array of the model. The batch is
     # padded, so any number of devices may split its examples, as if there were 0.
     input_shape = (0, *example_shape)[: len(task.input_axes)]

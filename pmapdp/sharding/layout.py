@@ -213,12 +213,12 @@ class MeshLayout:
 
         The process reads these examples, so they must follow one another.
         """
-        # An array with one number a shard, whose places are the numbers of the shards.
+        # An array with one number a shard, whose indices are the numbers of the shards.
         shape = tuple(self.shards(name) for name in task.input_axes)
-        places = self.batch_sharding(task).inputs.devices_indices_map(shape)
+        indices = self.batch_sharding(task).inputs.devices_indices_map(shape)
         shards = set()
         for device in devices:
-            shards.add(tuple(part.start or 0 for part in places[device]))
+            shards.add(tuple(index.start or 0 for index in indices[device]))
         rows = [row for row, *_ in shards]
         first = min(rows)
         last = max(rows)

@@ -34,7 +34,7 @@ class Options:
         "arguments",
         dataclasses.MISSING,
         "Function that returns verify's arguments by name.",
-        place="FILE.py:FUNCTION",
+        positional="FILE.py:FUNCTION",
     )
     devices: int | None = setting(
         "options",

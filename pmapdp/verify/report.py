@@ -122,11 +122,11 @@ class Check(NamedTuple):
         leaves = self.leaves or {}
         worst = max(leaves, key=lambda name: leaves[name])
         error, allowed = leaves[worst]
-        place = worst
+        where = worst
         if self.update:
-            place += f" after update {self.update}"
+            where += f" after update {self.update}"
         return (
-            f"Largest difference: {error:.2g} in {place}; rounding allows "
+            f"Largest difference: {error:.2g} in {where}; rounding allows "
             f"{allowed:.1g}."
         )
 
