@@ -16,7 +16,7 @@ from pmapdp.verify import trees
 from pmapdp.verify.experiments import explain_metrics, explain_state
 from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.report import Check, CheckError
-from pmapdp.verify.step_update import Copies, Part, StepUpdate
+from pmapdp.verify.step_update import Copies, Output, StepUpdate
 from pmapdp.verify.tolerances import PREDICTION_TOLERANCE
 from pmapdp.verify.trees import distance, fit_factor
 
@@ -32,7 +32,7 @@ MAX_FIXED_WORK = 3
 # If a device's part alone would take more than this fraction of the whole batch's work,
 # too little depends on the examples to tell.
 MAX_PART = 0.9
-CHECK_NAMES: dict[Part, str] = {"state": "same update", "metrics": "same metrics"}
+CHECK_NAMES: dict[Output, str] = {"state": "same update", "metrics": "same metrics"}
 
 
 def make_checks(updates: list[StepUpdate]) -> list[Check]:
@@ -67,26 +67,26 @@ def make_check(
     return Check(name, "FAILED" if facts else "passed", N, facts=facts)
 
 
-def check_results(updates: list[StepUpdate], part: Part) -> Check:
+def check_results(updates: list[StepUpdate], output: Output) -> Check:
     """Check that the state, or the metrics, equal the reference's in every update."""
-    name = CHECK_NAMES[part]
+    name = CHECK_NAMES[output]
     largest: dict[str, tuple[float, float]] = {}  # error and tolerance of each leaf
     for update in updates:
-        if update.wrong_leaves(part):
-            return describe_difference(update, updates[0], part)
-        for leaf in update.leaves_of(part):
+        if update.wrong_leaves(output):
+            return describe_difference(update, updates[0], output)
+        for leaf in update.leaves_of(output):
             error = (leaf.error, leaf.expected.allowed)
             largest[leaf.name] = max(error, largest.get(leaf.name, error))
     if largest:
         return Check(name, "passed", updates[0].N, leaves=largest)
-    why = f"the step returns no {part} that can be compared"
+    why = f"the step returns no {output} that can be compared"
     return Check(name, "not checked", updates[0].N, why)
 
 
-def describe_difference(update: StepUpdate, first: StepUpdate, part: Part) -> Check:
+def describe_difference(update: StepUpdate, first: StepUpdate, output: Output) -> Check:
     """Say which leaves differ, from which update on, and what experiments show."""
-    wrong = update.wrong_leaves(part)
-    compared = len(update.leaves_of(part))
+    wrong = update.wrong_leaves(output)
+    compared = len(update.leaves_of(output))
     number = update.expected.number + 1
     sentence = f"{len(wrong)} of {compared} leaves differ, from update {number} on"
     examples = update.expected.examples
@@ -97,14 +97,14 @@ def describe_difference(update: StepUpdate, first: StepUpdate, part: Part) -> Ch
         if any(leaf.differs_between_devices() for leaf in wrong):
             values = "different values"
         sentence += f"; the devices hold {values}"
-    if part == "state":
+    if output == "state":
         facts = explain_state(update)
     else:
         facts = explain_metrics(update)
         if update.wrong_leaves("state") and not facts:
             sentence += "; the state differs, too, so look at that first"
     return Check(
-        name=CHECK_NAMES[part],
+        name=CHECK_NAMES[output],
         status="FAILED",
         devices=update.N,
         sentence=f"{sentence}.",
@@ -195,22 +195,44 @@ def check_work(updates: list[StepUpdate]) -> list[Fact]:
         CheckError: The compiler's counts don't tell.
     """
     update = updates[0]
-    expected = update.expected
     N = update.N
-    if N == 1 or not expected.examples or expected.examples % N:
+    examples = update.expected.examples
+    if N == 1 or not examples or examples % N:
         raise CheckError("there is no batch that is split over several devices")
     if places_arrays(update):
         raise CheckError(
             "the function around your step places arrays, and the compiler doesn't "
             "count that"
         )
-    rows = expected.select_examples(np.arange(expected.examples // N))
+    work, part_work = measure_work(update)
+    limit = limit_work(part_work, N)
+    if not 0 < limit < MAX_PART:
+        raise CheckError("too little of the work depends on the number of examples")
+    if work < limit:
+        return []
+    sentence = (
+        f"The busiest device makes {work:.0%} of the operations that the whole batch "
+        f"takes on one device. Its part alone would take {part_work:.0%}."
+    )
+    return [Fact(sentence, "every device computes everything")]
+
+
+def measure_work(update: StepUpdate) -> tuple[float, float]:
+    """Return the busiest device's work, and how much its part of the batch would take.
+
+    Both are fractions of the operations that the whole batch takes on one device.
+
+    Raises:
+        CheckError: The compiler's counts don't tell.
+    """
+    expected = update.expected
     reference = update.reference
-    local = reference.jit_device.lower(0, expected.state, rows, expected.key)
+    rows = expected.select_examples(np.arange(expected.examples // update.N))
+    on_rows = reference.jit_device.lower(0, expected.state, rows, expected.key)
     whole = reference.jit_batch.lower(*expected.arguments)
     compiled_whole = whole.compile()  # from the cache, because it has run
     loops = find_loops(update.compiled)
-    if loops != find_loops(compiled_whole) and loops != find_loops(local.compile()):
+    if loops != find_loops(compiled_whole) and loops != find_loops(on_rows.compile()):
         raise CheckError(
             "the compiler counts a loop once, and the loops of step and reference "
             "differ"
@@ -218,28 +240,18 @@ def check_work(updates: list[StepUpdate]) -> list[Fact]:
     whole_work = count_operations(compiled_whole)
     if not whole_work:
         raise CheckError("the compiler counts no operations")
-    # Both are counted before they're compiled, so that none of them is fused.
-    part = count_operations(local) / count_operations(whole)
-    limit = limit_work(part, N)
-    if not 0 < limit < MAX_PART:
-        raise CheckError("too little of the work depends on the number of examples")
     work = count_operations(update.compiled) / whole_work
-    if work < limit:
-        return []
-    sentence = (
-        f"The busiest device makes {work:.0%} of the operations that the whole batch "
-        f"takes on one device. Its part alone would take {part:.0%}."
-    )
-    return [Fact(sentence, "every device computes everything")]
+    # Both are counted before they're compiled, so that none of them is fused.
+    return work, count_operations(on_rows) / count_operations(whole)
 
 
-def limit_work(part: float, N: int) -> float:
-    """Return how much work a device may make, if the work on its examples is `part`.
+def limit_work(part_work: float, N: int) -> float:
+    """Return how much work a device may make, if its examples alone take `part_work`.
 
     Both are fractions of one device's work on the whole batch.
     """
-    fixed_work = (part - 1 / N) / (1 - 1 / N)  # the same for any batch
-    return max(MAX_WORK * part, part + MAX_FIXED_WORK * fixed_work)
+    fixed_work = (part_work - 1 / N) / (1 - 1 / N)  # the same for any batch
+    return max(MAX_WORK * part_work, part_work + MAX_FIXED_WORK * fixed_work)
 
 
 def places_arrays(update: StepUpdate) -> bool:

@@ -22,7 +22,7 @@ from pmapdp.verify.influence import (
     measure_weights,
 )
 from pmapdp.verify.mistakes import Fact
-from pmapdp.verify.step_update import ComparedLeaf, Part, StepUpdate
+from pmapdp.verify.step_update import ComparedLeaf, Output, StepUpdate
 from pmapdp.verify.tolerances import PREDICTION_TOLERANCE, iterate_equations
 from pmapdp.verify.trees import Leaves, distance, first_names
 
@@ -51,9 +51,9 @@ def explain_state(update: StepUpdate) -> list[Fact]:
     return facts
 
 
-def find_nan(update: StepUpdate, part: Part) -> Iterator[Fact]:
+def find_nan(update: StepUpdate, output: Output) -> Iterator[Fact]:
     """Say which devices hold NaN, and if their own examples cause it."""
-    for leaf in update.wrong_leaves(part):
+    for leaf in update.wrong_leaves(output):
         devices = devices_with_nan(leaf.copies)
         if devices:
             yield Fact(
@@ -96,7 +96,7 @@ def compare_devices(update: StepUpdate) -> Iterator[Fact]:
         correct_mean,
         "the devices' values differ, and their mean is the reference's value",
     )
-    use_facts = describe_use(update, local + correct_mean, "no all-reduce")
+    use_facts = list(describe_use(update, local + correct_mean, "no all-reduce"))
     mistake = "drift"
     if any(fact.mistake == "no all-reduce" for fact in use_facts):
         mistake = ""  # parameters without an all-reduce make other leaves differ, too
@@ -129,36 +129,41 @@ def mean_is_correct(leaf: ComparedLeaf, N: int) -> bool:
 
 def describe_use(
     update: StepUpdate, names: list[str], mistake_if_used: str
-) -> list[Fact]:
+) -> Iterator[Fact]:
     """Say which of these leaves other results depend on, as on parameters.
 
     Statistics, on which nothing depends, may differ on purpose.
     """
-    leaves = []
-    other_sizes = []
-    for name, leaf in update.expected.leaves.items():
-        if leaf.is_metric or leaf.value.dtype.kind != "f":
-            continue
-        if name in names:
-            leaves.append(name)
-        else:
-            other_sizes.append(leaf.value.size)
+    sizes = float_sizes(update)
+    leaves = [name for name in sizes if name in names]
     if not leaves:
-        return []
+        return
     used = find_used_leaves(update.reference, leaves, update.expected.arguments)
-    sentence = "Other results depend on {}."
-    if not used and max(other_sizes, default=1) == 1:
+    other_arrays = [name for name in sizes if name not in names and sizes[name] > 1]
+    if not used and not other_arrays:
         # The parameter is all that the state has, so nothing else could depend on it.
-        used = leaves
-        sentence = "The state holds no other array of floats than {}."
-    facts = []
+        yield Fact(
+            f"The state holds no other array of floats than {first_names(leaves)}.",
+            mistake_if_used,
+        )
+        return
     if used:
-        facts.append(Fact(sentence.format(first_names(used)), mistake_if_used))
+        yield Fact(f"Other results depend on {first_names(used)}.", mistake_if_used)
     unused = [name for name in leaves if name not in used]
     if unused:
-        sentence = f"No other result of this update depends on {first_names(unused)}."
-        facts.append(Fact(sentence, "local statistics"))
-    return facts
+        yield Fact(
+            f"No other result of this update depends on {first_names(unused)}.",
+            "local statistics",
+        )
+
+
+def float_sizes(update: StepUpdate) -> dict[str, int]:
+    """Return the number of elements of the state's leaves that hold floats."""
+    sizes = {}
+    for name, leaf in update.expected.leaves.items():
+        if leaf.value.dtype.kind == "f" and not leaf.is_metric:
+            sizes[name] = leaf.value.size
+    return sizes
 
 
 def compare_random_numbers(update: StepUpdate) -> Iterator[Fact]:
@@ -326,30 +331,33 @@ def explain_metric(update: StepUpdate, leaf: ComparedLeaf) -> Fact | None:
     """Return a fact about a wrong metric, or None. The caller adds the name."""
     if leaf.differs_between_devices():
         return Fact("the devices hold different values", "one device's metrics")
-    if not leaf.is_clearly_wrong:
-        return None
-    expected = leaf.expected.value
+    if leaf.is_clearly_wrong:
+        for predicted, fact in predict_metric(update, leaf):
+            if leaf.is_predicted([predicted]):
+                return fact
+    return None
+
+
+def predict_metric(
+    update: StepUpdate, leaf: ComparedLeaf
+) -> Iterator[tuple[np.ndarray, Fact]]:
+    """Yield what the usual mistakes make of a metric, each with its fact.
+
+    The first prediction that holds is reported. Multiples come before sums, because a
+    sum of equal means is N times the mean. One device's result comes before 1/N,
+    because it may be 1/N of a sum.
+    """
     N = update.N
-    local_values = update.local_values(leaf)
+    value = leaf.expected.value
     multiple = "{:.4g} times the reference's value"
-    # The first prediction that holds is reported. Multiples come before sums, because a
-    # sum of equal means is N times the mean. One device's result comes before 1/N,
-    # because it may be 1/N of a sum.
-    predictions = [
-        (N * expected, multiple.format(N), "scaled metrics"),
-        (N**2 * expected, multiple.format(N**2), "scaled metrics"),
-    ]
-    for value in local_values:
+    for factor in (N, N**2):
+        yield factor * value, Fact(multiple.format(factor), "scaled metrics")
+    local_values = update.local_values(leaf)
+    for local_value in local_values:
         sentence = "the reference's result on one device's examples"
-        predictions.append((value, sentence, "one device's metrics"))
+        yield local_value, Fact(sentence, "one device's metrics")
     if local_values:
         results = "of the reference's results on each device's examples"
-        mean = np.mean(local_values, 0)
-        predictions.append((mean, f"the mean {results}", "mean of means"))
-        total = np.sum(local_values, 0)
-        predictions.append((total, f"the sum {results}", "mean of means"))
-    predictions.append((expected / N, multiple.format(1 / N), "scaled metrics"))
-    for predicted, sentence, mistake in predictions:
-        if leaf.is_predicted([predicted]):
-            return Fact(sentence, mistake)
-    return None
+        yield np.mean(local_values, 0), Fact(f"the mean {results}", "mean of means")
+        yield np.sum(local_values, 0), Fact(f"the sum {results}", "mean of means")
+    yield value / N, Fact(multiple.format(1 / N), "scaled metrics")

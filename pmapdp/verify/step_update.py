@@ -20,7 +20,7 @@ from pmapdp.verify.tolerances import (
 )
 from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
 
-Part = Literal["state", "metrics"]  # of what a step returns
+Output = Literal["state", "metrics"]  # the two outputs of a step
 Copies = dict[str, list[np.ndarray]]  # the devices' copies of each leaf
 LARGEST_ERROR = 1e300  # in place of the infinite error of NaN
 SMALLEST_TOLERANCE = 1e-300  # in place of 0, by which nothing can be divided
@@ -184,18 +184,18 @@ class StepUpdate:
         of_first_device = {name: copies[name][0] for name in copies}
         return of_first_device, self.reference(changed.arguments)
 
-    def leaves_of(self, part: Part) -> list[ComparedLeaf]:
+    def leaves_of(self, output: Output) -> list[ComparedLeaf]:
         """Return the compared leaves of the state, or of the metrics."""
-        are_metrics = part == "metrics"
+        are_metrics = output == "metrics"
         leaves = self.leaves.values()
         return [leaf for leaf in leaves if leaf.expected.is_metric == are_metrics]
 
-    def wrong_leaves(self, part: Part) -> list[ComparedLeaf]:
+    def wrong_leaves(self, output: Output) -> list[ComparedLeaf]:
         """Return the wrong leaves of the state, or of the metrics.
 
         The first is off by most, measured by what rounding allows.
         """
-        wrong = [leaf for leaf in self.leaves_of(part) if leaf.is_wrong]
+        wrong = [leaf for leaf in self.leaves_of(output) if leaf.is_wrong]
         return sorted(
             wrong,
             key=lambda leaf: leaf.error / (leaf.expected.allowed or SMALLEST_TOLERANCE),

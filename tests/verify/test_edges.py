@@ -51,6 +51,18 @@ def a_loss_near_rounding():
     return {"reference": nearly_the_loss, "step": step}
 
 
+def a_metric_near_rounding():
+    """Its error is about as large as the last device's, which has nothing to do with it."""
+
+    def step(w, batch, average=alone, error=0.0):
+        new, _ = descend(w, batch, average)
+        return new, {"mean": (1 + error) * average(batch["z"].mean())}
+
+    means = 1 + 1e-7 * (np.arange(8) - 3.5)  # of the devices
+    batch = BATCH | {"z": np.repeat(means, 2)}
+    return {"reference": step, "step": on_pmap(step, error=3.4e-7), "batch": batch}
+
+
 def a_mean_over_sixteen():
     """Each device divides by 2, although the last batch has one example a device."""
 
@@ -175,6 +187,7 @@ WRONG = [  # a program, the mistakes that fit, and what is said
     (an_error_near_rounding, [], NO_ROW),
     (errors_near_rounding_of_each_device, [], NO_ROW),
     (a_loss_near_rounding, [], NO_ROW),
+    (a_metric_near_rounding, [], NO_ROW),
     (a_mean_over_sixteen, [], "from update 4 on, the only one with 8 examples"),
     (a_number_of_each_device, ["drift"], "number: the devices hold different values"),
     (

@@ -24,7 +24,7 @@ from pmapdp.verify import (
     verify,
 )
 from pmapdp.verify.mistakes import Fact
-from pmapdp.verify.verification import find_gaps
+from pmapdp.verify.verification import find_missing_leaves
 
 GIVEN = {"reference": descend, "state": W, "batch": BATCH}
 JIT = {**GIVEN, "step": jax.jit(descend), "layout": "sharded"}
@@ -240,7 +240,7 @@ def test_a_report_is_as_wide_as_the_terminal(columns, monkeypatch):
 def test_leaves_that_rounding_hides_are_three_a_line_to_copy():
     kinds = {f"layer_{n}/bias": "unstable" for n in range(12)}
     report = Report([], kinds, devices=8, updates=1, precision="float64")
-    (gap,) = find_gaps(report, [])
+    (gap,) = find_missing_leaves(report)
     names = str(gap).partition("not_compared=")[2].removesuffix(")")
     assert [line.count("layer_") for line in names.splitlines()] == [3, 3, 3, 3]
     assert ast.literal_eval(names) == list(kinds)
