@@ -59,7 +59,7 @@ class Job:
 
     Attributes:
         config: The settings, with the global batch size and your own parts' names.
-        parts: Your own parts, also those that the configuration names by their file.
+        custom: Your own parts, also those that the configuration names by their file.
         devices: The devices of all processes.
         task: Model, loss and optimizer.
         batches: The batches of "train", and of "test" and "validation" if there are
@@ -74,7 +74,7 @@ class Job:
     """
 
     config: Config
-    parts: CustomParts
+    custom: CustomParts
     devices: list[jax.Device]
     task: Task
     batches: dict[str, Batches]
@@ -91,8 +91,10 @@ class Job:
 
         It's "validation", else "test", else None.
         """
-        parts = [part for part in ("validation", "test") if part in self.batches]
-        return parts[0] if parts else None
+        for part in ("validation", "test"):
+            if part in self.batches:
+                return part
+        return None
 
 
 def make_job(
@@ -114,16 +116,16 @@ def make_job(
     local_devices = choose_devices(number)  # starts JAX's devices
     devices = extend_to_all_processes(local_devices)
 
-    custom = custom or CustomParts()
-    # config.json names the parts of a file by the file, and the others by themselves.
-    parts = load_custom_parts(config, custom)
-    data = read_data(config, parts, processes)
-    make_model = parts.model or MODELS[config.model]
+    # config.json names what comes from Python by itself, and the others by their file.
+    from_python = custom or CustomParts()
+    custom = load_custom_parts(config, from_python)
+    data = read_data(config, custom, processes)
+    make_model = custom.model or MODELS[config.model]
     model = build_model(make_model, config.seed, config.dtype)
     arrays, _ = featurize(data, model)
-    task = make_task(config, parts, model, arrays.augment)
+    task = make_task(config, custom, model, arrays.augment)
     # Built-in models and losses aren't tried here, because tests cover them.
-    is_custom = (parts.model, parts.loss, parts.metrics) != (None, None, None)
+    is_custom = (custom.model, custom.loss, custom.metrics) != (None, None, None)
     check_task(task, arrays, custom=is_custom, best=config.best)
     data_fingerprint = require_same_data(config, data, processes)
 
@@ -131,17 +133,19 @@ def make_job(
     local_shards = layout.shards_on(local_devices, task)
     batches = make_batches(config, arrays, layout.batch_shards, local_shards)
     updates = config.epochs * batches["train"].per_epoch
-    optimizer, schedule = build_optimizer(config, parts, task, batches["train"])
+    # Last, because a schedule needs the number of updates, and a per-device batch size
+    # the layout of the model over the devices.
+    optimizer, schedule = build_optimizer(config, custom, task, batches["train"])
     task = dataclasses.replace(task, optimizer=optimizer)
     config = dataclasses.replace(
         config,
-        **name_custom_parts(custom, task),
+        **name_custom_parts(from_python, task),
         global_batch_size=batches["train"].batch_size,
         per_device_batch_size=None,
     )
     return Job(
         config=config,
-        parts=parts,
+        custom=custom,
         devices=devices,
         task=task,
         batches=batches,
@@ -155,26 +159,26 @@ def make_job(
     )
 
 
-def load_custom_parts(config: Config, parts: CustomParts) -> CustomParts:
+def load_custom_parts(config: Config, custom: CustomParts) -> CustomParts:
     """Add the parts that the configuration names by file, as in `my_file.py:Net`."""
-    return parts._replace(
-        model=parts.model or load_custom("model", config.model),
-        optimizer=parts.optimizer or load_custom("optimizer", config.optimizer),
-        schedule=parts.schedule or load_custom("schedule", config.schedule),
+    return custom._replace(
+        model=custom.model or load_custom("model", config.model),
+        optimizer=custom.optimizer or load_custom("optimizer", config.optimizer),
+        schedule=custom.schedule or load_custom("schedule", config.schedule),
     )
 
 
-def read_data(config: Config, parts: CustomParts, processes: Processes) -> DataSet:
+def read_data(config: Config, custom: CustomParts, processes: Processes) -> DataSet:
     """Read the data set, or convert yours.
 
     Process 0 reads first, because it may have to download the data set.
     """
     if not processes.is_process_0:
         processes.wait("the data set")
-    if parts.data is None:
+    if custom.data is None:
         data = load_data(config.dataset, config.data_dir)
     else:
-        data = make_data_set(parts.data)
+        data = make_data_set(custom.data)
     if processes.is_process_0:
         processes.wait("the data set")
     return data
@@ -195,25 +199,22 @@ def require_same_data(
 
 
 def make_task(
-    config: Config, parts: CustomParts, model: nnx.Module, augment: Any = None
+    config: Config, custom: CustomParts, model: nnx.Module, augment: Any = None
 ) -> Task:
-    """Make the task of a model: its loss, and the parameters that are trained.
-
-    The optimizer comes later, because it depends on the number of batches.
-    """
-    trainable = config.trainable if parts.trainable is None else parts.trainable
+    """Make the task of a model without its optimizer: the loss, and what is trained."""
+    trainable = config.trainable if custom.trainable is None else custom.trainable
     # Yours, else the one that the model's class brings along, else the cross-entropy.
-    loss = parts.loss or getattr(type(model), "loss", None)
+    loss = custom.loss or getattr(type(model), "loss", None)
     if loss is None:
         loss = functools.partial(
             cross_entropy,
             label_smoothing=config.label_smoothing,
-            metrics=parts.metrics,
+            metrics=custom.metrics,
         )
         classifies = True
     else:
         classifies = loss is cross_entropy
-        if parts.metrics is not None:
+        if custom.metrics is not None:
             raise UserError(
                 "metrics= is for the cross-entropy: return them in the metrics of your "
                 "loss's MetricSums"
@@ -299,18 +300,18 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
 
 
 def build_optimizer(
-    config: Config, parts: CustomParts, task: Task, batches: Batches
+    config: Config, custom: CustomParts, task: Task, batches: Batches
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """Return the optimizer, and its learning rate by the updates made."""
-    if parts.schedule is None:
+    if custom.schedule is None:
         updates = config.epochs * batches.per_epoch
         schedule = make_schedule(config, batches.batch_size, batches.per_epoch, updates)
     else:
-        schedule = parts.schedule
+        schedule = custom.schedule
         check_schedule(schedule)
-    if parts.optimizer is not None:
-        check_optimizer(parts.optimizer, schedule, task)
-    return make_optimizer(config, schedule, parts.optimizer), schedule
+    if custom.optimizer is not None:
+        check_optimizer(custom.optimizer, schedule, task)
+    return make_optimizer(config, schedule, custom.optimizer), schedule
 
 
 def choose_strategy(
@@ -349,10 +350,10 @@ def rebuild_task(config: Config, **python_values: Any) -> Task:
     It needs no learning rate, which isn't part of the state.
     """
     no_schedule = optax.constant_schedule(0.0)
-    parts = CustomParts(**python_values)._replace(schedule=no_schedule)
-    parts = load_custom_parts(config, parts)
-    make_model = parts.model or MODELS[config.model]
+    custom = CustomParts(**python_values)._replace(schedule=no_schedule)
+    custom = load_custom_parts(config, custom)
+    make_model = custom.model or MODELS[config.model]
     model = build_model(make_model, config.seed, config.dtype)
-    optimizer = make_optimizer(config, no_schedule, parts.optimizer)
-    task = make_task(config, parts, model)
+    optimizer = make_optimizer(config, no_schedule, custom.optimizer)
+    task = make_task(config, custom, model)
     return dataclasses.replace(task, optimizer=optimizer)

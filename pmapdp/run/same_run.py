@@ -64,7 +64,7 @@ def hash_functions(job: Job) -> dict[str, Any]:
         values[f"the schedule after {step} updates"] = float(f"{rate:.6g}")
     functions = {"augmentation": job.task.augment}
     for name in ("model", "loss", "metrics", "optimizer", "schedule"):
-        functions[name] = getattr(job.parts, name)
+        functions[name] = getattr(job.custom, name)
     for name, function in functions.items():
         is_yours = function is not None
         values[CODE_PREFIX + name] = hash_function(function) if is_yours else "built in"
