@@ -5,7 +5,7 @@ Lesson 14 teaches this file.
 A checkpoint holds the train state as it is on one device. It knows nothing of the
 strategy or the number of devices that wrote it, so any other may resume from it. It
 also holds the run's progress as JSON: the open epoch's sums, the best and last results,
-and the fixed settings of the run as "belongs_to".
+and the provenance of all results as "belongs_to".
 """
 
 import functools
@@ -27,8 +27,8 @@ import jax.numpy as jnp
 from etils.epath.gpath import PosixGPath
 
 from pmapdp.errors import UserError, explain_errors
-from pmapdp.run.same_run import require_same_run
-from pmapdp.state import Task, TrainState, initial_state, named_leaves
+from pmapdp.run.same_run import Provenance, require_same_run
+from pmapdp.state import Task, TrainState, initial_state, named_leaves, use_host
 
 
 class LiteralPath(PosixGPath):  # type: ignore[misc] # etils has no types
@@ -49,7 +49,7 @@ class Checkpoints:
 
     Args:
         folder: Where they are.
-        settings: The run's fixed settings. A checkpoint of another run is refused.
+        run: The provenance of the run's results. A checkpoint of another is refused.
         keep: The number of newest ones to keep.
         read_only: Leave the folder as it is.
     """
@@ -57,7 +57,7 @@ class Checkpoints:
     def __init__(
         self,
         folder: Path,
-        settings: dict[str, Any],
+        run: Provenance,
         keep: int = 3,
         *,
         read_only: bool = False,
@@ -70,7 +70,7 @@ class Checkpoints:
             )
         hide_further_errors()
         self.folder = folder
-        self.settings = settings
+        self.run = run
         self.args = ocp.args
         managers = ocp.checkpoint_managers
         self.steps_to_keep = managers.CustomSteps
@@ -106,7 +106,7 @@ class Checkpoints:
                 f"{self.folder} (No space left on device): those before it are "
                 "intact, so free some space and start the same command again"
             )
-        progress = progress | {"belongs_to": self.settings}
+        progress = progress | {"belongs_to": self.run._asdict()}
         facts = {
             "shapes": shapes_of(state),
             "checksum": checkpoint_checksum(state, progress),
@@ -144,7 +144,13 @@ class Checkpoints:
         wanted = jax.eval_shape(lambda: initial_state(task))
         with explain_errors(f"{name} cannot be read", advice):
             progress = self.read_progress(step)
-            self.check_run(name, progress, shapes_of(wanted), accept_changed_functions)
+            require_same_run(
+                name,
+                progress,
+                self.run,
+                shapes_of(wanted),
+                accept_changed_functions=accept_changed_functions,
+            )
             shardings = jax.tree.broadcast(sharding or jnp.zeros(()).sharding, wanted)
             wanted = jax.tree.map(
                 lambda x, sharding: x.update(sharding=sharding), wanted, shardings
@@ -156,36 +162,23 @@ class Checkpoints:
         del progress["belongs_to"]
         return state, progress
 
-    def check_run(
-        self,
-        name: str,
-        progress: dict[str, Any],
-        shapes: dict[str, list[int]],
-        accept_changed_functions: bool,
-    ) -> None:
-        """Refuse a checkpoint of another run, or of arrays with other shapes.
+    def read_weights(self, step: int) -> dict[str, Any]:
+        """Read the model's arrays by name to the host, as they were written.
 
-        Args:
-            name: The checkpoint's name in the error message.
-            progress: As `read_progress` returns it.
-            shapes: The shapes of this run's arrays by name.
-            accept_changed_functions: True if the code of your functions may differ.
+        They may come from any run and any devices, and are in float64 if that run was.
         """
-        saved = dict(progress["belongs_to"])
-        requested = dict(self.settings)
-        for array in progress["shapes"] | shapes:
-            saved[f"the shape of {array}"] = progress["shapes"].get(array)
-            requested[f"the shape of {array}"] = shapes.get(array)
-        # A run that has made all its epochs has left no open sums.
-        last_epoch = progress["last"].get("epoch")
-        ended = not progress["examples"] and last_epoch == saved["epochs"]
-        require_same_run(
-            name,
-            saved,
-            requested,
-            ended=ended,
-            accept_changed_functions=accept_changed_functions,
-        )
+        with use_host(), jax.enable_x64(True):
+            on_host = self.args.StandardRestore(
+                fallback_sharding=jnp.zeros(()).sharding
+            )
+            progress = self.read_progress(step)
+            state = self.restore(step, self.args.Composite(state=on_host))["state"]
+            leaves = named_leaves(state)
+            # In the order of the checksum.
+            arrays = [leaves.get(name) for name in progress.pop("shapes")]
+            require_intact(self.folder / str(step), state["step"], arrays, progress)
+            weights = named_leaves(state["params"], state.get("model_state", {}))
+            return jax.device_get(weights)
 
     def read_progress(self, step: int) -> dict[str, Any]:
         """Read what a checkpoint holds beside the state."""

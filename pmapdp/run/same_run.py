@@ -7,7 +7,7 @@ nobody could say what the results belong to.
 import dataclasses
 import json
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +19,55 @@ from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
 from pmapdp.run.code_hash import hash_function
 from pmapdp.state import use_host
 
-CODE_PREFIX = "the code of the "  # begins the keys of code hashes
+BUILT_IN = "built in"  # in place of the hash of a function that isn't yours
+
+
+class Provenance(NamedTuple):
+    """What a run's results come from, as its checkpoints keep it.
+
+    Attributes:
+        settings: The settings that a resumed run can't change, and the fingerprint of
+            the data.
+        rates: The learning rate at 64 even points of the run, by the updates made.
+        code: A hash of each function that may be yours, such as "loss". None: it holds
+            a value that can't be hashed.
+    """
+
+    settings: dict[str, Any]
+    rates: dict[str, float]
+    code: dict[str, str | None]
+
+
+def read_provenance(progress: dict[str, Any]) -> Provenance:
+    """Return the provenance of a checkpoint, from what it holds beside the state."""
+    saved = progress["belongs_to"]
+    if "settings" not in saved:  # in a checkpoint of 0.3 they are all there is
+        return Provenance(saved, {}, {})
+    return Provenance(**saved)
+
+
+def find_provenance(job: Job) -> Provenance:
+    """Return what the results of a run come from."""
+    last = job.config.epochs * job.batches["train"].per_epoch
+    steps = np.linspace(0, last, 64).astype(int)
+    # On the host, so that another machine finds the same.
+    with use_host(), jax.transfer_guard("allow"):
+        rates = np.asarray(jax.vmap(job.schedule)(steps), float)
+    samples = zip(steps, rates, strict=True)
+    functions = {"augmentation": job.task.augment}
+    for name in ("model", "loss", "metrics", "optimizer", "schedule"):
+        functions[name] = getattr(job.custom, name)
+    # A function keeps its name if you edit it, so names wouldn't show the change.
+    hashes: dict[str, str | None] = {}
+    for name, function in functions.items():
+        hashes[name] = BUILT_IN
+        if function is not None:
+            hashes[name] = hash_function(function)
+    return Provenance(
+        settings=fixed_settings(job.config, job.data_fingerprint),
+        rates={str(step): float(f"{rate:.6g}") for step, rate in samples},
+        code=hashes,
+    )
 
 
 def fixed_settings(
@@ -28,7 +76,7 @@ def fixed_settings(
     """Return the settings on which a run's results depend, with lists for tuples.
 
     Folders of your code and data don't count, because you may move them. Names of your
-    optimizer and schedule don't count either: `hash_functions` compares their code.
+    optimizer and schedule don't count either, because their code is compared.
     """
     settings: dict[str, Any] = {}
     for field in dataclasses.fields(config):
@@ -46,106 +94,83 @@ def fixed_settings(
     return json.loads(json.dumps(settings))  # tuples become lists, as they come back
 
 
-def hash_functions(job: Job) -> dict[str, Any]:
-    """Return hashes of the run's functions, and samples of its learning rate.
-
-    A function keeps its name if you edit it, so names wouldn't show the change.
-
-    - The learning rates at 64 even points of the run.
-    - A hash of the code of each of your functions and of the values that it holds.
-    """
-    last = job.config.epochs * job.batches["train"].per_epoch
-    # On the host, so that another machine finds the same.
-    with use_host(), jax.transfer_guard("allow"):
-        steps = np.linspace(0, last, 64).astype(int)
-        rates = np.asarray(jax.vmap(job.schedule)(steps), float)
-    values: dict[str, Any] = {}
-    for step, rate in zip(steps, rates, strict=True):
-        values[f"the schedule after {step} updates"] = float(f"{rate:.6g}")
-    functions = {"augmentation": job.task.augment}
-    for name in ("model", "loss", "metrics", "optimizer", "schedule"):
-        functions[name] = getattr(job.custom, name)
-    for name, function in functions.items():
-        is_yours = function is not None
-        values[CODE_PREFIX + name] = hash_function(function) if is_yours else "built in"
-    return values
-
-
 def require_same_run(
     checkpoint: str,
-    saved: dict[str, Any],
-    requested: dict[str, Any],
+    progress: dict[str, Any],
+    run: Provenance,
+    shapes: dict[str, list[int]],
     *,
-    ended: bool = False,
     accept_changed_functions: bool = False,
 ) -> None:
     """Refuse a checkpoint of another run.
 
     Args:
         checkpoint: The checkpoint's name in the error message.
-        saved: The fixed settings of the checkpoint.
-        requested: The fixed settings of the run that would go on from it.
-        ended: True if that run has made all its epochs. Then it may get more of them.
+        progress: What it holds beside the state.
+        run: The provenance of the run that would go on from it.
+        shapes: The shapes of that run's arrays by name.
         accept_changed_functions: True if the code of your functions may differ.
     """
-    # More epochs stretch a schedule, so then it's compared by its code alone.
-    is_extended = ended and requested["epochs"] > saved["epochs"]
-    may_differ = ("epochs", "the schedule") if is_extended else ()
-    different = find_differences(saved, requested, may_differ)
-    if different:
+    saved = read_provenance(progress)
+    # A run that has made all its epochs may get more of them. It has no open sums.
+    last_epoch = progress["last"].get("epoch")
+    has_ended = last_epoch == saved.settings["epochs"] and not progress["examples"]
+    if has_ended and run.settings["epochs"] > last_epoch:
+        settings = saved.settings | {"epochs": run.settings["epochs"]}
+        # They stretch a schedule, so then it's compared by its code alone.
+        saved = saved._replace(settings=settings, rates={})
+    differences = find_differences(saved, run, progress["shapes"], shapes)
+    if differences:
         raise UserError(
             f"{checkpoint} is of another configuration, which differs in "
-            f"{', '.join(different[:3])}: use the same or another folder (there "
+            f"{', '.join(differences[:3])}: use the same or another folder (there "
             "--init-from starts from its weights), or delete that run yourself"
         )
     if not accept_changed_functions:
-        require_same_code(checkpoint, saved, requested)
+        require_same_code(checkpoint, saved, run)
 
 
 def find_differences(
-    saved: dict[str, Any], requested: dict[str, Any], may_differ: tuple[str, ...]
+    saved: Provenance,
+    run: Provenance,
+    saved_shapes: dict[str, list[int]],
+    shapes: dict[str, list[int]],
 ) -> list[str]:
-    """List the settings that differ, with both values.
-
-    Code isn't compared, nor is a setting that begins with a text of `may_differ`.
-    """
-    different: list[str] = []
-    for name, value in requested.items():
-        if name.startswith((CODE_PREFIX, *may_differ)):
-            continue
-        # A checkpoint of an older version may lack a setting.
-        saved_value = saved.get(name, value)
-        is_rate = name.startswith("the schedule")
-        # A difference that was listed explains the rates, so one line is enough.
-        if is_rate and different:
-            continue
-        # Another machine may round a rate in another way.
-        if is_rate and np.isclose(saved_value, value, rtol=1e-4, atol=1e-9):
-            continue
+    """List settings, shapes or rates that differ, with both values."""
+    differences = []
+    for name, value in run.settings.items():
+        saved_value = saved.settings.get(name, value)  # 0.3 had fewer
         if value != saved_value:
-            different.append(f"{name} ({saved_value!r} there, {value!r} now)")
-    return different
+            differences.append(f"{name} ({saved_value!r} there, {value!r} now)")
+    for name in saved_shapes | shapes:
+        saved_shape = saved_shapes.get(name)
+        shape = shapes.get(name)
+        if shape != saved_shape:
+            differences.append(
+                f"the shape of {name} ({saved_shape!r} there, {shape!r} now)"
+            )
+    if differences:
+        return differences  # they explain the rates, too
+    for step, rate in run.rates.items():
+        saved_rate = saved.rates.get(step, rate)
+        # Another machine may round a rate in another way.
+        if not np.isclose(saved_rate, rate, rtol=1e-4, atol=1e-9):
+            name = f"the schedule after {step} updates"
+            return [f"{name} ({saved_rate!r} there, {rate!r} now)"]
+    return []
 
 
-def require_same_code(
-    checkpoint: str, saved: dict[str, Any], requested: dict[str, Any]
-) -> None:
-    """Refuse a checkpoint that was made with other functions of yours.
-
-    A checkpoint of pmapdp 0.3 has no hashes, so it isn't refused.
-    """
-    for name in requested:
-        if not name.startswith(CODE_PREFIX) or name not in saved:
-            continue
-        function = f"your {name.removeprefix(CODE_PREFIX)}"
-        if requested[name] is None:
+def require_same_code(checkpoint: str, saved: Provenance, run: Provenance) -> None:
+    """Refuse a checkpoint that was made with other functions of yours."""
+    for name, code in run.code.items():
+        if code is None:
             raise UserError(
-                f"{function} holds a value that can't be compared with the one of "
+                f"your {name} holds a value that can't be compared with the one of "
                 f"{checkpoint}: if it's the same, add --accept-changed-functions"
             )
-        if requested[name] != saved[name]:
+        if code != saved.code.get(name, code):  # 0.3 kept no hashes
             raise UserError(
-                f"the code of {function}, or a value that it holds, isn't what "
+                f"the code of your {name}, or a value that it holds, isn't what "
                 f"{checkpoint} was made with: undo the change, or add "
                 "--accept-changed-functions to go on with it"
             )

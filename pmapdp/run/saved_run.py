@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from pmapdp.errors import UserError, explain_errors
 from pmapdp.exported_file import read_exported_file
-from pmapdp.run.checkpoints import Checkpoints, require_intact
-from pmapdp.run.same_run import CODE_PREFIX, fixed_settings
+from pmapdp.run.checkpoints import Checkpoints
+from pmapdp.run.same_run import (
+    BUILT_IN,
+    Provenance,
+    fixed_settings,
+    read_provenance,
+)
 from pmapdp.run.workdir import read_config
 from pmapdp.state import Task, TrainState, named_leaves, use_host
 
@@ -28,8 +32,9 @@ def load_state(
     With it comes the progress. A `UserError` says if it's of another run, or if
     the fingerprint of the data is another one.
     """
-    settings = fixed_settings(read_config(path), data_fingerprint)
-    checkpoints = open_checkpoints(path, settings)
+    # Nothing is trained, so learning rates and code don't matter.
+    run = Provenance(fixed_settings(read_config(path), data_fingerprint), {}, {})
+    checkpoints = open_checkpoints(path, run)
     # One accelerator may be too small for a state that was split over several.
     with use_host():
         state, progress = checkpoints.read(checkpoints.steps()[-1], task)
@@ -43,17 +48,14 @@ def load_state(
     return jax.device_get(state), progress
 
 
-def open_checkpoints(
-    path: str | Path, settings: dict[str, Any] | None = None
-) -> Checkpoints:
+def open_checkpoints(path: str | Path, run: Provenance | None = None) -> Checkpoints:
     """Open the checkpoints in the folder of a run, to read them.
 
     A `UserError` says that there are none.
     """
     read_config(path)
-    checkpoints = Checkpoints(
-        Path(path) / "checkpoints", settings or {}, read_only=True
-    )
+    folder = Path(path) / "checkpoints"
+    checkpoints = Checkpoints(folder, run or Provenance({}, {}, {}), read_only=True)
     if not checkpoints.steps():
         raise UserError(
             f"{path} holds no checkpoint yet: let the training run finish an epoch "
@@ -71,10 +73,10 @@ def require_functions_again(path: str, python_values: dict[str, Any]) -> None:
     checkpoints = open_checkpoints(path)
     with explain_errors(f"a checkpoint in {path} cannot be read", "delete it"):
         progress = checkpoints.read_progress(checkpoints.steps()[-1])
+    code = read_provenance(progress).code
     for name in ("loss", "metrics"):
-        # A checkpoint of 0.3 has no hashes.
-        code = progress["belongs_to"].get(CODE_PREFIX + name, "built in")
-        if code != "built in" and python_values.get(name) is None:
+        is_yours = code.get(name, BUILT_IN) != BUILT_IN
+        if is_yours and python_values.get(name) is None:
             raise UserError(
                 f"this run was given its {name} from Python, so give it again: "
                 "from pmapdp.evaluate import evaluate_run; "
@@ -93,7 +95,10 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
     """
     advice = "name the --workdir of a run, or a file of python -m pmapdp.export"
     if os.path.isdir(path):
-        step, saved = read_weights(path, advice)
+        checkpoints = open_checkpoints(path)
+        step = checkpoints.steps()[-1]
+        with explain_errors(f"the checkpoint in {path} cannot be read", advice):
+            saved = checkpoints.read_weights(step)
     else:
         exported = read_exported_file(path, advice=advice)  # its program isn't run
         step = exported.metadata.get("step", 0)
@@ -122,31 +127,3 @@ def load_weights(task: Task, path: str) -> tuple[Task, str]:
     if left:
         message += f"; as the seed makes them: {', '.join(left)}"
     return dataclasses.replace(task, model=model), message
-
-
-def read_weights(path: str, advice: str) -> tuple[int, dict[str, Any]]:
-    """Return the number of updates of a run's newest checkpoint, and its weights.
-
-    They come as they were written: whatever devices they came from, and in float64 if
-    that run was.
-    """
-    checkpoints = open_checkpoints(path)
-    step = checkpoints.steps()[-1]
-    with (
-        explain_errors(f"the checkpoint in {path} cannot be read", advice),
-        use_host(),
-        jax.enable_x64(True),
-    ):
-        on_host = checkpoints.args.StandardRestore(
-            fallback_sharding=jnp.zeros(()).sharding
-        )
-        progress = checkpoints.read_progress(step)
-        items = checkpoints.args.Composite(state=on_host)
-        state = checkpoints.restore(step, items)["state"]
-        leaves = named_leaves(state)
-        # In the order of the checksum.
-        arrays = [leaves.get(name) for name in progress.pop("shapes")]
-        folder = checkpoints.folder / str(step)
-        require_intact(folder, state["step"], arrays, progress)
-        weights = named_leaves(state["params"], state.get("model_state", {}))
-        return step, jax.device_get(weights)

@@ -32,7 +32,7 @@ from pmapdp.files import (
 from pmapdp.job import Job
 from pmapdp.registry import DATA_SETS
 from pmapdp.run.checkpoints import Checkpoints
-from pmapdp.run.same_run import fixed_settings, hash_functions
+from pmapdp.run.same_run import find_provenance
 
 FORMAT = "pmapdp run 2"
 WORKDIR_ADVICE = "name a --workdir of yours with free space, for example runs/first"
@@ -77,11 +77,8 @@ def open_workdir(job: Job) -> Iterator[Checkpoints | None]:
         # If the folder isn't shared, only process 0 finds the file.
         has_lock = (folder / "pmapdp.lock").exists()
         job.processes.require_same({f"--workdir {folder}": has_lock})
-        settings = fixed_settings(job.config, job.data_fingerprint)
         checkpoints = Checkpoints(
-            folder / "checkpoints",
-            settings | hash_functions(job),
-            job.config.keep_checkpoints,
+            folder / "checkpoints", find_provenance(job), job.config.keep_checkpoints
         )
         stack.callback(checkpoints.close)
         yield checkpoints

@@ -28,12 +28,12 @@ from pmapdp.export import export_run
 from pmapdp.job import CustomParts, make_job, make_task
 from pmapdp.registry import MODELS
 from pmapdp.run.checkpoints import Checkpoints
-from pmapdp.run.same_run import fixed_settings
+from pmapdp.run.same_run import Provenance, fixed_settings, require_same_run
 from pmapdp.run.saved_run import load_weights
 from pmapdp.state import Task, build, create_state
 from pmapdp.train import load_run
 
-SETTINGS = fixed_settings(Config())
+RUN = Provenance(fixed_settings(Config()), {}, {})
 PROGRESS = {"examples": 0, "best": {}, "last": {}}
 
 
@@ -48,7 +48,7 @@ def test_it_holds_the_state_of_the_call(tmp_path):
     )
     job = make_job(config, CustomParts(model=Net, data=DATA))
     state = create_state(job.task, job.strategy.state_sharding)
-    checkpoints = Checkpoints(tmp_path / "checkpoints", SETTINGS)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", RUN)
     saved = {}
     for step, (batch, _) in enumerate(
         zip(job.batches["train"].epoch(0), range(3), strict=False), start=1
@@ -73,13 +73,13 @@ def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(tmp_path):
 
     with jax.enable_x64(True):
         task = Task(build(Net, dtype="float64"), optax.sgd(0.1))
-        state, checkpoints = create_state(task), Checkpoints(folder, SETTINGS, keep=2)
+        state, checkpoints = create_state(task), Checkpoints(folder, RUN, keep=2)
         for step in range(1, 7):
             best = {"step": min(3, step)}
             saved = dataclasses.replace(state, step=np.int32(step))
             checkpoints.save(step, jax.device_put(saved), PROGRESS | {"best": best})
         checkpoints.close()
-        reader = Checkpoints(folder, SETTINGS, read_only=True)
+        reader = Checkpoints(folder, RUN, read_only=True)
         assert reader.steps() == [3, 5, 6]
         found = asyncio.run(read(reader))
     assert found.params["head"]["bias"].dtype == "float64"
@@ -155,6 +155,18 @@ def test_a_checkpoint_that_does_not_fit_its_folder_is_not_read(finished, folder)
         load_run(folder, model=Net)
 
 
+def test_a_checkpoint_of_0_3_is_compared_by_its_settings():
+    """It has neither learning rates nor hashes, and lacks settings that are new."""
+    config = Config(optimizer="sgd", schedule="constant")
+    run = Provenance(fixed_settings(config), {"0": 0.1}, {"loss": "ab", "model": "cd"})
+    saved = {name: x for name, x in run.settings.items() if name != "best"}
+    progress = {"belongs_to": saved, "examples": 0, "last": {}, "shapes": {}}
+    require_same_run("it", progress, run, {})
+    saved["seed"] = 7
+    with pytest.raises(UserError, match=r"it is .* seed \(7 there, 0 now\): use"):
+        require_same_run("it", progress, run, {})
+
+
 def test_a_run_that_has_not_ended_keeps_its_epochs(tmp_path):
     settings = {"workdir": str(tmp_path / "run"), "epochs": 2}
     run(**settings, steps=7)
@@ -198,7 +210,7 @@ def test_a_checkpoint_without_its_checksum_is_refused(finished, folder):
 
 def test_a_full_disk_is_found_before_anything_is_written(tmp_path, monkeypatch):
     checkpoints, state = (
-        Checkpoints(tmp_path / "checkpoints", SETTINGS),
+        Checkpoints(tmp_path / "checkpoints", RUN),
         create_state(Task(build(Net), optax.sgd(0.1))),
     )
     usage = shutil.disk_usage(tmp_path)
@@ -329,7 +341,7 @@ def test_checkpoints_that_are_a_file_are_one_message(folder):
 
 def test_reads_that_nobody_waits_for_are_not_logged(tmp_path, caplog):
     """Whether asyncio logs them depends on which read fails first; a user's own are logged."""
-    Checkpoints(tmp_path / "checkpoints", SETTINGS)
+    Checkpoints(tmp_path / "checkpoints", RUN)
 
     async def forget(error):
         asyncio.get_running_loop().create_future().set_exception(error)
