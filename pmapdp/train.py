@@ -253,9 +253,8 @@ def train_epoch(
 
             signal = stop_request.agree(progress.step)
             if signal and not progress.is_done:
-                save(
-                    job, state, progress, meter, checkpoints
-                )  # unless this update was just saved
+                # This does nothing if the update was just saved.
+                save(job, state, progress, meter, checkpoints)
                 raise stopped_error(job, state, progress.step, checkpoints, signal)
     return state
 
