@@ -165,7 +165,7 @@ def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
         compute_sums = jax.jit(exported.loss.call)
         batches = Batches(part, EVALUATION_BATCH_PER_DEVICE)
         meter = Meter(is_weighted=batches.is_weighted)
-        for step, batch in enumerate(batches.epoch(0)):
+        for number, batch in enumerate(batches.epoch(0)):
             placed = jax.device_put((batch.inputs, batch.labels, batch.weights))
             # The program returns sums by name, because a file can't hold our classes.
             sums = compute_sums(arrays, *placed)
@@ -173,7 +173,7 @@ def evaluate_exported(exported: Exported, split: Any) -> dict[str, float]:
             count = sums.pop("count")
             correct = sums.pop("correct", None)  # a model without classes has none
             metric_sums = MetricSums(loss, correct, count, sums)
-            meter.add(step + 1, metric_sums, batches.examples_in(step))
+            meter.add(number + 1, metric_sums, batches.examples_in(number))
         meter.finish()
     return meter.means
 

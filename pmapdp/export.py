@@ -43,7 +43,13 @@ from pmapdp.exported_file import (
 from pmapdp.files import MODEL_SIGNATURES, check_output
 from pmapdp.job import rebuild_task
 from pmapdp.loss import named_sums
-from pmapdp.registry import FEATURIZERS, featurize, load_data, require_python_values
+from pmapdp.registry import (
+    FEATURIZERS,
+    PYTHON_DATA,
+    featurize,
+    load_data,
+    require_python_values,
+)
 from pmapdp.run.saved_run import load_state
 from pmapdp.run.workdir import read_config
 from pmapdp.state import Task, TrainState
@@ -288,7 +294,7 @@ def export_model(
         "input": input_types(examples.inputs),
         "classifies": task.classifies,
         "step": 0,
-        "dataset": "arrays",
+        "dataset": PYTHON_DATA,
         **metadata,  # of a run: its step and data set in place of these
         "labels": [str(label) for label in labels or ()],
     }

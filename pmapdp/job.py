@@ -26,7 +26,7 @@ from pmapdp.errors import UserError
 from pmapdp.layers import freeze_batch_norms
 from pmapdp.loss import cross_entropy
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
-from pmapdp.registry import MODELS, featurize, load_custom, load_data
+from pmapdp.registry import MODELS, PYTHON_DATA, featurize, load_custom, load_data
 from pmapdp.sharding.flags import check_sharding, fit_layout, number_of_devices
 from pmapdp.sharding.layout import MeshLayout
 from pmapdp.sharding.split_step import make_split_strategy
@@ -327,7 +327,7 @@ def name_custom_parts(custom: CustomParts, task: Task) -> dict[str, Any]:
     """Return settings that name your Python values in the header and config.json."""
     names: dict[str, Any] = {}
     if custom.data is not None:
-        names["dataset"] = "arrays"
+        names["dataset"] = PYTHON_DATA
     if custom.model is not None:
         names["model"] = task.name
     if custom.trainable is not None:

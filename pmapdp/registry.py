@@ -48,6 +48,8 @@ DATA_SETS: dict[str, Callable[[Path], DataSet]] = {
     "reviews": lambda folder: reviews.load(),
     "random_numbers": lambda folder: random_numbers.load(),
 }
+# What the settings call data that came from Python.
+PYTHON_DATA = "arrays"
 # The built-in names of a setting, and the function that an error message gives as an
 # example of yours.
 BUILT_IN: dict[str, tuple[Collection[str], str]] = {
@@ -96,7 +98,7 @@ def require_python_values(
         missing.append("model")
     if config.optimizer not in OPTIMIZERS and ".py:" not in config.optimizer:
         missing.append("optimizer")
-    if config.dataset == "arrays":
+    if config.dataset == PYTHON_DATA:
         missing.append("data")
     # What you have given again is no longer missing.
     missing = [name for name in missing if python_values.get(name) is None]

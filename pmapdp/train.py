@@ -290,9 +290,9 @@ def evaluate(job: Job, state: TrainState, part: str) -> dict[str, float]:
     meter = Meter(is_weighted=batches.is_weighted)
     try:
         with prefetch(batches.epoch(0), job.strategy.place_batch) as placed_batches:
-            for step, batch in enumerate(placed_batches):
+            for number, batch in enumerate(placed_batches):
                 sums = job.strategy.eval_step(state, batch)
-                meter.add(step + 1, sums, batches.examples_in(step))
+                meter.add(number + 1, sums, batches.examples_in(number))
         meter.finish()
     except DivergedError as error:
         # Training only sees losses, so the last update's result is first used here.
