@@ -17,12 +17,11 @@
 #
 # In PyTorch, `optimizer.step()` changes your model in place. In JAX nothing changes in place, so who keeps the model,
 # and where does Adam keep its averages? You keep both. They go into the training step as arguments, come out as
-# results, and together they're called the **state**. You'll write such a step here, and a program of a hundred lines
-# around it. The rest of the course changes that program a few lines at a time: with fifteen new lines, in lessons 04
-# and 05, it trains on eight devices.
+# results, and together they're called the **state**. Once your program passes its state around like this, and all its
+# batches have one size, it's ready for more devices: with fifteen new lines, in lessons 04 and 05, it trains on eight.
 #
 # **You will** write a training step without side effects, with Flax NNX and Optax, and count every example exactly
-# once. 21 minutes, 39 with exercises. You need
+# once. 20 minutes, 40 with exercises. You need
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
@@ -36,59 +35,10 @@ from flax import nnx
 from pmapdp.lessons.pictures import lesson_03
 
 # %% [markdown]
-# ## The last batch is ragged
-#
-# Lesson 02 has left you something to repair. 5,000 examples in batches of 128 make 39 full batches, and 8 examples are
-# left over. If you hand these 8 to the step as they are, `jit` compiles a second program, and if it were 7, you
-# couldn't even split them over 8 devices. So we **pad** the last batch to 128 rows, and give each row a **weight**: 1
-# for an example, 0 for padding.
-#
-# Try it with three examples, whose losses are 2, 2 and 5, so their mean is 3. We add one row of padding. The network
-# can't tell that this row is padding, and computes a loss for it, too, say 2.
-#
-# **Predict:** what's the mean over all four rows?
-
-# %% tags=["prediction"]
-losses, weights = np.array([2.0, 2, 5, 2]), np.array([1.0, 1, 1, 0])
-print("mean of the rows:", losses.mean())
-print("sum of weight times loss, over the sum of the weights:", weights @ losses / weights.sum())
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# 2.75, because the padding pulls it down. You get 3 if you multiply each loss by its weight, add up, and divide by the
-# sum of the weights, which is the number of real examples.
-#
-# </details>
-#
-# ## First change: every example counts once
-#
-# You start from [program/02_jax.py](program/02_jax.py), whose network is still written by hand:
-#
-# include the difference of 02_jax.py and 03_padded.py
-#
-# `np.resize` fills the last batch with copies of its own rows, and their weight 0 keeps the copies out of every sum.
-# `loss_sums` still returns **sums and a count**, not means. If you add up both over all batches of an epoch, and divide
-# once, every example counts exactly once. Later you'll add up over devices in the same way.
-#
-# The other changes prepare for what's coming:
-#
-# - The step's first argument is now called `state`. So far that's only the model.
-# - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
-# - `donate_argnums=0` hands the old state's memory to the new one. More about that below.
-# - `report` fetches all sums of an epoch at once. JAX returns before a step is computed, so Python can prepare the next
-#   batch while the device works. If you read the loss in the loop, Python has to wait for it.
-#
-# If the padding really counts for nothing, the program must print lesson 02's losses and accuracies. On the machine
-# that made this page every digit is the same:
-
-# %% tags=["take-home"]
-# include program/03_padded.py
-
-# %% [markdown]
 # ## The same step in PyTorch and in JAX
 #
-# Now the libraries. Here's a training step in PyTorch:
+# You start from [program/02_jax.py](program/02_jax.py), with layers and updates written by hand. Flax has layers, and
+# Optax has optimizers. How do they fit into a step that may not change anything? Here's a training step in PyTorch:
 #
 # ```python
 # optimizer.zero_grad()
@@ -156,9 +106,10 @@ for path, array in jax.tree.leaves_with_path(gradients):
 #
 # ## The optimizer is two functions
 #
-# An optimizer has a state, too, which a pure function has to pass in and out. So in Optax it's a pair of functions.
-# `init` makes its state, and `update` turns gradients and the old state into updates and the new state. Adam's state is
-# two running averages for each parameter, and a count of the updates. Plain SGD has nothing to remember.
+# An optimizer has a state of its own, which a pure function must pass in and out. In Optax it's therefore a pair of
+# functions. `init` makes its state, and `update` turns gradients and the old state into updates and the new state.
+# Adam's state is two running averages for each parameter, and a count of the updates. Plain SGD has nothing to
+# remember.
 #
 # **Predict:** the parameter is 1, the gradient is 2, and the learning rate is 0.1. What does `update` return for SGD?
 
@@ -174,27 +125,100 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # </details>
 #
-# Always pass the model to `update`, too. SGD and Adam don't need it, but `optax.adamw` does, because it makes all weights
+# Pass the model to `update` in any case. SGD and Adam don't need it, but `optax.adamw` does, because it makes all weights
 # a bit smaller in each update.
 #
-# ## Second change: layers and an optimizer from a library
+# ## Write the step
 #
-# Now put the two into the program. `Network` replaces the dictionary and `forward`, and Adam replaces `w - RATE * g`.
-# The state becomes a pair: the model, and the optimizer's state.
+# Before you look at the new program, write its heart.
 #
-# include the difference of 03_padded.py and 03_flax.py
+# 1. `update_state` (10 minutes): lesson 02's `update_model`, with an optimizer. `state` is now the pair `(model,
+#    optimizer_state)`. `loss_sums(model, batch)` is as before: it returns the summed loss of the batch and a dictionary
+#    of sums, and `sums["count"]` is the number of examples. Make one update with the gradient of the *mean* loss, and
+#    return the new state and the sums. Any Flax module that has only parameters must work, and any Optax optimizer.
+#    <details><summary>Hint</summary>Five lines: take the state apart, call <code>jax.grad</code> with
+#    <code>has_aux=True</code>, divide the gradients by the count, call <code>optimizer.update</code>, and return
+#    what <code>optax.apply_updates</code> makes of it.</details>
+
+# %%
+from pmapdp.lessons.checks import check
+
+
+def update_state(loss_sums, optimizer, state, batch):
+    """One update: the new state `(model, optimizer_state)`, and the sums of this batch."""
+    ...  # your code: 5 lines
+
+
+verdict = check("03_train_with_flax_and_optax", "update_state", update_state)
+
+# %% [markdown]
+# In the program your function is called `train_step`. `Network` replaces the dictionary and `forward`, and Adam replaces
+# `w - RATE * g`.
 #
-# The data, the loop and the report stay as they were, because none of them looks inside the state. This is the program
-# to take home:
+# <details><summary>Solution, and all that changes in the program</summary>
+#
+# include the difference of 02_jax.py and 03_ragged.py
+#
+# </details>
+#
+# The data, the loop and the report stay as they were, because none of them looks inside the state. Here's the whole
+# program:
 
 # %% tags=["take-home"]
-# include program/03_flax.py
+# include program/03_ragged.py
 
 # %% [markdown]
 # The losses are new, because the optimizer and the initial weights are. Remember the last line: from now on the program
 # will run on more and more devices, and it should always end like this. Only for this comparison it prints the test
 # loss after each epoch. To decide when to stop, you'd take a validation set, so that the test set stays unseen.
 #
+# ## The last batch is ragged
+#
+# One thing still keeps the program from eight devices. 5,000 examples in batches of 128 make 39 full batches, and 8
+# examples are left over. For these 8, `jit` compiles a second program, as you saw in lesson 02. Worse, with 7 left over
+# you couldn't even split them over 8 devices. So we **pad** the last batch to 128 rows, and give each row a **weight**:
+# 1 for an example, 0 for padding.
+#
+# The network can't tell that a row is padding, and computes a loss for it as for any other. Say three examples have the
+# losses 2, 2 and 5, whose mean is 3, and the row of padding has the loss 2. Then the mean over all four rows is 2.75. But
+# if you multiply each loss by its weight, add up, and divide by the sum of the weights, you get 3.
+#
+# 2. `pad_rows` (5 minutes): `rows` are the numbers of a batch's examples, between 1 and `B` of them. Return `B` row
+#    numbers, first the given ones and then any that exist, and the `B` weights. <details><summary>Hint</summary>Compare
+#    <code>np.arange(B)</code> with the number of examples. <code>np.resize</code> repeats an array until it's long
+#    enough.</details>
+
+
+# %%
+def pad_rows(rows, B):
+    """`B` row numbers that begin with `rows`, and the weights: 1 for an example, 0 for padding."""
+    ...  # your code: 2 or 3 lines
+
+
+verdict = check("03_train_with_flax_and_optax", "pad_rows", pad_rows)
+
+# %% [markdown]
+# <details><summary>Solution, and all that changes in the program</summary>
+#
+# include the difference of 03_ragged.py and 03_flax.py
+#
+# </details>
+#
+# - `batches` has your two lines, and `loss_sums` multiplies by the weights. It returns **sums and a count**, not means.
+#   If you add up both over all batches of an epoch, and divide once, every example counts exactly once. Later you'll
+#   add up over devices in the same way.
+# - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
+# - `donate_argnums=0` hands the old state's memory to the new one. More about that below.
+# - `report` fetches all sums of an epoch at once. JAX returns before a step is computed, so Python can prepare the next
+#   batch while the device works. If you read the loss in the loop, Python has to wait for it.
+#
+# If the padding really counts for nothing, the program must print the same losses and accuracies as before. On the
+# machine that made this page every digit is the same. This is the program to take home:
+
+# %% tags=["take-home"]
+# include program/03_flax.py
+
+# %% [markdown]
 # ## Two states in memory?
 #
 # A step that returns a new state seems to need twice the memory: the old state is still there while the new one is
@@ -206,15 +230,6 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # %% tags=["prediction"]
 memory = lesson_03.state_memory(train_step, state, place_batch(batch))
 lesson_03.states(memory)
-
-# %% tags=["proof"]
-# The asserts behind the answers so far.
-assert weights @ losses / weights.sum() == 3
-assert isinstance(gradients, type(model))
-assert update == np.float32(-0.2)
-model_kilobytes = sum(array.nbytes for array in jax.tree.leaves(state[0])) / 1000
-for (old, new), times in zip(memory.values(), (6, 3), strict=True):
-    np.testing.assert_allclose((old + new) / model_kilobytes, times, rtol=0.02)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -237,6 +252,16 @@ try:
     print(old_state[0].hidden.kernel[...])
 except RuntimeError as error:
     print(traceback.format_exception_only(error)[0])
+
+# %% tags=["proof"]
+# The asserts behind the answers.
+losses, weights = np.array([2.0, 2, 5, 2]), np.array([1.0, 1, 1, 0])
+assert (losses.mean(), weights @ losses / weights.sum()) == (2.75, 3)
+assert type(gradients).__name__ == "Network"
+assert update == np.float32(-0.2)
+model_kilobytes = sum(array.nbytes for array in jax.tree.leaves(state[0])) / 1000
+for (old, new), times in zip(memory.values(), (6, 3), strict=True):
+    np.testing.assert_allclose((old + new) / model_kilobytes, times, rtol=0.02)
 assert jax.tree.leaves(old_state)[0].is_deleted()
 
 # %% [markdown]
@@ -256,28 +281,15 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 #     optimizer.update(model, gradients)
 # ```
 #
-# This computes the same updates, and the check of exercise 2 compares your step with it. The course uses the pure form,
-# because you can map it over devices and test it against another version.
+# This computes the same updates, and the check of `update_state` compares your step with it. The course uses the pure
+# form, because you can map it over devices and test it against another version.
 #
 # </details>
 #
-# ## Exercises
+# ## Find the mistake
 #
-# Solutions, with reasons: [solutions/03_train_with_flax_and_optax.py](solutions/03_train_with_flax_and_optax.py).
-#
-# 1. `decay_weights` (3 minutes): return the pytree `params` with every array multiplied by `factor`, except biases,
-#    which are the arrays with one axis. <details><summary>Hint</summary><code>jax.tree.map</code> and
-#    <code>array.ndim</code>.</details>
-# 2. `make_step` (10 minutes): the training step. Return a function `step(model, optimizer_state, x, y)`. It returns
-#    `(model, optimizer_state, loss)` after one update, and the loss is the mean squared error of the model's outputs.
-#    It must work with any Flax module that has only parameters, and with any Optax optimizer.
-#    <details><summary>Hint</summary>Write an inner function of <code>model</code> that returns the loss, take
-#    <code>jax.value_and_grad</code> of it, then <code>optimizer.update</code> and
-#    <code>optax.apply_updates</code>.</details>
-# 3. `fixed_loss` (5 minutes, find the mistake): the next cell fits a straight line to points that lie exactly on a
-#    line. There's no error, and the loss falls. But it stops at the variance of the targets instead of 0. Find the
-#    mistake in `broken_loss`, and write it correctly. <details><summary>Hint</summary>Print the shape of
-#    <code>predictions - targets</code>.</details>
+# The next cell fits a straight line to points that lie exactly on a line. There's no error, and the loss falls. But it
+# stops at the variance of the targets instead of 0.
 
 
 # %%
@@ -299,27 +311,21 @@ for number in range(201):
     line = line - 0.3 * gradient
 print(f"variance of the targets: {targets.var():.3f}")
 
+# %% [markdown]
+# 3. `fixed_loss` (5 minutes): find the mistake in `broken_loss`, and write it correctly.
+#    <details><summary>Hint</summary>Print the shape of <code>predictions - targets</code>.</details>
+#
+# The solutions of all three exercises, with reasons:
+# [solutions/03_train_with_flax_and_optax.py](solutions/03_train_with_flax_and_optax.py).
+
+
 # %%
-from pmapdp.lessons.checks import check
-
-
-def decay_weights(params, factor):
-    """The same pytree with smaller weights and the same biases."""
-    ...  # your code: 1 line
-
-
-def make_step(optimizer):
-    """A function (model, optimizer_state, x, y) -> (model, optimizer_state, loss)."""
-    ...  # your code: about 8 lines
-
-
 def fixed_loss(predictions, targets):
     """Mean squared error of predictions `[B, 1]` and targets `[B]`."""
     ...  # your code: 1 line
 
 
-for exercise in (decay_weights, make_step, fixed_loss):
-    check("03_train_with_flax_and_optax", exercise.__name__, exercise)
+verdict = check("03_train_with_flax_and_optax", "fixed_loss", fixed_loss)
 
 # %% [markdown]
 # ## Take away

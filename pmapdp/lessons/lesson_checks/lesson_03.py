@@ -1,5 +1,7 @@
 """Checks of lesson 03's exercises."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,35 +9,6 @@ import optax
 from flax import nnx
 
 from pmapdp.lessons.checks import close, refuse, require
-
-
-def decay_weights(answer):
-    """Weights shrink, biases stay, the nesting too."""
-    rng = np.random.default_rng(0)
-    layer = {"kernel": rng.normal(size=(3, 2)), "bias": rng.normal(size=2)}
-    params = {"a": layer, "b": [rng.normal(size=(2, 2, 2))]}
-    before = jax.tree.map(np.copy, params)
-    result = answer(params, 0.25)  # not 0.5, which is 1 - 0.5, too
-    require(
-        jax.tree.structure(result) == jax.tree.structure(params),
-        "the result must be nested like `params`",
-    )
-    require(close(params, before), "`params` was changed in place: return new arrays")
-    bias = result["a"]["bias"]
-    require(
-        not np.allclose(bias, 0.25 * before["a"]["bias"]),
-        "the bias was changed too: it has one axis",
-    )
-    require(np.allclose(bias, before["a"]["bias"]), "the bias must stay as it is")
-    require(
-        np.allclose(result["a"]["kernel"], 0.25 * before["a"]["kernel"]),
-        "an array with two axes must be multiplied by `factor`",
-    )
-    require(
-        np.allclose(result["b"][0], 0.25 * before["b"][0]),
-        "every array with more than one axis is multiplied, also one with three, "
-        "whatever its name",
-    )
 
 
 def regression():
@@ -46,7 +19,15 @@ def regression():
     return nnx.Sequential(first, jnp.tanh, second)
 
 
-def make_step(answer):
+def squared_error_sums(model, batch):
+    """The squared errors, summed over the batch, and what the metrics are made of."""
+    x, y = batch
+    losses = ((model(x) - y) ** 2).sum(1)
+    sums = {"loss": losses.sum(), "count": len(x)}
+    return sums["loss"], sums
+
+
+def update_state(answer):
     """Four updates, compiled, against nnx.Optimizer, with three optimizers."""
     # The last one needs the model, because it also decays the weights.
     optimizers = (
@@ -55,11 +36,7 @@ def make_step(answer):
         optax.adamw(0.01, weight_decay=0.1),
     )
     for optimizer in optimizers:
-        step = answer(optimizer)
-        require(
-            callable(step),
-            "return a function: define `step` inside and end with `return step`",
-        )
+        step = functools.partial(answer, squared_error_sums, optimizer)
         try:
             compare_with_nnx(jax.jit(step), optimizer)
         except ValueError as error:
@@ -77,37 +54,51 @@ def compare_with_nnx(step, optimizer):
     model = regression()
     nnx_model = regression()
     nnx_optimizer = nnx.Optimizer(nnx_model, optimizer, wrt=nnx.Param)
-    optimizer_state = optimizer.init(model)
+    state = (model, optimizer.init(model))
     for number in (1, 2, 3, 4):
         x = rng.normal(size=(6, 4)).astype(np.float32)
         y = rng.normal(size=(6, 2)).astype(np.float32)
+        batch = (x, y)
+        expected_sums = squared_error_sums(nnx_model, batch)[1]
 
-        def mean_squared_error(model, x=x, y=y):
-            return ((model(x) - y) ** 2).mean()
+        def mean_loss(model, batch=batch):
+            return squared_error_sums(model, batch)[0] / len(batch[0])
 
-        result = step(model, optimizer_state, x, y)
+        result = step(state, batch)
         require(
-            isinstance(result, tuple | list) and len(result) == 3,
-            "the step must return three things, (model, optimizer_state, loss)",
+            isinstance(result, tuple | list) and len(result) == 2,
+            "return two things, the new state and the sums",
         )
-        new_model, new_optimizer_state, loss = result
+        new_state, sums = result
+        require(
+            isinstance(new_state, tuple | list) and len(new_state) == 2,
+            "the new state must be a pair again, (model, optimizer_state)",
+        )
+        require(
+            jax.tree.structure(sums) == jax.tree.structure(expected_sums)
+            and close(sums, expected_sums),
+            "the second result must be the sums, as `loss_sums` returns them",
+        )
+        new_model = new_state[0]
         require(
             jax.tree.structure(new_model) == jax.tree.structure(model),
-            "the first result must be the model, a pytree like the one that came in",
-        )
-        is_number = isinstance(loss, jax.Array) and loss.shape == ()
-        require(is_number, "the third result must be the loss, one number")
-        expected_loss, gradients = nnx.value_and_grad(mean_squared_error)(nnx_model)
-        nnx_optimizer.update(nnx_model, gradients)
-        require(
-            np.isclose(loss, expected_loss, rtol=1e-4),
-            f"the loss before update {number} should be {expected_loss:.4f}, the mean "
-            f"of all squared errors, yours is {loss:.4f}",
+            "the state must begin with the model, a pytree like the one that came in",
         )
         require(
             not close(new_model, model, rtol=1e-5, atol=1e-7),
             "the parameters did not change: apply the updates with optax.apply_updates",
         )
+        nnx_optimizer.update(nnx_model, nnx.grad(mean_loss)(nnx_model))
+        is_right = close(new_model, nnx_model, rtol=1e-5, atol=1e-5)
+        if number == 1 and not is_right:
+            summed = jax.grad(squared_error_sums, has_aux=True)(model, batch)[0]
+            updates, _ = optimizer.update(summed, optimizer.init(model), model)
+            by_sum = optax.apply_updates(model, updates)
+            require(
+                not close(new_model, by_sum, rtol=1e-5, atol=1e-5),
+                "this is the update by the gradient of the summed loss: divide the "
+                "gradients by the number of examples",
+            )
         first = (
             "the first update is wrong: "
             "optimizer.update gives what is added to the parameters"
@@ -116,12 +107,53 @@ def compare_with_nnx(step, optimizer):
             f"the first update is right and update {number} is not: "
             "return the optimizer's new state"
         )
-        require(
-            close(new_model, nnx_model, rtol=1e-5, atol=1e-5),
-            first if number == 1 else later,
-        )
+        require(is_right, first if number == 1 else later)
+        state = new_state
         model = new_model
-        optimizer_state = new_optimizer_state
+
+
+def pad_rows(answer):
+    """Batches of 1, 3, 5 and 8 examples, out of 50, padded to 8 rows."""
+    rng = np.random.default_rng(0)
+    for examples in (3, 1, 5, 8):
+        rows = rng.choice(np.arange(1, 50), examples, replace=False)
+        before = rows.copy()
+        result = answer(rows, 8)
+        require(np.array_equal(rows, before), "`rows` was changed in place")
+        require(
+            isinstance(result, tuple | list) and len(result) == 2,
+            "return two arrays, the row numbers and the weights",
+        )
+        padded, weights = map(np.asarray, result)
+        case = f"for {examples} examples and B = 8"
+        require(
+            padded.shape == (8,),
+            f"{case} the row numbers have the shape {padded.shape}, not (8,)",
+        )
+        require(
+            np.issubdtype(padded.dtype, np.integer),
+            f"{case} the row numbers are {padded.dtype}: they must stay whole numbers, "
+            "because `inputs[rows]` is next",
+        )
+        require(
+            np.array_equal(padded[:examples], rows),
+            f"{case} the row numbers must begin with {rows}, yours are {padded}",
+        )
+        require(
+            padded.min() >= 0 and padded.max() < 50,
+            f"{case} your row numbers are {padded}: there are 50 examples, 0 to 49",
+        )
+        require(
+            weights.shape == (8,),
+            f"{case} the weights have the shape {weights.shape}: one weight a row, (8,)",
+        )
+        expected = np.ones(8)
+        expected[examples:] = 0
+        require(
+            np.array_equal(weights, expected),
+            f"{case} the weights are {expected}, 0 for padding alone, "
+            f"yours are {weights}",
+        )
 
 
 def fixed_loss(answer):

@@ -1,48 +1,15 @@
-MAP = "jax.tree.map(lambda array: array if array.ndim == 1 else factor * array, params)"
 APPLY = "optax.apply_updates(model, updates)"
-BY_PATH = """jax.tree_util.tree_map_with_path(
-        lambda path, array: array if "bias" in str(path) else array * factor, params
-    )"""
-BY_NAME = """jax.tree_util.tree_map_with_path(
-        lambda path, array: factor * array if "kernel" in str(path) else array, params
-    )"""
-IN_PLACE = """for array in jax.tree.leaves(params):
-        if array.ndim > 1:
-            array *= factor
-    return params"""
+RETURN = f"return ({APPLY}, optimizer_state), sums"
+DIVIDE = 'lambda g: g / sums["count"]'
+WEIGHTS = "(np.arange(B) < len(rows)).astype(np.float32)"
+RESIZE = "np.resize(rows, B)"
 
 
 WRONG = {
-    "decay_weights": [
-        ("whatever its name", MAP, BY_NAME),
-        (
-            "the bias must stay",
-            "array if array.ndim == 1 else",
-            "0 * array if array.ndim == 1 else",
-        ),
-        ("changed in place", f"return {MAP}", IN_PLACE),
-        ("with two axes", "factor * array", "array"),
-        ("the bias was changed too", "array if array.ndim == 1 else ", ""),
-        (
-            "also one with three",
-            "array if array.ndim == 1 else factor * array",
-            "factor * array if array.ndim == 2 else array",
-        ),
-        ("nested like", MAP, "jax.tree.leaves(params)"),
-        ("with two axes", "factor * array", "(1 - factor) * array"),
-    ],
-    "make_step": [
+    "update_state": [
         ("adamw needs the model", "optimizer_state, model)", "optimizer_state)"),
-        (
-            "the mean of all squared errors",
-            "(model(x) - y) ** 2",
-            "(model(x) - y) ** 2 / 2",
-        ),
-        (
-            "the first update is wrong",
-            "optimizer.update(gradients",
-            "optimizer.update(jax.tree.map(jnp.sign, gradients)",
-        ),
+        ("of the summed loss", DIVIDE, "lambda g: g"),
+        ("the first update is wrong", DIVIDE, "jnp.sign"),
         (
             "return the optimizer's new state",
             "updates, optimizer_state =",
@@ -50,13 +17,27 @@ WRONG = {
         ),
         ("what is added", APPLY, "jax.tree.map(jnp.subtract, model, updates)"),
         ("did not change", APPLY, "model"),
+        ("must be a pair again", RETURN, f"return {APPLY}, sums"),
+        ("must be the sums", RETURN, f"return ({APPLY}, optimizer_state), gradients"),
         (
-            "must be the loss",
-            f"return {APPLY}, optimizer_state, loss",
-            f"return {APPLY}, loss, optimizer_state",
+            "must be the sums",
+            RETURN,
+            f'return ({APPLY}, optimizer_state), sums["loss"]',
         ),
-        ("three things", f"return {APPLY}, optimizer_state, loss", "return loss"),
-        ("return a function", "return step", "return optimizer, optimizer"),
+        ("two things", RETURN, f"return {APPLY}"),
+        ("begin with the model", RETURN, f"return (optimizer_state, {APPLY}), sums"),
+    ],
+    "pad_rows": [
+        ("0 for padding alone", WEIGHTS, "np.ones(B)"),
+        ("0 for padding alone", "<", ">="),
+        ("0 for padding alone", "<", "<="),
+        ("one weight a row", WEIGHTS, "np.ones(len(rows))"),
+        ("not (8,)", RESIZE, "rows"),
+        ("not (8,)", RESIZE, "np.concatenate([rows, rows[: B - len(rows)]])"),
+        ("whole numbers", RESIZE, "np.concatenate([rows, np.zeros(B - len(rows))])"),
+        ("must begin with", RESIZE, "np.sort(np.resize(rows, B))"),
+        ("0 to 49", RESIZE, "np.pad(rows, (0, B - len(rows)), constant_values=50)"),
+        ("two arrays", "return np.resize(rows, B), weights", "return rows"),
     ],
     "fixed_loss": [
         ("square each error", "** 2).mean()", ").mean() ** 2"),
@@ -72,13 +53,21 @@ WRONG = {
 }
 
 RIGHT = {
-    "decay_weights": [
-        (MAP, BY_PATH),
-        ("array.ndim == 1", "len(array.shape) < 2"),
+    "update_state": [
+        (APPLY, "jax.tree.map(jnp.add, model, updates)"),
+        (
+            "jax.grad(loss_sums, has_aux=True)",
+            "(lambda *pair: jax.value_and_grad(loss_sums, has_aux=True)(*pair)[::-1])",
+            'sums["count"]',
+            "len(batch[0])",
+            "gradients, sums =",
+            "gradients, (_, sums) =",
+        ),
     ],
-    "make_step": [
-        (f"return {APPLY}", "return jax.tree.map(jnp.add, model, updates)"),
-        ("    def step", "    @jax.jit\n    def step"),
+    "pad_rows": [
+        (RESIZE, "np.pad(rows, (0, B - len(rows)))"),
+        (WEIGHTS, "np.concatenate([np.ones(len(rows)), np.zeros(B - len(rows))])"),
+        (WEIGHTS, "np.arange(B) < len(rows)"),
     ],
     "fixed_loss": [
         ("predictions[:, 0] - targets", "predictions - targets[:, None]"),
