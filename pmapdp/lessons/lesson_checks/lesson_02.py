@@ -1,69 +1,76 @@
 """Checks of lesson 02's exercises."""
 
+import functools
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmapdp.lessons.checks import close, require
+from pmapdp.lessons.checks import close, refuse, require
 
 
-def relu_power(answer):
-    """Values and derivatives, also under jit."""
-    x = jnp.asarray([-2.0, -0.5, 0.0, 0.5, 3.0])
-    try:
-        values = np.asarray(jax.jit(answer, static_argnums=1)(x, 2))
-    except jax.errors.TracerBoolConversionError:
-        require(
-            False,
-            "`if` cannot look at values under jit: "
-            "compute both and choose with jnp.where",
-        )
+def squared_error_sums(model, batch):
+    """The squared errors of a straight line, summed over the batch, and their count."""
+    x, y = batch
+    errors = x @ model["layer"][0] + model["layer"][1] - y
+    loss = (errors**2).sum()
+    return loss, {"loss": loss, "count": len(y)}
+
+
+def update_model(answer):
+    """Against a gradient by hand in NumPy: a model in a list in a dictionary, under jit."""
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=3).astype(np.float32)
+    b = np.float32(0.5)
+    model = {"layer": [jnp.asarray(w), jnp.asarray(b)]}
+    x = rng.normal(size=(5, 3)).astype(np.float32)
+    y = rng.normal(size=5).astype(np.float32)
+    rate = 0.3
+    step = jax.jit(functools.partial(answer, squared_error_sums))
+    result = step(model, (x, y), rate)
     require(
-        values.shape == x.shape,
-        f"the result must have the shape of x, {x.shape}, yours has {values.shape}",
+        isinstance(result, tuple | list) and len(result) == 2,
+        "return two things, the new model and the sums",
     )
+    new_model, sums = result
+    errors = x @ w + b - y
+    expected_sums = {"loss": (errors**2).sum(), "count": 5}
     require(
-        np.allclose(values[:3], 0),
-        "if x is negative the result is 0, and if x is 0, too, "
-        f"yours is {values[:3]}: set it to 0 first",
+        jax.tree.structure(sums) == jax.tree.structure(expected_sums)
+        and close(sums, expected_sums),
+        "the second result must be the sums, as `loss_sums` returns them",
     )
+    nesting = jax.tree.structure(model)
     require(
-        np.allclose(values[3:], [0.25, 9]),
-        f"for x = 0.5 and 3 and n = 2 the result is 0.25 and 9, not {values[3:]}",
+        jax.tree.structure(new_model) == nesting,
+        f"the new model must be nested like the old one, {nesting}",
     )
-    tiny = jnp.asarray([-1e-8, 1e-8])
-    roots = np.asarray(answer(tiny, 0.5))
+    slopes = {"layer": [2 * x.T @ errors, 2 * errors.sum()]}  # of the summed loss
+
+    def stepped(factor):
+        return jax.tree.map(lambda w, g: w - factor * g, model, slopes)
+
+    mistakes = {
+        "this is a step along the gradient of the summed loss: divide it by "
+        'sums["count"]': stepped(rate),
+        "this step goes up: subtract the gradient": stepped(-rate / 5),
+        "the learning rate is missing": stepped(1 / 5),
+        'the batch is a pair, so len(batch) is 2: divide by sums["count"]': stepped(
+            rate / 2
+        ),
+        "this is the gradient: return the new model": jax.tree.map(
+            lambda g: g / 5, slopes
+        ),
+        "the model did not change": model,
+    }
+    refuse(new_model, mistakes)
+    expected = stepped(rate / 5)
     require(
-        np.allclose(roots, [0, 1e-4], rtol=1e-3, atol=1e-9),
-        f"for x = {tiny} and n = 0.5 the result is 0 and 0.0001, not {roots}: only 0 "
-        "itself divides what is positive from what isn't",
-    )
-    derivatives = np.asarray(jax.grad(lambda x: answer(x, 1.5).sum())(x))
-    require(
-        not np.isnan(derivatives).any(),
-        "the derivative is nan if x is negative: the branch that is not chosen must "
-        "be safe too, so choose x or 0 first, and take the power of that",
-    )
-    expected = np.array([0, 0, 0, 1.5 * 0.5**0.5, 1.5 * 3**0.5])
-    require(
-        np.allclose(derivatives, expected, rtol=1e-4),
-        f"for n = 1.5 the derivatives are {expected.round(4)}, "
-        f"yours are {derivatives.round(4)}",
-    )
-    derivatives = np.asarray(jax.grad(lambda x: answer(x, 0.5).sum())(x))
-    require(
-        np.isfinite(derivatives).all(),
-        f"for n = 0.5 and x = {x} your derivatives are {derivatives.round(4)}: a root "
-        "has an infinite slope at 0, and 0 times infinity is nan, so choose x or a "
-        "safe number with jnp.where, and take the power of that",
-    )
-    expected = np.array([0, 0, 0, 0.5 / 0.5**0.5, 0.5 / 3**0.5])
-    require(
-        np.allclose(derivatives, expected, rtol=1e-4),
-        f"for n = 0.5 the derivatives are {expected.round(4)}, "
-        f"yours are {derivatives.round(4)}",
+        close(new_model, expected),
+        f"b is {b}, the gradient of its mean loss is {2 * errors.mean():.4f} and the "
+        f"rate {rate}, so the new b is {expected['layer'][1]:.4f}, "
+        f"yours is {new_model['layer'][1]:.4f}",
     )
 
 

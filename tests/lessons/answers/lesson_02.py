@@ -1,4 +1,9 @@
-POWER = "jnp.where(x > 0, x, 0) ** n"
+STEP = 'w - rate * g / sums["count"]'
+NEW_MODEL = f"jax.tree.map(lambda w, g: {STEP}, model, gradients)"
+BY_NAME = """{
+        name: [w - rate * g / sums["count"] for w, g in zip(model[name], gradients[name])]
+        for name in model
+    }"""
 LENGTH = "length = jnp.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(gradient)))"
 CLIPPED = "leaf / jnp.maximum(length / limit, 1)"
 MEAN = "jax.tree.map(lambda leaf: leaf.mean(0), jax.vmap(clipped_gradient)(x, labels))"
@@ -71,31 +76,28 @@ WRONG = {
         ("longer than 2", "-2, 3", "-3, 4"),
         ("gives an image", "return jnp", "return image[1:]\n    return jnp"),
     ],
-    "relu_power": [
-        ("if x is negative the result is 0", POWER, "jnp.where(x > 0, x, 1) ** n"),
-        ("the result is 0.25 and 9", POWER, "jnp.where(x > 0, x, 0) * n"),
-        ("if x is negative the result is 0", POWER, "jnp.abs(x) ** n"),
-        ("the shape of x", POWER, f"({POWER}).sum()"),
-        ("if x is negative the result is 0", POWER, "x ** n"),
-        ("jnp.where", POWER, "x**n if x[0] > 0 else jnp.zeros_like(x)"),
-        ("the branch that is not chosen", POWER, "jnp.where(x > 0, x**n, 0)"),
-        ("only 0 itself", POWER, "jnp.where(x > 1e-6, x, 0) ** n"),
-        ("only 0 itself", POWER, "jnp.where(x > -1e-6, jnp.abs(x), 0) ** n"),
-        ("only 0 itself", POWER, "jnp.where(x > 0, x + 1e-7, 0) ** n"),
-        ("an infinite slope at 0", POWER, "jnp.maximum(x, 0) ** n"),
-        ("an infinite slope at 0", POWER, "jnp.where(x > 0, jnp.abs(x) ** n, 0)"),
-        (
-            "and if x is 0, too",
-            POWER,
-            "jnp.where(x < 0, 0, jnp.maximum(x, 1e-9)) ** n + (x == 0)",
-        ),
+    "update_model": [
+        ("of the summed loss", ' / sums["count"]', ""),
+        ("subtract the gradient", "w - rate", "w + rate"),
+        ("the learning rate is missing", "rate * g", "g"),
+        ("len(batch) is 2", 'sums["count"]', "len(batch)"),
+        ("this is the gradient", STEP, 'g / sums["count"]'),
+        ("did not change", STEP, "w"),
+        ("two things", f"return {NEW_MODEL}, sums", f"return {NEW_MODEL}"),
+        ("must be the sums", "gradients), sums", 'gradients), sums["loss"]'),
+        ("nested like the old one", NEW_MODEL, f"jax.tree.leaves({NEW_MODEL})"),
+        ("the gradient of its mean loss", "rate * g", "rate**2 * g"),
     ],
 }
 
 RIGHT = {
-    "relu_power": [
-        (POWER, "jnp.where(x > 0, jnp.exp(n * jnp.log(jnp.where(x > 0, x, 1))), 0)"),
-        (POWER, "jnp.where(x > 0, jnp.where(x > 0, x, 1) ** n, 0)"),
+    "update_model": [
+        (NEW_MODEL, BY_NAME),
+        (
+            "gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)",
+            "sums = loss_sums(model, batch)[1]\n"
+            "    gradients = jax.grad(lambda model: loss_sums(model, batch)[0])(model)",
+        ),
     ],
     "clipped_mean_gradient": [
         (CLIP, BY_OPTAX),
