@@ -21,7 +21,7 @@
 # course.
 #
 # **You will** write a backward pass by hand, check it, and see that the mean of eight gradients is the gradient of the
-# whole batch. 19 minutes, 39 with exercises. You need NumPy. **Optional:** if you've written a backward pass before, go
+# whole batch. 20 minutes, 45 with exercises. You need NumPy. **Optional:** if you've written a backward pass before, go
 # straight to [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
@@ -102,15 +102,33 @@ for first in (3.0, -3.0):
 lesson_01.forward_and_backward()
 
 # %% [markdown]
-# Since rule 2 sums over the examples, `backward` will return the gradient of the **sum** of their losses. The update
-# divides by the number of examples, and then it's the gradient of the **mean** loss.
+# Now write the three rules in NumPy. Since rule 2 sums over the examples, you get the gradient of the **sum** of their
+# losses. The update will divide by the number of examples, and then it's the gradient of the **mean** loss.
 #
+# 1. `backward` (10 minutes): `model` is a dictionary with the arrays W1, b1, W2 and b2. `inputs` `[B, 64]`, `hidden`
+#    `[B, 32]` and `probabilities` `[B, 10]` come from the forward pass, and `hidden` is what the ReLU returned. `labels`
+#    `[B]` are the correct classes. Return a dictionary with the gradient of each of the four arrays, and leave the
+#    arguments as they are. <details><summary>Hint</summary>Take <code>g = probabilities.copy()</code>.
+#    <code>g[np.arange(len(labels)), labels]</code> picks the number at each example's correct class.</details>
+
+# %%
+from pmapdp.lessons.checks import check
+
+
+def backward(model, inputs, labels, hidden, probabilities):
+    """Gradients of the summed loss, last layer first."""
+    ...  # your code: about 5 lines
+
+
+verdict = check("01_train_a_network_in_numpy", "backward", backward)
+
+# %% [markdown]
 # ## The program
 #
-# The program needs NumPy alone. Its points come from ten clouds in 64 dimensions, and the clouds overlap: even if you
-# knew their true centres, you'd classify only 92 % of the points correctly. **Stochastic gradient descent** takes 128
-# examples at a time, and moves the weights a little against the gradient of their mean loss. An **epoch** visits each
-# example once.
+# In the program, `backward` first makes the probabilities out of the logits, and goes on like yours. The points come from
+# ten clouds in 64 dimensions, and the clouds overlap: even if you knew their true centres, you'd classify only 92 % of
+# the points correctly. **Stochastic gradient descent** takes 128 examples at a time, and moves the weights a little
+# against the gradient of their mean loss. An **epoch** visits each example once.
 
 # %% tags=["take-home"]
 # include program/01_numpy.py
@@ -159,7 +177,7 @@ assert all(np.allclose(slopes[name], gradients[name], rtol=0, atol=1e-8) for nam
 #
 # ## How it fails
 #
-# Let's forget rule 3, as if there were no ReLU.
+# Forget rule 3, as if there were no ReLU.
 #
 # **Predict:** which weights get a wrong gradient, W1 or W2?
 
@@ -176,17 +194,6 @@ def wrong_backward(model, inputs, labels, hidden, logits):
 wrong_gradients = wrong_backward(small, x, y, *forward(small, x))
 print_differences(slopes, wrong_gradients)
 
-# %% tags=["proof"]
-# The asserts behind the answers so far.
-assert output(3.0) == 3
-assert np.isclose((output(3.01) - output(3.0)) / 0.01, 1)
-assert slope == output(first) == 0
-centres = np.random.default_rng(0).normal(size=(10, 64))
-distances = np.linalg.norm(train_data[0][:, None] - centres, axis=-1)
-assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
-assert abs(slopes["W1"] - wrong_gradients["W1"]).max() > 1e-3
-assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -195,7 +202,7 @@ assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
 #
 # </details>
 #
-# Nothing raised an error. Would you notice the mistake in the loss? Let's train for two epochs with each of the two:
+# Nothing raised an error. Would the loss tell you? We train for two epochs with each gradient:
 
 
 # %%
@@ -216,12 +223,12 @@ assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 assert np.mean(wrong_losses) < np.mean(right_losses)
 
 # %% [markdown]
-# The wrong gradient does well, and in this run even better than the correct one. After all, W2's gradient is correct, and
-# each example still gives the correct gradient to the hidden units that it turned on. You can't see this mistake in the
-# loss. With finite differences you can.
+# The wrong gradient does well, and in this run even better than the correct one. That's less strange than it looks: W2's
+# gradient is correct, and each example still gives the correct gradient to the hidden units that it turned on. You can't
+# see this mistake in the loss. With finite differences you can.
 #
-# The picture shows something else, too. Both curves start at 3.8, well above 2.3, because our inputs are so large: their
-# standard deviation is 2.7. Divide them by it, and the loss starts at 2.6.
+# Did you notice where the curves start? At 3.8, well above 2.3, because our inputs are so large: their standard deviation
+# is 2.7. Divide them by it, and the loss starts at 2.6.
 #
 # ## Eight parts of a batch
 #
@@ -254,17 +261,6 @@ print(f"eight equal parts: {abs(np.mean(equal, axis=0) - whole).max():.0e}")
 print(f"unequal parts:     {abs(np.mean(unequal, axis=0) - whole).max():.0e}")
 lesson_01.eight_parts(np.array(equal)[:, 0, 0], whole[0, 0])
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-np.testing.assert_allclose(np.mean(equal, axis=0), whole, atol=1e-14)
-assert abs(np.mean(unequal, axis=0) - whole).max().round(1) == 0.1
-assert abs(whole).max().round(1) == 0.2
-inputs, labels = next(batches(*train_data, seed=0))
-for scale, start in ((1, 3.8), (inputs.std(), 2.6)):
-    _, logits = forward(init_model(), inputs / scale)
-    assert round(loss_sums(logits, labels)["loss"] / len(labels), 1) == start
-assert round(inputs.std(), 1) == 2.7
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -276,14 +272,31 @@ assert round(inputs.std(), 1) == 2.7
 # </details>
 #
 # In lesson 05 the eight parts go to eight devices, and taking the mean becomes one line of code.
-#
+
+# %% tags=["proof"]
+# The asserts behind the answers.
+assert output(3.0) == 3
+assert np.isclose((output(3.01) - output(3.0)) / 0.01, 1)
+assert slope == output(first) == 0
+centres = np.random.default_rng(0).normal(size=(10, 64))
+distances = np.linalg.norm(train_data[0][:, None] - centres, axis=-1)
+assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
+assert abs(slopes["W1"] - wrong_gradients["W1"]).max() > 1e-3
+assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
+np.testing.assert_allclose(np.mean(equal, axis=0), whole, atol=1e-14)
+assert abs(np.mean(unequal, axis=0) - whole).max().round(1) == 0.1
+assert abs(whole).max().round(1) == 0.2
+inputs, labels = next(batches(*train_data, seed=0))
+for scale, start in ((1, 3.8), (inputs.std(), 2.6)):
+    _, logits = forward(init_model(), inputs / scale)
+    assert round(loss_sums(logits, labels)["loss"] / len(labels), 1) == start
+assert round(inputs.std(), 1) == 2.7
+
+# %% [markdown]
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/01_train_a_network_in_numpy.py](solutions/01_train_a_network_in_numpy.py).
 #
-# 1. `softmax_gradient` (5 minutes): the gradient `[B, C]` of the *mean* loss with respect to the logits, from
-#    `probabilities` `[B, C]` and `labels` `[B]`. Don't change `probabilities`.
-#    <details><summary>Hint</summary><code>np.eye(C)[labels]</code> is 1 at the correct class.</details>
 # 2. `standardize_backward` (10 minutes): the backward pass of batch norm, which lesson 07 computes on eight devices.
 #    The forward pass is `y = (x - x.mean(0)) / x.std(0)`, for each column of `x` `[B, D]`. You get `x` and the gradient
 #    `g` of the loss with respect to `y`. Return the gradient with respect to `x`. Every output depends on every
@@ -308,14 +321,6 @@ def broken_update(parameters, x, labels, rate):
 
 
 # %%
-from pmapdp.lessons.checks import check
-
-
-def softmax_gradient(probabilities, labels):
-    """Gradient of the mean cross-entropy with respect to the logits `[B, C]`."""
-    ...  # your code: 1 or 2 lines
-
-
 def standardize_backward(x, g):
     """Gradient `[B, D]` with respect to x, from `g` `[B, D]`, the gradient with respect to y."""
     ...  # your code: 2 to 4 lines
@@ -326,7 +331,7 @@ def fixed_update(parameters, x, labels, rate):
     ...  # your code: about 8 lines; you may call log_softmax
 
 
-for exercise in (softmax_gradient, standardize_backward, fixed_update):
+for exercise in (standardize_backward, fixed_update):
     check("01_train_a_network_in_numpy", exercise.__name__, exercise)
 
 # %% [markdown]

@@ -3,11 +3,15 @@
 import numpy as np
 
 
-def softmax_gradient(probabilities, labels):
-    """Gradient of the mean cross-entropy with respect to the logits `[B, C]`."""
-    B, C = probabilities.shape
-    # The derivative of -log(softmax) is p_j, minus 1 at the example's class. The mean divides by B.
-    return (probabilities - np.eye(C)[labels]) / B
+def backward(model, inputs, labels, hidden, probabilities):
+    """Gradients of the summed loss, last layer first."""
+    # g is always the gradient at the place where the backward pass has just arrived. Without the copy, the caller's
+    # probabilities would change.
+    g = probabilities.copy()
+    g[np.arange(len(labels)), labels] -= 1
+    gradients = {"W2": hidden.T @ g, "b2": g.sum(0)}
+    g = (g @ model["W2"].T) * (hidden > 0)
+    return gradients | {"W1": inputs.T @ g, "b1": g.sum(0)}
 
 
 def standardize_backward(x, g):

@@ -7,41 +7,76 @@ import numpy as np
 from pmapdp.lessons.checks import close, refuse, require
 
 
-def softmax_gradient(answer):
-    """Probabilities minus target, divided by the number of examples."""
+def backward(answer):
+    """The gradients of all four arrays, against JAX's."""
     rng = np.random.default_rng(0)
-    B, C = 6, 4
-    probabilities = rng.dirichlet(np.ones(C), B)
+    B, D, H, C = 6, 5, 8, 4
+    W1, W2 = rng.normal(size=(D, H)), rng.normal(size=(H, C))
+    model = {"W1": W1, "b1": np.zeros(H), "W2": W2, "b2": np.zeros(C)}
+    inputs = rng.normal(size=(B, D))
     labels = rng.integers(0, C, B)
-    argument = probabilities.copy()
-    result = np.asarray(answer(argument, labels))
+    hidden = np.maximum(inputs @ W1, 0)
+    probabilities = np.asarray(jax.nn.softmax(hidden @ W2), np.float64)
+    arguments = (model, inputs, labels, hidden, probabilities)
+    before = jax.tree.map(np.copy, arguments)
+    result = answer(*arguments)
     require(
-        result.shape == (B, C),
-        f"the result must have the shape of the logits, {(B, C)}, "
-        f"yours has {result.shape}",
+        all(jax.tree.leaves(jax.tree.map(np.array_equal, arguments, before))),
+        "an argument was changed in place: work on a copy of `probabilities`",
     )
     require(
-        np.array_equal(argument, probabilities),
-        "`probabilities` was changed in place: subtract into a new array",
+        isinstance(result, dict) and result.keys() == model.keys(),
+        "return a dictionary with the gradients of W1, b1, W2 and b2",
     )
-    targets = np.eye(C)[labels]
-    expected = (probabilities - targets) / B
-    of_the_sum = (
-        "this is the gradient of the sum of the losses; "
-        f"the loss is a mean over B = {B} examples"
+    for name, array in model.items():
+        require(
+            np.shape(result[name]) == array.shape,
+            f"the gradient of {name} must have its shape, {array.shape}, yours has "
+            f"{np.shape(result[name])}",
+        )
+
+    def summed_loss(model):
+        layers = [(model["W1"], model["b1"]), (model["W2"], model["b2"])]
+        return B * mean_loss(layers, inputs, labels)
+
+    expected = jax.tree.map(np.asarray, jax.grad(summed_loss)(model))
+    require(
+        not close(result, jax.tree.map(lambda gradient: gradient / B, expected)),
+        "this is the gradient of the mean loss: return that of the sum",
     )
-    mistakes = {
-        of_the_sum: B * expected,
-        "the sign is wrong: it is probabilities minus target": -expected,
-        "the class of each example is missing: subtract 1 there": probabilities / B,
-        f"divide by the {B} examples alone, not by the classes too": expected / C,
-        f"divide by the {B} examples, not by the {C} classes": B * expected / C,
+    g = probabilities - np.eye(C)[labels]
+    second_mistakes = {
+        "rule 1: subtract 1 at the correct class": hidden.T @ probabilities,
+        "the sign is wrong: g is the probabilities minus 1 at the correct class": (
+            -expected["W2"]
+        ),
     }
-    refuse(result, mistakes)
-    require(
-        np.allclose(result, expected),
-        "take the probabilities, minus 1 at the class of each example, divided by B",
-    )
+    refuse(result["W2"], second_mistakes)
+    for name, rule in (
+        ("W2", "hidden.T @ g"),
+        ("b2", "the sum of g over the examples"),
+    ):
+        require(
+            close(result[name], expected[name]),
+            f"the gradient of {name} is wrong: by rule 2 it's {rule}",
+        )
+    back = g @ W2.T
+    first_mistakes = {
+        "rule 3 is missing: nothing passes where the ReLU returned 0": inputs.T @ back,
+        "rule 3 asks if the ReLU's output was positive, not if g is": (
+            inputs.T @ np.maximum(back, 0)
+        ),
+    }
+    refuse(result["W1"], first_mistakes)
+    for name, rule in (
+        ("W1", "inputs.T @ g"),
+        ("b1", "the sum of g over the examples"),
+    ):
+        require(
+            close(result[name], expected[name]),
+            f"the gradient of {name} is wrong: by rule 2 it's {rule}, with the g that "
+            "has passed W2 and the ReLU",
+        )
 
 
 def standardize_backward(answer):

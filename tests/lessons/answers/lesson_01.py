@@ -1,5 +1,6 @@
-SOFTMAX = "return (probabilities - np.eye(C)[labels]) / B"
-IN_PLACE = "probabilities[np.arange(B), labels] -= 1\n    return probabilities / B"
+MINUS_ONE = "g[np.arange(len(labels)), labels] -= 1"
+THROUGH = '(g @ model["W2"].T) * (hidden > 0)'
+FIRST = '{"W1": inputs.T @ g, "b1": g.sum(0)}'
 STANDARDIZED = "(g - g.mean(0) - y * (g * y).mean(0)) / x.std(0)"
 UPDATES = """return [
         (W1 - rate * x.T @ g1, b1 - rate * g1.sum(0)),
@@ -23,24 +24,26 @@ BY_THE_JACOBIAN = """columns = []
 LATE = "g / x.std(0) - g.mean(0) - y * (g * y).mean(0)"
 DIVIDED_FIRST = """h = g / x.std(0)
     return h - h.mean(0) - y * (h * y).mean(0)"""
-BY_JAX = """def loss(logits):
-        return -jax.nn.log_softmax(logits)[np.arange(B), labels].mean()
-    return jax.grad(loss)(np.log(probabilities))"""
+BY_JAX = """def loss(model):
+        logits = jnp.maximum(inputs @ model["W1"] + model["b1"], 0) @ model["W2"]
+        log_p = jax.nn.log_softmax(logits + model["b2"])
+        return -log_p[np.arange(len(labels)), labels].sum()
+    return jax.grad(loss)(model)"""
 
 
 WRONG = {
-    "softmax_gradient": [
-        ("the class of each example is missing", " - np.eye(C)[labels]", ""),
-        ("not by the classes too", " / B", " / (B * C)"),
-        ("not by the 4 classes", " / B", " / C"),
-        (
-            "the shape of the logits",
-            SOFTMAX,
-            "return (probabilities - np.eye(C)[labels]).mean(0)",
-        ),
-        ("the loss is a mean", " / B", ""),
-        ("the sign is wrong", SOFTMAX, SOFTMAX.replace("return ", "return -")),
-        ("changed in place", SOFTMAX, IN_PLACE),
+    "backward": [
+        ("rule 1", MINUS_ONE, ""),
+        ("rule 3 is missing", " * (hidden > 0)", ""),
+        ("not if g is", THROUGH, 'np.maximum(g @ model["W2"].T, 0)'),
+        ("of the mean loss", MINUS_ONE, f"{MINUS_ONE}\n    g /= len(labels)"),
+        ("the sign is wrong", MINUS_ONE, f"{MINUS_ONE}\n    g = -g"),
+        ("changed in place", "probabilities.copy()", "probabilities"),
+        ("W1, b1, W2 and b2", f"return gradients | {FIRST}", f"return {FIRST}"),
+        ("must have its shape", "hidden.T @ g", "g.T @ hidden"),
+        ("b2 is wrong", '"b2": g.sum(0)', '"b2": g.mean(0)'),
+        ("b1 is wrong", '"b1": g.sum(0)', '"b1": g.mean(0)'),
+        ("W1 is wrong", THROUGH, '(probabilities @ model["W2"].T) * (hidden > 0)'),
     ],
     "standardize_backward": [
         ("before the division", STANDARDIZED, LATE),
@@ -66,9 +69,13 @@ WRONG = {
 }
 
 RIGHT = {
-    "softmax_gradient": [
-        (SOFTMAX, f"probabilities = probabilities.copy()\n    {IN_PLACE}"),
-        (SOFTMAX, BY_JAX),
+    "backward": [
+        ("g = probabilities.copy()", BY_JAX),
+        (
+            "g = probabilities.copy()\n    " + MINUS_ONE,
+            'g = probabilities - np.eye(len(model["b2"]))[labels]',
+        ),
+        (THROUGH, 'np.where(hidden > 0, g @ model["W2"].T, 0)'),
     ],
     "standardize_backward": [
         (f"return {STANDARDIZED}", BY_THE_JACOBIAN),
