@@ -22,7 +22,7 @@
 # better break it here first, where nothing depends on it.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and test
-# lesson 03's network on eight devices. 19 minutes, 39 with exercises. You need [00 Meet your
+# lesson 03's network on eight devices. 20 minutes, 45 with exercises. You need [00 Meet your
 # devices](00_meet_your_devices.ipynb) and [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
 #
 # <details><summary>Should you still use <code>pmap</code>?</summary>
@@ -77,7 +77,7 @@ for shard in dots.addressable_shards:
 # </details>
 #
 # `pmap` wants exactly one row for each device. For sixteen rows you reshape `[16, 10]` to `[8, 2, 10]`, and give each
-# device two. That's your first exercise. If you pass six rows, two devices stay idle, without a warning.
+# device two. If you pass six rows, two devices stay idle, without a warning.
 
 # %%
 lesson_04.dot_products(xs.sum(1))
@@ -115,13 +115,36 @@ lesson_04.mesh_and_specs()
 #
 # Now half of your program can move to eight devices. Training has to wait for lesson 05, because there the devices must
 # talk to each other. For a test they needn't: each device counts its own correct answers, and the host adds up the eight
-# counts. Here's what changes:
+# counts. You know all the parts, so write it before you see it.
+#
+# 1. `sums_on_devices` (10 minutes): `eval_step(state, batch)` returns a dictionary of sums over a batch, such as the
+#    number of correct answers. `batch` is a tuple of NumPy arrays with B rows each, a multiple of the number of devices
+#    N. Give each device B / N rows, and all of the state. Call `eval_step` on all devices with `jax.pmap`, and return the
+#    dictionary of the sums over all B rows. <details><summary>Hint</summary><code>jax.tree.map</code> reshapes
+#    every array of the batch, and it also adds up every sum. <code>jax.device_count()</code> is N.</details>
+
+# %%
+from pmapdp.lessons.checks import check
+
+
+def sums_on_devices(eval_step, state, batch):
+    """The sums over a batch `[B, ...]`, computed on N devices: a dictionary of numbers."""
+    ...  # your code: 3 or 4 lines
+
+
+verdict = check("04_map_over_devices", "sums_on_devices", sums_on_devices)
+
+# %% [markdown]
+# The program does the same in three places: `place_batch` cuts the inputs `[128, 64]` into `[8, 16, 64]`, `pmap` maps
+# `eval_step`, and the last new line adds up the eight numbers of each sum on the host.
+#
+# <details><summary>Solution, and all that changes in the program</summary>
 #
 # include the difference of 03_flax.py and 04_evaluate.py
 #
-# You still train on one device. After each epoch, `place_state` copies the state to all eight. `place_batch` cuts the
-# inputs `[128, 64]` into `[8, 16, 64]`, so that each device gets 16 points. Every sum comes back with a device axis,
-# `[8]`, and the last new line adds up the eight numbers on the host.
+# </details>
+#
+# You still train on one device. After each epoch, `place_state` copies the state to all eight.
 #
 # Don't keep `copies` for later, though. On device 0 nothing had to be copied, so there `copies` is the state itself. The
 # next `train_step` gives the state's memory away, and `copies` is gone with it.
@@ -145,11 +168,6 @@ print("correct:", sums["correct"])
 inputs, labels, weights = batch
 is_correct = np.asarray(state[0](inputs).argmax(-1) == labels)  # all 128 rows on one device
 lesson_04.last_batch(is_correct, weights)
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert sums["count"].tolist() == [16, 16, 16, 16, 16, 16, 8, 0]
-assert np.array_equal(sums["correct"], (weights * is_correct).reshape(8, 16).sum(1))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -209,11 +227,21 @@ print("device 7 holds:", lie.addressable_shards[7].data)
 print("fully replicated, says JAX:", lie.is_fully_replicated)
 lesson_04.one_label_for_eight_rows(lie)
 
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Row 0, and there's no error. JAX reads the copy on device 0, and believes you that the others are equal. In lesson 05
+# a whole training run ends like this, and you'll learn how to notice.
+#
+# </details>
+
 # %% tags=["proof"]
 # The asserts behind the answers.
 assert np.array_equal(dots, 45 + 100 * np.arange(8))
 assert dots.addressable_shards[3].data == 345
 assert len(jax.pmap(jnp.dot)(xs[:6], ys[:6]).devices()) == 6
+assert sums["count"].tolist() == [16, 16, 16, 16, 16, 16, 8, 0]
+assert np.array_equal(sums["correct"], (weights * is_correct).reshape(8, 16).sum(1))
 assert lie.is_fully_replicated
 assert np.array_equal(lie, xs[0])
 assert np.array_equal(lie.addressable_shards[7].data, xs[7])
@@ -234,20 +262,10 @@ with jax.transfer_guard_device_to_device("disallow"):
     assert not is_refused(lambda: jax.pmap(jnp.dot, in_axes=(None, 0))(w, xs))
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Row 0, and there's no error. JAX reads the copy on device 0, and believes you that the others are equal. In lesson 05
-# a whole training run ends like this, and you'll learn how to notice.
-#
-# </details>
-#
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/04_map_over_devices.py](solutions/04_map_over_devices.py).
 #
-# 1. `dot_product` (5 minutes): B dot products on N devices. B is a multiple of N. The arguments are `[B, 10]` and
-#    `[B, 10]`. The result is a JAX array `[B]`, and each device holds its part.
-#    <details><summary>Hint</summary>Reshape to <code>[N, b, 10]</code>. Inside pmap, use vmap.</details>
 # 2. `block_product` (10 minutes): the matrix product of `a` `[2 m, K]` and `b` `[K, 4 p]` in 2 x 4 blocks, one on each
 #    of eight devices. Device 4 i + j multiplies row block i of `a` by column block j of `b`. Return `[8, m, p]`, a JAX
 #    array with one block on each device. <details><summary>Hint</summary>Build two stacked arrays, <code>[8, m,
@@ -260,19 +278,11 @@ with jax.transfer_guard_device_to_device("disallow"):
 
 
 # %%
-from pmapdp.lessons.checks import check
-
-
 def broken_accuracy(w, x, labels):  # [D, C], [N, b, D], [N, b]
     def local_accuracy(w, x, labels):
         return (jnp.dot(x, w).argmax(-1) == labels).mean()
 
     return jax.pmap(local_accuracy, in_axes=(None, 0, 0), out_axes=None)(w, x, labels)
-
-
-def dot_product(xs, ys):
-    """Dot products `[B]` of the rows of two arrays `[B, 10]`, B / N of them on each device."""
-    ...  # your code: 1 to 4 lines
 
 
 def block_product(a, b):
@@ -285,7 +295,7 @@ def fixed_accuracy(w, x, labels):
     ...  # your code: 3 to 4 lines
 
 
-for exercise in (dot_product, block_product, fixed_accuracy):
+for exercise in (block_product, fixed_accuracy):
     check("04_map_over_devices", exercise.__name__, exercise)
 
 # %% [markdown]

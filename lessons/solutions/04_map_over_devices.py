@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 
 
-def dot_product(xs, ys):
-    """Dot products `[B]` of the rows of two arrays `[B, 10]`, B / N of them on each device."""
-    N = len(jax.devices())
-    # pmap wants exactly one row for each device, and vmap maps over the b examples of this row.
-    per_device = jax.pmap(jax.vmap(jnp.dot))(xs.reshape(N, -1, 10), ys.reshape(N, -1, 10))  # [N, b]
-    return per_device.reshape(-1)
+def sums_on_devices(eval_step, state, batch):
+    """The sums over a batch `[B, ...]`, computed on N devices: a dictionary of numbers."""
+    N = jax.device_count()
+    # pmap wants a device axis of exactly N, so device d gets the rows from d * B / N on. The state has no such axis.
+    batch = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)  # [N, b, ...]
+    sums = jax.pmap(eval_step, in_axes=(None, 0))(state, batch)  # each sum is [N]
+    return jax.tree.map(jnp.sum, sums)
 
 
 def block_product(a, b):

@@ -1,5 +1,7 @@
 """Checks of lesson 04."""
 
+from unittest import mock
+
 import jax
 import numpy as np
 
@@ -35,31 +37,59 @@ def require_computed_on_devices(answer, arrays, how):
     )
 
 
-def dot_product(answer):
-    """B pairs on N devices."""
+def sums_on_devices(answer):
+    """Two batches, of which no two devices have the same sums; `eval_step` notes its rows."""
     N = len(jax.devices())
     rng = np.random.default_rng(0)
-    for b in (1, 3):
+    scale = rng.normal(size=4).astype(np.float32)
+    for b in (3, 1):
         B = N * b
-        xs, ys = rng.normal(size=(2, B, 10)).astype(np.float32)
-        result = answer(xs, ys)
-        if result.size == B:
-            advice = "reshape the result at the end"
-        else:
-            advice = "each pair of rows gives one number, so use jax.vmap inside pmap"
+        inputs = rng.normal(size=(B, 4)).astype(np.float32)
+        weights = rng.integers(1, 4, size=B).astype(np.float32)
+        rows_seen = []
+
+        def eval_step(state, batch, rows_seen=rows_seen):
+            inputs, weights = batch
+            rows_seen.append(inputs.shape[0])
+            outputs = inputs @ state["scale"]
+            return {"loss": weights @ outputs, "count": weights.sum()}
+
+        with mock.patch.object(jax, "pmap", wraps=jax.pmap) as pmap:
+            result = answer(eval_step, {"scale": scale}, (inputs, weights))
+        require(pmap.called, "map `eval_step` over the devices with jax.pmap")
         require(
-            result.shape == (B,),
-            f"for {B} pairs the shape should be ({B},), not {result.shape}: {advice}",
+            set(rows_seen) == {b},
+            f"of {B} rows each of {N} devices must get {b}, but eval_step got "
+            f"{rows_seen[-1]}: reshape every array to [N, B / N, ...]",
         )
-        error = np.abs(np.asarray(result) - (xs * ys).sum(1)).max()
         require(
-            error < 1e-4,
-            f"a number is off by {error:.3g}: "
-            "result i should be xs[i] . ys[i], in that order",
+            isinstance(result, dict) and result.keys() == {"loss", "count"},
+            "return a dictionary with the names that eval_step returned, here loss "
+            "and count",
         )
-        how = "map over the device axis with jax.pmap"
-        require_all_devices(result, how)
-        require_computed_on_devices(answer, (xs, ys), how)
+        losses = (weights * (inputs @ scale)).reshape(N, b).sum(1)
+        counts = weights.reshape(N, b).sum(1)
+        for name, numbers in (("loss", losses), ("count", counts)):
+            found = np.asarray(result[name])
+            require(
+                found.shape != (N,),
+                f"{name} is still one number from each device: add up the {N} numbers",
+            )
+            require(
+                found.shape == (),
+                f"{name} must be one number, yours has the shape {found.shape}",
+            )
+            alone = (
+                f"{name} is device 0's sum alone: out_axes=None promises that all "
+                "devices return the same"
+            )
+            mean = f"{name} is the mean of the {N} devices' sums: add them up"
+            if N > 1:
+                refuse(found, {alone: numbers[0], mean: numbers.mean()})
+            require(
+                np.isclose(found, numbers.sum(), rtol=1e-4),
+                f"{name} over all {B} rows is {numbers.sum():.4f}, yours is {found:.4f}",
+            )
 
 
 def block_product(answer):

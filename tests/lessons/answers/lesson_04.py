@@ -1,18 +1,22 @@
 import numpy as np
 
-PER_DEVICE = "jax.pmap(jax.vmap(jnp.dot))(xs.reshape(N, -1, 10), ys.reshape(N, -1, 10))"
-CARDS = """jax.pmap(jax.vmap(jnp.dot))(
-        xs.reshape(-1, N, 10).swapaxes(0, 1), ys.reshape(-1, N, 10).swapaxes(0, 1)
+CUT = "x.reshape(N, -1, *x.shape[1:])"
+SUMS = "jax.pmap(eval_step, in_axes=(None, 0))(state, batch)"
+TOTAL = "jax.tree.map(jnp.sum, sums)"
+BY_PSUM = """jax.pmap(
+        lambda *arguments: lax.psum(eval_step(*arguments), "data"),
+        "data",
+        in_axes=(None, 0),
+        out_axes=None,
+    )(state, batch)"""
+STACKED = """jax.pmap(eval_step)(
+        jax.tree.map(lambda x: np.stack([x] * N), state), batch
     )"""
 OVER_A_MESH = (
     'jax.NamedSharding(jax.sharding.Mesh(jax.devices(), ("data",)), jax.P("data"))'
 )
-ON_THE_HOST = 'np.einsum("bd,bd->b", xs, ys)'
 OF_THE_HOST = "np.matmul(np.asarray(rows), np.asarray(columns))"
 REPLICATED = 'jax.NamedSharding(jax.sharding.Mesh(jax.devices(), ("data",)), jax.P())'
-BY_JIT = f"""jax.jit(lambda xs, ys: (xs * ys).sum(1))(
-        *jax.device_put((xs, ys), {OVER_A_MESH})
-    )"""
 BLOCKS = "jax.pmap(jnp.dot)(rows, columns)"
 MAPPED = "jax.pmap(local_accuracy, in_axes=(None, 0, 0))(w, x, labels)"
 BY_PMEAN = """jax.pmap(
@@ -31,35 +35,23 @@ BY_INDEX = "jax.pmap(lambda d: rows[d] @ columns[d])(jnp.arange(8))"
 
 
 WRONG = {
-    "dot_product": [
-        ("return the JAX array", "return per_device", "return np.asarray(per_device)"),
-        ("should be xs[i] . ys[i]", "(jnp.dot)", "(lambda x, y: (x * y).mean())"),
-        ("reshape the result at the end", ".reshape(-1)", ""),
-        ("use jax.vmap inside pmap", "jax.vmap(jnp.dot)", "lambda x, y: x @ y.T"),
-        ("result i should be xs[i] . ys[i]", PER_DEVICE, CARDS),
-        ("on the host", PER_DEVICE, 'np.einsum("bd,bd->b", xs, ys)'),
-        ("only 1 of", PER_DEVICE, "jax.vmap(jnp.dot)(xs, ys)"),
+    "sums_on_devices": [
+        ("each of 8 devices must get 3", CUT, "x.reshape(-1, N, *x.shape[1:])"),
+        ("with jax.pmap", CUT, "x", SUMS, "eval_step(state, batch)"),
+        ("with jax.pmap", "jax.pmap(eval_step", "jax.vmap(eval_step"),
+        ("add up the 8 numbers", f"return {TOTAL}", "return sums"),
+        ("add up the 8 numbers", TOTAL, "jax.device_get(sums)"),
+        ("mean of the 8", "jnp.sum", "jnp.mean"),
+        ("over all 24 rows", "jnp.sum", "jnp.max"),
+        ("device 0's sum alone", "(None, 0))(state", "(None, 0), out_axes=None)(state"),
+        ("device 0's sum alone", "jnp.sum", "lambda x: x[0]"),
+        ("a dictionary with the names", f"return {TOTAL}", 'return sums["loss"].sum()'),
         (
-            "before you placed it",
-            PER_DEVICE,
-            f"jax.device_put({ON_THE_HOST}, {OVER_A_MESH})",
+            "a dictionary with the names",
+            f"return {TOTAL}",
+            'return {"mean": sums["loss"].sum() / sums["count"].sum()}',
         ),
-        (
-            "before you placed it",
-            PER_DEVICE,
-            f"jax.pmap(lambda x: x)({ON_THE_HOST}.reshape(N, -1))",
-        ),
-        (
-            "before you placed it",
-            PER_DEVICE,
-            f"jax.device_put(jax.vmap(jnp.dot)(xs, ys), {OVER_A_MESH})",
-        ),
-        (
-            "all of the result",
-            "return per_device.reshape(-1)",
-            f"return jax.jit(lambda x: x, out_shardings={REPLICATED})(\n"
-            "        per_device.reshape(-1)\n    )",
-        ),
+        ("ValueError", "in_axes=(None, 0)", "in_axes=0"),
     ],
     "block_product": [
         ("return the JAX array", BLOCKS, f"np.asarray({BLOCKS})"),
@@ -111,14 +103,10 @@ WRONG = {
 }
 
 RIGHT = {
-    "dot_product": [
-        (PER_DEVICE, BY_JIT),
-        ("jax.vmap(jnp.dot)", "lambda x, y: (x * y).sum(-1)"),
-        ("jax.vmap(jnp.dot)", "lambda x, y: (jnp.asarray(x) * y).sum(-1)"),
-        (
-            PER_DEVICE,
-            f"jax.vmap(jnp.dot)(*jax.device_put((xs, ys), {OVER_A_MESH}))",
-        ),
+    "sums_on_devices": [
+        (SUMS, BY_PSUM, f"return {TOTAL}", "return sums"),
+        (SUMS, STACKED),
+        (TOTAL, "{name: sum(jax.device_get(sums[name])) for name in sums}"),
     ],
     "block_product": [
         (
