@@ -20,7 +20,7 @@
 # all-reduce, and find out which of its numbers JAX wrongly calls equal.
 #
 # **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
-# layer is enough, and count what synchronizing costs. 25 minutes, 45 with exercises. You need [05 Average
+# layer is enough, and count what synchronizing costs. 24 minutes, 46 with exercises. You need [05 Average
 # gradients](05_average_gradients.ipynb), and for the cost [06 Communicate between
 # devices](06_communicate_between_devices.ipynb).
 
@@ -55,7 +55,7 @@ def standardize(x, synchronize):
     return (x - mean) / lax.sqrt(mean_square - mean**2)
 
 
-parallel_standardize = jax.pmap(standardize, "data", static_broadcasted_argnums=1)  # not an array
+parallel_standardize = jax.pmap(standardize, "data", static_broadcasted_argnums=1)  # a bool
 
 # %% [markdown]
 # Say device 0 has the values 0 and 2, and device 1 has 10 and 12.
@@ -75,16 +75,15 @@ for synchronize in (False, True):
 # Without the average, both devices return -1 and 1, so 0 and 10 have become the same number, and so have 2 and 12. With
 # the average, both devices use the mean 6 and the variance 26, and 0 becomes (0 - 6) / 5.1, which is -1.18.
 #
-# Why do we average the squares, and not the variances? Each device's own variance is 1, so the average of the variances
-# would be 1, too. It misses how far apart the two devices are: their means 1 and 11 are each 5 away from 6, and 5² = 25
-# is most of the 26.
+# Why do we average the squares, and not the variances? Each device's own variance is 1, and so is their average. It
+# misses how far apart the two devices are: their means 1 and 11 are each 5 away from 6, and 5² = 25 is most of the 26.
 #
 # </details>
 #
 # ## When Flax's layer is enough
 #
-# Do you have to write the layer yourself? Flax's `nnx.BatchNorm(features, axis_name="data")` averages over the devices,
-# too, and its argument `mask` leaves padding out. Let's try it on a ragged batch: device 0 has three examples, 1, 2 and
+# Do you have to write the layer yourself? Flax's `nnx.BatchNorm(features, axis_name="data")` averages over the devices
+# as well, and its argument `mask` leaves padding out. Try it on a ragged batch: device 0 has three examples, 1, 2 and
 # 3, and device 1 has only a 7 and two rows of padding.
 #
 # **Predict:** the four values have the mean 3.25. What does the layer find?
@@ -111,28 +110,44 @@ print("Flax finds", flax_means)
 # </details>
 #
 # If you drop the ragged last batch, all devices have the same number of examples. Then use Flax's layer, and you're done.
-# If you want to keep every example, you need sums and counts, as for the loss: each device sums its values and counts
-# them, `pmean` averages both, and we divide once.
+# If you want to keep every example, you need sums and counts, as for the loss. The picture shows it for the mean:
 
 # %%
 lesson_07.sums_and_counts()
 
+# %% [markdown]
+# The variance needs a third sum. Write both, because they're the heart of your layer.
+#
+# 1. `global_moments` (7 minutes): the mean and the variance of the valid values on all devices. It runs on each device,
+#    inside `pmap`, and the mapped axis is `"data"`. `values` and `weights` `[b]` are this device's, and a weight is 1, or
+#    0 for padding. <details><summary>Hint</summary><code>lax.pmean</code> takes a tuple of three sums. Divide by the
+#    count after it, and never before. The variance is the mean of the squares minus the square of the mean.</details>
 
-def global_moments(x, weights):
-    """Mean and variance of the valid values on all devices: [b], [b] to [], []."""
-    sums = weights.sum(), weights @ x, weights @ x**2
-    count, first, second = lax.pmean(sums, "data")  # the layer's one all-reduce
-    mean = first / count
-    return mean, second / count - mean**2
+# %%
+from pmapdp.lessons.checks import check
 
 
-mean, variance = jax.pmap(global_moments, axis_name="data")(examples, weights)
-print("mean", mean, "variance", variance)
-assert (mean == 3.25).all()
-assert np.allclose(variance, np.var([1, 2, 3, 7]))
+def global_moments(values, weights):
+    """Mean and variance of the valid values on all devices: `[b]`, `[b]` to `[]`, `[]`."""
+    ...  # your code: 3 or 4 lines
+
+
+verdict = check("07_synchronize_batch_norm", "global_moments", global_moments)
 
 # %% [markdown]
-# That's the heart of the layer. Before you can train with it, it needs two more things.
+# <details><summary>Solution</summary>
+#
+# ```python
+# def global_moments(values, weights):
+#     sums = weights.sum(), weights @ values, weights @ values**2
+#     count, first, second = lax.pmean(sums, "data")  # the layer's one all-reduce
+#     mean = first / count
+#     return mean, second / count - mean**2
+# ```
+#
+# </details>
+#
+# Before you can train with it, the layer needs two more things.
 #
 # **Running averages.** When you evaluate, the output for an example mustn't depend on the other examples in its batch.
 # So the layer keeps a running mean and a running variance, moves both a little in every update, and normalizes with
@@ -140,16 +155,12 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 # differences: its momentum runs the other way, so that Flax's 0.9 is PyTorch's 0.1, and its running variance divides by
 # n - 1 instead of n.
 #
-# **Digits.** If your values are around 20,000, both parts of `E[x²] - E[x]²` are around 400,000,000, and there float32
-# moves in steps of 32. A variance of 1 is lost in them. You could find the mean first, and then the squared distances
-# from it, as in exercise 1. But that takes two all-reduces, one after the other. Our layer needs one, because it subtracts
-# its running mean first. Subtracting a number doesn't change the variance, and once the running mean is near the true one,
-# the values to square are small. The running mean starts at 0, though, and gets only a tenth closer in each update. So for
-# the first dozens of updates the variance is still wrong, though less and less. If you have such values, subtract a rough
+# **Digits.** Say your values lie around 20,000, with a variance of 1. Then both parts of `E[x²] - E[x]²` are around
+# 400,000,000. At that size float32 moves in steps of 32, so a variance of 1 is lost. There's a way out that costs no
+# second all-reduce: subtract the running mean from all values first. That doesn't change the variance, and once the
+# running mean is near the true one, the numbers you square are small. But it starts at 0, and each update takes it only a
+# tenth of the way. For some dozens of updates the variance is still wrong, so if you have such values, subtract a rough
 # mean from them before the first update.
-#
-# The layer also writes `(rows * x0).sum(0)` in place of `weights @ x`. It's the same sum, but GPUs and TPUs may round
-# the inputs of a matrix product to fewer digits, to TF32 or bfloat16.
 #
 # ## The program so far
 #
@@ -158,8 +169,10 @@ assert np.allclose(variance, np.var([1, 2, 3, 7]))
 #
 # include the difference of 05_pmap.py and 07_batch_norm.py
 #
-# - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias. Rounding may leave a
-#   variance a little below 0, whose root would be NaN, so `jnp.maximum` lifts it to 0.
+# - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias. In place of
+#   `weights @ x0` it writes `(rows * x0).sum(0)`. The sum is the same, but GPUs and TPUs may round the inputs of a matrix
+#   product to fewer digits. Rounding may also leave a variance a little below 0, whose root would be NaN, so
+#   `jnp.maximum` lifts it to 0.
 # - The model now holds two kinds of numbers: parameters, which the optimizer changes, and running averages, which it
 #   must leave alone. `jax.grad` would differentiate with respect to both. Flax's `nnx.grad` takes only the parameters,
 #   and lets the layer write its new averages into `model`.
@@ -182,7 +195,7 @@ lesson_07.all_reduces()
 # %% [markdown]
 # ## Proof: one device and eight
 #
-# Let's run the program's step on one device and on eight, for a whole epoch. `pmap` uses as many devices as the batch
+# We run the program's step on one device and on eight, for a whole epoch. `pmap` uses as many devices as the batch
 # has parts, so we only have to cut the batch differently. The last batch is the hard one, because device 0 has all of
 # its 8 examples, and the other seven devices hold nothing but padding. SGD replaces Adam, as in lesson 05's proof.
 # Parameters *and* running averages must agree within 1e-4.
@@ -225,18 +238,38 @@ print(f"one device and eight differ by {distance(model_1, model_8):.0e}")
 assert distance(model_1, model_8) < 1e-4
 
 # %% [markdown]
-# They agree, so the gradients do, too, although you wrote no backward pass for the all-reduce.
+# They agree, and so must the gradients, although you wrote no backward pass for the all-reduce.
+#
+# ## What it costs
+#
+# Batch norm can't normalize before its all-reduce is done, and the next layer needs the result, so the devices can only
+# wait. The picture showed three all-reduces. But XLA can merge several into one, as you saw in lesson 06.
+#
+# **Predict:** how many all-reduces does the compiled step have?
+
+# %% tags=["prediction"]
+program = train_step.lower(init_state(), cut(all_batches[0], 8)).compile().as_text()
+all_reduces = program.count(" all-reduce(")
+print("all-reduces in the compiled step:", all_reduces)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Still three. XLA can't merge them, because each needs the result of the one before. The layer's own all-reduce carries
+# only 65 numbers, a count and two for each channel, so you pay for latency and not for bytes. In lesson 06's ring that's
+# 14 messages, or 28 µs if a message takes 2 µs, as that lesson assumes for NVLink. A network with 50 of these layers
+# waits a hundred times in every update, which makes 2.8 ms. Group norm and layer norm need none of this, because they
+# don't mix examples.
+#
+# </details>
 #
 # ## The mistake: forget the axis
 #
 # Now take Flax's layer in place of the program's `BatchNorm`, and forget its `axis_name`. The gradients are still
 # averaged.
 
+
 # %%
-# We need the correct step once more for "What it costs", and the class below replaces its layer.
-synchronized_step = train_step.lower(init_state(), cut(all_batches[0], 8))
-
-
 class BatchNorm(nnx.BatchNorm):
     def __init__(self, features):
         super().__init__(features, momentum=0.9, rngs=nnx.Rngs(0))  # no axis_name
@@ -257,22 +290,31 @@ means = copies(local_model.norm.mean[...])
 print("equal parameters:", (kernels == kernels[0]).all())
 print("equal running averages:", (means == means[0]).all())
 print("JAX says they are:", local_model.norm.mean[...].is_fully_replicated)
+lesson_07.running_means(local_means, synchronized_means[:-1])
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # The parameters are equal, because their gradients were averaged. The running averages aren't, because each device has
-# made its own, from its own examples. JAX can't tell, since `out_axes=None` promised that they're equal.
+# made its own, from its own examples. JAX can't tell, since `out_axes=None` promised that they're equal. In the picture,
+# each curve is one device's running mean of the first unit, and the dashed one is the synchronized layer's.
 #
 # </details>
 #
-# Each curve is one device's running mean of the first unit, and the dashed one is the synchronized layer's:
-
-# %%
-lesson_07.running_means(local_means, synchronized_means[:-1])
+# A checkpoint saves just one of the eight copies, so the accuracy you report depends on which copy it happens to be.
+# The parameters are equal, but a single device would have found others, because here each device normalized with its
+# own 16 examples.
+#
+# Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass.
+# PyTorch's DDP does so by default. There, before each forward pass, all processes take over the running averages of process
+# 0. If you keep batch norm local in JAX, average its running averages before you evaluate or save.
+#
+# Under `jit` the problem goes away, as you'll see in lesson 09. There the layer sees the global batch, so plain
+# `nnx.BatchNorm` is synchronized, and with `mask` it's correct for ragged batches. For values around 20,000, pass
+# `use_fast_variance=False`, or it subtracts large squares as well.
 
 # %% tags=["proof"]
-# The asserts behind the answers so far.
+# The asserts behind the answers.
 assert np.spacing(np.float32(400_000_000)) == 32
 far = 20_000 + np.random.default_rng(0).normal(size=(1024, 1)).astype(np.float32)  # variance 1
 for use_fast_variance, is_close in ((True, False), (False, True)):
@@ -295,57 +337,16 @@ assert (kernels == kernels[0]).all()
 assert np.ptp(local_means[-1]) > 1e-2
 assert np.ptp(synchronized_means, axis=1).max() == 0
 assert local_model.norm.mean[...].is_fully_replicated
+assert all_reduces == 3
+local_step = train_step.lower(init_state(), cut(all_batches[0], 8))  # with the layer of the mistake
+assert local_step.compile().as_text().count(" all-reduce(") == 1
 
 # %% [markdown]
-# A checkpoint saves just one of the eight copies, so the accuracy you report depends on which copy it happens to be.
-# The parameters are equal, but a single device would have found others, because here each device normalized with its
-# own 16 examples.
-#
-# Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass.
-# PyTorch's DDP does so by default. There, before each forward pass, all processes take over the running averages of process
-# 0. If you keep batch norm local in JAX, average its running averages before you evaluate or save.
-#
-# Under `jit` the problem goes away, as you'll see in lesson 09. There the layer sees the global batch, so plain
-# `nnx.BatchNorm` is synchronized, and its `mask` is correct for ragged batches, too. For values around 20,000, pass
-# `use_fast_variance=False`, or it subtracts large squares as well.
-#
-# ## What it costs
-#
-# Batch norm can't normalize before its all-reduce is done, and the next layer needs the result, so the devices can only
-# wait. The picture showed three all-reduces. But XLA can merge several into one, as you saw in lesson 06.
-#
-# **Predict:** in the compiled programs, how many more does the synchronized step have than the local one?
-
-# %% tags=["prediction"]
-local_step = train_step.lower(init_state(), cut(all_batches[0], 8))
-all_reduces = {}
-for name, step in {"synchronized": synchronized_step, "local": local_step}.items():
-    all_reduces[name] = step.compile().as_text().count(" all-reduce(")
-    print(f"{name}: {all_reduces[name]}")
-
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert all_reduces["synchronized"] == all_reduces["local"] + 2
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Two, one forward and one backward. XLA can't merge the three of the picture, because each needs the result of the one
-# before. The layer's own all-reduce carries only 65 numbers, a count and two for each channel, so you pay for latency
-# and not for bytes. In lesson 06's ring that's 14 messages, or 28 µs if a message takes 2 µs, as that lesson assumes
-# for NVLink. A network with 50 of these layers waits a hundred times in every update, which makes 2.8 ms. Group norm
-# and layer norm need none of this, because they don't mix examples.
-#
-# </details>
-#
 # ## Exercises
 #
-# Your functions run on each device, inside `pmap`, and the mapped axis is `"data"`. Solutions, with reasons:
+# These two run on each device, inside `pmap`, as `global_moments` does. Solutions, with reasons:
 # [solutions/07_synchronize_batch_norm.py](solutions/07_synchronize_batch_norm.py).
 #
-# 1. `global_variance` (5 minutes): the variance of the valid values on all devices, in two passes: first the global
-#    mean, then the mean of the squared distances from it. It must be correct for values around 20,000 in float32, too.
-#    <details><summary>Hint</summary>Both passes are a sum over a count. Divide after the all-reduce.</details>
 # 2. `standardize_backward` (10 minutes): the backward pass of `standardize(x, True)`, by hand. `x` and `g` `[b, C]` are
 #    this device's rows of the examples and of the gradient with respect to the output. Return this device's rows of the
 #    gradient with respect to `x`. All devices hold the same number of examples. <details><summary>Hint</summary>On one
@@ -356,17 +357,9 @@ assert all_reduces["synchronized"] == all_reduces["local"] + 2
 #    mean?</details>
 
 # %%
-from pmapdp.lessons.checks import check
-
-
 def broken_centre(x, running):  # [b, C], [C]
     mean = x.mean(0)
     return x - lax.pmean(mean, "data"), 0.9 * running + 0.1 * mean
-
-
-def global_variance(values, weights):
-    """Variance of the valid values on all devices: `[b]`, `[b]` to `[]`."""
-    ...  # your code: 3 or 4 lines
 
 
 def standardize_backward(x, g):
@@ -379,7 +372,7 @@ def fixed_centre(x, running):
     ...  # your code: 2 or 3 lines
 
 
-for exercise in (global_variance, standardize_backward, fixed_centre):
+for exercise in (standardize_backward, fixed_centre):
     check("07_synchronize_batch_norm", exercise.__name__, exercise)
 
 # %% [markdown]

@@ -4,12 +4,14 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def global_variance(values, weights):
-    """Variance of the valid values on all devices: `[b]`, `[b]` to `[]`."""
-    # Distances from the global mean are small, so their squares keep their digits. E[x^2] - E[x]^2 would lose them.
-    count = lax.pmean(weights.sum(), "data")
-    mean = lax.pmean(weights @ values, "data") / count
-    return lax.pmean(weights @ jnp.square(values - mean), "data") / count
+def global_moments(values, weights):
+    """Mean and variance of the valid values on all devices: `[b]`, `[b]` to `[]`, `[]`."""
+    # The three means go through one all-reduce, and the number of devices cancels in both divisions. A division before
+    # the all-reduce would let each device count alike, however few examples it has.
+    sums = weights.sum(), weights @ values, weights @ values**2
+    count, first, second = lax.pmean(sums, "data")
+    mean = first / count
+    return mean, second / count - mean**2
 
 
 def standardize_backward(x, g):

@@ -1,6 +1,7 @@
 """Checks of lesson 07's exercises."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pmapdp.lessons.checks import close, on_devices, refuse, require
@@ -8,83 +9,91 @@ from pmapdp.lessons.checks import close, on_devices, refuse, require
 N = 4
 
 
-def global_variance(answer):
-    """The weighted variance over all devices: one number, the same on each."""
+def global_moments(answer):
+    """The weighted mean and variance over all devices, the same two numbers on each."""
+
+    def moments(values, weights):
+        result = answer(values, weights)
+        require(
+            isinstance(result, tuple | list) and len(result) == 2,
+            "return two numbers, the mean and the variance",
+        )
+        for name, number in zip(("mean", "variance"), result, strict=True):
+            require(
+                np.shape(number) == (),
+                f"the {name} is one number, yours has the shape {np.shape(number)}",
+            )
+        return jnp.stack(result)
+
     noise = np.random.default_rng(0).normal(size=(N, 6)).astype(np.float32)
     values = noise + 3 * np.arange(N, dtype=np.float32)[:, None]
     weights = np.ones_like(values)
-    result = on_devices(answer, values, weights, shape=())
-    each_alone = (
-        "this is each device's own variance: "
-        "the sums must go through lax.pmean(..., 'data')"
+    mean, variance = on_devices(moments, values, weights, shape=(2,)).T
+    own = (
+        "this is each device's own {}: the sums must go through lax.pmean(..., 'data')"
     )
     mean_of_variances = (
         "this is the mean of the devices' variances, which misses how far their means "
-        "lie apart: take the squared distances from the mean over all devices"
+        "lie apart: average the squares instead"
     )
-    deviation = "this is the standard deviation: the variance is its square"
-    mistakes = {
-        each_alone: values.var(1),
-        mean_of_variances: values.var(1).mean(),
-        deviation: values.std(),
-    }
-    refuse(result, mistakes)
+    refuse(mean, {own.format("mean"): values.mean(1)})
     require(
-        close(result, values.var()),
+        close(mean, values.mean()),
+        f"without any padding the mean over all devices is {values.mean():.4f}, "
+        f"yours is {mean.round(4)}",
+    )
+    mistakes = {
+        own.format("variance"): values.var(1),
+        mean_of_variances: values.var(1).mean(),
+        "this is the standard deviation: the variance is its square": values.std(),
+        "this is the mean of the squares: subtract the square of the mean": (
+            np.square(values).mean()
+        ),
+    }
+    refuse(variance, mistakes)
+    require(
+        close(variance, values.var()),
         f"without any padding the variance over all devices is {values.var():.4f}, "
-        f"yours is {result.round(4)}",
+        f"yours is {variance.round(4)}",
     )
 
     # Device 3 keeps one example. Its padding holds 100.
     weights[3, 1:] = 0
     values = np.where(weights > 0, values, 100).astype(np.float32)
-    mean = np.average(values, weights=weights)
-    local_means = np.average(values, axis=1, weights=weights)
-    squares = (values - mean) ** 2
-    squares_of_means = (values - local_means.mean()) ** 2
     n = weights.sum()
-    result = on_devices(answer, values, weights, shape=())
-    devices_count_alike = (
+    valid = values[weights > 0]
+    local_means = np.average(values, axis=1, weights=weights)
+    local_squares = np.average(values**2, axis=1, weights=weights)
+    mean, variance = on_devices(moments, values, weights, shape=(2,)).T
+    alike = (
         "every device counts alike, however few examples it holds: "
         "average sums and counts, and divide after that"
     )
-    # A local division in the second pass only, in the first only, and in both.
-    wrong_divisions = (
-        np.average(squares, axis=1, weights=weights).mean(),
-        (weights * squares_of_means).sum() / n,
-        np.average(squares_of_means, axis=1, weights=weights).mean(),
-    )
-    for wrong in wrong_divisions:
-        refuse(result, {devices_count_alike: wrong})
     padding = "padding was counted: rows of weight 0 must change neither sums nor count"
-    # Counted everywhere, in the squares, in the second count, in the mean, and in both
-    # counts.
-    mean_with_padding = values.mean()
-    mean_of_rows = (weights * values).sum() / weights.size
-    wrong_sums = (
-        values.var(),
-        squares.sum() / n,
-        (weights * squares).sum() / weights.size,
-        (weights * (values - mean_with_padding) ** 2).sum() / n,
-        (weights * (values - mean_of_rows) ** 2).sum() / weights.size,
-    )
-    for wrong in wrong_sums:
-        refuse(result, {padding: wrong})
-    expected = values[weights > 0].var()
+    refuse(mean, {alike: local_means.mean()})
+    for wrong_mean in (values.mean(), valid.sum() / weights.size, values.sum() / n):
+        refuse(mean, {padding: wrong_mean})
     require(
-        close(result, expected),
-        f"with padding, the variance of the {n:.0f} valid values is {expected:.4f}, "
-        f"yours is {result.round(4)}",
+        close(mean, valid.mean()),
+        f"with padding, the mean of the {n:.0f} valid values is {valid.mean():.4f}, "
+        f"yours is {mean.round(4)}",
     )
-
-    far = (values + 20_000).astype(np.float32)
-    expected = far[weights > 0].astype(np.float64).var()
-    result = on_devices(answer, far, weights, shape=())
+    # The variance around the correct mean, with squares that were divided on each
+    # device, or with the squares of the padding, or with its count.
+    refuse(variance, {alike: local_squares.mean() - valid.mean() ** 2})
+    for wrong_square in (
+        np.square(values).sum() / n,
+        np.square(values).mean(),
+        np.square(valid).sum() / weights.size,
+    ):
+        refuse(variance, {padding: wrong_square - valid.mean() ** 2})
+    squares = np.square(values - valid.mean())
+    for wrong_variance in (squares.mean(), squares.sum() / n):
+        refuse(variance, {padding: wrong_variance})
     require(
-        close(result, expected, rtol=1e-2),
-        "E[x^2] - E[x]^2 loses its digits when the mean is large (expected "
-        f"{expected:.3f} around the mean 20,000, yours is {result.round(3)}): "
-        "take two passes, the mean first",
+        close(variance, valid.var()),
+        f"with padding, the variance of the {n:.0f} valid values is {valid.var():.4f}, "
+        f"yours is {variance.round(4)}",
     )
 
 

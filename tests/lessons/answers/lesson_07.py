@@ -1,70 +1,55 @@
 LOCAL = "(lambda x, axis: x)"  # in place of lax.pmean
-COUNT, MEAN = (
-    'lax.pmean(weights.sum(), "data")',
-    'lax.pmean(weights @ values, "data") / count',
-)
-SQUARES = 'lax.pmean(weights @ jnp.square(values - mean), "data") / count'
+SUMS = "weights.sum(), weights @ values, weights @ values**2"
+PMEAN = 'lax.pmean(sums, "data")'
+VARIANCE = "second / count - mean**2"
+TWO_PASSES = """count = lax.psum(weights.sum(), "data")
+    mean = lax.psum(weights @ values, "data") / count
+    variance = lax.psum(weights @ jnp.square(values - mean), "data") / count
+    return mean, variance"""
 DEVIATION = 'jnp.sqrt(lax.pmean(jnp.square(x - mean).mean(0), "data"))'
 BY_HAND = "return (g - shift - y * stretch) / deviation"
 BY_AUTODIFF = f"""def standardize(x):
         mean = lax.pmean(x.mean(0), "data")
         return (x - mean) / {DEVIATION}
     return jax.vjp(standardize, x)[1](g)[0]"""
-OF_VALID = "of the 19 valid values"
-SHIFTED = """(lambda origin:
-        lax.pmean(weights @ jnp.square(values - origin), "data") / count
-        - jnp.square(mean - origin)
-    )(lax.pmax(values[0], "data"))"""
 FROM_LOCAL_MOMENTS = """jnp.sqrt(
         lax.pmean(x.var(0) + jnp.square(x.mean(0) - mean), "data")
     )"""
 
 
 WRONG = {
-    "global_variance": [
+    "global_moments": [
+        ("each device's own mean", PMEAN, "sums"),
         (
-            "every device counts alike",
-            SQUARES,
-            'lax.pmean(weights @ jnp.square(values - mean) / weights.sum(), "data")',
+            "each device's own variance",
+            f"return mean, {VARIANCE}",
+            "return mean, values.var()",
         ),
-        (
-            "every device counts alike",
-            MEAN,
-            'lax.pmean(weights @ values / weights.sum(), "data")',
-        ),
-        (
-            "padding was counted",
-            "weights @ jnp.square(values - mean)",
-            "jnp.square(values - mean).sum()",
-        ),
-        ("padding was counted", COUNT, "len(values)"),
-        (OF_VALID, "weights @ values", "values.sum()"),
-        ("the variance is its square", SQUARES, f"jnp.sqrt({SQUARES})"),
-        ("each device's own variance", "lax.pmean", LOCAL),
         (
             "how far their means lie apart",
-            COUNT,
-            "weights.sum()",
-            MEAN,
-            "weights @ values / count",
+            VARIANCE,
+            'lax.pmean(values.var(), "data")',
+        ),
+        ("the variance is its square", VARIANCE, f"jnp.sqrt({VARIANCE})"),
+        ("subtract the square of the mean", VARIANCE, "second / count"),
+        ("two numbers", f"return mean, {VARIANCE}", f"return {VARIANCE}"),
+        ("one number", "weights @ values,", "weights * values,"),
+        (
+            "every device counts alike",
+            SUMS,
+            "1, weights @ values / weights.sum(), weights @ values**2 / weights.sum()",
         ),
         (
-            "padding was counted",
-            "count =",
-            "weights = weights + 1 - weights\n    count =",
+            "every device counts alike",
+            "second / count",
+            'lax.pmean(weights @ values**2 / weights.sum(), "data")',
         ),
-        (
-            "however few examples",
-            MEAN,
-            'lax.pmean(weights @ values / weights.sum(), "data")',
-            SQUARES,
-            'lax.pmean(weights @ jnp.square(values - mean) / weights.sum(), "data")',
-        ),
-        (
-            "loses its digits",
-            SQUARES,
-            'lax.pmean(weights @ values**2, "data") / count - mean**2',
-        ),
+        ("padding was counted", "weights.sum(), weights", "len(values), weights"),
+        ("padding was counted", "weights @ values,", "values.sum(),"),
+        ("padding was counted", "weights @ values**2", "(values**2).sum()"),
+        ("padding was counted", "sums =", "weights = jnp.ones(6)\n    sums ="),
+        ("without any padding the variance", "- mean**2", "- mean"),
+        ("without any padding the mean", "first / count", "first"),
     ],
     "standardize_backward": [
         ("both averaged", "y * stretch", "0"),
@@ -95,9 +80,13 @@ WRONG = {
 }
 
 RIGHT = {
-    "global_variance": [
+    "global_moments": [
         ("pmean", "psum"),
-        (SQUARES, SHIFTED),
+        (
+            f"sums = {SUMS}\n    count, first, second = {PMEAN}\n"
+            f"    mean = first / count\n    return mean, {VARIANCE}",
+            TWO_PASSES,
+        ),
     ],
     "standardize_backward": [
         (BY_HAND, BY_AUTODIFF),
