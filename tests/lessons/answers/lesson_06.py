@@ -15,6 +15,14 @@ BY_GATHERING = """every_logit = lax.all_gather(logits, "data")
 SUMMED_FIRST = """distance = 1
     x = lax.psum_scatter(jnp.broadcast_to(x, (N, *x.shape)), "data")"""
 INFINITE_ELSEWHERE = SUM.replace("psum", "pmin").replace("x, 0)", "x, jnp.inf)")
+FARTHEST_FIRST = (
+    "distance = 1",
+    "distance = N // 2",
+    LOOP,
+    "while distance >= 1:",
+    "distance *= 2",
+    "distance //= 2",
+)
 TO_EVERYONE = """lax.all_to_all(
         jnp.broadcast_to(x, (lax.axis_size("data"), *x.shape)), "data", 0, 0
     )[0]"""
@@ -98,6 +106,7 @@ RIGHT = {
     "butterfly_sum": [
         ("[(d, d ^ distance)", "[(d ^ distance, d)"),
         ("d ^ distance", "(d + distance) % N"),
+        FARTHEST_FIRST,
     ],
     "fixed_softmax": [
         (SHARE, BY_GATHERING),
