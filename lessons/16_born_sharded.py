@@ -112,7 +112,7 @@ examples = np.repeat(weights + 1, 8)  # eight numbers for each device
 new_weights, losses = update_devices(weights, examples)
 print("weights", np.asarray(new_weights).round(1))
 program = update_devices.lower(weights, examples).compile()
-update_kinds = [found.kind for found in collectives(program.as_text())]
+update_kinds = [message.kind for message in collectives(program.as_text())]
 print("collectives", update_kinds)
 lesson_16.a_weight_visits()
 
@@ -124,8 +124,9 @@ lesson_16.a_weight_visits()
 #
 # </details>
 #
-# In the picture, a colour is the device where a weight lives. The weights go out by an all-gather, and their gradients come
-# home by a reduce-scatter. With Adam, the moments would never travel, because each device updates only its own weight.
+# In the picture, a colour is the device where a weight lives. The weights go out by an all-gather, and their gradients
+# come home by a reduce-scatter. With Adam, the moments would never travel, because each device updates only its own
+# weight.
 #
 # ## The program so far, and what changes
 #
@@ -158,6 +159,16 @@ lesson_16.a_weight_visits()
 # %% tags=["prediction"]
 replicated_shapes = [x.shape for x in jax.tree.leaves(state[0]) if x.sharding.is_fully_replicated]
 print("not split:", replicated_shapes)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# The bias of the last layer. It has 10 numbers, which eight devices can't share equally, so it stays whole, and so do its
+# two moments.
+#
+# </details>
+#
+# If such an array is large, pad it until it can be split: GPT-2's vocabulary of 50,257 tokens is often padded to 50,304.
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
@@ -199,21 +210,12 @@ assert kernel.sharding.shard_shape(kernel.shape) == (16, 32)
 assert state[0].hidden.kernel[...].sharding.shard_shape(kernel.shape) == (8, 32)
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# The bias of the last layer. It has 10 numbers, which eight devices can't share equally, so it stays whole, and so do its
-# two moments.
-#
-# </details>
-#
-# If such an array is large, pad it until it can be split: GPT-2's vocabulary of 50,257 tokens is often padded to 50,304.
-#
 # ## The peak is inside the step
 #
-# An eighth is what a device holds *between* two steps. You run out of memory *during* a step, while the gathered weights
-# are there. So it matters how many of them come at once, and how long they stay. Your network is too small to show that, so
-# take sixteen layers of 512 x 512 in a `lax.scan`, as many large JAX models have them. The first line of `gather_first`
-# asks for all the layers at once, at the start of the step.
+# An eighth is what a device holds *between* two steps. You run out of memory *during* a step, while the gathered
+# weights are there. So it matters how many of them come at once, and how long they stay. Your network is too small to
+# show that, so take sixteen layers of 512 x 512 in a `lax.scan`, as many large JAX models have them. The first line of
+# `gather_first` asks for all the layers at once, at the start of the step.
 
 
 # %%
@@ -288,68 +290,10 @@ lesson_16.memory_over_time(programs)
 messages = {}
 for name, program in programs.items():
     messages[name] = {}
-    for found in collectives(program.as_text()):
-        megabytes = found.bytes / found.count / 1e6
-        messages[name][found.kind] = f"{found.runs} x {megabytes:.1f} MB"
+    for message in collectives(program.as_text()):
+        megabytes = message.bytes / message.count / 1e6
+        messages[name][message.kind] = f"{message.runs} x {megabytes:.1f} MB"
     print(f"{name:20s}", messages[name])
-
-# %% tags=["proof"]
-# The asserts behind the last answers.
-assert messages == {
-    "replicated": {"all-reduce": "16 x 1.0 MB"},
-    "gathered first": {"all-reduce": "16 x 1.0 MB", "all-gather": "1 x 16.8 MB"},
-    "left to the compiler": {"all-reduce": "16 x 1.0 MB", "all-gather": "32 x 1.0 MB"},
-}
-
-
-def peak(program):
-    plan = program.memory_analysis()
-    return (plan.argument_size_in_bytes + plan.temp_size_in_bytes) / 1e6
-
-
-for program, expected in zip(programs.values(), (70, 57, 11), strict=True):
-    assert abs(peak(program) - expected) < 0.6
-assert 43 < peak(compile_step(deep_loss, split)) < 45  # split along the axis of the scan
-# The highest and the lowest give the same layers.
-new_layers = []
-for program in (programs["replicated"], programs["left to the compiler"]):
-    arguments = jax.device_put((layers, optimizer.init(layers), x), program.input_shardings[0])
-    new_layers.append(np.asarray(program(*arguments)[0]))
-np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
-
-
-# Each layer gathered twice, by hand: in `shard_map`.
-def step_by_hand(layers, adam_state, x):
-    @jax.checkpoint
-    def layer_by_hand(x, w):
-        return jnp.tanh(x @ lax.all_gather(w, "data", tiled=True))
-
-    def loss(layers):
-        y, _ = lax.scan(lambda x, w: (layer_by_hand(x, w), None), x, layers)
-        return jnp.square(y).sum() / (64 * 512)
-
-    updates, adam_state = optimizer.update(jax.grad(loss)(layers), adam_state, layers)
-    return optax.apply_updates(layers, updates), adam_state
-
-
-adam_state = optimizer.init(layers)
-adam_specs = jax.tree.map(lambda x: rows.spec if x.ndim else replicated.spec, adam_state)
-by_hand = jax.jit(
-    jax.shard_map(
-        step_by_hand,
-        mesh=mesh,
-        in_specs=(rows.spec, adam_specs, split.spec),
-        out_specs=(rows.spec, adam_specs),
-    ),
-    donate_argnums=(0, 1),
-)
-program = by_hand.lower(layers, adam_state, x).compile()
-assert {found.kind: found.runs for found in collectives(program.as_text())} == {
-    "all-gather": 32,
-    "reduce-scatter": 16,
-}
-assert 9 < peak(program) < 10.5
-np.testing.assert_allclose(by_hand(layers, adam_state, x)[0], new_layers[0], rtol=0, atol=1e-3)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -365,8 +309,40 @@ np.testing.assert_allclose(by_hand(layers, adam_state, x)[0], new_layers[0], rto
 #
 # XLA for CPUs sends more than that, because it all-reduces each layer's gradient and then keeps a part of it. XLA for
 # GPUs and TPUs has a pass that merges the two into a reduce-scatter. Or you write the step by hand, with the all-gather
-# in the layer, as in `update`, and a `jax.checkpoint` around the layer ([lesson 20](20_fit_a_larger_network.ipynb)).
-# Then even the CPU runs 32 all-gathers and 16 reduce-scatters, and the peak is 10 MB.
+# inside the layer, as in `update`. The `jax.checkpoint` around the layer forgets the gathered weights, and gathers them
+# again in the backward pass ([lesson 20](20_fit_a_larger_network.ipynb)).
+
+
+# %%
+@jax.checkpoint
+def layer_by_hand(x, w):  # [64 / 8, 512]: this device's rows; [512 / 8, 512]: its part of the layer
+    return jnp.tanh(x @ lax.all_gather(w, "data", tiled=True))
+
+
+def step_by_hand(layers, adam_state, x):
+    def loss(layers):
+        y, _ = lax.scan(lambda x, w: (layer_by_hand(x, w), None), x, layers)
+        return jnp.square(y).sum() / (64 * 512)  # the sum of the devices' losses is the mean
+
+    updates, adam_state = optimizer.update(jax.grad(loss)(layers), adam_state, layers)
+    return optax.apply_updates(layers, updates), adam_state
+
+
+def peak(program):
+    plan = program.memory_analysis()
+    return (plan.argument_size_in_bytes + plan.temp_size_in_bytes) / 1e6
+
+
+adam_state = optimizer.init(layers)
+specs = (rows.spec, jax.tree.map(lambda x: rows.spec if x.ndim else replicated.spec, adam_state))
+options = {"in_specs": (*specs, split.spec), "out_specs": specs}
+by_hand = jax.jit(jax.shard_map(step_by_hand, mesh=mesh, **options), donate_argnums=(0, 1))
+program_by_hand = by_hand.lower(layers, adam_state, x).compile()
+runs_by_hand = {message.kind: message.runs for message in collectives(program_by_hand.as_text())}
+print(f"{runs_by_hand}, and a peak of {peak(program_by_hand):.0f} MB")
+
+# %% [markdown]
+# Now even the CPU runs 32 all-gathers and 16 reduce-scatters, just the 3 n of stage 3, and the peak is 10 MB.
 #
 # ## The mistake: a norm of a part
 #
@@ -386,10 +362,6 @@ gradient = np.full(8, 5, np.float32)
 lengths = [float(jnp.linalg.norm(clip(gradient))) for clip in (broken_clip, sharded_clip)]
 print(f"on one device {lengths[0]:.3f}, in eight parts {lengths[1]:.3f}")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -397,9 +369,32 @@ np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 #
 # </details>
 #
-# If the parts have different lengths, the gradient even changes its direction, and nothing warns you. Under `jit` you can't
-# make this mistake, because there you get the norm of the global array.
-#
+# If the parts have different lengths, the gradient even changes its direction, and nothing warns you. Under `jit` you
+# can't make this mistake, because there you get the norm of the global array.
+
+# %% tags=["proof"]
+# The asserts behind the last answers, and behind the step by hand.
+assert messages == {
+    "replicated": {"all-reduce": "16 x 1.0 MB"},
+    "gathered first": {"all-reduce": "16 x 1.0 MB", "all-gather": "1 x 16.8 MB"},
+    "left to the compiler": {"all-reduce": "16 x 1.0 MB", "all-gather": "32 x 1.0 MB"},
+}
+for program, expected in zip(programs.values(), (70, 57, 11), strict=True):
+    assert abs(peak(program) - expected) < 0.6
+assert 43 < peak(compile_step(deep_loss, split)) < 45  # split along the axis of the scan
+# The highest and the lowest give the same layers.
+new_layers = []
+for program in (programs["replicated"], programs["left to the compiler"]):
+    arguments = jax.device_put((layers, optimizer.init(layers), x), program.input_shardings[0])
+    new_layers.append(np.asarray(program(*arguments)[0]))
+np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
+assert runs_by_hand == {"all-gather": 32, "reduce-scatter": 16}
+assert 9 < peak(program_by_hand) < 10.5
+adam_state = optimizer.init(layers)
+np.testing.assert_allclose(by_hand(layers, adam_state, x)[0], new_layers[0], rtol=0, atol=1e-3)
+np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
+
+# %% [markdown]
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/16_born_sharded.py](solutions/16_born_sharded.py).
@@ -461,7 +456,7 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # pmapdp can't know where the layers of your model begin. **With pmap** you'd write the all-gather into every layer
 # yourself, so pmapdp splits the state only under `jit`.
 #
-# To read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html), which names the axes
-# of parameters and turns the names into shardings, and
-# [the scaling book on training](https://jax-ml.github.io/scaling-book/training/). Next, more than one machine:
-# [17 Train with many processes](17_many_processes.ipynb).
+# To read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html), which names
+# the axes of parameters and turns the names into shardings, and [the scaling book on
+# training](https://jax-ml.github.io/scaling-book/training/). Next, more than one machine: [17 Train with many
+# processes](17_many_processes.ipynb).
