@@ -17,14 +17,16 @@
 # In lesson 13 you cut the batch until it fit. What if a single example is too much? Take GPT-2 small. Its parameters
 # take only 2 GB with their gradients and Adam's moments. But for one text of 1,024 tokens, the activations of its
 # twelve blocks take over 2.5 GB more, and for one of 8,192 tokens the attention scores alone would take 39 GB. In this
-# lesson you'll bring the 2.5 GB down to less than 0.3 GB by wrapping one function, and then store each number in two
-# bytes instead of four. After that you'll use two bytes in the wrong place, and watch a third of the weights freeze
-# without an error.
+# lesson you'll save most of the 2.5 GB by wrapping one function, and then store each number in two bytes instead of four.
+# After that you'll use two bytes in the wrong place, and watch a third of the weights freeze without an error.
 #
 # **You will** see what a backward pass keeps, recompute activations with `jax.checkpoint`, compute in bfloat16, and say
-# which numbers must stay in float32. 23 minutes, 43 with exercises. You need
-# [13 Train with more batch than memory](13_more_batch_than_memory.ipynb), and the best moment for this lesson is just after
-# it, in spite of the number. Lessons 16 and 19 use what you learn here.
+# which numbers must stay in float32. 23 minutes, 43 with exercises.
+#
+# **This lesson is a branch.** It leaves the course after
+# [13 Train with more batch than memory](13_more_batch_than_memory.ipynb), which you need, and leads back to 14. Take it if
+# your activations don't fit, or if your GPU should compute in bfloat16. Lesson 16 uses its `jax.checkpoint` once, and
+# lesson 19 its bfloat16.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -78,8 +80,8 @@ kept = {"keep everything": count_kept(make_loss(layer))}
 print(kept)
 
 # %% [markdown]
-# Six arrays for one line of code: the layer's input, and five that the derivatives of `silu` and `tanh` need. With jax 0.12
-# they need only four. Six take 6 x 6.3 = 38 MB.
+# Six arrays for one line of code: the layer's input, and five that the derivatives of `silu` and `tanh` need. With jax
+# 0.12 they need only four. Six take 6 x 6.3 = 38 MB.
 #
 # ## Compute again instead of keeping
 #
@@ -149,19 +151,22 @@ gigabytes = {
     "keep inputs": gigabytes_planned(jax.checkpoint(gpt2.block)),
 }
 lesson_20.memory_of_gpt2(gigabytes, inputs=12 * 1024 * 768 * 4 / 1e9)
+lesson_20.in_the_backward_pass()
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # No, it's near 280 MB. Before the backward pass can go through a block, it repeats the block's forward pass and keeps
 # everything, and for one block that's over 200 MB. About half of it is attention's arrays `[12, 1024, 1024]`. The other
-# eleven blocks keep nothing but their inputs.
+# eleven blocks keep nothing but their inputs. The second picture shows a network of six blocks at the moment when the
+# backward pass is at the fourth.
 #
 # </details>
 #
-# These arrays grow with the square of the text's length. *Flash attention* never stores them: it computes them in
+# Attention's arrays grow with the square of the text's length. *Flash attention* never stores them: it computes them in
 # pieces, forward and again backward. On NVIDIA GPUs you get it from `jax.nn.dot_product_attention(...,
-# implementation="cudnn")`. The counts leave out the logits, `[1024, 50257]`, which are another 206 MB for one text.
+# implementation="cudnn")`. All these numbers are for the blocks. The logits, `[1024, 50257]`, are another 206 MB for one
+# text.
 #
 # ## Two bytes for a number
 #
@@ -176,7 +181,8 @@ lesson_20.number_formats()
 # multiply faster: an A100's data sheet has up to 312 TFLOP/s for bfloat16. For float32 it's 156, and only because the GPU
 # rounds the factors to the 11 bits of TF32, which JAX allows by default. In full float32 it's 19.5.
 #
-# And what the blocks of GPT-2 keep takes about half of the memory. You can count it without a compiler, from the shapes:
+# The arrays that the blocks of GPT-2 keep also take about half of the memory. You can count them without a compiler, from
+# their shapes:
 
 
 # %%
@@ -222,7 +228,7 @@ print("1 + 0.001 =", after_update)
 # include the difference of 13_accumulate.py and 20_fit.py
 #
 # `jax.checkpoint` wraps a function of the layer and its input, so that it knows what to keep. The gradients arrive in
-# float32, because the derivative of a cast casts back. So the sums over micro-batches and devices are in float32, too.
+# float32, because the derivative of a cast casts back. So your sums over micro-batches and devices stay in float32.
 
 # %% tags=["take-home"]
 # include program/20_fit.py
@@ -234,33 +240,27 @@ print("1 + 0.001 =", after_update)
 #
 # ## The mistake: parameters in bfloat16
 #
-# If two bytes are enough for activations, why not store the parameters in bfloat16, too, and save even more? `train_in`
-# trains your network on one device, with a small learning rate. Adam's moments stay in float32, so that only the parameters
-# differ. You don't have to read it.
+# If two bytes are enough for activations, why not store the parameters in bfloat16 and save even more? `train_in`
+# trains your network on one device, with parameters of one dtype and products of another. Its loop is in
+# [dtypes.py](../pmapdp/lessons/programs/dtypes.py): Adam with a small learning rate, and with moments that stay in
+# float32, so that nothing else differs.
 
 
 # %%
+from pmapdp.lessons.programs import dtypes
+
+six_epochs = []
+for epoch in range(6):
+    six_epochs += list(batches(*train_data, seed=epoch))[:-1]  # without the padded batch
+
+
 def train_in(parameter_dtype, compute_dtype):
     """The loss of every update, and the model before and after."""
     model = Network(nnx.Rngs(0))
     model.hidden.dtype = model.output.dtype = compute_dtype
-    model = first_model = jax.tree.map(lambda w: w.astype(parameter_dtype), model)
-    adam = optax.adam(3e-4)
-    adam_state = adam.init(jax.tree.map(lambda w: w.astype(jnp.float32), model))
-
-    @jax.jit
-    def step(model, adam_state, batch):
-        gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
-        gradients = jax.tree.map(lambda g: g / B, gradients)
-        updates, adam_state = adam.update(gradients, adam_state, model)
-        return optax.apply_updates(model, updates), adam_state, sums["loss"] / B
-
-    losses = []
-    for epoch in range(6):
-        for batch in list(batches(*train_data, seed=epoch))[:-1]:  # the last one is padded
-            model, adam_state, loss = step(model, adam_state, batch)
-            losses.append(float(loss))
-    return losses, first_model, model
+    model = jax.tree.map(lambda w: w.astype(parameter_dtype), model)
+    losses, last_model = dtypes.train(loss_sums, model, six_epochs)
+    return losses, model, last_model
 
 
 # %% [markdown]
@@ -273,12 +273,12 @@ def train_in(parameter_dtype, compute_dtype):
 runs = {
     "all in float32": train_in(jnp.float32, jnp.float32),
     "computed in bfloat16": train_in(jnp.float32, jnp.bfloat16),
-    "parameters in bfloat16, too": train_in(jnp.bfloat16, jnp.bfloat16),
+    "parameters in bfloat16": train_in(jnp.bfloat16, jnp.bfloat16),
 }
 curves = {name: losses for name, (losses, _, _) in runs.items()}
 lesson_20.loss_by_dtype(curves)
 
-_, first_model, last_model = runs["parameters in bfloat16, too"]
+_, first_model, last_model = runs["parameters in bfloat16"]
 first_weights = np.abs(first_model.hidden.kernel[...])
 last_weights = np.abs(last_model.hidden.kernel[...])
 is_large = first_weights > 1 / 8
@@ -286,6 +286,24 @@ has_changed = first_weights != last_weights
 for name, group in {"above": is_large, "below": ~is_large}.items():
     share, changed = group.mean(), has_changed[group].mean()
     print(f"{share:.0%} of the weights began {name} 1/8: {changed:.0%} of them changed")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# The large ones. Above 1/8 a usual update is less than half of the step to the next number, so adding it changes nothing.
+# In six epochs not one of the weights that began above 1/8 has moved.
+#
+# </details>
+#
+# There's no error and no NaN. The loss just falls more slowly, and if you saw only this curve, you'd blame your learning
+# rate. The other two curves lie on top of each other.
+#
+# Every number that you add to again and again can get stuck like this. Compute in bfloat16, and **keep parameters,
+# optimizer state and sums in float32**.
+#
+# What about float16, which also takes two bytes? Below 6e-5 its numbers lose bit after bit, and below 6e-8 there's only 0.
+# So people multiply the loss by a large number, and divide the gradients by it, as you'll do in exercise 2. bfloat16 has
+# all of its bits down to 1e-38, so it needs no such factor.
 
 # %% tags=["proof"]
 # The asserts behind all answers and numbers.
@@ -318,23 +336,6 @@ assert not has_changed[is_large].any()
 assert has_changed[~is_large].mean() > 0.9
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# The large ones. Above 1/8 a usual update is less than half of the step to the next number, so adding it changes nothing.
-# In six epochs not one of the weights that began above 1/8 has moved.
-#
-# </details>
-#
-# There's no error and no NaN. The loss just falls more slowly, and if you saw only this curve, you'd blame your learning
-# rate. The other two curves lie on top of each other.
-#
-# Whatever is added to again and again can have this problem. Compute in bfloat16, and **keep parameters, optimizer state and
-# sums in float32**.
-#
-# What about float16, which also takes two bytes? Below 6e-5 its numbers lose bit after bit, and below 6e-8 there's only 0.
-# So people multiply the loss by a large number, and divide the gradients by it, as you'll do in exercise 2. bfloat16 has
-# all of its bits down to 1e-38 and doesn't need that.
-#
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/20_fit_a_larger_network.py](solutions/20_fit_a_larger_network.py).
@@ -387,15 +388,14 @@ for exercise in (fixed_mean, scaled_gradient, in_groups):
 # - `jax.checkpoint` keeps a function's inputs and computes the rest again: about a third more work, much less memory,
 #   and the same gradient. The leaves of `jax.vjp`'s backward function are what your backward pass keeps.
 # - Compute in bfloat16. Keep parameters, optimizer state and sums in float32.
-# - Start with bfloat16, because it makes a GPU faster, too. Then accumulate, because that computes nothing twice. Recompute
+# - Start with bfloat16, because it also makes a GPU faster. Then accumulate, because that computes nothing twice. Recompute
 #   when micro-batches get too small to keep the GPU busy, or when not even one example fits. If the *parameters* don't fit,
 #   none of the three helps, and you split the state: [16 Born sharded](16_born_sharded.ipynb).
 #
 # In pmapdp, `--dtype bfloat16` computes as your program does ([config.py](../pmapdp/config.py)). The built-in networks are
 # small, so they recompute nothing. In a [model of your own](../docs/custom.md), you wrap its layers yourself, or use
-# Flax's `nnx.remat`. **With pmap** nothing changes, because neither way sends anything.
+# Flax's `nnx.remat`. **With pmap** nothing changes, because recomputing and rounding send nothing.
 #
-# To read on: JAX on [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and
-# [Mixed Precision Training](https://arxiv.org/abs/1710.03740), which scales the loss. If you came from lesson 13, the next
-# one is [14 Survive a kill](14_survive_a_kill.ipynb). To look things up, use the
-# [list of lessons](README.md).
+# To read on: JAX on [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and [Mixed
+# Precision Training](https://arxiv.org/abs/1710.03740), which scales the loss. Next, back on the course: [14 Survive a
+# kill](14_survive_a_kill.ipynb), unless you've read it. The [list of lessons](README.md) shows where you are.

@@ -27,6 +27,30 @@ def memory_of_gpt2(gigabytes: dict[str, float], *, inputs: float) -> None:
 
 
 @drawing.picture
+def in_the_backward_pass() -> None:
+    """Six blocks while the backward pass is at block 4. If everything is kept, blocks 1 to 4 hold their inputs and all their other arrays. If inputs are kept, blocks 1 to 4 hold their inputs, and only block 4 holds its other arrays, which it has computed again."""
+    axes = drawing.canvas(27, 7)
+    for panel, name in enumerate(("keep everything", "keep inputs")):
+        left = 14 * panel
+        axes.text(left + 6.4, 0.3, name, ha="center", va="center", weight="bold")
+        for block in range(1, 7):
+            x = left + 2.2 * (block - 1)
+            axes.text(x + 0.95, 6.3, f"block {block}", ha="center", size=7)
+            if block > 4:  # the backward pass has freed its arrays
+                continue
+            look = {"width": 1.9, "size": 8}
+            drawing.box(axes, x, 4.6, "input", device=1, **look)
+            if name == "keep everything":
+                drawing.box(axes, x, 1.2, "all\nothers", device=0, height=3.2, **look)
+            elif block == 4:
+                drawing.box(
+                    axes, x, 1.2, "others,\nagain", device=0, height=3.2, **look
+                )
+        drawing.arrow(axes, (left + 12.9, 3.4), (left + 8.8, 3.4))
+        axes.text(left + 10.9, 2.1, "backward\npass", ha="center", va="center", size=9)
+
+
+@drawing.picture
 def number_formats() -> None:
     """The bits of three formats: float32 has 1 sign, 8 exponent and 23 fraction bits, bfloat16 1, 8 and 7, float16 1, 5 and 10."""
     axes = drawing.canvas(39, 5.6)
