@@ -14,14 +14,17 @@
 # %% [markdown]
 # # 21. Choose a batch size
 #
-# On one device, your program trains with 16 examples an update. On 64 devices it can take 1,024. Will it then need 64 times
-# fewer updates? For the network of this course it's about ten times fewer. You can predict the order of magnitude before
-# you rent a single device, because the answer is hidden in gradients that your program computes anyway. At the end you
-# compare your prediction with 135 training runs.
+# On one device, your program trains with 16 examples an update. On 64 devices it can take 1,024. Will it then need 64
+# times fewer updates? For the network of this course it's about ten times fewer. You can predict the order of magnitude
+# before you rent a single device, because the answer is hidden in gradients that your program computes anyway. At the
+# end you compare your prediction with 135 training runs.
 #
 # **You will** measure the gradient noise scale, predict from it how many updates a batch size needs, and change the
-# learning rate with the batch without losing the run. 21 minutes, 46 with exercises. You need
-# [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
+# learning rate with the batch without losing the run. 21 minutes, 46 with exercises.
+#
+# **This lesson is a branch.** You need [10 Three ways side by side](10_three_ways_side_by_side.ipynb), and no later lesson
+# needs this one. Take it when you're about to buy or rent more devices. The best moment is after
+# [18 Measure and predict](18_measure_and_predict.ipynb), which asks how fast they are.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -39,8 +42,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Signal and noise
 #
 # Start with a network of a single weight. For half of the examples its gradient is 3, and for the other half -1. The
-# gradient that you're after is the mean over all of them, G = 1. But if you draw one example, the square of its gradient is
-# 9 or 1, so 5 on average. Of these, 1 is signal. The other 4 are noise, the variance of an example.
+# gradient that you're after is the mean over all of them, G = 1. But if you draw one example, the square of its
+# gradient is 9 or 1, so 5 on average. Of these, 1 is signal. The other 4 are noise, the variance of an example.
 #
 # The mean of B examples keeps the whole signal, but only a B-th of the noise. Call the signal's squared length |G|², and
 # the variance of one example's gradient S, summed over all weights. Then the squared length of a batch's gradient is on
@@ -68,7 +71,7 @@ print(f"S = {S:.0f}, |G|² = {squared_G:.0f}, noise scale {S / squared_G:.0f}")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 128. The two lengths are |G|² + S / 16 = 9 and |G|² + S / 128 = 2. Subtract them: S / 16 - S / 128 = 7, which makes
+# 128. The two squared lengths are |G|² + S / 16 = 9 and |G|² + S / 128 = 2. Subtract them: S / 16 - S / 128 = 7, which makes
 # S = 128. In the batch of 128, S / B is then 1, which leaves 1 for |G|².
 #
 # </details>
@@ -90,30 +93,27 @@ print(f"S = {S:.0f}, |G|² = {squared_G:.0f}, noise scale {S / squared_G:.0f}")
 # include program/21_noise.py
 
 # %% [markdown]
-# The losses are lesson 10's, because the update itself hasn't changed. What do the gradients behind the noise scale
-# look like? The picture shows the gradients of one batch, before the first update and after the last one, beside G, the
-# mean gradient of all 5,000 examples. The angles to G are exact, but whether an arrow points up or down means nothing:
-# the picture only spreads them out, since in 2,410 dimensions two arrows at 60 degrees to G need not be near each
-# other. Compare lengths only within a panel.
+# The losses are lesson 10's, because the update itself hasn't changed. Now look at the gradients behind the noise
+# scale. The next cell takes one batch, before the first update and after the last one, and compares each device's
+# gradient with G, the mean gradient of all 5,000 examples. The cosine of the angle between the two is 1 if they point
+# in the same direction, and 0 if they stand at a right angle.
 #
-# **Predict:** do the eight devices agree more at the beginning or at the end?
+# **Predict:** do the eight gradients point more towards G at the beginning or at the end?
 
 # %% tags=["prediction"]
 first_batch = next(batches(*train_data, seed=0))
 models = {"before the first update": init_state()[0], "after the last update": state[0]}
-lesson_21.gradient_arrows(
-    {
-        name: noise.gradient_arrows(loss_sums, model, first_batch, train_data)
-        for name, model in models.items()
-    }
-)
+cosines = {
+    name: noise.cosines(loss_sums, model, first_batch, train_data) for name, model in models.items()
+}
+lesson_21.directions(cosines)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # At the beginning. Everything is still wrong then, and all examples pull the network in much the same direction. Later
 # the network knows what they have in common, and each device is left with the peculiarities of its own 16 examples. Even
-# the average of all eight is then mostly noise.
+# the average of all eight, the diamond, is then mostly noise.
 #
 # </details>
 #
@@ -138,7 +138,7 @@ lesson_21.noise_scale(smoothed, {n: S / G for n, (S, G, _) in direct.items()}, s
 # 37-fold in these two epochs, from 60 to 2,205. Each value of the curve averages 20 updates, so it grows only about
 # tenfold.
 #
-# For a plan you want one number all the same, so take the estimate from all updates so far, 193, the dashed line. The early
+# For a plan you still want one number, so take the estimate from all updates so far, 193, the dashed line. The early
 # updates with their long gradients count most in it, and that's fair, because they make most of the progress.
 #
 # ## How many updates?
@@ -153,14 +153,14 @@ lesson_21.noise_scale(smoothed, {n: S / G for n, (S, G, _) in direct.items()}, s
 # At B = noise scale you need twice the minimum. Far below, doubling B halves the updates. Far above, doubling B changes
 # hardly anything.
 #
-# **Predict:** take 190 for the noise scale. By which factor does the number of updates fall from B = 16 to B = 190, and by
-# which from B = 190 to infinity?
+# The next cell tries the formula on real training runs. They train to a test loss of 0.5, about where two epochs had
+# brought your program. The paper's formula is for SGD, so the runs use SGD, although the 193 comes from your program's
+# run with Adam. Each of five batch sizes gets nine learning rates and three seeds, and what counts is the best rate's
+# mean over the seeds. Every update gets fresh examples, as if the data never ended. The curve in the picture isn't
+# fitted to the dots: it starts at the first one, and then follows the formula with 193.
 #
-# The next cell tries the formula. It trains to a test loss of 0.5, about where two epochs had brought your program. The
-# paper's formula is for SGD, so these runs use SGD, although the 193 comes from your program's run with Adam. For each
-# of five batch sizes there are nine learning rates and three seeds, and what counts is the best rate's mean over the
-# seeds. Every update gets fresh examples, as if the data never ended. The curve isn't fitted: it starts at the dot of B
-# = 16 and then follows the formula with 193.
+# **Predict:** take 190 for the noise scale. By which factor does the formula let the number of updates fall from B = 16 to
+# B = 190, and by which from B = 190 to infinity?
 
 # %% tags=["prediction"]
 model = init_state()[0]
@@ -209,8 +209,8 @@ for target in (0.7, 0.5, 0.45):
 # | 193, the noise scale | 2 times | 2 times |
 # | 1,024 | 1.2 times | 6.3 times |
 #
-# Well below the noise scale, more devices buy you time at nearly no cost. Well above it, you pay for examples that tell you
-# hardly anything. So the noise scale is a good batch size, and a few times as much is for people in a hurry.
+# Well below the noise scale, more devices buy you time at nearly no cost. Well above it, you pay for examples that tell
+# you hardly anything. So the noise scale is a good batch size, and a few times as much is for people in a hurry.
 #
 # ## The mistake: the batch grows, and the learning rate doesn't fit
 #
@@ -228,9 +228,25 @@ data = noise.draw_batches(make_clouds, 1024, 50)
 curves = noise.sgd_losses(loss_sums, model, data, test_data, rates).mean(1)
 lesson_21.learning_rates(dict(zip(factors, np.asarray(curves), strict=True)))
 
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# With 64 times the rate, the loss only grows. The linear rule holds below the noise scale, where the updates also fall
+# linearly, and 1,024 is far above. The same rate as before is needlessly slow. It gives a smooth curve, so nothing looks
+# wrong, but it needs about five times as many updates as the other two. Eight times and eleven times are both fine here.
+#
+# </details>
+#
+# All of this holds for SGD with a tuned rate. With Adam, which divides by the size of the gradients, the square root is
+# the usual advice ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Take every such number as the middle of a
+# range to try.
+
 # %% tags=["proof"]
 # The asserts behind all answers.
 assert (S, squared_G) == (128, 1)
+before, after = (np.asarray(each) for each in cosines.values())
+assert before[:8].mean() > 0.4 > 0.2 > after[:8].mean()
+assert after[8] ** 2 < 0.1  # the share of the average's squared length that points towards G
 by_direct = {n: S / G for n, (S, G, _) in direct.items()}
 assert abs(smoothed[29] / by_direct[39] - 1) < 0.3  # over the 20 updates around the middle
 assert 8 < smoothed[-1] / smoothed[0] < 13
@@ -259,18 +275,6 @@ assert np.argmax(same < 0.5) > 35
 assert not np.any(linear < 2)
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# With 64 times the rate, the loss only grows. The linear rule holds below the noise scale, where the updates also fall
-# linearly, and 1,024 is far above. The same rate as before is needlessly slow. It gives a smooth curve, so nothing looks
-# wrong, but it needs about five times as many updates as the other two. Eight times and eleven times are both fine here.
-#
-# </details>
-#
-# All of this holds for SGD with a tuned rate. With Adam, which divides by the size of the gradients, the square root is
-# the usual advice ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). Take every such number as the middle of a
-# range to try.
-#
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/21_choose_a_batch_size.py](solutions/21_choose_a_batch_size.py).
@@ -324,8 +328,8 @@ for exercise in (fixed_noise_scale, squared_lengths, best_device_count):
 # - A batch's gradient has the squared length |G|² + S / B on average. Two batch sizes give you |G|² and S, and data
 #   parallelism has two in every update.
 # - Well below the noise scale S / |G|², twice the batch needs half the updates. Well above it, nearly as many as before.
-# - If you change the batch, change the learning rate, too, by the root of the batch's factor or by the factor by which the
-#   updates fall. Try both, because a rate that's too high diverges.
+# - If you change the batch, change the learning rate with it, by the root of the batch's factor or by the factor by which
+#   the updates fall. Try both, because a rate that's too high diverges.
 #
 # pmapdp doesn't measure the noise scale, so the lines of this lesson are yours to keep. **With pmap** they're the same,
 # because your step has its own gradient before `lax.pmean`. Whether 64 devices also compute 64 times as many examples a

@@ -7,52 +7,20 @@ from pmapdp.lessons import drawing
 
 
 @drawing.picture
-def gradient_arrows(arrows: dict[str, np.ndarray]) -> None:
-    """Two fans of eight arrows, the devices' gradients. Before the first update they point about 60 degrees away from the gradient of all examples, and their average is close to it. After the last update they are nearly at right angles to it, and it's much shorter than they are.
-
-    `arrows`: by title, lengths and cosines `[10, 2]` of eight devices' gradients, of
-    their average, and of the gradient of all examples. The longest arrow of a panel
-    has length 1. Whether an arrow points up or
-    down is for the eye alone.
-    """
-    _, panels = plt.subplots(1, len(arrows), figsize=(7, 4))
-    for axes, (title, rows) in zip(panels, arrows.items(), strict=True):
-        lengths, cosines = np.asarray(rows, float).T
-        lengths = lengths / lengths.max()
-        angles = np.arccos(np.clip(cosines, -1, 1))
-        signs = np.where(np.arange(len(lengths)) % 2 == 0, 1, -1)
-        ends = np.stack(
-            [lengths * np.cos(angles), signs * lengths * np.sin(angles)], axis=1
-        )
-        for device, end in enumerate(ends[:8]):
-            draw_arrow(axes, end, drawing.DEVICE_COLOURS[device], width=1.6)
-        draw_arrow(axes, ends[8], drawing.INK, width=3)
-        draw_arrow(axes, ends[9], drawing.ACCENT, width=3)
-        axes.text(ends[9][0] + 0.06, 0, "G", color=drawing.ACCENT, va="center")
-        axes.set(xlim=(-0.3, 0.8), ylim=(-1.05, 1.05), title=title, aspect="equal")
-        axes.set_axis_off()
-    names = {
-        "a device's gradient": drawing.DEVICE_COLOURS[0],
-        "the average of eight": drawing.INK,
-        "G, of all examples": drawing.ACCENT,
-    }
-    for name, colour in names.items():
-        panels[0].plot([], [], color=colour, linewidth=3, label=name)
-    plt.gcf().legend(loc="lower center", ncols=3)
-
-
-def draw_arrow(axes: plt.Axes, end: np.ndarray, colour: str, width: float) -> None:
-    """Draw an arrow from the origin, with a head that is never longer than the arrow."""
-    head = min(10, 120 * np.hypot(*end))
-    look = {
-        "arrowstyle": "-|>",
-        "color": colour,
-        "lw": width,
-        "mutation_scale": head,
-        "shrinkA": 0,
-        "shrinkB": 0,
-    }
-    axes.annotate("", end, (0, 0), arrowprops=look)
+def directions(cosines: dict[str, np.ndarray]) -> None:
+    """Two rows of eight dots, the cosines of the devices' gradients with G. Before the first update seven of them lie around 0.5, and the average's is above 0.8. After the last update they lie between -0.1 and 0.25, and the average's is at 0.23."""
+    plt.figure(figsize=(7, 1.8))
+    axes = plt.gca()
+    for row, numbers in enumerate(cosines.values()):
+        axes.axhline(row, color=drawing.INK, linewidth=0.5, zorder=0)
+        axes.scatter(numbers[:8], 8 * [row], 60, drawing.DEVICE_COLOURS)
+        axes.plot(numbers[8], row, "D", color=drawing.INK, markersize=9)
+    axes.scatter([], [], 60, drawing.DEVICE_COLOURS[0], label="a device's gradient")
+    axes.plot([], [], "D", color=drawing.INK, label="the average of eight")
+    axes.axvline(0, color=drawing.INK, linestyle=":", linewidth=1)
+    axes.set_yticks(range(len(cosines)), list(cosines))
+    axes.set(xlabel="cosine of the angle to G", xlim=(-0.35, 1.02), ylim=(1.6, -0.6))
+    drawing.legend_beside(axes)
 
 
 @drawing.picture

@@ -104,14 +104,14 @@ def fewest_updates(losses: np.ndarray, target: float) -> tuple[float, float]:
 
 
 @partial(jax.jit, static_argnames=("loss_sums", "N"))
-def gradient_arrows(
+def cosines(
     loss_sums: LossSums, model: Any, batch: Any, data: Data, N: int = 8
 ) -> jax.Array:
     """Compare the gradients of N devices with the mean gradient of all examples.
 
     Returns:
-        The length of each gradient and the cosine of its angle, `[N + 2, 2]`: of the
-        devices, of their average, and of the mean gradient of all examples.
+        The cosine of the angle between the two, `[N + 1]`: of the devices' gradients,
+        and of their average.
     """
     _, _, mean = measure_directly(loss_sums, model, *data)
     parts = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
@@ -125,5 +125,4 @@ def gradient_arrows(
     rows = [leaf.reshape(N + 2, -1) for leaf in jax.tree.leaves(trees)]
     gradients = jnp.concatenate(rows, axis=1)
     lengths = jnp.linalg.norm(gradients, axis=1)
-    cosines = gradients @ gradients[-1] / (lengths * lengths[-1])
-    return jnp.stack([lengths, cosines], axis=1)
+    return (gradients @ gradients[-1] / (lengths * lengths[-1]))[:-1]
