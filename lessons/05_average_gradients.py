@@ -146,9 +146,16 @@ lesson_05.data_parallel_step()
 # ## Your program, on eight devices
 #
 # Take the whole program home: copy the cell into an empty file, put your data and your network in, and it trains on all
-# GPUs or TPUs of your machine, as long as their number divides B. If you have none, it simulates eight devices. Your
-# layers must treat each example alone and draw no random numbers, until you've read lessons 07 on batch norm and 08 on
-# dropout.
+# GPUs or TPUs of your machine. If you have none, it simulates eight devices. Your layers must treat each example alone and
+# draw no random numbers, until you've read lessons 07 on batch norm and 08 on dropout.
+#
+# B must be divisible by the number of devices, because each of them gets an equal part. With B = 128 on three GPUs, the
+# `x.reshape` in `place_batch` stops with `ValueError: cannot reshape array of size 8192 into shape (3,newaxis,64)`, which
+# doesn't mention B. For a plainer message, put this line below the mesh in your copy:
+#
+# ```python
+# assert B % mesh.size == 0, f"B = {B} is not divisible by {mesh.size} devices"
+# ```
 #
 # On one device, the program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set. In exact
 # arithmetic, this one would end with the same numbers, digit by digit.
@@ -286,7 +293,7 @@ mean_losses = run(make_step(mean_of_mean_gradients))
 #
 # </details>
 #
-# Somebody who sees the NaN might "repair" it, and divide by at least 1. Then nothing looks wrong any more. But in the
+# Somebody who sees the NaN might "repair" it, and divide by at least 1. Then nothing looks wrong. But in the
 # last batch seven devices now have the gradient 0, so the mean of the eight is an eighth of what it should be.
 #
 # ## Mistake 2: averaging the loss
@@ -308,9 +315,9 @@ print("loss:", averaged[0], "| gradient:", averaged[1])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The correct loss, but -2 and -6, each device's own gradient. Under `pmap`, `jax.grad` differentiates the sum of what
-# *all* devices return, with respect to this device's own copy of `w`. Both devices return the mean of two losses, so
-# together they return the sum of the two, and device 0's `w` is in only one of them.
+# Both get the correct loss, but their gradients are -2 and -6, each device's own. Under `pmap`, `jax.grad`
+# differentiates the sum of what *all* devices return, with respect to this device's own copy of `w`. Both devices
+# return the mean of two losses, so together they return the sum of the two, and device 0's `w` is in only one of them.
 #
 # </details>
 #
@@ -342,8 +349,8 @@ lesson_05.drift(np.array(wrong_curves), np.array(right_curves))
 # repeats your promise, because it reads the sharding and not the numbers. All you'd see is a loss that falls more
 # slowly, until a ragged batch turns seven of the eight models into NaN.
 #
-# You might expect the dashed curve in the middle of the others. But Adam divides each gradient by its recent size, and
-# averaging shrinks the gradient's noise, and Adam rescales by the gradient's size, so its steps aren't their mean.
+# You might expect the dashed curve in the middle of the others. But averaging takes noise out of the gradient, and Adam
+# divides each gradient by its recent size. So the step of the average isn't the average of the eight steps.
 #
 # ## Mistake 3: a sum for a mean
 #
@@ -398,46 +405,6 @@ for count in (39, 40):
 for name, (full, padded) in distances.items():
     print(f"{name:18s} off by {full:.0e} after 39 batches, by {padded:.0e} after 40")
 
-# %% tags=["proof"]
-# The asserts behind the answers.
-assert one_device == -4
-assert local.tolist() == [-2, -6]
-assert averaged[0].tolist() == [squared_loss(0.0, x, y)] * 2
-assert averaged[1].tolist() == [-2, -6]
-assert np.isfinite(mean_losses[0, :40]).all()  # training
-assert np.isnan(mean_losses[0, 40:]).all()  # test
-assert np.isnan(mean_losses[1]).all()
-assert kernel.is_fully_replicated
-assert np.unique(copies(kernel)[:, 0, 0]).size == 8
-np.testing.assert_allclose(sum_losses, correct_losses, atol=1e-4)
-optimizer = optax.adam(3e-3)
-two_epochs = split_batches + [place_batch(batch) for batch in batches(*train_data, seed=1)]
-_, repaired_sums = train(steps["1. repaired"], place_state(init_state()), two_epochs)
-repaired_losses = batch_losses(repaired_sums).reshape(2, 40)
-np.testing.assert_allclose(repaired_losses.mean(1), correct_losses[:, :40].mean(1), atol=0.03)
-(local_model, _), local_sums = train(local_step, place_state(init_state()), split_batches)
-assert batch_losses(local_sums).mean() > correct_losses[0, :40].mean() + 0.05
-assert np.isnan(copies(local_model.output.kernel[...])[:, 0, 0]).sum() == 7
-for name, passes in {
-    "the program's step": (True, True),
-    "1. mean of means": (True, False),
-    "1. repaired": (True, False),
-    "2. no all-reduce": (False, False),
-    "3. sum for a mean": (False, False),
-}.items():
-    assert tuple(error < 1e-5 for error in distances[name]) == passes
-assert np.isnan(distances["1. mean of means"][1])
-assert 0.1 < distances["1. repaired"][1] < 1
-forgetful_eval = jax.pmap(
-    lambda state, batch: loss_sums(state[0], batch)[1], "data", in_axes=(None, 0), out_axes=None
-)
-for evaluation, *expected in ((eval_step, 1_000, 0.35, 0.87), (forgetful_eval, 128, 0.48, 0.84)):
-    test_sums = [evaluation(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
-    totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(test_sums))
-    count = totals["count"]
-    shown = (count, totals["loss"] / count, totals["correct"] / count)
-    np.testing.assert_allclose(shown, expected, atol=0.006)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -486,7 +453,48 @@ for evaluation, *expected in ((eval_step, 1_000, 0.35, 0.87), (forgetful_eval, 1
 # jax.grad( | jax.grad(
 # optimizer.update( | optimizer.update(
 # optax.apply_updates( | optax.apply_updates(
-#
+
+# %% tags=["proof"]
+# The asserts behind the answers.
+assert one_device == -4
+assert local.tolist() == [-2, -6]
+assert averaged[0].tolist() == [squared_loss(0.0, x, y)] * 2
+assert averaged[1].tolist() == [-2, -6]
+assert np.isfinite(mean_losses[0, :40]).all()  # training
+assert np.isnan(mean_losses[0, 40:]).all()  # test
+assert np.isnan(mean_losses[1]).all()
+assert kernel.is_fully_replicated
+assert np.unique(copies(kernel)[:, 0, 0]).size == 8
+np.testing.assert_allclose(sum_losses, correct_losses, atol=1e-4)
+optimizer = optax.adam(3e-3)
+two_epochs = split_batches + [place_batch(batch) for batch in batches(*train_data, seed=1)]
+_, repaired_sums = train(steps["1. repaired"], place_state(init_state()), two_epochs)
+repaired_losses = batch_losses(repaired_sums).reshape(2, 40)
+np.testing.assert_allclose(repaired_losses.mean(1), correct_losses[:, :40].mean(1), atol=0.03)
+(local_model, _), local_sums = train(local_step, place_state(init_state()), split_batches)
+assert batch_losses(local_sums).mean() > correct_losses[0, :40].mean() + 0.05
+assert np.isnan(copies(local_model.output.kernel[...])[:, 0, 0]).sum() == 7
+for name, passes in {
+    "the program's step": (True, True),
+    "1. mean of means": (True, False),
+    "1. repaired": (True, False),
+    "2. no all-reduce": (False, False),
+    "3. sum for a mean": (False, False),
+}.items():
+    assert tuple(error < 1e-5 for error in distances[name]) == passes
+assert np.isnan(distances["1. mean of means"][1])
+assert 0.1 < distances["1. repaired"][1] < 1
+forgetful_eval = jax.pmap(
+    lambda state, batch: loss_sums(state[0], batch)[1], "data", in_axes=(None, 0), out_axes=None
+)
+for evaluation, *expected in ((eval_step, 1_000, 0.35, 0.87), (forgetful_eval, 128, 0.48, 0.84)):
+    test_sums = [evaluation(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
+    totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(test_sums))
+    count = totals["count"]
+    shown = (count, totals["loss"] / count, totals["correct"] / count)
+    np.testing.assert_allclose(shown, expected, atol=0.006)
+
+# %% [markdown]
 # ## Exercises
 #
 # Your functions run on each device, inside `pmap`, and the mapped axis is `"data"`. In the first two the model is

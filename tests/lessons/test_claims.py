@@ -1,5 +1,6 @@
 """The claims of the lessons about JAX that no cell shows."""
 
+import re
 import signal
 
 import build
@@ -73,6 +74,23 @@ def test_the_variance_of_large_numbers_in_one_pass_comes_out_negative():
     variances = (batches**2).mean(1) - batches.mean(1) ** 2
     assert (variances < -1e-5).any()
     assert np.isnan(jnp.sqrt(variances + 1e-5)).any()
+
+
+def test_a_batch_that_three_devices_cannot_share_stops_the_program(tmp_path):
+    """Lesson 05: with NumPy's words, or with those of the line that it shows."""
+    lesson = build.source_of("05").read_text()
+    program = (build.FOLDER / "program" / "05_pmap.py").read_text()
+    on_three = program.replace('jax_num_cpu_devices", 8', 'jax_num_cpu_devices", 3')
+    mesh = 'mesh = Mesh(jax.devices(), ("data",))\n'
+    (line,) = re.findall(r"^# (assert B % .*\n)", lesson, re.MULTILINE)
+    messages = []
+    for text in (on_three, on_three.replace(mesh, mesh + line)):
+        path = tmp_path / "on_three.py"
+        path.write_text(text)
+        messages.append(python(path).stderr.splitlines()[-1])
+    reshape, sentence = messages
+    assert reshape in lesson.replace("\n# ", " ")
+    assert sentence == "AssertionError: B = 128 is not divisible by 3 devices"
 
 
 def test_under_jit_the_batch_norm_of_flax_uses_the_global_batch():
