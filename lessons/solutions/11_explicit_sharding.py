@@ -5,10 +5,11 @@ import jax.numpy as jnp
 from jax import P, lax
 
 
-def fixed_gram(x):
-    """[D, D], replicated."""
-    # The product sums over the examples, which are split. A replicated result takes an all-reduce.
-    return jnp.matmul(x.T, x, out_sharding=P())
+def fixed_logits(x, W1, W2):
+    """The logits [B, C], split over "data" alone."""
+    # The hidden units are [B@data, H@model]. The second product sums over them, so it takes an all-reduce over "model".
+    hidden = jax.nn.relu(x @ W1)
+    return jnp.matmul(hidden, W2, out_sharding=P("data"))
 
 
 def normalized_step(w, x, y):

@@ -69,39 +69,44 @@ def sum_gradients(answer):
         )
 
 
-def fixed_gram(answer):
-    """Accept x.T @ x, replicated, if no device gets the other devices' rows."""
-    D = N  # so that each sharding of the result is possible
-    numbers = np.random.default_rng(0).normal(size=(256, D)).astype(np.float32)
-    with explicit_mesh():
-        x = jax.device_put(numbers, P("data"))
-        gram = answer(x)
+def fixed_logits(answer):
+    """Accept relu(x @ W1) @ W2, if each device keeps its part of x, W1 and W2."""
+    random = np.random.default_rng(0)
+    shapes = {"x": (8, 16), "W1": (16, 32), "W2": (32, 4)}
+    x, W1, W2 = (
+        random.normal(size=shape).astype(np.float32) for shape in shapes.values()
+    )
+    hidden = x @ W1
+    wanted = np.maximum(hidden, 0) @ W2
+    devices = jax.devices()[:N]
+    with jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"), devices=devices)):
+        specs = P("data"), P(None, "model"), P("model")
+        arrays = jax.device_put((x, W1, W2), specs)
+        logits = answer(*arrays)
         require(
-            isinstance(gram, jax.Array) and gram.shape == (D, D),
-            f"return a jax.Array [D, D], yours has the shape {np.shape(gram)}",
+            isinstance(logits, jax.Array) and logits.shape == wanted.shape,
+            f"return a jax.Array [B, C], yours has the shape {np.shape(logits)}",
+        )
+        found = jax.typeof(logits)
+        require(
+            not found.sharding.spec.unreduced,
+            f"the result has the type {found}: the all-reduce is missing",
         )
         require(
-            not jax.typeof(gram).sharding.spec.unreduced,
-            f"the result has the type {jax.typeof(gram)}: the all-reduce is missing, "
-            "so ask for a replicated result",
+            found.sharding.spec == P("data", None),
+            f"the result has the type {found}: split its rows over data, "
+            "and nothing over model",
         )
-        require(
-            np.allclose(gram, numbers.T @ numbers, rtol=1e-4, atol=1e-3),
-            "x.T @ x has other values",
-        )
-        require(
-            len(gram.devices()) == N and gram.sharding.is_fully_replicated,
-            f"the result has the type {jax.typeof(gram)}: "
-            f"it must be replicated on the {N} devices",
-        )
-        program = jax.jit(answer).lower(x).compile().as_text()
+        refuse(logits, {"the ReLU is missing": hidden @ W2})
+        require(close(logits, wanted), "relu(x @ W1) @ W2 has other values")
+        program = jax.jit(answer).lower(*arrays).compile().as_text()
         communication = collectives(program)
         kinds = ", ".join(collective.kind for collective in communication)
         received = sum(collective.bytes for collective in communication)
         require(
-            received < numbers.nbytes / N,
-            f"right, but by {kinds} of {received} bytes: every device gets the rows "
-            "of all others, when it needs only their [D, D] sums",
+            received <= wanted.nbytes / 2,
+            f"right, but by {kinds} of {received} bytes: a device gets more than the "
+            "sums of its rows' logits",
         )
 
 

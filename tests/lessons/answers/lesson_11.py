@@ -1,6 +1,11 @@
-GRAM = "jnp.matmul(x.T, x, out_sharding=P())"
-GATHERED = 'jnp.einsum("bi,bj->ij", *[jax.reshard(x, P())] * 2)'
-BY_SHARD_MAP = 'jax.shard_map(lambda x: REDUCED, in_specs=P("data"), out_specs=P(), check_vma=False)(x)'
+PRODUCT = 'jnp.matmul(hidden, W2, out_sharding=P("data"))'
+SPLIT = ', out_sharding=P("data")'
+HIDDEN = "jax.nn.relu(x @ W1)"
+BY_SHARD_MAP = """jax.shard_map(
+        lambda hidden, W2: jax.lax.psum(hidden @ W2, "model"),
+        in_specs=(P("data", "model"), P("model")),
+        out_specs=P("data"),
+    )(hidden, W2)"""
 ASSERT = 'assert jax.typeof(x).sharding.spec[0] == "data", f"the batch is not split: {jax.typeof(x)}"'
 Z, GRADIENT = (
     "(x - x.mean(0)) / x.std(0)",
@@ -17,14 +22,25 @@ STACKED = "total = lax.map(lambda x: jax.grad(loss)(w, x), xs)"
 ADDED_UP = "jax.reshard(total, P())"
 
 WRONG = {
-    "fixed_gram": [
-        ("your code raised ShardingTypeError", f", {OUT}", ""),
-        ("x.T @ x has other values", GRAM, f"{GRAM} + 1"),
-        ("every device gets the rows of all others", GRAM, GATHERED),
-        ("all-reduce is missing", OUT, 'out_sharding=P(unreduced={"data"})'),
-        ("it must be replicated", OUT, 'out_sharding=P("data")'),
-        ("it must be replicated", OUT, 'out_sharding=P(None, "data")'),
-        ("return a jax.Array [D, D]", "x.T, x", "x, x.T"),
+    "fixed_logits": [
+        ("your code raised ShardingTypeError", SPLIT, ""),
+        ("has other values", PRODUCT, f"{PRODUCT} + 1"),
+        ("the ReLU is missing", HIDDEN, "x @ W1"),
+        ("the all-reduce is missing", 'P("data")', 'P("data", unreduced={"model"})'),
+        ("split its rows over data", 'P("data")', "P()"),
+        ("split its rows over data", 'P("data")', 'P("data", "model")'),
+        (
+            "return a jax.Array [B, C]",
+            "hidden, W2",
+            "W2.T, hidden.T",
+            'P("data")',
+            "P()",
+        ),
+        (
+            "a device gets more than",
+            PRODUCT,
+            'jax.reshard(hidden, P("data")) @ jax.reshard(W2, P())',
+        ),
     ],
     "normalized_step": [
         ("of NumPy arrays was accepted", ASSERT, ""),
@@ -59,9 +75,10 @@ WRONG = {
 }
 
 RIGHT = {
-    "fixed_gram": [
-        (GRAM, BY_SHARD_MAP.replace("REDUCED", 'jax.lax.psum(x.T @ x, "data")')),
-        (GRAM, f'jnp.einsum("bi,bj->ij", x, x, {OUT})'),
+    "fixed_logits": [
+        (PRODUCT, BY_SHARD_MAP),
+        (PRODUCT, PRODUCT.replace('P("data")', 'P("data", None)')),
+        (PRODUCT, 'jnp.einsum("bh,hc->bc", hidden, W2, out_sharding=P("data"))'),
     ],
     "normalized_step": [
         (GRADIENT, BY_HAND),
