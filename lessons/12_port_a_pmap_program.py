@@ -93,17 +93,17 @@ print(port_report)
 # Why would you repair a program that you're about to replace? Because you need its numbers: without them, you can't tell
 # whether your port does the same.
 #
-# The report names Flax's `jax_utils.replicate`, which still makes the same N copies. Put it into both lines, and run the
-# program again. Now it stops at the line with `pop`: `ValueError: too many values to unpack (expected 2)`. In 2022,
-# Linen's `init` returned a `FrozenDict`, and its `pop` returned two values, the rest and what you asked for. Today `init`
-# returns a plain dict, whose `pop` returns only what you asked for. You're lucky that this network has more than two
-# layers. With two there'd be no error, and `params` would be the name of one of them. The report suggests
-# `flax.core.pop`. Here you can simply pass on all of `variables`:
-#
-# include the difference of 12_pmap_2022.py and 12_old_pmap.py
+# The report names Flax's `jax_utils.replicate`, which still makes the same N copies. Import it, put it into both lines, as
+# in `state = jax_utils.replicate(init_state())`, and run the program again. Now it stops at the line with `pop`:
+# `ValueError: too many values to unpack (expected 2)`. In 2022, Linen's `init` returned a `FrozenDict`, and its `pop`
+# returned two values, the rest and what you asked for. Today `init` returns a plain dict, whose `pop` returns only what
+# you asked for. You're lucky that this network has more than two layers. With two there'd be no error, and `params` would
+# be the name of one of them. The report suggests `flax.core.pop`. Here you don't need any `pop`: delete the line, and end
+# the next one with `**variables` instead of `params=params, **stats`.
 #
 # The report also calls two `[0]` slow, in the evaluation and of the loss, because JAX sends device 0's row to every device.
-# Leave both, because the port removes them anyway. Here are the numbers that your port must give:
+# Leave both, because the port removes them anyway. The folded cell is the program with these four repairs. It prints the
+# numbers that your port must give:
 
 # %% tags=["take-home"]
 # include program/12_old_pmap.py

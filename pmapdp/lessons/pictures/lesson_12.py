@@ -71,5 +71,5 @@ def loss_curves(losses: dict[str, list[float]]) -> None:
         plt.plot(
             range(1, len(curve) + 1), curve, label=name, **{"color": drawing.INK} | look
         )
-    plt.gca().set(xlabel="update", ylabel="loss", ylim=(0, None))
+    plt.gca().set(xlabel="update", ylabel="loss")
     plt.legend()
