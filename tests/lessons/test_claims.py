@@ -247,6 +247,24 @@ def test_layers_that_work_unchanged_with_explicit_axes(name):
         assert jax.typeof(gradient) == jax.typeof(x)
 
 
+WAIT_ALONE = """
+import inspect, jax
+parameters = inspect.signature(jax.distributed.initialize).parameters
+print(parameters["initialization_timeout"].default)
+jax.distributed.initialize("127.0.0.1:PORT", 2, 0, initialization_timeout=2)
+print("connected")
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_nobody_joins_ends_with_an_error_after_five_minutes():
+    """Lesson 17: here after two seconds."""
+    run = python("-c", WAIT_ALONE.replace("PORT", str(launch_processes.free_port())))
+    assert run.stdout.split() == ["300"]
+    assert run.returncode != 0
+    assert "DEADLINE_EXCEEDED" in run.stderr
+
+
 CONNECT_TWICE = """
 import jax
 jax.distributed.initialize()
