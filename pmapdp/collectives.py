@@ -89,6 +89,7 @@ class Instruction:
             doesn't have them.
         text: The line itself.
         written: True if the program asks for it, and False if the compiler added it.
+        hlo: Its line in the compiled program.
     """
 
     kind: str
@@ -100,6 +101,7 @@ class Instruction:
     source: str
     text: str
     written: bool
+    hlo: str = ""
 
 
 def collectives(hlo: str) -> list[Collective]:
@@ -166,6 +168,7 @@ def instructions(hlo: str) -> list[Instruction]:
             source=source,
             text=text,
             written=bool(WRITTEN & set(operations)),
+            hlo=line.strip(),
         )
         rows.append(instruction)
     return sorted(rows, key=lambda row: -row.bytes)

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from pmapdp import cli, flags
 from pmapdp.compare import words
-from pmapdp.compare.page import make_page
+from pmapdp.compare.page import load_data, make_page
 from pmapdp.compare.programs import compare_programs
 from pmapdp.compare.results import Comparison
 from pmapdp.compare.sources import read_programs, read_strategies
@@ -159,7 +159,9 @@ def make_strategy_comparison(config: Config, options: CompareOptions) -> Compari
         columns=columns,
         runs=[run for run in runs if run.strategy not in WRONG_STRATEGIES],
         wrong=[run for run in runs if run.strategy in WRONG_STRATEGIES],
-        code=read_strategies({name: STRATEGIES[name] for name in columns}),
+        code=read_strategies(
+            {name: STRATEGIES[name] for name in columns}, load_data("to_copy.toml")
+        ),
     )
 
 

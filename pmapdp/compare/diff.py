@@ -3,19 +3,13 @@
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from pmapdp.compare.results import Line
 
 CONTEXT = 2  # equal lines that are shown around a change
 
-
-class Cell(NamedTuple):
-    """Lines of neighbouring columns that have the same ones."""
-
-    columns: list[str]
-    lines: list[str]
+Row = dict[str, list[str]]  # the lines of each column
 
 
 class Change(NamedTuple):
@@ -33,24 +27,27 @@ class Change(NamedTuple):
     text: str
 
 
-def align(columns: Mapping[str, Sequence[str]]) -> list[list[Cell]]:
+def align(columns: Mapping[str, Sequence[str]]) -> list[Row]:
     """Align the columns by the lines that all of them have.
 
     Returns:
-        Rows of cells. A row that is the same in all columns has one cell.
+        Rows that all columns share, and between them rows in which they differ.
     """
-    rows: list[list[Cell]] = []
+    rows: list[Row] = [{name: [] for name in columns}]
     starts = dict.fromkeys(columns, 0)
     for common in find_common_lines(columns):
         between = {}
         shared = {}
         for name, lines in columns.items():
-            between[name] = lines[starts[name] : common[name]]
-            shared[name] = lines[common[name] : common[name] + 1]
+            between[name] = list(lines[starts[name] : common[name]])
+            shared[name] = list(lines[common[name] : common[name] + 1])
             starts[name] = common[name] + 1
-        add_row(rows, between)
-        add_row(rows, shared)
-    return rows
+        if any(between.values()):
+            rows += [between, shared]
+        else:  # the last row is shared, too
+            for name in columns:
+                rows[-1][name] += shared[name]
+    return [row for row in rows if any(row.values())]
 
 
 def find_common_lines(columns: Mapping[str, Sequence[str]]) -> list[dict[str, int]]:
@@ -77,22 +74,6 @@ def match(before: Sequence[str], after: Sequence[str]) -> difflib.SequenceMatche
         return not re.search(r"\w", line)
 
     return difflib.SequenceMatcher(has_no_word, before, after, autojunk=False)
-
-
-def add_row(rows: list[list[Cell]], lines_of: Mapping[str, Sequence[str]]) -> None:
-    """Add the columns' lines as a row.
-
-    Lines that all columns share become part of the last row, if all columns share that
-    row, too.
-    """
-    if not any(lines_of.values()):
-        return
-    neighbours = groupby(lines_of, key=lines_of.__getitem__)
-    row = [Cell(list(names), list(lines)) for lines, names in neighbours]
-    if rows and len(rows[-1]) == len(row) == 1:
-        rows[-1][0].lines.extend(row[0].lines)
-    else:
-        rows.append(row)
 
 
 def find_new_words(line: str, others: Sequence[str]) -> list[tuple[bool, str]]:

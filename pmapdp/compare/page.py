@@ -27,6 +27,7 @@ from pmapdp.compare.results import Comparison, Measurement
 COLLECTIVE = r"\b(pmean|psum|psum_scatter|all_gather|all_to_all|ppermute|pmax|pmin)\b"
 # What a line of code does, by its class in HTML. The first that fits counts.
 LINES = {
+    "all-reduce dashed": r"\s*# the compiler adds the all-reduce",
     "comment": r"\s*(#|\"\"\")",
     # The all-reduce of the gradients takes gradients, or returns them.
     "all-reduce": rf".*{COLLECTIVE}\(.*grad|[^=]*grad[^=]*=.*{COLLECTIVE}",
@@ -127,4 +128,4 @@ def colour_words(line: str, others: Sequence[str]) -> Markup:
         if is_new:
             coloured_text = Markup("<mark>{}</mark>").format(coloured_text)
         html += coloured_text
-    return html or Markup("&nbsp;")
+    return html or Markup("<br>")

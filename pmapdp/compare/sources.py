@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,25 +9,6 @@ from typing import Any
 from pmapdp.compare.results import Code, Line, Section
 from pmapdp.port.names import FUNCTIONS, Program
 from pmapdp.port.read import read_files
-
-# The parts of a strategy's file. A comment such as `# The step: ...` begins one.
-STRATEGY_PARTS = {
-    "The step": "Under pmap and shard_map the step sees one device's examples, so you "
-    "add up the sums of all devices. Under jit it sees the global batch: it's the step "
-    "of a single device. Its compute_sums is gradient_sums, unless --accumulate cuts "
-    "the batch into micro-batches. The functions that compute gradient sums and update "
-    "the state are the same in all four, and you find them in pmapdp/steps/shared.py.",
-    "The wrapper": "pmap takes the mapped axis of each argument, shard_map a "
-    "PartitionSpec. jit needs neither, because arrays bring their shardings along. "
-    "out_shardings only says where the result lies: the all-reduce comes from the sum "
-    "over the split axis, with or without it.",
-    "Placing": "All start from the same arrays on every device. pmap splits a batch "
-    "along an axis of its own, [N, b, ...]. shard_map and jit take the global batch, "
-    "[B, ...], whose sharding splits it.",
-    "Evaluation": "A device knows the sums over its own examples, so pmap and "
-    "shard_map add them up.",
-}
-FIRST_LINE = re.compile(rf" *# ({'|'.join(STRATEGY_PARTS)})\b")
 
 # The parts of a program.
 STEP = "The step"
@@ -43,11 +23,19 @@ GAP = Line(None, "")
 Parts = dict[str, list[Line]]  # by title
 
 
-def read_strategies(makers: dict[str, Callable[..., Any]]) -> Code:
-    """Read the functions in `steps/` that make the strategies."""
+def read_strategies(
+    makers: dict[str, Callable[..., Any]], programs: dict[str, str]
+) -> Code:
+    """Read the functions in `steps/` that make the strategies.
+
+    `programs` are those of `to_copy.toml`, and make the one section.
+    """
     sources = {name: read_body(maker) for name, maker in makers.items()}
-    parts = {name: split_body(body) for name, body in sources.items()}
-    return Code(make_sections(STRATEGY_PARTS, parts), sources)
+    columns = {}
+    for name in makers:
+        if name in programs:
+            columns[name] = programs[name].strip().splitlines()
+    return Code([Section("A training loop", "", columns)], sources)
 
 
 def read_body(maker: Callable[..., Any]) -> list[Line]:
@@ -62,22 +50,6 @@ def read_body(maker: Callable[..., Any]) -> list[Line]:
     return body
 
 
-def split_body(body: list[Line]) -> Parts:
-    """Return the lines of each part of a strategy."""
-    parts: Parts = {title: [] for title in STRATEGY_PARTS}
-    title = None
-    for line in body:
-        begins = FIRST_LINE.match(line.text)
-        if begins:
-            title = begins[1]
-        if title:
-            parts[title].append(line)
-    missing = [f"# {title}" for title, lines in parts.items() if not lines]
-    if missing:
-        raise ValueError(f"a strategy lacks the comment {missing[0]!r} above its part")
-    return parts
-
-
 def read_programs(targets: Sequence[str]) -> Code:
     """Read your programs, each `file.py:program`."""
     parts = {}
@@ -86,19 +58,13 @@ def read_programs(targets: Sequence[str]) -> Code:
         path, _, name = target.rpartition(":")
         parts[target] = split_program(path, name)
         sources[target] = [*parts[target][STEP], GAP, *parts[target][AROUND]]
-    return Code(make_sections(PROGRAM_PARTS, parts), sources)
-
-
-def make_sections(reasons: dict[str, str], parts: dict[str, Parts]) -> list[Section]:
-    """Make a section of each part, from the parts of all columns."""
     sections = []
-    for title, why in reasons.items():
+    for title, why in PROGRAM_PARTS.items():
         columns = {}
-        for name, lines_of in parts.items():
-            text = "\n".join(line.text for line in lines_of[title])
-            columns[name] = text.rstrip().splitlines()
+        for target in targets:
+            columns[target] = [line.text for line in parts[target][title]]
         sections.append(Section(title, why, columns))
-    return sections
+    return Code(sections, sources)
 
 
 def split_program(path: str, name: str) -> Parts:

@@ -1,10 +1,12 @@
 """Put a comparison into words, for the page and for the terminal."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 from rich.filesize import decimal
 
+from pmapdp.collectives import ARRAY, Instruction, array_bytes
 from pmapdp.compare.results import Comparison, Measurement
 
 # Up to this difference of the parameters, a comparison calls them the same. In float32
@@ -18,6 +20,10 @@ TREES = {
     "weights": "model",
     "optimizer": "optimizer state",
 }
+
+# A collective's name, result and origin in the compiled program.
+HLO_LINE = re.compile(r'(?:ROOT )?(\S+) = (.*?) [\w-]+\(.*op_name="([^"]*)"')
+LONGEST_ORIGIN = 100  # characters, because the compiler joins the names of many
 
 
 def describe_result(run: Measurement) -> str:
@@ -96,6 +102,23 @@ def who_adds_up(run: Measurement) -> str:
     if largest.written:
         return f"you, {largest.source.rpartition('/')[2]}"
     return "the compiler"
+
+
+def shorten_hlo(collective: Instruction) -> str:
+    """Return a collective's line of the compiled program, with its largest array."""
+    parts = HLO_LINE.match(collective.hlo)
+    if parts is None:
+        return collective.kind
+    name, result, origin = parts.groups()
+    largest = max(
+        ARRAY.finditer(result), key=lambda array: array_bytes(*array.groups())
+    )
+    shown = largest[0]
+    if collective.arrays > 1:
+        shown = f"(\u2026, {shown}, \u2026)"
+    if len(origin) > LONGEST_ORIGIN:
+        origin = origin[:LONGEST_ORIGIN] + "\u2026"
+    return f'{name} = {shown} {collective.kind}(\u2026), \u2026 op_name="{origin}"'
 
 
 def summary(comparison: Comparison) -> str:

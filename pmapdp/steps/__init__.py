@@ -9,9 +9,8 @@
 
 Each of the last four has a `make_strategy(task, devices)`. It returns the same four
 functions, and the sharding of the state. The comments `# Placing`, `# The step`,
-`# Evaluation` and `# The wrapper` name its four parts, which `pmapdp.compare` shows
-side by side. To add a strategy, write its file, name it in `STRATEGIES` below, and in
-`StrategyName` in `config.py`.
+`# Evaluation` and `# The wrapper` name its four parts. To add a strategy, write its
+file, name it in `STRATEGIES` below, and in `StrategyName` in `config.py`.
 
 Some settings change what runs:
 

@@ -11,11 +11,11 @@ import pytest
 
 from pmapdp.collectives import Instruction
 from pmapdp.compare.diff import align, find_changes, find_new_words
-from pmapdp.compare.page import as_html, class_of, load_template
+from pmapdp.compare.page import as_html, class_of, load_data, load_template
 from pmapdp.compare.pictures import difference_curves
 from pmapdp.compare.results import Arrays, Line, Measurement, Times
 from pmapdp.compare.sources import read_strategies, split_program
-from pmapdp.compare.words import describe_holdings, round_parts
+from pmapdp.compare.words import describe_holdings, round_parts, shorten_hlo
 from pmapdp.steps import STRATEGIES
 
 STEPS = Path(__file__).parents[2] / "pmapdp" / "steps"
@@ -57,27 +57,24 @@ def test_columns_are_aligned_by_their_common_lines(columns, rows):
     """
     old, new = columns
     texts = []
-    for cells in align({"old": list(old), "new": list(new)}):
-        lines = tuple("".join(cell.lines) for cell in cells)
-        texts.append(lines if len(cells) > 1 else lines[0])
+    for row in align({"old": list(old), "new": list(new)}):
+        old_lines, new_lines = "".join(row["old"]), "".join(row["new"])
+        differ = old_lines != new_lines
+        texts.append((old_lines, new_lines) if differ else old_lines)
     assert texts == rows
 
 
-def test_neighbours_with_the_same_lines_share_a_cell():
+def test_a_line_that_two_columns_lack_leaves_room_in_both():
     columns = {"single": "x", "pmap": "xy", "shard_map": "xy", "jit": "x"}
     same, different = align(columns)
-    assert same == [(["single", "pmap", "shard_map", "jit"], ["x"])]
-    assert different == [
-        (["single"], []),
-        (["pmap", "shard_map"], ["y"]),
-        (["jit"], []),
-    ]
+    assert same == {name: ["x"] for name in columns}
+    assert different == {"single": [], "pmap": ["y"], "shard_map": ["y"], "jit": []}
 
 
 def test_a_bracket_alone_is_nothing_in_common():
     """Lines around it would be torn apart."""
     (row,) = align({"old": ["f(a", ")"], "new": ["g(b", ")", "h()"]})
-    assert row == [(["old"], ["f(a", ")"]), (["new"], ["g(b", ")", "h()"])]
+    assert row == {"old": ["f(a", ")"], "new": ["g(b", ")", "h()"]}
 
 
 def test_sums_all_reduce_and_update_have_classes_and_code_is_escaped():
@@ -91,6 +88,7 @@ def test_sums_all_reduce_and_update_have_classes_and_code_is_escaped():
         "gradients = jax.grad(loss)(params, batch)": "sums",
         "loss, gradients = lax.pmean(jax.value_and_grad(f)(w), 'i')": "all-reduce",
         "# lax.pmean(gradients, 'i')": "comment",
+        "    # the compiler adds the all-reduce": "all-reduce dashed",
         "f = jax.pmap(f)": "",
     }
     assert {line: class_of(line) for line in lines} == lines
@@ -146,7 +144,7 @@ def test_two_programs_in_one_file_have_their_own_steps():
 
 
 def test_the_sources_of_strategies_are_the_lines_of_their_files():
-    code = read_strategies(STRATEGIES)
+    code = read_strategies(STRATEGIES, {})
     for name, lines in code.sources.items():
         file = (STEPS / f"{name}.py").read_text().splitlines()
         for line in lines:
@@ -155,16 +153,52 @@ def test_the_sources_of_strategies_are_the_lines_of_their_files():
         assert file[lines[-1].number].startswith("    return ")
 
 
-def test_the_parts_of_strategies_hold_their_lines():
-    code = read_strategies(STRATEGIES)
-    step, wrapper, placing, evaluation = (section.lines for section in code.sections)
-    for name in ("pmap", "shard_map", "jit"):
-        assert ("pmean" in str(step[name])) == (name != "jit")
-        assert f"jax.{name}(" in str(wrapper[name])
-        assert "def place_batch(batch: Batch)" in str(placing[name])
-        assert "def eval_step(state: TrainState" in str(evaluation[name])
-        parts = [*step[name], *wrapper[name], *placing[name], *evaluation[name]]
-        assert set(parts) <= {line.text for line in code.sources[name]}
+def test_the_programs_to_copy_are_aligned_at_the_all_reduce():
+    """In one row, you write it, the compiler adds it, or nobody has to."""
+    (section,) = read_strategies(STRATEGIES, load_data("to_copy.toml")).sections
+    rows = align(section.lines)
+    for name, lines in section.lines.items():
+        assert [line for row in rows for line in row[name]] == lines
+    (reduce,) = [row for row in rows if "lax.pmean" in str(row["pmap"])]
+    assert reduce["pmap"] == reduce["shard_map"]
+    assert reduce["jit"] == ["    # the compiler adds the all-reduce"]
+    assert reduce["single"] == []
+    before = rows[rows.index(reduce) - 1]
+    last_lines = {lines[-1] for lines in before.values()}
+    assert last_lines == {"    value, grads = grad(params, batch)"}
+
+
+def test_a_strategy_without_a_program_to_copy_has_no_column():
+    code = read_strategies(STRATEGIES, {"pmap": "\nx = 1\n"})
+    assert code.sections[0].lines == {"pmap": ["x = 1"]}
+
+
+HLO = (
+    "%all-reduce.3 = (f32[5]{0}, f32[5,6]{1,0}, f32[]) all-reduce(%dot.3, %b, %c), "
+    'to_apply=%add, metadata={op_name="jit(f)/dot_general" stack_frame_id=4}'
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "arrays", "shown"),
+    [
+        (
+            HLO,
+            3,
+            "%all-reduce.3 = (\u2026, f32[5,6], \u2026) all-reduce(\u2026), "
+            '\u2026 op_name="jit(f)/dot_general"',
+        ),
+        (
+            'ROOT %r = f32[5]{0} all-reduce(%a), metadata={op_name="jit(f)/psum"}',
+            1,
+            '%r = f32[5] all-reduce(\u2026), \u2026 op_name="jit(f)/psum"',
+        ),
+        ("%r = f32[5]{0} all-reduce(%a)", 1, "all-reduce"),
+    ],
+)
+def test_the_compiled_line_keeps_its_name_largest_array_and_origin(line, arrays, shown):
+    facts = ("all-reduce", 8, arrays, 1, False, [], "", "", True)
+    assert shorten_hlo(Instruction(*facts, hlo=line)) == shown
 
 
 def test_changes_have_their_numbers_in_both_files():
@@ -280,6 +314,9 @@ def test_in_the_sketch_all_wait_for_the_slowest():
     assert bottom(bar) == max(map(bottom, boxes))
     single = PICTURES.timeline(replace(RUN, devices=1))
     assert "all-reduce" not in single
+    # One scale: the slowest of eight devices needs an eighth of a single device's time.
+    (bar, _) = ElementTree.fromstring(single).findall("rect")
+    assert float(bar.get("width")) == pytest.approx(8 * max(right["sums"]))
 
 
 def test_a_device_s_sum_is_written_below_its_colour():

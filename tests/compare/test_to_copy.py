@@ -31,12 +31,12 @@ def run_program(name):
     }
     with jax.enable_x64(True):
         names["params"] = jax.tree.map(jnp.asarray, names["params"])
-        exec(TO_COPY["imports"] + TO_COPY[name], names)
+        exec(TO_COPY[name], names)
     return names
 
 
 def test_there_is_a_program_for_each_strategy():
-    assert set(TO_COPY) == {"imports", *STRATEGIES}
+    assert set(TO_COPY) == set(STRATEGIES)
 
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "single"])
@@ -54,7 +54,7 @@ def test_a_program_to_copy_equals_single_s(name):
 
 def test_the_jitted_one_has_an_all_reduce_of_the_compiler():
     names = run_program("jit")
-    arguments = (names["params"], names["moments"], names["batch"])
+    arguments = (names["params"], names["state"], names["batch"])
     with jax.enable_x64(True):
         program = names["train_step"].lower(*arguments).compile()
     assert "all-reduce" in [row.kind for row in collectives(program.as_text())]
