@@ -304,7 +304,7 @@ class Config:
         "output",
         None,
         "Updates between two losses in the metrics files and TensorBoard. Default: one "
-        "loss an epoch.",
+        "loss an epoch, and in TensorBoard also that of every 10th update.",
         (1, MAX_INT, "10"),
     )
     progress: bool = setting(

@@ -164,6 +164,12 @@ def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
     assert re.search(line, capsys.readouterr().out)
 
 
+def test_the_number_of_an_epoch_is_as_wide_as_the_last_one(capsys):
+    """The columns stay where they are at epoch 10."""
+    run(epochs=12, steps=3)
+    assert "\nepoch  1/12  train loss" in capsys.readouterr().out
+
+
 class Terminal(io.StringIO):
     """A file that says that it is a terminal."""
 

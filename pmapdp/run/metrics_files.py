@@ -11,7 +11,7 @@ from pmapdp.files import ADVICE, open_file, open_regular
 from pmapdp.job import Job
 from pmapdp.metrics import Meter
 
-UPDATES_BETWEEN_POINTS = 50  # of the train loss in TensorBoard
+UPDATES_BETWEEN_POINTS = 10  # in TensorBoard, without --log-every
 
 
 class MetricsFiles:
@@ -46,32 +46,29 @@ class MetricsFiles:
         for file in self.files:
             file.write(json.dumps({"event": name, **values}) + "\n")
 
-    def update(self, step: int, meter: Meter) -> None:
-        """Add a point to TensorBoard now and then, and the losses of --log-every."""
-        if self.tensorboard and step % UPDATES_BETWEEN_POINTS == 0 and meter.means:
-            tag = "train/loss_so_far_in_the_epoch"
-            self.tensorboard.add_scalar(tag, meter.means["loss"], step)
-        self.log_losses(meter)
-
-    def log_losses(self, meter: Meter) -> None:
+    def update(self, meter: Meter) -> None:
         """Write the losses that were read since the last call, of each N-th update."""
-        if self.log_every is None:
-            return
+        if not meter.losses or meter.losses[-1][0] == self.logged_step:
+            return  # nothing was read, as after most updates
+        points_every = self.log_every or UPDATES_BETWEEN_POINTS
         for step, loss in meter.losses:
-            if step > self.logged_step and step % self.log_every == 0:
+            if step <= self.logged_step:
+                continue
+            if self.log_every and step % self.log_every == 0:
                 self.event("update", step=step, loss=loss)
-                if self.tensorboard:
-                    self.tensorboard.add_scalar("train/loss_of_update", loss, step)
-                self.logged_step = step
+            if self.tensorboard and step % points_every == 0:
+                self.tensorboard.add_scalar("train/loss_of_update", loss, step)
+        self.logged_step = step
 
     def end_epoch(self, results: dict[str, Any], meter: Meter) -> None:
         """Write the results of an epoch."""
-        self.log_losses(meter)
+        self.update(meter)
         self.event("epoch", **results)
         if self.tensorboard:
             step = results["step"]
-            rate = results["learning_rate"]
-            self.tensorboard.add_scalar("learning_rate", rate, step)
+            for name in ("learning_rate", "examples_per_second"):
+                if results[name] is not None:  # the speed, if no update was timed
+                    self.tensorboard.add_scalar(name, results[name], step)
             for part in self.parts:
                 for metric, value in results.get(part, {}).items():
                     if metric != "examples":  # the same in each epoch

@@ -95,7 +95,7 @@ class Report:
             self.compile_seconds = meter.seconds
             meter.start_clock()
         self.trace.update(state, meter)
-        self.files.update(step, meter)
+        self.files.update(meter)
         wait = SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
         now = time.monotonic()
         if self.shows_progress and now - self.shown >= wait:
@@ -105,7 +105,7 @@ class Report:
     def show_progress(self, step: int, meter: Meter) -> None:
         """Move the bar, or print a line if there is none."""
         number = (step - 1) // self.job.batches["train"].per_epoch + 1
-        epoch = f"epoch {number}/{self.job.config.epochs}"
+        epoch = self.name_epoch(number)
         figures = in_words(meter.means)
         speed = []
         if meter.timed_updates:
@@ -121,18 +121,25 @@ class Report:
             steps = self.job.total_steps
             left = (steps - step) * meter.seconds / meter.timed_updates
             seconds = f"{max(1, round(left)):,} s left"
-            update = f"update {step:,}/{steps:,}"
+            total = f"{steps:,}"
+            update = f"update {step:>{len(total)},}/{total}"
             self.line("  ".join([epoch, update, *figures, *speed, seconds]))
+
+    def name_epoch(self, number: int) -> str:
+        """Return `epoch  1/20`, so that columns stay where they are at epoch 10."""
+        epochs = str(self.job.config.epochs)
+        return f"epoch {number:>{len(epochs)}}/{epochs}"
 
     def end_epoch(self, results: dict[str, Any], meter: Meter) -> None:
         """Report the results of an epoch."""
         self.files.end_epoch(results, meter)
-        texts = [f"epoch {results['epoch']}/{self.job.config.epochs}"]
+        texts = [self.name_epoch(results["epoch"])]
         for name in self.job.batches:
             if name in results:
                 shown = name.replace("validation", "valid")  # keeps the line short
                 texts.append(" ".join([shown, *in_words(results[name])]))
         self.line("  ".join(texts))  # 80 columns, with a recipe's metrics
+        self.last_loss = in_words(results["train"])[0]
 
     def end(self, progress: Progress, seconds: float) -> None:
         """Report the end of a run that took `seconds`."""

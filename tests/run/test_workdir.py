@@ -43,6 +43,7 @@ def test_it_holds_what_the_page_says(finished):
         b"train/accuracy": 2,
         b"test/loss": 2,
         b"\rlearning_rate": 2,
+        b"examples_per_second": 2,
         b"configuration/text_summary": 1,
     }
     assert {tag: tensorboard.count(tag) for tag in wanted} == wanted
@@ -91,7 +92,7 @@ def test_tensorboard_shows_the_loss_within_an_epoch(tmp_path, monkeypatch):
     (tensorboard,) = (
         file.read_bytes() for file in (tmp_path / "run").glob("events.out.tfevents.*")
     )
-    assert tensorboard.count(b"train/loss_so_far_in_the_epoch") == 2
+    assert tensorboard.count(b"train/loss_of_update") == 2
     assert b"train/accuracy" in tensorboard
     assert b"train/examples" not in tensorboard
 
