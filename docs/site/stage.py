@@ -49,6 +49,11 @@ START = f"""{FENCE}{{admonition}} Start here
 FOUR_STRATEGIES = re.compile(
     r"\[(!\[[^\]]*\]\([^)]*\)|[^\]]*)\]\(pictures/four_strategies\.html\)"
 )
+# The page of the four strategies isn't made by Sphinx, so it has no menu.
+MENU = """<nav aria-label="Site"><a href="index.html">pmapdp</a>
+<a href="docs/compare.html">how to compare your own steps</a>
+<a href="lessons/index.html">lessons</a></nav>
+"""
 NAMED_FILE = re.compile(r'<span data-file="([^"]+)">(.*?)</span>')
 HIDDEN = """---
 orphan: true
@@ -192,7 +197,7 @@ class Stage:
             return f'<a href="{place}">{match[2]}</a>'
 
         page = (ROOT / "docs/pictures/four_strategies.html").read_text(encoding="utf-8")
-        text = NAMED_FILE.sub(link, page)
+        text = NAMED_FILE.sub(link, page).replace("<header>", f"{MENU}<header>", 1)
         (self.target / "four_strategies.html").write_text(text, encoding="utf-8")
 
     def source(self, path: PurePosixPath) -> None:

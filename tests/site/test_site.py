@@ -123,6 +123,10 @@ def test_the_page_of_the_four_strategies_links_the_files_that_it_names(laid):
     assert "data-file" not in shown
     links = set(re.findall('href="([^#"]+)"', shown))
     assert {"index.html", "docs/speed.html", "source/pmapdp/steps/jit.py.html"} <= links
+    (menu,) = re.findall('<nav aria-label="Site">.*?</nav>', shown, re.DOTALL)
+    assert shown.index(menu) < shown.index("<h1>")
+    back = ["index.html", "docs/compare.html", "lessons/index.html"]
+    assert re.findall('href="([^"]*)"', menu) == back
     for link in links:
         place = laid / link.removesuffix(".html")
         assert list(place.parent.glob(f"{place.name}.*"))
