@@ -173,7 +173,7 @@ def test_the_compiled_line_says_who_asked_for_the_all_reduce(compared):
     origins = {}
     for run in (pmap, jit):
         line = shorten_hlo(run.collectives[0])
-        assert escape(line) in page
+        assert escape(line) in page.replace("<wbr>", "")
         origins[run.strategy] = line.partition("op_name=")[2]
     assert "psum" in origins["pmap"]
     assert "psum" not in origins["jit"]
