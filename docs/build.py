@@ -1,8 +1,10 @@
 """Build the site from the pages and the executed notebooks: `python docs/build.py`.
 
 It needs `pip install -e ".[site]"` and writes the folder site, whose index.html a
-browser opens. Notebooks are shown as they are and never run. Every warning of Sphinx
-and every link that leads nowhere is an error.
+browser opens. `python -m http.server -d site` serves it, because a browser that opens
+files can't read the other pages for the excerpts of the search. Notebooks are shown as
+they are and never run. Every warning of Sphinx and every link that leads nowhere is an
+error.
 
 Where the repository is hosted, its address adds "open in Colab" and a link to the
 repository:
