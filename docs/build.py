@@ -87,6 +87,7 @@ def main() -> None:
     seconds = time.perf_counter() - started
     size_and_time = f"{pages} pages, {size:.1f} MB, {seconds:.0f} s"
     print(f"{HTML}: {size_and_time}, {len(broken)} broken links")
+    print(f"python -m http.server -d {HTML} serves it, with excerpts in its search.")
     sys.exit(bool(broken))
 
 
