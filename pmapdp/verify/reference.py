@@ -221,8 +221,10 @@ class Reference:
             return leaf[0]  # all groups have the same
 
         selected = {}
-        for part, prefix in (("state", ""), ("metrics", self.metric_prefix)):
-            selected[part] = trees.map_with_names(select_first, returned[part], prefix)
+        prefixes = {"state": "", "metrics": self.metric_prefix}
+        for output, prefix in prefixes.items():
+            leaves = returned[output]
+            selected[output] = trees.map_with_names(select_first, leaves, prefix)
         return selected
 
     def call_step(self, device: Any, state: Any, batch: Any, key: Any) -> Any:
