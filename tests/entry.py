@@ -59,10 +59,8 @@ def examples_for(model: str, n: int, seed: int) -> Examples:
     elif model == "transformer":
         # 0 is padding. No text is so short that dropout takes all of its words: layer
         # norm of nothing but zeros would make rounding large.
-        lengths, tokens = (
-            8 * random.integers(0, 3, (n, 1)),
-            random.integers(2, VOCABULARY, (n, 16)),
-        )
+        lengths = 8 * random.integers(0, 3, (n, 1))
+        tokens = random.integers(2, VOCABULARY, (n, 16))
         inputs = np.where(np.arange(16) < lengths, tokens, 0).astype(np.int32)
     else:
         size = 8 if model == "convnet" else 28
@@ -238,10 +236,8 @@ class Steps:
         own = {} if loss is None else {"loss": loss_of_package(loss)}
         self.task = Task(built(model, seed, dtype), optimizer, seed, dtype, **own)
         self.strategy = steps.STRATEGIES[strategy](self.task, devices)
-        self.place_state, self.place_batch = (
-            self.strategy.place_state,
-            self.strategy.place_batch,
-        )
+        self.place_state = self.strategy.place_state
+        self.place_batch = self.strategy.place_batch
 
     def first_state(self) -> Any:
         """The state before the first update, on the host."""
@@ -282,7 +278,8 @@ def count_calls(monkeypatch: Any, strategy: str) -> Counter[str]:
     """
     from pmapdp.steps import STRATEGIES
 
-    make, calls = STRATEGIES[strategy], Counter[str]()
+    make = STRATEGIES[strategy]
+    calls = Counter[str]()
     assert make.__module__ == f"pmapdp.steps.{strategy}"
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -355,7 +352,8 @@ def run_command(name: str, *arguments: object) -> Done:
     from pmapdp.cli import run
 
     module = importlib.import_module(module_of(name))
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = run(module.main, [str(argument) for argument in arguments])
     return Done(status, out.getvalue(), err.getvalue())
@@ -415,9 +413,9 @@ def epochs_in(metrics_file: Path) -> list[dict[str, Any]]:
 def checkpoint_steps(workdir: Path) -> list[int]:
     """The updates after which a run has whole checkpoints."""
     return sorted(
-        int(each.name)
-        for each in (workdir / "checkpoints").glob("*")
-        if each.name.isdigit()
+        int(folder.name)
+        for folder in (workdir / "checkpoints").glob("*")
+        if folder.name.isdigit()
     )
 
 

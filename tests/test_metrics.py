@@ -42,7 +42,8 @@ def test_means_of_one_update(saved, added, means):
 
 
 def test_the_host_runs_two_updates_ahead(monkeypatch):
-    meter, waits = Meter(), []
+    meter = Meter()
+    waits = []
     monkeypatch.setattr("jax.block_until_ready", lambda sums: waits.append(sums.loss))
     for step in range(1, 6):
         meter.add(step, sums(step, 0, 1), 1)
@@ -56,11 +57,10 @@ def test_metrics_are_read_together_and_counted_one_by_one():
 
     The means are over all examples.
     """
-    random, meter = np.random.default_rng(0), Meter()
-    losses, counts = (
-        random.exponential(size=50).astype(np.float32),
-        random.integers(1, 20, 50).tolist(),
-    )
+    random = np.random.default_rng(0)
+    meter = Meter()
+    losses = random.exponential(size=50).astype(np.float32)
+    counts = random.integers(1, 20, 50).tolist()
     for step, (loss, count) in enumerate(zip(losses, counts, strict=True), start=1):
         meter.add(step, sums(loss, 1, count), count)
         read = max(0, step - UPDATES_AHEAD) // READ_TOGETHER * READ_TOGETHER

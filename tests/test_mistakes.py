@@ -50,10 +50,8 @@ def optimizer(schedule):
     return 3
 """
 GENERATOR = np.random.default_rng(0)
-INPUTS, LABELS = (
-    GENERATOR.normal(size=(40, 6)).astype(np.float32),
-    (np.arange(40) % 3).astype(np.int32),
-)
+INPUTS = GENERATOR.normal(size=(40, 6)).astype(np.float32)
+LABELS = (np.arange(40) % 3).astype(np.int32)
 RIGHT = {
     "train_inputs": INPUTS,
     "train_labels": LABELS,

@@ -58,7 +58,8 @@ def result_or_sentence(work):
     """Return the result of `work`, or None if it ends with status 2 and one line on
     standard error.
     """
-    results, error = [], io.StringIO()
+    results = []
+    error = io.StringIO()
     with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
         status = cli.run(lambda arguments: results.append(work()), [])
     if status == 0:

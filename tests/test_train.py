@@ -48,7 +48,8 @@ def finished(tmp_path_factory):
     """Lines of the metrics file and output of two epochs of the default recipe, but for
     its larger model.
     """
-    file, output = tmp_path_factory.mktemp("finished") / "metrics.jsonl", io.StringIO()
+    file = tmp_path_factory.mktemp("finished") / "metrics.jsonl"
+    output = io.StringIO()
     with contextlib.redirect_stdout(output):
         job = [
             "--model",
@@ -110,10 +111,8 @@ def test_output_elsewhere_than_on_a_terminal_is_plain(finished):
         )
         == 2
     )
-    best, last = (
-        max(line["test"]["accuracy"] for line in lines[1:-1]),
-        lines[-2]["test"]["accuracy"],
-    )
+    best = max(line["test"]["accuracy"] for line in lines[1:-1])
+    last = lines[-2]["test"]["accuracy"]
     for words in (f"test accuracy: best {best:.4f}", f"last {last:.4f}", "to compile"):
         assert words in output
 

@@ -159,7 +159,7 @@ def test_dictionaries_of_inputs_and_labels_and_weights(one_by_one):
         {"kind": LABELS, "size": INPUTS.sum(1)},
         WEIGHTS,
     )
-    rows = [jax.tree.map(lambda each, i=i: each[i], tuple(data)) for i in range(N)]
+    rows = [jax.tree.map(lambda x, i=i: x[i], tuple(data)) for i in range(N)]
     found = part(rows if one_by_one else data)
     assert_same_batches(found, data)
     batch = Batches(found, 8, devices=3).read_batch(np.array([5, 3]))

@@ -30,7 +30,8 @@ from pmapdp.port.__main__ import as_text, report_program
 from pmapdp.port.rows import ROWS as CONSTRUCTS
 
 simulate(8)  # before the constants below use JAX
-N, SPLIT = 8, P("batch")
+N = 8
+SPLIT = P("batch")
 RING = [(n, (n + 1) % N) for n in range(N)]
 RANDOM = np.random.default_rng(0)
 W, X, ROWS = (
@@ -332,17 +333,19 @@ def shard_map(step, *in_specs, out_specs=SPLIT, check_vma=False, on=None):
 def on_stack(step):
     """The step of one device under shard_map, over arrays [N, ...] as under pmap."""
     return shard_map(
-        lambda *x: jax.tree.map(lambda y: y[None], step(*(each[0] for each in x))),
+        lambda *x: jax.tree.map(
+            lambda y: y[None], step(*(stacked[0] for stacked in x))
+        ),
         SPLIT,
     )
 
 
 def same(*results, rtol=1e-5):
-    for each in results[1:]:
+    for result in results[1:]:
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6),
             results[0],
-            each,
+            result,
         )
 
 
@@ -385,7 +388,7 @@ COLLECTIVES = {  # of one device; under jit, of the global [N, ...]
 
 def test_collectives_stay_under_shard_map_and_are_not_needed_under_jit():
     steps, whole = (
-        lambda x, n=n: {name: each[n](x) for name, each in COLLECTIVES.items()}
+        lambda x, n=n: {name: forms[n](x) for name, forms in COLLECTIVES.items()}
         for n in (0, 1)
     )
     same(
@@ -401,10 +404,8 @@ def scan_over_batches():
             lambda w, x: (w - 0.1 * mean(((x @ w)[:, None] * x).mean(0)), 0), w, x
         )[0]
 
-    by_axis, x = (
-        partial(loop, partial(lax.pmean, axis_name="batch")),
-        np.stack([X, X + 1, X - 1]),
-    )
+    by_axis = partial(loop, partial(lax.pmean, axis_name="batch"))
+    x = np.stack([X, X + 1, X - 1])
     yield pmap(
         by_axis,
         W,
@@ -463,7 +464,8 @@ def groups():
     )
     yield pmap(sums, W[0] * np.arange(N))
     yield shard_map(sums, SPLIT)(W[0] * np.arange(N))
-    both, on = P(("group", "batch")), mesh(2, 4, names=("group", "batch"))
+    both = P(("group", "batch"))
+    on = mesh(2, 4, names=("group", "batch"))
     yield shard_map(lambda x: lax.psum(x, "batch"), both, out_specs=both, on=on)(
         W[0] * np.arange(N)
     )

@@ -46,7 +46,7 @@ def running(
             process = forks.popen(
                 entry.run_in_child,
                 str(program),
-                [str(each) for each in command],
+                [str(argument) for argument in command],
                 *files,
                 variables,
             )
@@ -80,7 +80,7 @@ def train_together(
         *([*job, *hand] for hand in hands or by_hand()), **options
     ) as processes:
         ended = [end_of(process) for process in processes]
-    assert [each.status for each in ended] == [status] * len(ended), ended
+    assert [process.status for process in ended] == [status] * len(ended), ended
     return ended
 
 

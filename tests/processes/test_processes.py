@@ -131,8 +131,10 @@ def test_two_processes_that_are_killed_and_hang_and_resumed_equal_one_device(
         "--global-batch-size",
         4,
     ]  # 26 updates an epoch, never done by itself
-    one, two = tmp_path / "one", tmp_path / "two"
-    both, steps = [*job, "--checkpoint-every", 2, "--devices", 2, "--workdir", two], []
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    both = [*job, "--checkpoint-every", 2, "--devices", 2, "--workdir", two]
+    steps = []
 
     @contextlib.contextmanager
     def under_way(hands, env=None, strategy="pmap"):
@@ -246,8 +248,8 @@ def test_a_program_that_has_connected_its_processes(tmp_path):
     ended = train_together(hands=hands, program=tmp_path / "two.py")
     said = {
         line
-        for each in ended
-        for line in each.out.splitlines()
+        for end in ended
+        for line in end.out.splitlines()
         if line.startswith("said ")
     }
     assert [float(line.split()[1]) for line in said] == [
@@ -322,13 +324,13 @@ def test_the_program_that_measures_the_network(tmp_path):
 def test_a_process_that_differs_is_refused(tmp_path, other, sentence):
     first, second = by_hand()
     hands = [first, [*second, *other]]
-    for each in train_together(
+    for end in train_together(
         "--devices", 2, "--workdir", tmp_path / "run", hands=hands, status=2
     ):
-        assert each.err.startswith(
+        assert end.err.startswith(
             f"error: process 1 differs from process 0 {sentence}"
-        ), each
-        assert each.err.count("\n") == 0, each
+        ), end
+        assert end.err.count("\n") == 0, end
     assert not (tmp_path / "run" / "config.json").exists()
 
 
@@ -463,8 +465,8 @@ def test_a_loss_that_is_not_finite_ends_both_after_the_same_update(small_run, tm
     (tmp_path / "slower.py").write_text(SLOWER)
     job = [*small_run, "--dtype", "float32", "--devices", 2, "--learning-rate", 1e38]
     hands = [
-        [seconds, *job, *each]
-        for seconds, each in zip((0, 0.05), by_hand(), strict=True)
+        [seconds, *job, *hand]
+        for seconds, hand in zip((0, 0.05), by_hand(), strict=True)
     ]
     first, second = train_together(
         hands=hands, status=3, program=tmp_path / "slower.py"

@@ -22,11 +22,9 @@ SETTINGS = {"epochs": 9, "best": "lowest:error", "keep_checkpoints": 2, "patienc
 def squared_error(model, batch):
     """A regression with a further metric; there is no accuracy."""
     errors = jnp.abs(model(batch.inputs)[:, 0] - batch.labels)
-    loss, error, count = (
-        (batch.weights * errors**2).sum(),
-        (batch.weights * errors).sum(),
-        batch.weights.sum(),
-    )
+    loss = (batch.weights * errors**2).sum()
+    error = (batch.weights * errors).sum()
+    count = batch.weights.sum()
     # The first epoch, whose rate is 0, leaves the bias at 0: nothing divides its error,
     # which is NaN.
     return MetricSums(
@@ -48,7 +46,7 @@ def stopped(tmp_path_factory):
     result = run(custom=YOURS, workdir=str(folder), **SETTINGS)
     return (
         folder,
-        int(np.nanargmin([each["test"]["error"] for each in result.epochs])) + 1,
+        int(np.nanargmin([epoch["test"]["error"] for epoch in result.epochs])) + 1,
         result,
     )
 
@@ -60,7 +58,9 @@ def test_patience_ends_a_run_and_its_resumption_alike(stopped):
         json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
     ]
     assert [
-        np.isnan(each["test"]["error"]) for each in events if each["event"] == "epoch"
+        np.isnan(event["test"]["error"])
+        for event in events
+        if event["event"] == "epoch"
     ][:2] == [True, False]
     assert (
         f"ended after epoch {best + 3}: the last 3 were no better"
@@ -92,7 +92,7 @@ def test_the_result_is_the_best_epoch_with_and_without_a_workdir(stopped):
 
 def test_the_best_checkpoint_is_kept_and_evaluated(stopped, tmp_path):
     folder, best, found = stopped
-    errors = [each["test"]["error"] for each in found.epochs]
+    errors = [epoch["test"]["error"] for epoch in found.epochs]
     kept = [5 * best, 5 * best + 10, 5 * best + 15]
     assert (
         sorted(int(path.name) for path in (folder / "checkpoints").glob("[0-9]*"))
@@ -159,7 +159,7 @@ def test_a_function_after_each_epoch_and_a_stop(finished, tmp_path):
     seen.clear()
     file = tmp_path / "metrics.jsonl"
     found = run(custom={"after_epoch": note}, epochs=2, metrics_file=str(file))
-    assert [each["epoch"] for each in found.epochs] == [1, 2]
+    assert [epoch["epoch"] for epoch in found.epochs] == [1, 2]
     written = [
         json.loads(line)["test"]["loss"]
         for line in file.read_text().splitlines()

@@ -73,7 +73,8 @@ def test_the_newest_and_the_best_stay_in_a_folder_of_any_name(tmp_path):
 
     with jax.enable_x64(True):
         task = Task(build(Net, dtype="float64"), optax.sgd(0.1))
-        state, checkpoints = create_state(task), Checkpoints(folder, RUN, keep=2)
+        state = create_state(task)
+        checkpoints = Checkpoints(folder, RUN, keep=2)
         for step in range(1, 7):
             best = {"step": min(3, step)}
             saved = dataclasses.replace(state, step=np.int32(step))
@@ -131,7 +132,8 @@ Edited = type("Net", (FiveClasses,), {})
 )
 def test_nothing_else_of_it_can_be_changed(finished, model, changes, sentence):
     """Not even the model's code; no byte of the folder is changed."""
-    folder, before = finished[0], small_job.contents(finished[0])
+    folder = finished[0]
+    before = small_job.contents(finished[0])
     with pytest.raises(
         UserError,
         match=rf"the checkpoint of step 10 .* is of another configuration, .*{sentence}",
@@ -209,10 +211,8 @@ def test_a_checkpoint_without_its_checksum_is_refused(finished, folder):
 
 
 def test_a_full_disk_is_found_before_anything_is_written(tmp_path, monkeypatch):
-    checkpoints, state = (
-        Checkpoints(tmp_path / "checkpoints", RUN),
-        create_state(Task(build(Net), optax.sgd(0.1))),
-    )
+    checkpoints = Checkpoints(tmp_path / "checkpoints", RUN)
+    state = create_state(Task(build(Net), optax.sgd(0.1)))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(
@@ -244,7 +244,7 @@ def test_a_run_starts_from_the_weights_of_another_and_says_so(finished, tmp_path
         run(**settings, steps=5).state.step == found.state.step == 5
     )  # resumed: from its own checkpoint
     log, metrics = (
-        (tmp_path / "run" / each).read_text() for each in ("log.txt", "metrics.jsonl")
+        (tmp_path / "run" / name).read_text() for name in ("log.txt", "metrics.jsonl")
     )
     assert (
         log.count(f"starts from 4 arrays of {finished[0]}, which had made 10 updates\n")
@@ -294,10 +294,8 @@ def test_the_other_run_may_have_had_more_devices(finished, tmp_path):
 
 
 def test_a_file_without_weights_is_one_sentence(source):
-    cut, task = (
-        source["file"].with_name("cut"),
-        make_task(Config(), CustomParts(), build(MODELS["mlp"])),
-    )
+    cut = source["file"].with_name("cut")
+    task = make_task(Config(), CustomParts(), build(MODELS["mlp"]))
     cut.write_bytes(source["file"].read_bytes()[:-100])
     for path, sentence in (
         (cut, r"cut is damaged or is no exported model \("),

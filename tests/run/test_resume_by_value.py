@@ -124,7 +124,8 @@ def test_a_loss_that_cannot_be_compared_needs_your_word(tmp_path):
 
 def test_a_file_that_was_edited_is_refused_and_one_that_was_moved_is_not(tmp_path):
     """With more epochs, over which the rates add up to more, it goes on."""
-    rate, file = "def rate(step):\n    return 0.01 / (1 + step)\n", tmp_path / "rate.py"
+    rate = "def rate(step):\n    return 0.01 / (1 + step)\n"
+    file = tmp_path / "rate.py"
     one = {"workdir": str(tmp_path / "run"), "strategy": "single", "devices": 1}
     file.write_text(rate)
     run(custom={"optimizer": optax.lion}, schedule=f"{file}:rate", **one)

@@ -62,7 +62,8 @@ def test_the_result_has_all_epochs_of_the_run_once(tmp_path):
 
 def test_the_loss_of_every_second_update_is_logged(tmp_path):
     """Over two epochs of five updates. The mean of all losses is the loss of the epoch, because batches are equal."""
-    by_one, by_two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    by_one = tmp_path / "one.jsonl"
+    by_two = tmp_path / "two.jsonl"
     result = run(epochs=2, log_every=1, metrics_file=str(by_one))
     run(epochs=2, log_every=2, metrics_file=str(by_two))
     losses = {}
@@ -266,7 +267,7 @@ def test_paths_are_whole_and_a_moved_project_is_the_same_run(tmp_path, monkeypat
     }
     config = with_full_paths(Config(**given))
     assert {name: getattr(config, name) for name in given} == {
-        name: f"{tmp_path}/{each}" for name, each in given.items()
+        name: f"{tmp_path}/{value}" for name, value in given.items()
     }
     (tmp_path / "cnn").mkdir()  # a folder that happens to have a model's name
     assert with_full_paths(Config()) == Config()

@@ -74,7 +74,8 @@ def test_tree_costs_what_its_messages_cost(N):
             parts + packets[(device + distance) % N]
             for device, parts in enumerate(held)
         ]
-        messages, sent = messages + 1, sent + pieces
+        messages += 1
+        sent += pieces
     assert all(sorted(parts) == list(range(N)) for parts in held)
     seconds = messages * TREES.latency + sent * 1000 / TREES.bandwidth
     assert reduce_scatter_at(1000 * N, N, TREES) == pytest.approx(seconds, rel=1e-12)

@@ -34,7 +34,7 @@ def start(
     """
     process = CONTEXT.Process(
         target=entry.run_in_child,
-        args=(name, [str(each) for each in arguments], str(output)),
+        args=(name, [str(argument) for argument in arguments], str(output)),
     )
     process.start()
     try:

@@ -26,4 +26,6 @@ def quick(
             *(values if isinstance(names, tuple) else (values,)), marks=pytest.mark.slow
         )
 
-    return pytest.mark.parametrize(names, [case(*each) for each in enumerate(cases)])
+    return pytest.mark.parametrize(
+        names, [case(*numbered) for numbered in enumerate(cases)]
+    )

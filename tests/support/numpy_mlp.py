@@ -30,7 +30,8 @@ def loss_and_gradients(params, images, labels):
     delta /= n
     gradients = {}
     for depth in (2, 1, 0):
-        layer, x = LAYERS[depth], activations[depth]
+        layer = LAYERS[depth]
+        x = activations[depth]
         gradients[layer] = {"kernel": x.T @ delta, "bias": delta.sum(0)}
         if depth:
             delta = (delta @ params[layer]["kernel"].T) * (x > 0)

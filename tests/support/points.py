@@ -16,10 +16,8 @@ class Net(nnx.Module):
 
     def __init__(self, *, rngs, dtype=jnp.float32, param_dtype=jnp.float32):
         types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.hidden, self.head = (
-            nnx.Linear(6, 16, **types),
-            nnx.Linear(16, self.classes, **types),
-        )
+        self.hidden = nnx.Linear(6, 16, **types)
+        self.head = nnx.Linear(16, self.classes, **types)
 
     def __call__(self, x):
         return self.head(nnx.relu(self.hidden(x)))

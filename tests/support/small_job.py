@@ -19,10 +19,8 @@ class Net(nnx.Module):
         types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         # No bias in front of batch norm: its gradient would be rounding, which Adam
         # would amplify.
-        self.hidden, self.norm = (
-            nnx.Linear(6, 8, use_bias=False, **types),
-            nnx.BatchNorm(8, **types),
-        )
+        self.hidden = nnx.Linear(6, 8, use_bias=False, **types)
+        self.norm = nnx.BatchNorm(8, **types)
         self.out = nnx.Linear(8, 3, **types)
         self.dropout = nnx.Dropout(0.3, rngs=rngs)
 
@@ -36,7 +34,8 @@ class Line(nnx.Module):
     It is compiled in half the time.
     """
 
-    size, classes = 6, 3
+    size = 6
+    classes = 3
 
     def __init__(self, *, rngs):
         self.out = nnx.Linear(self.size, self.classes, rngs=rngs)
@@ -48,7 +47,8 @@ class Line(nnx.Module):
 class OfPictures(Line):
     """`[b, 8, 8, 3]` to logits of two classes."""
 
-    size, classes = 192, 2
+    size = 192
+    classes = 2
 
     def __call__(self, x):
         return self.out(x.reshape(len(x), -1) / 255)
@@ -62,7 +62,8 @@ def points(n, seed):
     )
 
 
-TRAIN, TEST = points(70, 1), points(29, 2)
+TRAIN = points(70, 1)
+TEST = points(29, 2)
 SETTINGS = {
     "devices": 2,
     "epochs": 3,
@@ -99,7 +100,7 @@ def flags(folder, **settings):
     return [
         "--no-progress",
         "--no-compile-cache",
-        *(each for pair in pairs for each in pair),
+        *(text for pair in pairs for text in pair),
     ]
 
 

@@ -20,11 +20,10 @@ def jit_with_nnx():
 
     class Net(nnx.Module):
         def __init__(self, rngs):
-            self.hidden, self.norm = (
-                nnx.Linear(5, 8, rngs=rngs),
-                nnx.BatchNorm(8, rngs=rngs),
-            )
-            self.dropout, self.out = nnx.Dropout(0.3), nnx.Linear(8, 1, rngs=rngs)
+            self.hidden = nnx.Linear(5, 8, rngs=rngs)
+            self.norm = nnx.BatchNorm(8, rngs=rngs)
+            self.dropout = nnx.Dropout(0.3)
+            self.out = nnx.Linear(8, 1, rngs=rngs)
 
         def __call__(self, x, rngs):
             return self.out(
@@ -141,7 +140,8 @@ def a_ragged_batch_padded_by_the_layout():
         return w - 0.1 * gradient / count, {"loss": loss / count}
 
     def place_batch(batch, devices):
-        size, N = len(batch["y"]), len(devices)
+        size = len(batch["y"])
+        N = len(devices)
         index = np.arange(-(-size // N) * N) % size
         weight = (np.arange(len(index)) < size).astype(batch["x"].dtype)
         return shard(({name: x[index] for name, x in batch.items()}, weight), devices)
@@ -165,7 +165,8 @@ def mixed_precision():
     """Matrix products in bfloat16, parameters in float32."""
 
     def half(w, batch):
-        x, w = batch["x"].astype(jnp.bfloat16), w.astype(jnp.bfloat16)
+        x = batch["x"].astype(jnp.bfloat16)
+        w = w.astype(jnp.bfloat16)
         return jnp.mean(((x @ w).astype(jnp.float32) - batch["y"]) ** 2)
 
     def step(w, batch):

@@ -190,7 +190,8 @@ def moved(w, opt, batch):
     return loss, w - 0.1 * (0.9 * opt + gradient), 0.9 * opt + gradient
 
 
-PAIR, normal = (W, np.zeros(5, np.float32)), jax.random.normal
+PAIR = (W, np.zeros(5, np.float32))
+normal = jax.random.normal
 GIVEN = {
     "haiku": (
         lambda w, opt, rng, batch: (*moved(w, opt, batch)[1:], normal(rng)), {"state": PAIR, "key": jax.random.key}),
