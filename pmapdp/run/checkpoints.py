@@ -49,7 +49,7 @@ class Checkpoints:
 
     Args:
         folder: Where they are.
-        run: The provenance of the run's results. A checkpoint of another is refused.
+        provenance: The run's. A checkpoint of another run is refused.
         keep: The number of newest ones to keep.
         read_only: Leave the folder as it is.
     """
@@ -57,7 +57,7 @@ class Checkpoints:
     def __init__(
         self,
         folder: Path,
-        run: Provenance,
+        provenance: Provenance,
         keep: int = 3,
         *,
         read_only: bool = False,
@@ -70,7 +70,7 @@ class Checkpoints:
             )
         hide_further_errors()
         self.folder = folder
-        self.run = run
+        self.provenance = provenance
         self.args = ocp.args
         managers = ocp.checkpoint_managers
         self.steps_to_keep = managers.CustomSteps
@@ -106,7 +106,7 @@ class Checkpoints:
                 f"{self.folder} (No space left on device): those before it are "
                 "intact, so free some space and start the same command again"
             )
-        progress = progress | {"belongs_to": self.run._asdict()}
+        progress = progress | {"belongs_to": self.provenance._asdict()}
         facts = {
             "shapes": shapes_of(state),
             "checksum": checkpoint_checksum(state, progress),
@@ -147,7 +147,7 @@ class Checkpoints:
             require_same_run(
                 name,
                 progress,
-                self.run,
+                self.provenance,
                 shapes_of(wanted),
                 accept_changed_functions=accept_changed_functions,
             )

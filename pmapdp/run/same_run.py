@@ -97,7 +97,7 @@ def fixed_settings(
 def require_same_run(
     checkpoint: str,
     progress: dict[str, Any],
-    run: Provenance,
+    requested: Provenance,
     shapes: dict[str, list[int]],
     *,
     accept_changed_functions: bool = False,
@@ -107,7 +107,7 @@ def require_same_run(
     Args:
         checkpoint: The checkpoint's name in the error message.
         progress: What it holds beside the state.
-        run: The provenance of the run that would go on from it.
+        requested: The provenance of the run that would go on from it.
         shapes: The shapes of that run's arrays by name.
         accept_changed_functions: True if the code of your functions may differ.
     """
@@ -115,11 +115,11 @@ def require_same_run(
     # A run that has made all its epochs may get more of them. It has no open sums.
     last_epoch = progress["last"].get("epoch")
     has_ended = last_epoch == saved.settings["epochs"] and not progress["examples"]
-    if has_ended and run.settings["epochs"] > last_epoch:
-        settings = saved.settings | {"epochs": run.settings["epochs"]}
-        # They stretch a schedule, so then it's compared by its code alone.
+    if has_ended and requested.settings["epochs"] > last_epoch:
+        settings = saved.settings | {"epochs": requested.settings["epochs"]}
+        # More epochs stretch a schedule, so it's compared by its code alone.
         saved = saved._replace(settings=settings, rates={})
-    differences = find_differences(saved, run, progress["shapes"], shapes)
+    differences = find_differences(saved, requested, progress["shapes"], shapes)
     if differences:
         raise UserError(
             f"{checkpoint} is of another configuration, which differs in "
@@ -127,18 +127,18 @@ def require_same_run(
             "--init-from starts from its weights), or delete that run yourself"
         )
     if not accept_changed_functions:
-        require_same_code(checkpoint, saved, run)
+        require_same_code(checkpoint, saved, requested)
 
 
 def find_differences(
     saved: Provenance,
-    run: Provenance,
+    requested: Provenance,
     saved_shapes: dict[str, list[int]],
     shapes: dict[str, list[int]],
 ) -> list[str]:
     """List settings, shapes or rates that differ, with both values."""
     differences = []
-    for name, value in run.settings.items():
+    for name, value in requested.settings.items():
         saved_value = saved.settings.get(name, value)  # 0.3 had fewer
         if value != saved_value:
             differences.append(f"{name} ({saved_value!r} there, {value!r} now)")
@@ -151,7 +151,7 @@ def find_differences(
             )
     if differences:
         return differences  # they explain the rates, too
-    for step, rate in run.rates.items():
+    for step, rate in requested.rates.items():
         saved_rate = saved.rates.get(step, rate)
         # Another machine may round a rate in another way.
         if not np.isclose(saved_rate, rate, rtol=1e-4, atol=1e-9):
@@ -160,9 +160,11 @@ def find_differences(
     return []
 
 
-def require_same_code(checkpoint: str, saved: Provenance, run: Provenance) -> None:
+def require_same_code(
+    checkpoint: str, saved: Provenance, requested: Provenance
+) -> None:
     """Refuse a checkpoint that was made with other functions of yours."""
-    for name, code in run.code.items():
+    for name, code in requested.code.items():
         if code is None:
             raise UserError(
                 f"your {name} holds a value that can't be compared with the one of "

@@ -33,8 +33,8 @@ def load_state(
     the fingerprint of the data is another one.
     """
     # Nothing is trained, so learning rates and code don't matter.
-    run = Provenance(fixed_settings(read_config(path), data_fingerprint), {}, {})
-    checkpoints = open_checkpoints(path, run)
+    settings = fixed_settings(read_config(path), data_fingerprint)
+    checkpoints = open_checkpoints(path, Provenance(settings, {}, {}))
     # One accelerator may be too small for a state that was split over several.
     with use_host():
         state, progress = checkpoints.read(checkpoints.steps()[-1], task)
@@ -48,14 +48,17 @@ def load_state(
     return jax.device_get(state), progress
 
 
-def open_checkpoints(path: str | Path, run: Provenance | None = None) -> Checkpoints:
+def open_checkpoints(
+    path: str | Path, provenance: Provenance | None = None
+) -> Checkpoints:
     """Open the checkpoints in the folder of a run, to read them.
 
     A `UserError` says that there are none.
     """
     read_config(path)
     folder = Path(path) / "checkpoints"
-    checkpoints = Checkpoints(folder, run or Provenance({}, {}, {}), read_only=True)
+    provenance = provenance or Provenance({}, {}, {})
+    checkpoints = Checkpoints(folder, provenance, read_only=True)
     if not checkpoints.steps():
         raise UserError(
             f"{path} holds no checkpoint yet: let the training run finish an epoch "
