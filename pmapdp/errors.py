@@ -13,8 +13,9 @@ from typing import Any
 
 # A flag in a message. Dashes inside a word belong to the name of a file.
 FLAG = r"(?<![\w-])--[a-z-]*[a-z]"
-# The word after one of these is its value, and no part of the sentence.
-NAME_FLAGS = "dataset|model|dtype|strategy|mesh|layout|shard-state|optimizer|schedule"
+# One whose value is a name. The next word is that name, and no part of the sentence.
+NAMES = "dataset|model|dtype|strategy|mesh|layout|shard-state|optimizer|schedule"
+NAME_FLAG = rf"(?<![\w-])--(?:{NAMES})"
 # What to try if training diverges.
 DIVERGED_ADVICE = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"
 
@@ -93,7 +94,7 @@ def flags_to_arguments(message: str) -> str:
     `--warmup-steps 5` becomes `warmup_steps=5`, `--strategy jit` becomes
     `strategy="jit"`, and `--workdir` becomes `workdir`.
     """
-    message = re.sub(rf"--({NAME_FLAGS}) ([\w=,+:./-]*\w)", r'--\1="\2"', message)
+    message = re.sub(rf"({NAME_FLAG}) ([\w=,+:./-]*\w)", r'\1="\2"', message)
     # Another value begins with a digit or a quote, or it goes on with the sentence.
     message = re.sub(rf"({FLAG}) (?=-?\d|')", r"\1=", message)
     return re.sub(FLAG, lambda flag: flag[0][2:].replace("-", "_"), message)

@@ -86,13 +86,14 @@ def test_only_an_error_of_your_code_shows_its_cause(capsys):
 
 def test_from_python_messages_name_arguments_and_not_flags(capsys):
     error = UserError(
-        "--warmup-steps 5 needs a --schedule: try --warmup-steps 0 or --best 'a--b', "
-        "or --mesh data=4,model=2, --strategy jit and --shard-state none"
+        "--warmup-steps 5 needs a --schedule: try --warmup-steps 0 or "
+        "--best 'a--model b', or --mesh data=4,model=2, --strategy jit and "
+        "--shard-state none"
     )
     assert cli.run(raising(error), []) == 2
     assert capsys.readouterr().err == f"error: {error.args[0]}\n"
     assert str(error) == (
-        "warmup_steps=5 needs a schedule: try warmup_steps=0 or best='a--b', "
+        "warmup_steps=5 needs a schedule: try warmup_steps=0 or best='a--model b', "
         'or mesh="data=4,model=2", strategy="jit" and shard_state="none"'
     )
 
