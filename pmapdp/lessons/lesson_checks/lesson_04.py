@@ -8,35 +8,6 @@ import numpy as np
 from pmapdp.lessons.checks import call_and_watch, refuse, require
 
 
-def require_all_devices(result, how):
-    """Reject a result that isn't spread over all devices. `how` says what to map over."""
-    require(
-        isinstance(result, jax.Array),
-        "the result is a NumPy array, so it's on the host: "
-        "return the JAX array, which is on the devices",
-    )
-    N = len(jax.devices())
-    used = len(result.sharding.device_set)
-    require(used == N, f"only {used} of {N} devices worked: {how}")
-    largest = max(shard.data.size for shard in result.addressable_shards)
-    require(
-        largest * N == result.size,
-        f"a device holds {largest} of {result.size} numbers, all of the result: "
-        "leave its part on each device, as jax.pmap does",
-    )
-
-
-def require_computed_on_devices(answer, arrays, how):
-    """Reject a result that was computed elsewhere and then spread over the devices."""
-    result, placed = call_and_watch(answer, *arrays)
-    numbers = np.asarray(result)
-    require(
-        not any(np.isin(numbers, np.asarray(array)).all() for array in placed),
-        "the result was there before you placed it, so one device or the host "
-        f"computed all of it: {how}",
-    )
-
-
 def sums_on_devices(answer):
     """Two batches, of which no two devices have the same sums; `eval_step` notes its rows."""
     N = len(jax.devices())
@@ -55,7 +26,15 @@ def sums_on_devices(answer):
             return {"loss": weights @ outputs, "count": weights.sum()}
 
         with mock.patch.object(jax, "pmap", wraps=jax.pmap) as pmap:
-            result = answer(eval_step, {"scale": scale}, (inputs, weights))
+            try:
+                result = answer(eval_step, {"scale": scale}, (inputs, weights))
+            except (TypeError, ValueError):
+                require(
+                    not pmap.called or "in_axes" in pmap.call_args.kwargs,
+                    "the state has no device axis, and pmap maps over every argument "
+                    "for which in_axes doesn't say None",
+                )
+                raise
         require(pmap.called, "map `eval_step` over the devices with jax.pmap")
         require(
             set(rows_seen) == {b},
@@ -120,8 +99,25 @@ def block_product(answer):
         "for 4 i + j",
     )
     how = "map over the stacked blocks with jax.pmap"
-    require_all_devices(result, how)
-    require_computed_on_devices(answer, (a, b), how)
+    require(
+        isinstance(result, jax.Array),
+        "the result is a NumPy array, so it's on the host: "
+        "return the JAX array, which is on the devices",
+    )
+    used = len(result.sharding.device_set)
+    require(used == 8, f"only {used} of 8 devices worked: {how}")
+    largest = max(shard.data.size for shard in result.addressable_shards)
+    require(
+        largest == m * p,
+        f"a device holds {largest} of {result.size} numbers, all of the result: "
+        "leave its part on each device, as jax.pmap does",
+    )
+    again, placed = call_and_watch(answer, a, b)
+    require(
+        not any(np.isin(np.asarray(again), np.asarray(x)).all() for x in placed),
+        "the result was there before you placed it, so one device or the host "
+        f"computed all of it: {how}",
+    )
 
 
 def fixed_accuracy(answer):

@@ -46,6 +46,7 @@ def global_moments(answer):
         own.format("variance"): values.var(1),
         mean_of_variances: values.var(1).mean(),
         "this is the standard deviation: the variance is its square": values.std(),
+        "the variance divides by n, not by n - 1": values.var(ddof=1),
         "this is the mean of the squares: subtract the square of the mean": (
             np.square(values).mean()
         ),

@@ -34,7 +34,7 @@ BY_JAX = """def loss(model):
 WRONG = {
     "backward": [
         ("rule 1", MINUS_ONE, ""),
-        ("rule 3 is missing", " * (hidden > 0)", ""),
+        ("where the ReLU returned 0", " * (hidden > 0)", ""),
         ("not if g is", THROUGH, 'np.maximum(g @ model["W2"].T, 0)'),
         ("of the mean loss", MINUS_ONE, f"{MINUS_ONE}\n    g /= len(labels)"),
         ("the sign is wrong", MINUS_ONE, f"{MINUS_ONE}\n    g = -g"),

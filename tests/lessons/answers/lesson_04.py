@@ -51,7 +51,12 @@ WRONG = {
             f"return {TOTAL}",
             'return {"mean": sums["loss"].sum() / sums["count"].sum()}',
         ),
-        ("ValueError", "in_axes=(None, 0)", "in_axes=0"),
+        (
+            "has no device axis",
+            "jax.pmap(eval_step, in_axes=(None, 0))",
+            "jax.pmap(eval_step)",
+        ),
+        ("your code raised ValueError", "N, -1,", "N, 16,"),
     ],
     "block_product": [
         ("return the JAX array", BLOCKS, f"np.asarray({BLOCKS})"),

@@ -32,6 +32,7 @@ WRONG = {
         ),
         ("the variance is its square", VARIANCE, f"jnp.sqrt({VARIANCE})"),
         ("subtract the square of the mean", VARIANCE, "second / count"),
+        ("not by n - 1", VARIANCE, f"({VARIANCE}) * 24 / 23"),
         ("two numbers", f"return mean, {VARIANCE}", f"return {VARIANCE}"),
         ("one number", "weights @ values,", "weights * values,"),
         (
