@@ -161,8 +161,8 @@ verdict = check("03_train_with_flax_and_optax", "update_state", update_state)
 #
 # </details>
 #
-# The data, the loop and the report stay as they were, because none of them looks inside the state. Here's the whole
-# program:
+# The data and the report stay as they were. The loop hands the state from update to update without looking inside, and
+# only the test picks out the model, `state[0]`. Here's the whole program:
 
 # %% tags=["take-home"]
 # include program/03_ragged.py
@@ -198,15 +198,17 @@ def pad_rows(rows, B):
 verdict = check("03_train_with_flax_and_optax", "pad_rows", pad_rows)
 
 # %% [markdown]
+# In the program these lines are part of `batches`. A few more changes prepare for lesson 04.
+#
 # <details><summary>Solution, and all that changes in the program</summary>
 #
 # include the difference of 03_ragged.py and 03_flax.py
 #
 # </details>
 #
-# - `batches` has your two lines, and `loss_sums` multiplies by the weights. It returns **sums and a count**, not means.
-#   If you add up both over all batches of an epoch, and divide once, every example counts exactly once. Later you'll
-#   add up over devices in the same way.
+# - `loss_sums` takes the losses from Optax and multiplies them by the weights. As before, it returns **sums and a count**,
+#   not means. If you add up both over all batches of an epoch, and divide once, every example counts exactly once. Later
+#   you'll add up over devices in the same way.
 # - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
 # - `donate_argnums=0` hands the old state's memory to the new one. More about that below.
 # - `report` fetches all sums of an epoch at once. JAX returns before a step is computed, so Python can prepare the next

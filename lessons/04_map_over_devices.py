@@ -86,9 +86,9 @@ lesson_04.dot_products(xs.sum(1))
 # ## Split, or the same for everyone
 #
 # Not every argument should be split, because each device needs the whole model. With `in_axes=(None, 0)` every device
-# gets all of the first argument, and its row of the second. If you hand over NumPy arrays, they travel to the devices in
-# every call. For a batch that's fine, but the model should stay there. So you place your arrays yourself, before you
-# call the step, as you've seen in lesson 00. You need two kinds of places:
+# gets all of the first argument, and its row of the second. But NumPy arrays travel to the devices in every call, which
+# is fine for a batch and a waste for a model that hasn't changed. So place the model yourself, once, before you call the
+# step. Two things say where an array goes:
 #
 # - A **mesh** is an array of devices with named axes. Ours is a row of eight devices, and its axis is called `"data"`.
 # - A **partition spec** says how to cut an array: for each axis of the array, which axis of the mesh it goes over.
@@ -144,10 +144,9 @@ verdict = check("04_map_over_devices", "sums_on_devices", sums_on_devices)
 #
 # </details>
 #
-# You still train on one device. After each epoch, `place_state` copies the state to all eight.
-#
-# Don't keep `copies` for later, though. On device 0 nothing had to be copied, so there `copies` is the state itself. The
-# next `train_step` gives the state's memory away, and `copies` is gone with it.
+# You still train on one device, and after each epoch `place_state` copies the state to all eight. Don't keep `copies` for
+# later, though. On device 0 nothing had to be copied, so there `copies` is the state itself. The next `train_step` gives
+# the state's memory away, and `copies` is gone with it.
 #
 # The new program prints lesson 03's test losses and accuracies, up to rounding:
 
