@@ -116,7 +116,7 @@ print("Flax finds", flax_means)
 lesson_07.sums_and_counts()
 
 # %% [markdown]
-# The variance needs a third sum. Write both, because they're the heart of your layer.
+# The variance needs a third sum. Mean and variance are the heart of your layer, so write them yourself.
 #
 # 1. `global_moments` (7 minutes): the mean and the variance of the valid values on all devices. It runs on each device,
 #    inside `pmap`, and the mapped axis is `"data"`. `values` and `weights` `[b]` are this device's, and a weight is 1, or
@@ -158,9 +158,9 @@ verdict = check("07_synchronize_batch_norm", "global_moments", global_moments)
 # **Digits.** Say your values lie around 20,000, with a variance of 1. Then both parts of `E[x²] - E[x]²` are around
 # 400,000,000. At that size float32 moves in steps of 32, so a variance of 1 is lost. There's a way out that costs no
 # second all-reduce: subtract the running mean from all values first. That doesn't change the variance, and once the
-# running mean is near the true one, the numbers you square are small. But it starts at 0, and each update takes it only a
-# tenth of the way. For some dozens of updates the variance is still wrong, so if you have such values, subtract a rough
-# mean from them before the first update.
+# running mean is near the true one, the numbers you square are small. Until then the variance stays wrong, for some dozens
+# of updates, because the running mean starts at 0 and gets only a tenth closer each time. If you have such values,
+# subtract a rough mean from them before the first update.
 #
 # ## The program so far
 #
