@@ -229,8 +229,8 @@ lesson_04.one_label_for_eight_rows(lie)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Row 0, and there's no error. JAX reads the copy on device 0, and believes you that the others are equal. In lesson 05
-# a whole training run ends like this, and you'll learn how to notice.
+# Row 0, and there's no error. JAX reads the copy on device 0, and takes your word for it that the others are equal. In
+# lesson 05 a whole training run ends like this, and you'll learn how to notice.
 #
 # </details>
 
@@ -303,7 +303,7 @@ for exercise in (block_product, fixed_accuracy):
 # - `pmap` gives each device its row, runs one program on all of them, and stacks the results. `None` means the same for
 #   everyone.
 # - A mesh and a partition spec say where an array lives. Place your arrays once, with `jax.device_put(x, sharding)`.
-# - With `out_axes=None` you promise that all devices agree, and JAX believes you. To see what each of them holds, read
+# - With `out_axes=None` you promise that all devices agree, and JAX doesn't check. To see what each of them holds, read
 #   `addressable_shards`.
 #
 # In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) has this mesh, these two shardings, `place_state`, `place_batch`
