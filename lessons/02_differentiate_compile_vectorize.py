@@ -19,9 +19,9 @@
 # in their notebook. None of the three does what it does in PyTorch, and one idea explains them all. JAX runs your Python
 # function on stand-ins in place of arrays, and writes down what happens to them.
 #
-# That's also where JAX's power comes from. From what it has written down, it makes a derivative, so you never write a
-# backward pass again, or a compiled program, or a function for a whole batch out of one for a single example. In this
-# lesson you'll use all three, and walk into the traps on purpose.
+# That's also where JAX's power comes from. Out of what it has written down, it makes the derivative, a compiled program,
+# or a function for a whole batch from one for a single example. You'll use all three here, and walk into the traps on
+# purpose.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and pass random keys by hand.
 # 27 minutes, 47 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
@@ -140,16 +140,16 @@ print(double(1.0), double(2.0), double(3.0))
 #
 # In the first call, JAX runs your Python code with tracers in place of arrays, writes down every operation that they
 # meet, and compiles the list. From then on, arrays of the same shapes and types go straight to the compiled program, and
-# your Python code is left out. To see the values in every call, write `jax.debug.print`, which becomes one of
-# the operations.
+# your Python code is left out. To see the values in every call, write `jax.debug.print`, which becomes one of the
+# operations.
 
 # %%
 lesson_02.trace()
 
 # %% [markdown]
-# Now the same with your `train_step`, on batches of different sizes. How often does JAX compile it? It compiles what it
-# has just traced, and while it traces, Python runs. An ordinary list therefore keeps count: each number in `traced`
-# stands for one compilation. The last bar is a call without `jit`, in which Python starts each operation by itself.
+# Now the same with your `train_step`, on batches of different sizes. Your Python code runs only while JAX traces, and JAX
+# compiles what it has just traced. So an ordinary list can count the compilations: each number in `traced` is one. The
+# last bar is a call without `jit`, in which Python starts each operation by itself.
 #
 # **Predict:** which of the five calls with `jit` will be slow?
 
@@ -311,7 +311,8 @@ for name, one_key in keys.items():
 # 3. An index beyond the end raises no error. `jnp.arange(3)[10]` is 2, the last element, and if you write beyond the
 #    end, nothing happens.
 # 4. `jnp.where(x > 0, jnp.sqrt(x), 0.0)` is 0 at x = -1, but its gradient there is NaN: `grad` goes through both
-#    branches, and 0 times the NaN of the root is NaN. Choose a safe number first: `jnp.sqrt(jnp.where(x > 0, x, 1.0))`.
+#    branches, the root has no slope at -1, and 0 times NaN is NaN. Choose a safe number first:
+#    `jnp.sqrt(jnp.where(x > 0, x, 1.0))`.
 # 5. If your loss is NaN, run the step under `with jax.debug_nans(True):`. It stops at the operation that made the first
 #    NaN.
 #
