@@ -19,8 +19,8 @@
 # what it sends, and calculate the rest. But how far can you trust such a prediction? At the end you compare three of
 # them with published runs. Two turn out too optimistic.
 #
-# **You will** time a step without fooling yourself, find out whether your device is busy at all, predict the speed of many
-# devices, and see how wrong such a prediction can be. 20 minutes, 45 with exercises. You need
+# **You will** time a step without fooling yourself, find out which limit of your device it meets, predict the speed of many
+# devices, and see how wrong such a prediction can be. 24 minutes, 49 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
@@ -63,7 +63,7 @@ lesson_18.three_durations()
 #   A layer takes three such products: one forward, one for the gradient of the weights, and one for the gradient of the
 #   inputs, which the first layer doesn't need.
 # - Operations divided by the time and by `PEAK`, the most that your device can do by its data sheet, are the **model FLOPs
-#   utilization**, MFU. The 1e11 is only a round number for a CPU.
+#   utilization**, MFU. The 1e11 is only a round number for a CPU. Soon you'll measure yours.
 # - `describe` reads from the compiled step what each device computes and keeps, and calculates how many bytes are
 #   all-reduced and how long that takes. The network is assumed: Ethernet of 10 Gbit/s, with 20 microseconds a message.
 #   Put your own into `LATENCY` and `BANDWIDTH`.
@@ -96,48 +96,104 @@ lesson_18.trace_of_an_h200()
 # %% [markdown]
 # In each of the three updates the GPU computes for 0.12 ms and waits for Python for 1.4 ms. The profiler makes Python
 # slow, but without it, and with the data on the GPU already, an update still took 0.231 ms. So the GPU waits half of the
-# time, and 64 GPUs would wait as long. Repair this first: make the batch larger, or put many updates into one call.
-# `lax.scan` wants a function that takes a state and a batch and returns a state and a result, and your `train_step` is one
-# already.
+# time, and 64 GPUs would wait as long.
 #
-# **Predict:** an epoch has 40 batches. How long does it take with ten updates in a call, compared with one update in a
-# call: a tenth, about as long, or something in between?
+# ## How fast could it be?
+#
+# Suppose your device never waited. It could still do only so many operations a second, and move only so many bytes. Which
+# of these two limits a program meets first depends on its **arithmetic intensity**, the operations that it does for each
+# byte it reads or writes. Two programs are easy to count:
+#
+# - The dot product of two vectors reads two numbers of 4 bytes, multiplies them, and adds the result to a sum. That's 2 / 8
+#   operations per byte.
+# - The product of two n x n matrices takes 2 n³ operations, and moves 3 n² numbers of 4 bytes. That's n / 6 operations per
+#   byte, 171 for n = 1,024.
+#
+# The first keeps the memory busy, and the second the arithmetic. Time both, and you know the two limits of your machine:
+
+# %%
+import jax.numpy as jnp
+
+
+def fastest(function, *arguments):
+    """Seconds of the fastest of 50 calls, the one that other programs disturbed least."""
+
+    def call():
+        jax.block_until_ready(function(*arguments))
+
+    call()  # compiles
+    return min(timeit.repeat(call, number=1, repeat=50))
+
+
+matrix = jnp.ones((1024, 1024))
+most_flops = 2 * 1024**3 / fastest(jax.jit(jnp.matmul), matrix, matrix)
+x, y = jnp.ones(2**24), jnp.ones(2**24)
+most_bytes = (x.nbytes + y.nbytes) / fastest(jax.jit(jnp.dot), x, y)
+print(f"at most {most_flops:.1e} FLOP/s and {most_bytes:.1e} bytes/s")
+print(f"they meet at {most_flops / most_bytes:.0f} operations per byte")
+
+# %% [markdown]
+# With fewer operations per byte than that, a program has to wait for the memory, and with more, for the arithmetic. At I
+# operations per byte it does at most `min(most_flops, I * most_bytes)` of them a second. Drawn with logarithmic axes this
+# looks like a roof, so the picture is called a **roofline**.
+#
+# Now put your step under the roof. The compiler counts its operations and its bytes, and with 128 examples finds 2.9
+# operations per byte. To compare, take larger batches, and ten updates in one call. `lax.scan` does that in one line. It
+# wants a function that takes a state and a batch and returns a state and a result, and your `train_step` is one already.
+#
+# **Predict:** does a call with 128 examples reach the slope of the roof, the flat part, or neither?
 
 # %% tags=["prediction"]
 step = train_step.__wrapped__  # the function before jit
 one_update = jax.jit(step)
 ten_updates = jax.jit(lambda state, batches: lax.scan(step, state, batches))
-host_batches = list(batches(*train_data, seed=0))
-stacks = [jax.tree.map(lambda *x: np.stack(x), *host_batches[k : k + 10]) for k in range(0, 40, 10)]
-one_device = jax.devices()[0]
-start, singles, tens = jax.device_put((init_state(), host_batches, stacks), one_device)
+start = jax.device_put(init_state(), jax.devices()[0])
 
 
-def train_epoch(update, epoch_batches):
-    state = start  # made once, so that its initialization isn't timed
-    for batch in epoch_batches:
-        state, _ = update(state, batch)
-    return jax.block_until_ready(state)
+def make_batch(examples):
+    rows = np.arange(examples) % 5_000
+    batch = train_data[0][rows], train_data[1][rows], np.ones(examples, np.float32)
+    return jax.device_put(batch, jax.devices()[0])
 
 
-def fastest(update, epoch_batches):
-    train_epoch(update, epoch_batches)  # compiles
-    return min(timeit.repeat(lambda: train_epoch(update, epoch_batches), number=1, repeat=9))
-
-
-ratio = fastest(ten_updates, tens) / fastest(one_update, singles)
-print(f"ten updates in a call take {ratio:.2f} of the time")
+points = {}  # name: (operations per byte, operations per second)
+for examples in (32_768, 2_048, 128):
+    batch = make_batch(examples)
+    cost = one_update.lower(start, batch).compile().cost_analysis()
+    intensity = cost["flops"] / cost["bytes accessed"]
+    points[f"{examples:,} examples"] = intensity, cost["flops"] / fastest(one_update, start, batch)
+ten_batches = jax.tree.map(lambda x: jnp.stack([x] * 10), batch)  # of 128 examples
+seconds = fastest(ten_updates, start, ten_batches)
+points["128, ten updates in a call"] = intensity, 10 * cost["flops"] / seconds
+lesson_18.roofline(points, most_flops, most_bytes)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Something in between. A scan saves nine of ten calls, but none of the computing, so the smaller the network, the more it
-# saves. Yours is tiny. On the H200 the CNN's 0.231 ms became 0.113 ms, with twenty updates in a call.
+# Neither. On the machine that built this page it's far below the slope, for the reason that you saw on the H200: the step
+# is so short that most of the time goes into calling it. Ten updates in a call, or more examples, share that time among
+# more work, so these points are higher.
 #
 # </details>
 #
-# The parameters come out the same, up to rounding. What you pay is freedom: ten batches have to lie on the device
-# beforehand, and you can save or stop only after ten updates.
+# On your machine a point may even lie above the slope. Then another program was busy while you measured the limits, or
+# the step's numbers stayed in a cache, which is faster than the memory.
+#
+# The remedy depends on where your point is:
+#
+# - **Far below the roof**, put more work into a call. On the H200 the CNN's 0.231 ms became 0.113 ms, with twenty updates
+#   in a call. They give the parameters of single updates, up to rounding. What you pay is freedom: the batches have to lie
+#   on the device beforehand, and you can save or stop only between calls.
+# - **At the slope**, make more of each byte. Here a larger batch hardly helps: from 128 to 32,768 examples your step goes
+#   from 2.9 to only 4.0 operations per byte, because its layers are narrow, and an input is used for just 32 hidden units.
+#   Wider layers use each number more often, and bfloat16 halves the bytes.
+# - **At the flat part** you need fewer operations, or a faster device.
+#
+# In a large model the layers are wide, and it's a small batch that leads to the slope. A weight in bfloat16 takes 2 bytes,
+# and each example needs 2 operations with it, so a layer does at most one operation per byte for each example on the
+# device. An [H200](https://www.nvidia.com/en-us/data-center/h200/) computes 989 TFLOP/s in bfloat16 without sparsity, and
+# moves 4.8 TB/s, so its limits meet at 206. With fewer examples or tokens than that on each GPU, the arithmetic has to
+# wait. Remember this before you split a batch over 64 of them.
 #
 # ## How much faster are 64?
 #
@@ -235,12 +291,16 @@ lesson_18.predicted_against_found(runs)
 # The asserts behind all answers.
 from pmapdp import scaling
 
-assert "length=10" in str(jax.make_jaxpr(ten_updates)(state, tens[0]))  # ten updates, one call
+assert "length=10" in str(jax.make_jaxpr(ten_updates)(start, ten_batches))  # ten updates, one call
+host_batches = list(batches(*train_data, seed=0))[:10]
 batch = place_batch(host_batches[0])
 text = train_step.lower(state, batch).compile().as_text()
 assert text.count(" all-reduce(") == 1
 assert sum(leaf.size for leaf in jax.tree.leaves(state[0])) == 2410
-singly, scanned = train_epoch(one_update, singles), train_epoch(ten_updates, tens)
+singly = start
+for host_batch in host_batches:
+    singly, _ = one_update(singly, host_batch)
+scanned, _ = ten_updates(start, jax.tree.map(lambda *x: np.stack(x), *host_batches))
 for one, other in zip(jax.tree.leaves(singly), jax.tree.leaves(scanned), strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 for name, milliseconds in all_reduce_ms.items():
@@ -271,6 +331,9 @@ p100_all_reduces = [
 assert round(p100_all_reduces[1] - p100_all_reduces[0]) == 33
 flops = train_step.lower(state, batch).compile().cost_analysis()["flops"]
 assert (round(flops / 1e6, 2), round(FLOPS / 8 / 1e6, 2)) == (0.2, 0.16)
+intensities = [round(intensity, 1) for intensity, _ in points.values()]
+assert intensities == [4.0, 4.0, 2.9, 2.9]
+assert round(989e12 / 4.8e12) == 206
 assert round(2000 * scaling.reduce_scatter(gradient_bytes, 8, scaling.A100.levels), 2) == 0.65
 
 # %% [markdown]
@@ -324,7 +387,7 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 # ## Take away
 #
 # - Warm up, wait for the result, and don't time simulated devices.
-# - Keep one device busy before you ask for more: a larger batch, or many updates in a call.
+# - Draw one device's roofline before you ask for more. Far below it, put more work into a call.
 # - Predict a range, from no overlap to full overlap, and take it as the best that you can get.
 #
 # The calculation is `predict` in [scaling.py](../pmapdp/scaling.py), and
