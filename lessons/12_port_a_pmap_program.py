@@ -155,12 +155,12 @@ lesson_12.before_and_after()
 # include program/12_ported.py
 
 # %% [markdown]
-# ## The mistake: forget the statistics
+# ## The mistake: average only what the old step did
 #
-# Suppose you average only what the old step averaged: the gradients and the metrics. With `out_specs=P()` you promise that
-# the new state is the same on all devices, and the check is on.
+# The old step averaged the gradients and the metrics. Suppose yours does no more. With `out_specs=P()` you promise that the
+# new state is the same on all devices, and the check is on.
 #
-# **Predict:** a state holds parameters, statistics and the optimizer's moments. Which of them does JAX refuse?
+# **Predict:** the state has 6 arrays of parameters, 2 of batch statistics, and 13 of Adam. How many does JAX refuse?
 
 
 # %% tags=["prediction"]
@@ -184,9 +184,9 @@ except ValueError as error:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only the statistics. Parameters and moments are computed from averaged gradients, so they're the same on all devices.
-# But each device updates the running mean and the running variance from its own 16 examples, and the message has one
-# paragraph with a star for each of the two.
+# Two, the statistics. Parameters and Adam's moments are computed from averaged gradients, so they're the same on all
+# devices. But each device updates the running mean and the running variance from its own 16 examples, and the message has
+# one paragraph with a star for each of the two.
 #
 # </details>
 #
@@ -205,7 +205,7 @@ lesson_12.running_means(means)
 # dropout key for each device in its state, [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows
 # how to keep all eight.
 #
-# ## Is it the old program? Is it one device's?
+# ## Does it match the old program? And one device?
 #
 # Five equal lines are a good sign, but they show only two numbers an epoch. `pmapdp.verify` compares your step with a
 # reference, update by update, in parameters, optimizer state, statistics and metrics. Your first reference is the old
@@ -223,7 +223,11 @@ def old_step(state, batch, key):
     return state.replace(batch_stats=lax.pmean(state.batch_stats, "batch")), metrics
 
 
-case = {"batch": batch, "key": lambda update: jax.random.fold_in(key, update), "layout": "sharded"}
+case = {
+    "batch": batch,
+    "key": lambda update: jax.random.fold_in(key, update),  # the dropout key of an update
+    "layout": "sharded",  # the step takes a batch that's split over the devices
+}
 reference = old_program(old_step, "batch", groups=8)
 verify(step=p_train_step, reference=reference, state=init_state(), **case).require()
 print("the old program: equal")
@@ -314,6 +318,8 @@ assert port_report.count("old_train.py:") == 5
 assert "can't be statically inferred" in refusal
 assert refusal.count("* out_specs") == 2
 assert len(set(means)) == 8
+sizes = [len(jax.tree.leaves(part)) for part in (state.params, state.batch_stats, state.opt_state)]
+assert sizes == [6, 2, 13]
 assert "batch_stats/BatchNorm_0/mean" not in differences
 assert "batch_stats/BatchNorm_0/var" in differences
 np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
