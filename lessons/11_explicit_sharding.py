@@ -148,7 +148,7 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 #
 # ## Where JAX asks
 #
-# For the gradient JAX knew what you'd want. Where it can't know, it doesn't guess, but raises an error. Take a matrix of
+# For the gradient JAX knew what you'd want. Where it can't know, it raises an error instead of guessing. Take a matrix of
 # 16 x 16, once split by columns and once by rows. Each device holds two columns of the first and two rows of the second,
 # and their product is a whole 16 x 16 matrix. The result of `columns @ rows` is the sum of these eight matrices.
 #
@@ -169,7 +169,7 @@ except Exception as error:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Replicated, or split by rows, or split by columns. Each takes different communication, so JAX leaves the choice to you.
+# Replicated, or split by rows, or split by columns. Each needs different communication, so JAX leaves the choice to you.
 #
 # </details>
 #

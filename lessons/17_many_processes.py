@@ -314,9 +314,10 @@ np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=
 # now gets half as many rows, and the losses stay the same, up to rounding. [Lesson 21](21_choose_a_batch_size.ipynb)
 # says when a larger one pays off.
 #
-# If nothing is printed, the processes haven't found each other. `initialize` waits five minutes and then raises an error.
-# Mostly a firewall closes the port, or one machine gives the name `machine-a` another address.
-# [It hangs at the start](../docs/processes.md#it-hangs-at-the-start) has the checks in order.
+# If nothing is printed, the processes haven't found each other. `initialize` waits five minutes and then gives up with an
+# error. Usually a firewall closes the port, or one machine gives the name `machine-a` another address. [It hangs at the
+# start](../docs/processes.md#it-hangs-at-the-start) has the checks in order. We've run these commands with both processes
+# on one machine only, with simulated devices, so let the first line and the assert tell you what you got.
 #
 # ## On a cluster
 #
