@@ -137,7 +137,7 @@ print(f"they meet at {most_flops / most_bytes:.0f} operations per byte")
 # operations per byte it does at most `min(most_flops, I * most_bytes)` of them a second. Drawn with logarithmic axes this
 # looks like a roof, so the picture is called a **roofline**.
 #
-# Now put your step under the roof. The compiler counts its operations and its bytes, and with 128 examples finds 2.9
+# Now put your step under the roof. The compiler counts its operations and its bytes, and with 128 examples finds about 3
 # operations per byte. To compare, take larger batches, and ten updates in one call. `lax.scan` does that in one line. It
 # wants a function that takes a state and a batch and returns a state and a result, and your `train_step` is one already.
 #
@@ -185,8 +185,8 @@ lesson_18.roofline(points, most_flops, most_bytes)
 #   in a call. They give the parameters of single updates, up to rounding. What you pay is freedom: the batches have to lie
 #   on the device beforehand, and you can save or stop only between calls.
 # - **At the slope**, make more of each byte. Here a larger batch hardly helps: from 128 to 32,768 examples your step goes
-#   from 2.9 to only 4.0 operations per byte, because its layers are narrow, and an input is used for just 32 hidden units.
-#   Wider layers use each number more often, and bfloat16 halves the bytes.
+#   from about 3 to about 4 operations per byte, because its layers are narrow, and an input is used for just 32 hidden
+#   units. Wider layers use each number more often, and bfloat16 halves the bytes.
 # - **At the flat part** you need fewer operations, or a faster device.
 #
 # In a large model the layers are wide, and it's a small batch that leads to the slope. A weight in bfloat16 takes 2 bytes,
@@ -331,8 +331,8 @@ p100_all_reduces = [
 assert round(p100_all_reduces[1] - p100_all_reduces[0]) == 33
 flops = train_step.lower(state, batch).compile().cost_analysis()["flops"]
 assert (round(flops / 1e6, 2), round(FLOPS / 8 / 1e6, 2)) == (0.2, 0.16)
-intensities = [round(intensity, 1) for intensity, _ in points.values()]
-assert intensities == [4.0, 4.0, 2.9, 2.9]
+intensities = [intensity for intensity, _ in points.values()]
+np.testing.assert_allclose(intensities, [4, 4, 3, 3], rtol=0.06)  # also with other options of XLA
 assert round(989e12 / 4.8e12) == 206
 assert round(2000 * scaling.reduce_scatter(gradient_bytes, 8, scaling.A100.levels), 2) == 0.65
 
