@@ -5,7 +5,10 @@ A smaller network and text than the lesson's, so that most of the time goes into
 starting the processes.
 """
 
+import os
+import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -24,6 +27,16 @@ SMALL = {
 # Four decimals are printed. In float32 another order of the sums changed the last one
 # by 1 at most.
 TOLERANCE = 2.5e-4
+
+
+# What lesson 19 changes for a longer run, which takes 16 minutes on two busy cores.
+LONGER = {
+    "BYTES = 80_000": "BYTES = 1_000_000",
+    "WIDTH = 96": "WIDTH = 128",
+    "LAYERS = 1": "LAYERS = 4",
+    "EPOCHS = 3": "EPOCHS = 4",
+    "PEAK_RATE = 5e-3": "PEAK_RATE = 2e-3",
+}
 
 
 BY_BACKEND = 'jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16'
@@ -89,3 +102,30 @@ def test_bfloat16_learns_as_float32_does(tmp_path):
         losses[dtype] = figures("\n".join(lines))
     np.testing.assert_allclose(losses["bfloat16"], losses["float32"], atol=0.03)
     assert (losses["bfloat16"] != losses["float32"]).any()
+
+
+@pytest.mark.nightly
+def test_a_longer_run_writes_words_of_the_library(tmp_path):
+    """Its text and its loss differ a little between versions of Python."""
+    lesson = build.source_of("19").read_text()
+    assert "\n".join(f"# {setting}" for setting in LONGER.values()) in lesson
+    assert "The test loss\n# fell to 1.57" in lesson
+    program = write_program(tmp_path, LONGER)
+    run = subprocess.run(
+        [sys.executable, program, str(tmp_path / "longer")],
+        env=os.environ | {"DEVICES": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    losses = figures(run.stdout)
+    assert losses.shape == (4, 2)
+    np.testing.assert_allclose(losses[-1, 1], 1.57, atol=0.3)
+    text = run.stdout.partition(f"epoch {len(losses) - 1}:")[2].partition("\n")[2]
+    written = re.findall("[A-Za-z]{3,}", text[64:])  # behind the given beginning
+    library = "".join(
+        path.read_text() for path in sorted(Path(os.__file__).parent.glob("*.py"))
+    )
+    known = set(re.findall("[A-Za-z]{3,}", library))
+    share = np.mean([word in known for word in written])
+    assert share > 0.8, written

@@ -11,6 +11,7 @@ from pmapdp.lessons import drawing
 DEVICES = 8
 FIRST_DEVICE = 4.6  # where the column of device 0 begins
 STEP = 2.1  # from one device to the next
+PRINTABLE = b"\n" + bytes(range(32, 127))
 
 
 def losses(lines: Iterable[str]) -> np.ndarray:
@@ -71,41 +72,52 @@ def where_the_arrays_are() -> None:
     )
 
 
+def show_texts(texts: dict[str, bytes], test_losses: dict[str, float]) -> None:
+    """Print each guesser's text, with a dot for a byte that isn't printable ASCII."""
+    for name, text in texts.items():
+        note = f", test loss {test_losses[name]:.2f}" if name in test_losses else ""
+        print(f"--- {name}{note}")
+        print("".join(chr(byte) if byte in PRINTABLE else "·" for byte in text))
+
+
 @drawing.picture
-def learning_curves(
-    uninterrupted: np.ndarray,
-    counted: dict[str, float],
-    interrupted: np.ndarray | None = None,
+def two_runs(
+    uninterrupted: np.ndarray, interrupted: np.ndarray, counted: dict[str, float]
 ) -> None:
-    """Training and test loss fall over the epochs, and end below both losses that counting reaches. If there's a second run, its dots lie on the first."""
-    plt.figure(figsize=(7, 2.9))
-    axes = plt.gca()
-    epochs = np.arange(len(uninterrupted))
+    """Above, training and test loss fall over three epochs, below what counting reaches, and the dots of the interrupted run lie on the curves. Below, its devices: eight in two processes until a kill soon after the first epoch, then one for the other two epochs."""
+    count = len(uninterrupted)
+    epochs = np.arange(1, count + 1)  # an epoch's losses are known at its end
+    _, (curves, lanes) = plt.subplots(
+        2, 1, figsize=(7, 4.4), sharex=True, height_ratios=(3, 2)
+    )
     for column, name in enumerate(("training", "test")):
-        axes.plot(
+        curves.plot(
             epochs,
             uninterrupted[:, column],
             drawing.DASHES[column],
             color=drawing.DEVICE_COLOURS[4],
             linewidth=4,
-            label=name if interrupted is None else f"{name}, never killed",
+            label=f"{name}, never killed",
         )
+        label = "the run that was killed" if column == 1 else None
+        curves.plot(epochs, interrupted[:, column], "o", color=drawing.INK, label=label)
     for name, loss in counted.items():
-        axes.axhline(loss, color=drawing.INK, linestyle=":", linewidth=1)
-        axes.text(epochs[-1], loss + 0.03, name, ha="right", size=9)
-    if interrupted is not None:
-        for column in range(2):
-            axes.plot(
-                epochs,
-                interrupted[:, column],
-                "o",
-                color=drawing.INK,
-                label="killed after epoch 0" if column == 0 else None,
-            )
-        axes.axvline(0.5, color=drawing.ACCENT, linewidth=1)
-        bottom = axes.get_ylim()[0]
-        look = {"color": drawing.ACCENT, "va": "bottom", "size": 9}
-        axes.text(0.48, bottom, "two processes,\neight devices", ha="right", **look)
-        axes.text(0.52, bottom, "one process,\none device", ha="left", **look)
-    axes.set(xlabel="epoch", ylabel="loss", xticks=epochs)
-    drawing.legend_beside(axes)
+        curves.axhline(loss, color=drawing.INK, linestyle=":", linewidth=1)
+        curves.text(count, loss + 0.03, name, ha="right", size=9)
+    curves.set(ylabel="loss")
+    drawing.legend_beside(curves)
+
+    killed = 1.12  # in epochs: soon after the first checkpoint
+    runs = {  # how many devices, and when the run starts and ends
+        "never killed: one process": (DEVICES, 0, count),
+        "killed: two processes": (DEVICES, 0, killed),
+        "resumed: one device": (1, 1, count),
+    }
+    for lane, (devices, start, end) in enumerate(runs.values()):
+        for device in range(devices):
+            y = lane + 0.1 * (device - (devices - 1) / 2)
+            colour = drawing.DEVICE_COLOURS[device]
+            lanes.barh(y, end - start, 0.08, start, color=colour)
+    lanes.plot(killed + 0.06, 1, "x", color=drawing.ACCENT, markersize=9)
+    lanes.set_yticks(range(len(runs)), list(runs))
+    lanes.set(xlabel="epochs done", ylim=(2.6, -0.6), xticks=range(count + 1))
