@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
 RATES = 0.1 * 2 ** np.arange(0, 4.5, 0.5)  # nine learning rates from 0.1 to 1.6
 SEEDS = (3, 4, 5)  # 1 and 2 are the training and the test set of the lessons
@@ -113,16 +114,13 @@ def cosines(
         The cosine of the angle between the two, `[N + 1]`: of the devices' gradients,
         and of their average.
     """
-    _, _, mean = measure_directly(loss_sums, model, *data)
+
+    def flat_gradient(part: Any) -> jax.Array:
+        return ravel_pytree(jax.grad(loss_sums, has_aux=True)(model, part)[0])[0]
+
     parts = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
-    b = parts[0].shape[1]
-    gradient = jax.grad(loss_sums, has_aux=True)
-    sums, _ = jax.vmap(gradient, in_axes=(None, 0))(model, parts)
-    own = jax.tree.map(lambda g: g / b, sums)
-    average = jax.tree.map(lambda g: g.mean(0, keepdims=True), own)
-    direction = jax.tree.map(lambda g: g[None], mean)
-    trees = jax.tree.map(lambda *g: jnp.concatenate(g), own, average, direction)
-    rows = [leaf.reshape(N + 2, -1) for leaf in jax.tree.leaves(trees)]
-    gradients = jnp.concatenate(rows, axis=1)
-    lengths = jnp.linalg.norm(gradients, axis=1)
-    return (gradients @ gradients[-1] / (lengths * lengths[-1]))[:-1]
+    own = jax.vmap(flat_gradient)(parts)  # [N, parameters]
+    gradients = jnp.concatenate([own, own.mean(0, keepdims=True)])
+    G = ravel_pytree(measure_directly(loss_sums, model, *data)[2])[0]
+    lengths = jnp.linalg.norm(gradients, axis=1) * jnp.linalg.norm(G)
+    return gradients @ G / lengths
