@@ -96,8 +96,8 @@ printed = launch.record_output()
 # %% [markdown]
 # Is that a good loss? If you guess all 256 bytes alike, the loss is ln 256, or 5.55. A better guesser counts how often
 # each byte occurs in the training text, and a still better one counts which byte follows which. How well do they do on
-# the test data, and what do they write? Let them all go on from the same beginning as your program, with its
-# temperature. The fourth guesser is your network before its first update.
+# the test data, and what do they write? Let them go on from the same beginning as your program, with its temperature.
+# Your network joins them twice: as it was before its first update, and as it is now.
 
 # %%
 counts = np.ones(256)  # of each token, and 1 more, so that none has the probability 0
@@ -206,7 +206,7 @@ lesson_19.two_runs(losses, interrupted_losses, counted_losses)
 # the update, and the examples over which each mean is taken. A folded cell below allows a difference of 0.002.
 #
 # In the picture each dot lies on its curve. Below the curves you see which devices worked. What the two processes had
-# begun of epoch 1 is lost, and the single device does it again.
+# begun of epoch 1 is lost, and the single device does it again. The picture doesn't measure how much that was.
 #
 # Often even the text at the end is the same. If it isn't, two letters were nearly tied somewhere, and rounding decided
 # which one is drawn. From there on the texts go different ways.
