@@ -14,8 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from pmapdp.errors import UserError, unknown_name
 
-# `steps/` has a file for each. The names stand here, because the flag must not import
-# JAX.
+# `steps/` has a file for each. This file doesn't import them, so it needs no JAX.
 StrategyName = Literal["pmap", "shard_map", "jit", "single"]
 
 T = TypeVar("T")
@@ -387,9 +386,11 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> None:
             raise unknown_name(field.name.replace("_", " "), str(value), choices)
     elif not has_type(value, hint):
         type_name = hint.__name__ if isinstance(hint, type) else str(hint)
+        advice = f"{field.default!r}, the default"
+        if hint == tuple[str, ...] and isinstance(value, str):
+            advice = f"({value!r},)"
         raise UserError(
-            f"{field.name} must be {type_name}, not {value!r:.100}: try "
-            f"{field.default!r}, the default"
+            f"{field.name} must be {type_name}, not {value!r:.100}: try {advice}"
         )
     if value == "":  # an empty variable of a shell script, for example
         raise UserError(f"{flag(field.name)} '' is empty: leave it out")

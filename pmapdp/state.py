@@ -42,7 +42,7 @@ class TrainState:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The parts of training that never change: model, loss, optimizer and seed.
+    """The parts of training that never change, such as model, loss and optimizer.
 
     They define an update, whatever devices compute it. The task has the structure of
     the model, and the `TrainState` has the arrays that an update changes.

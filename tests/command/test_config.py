@@ -21,7 +21,11 @@ from pmapdp.errors import UserError
         ("model", None, "model must be str, not None: try 'cnn',"),
         ("workdir", 5, "workdir must be str | None, not 5: try None,"),
         ("progress", "no", "progress must be bool, not 'no': try True,"),
-        ("trainable", "head", "trainable must be tuple[str, ...], not 'head': try (),"),
+        (
+            "trainable",
+            "head",
+            "trainable must be tuple[str, ...], not 'head': try ('head',)",
+        ),
         ("switch_epochs", ["3"], "switch_epochs must be tuple[int, ...], not ('3',):"),
         ("strategy", 5, "unknown strategy '5': choose from pmap,"),
     ],
