@@ -105,8 +105,8 @@ for N in (2, 4, 8, 64):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Not even twice as much. However many devices there are, nobody sends more than two vectors. Only the number of steps
-# grows.
+# Not even twice as much. However many devices there are, nobody sends more than twice its vector. Only the number of
+# steps grows.
 #
 # </details>
 #
@@ -191,10 +191,10 @@ for size, seconds in h100_seconds.items():
     print(f"H100, {size / 1e6:,.0f} MB: {comparison}; predicted {1e3 * prediction:.1f} ms")
 
 # %% [markdown]
-# The shape is roughly as predicted: the time hardly grows at first, and from 1 MB on it grows with the bytes. Where the
-# dots of the simulated devices lie among the links is chance.
+# The shape is roughly as predicted: from 1 KB to 1 MB the bytes grow a thousandfold, and the time far less. From there
+# on, the time grows with the bytes. Don't read anything into which line the grey dots fall on.
 #
-# The H100s can't keep the vendor's promise. With 10 GB they need about 1.2 times as long as the formula says, and with
+# Real H100s fall short of the data sheet. With 10 GB they need about 1.2 times as long as the formula says, and with
 # 58 MB even 2.7 times, because it takes large messages to fill the links. A ResNet-50 has 102 MB, so the 0.43 ms of the
 # table become about a millisecond, as this lesson's first paragraph says. Measure an all-reduce or two on your own
 # machine, and put *those* numbers into the formula.
@@ -235,8 +235,8 @@ print("before compiling:", count_before, "| after:", count_after)
 #
 # An operation that all devices take part in is a **collective**, and `psum` and `pmean` are only two of them. A
 # collective names the mapped axis: "sum this over `data`". All devices come to the same line, and wait for each other
-# there. In the picture, a box adds, and an arrow without a box copies. `pmax` isn't drawn, because it's `psum` with a
-# maximum in the box.
+# there. In the picture, a box in the middle means an addition, and a plain arrow is a copy. `pmax` isn't drawn, because
+# it's `psum` with a maximum in the box.
 
 # %%
 lesson_06.collectives()
@@ -304,7 +304,7 @@ for name, result in numpy_results(rows).items():
 # <details><summary>Answer</summary>
 #
 # [2222], chunk 1 of the sum. With `tiled=True`, an array [4] becomes [1]. Without it, the array must have N rows, and
-# each device gets one row of the sum, here a [].
+# each device gets one row of the sum, here a [] (a scalar).
 #
 # </details>
 #
@@ -354,6 +354,8 @@ latency, bandwidth = links["NVLink, in a node of GPUs"]
 even = 8 * latency * bandwidth  # bytes for which the latencies cost as much as the bytes
 assert round(even / 1e6) == 7
 np.testing.assert_allclose(*ring_seconds(even, 8, latency, bandwidth))
+assert cpu_seconds[10**6] < 100 * cpu_seconds[10**3]
+assert cpu_seconds[10**7] > 2 * cpu_seconds[10**6]
 assert (count_before, count_after) == (4, 1)
 for size, times in ((10e9, 1.2), (58e6, 2.7)):
     prediction = sum(ring_seconds(size, 8, *links["NVLink, in a node of GPUs"]))
@@ -435,13 +437,15 @@ for exercise in (broadcast, butterfly_sum, fixed_softmax):
 # %% [markdown]
 # ## Take away
 #
-# - In a ring all-reduce nobody sends more than two vectors, in 2 (N - 1) messages. Its time is the latencies plus the
-#   bytes over the bandwidth, and you won't get all of the bandwidth that the vendor promises.
+# - In a ring all-reduce nobody sends more than twice its vector, in 2 (N - 1) messages. Its time is the latencies plus
+#   the bytes over the bandwidth, and you won't get all of the bandwidth that the vendor promises.
 # - An all-reduce is a reduce-scatter and an all-gather. Collectives name the mapped axis, and all devices must reach
 #   them.
 # - An all-reduce costs the same for any batch. A large per-device batch makes its share of the step small, and overlap
 #   can hide it.
 #
-# In pmapdp, the collectives of a step are in [steps/pmap.py](../pmapdp/steps/pmap.py). To read on:
+# In pmapdp, the collectives of a step are in [steps/pmap.py](../pmapdp/steps/pmap.py).
+# [collectives.py](../pmapdp/collectives.py) lists those of a compiled program with their bytes, and
+# [scaling.py](../pmapdp/scaling.py) has your formula, extended to trees and to several nodes. To read on:
 # [the JAX scaling book](https://jax-ml.github.io/scaling-book/sharding/). Next, a layer that needs a collective in the
 # middle of the network: [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb).

@@ -21,7 +21,7 @@ def broadcast(answer):
     refuse(result, {summed: x.sum(0), unmoved: x, averaged: x[0] / N})
     require(
         np.allclose(result, x[0]),
-        f"all devices should hold {x[0]}, yours hold {result.tolist()}",
+        f"all devices should hold {x[0].round(2)}, yours hold {result.astype(float).round(2).tolist()}",
     )
     x[1] = np.nan
     require(
@@ -33,8 +33,8 @@ def broadcast(answer):
     result = on_devices(answer, x, shape=(3,))
     require(
         np.array_equal(result, np.tile(x[0], (N, 1)), equal_nan=True),
-        f"device 0 holds {x[0]}, and its NaN must arrive, too; yours hold "
-        f"{result.tolist()}",
+        f"device 0 holds {x[0].round(2)}, and its NaN must arrive, too; yours hold "
+        f"{result.astype(float).round(2).tolist()}",
     )
 
 
