@@ -17,7 +17,7 @@
 # Put one layer of batch norm into your pmap program, and eight devices no longer train the network that one device trains.
 # Batch norm uses the mean of the batch, but each of your eight devices sees only an eighth of the batch. In this lesson
 # you'll write a batch norm that doesn't care how many devices there are. Then you'll train with a layer that forgot its
-# all-reduce, and find out which of its numbers JAX wrongly calls equal.
+# all-reduce, and see which numbers differ while JAX says they're equal.
 #
 # **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
 # layer is enough, and count what synchronizing costs. 24 minutes, 46 with exercises. You need [05 Average
@@ -75,8 +75,8 @@ for synchronize in (False, True):
 # Without the average, both devices return -1 and 1, so 0 and 10 have become the same number, and so have 2 and 12. With
 # the average, both devices use the mean 6 and the variance 26, and 0 becomes (0 - 6) / 5.1, which is -1.18.
 #
-# Why do we average the squares, and not the variances? Each device's own variance is 1, and so is their average. It
-# misses how far apart the two devices are: their means 1 and 11 are each 5 away from 6, and 5² = 25 is most of the 26.
+# Why do we average the squares, and not the variances? Each device's own variance is 1, and so is their average. The true
+# variance is 26: 1 within each device, plus 25 because the means, 1 and 11, are each 5 away from 6.
 #
 # </details>
 #
@@ -109,7 +109,10 @@ print("Flax finds", flax_means)
 #
 # </details>
 #
-# If you drop the ragged last batch, all devices have the same number of examples. Then use Flax's layer, and you're done.
+# If you drop the ragged last batch, all devices have the same number of examples. Then use Flax's layer, and write
+# `momentum=0.9`. Flax's default is 0.99, which moves the running averages ten times as slowly as PyTorch's default: after
+# 200 updates, as many as our program makes, 13 % of their first values would still be in them.
+#
 # If you want to keep every example, you need sums and counts, as for the loss. The picture shows it for the mean:
 
 # %%
@@ -147,20 +150,23 @@ verdict = check("07_synchronize_batch_norm", "global_moments", global_moments)
 #
 # </details>
 #
-# Before you can train with it, the layer needs two more things.
+# Before you can train with it, the layer needs **running averages**. When you evaluate, the output for an example mustn't
+# depend on the other examples in its batch. So the layer keeps a running mean and a running variance, moves both a
+# little in every update, and normalizes with them in evaluation. They're part of the state, but no gradient flows to
+# them. If you come from PyTorch, mind two differences: its momentum runs the other way, so that Flax's 0.9 is PyTorch's
+# 0.1, and its running variance divides by n - 1 instead of n.
 #
-# **Running averages.** When you evaluate, the output for an example mustn't depend on the other examples in its batch.
-# So the layer keeps a running mean and a running variance, moves both a little in every update, and normalizes with
-# them in evaluation. They're part of the state, but no gradient flows to them. If you come from PyTorch, mind two
-# differences: its momentum runs the other way, so that Flax's 0.9 is PyTorch's 0.1, and its running variance divides by
-# n - 1 instead of n.
+# <details><summary>If your values are far from 0: why the program squares <code>x - mean</code>, with the running
+# mean</summary>
 #
-# **Digits.** Say your values lie around 20,000, with a variance of 1. Then both parts of `E[x²] - E[x]²` are around
-# 400,000,000. At that size float32 moves in steps of 32, so a variance of 1 is lost. There's a way out that costs no
-# second all-reduce: subtract the running mean from all values first. That doesn't change the variance, and once the
-# running mean is near the true one, the numbers you square are small. Until then the variance stays wrong, for some dozens
-# of updates, because the running mean starts at 0 and gets only a tenth closer each time. If you have such values,
-# subtract a rough mean from them before the first update.
+# Say your values lie around 20,000, with a variance of 1. Then both parts of `E[x²] - E[x]²` are around 400,000,000. At
+# that size float32 moves in steps of 32, so a variance of 1 is lost. There's a way out that costs no second all-reduce:
+# subtract the running mean from all values first. That doesn't change the variance, and once the running mean is near the
+# true one, the numbers you square are small. The running mean starts at 0 and needs some dozens of updates to catch up,
+# and until then the variance stays wrong. If you have such values, subtract a rough mean from them before the first
+# update. Flax's layer subtracts large squares as well, unless you pass `use_fast_variance=False`.
+#
+# </details>
 #
 # ## The program so far
 #
@@ -171,8 +177,9 @@ verdict = check("07_synchronize_batch_norm", "global_moments", global_moments)
 #
 # - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias. In place of
 #   `weights @ x0` it writes `(rows * x0).sum(0)`. The sum is the same, but GPUs and TPUs may round the inputs of a matrix
-#   product to fewer digits. Rounding may also leave a variance a little below 0, whose root would be NaN, so
-#   `jnp.maximum` lifts it to 0.
+#   product to fewer digits. That's harmless in `weights @ losses`, because it changes only the loss that you print. But a
+#   variance is the difference of two sums, so a small error in each can become a large one. It may even end a little
+#   below 0, where the root is NaN, so `jnp.maximum` lifts it to 0.
 # - The model now holds two kinds of numbers: parameters, which the optimizer changes, and running averages, which it
 #   must leave alone. `jax.grad` would differentiate with respect to both. Flax's `nnx.grad` takes only the parameters,
 #   and lets the layer write its new averages into `model`.
@@ -186,8 +193,12 @@ lesson_07.all_reduces()
 # %% [markdown]
 # Each update waits for three all-reduces, drawn here for four devices. You wrote the first, in the layer, and the third
 # is lesson 05's. The second you didn't write at all. Every example moved the mean that all devices used, so its gradient
-# has a part from every device. When JAX differentiates `pmean`, it puts in the all-reduce that sums these parts. Here's
-# the whole program.
+# has a part from every device. When JAX differentiates `pmean`, it puts in the all-reduce that sums these parts.
+#
+# But wasn't a `pmean` inside `jax.grad` lesson 05's second mistake? There it stood around the loss, in place of the
+# average of the gradients, so each device was left with the gradient for its own copy of the weights. In the layer the
+# mean is a part of the network, so what flows back through it belongs into the gradient. And the step still averages the
+# gradients of the eight copies afterwards. Here's the whole program.
 
 # %% tags=["take-home"]
 # include program/07_batch_norm.py
@@ -306,15 +317,17 @@ lesson_07.running_means(local_means, synchronized_means[:-1])
 # own 16 examples.
 #
 # Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass.
-# PyTorch's DDP does so by default. There, before each forward pass, all processes take over the running averages of process
-# 0. If you keep batch norm local in JAX, average its running averages before you evaluate or save.
+# PyTorch's DDP does so by default, and copies process 0's running averages to all processes before each forward pass. If
+# you keep batch norm local in JAX, average its running averages before you evaluate or save.
 #
 # Under `jit` the problem goes away, as you'll see in lesson 09. There the layer sees the global batch, so plain
-# `nnx.BatchNorm` is synchronized, and with `mask` it's correct for ragged batches. For values around 20,000, pass
-# `use_fast_variance=False`, or it subtracts large squares as well.
+# `nnx.BatchNorm` is synchronized, and with `mask` it's correct for ragged batches.
 
 # %% tags=["proof"]
 # The asserts behind the answers.
+assert nnx.BatchNorm(1, rngs=nnx.Rngs(0)).momentum == 0.99
+assert EPOCHS * len(all_batches) == 200
+assert round(0.99**200, 2) == 0.13
 assert np.spacing(np.float32(400_000_000)) == 32
 far = 20_000 + np.random.default_rng(0).normal(size=(1024, 1)).astype(np.float32)  # variance 1
 for use_fast_variance, is_close in ((True, False), (False, True)):
