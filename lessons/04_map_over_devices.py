@@ -18,8 +18,8 @@
 # `vmap` ran your function for every row of a batch, on one device. Change one letter, and each row runs on a device of
 # its own: `pmap`. In lesson 00 that kept a glider on device 0, because no device knew of its neighbours. But you don't
 # need a neighbour to test a network on your part of the data, so that's what eight devices will do in this lesson. With
-# `pmap` you also make a promise that JAX never checks. Break it, and you get a wrong number, silently, so you'd
-# better break it here first, where nothing depends on it.
+# `pmap` you also make a promise that JAX never checks. Break it and you get a wrong number, with no error. Let's break
+# it here, where it costs nothing.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and test
 # lesson 03's network on eight devices. 20 minutes, 45 with exercises. You need [00 Meet your
@@ -76,8 +76,8 @@ for shard in dots.addressable_shards:
 #
 # </details>
 #
-# `pmap` wants exactly one row for each device. For sixteen rows you reshape `[16, 10]` to `[8, 2, 10]`, and give each
-# device two. If you pass six rows, two devices stay idle, without a warning.
+# `pmap` gives each device at most one row. If you pass six, two devices stay idle, without a warning, and nine are an
+# error. For sixteen rows you reshape `[16, 10]` to `[8, 2, 10]`, and give each device two.
 
 # %%
 lesson_04.dot_products(xs.sum(1))
@@ -205,9 +205,7 @@ for name, call in calls.items():
 # The first two. JAX can't know on which of two devices it should add, and it won't cut up what you've put on one device.
 # The third call runs, and that's the trap: in every call, JAX copies the array from device 5 to the seven others, and
 # nobody tells you. That's why you place the state on all devices, once. If you suspect a copy, wrap the call in
-# `with jax.transfer_guard_device_to_device("disallow"):`, which turns it into an error. Under `jit`, JAX also moves the
-# parts of two arrays silently, if you've split them over one mesh in different ways. That's communication inside the
-# compiled program, so the guard doesn't see it.
+# `with jax.transfer_guard_device_to_device("disallow"):`, which turns it into an error.
 #
 # </details>
 #
@@ -255,6 +253,7 @@ def is_refused(compute):
     return False
 
 
+assert is_refused(lambda: jax.pmap(jnp.sum)(np.ones((9, 10))))
 assert [is_refused(call) for call in calls.values()] == [True, True, False]
 with jax.transfer_guard_device_to_device("disallow"):
     assert is_refused(calls["hand one to everyone"])

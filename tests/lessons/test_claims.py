@@ -49,19 +49,6 @@ def test_pmap_copies_a_committed_array_silently_and_the_guard_refuses_it():
         mapped(on_5, rows)
 
 
-def test_arrays_that_are_committed_to_one_mesh_in_two_ways_are_moved_silently():
-    """Lesson 04."""
-    mesh = jax.sharding.Mesh(jax.devices()[:4], ("data",))
-    rows, columns = (
-        jax.device_put(
-            np.ones((4, 8), np.float32), NamedSharding(mesh, PartitionSpec(*spec))
-        )
-        for spec in (("data",), (None, "data"))
-    )
-    program = jax.jit(lambda a, b: a * b).lower(rows, columns).compile().as_text()
-    assert "all-to-all" in program
-
-
 def test_a_function_of_older_tutorials_is_gone():
     """Lesson 04."""
     assert not hasattr(jax, "device_put_replicated")
