@@ -12,10 +12,10 @@ from pmapdp.lessons.checks import close, refuse, require
 
 def squared_error_sums(model, batch):
     """The squared errors of a straight line, summed over the batch, and their count."""
-    x, y = batch
+    x, y = batch  # [4, 3, D], [4, 3]: each row holds three examples
     errors = x @ model["layer"][0] + model["layer"][1] - y
     loss = (errors**2).sum()
-    return loss, {"loss": loss, "count": len(y)}
+    return loss, {"loss": loss, "count": y.size}
 
 
 def update_model(answer):
@@ -24,18 +24,27 @@ def update_model(answer):
     w = rng.normal(size=3).astype(np.float32)
     b = np.float32(0.5)
     model = {"layer": [jnp.asarray(w), jnp.asarray(b)]}
-    x = rng.normal(size=(5, 3)).astype(np.float32)
-    y = rng.normal(size=5).astype(np.float32)
+    x = rng.normal(size=(4, 3, 3)).astype(np.float32)
+    y = rng.normal(size=(4, 3)).astype(np.float32)
+    count = y.size
     rate = 0.3
     step = jax.jit(functools.partial(answer, squared_error_sums))
-    result = step(model, (x, y), rate)
+    try:
+        result = step(model, (x, y), rate)
+    except TypeError as error:
+        require(
+            "'list'" not in str(error),
+            "the model of this check is nested, two arrays in a list in a dictionary: "
+            "jax.tree.map finds the arrays of any pytree",
+        )
+        raise
     require(
         isinstance(result, tuple | list) and len(result) == 2,
         "return two things, the new model and the sums",
     )
     new_model, sums = result
     errors = x @ w + b - y
-    expected_sums = {"loss": (errors**2).sum(), "count": 5}
+    expected_sums = {"loss": (errors**2).sum(), "count": count}
     require(
         jax.tree.structure(sums) == jax.tree.structure(expected_sums)
         and close(sums, expected_sums),
@@ -46,7 +55,8 @@ def update_model(answer):
         jax.tree.structure(new_model) == nesting,
         f"the new model must be nested like the old one, {nesting}",
     )
-    slopes = {"layer": [2 * x.T @ errors, 2 * errors.sum()]}  # of the summed loss
+    # The gradient of the summed loss.
+    slopes = {"layer": [2 * np.tensordot(errors, x, 2), 2 * errors.sum()]}
 
     def stepped(factor):
         return jax.tree.map(lambda w, g: w - factor * g, model, slopes)
@@ -54,18 +64,20 @@ def update_model(answer):
     mistakes = {
         "this is a step along the gradient of the summed loss: divide it by "
         'sums["count"]': stepped(rate),
-        "this step goes up: subtract the gradient": stepped(-rate / 5),
-        "the learning rate is missing": stepped(1 / 5),
+        "this step goes up: subtract the gradient": stepped(-rate / count),
+        "the learning rate is missing": stepped(1 / count),
         'the batch is a pair, so len(batch) is 2: divide by sums["count"]': stepped(
             rate / 2
         ),
+        f"this batch has {len(y)} rows and {count} examples, three in each row: "
+        'divide by sums["count"]': stepped(rate / len(y)),
         "this is the gradient: return the new model": jax.tree.map(
-            lambda g: g / 5, slopes
+            lambda g: g / count, slopes
         ),
         "the model did not change": model,
     }
     refuse(new_model, mistakes)
-    expected = stepped(rate / 5)
+    expected = stepped(rate / count)
     require(
         close(new_model, expected),
         f"b is {b}, the gradient of its mean loss is {2 * errors.mean():.4f} and the "

@@ -21,9 +21,9 @@ def regression():
 
 def squared_error_sums(model, batch):
     """The squared errors, summed over the batch, and what the metrics are made of."""
-    x, y = batch
-    losses = ((model(x) - y) ** 2).sum(1)
-    sums = {"loss": losses.sum(), "count": len(x)}
+    x, y = batch  # [4, 3, 4], [4, 3, 2]: each row holds three examples
+    losses = ((model(x) - y) ** 2).sum(-1)
+    sums = {"loss": losses.sum(), "count": losses.size}
     return sums["loss"], sums
 
 
@@ -45,7 +45,37 @@ def update_state(answer):
                 "optax.adamw needs the model, because it decays the weights: "
                 "give it to optimizer.update as the third argument",
             )
+            require(
+                "pytree structure error" not in str(error),
+                "the gradients, the optimizer's state and the model must be pytrees of "
+                "one structure: take jax.grad, which returns another module, and not "
+                "nnx.grad, which returns an nnx.State",
+            )
             raise
+
+
+def refuse_counts(new_model, optimizer, model, batch):
+    """Reject a first update in which the wrong thing is divided, or by a wrong number."""
+    summed, sums = jax.grad(squared_error_sums, has_aux=True)(model, batch)
+    count = sums["count"]
+    rows = len(batch[0])
+
+    def updated(gradient_divisor, update_divisor=1):
+        gradients = jax.tree.map(lambda g: g / gradient_divisor, summed)
+        updates, _ = optimizer.update(gradients, optimizer.init(model), model)
+        updates = jax.tree.map(lambda update: update / update_divisor, updates)
+        return optax.apply_updates(model, updates)
+
+    mistakes = {
+        "this is the update by the gradient of the summed loss: divide the "
+        "gradients by the number of examples": updated(1),
+        f"this batch has {rows} rows and {count} examples, three in each row: divide "
+        'by sums["count"]': updated(rows),
+        "divide the gradients, and not the updates: Adam's updates hardly depend on "
+        "the length of the gradients": updated(1, count),
+    }
+    for message, wrong_model in mistakes.items():
+        require(not close(new_model, wrong_model, rtol=1e-5, atol=1e-5), message)
 
 
 def compare_with_nnx(step, optimizer):
@@ -56,13 +86,14 @@ def compare_with_nnx(step, optimizer):
     nnx_optimizer = nnx.Optimizer(nnx_model, optimizer, wrt=nnx.Param)
     state = (model, optimizer.init(model))
     for number in (1, 2, 3, 4):
-        x = rng.normal(size=(6, 4)).astype(np.float32)
-        y = rng.normal(size=(6, 2)).astype(np.float32)
+        x = rng.normal(size=(4, 3, 4)).astype(np.float32)
+        y = rng.normal(size=(4, 3, 2)).astype(np.float32)
         batch = (x, y)
         expected_sums = squared_error_sums(nnx_model, batch)[1]
 
         def mean_loss(model, batch=batch):
-            return squared_error_sums(model, batch)[0] / len(batch[0])
+            loss, sums = squared_error_sums(model, batch)
+            return loss / sums["count"]
 
         result = step(state, batch)
         require(
@@ -91,14 +122,7 @@ def compare_with_nnx(step, optimizer):
         nnx_optimizer.update(nnx_model, nnx.grad(mean_loss)(nnx_model))
         is_right = close(new_model, nnx_model, rtol=1e-5, atol=1e-5)
         if number == 1 and not is_right:
-            summed = jax.grad(squared_error_sums, has_aux=True)(model, batch)[0]
-            updates, _ = optimizer.update(summed, optimizer.init(model), model)
-            by_sum = optax.apply_updates(model, updates)
-            require(
-                not close(new_model, by_sum, rtol=1e-5, atol=1e-5),
-                "this is the update by the gradient of the summed loss: divide the "
-                "gradients by the number of examples",
-            )
+            refuse_counts(new_model, optimizer, model, batch)
         first = (
             "the first update is wrong: "
             "optimizer.update gives what is added to the parameters"

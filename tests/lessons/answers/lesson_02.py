@@ -1,5 +1,8 @@
 STEP = 'w - rate * g / sums["count"]'
 NEW_MODEL = f"jax.tree.map(lambda w, g: {STEP}, model, gradients)"
+ONE_LEVEL = """{
+        name: model[name] - rate * gradients[name] / sums["count"] for name in model
+    }"""
 BY_NAME = """{
         name: [w - rate * g / sums["count"] for w, g in zip(model[name], gradients[name])]
         for name in model
@@ -81,6 +84,8 @@ WRONG = {
         ("subtract the gradient", "w - rate", "w + rate"),
         ("the learning rate is missing", "rate * g", "g"),
         ("len(batch) is 2", 'sums["count"]', "len(batch)"),
+        ("4 rows and 12 examples", 'sums["count"]', "len(batch[0])"),
+        ("the model of this check is nested", NEW_MODEL, ONE_LEVEL),
         ("this is the gradient", STEP, 'g / sums["count"]'),
         ("did not change", STEP, "w"),
         ("two things", f"return {NEW_MODEL}, sums", f"return {NEW_MODEL}"),

@@ -1,3 +1,4 @@
+UNPACK = "model, optimizer_state = state"
 APPLY = "optax.apply_updates(model, updates)"
 RETURN = f"return ({APPLY}, optimizer_state), sums"
 DIVIDE = 'lambda g: g / sums["count"]'
@@ -9,6 +10,21 @@ WRONG = {
     "update_state": [
         ("adamw needs the model", "optimizer_state, model)", "optimizer_state)"),
         ("of the summed loss", DIVIDE, "lambda g: g"),
+        ("4 rows and 12 examples", 'sums["count"]', "len(batch[0])"),
+        (
+            "and not the updates",
+            DIVIDE,
+            "lambda g: g",
+            APPLY,
+            f"optax.apply_updates(model, jax.tree.map({DIVIDE}, updates))",
+        ),
+        (
+            "take jax.grad",
+            UNPACK,
+            f"from flax import nnx\n    {UNPACK}",
+            "jax.grad",
+            "nnx.grad",
+        ),
         ("the first update is wrong", DIVIDE, "jnp.sign"),
         (
             "return the optimizer's new state",
@@ -58,8 +74,6 @@ RIGHT = {
         (
             "jax.grad(loss_sums, has_aux=True)",
             "(lambda *pair: jax.value_and_grad(loss_sums, has_aux=True)(*pair)[::-1])",
-            'sums["count"]',
-            "len(batch[0])",
             "gradients, sums =",
             "gradients, (_, sums) =",
         ),
