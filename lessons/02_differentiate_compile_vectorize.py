@@ -29,6 +29,8 @@
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,9 +72,8 @@ print(cube(2.0), first(2.0), second(2.0))
 #
 # You start from [program/01_numpy.py](program/01_numpy.py), a network of two layers in NumPy, with a backward pass by
 # hand. `jax.grad` takes the place of that backward pass. JAX can follow only its own operations, so whatever you
-# differentiate must call `jnp` in place of `np`. You also want sums for your metrics, and the gradient of the loss
-# alone. That's what `has_aux=True` is for: `loss_sums` returns the loss and the sums, `grad` differentiates the loss,
-# and hands you the sums as they are.
+# differentiate must call `jnp` in place of `np`. You also want sums for your metrics, so `loss_sums` returns two things.
+# With `has_aux=True`, `grad` differentiates the first and hands back the second untouched.
 #
 # The model is a dictionary of arrays. JAX calls it a **pytree**: dictionaries, lists and tuples of arrays, nested as
 # deeply as you like. The gradient is a pytree of the same structure, so `jax.tree.map` can walk through both and pair
@@ -147,13 +148,22 @@ print(double(1.0), double(2.0), double(3.0))
 lesson_02.trace()
 
 # %% [markdown]
-# Now the same with your `train_step`, on batches of different sizes. Your Python code runs only while JAX traces, and JAX
-# compiles what it has just traced. So an ordinary list can count the compilations: each number in `traced` is one. The
-# last bar is a call without `jit`, in which Python starts each operation by itself.
+# Now the same with your `train_step`, on batches of different sizes. Python code runs only while JAX traces, so each entry
+# in `traced` is one compilation. To time a call you have to wait for its result, because JAX returns before it has
+# computed anything. Without `jax.block_until_ready` you'd time how fast Python hands out work: on our machine, a matrix
+# product of 200 ms then seems to take 0.2 ms. The last bar is a call without `jit`, in which Python starts each operation
+# by itself.
 #
 # **Predict:** which of the five calls with `jit` will be slow?
 
+
 # %% tags=["prediction"]
+def time_call(step, *arguments):
+    start = time.perf_counter()
+    jax.block_until_ready(step(*arguments))
+    return time.perf_counter() - start
+
+
 traced = []
 
 
@@ -165,17 +175,18 @@ def watched_step(model, batch):
 
 inputs, labels = train_data[0][:128], train_data[1][:128]
 batch_sizes = [128, 128, 128, 8, 128]
-seconds = [lesson_02.time_call(watched_step, model, (inputs[:n], labels[:n])) for n in batch_sizes]
+seconds = [time_call(watched_step, model, (inputs[:n], labels[:n])) for n in batch_sizes]
 print("traced for batches of", traced)
 with jax.disable_jit():  # the best of three, because each operation compiles in the first
-    calls = [lesson_02.time_call(train_step, model, (inputs, labels)) for _ in range(3)]
+    calls = [time_call(train_step, model, (inputs, labels)) for _ in range(3)]
 lesson_02.calls(batch_sizes, seconds, min(calls))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first, and the fourth, because it has a new shape. A new dtype would have the same effect. The small last batch of
-# an epoch therefore costs you a second compilation, until you pad it in lesson 03.
+# The first, and the fourth, because it has a new shape. A new dtype would have the same effect, and so would a Python
+# number in place of an array: `double(1.0)`, `double(jnp.float32(3))` and `double(1)` are traced once each. The small
+# last batch of an epoch therefore costs you a second compilation, until you pad it in lesson 03.
 #
 # </details>
 #
@@ -183,8 +194,8 @@ lesson_02.calls(batch_sizes, seconds, min(calls))
 #
 # The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Below are five layers, each only a
 # tanh, once in a Python loop and once with `lax.scan`, which you'll need in later lessons. `scan` repeats a function
-# that takes a state and an input, and returns a new state and an output. Our layer has no input and no output, so we
-# write `_` and `None`.
+# that takes a state and an input, and returns a new state and an output. Our layer only changes the state x. It reads
+# nothing else and emits nothing, hence `_` and `None`.
 #
 # **Predict:** how many times does `tanh` appear in each jaxpr?
 
@@ -313,8 +324,8 @@ for name, one_key in keys.items():
 # 4. `jnp.where(x > 0, jnp.sqrt(x), 0.0)` is 0 at x = -1, but its gradient there is NaN: `grad` goes through both
 #    branches, the root has no slope at -1, and 0 times NaN is NaN. Choose a safe number first:
 #    `jnp.sqrt(jnp.where(x > 0, x, 1.0))`.
-# 5. If your loss is NaN, run the step under `with jax.debug_nans(True):`. It stops at the operation that made the first
-#    NaN.
+# 5. If your loss is NaN, run the step under `with jax.debug_nans(True):`. Under `jit` it stops at the operation that made
+#    the first NaN, and under `pmap` it only says that there was one.
 #
 # </details>
 #
@@ -356,6 +367,18 @@ lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 # The asserts behind the answers.
 assert (first(2.0), second(2.0)) == (12, 12)
 assert traced == [128, 8]
+types_traced = []
+double_type = jax.jit(lambda x: types_traced.append(type(x)) or 2 * x)
+for number in (1.0, 2.0, jnp.float32(3), jnp.float32(4), 1, 2):
+    double_type(number)
+assert len(types_traced) == 3
+square = jnp.ones((2000, 2000))
+product = jax.jit(jnp.matmul)
+product(square, square).block_until_ready()  # compiled
+start = time.perf_counter()
+unfinished = product(square, square)
+launch_seconds = time.perf_counter() - start
+assert launch_seconds < time_call(product, square, square)
 assert str(jax.make_jaxpr(loop_over_layers)(jnp.ones(3))).count("= tanh") == 5
 assert str(jax.make_jaxpr(scan_over_layers)(jnp.ones(3))).count("= tanh") == 1
 assert "Error" in lesson_02.result_or_error(jax.jit(python_if), 3.0)
@@ -425,8 +448,8 @@ for exercise in (clipped_mean_gradient, fixed_shift):
 # ## Take away
 #
 # - `grad`, `jit` and `vmap` turn functions into functions, so you can combine them.
-# - `jit` runs your Python code once for each shape, with tracers that have no values. Whatever changes must therefore be
-#   an argument, random keys included.
+# - `jit` runs your Python code once for each combination of shapes and types, with tracers that have no values. Whatever
+#   changes must therefore be an argument, random keys included.
 # - The gradient of a mean is the mean of the gradients.
 #
 # In pmapdp, the loss is in [loss.py](../pmapdp/loss.py). To read on:

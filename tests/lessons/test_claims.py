@@ -130,10 +130,20 @@ def test_a_recurrent_layer_passes_the_check_if_its_start_is_cast():
 
 
 def test_debug_nans_names_the_operation_that_made_the_first_nan():
-    """Lesson 02: log(0) is no NaN, 0 times minus infinity is one."""
-    entropy = jax.jit(lambda p: -(p * jnp.log(p)).sum())
+    """Lesson 02: under jit it does, and under pmap it doesn't.
+
+    log(0) is no NaN, 0 times minus infinity is one.
+    """
+
+    def entropy(p):
+        return -(p * jnp.log(p)).sum()
+
+    p = np.array([1, 0], np.float32)
     with jax.debug_nans(True), pytest.raises(FloatingPointError, match="mul"):
-        entropy(jnp.array([1.0, 0.0]))
+        jax.jit(entropy)(p)
+    under_pmap = r"Invalid value \(nan\) encountered in sharded computation\.(\n|$)"
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match=under_pmap):
+        jax.pmap(entropy)(np.tile(p, (8, 1)))
 
 
 def test_zero_that_gathers_everything_first_is_worse_than_none_with_plain_sgd():

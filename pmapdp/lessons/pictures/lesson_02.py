@@ -1,19 +1,10 @@
-"""Pictures of lesson 02, and what measures and reports for them."""
-
-import time
+"""Pictures of lesson 02, and what reports an error for it."""
 
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
 from pmapdp.lessons import drawing
-
-
-def time_call(function, *arguments) -> float:
-    """Return the seconds that one call takes, until its result is there."""
-    start = time.perf_counter()
-    jax.block_until_ready(function(*arguments))  # JAX returns before the work is done
-    return time.perf_counter() - start
 
 
 def result_or_error(function, x) -> str:
