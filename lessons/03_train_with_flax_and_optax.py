@@ -21,7 +21,7 @@
 # batches have one size, it's ready for more devices: with fifteen new lines, in lessons 04 and 05, it trains on eight.
 #
 # **You will** write a training step without side effects, with Flax NNX and Optax, and count every example exactly
-# once. 20 minutes, 40 with exercises. You need
+# once. 24 minutes, 44 with exercises. You need
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
@@ -38,7 +38,8 @@ from pmapdp.lessons.pictures import lesson_03
 # ## The same step in PyTorch and in JAX
 #
 # You start from [program/02_jax.py](program/02_jax.py), with layers and updates written by hand. Flax has layers, and
-# Optax has optimizers. How do they fit into a step that may not change anything? Here's a training step in PyTorch:
+# Optax has optimizers. How do they fit into a step that isn't allowed to change anything? Here's a training step in
+# PyTorch:
 #
 # ```python
 # optimizer.zero_grad()
@@ -125,8 +126,8 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # </details>
 #
-# Pass the model to `update` in any case. SGD and Adam don't need it, but `optax.adamw` does, because it makes all weights
-# a bit smaller in each update.
+# Always pass the model to `update`. SGD and Adam don't need it, but `optax.adamw` does, because it makes all weights a bit
+# smaller in each update.
 #
 # ## Write the step
 #
@@ -162,15 +163,16 @@ verdict = check("03_train_with_flax_and_optax", "update_state", update_state)
 # </details>
 #
 # The data and the report stay as they were. The loop hands the state from update to update without looking inside, and
-# only the test picks out the model, `state[0]`. Here's the whole program:
+# only the test picks out the model, `state[0]`. The next cell runs the program. It's folded, because a last change is
+# still to come, and the program to read is at the end of the next section.
 
 # %% tags=["take-home"]
 # include program/03_ragged.py
 
 # %% [markdown]
 # The losses are new, because the optimizer and the initial weights are. Remember the last line: from now on the program
-# will run on more and more devices, and it should always end like this. Only for this comparison it prints the test
-# loss after each epoch. To decide when to stop, you'd take a validation set, so that the test set stays unseen.
+# will run on more and more devices, and it should always end like this. We print the test loss every epoch only so that
+# you can compare programs. To decide when to stop, you'd take a validation set, so that the test set stays unseen.
 #
 # ## The last batch is ragged
 #
@@ -215,7 +217,7 @@ verdict = check("03_train_with_flax_and_optax", "pad_rows", pad_rows)
 #   batch while the device works. If you read the loss in the loop, Python has to wait for it.
 #
 # If the padding really counts for nothing, the program must print the same losses and accuracies as before. On the
-# machine that made this page every digit is the same. This is the program to take home:
+# machine that made this page every digit is the same. This is the program to read, and to take home:
 
 # %% tags=["take-home"]
 # include program/03_flax.py
@@ -268,7 +270,7 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 
 # %% [markdown]
 # The array has been deleted, because its memory belongs to the new state now. A habit protects you: write
-# `state, sums = train_step(state, batch)`, and the dead state has no name.
+# `state, sums = train_step(state, batch)`, and you can't touch the old state by accident.
 #
 # <details><summary>Why most Flax code you'll meet looks different</summary>
 #
