@@ -82,28 +82,28 @@ for first in (3.0, -3.0):
 # The backward pass does this for all weights at once. It starts at the loss and goes back, layer by layer, with one
 # array `g`, the derivative of the loss with respect to the numbers it has just reached. Three rules are all you need:
 #
-# 1. **At the logits,** g is the probabilities, minus 1 at the correct class.
+# 1. **At the logits,** g is a copy of the probabilities with 1 subtracted at the correct class.
 # 2. **At a layer** `h @ W + b`: the gradient of W is `h.T @ g`, the gradient of b is the sum of g over the examples,
 #    and `g @ W.T` goes on to h.
-# 3. **At the ReLU,** g passes where the ReLU's output was positive, and becomes 0 elsewhere.
+# 3. **At the ReLU,** keep g where the ReLU let the number through. Set it to 0 elsewhere.
 #
 # Rules 2 and 3 are what you've just done with single numbers. For rule 1, write the loss with the logits z: it's
-# log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct class. The logarithm's derivative is a probability,
+# log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct class. The logarithm's derivative is a probability:
 #
 # ```
 # d/dz_i log(exp(z_1) + ... + exp(z_10)) = exp(z_i) / (exp(z_1) + ... + exp(z_10)) = p_i
 # ```
 #
-# and the correct logit, which is subtracted, adds the minus 1. Say the probabilities are 0.7, 0.2 and 0.1, and the first
-# class is correct. Then g is -0.3, 0.2 and 0.1. A step against this gradient raises the first logit and lowers the other
-# two. In the picture the dashed arrows are the backward pass, so read it from the right.
+# The loss also subtracts the correct logit. That's where the minus 1 comes from. Say the probabilities are 0.7, 0.2 and
+# 0.1, and the first class is correct. Then g is -0.3, 0.2 and 0.1. A step against this gradient raises the first logit and
+# lowers the other two. In the picture the dashed arrows are the backward pass, so read it from the right.
 
 # %%
 lesson_01.forward_and_backward()
 
 # %% [markdown]
-# Now write the three rules in NumPy. Since rule 2 sums over the examples, you get the gradient of the **sum** of their
-# losses. The update will divide by the number of examples, and then it's the gradient of the **mean** loss.
+# Now write the three rules in NumPy. Rule 2 adds up the examples, so your gradient belongs to the **summed** loss. We
+# divide by the count later, and then it's the gradient of the **mean** loss.
 #
 # 1. `backward` (10 minutes): `model` is a dictionary with the arrays W1, b1, W2 and b2. `inputs` `[B, 64]`, `hidden`
 #    `[B, 32]` and `probabilities` `[B, 10]` come from the forward pass, and `hidden` is what the ReLU returned. `labels`
@@ -125,7 +125,8 @@ verdict = check("01_train_a_network_in_numpy", "backward", backward)
 # %% [markdown]
 # ## The program
 #
-# In the program, `backward` first makes the probabilities out of the logits, and goes on like yours. The points come from
+# The program has no probabilities at hand, only logits. So its `backward` takes `logits` in place of `probabilities`, makes
+# the probabilities itself, and goes on like yours. When you run the cell, it replaces your `backward`. The points come from
 # ten clouds in 64 dimensions, and the clouds overlap: even if you knew their true centres, you'd classify only 92 % of
 # the points correctly. **Stochastic gradient descent** takes 128 examples at a time, and moves the weights a little
 # against the gradient of their mean loss. An **epoch** visits each example once.
@@ -206,26 +207,28 @@ print_differences(slopes, wrong_gradients)
 
 
 # %%
-def training_losses(backward):
-    """The loss of each update in two epochs."""
+def training_losses(backward, epochs):
+    """The loss of each update."""
     model, losses = init_model(), []
-    for inputs, labels in [*batches(*train_data, seed=0), *batches(*train_data, seed=1)]:
-        hidden, logits = forward(model, inputs)
-        losses.append(loss_sums(logits, labels)["loss"] / len(labels))
-        gradients = backward(model, inputs, labels, hidden, logits)
-        model = {name: w - RATE * gradients[name] / len(labels) for name, w in model.items()}
+    for epoch in range(epochs):
+        for inputs, labels in batches(*train_data, seed=epoch):
+            hidden, logits = forward(model, inputs)
+            losses.append(loss_sums(logits, labels)["loss"] / len(labels))
+            gradients = backward(model, inputs, labels, hidden, logits)
+            model = {name: w - RATE * gradients[name] / len(labels) for name, w in model.items()}
     return losses
 
 
-right_losses, wrong_losses = training_losses(backward), training_losses(wrong_backward)
+right_losses, wrong_losses = training_losses(backward, 2), training_losses(wrong_backward, 2)
 lesson_01.two_losses(right_losses, wrong_losses)
 assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 assert np.mean(wrong_losses) < np.mean(right_losses)
 
 # %% [markdown]
-# The wrong gradient does well, and in this run even better than the correct one. That's less strange than it looks: W2's
-# gradient is correct, and each example still gives the correct gradient to the hidden units that it turned on. You can't
-# see this mistake in the loss. With finite differences you can.
+# The wrong gradient does well, and in these two epochs even better than the correct one. That's less strange than it looks:
+# W2's gradient is correct, and each example still gives the correct gradient to the hidden units that it turned on. The
+# correct gradient is ahead only from the fourth epoch on, and in the fifth the mean training losses are 0.25 and 0.29. So
+# unless you have the correct curve to compare with, the loss can't show you this mistake. Finite differences can.
 #
 # Did you notice where the curves start? At 3.8, well above 2.3, because our inputs are so large: their standard deviation
 # is 2.7. Divide them by it, and the loss starts at 2.6.
@@ -281,6 +284,10 @@ assert slope == output(first) == 0
 centres = np.random.default_rng(0).normal(size=(10, 64))
 distances = np.linalg.norm(train_data[0][:, None] - centres, axis=-1)
 assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
+right_means = np.reshape(training_losses(backward, 5), (5, 40)).mean(1)  # by epoch
+wrong_means = np.reshape(training_losses(wrong_backward, 5), (5, 40)).mean(1)
+assert (right_means < wrong_means).tolist() == [False, False, False, True, True]
+assert (right_means[-1].round(2), wrong_means[-1].round(2)) == (0.25, 0.29)
 assert abs(slopes["W1"] - wrong_gradients["W1"]).max() > 1e-3
 assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
 np.testing.assert_allclose(np.mean(equal, axis=0), whole, atol=1e-14)
