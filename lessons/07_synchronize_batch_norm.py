@@ -197,7 +197,7 @@ lesson_07.all_reduces()
 #
 # But wasn't a `pmean` inside `jax.grad` lesson 05's second mistake? There it stood around the loss, in place of the
 # average of the gradients, so each device was left with the gradient for its own copy of the weights. In the layer the
-# mean is a part of the network, so what flows back through it belongs into the gradient. And the step still averages the
+# mean is a part of the network, so what flows back through it belongs to the gradient. And the step still averages the
 # gradients of the eight copies afterwards. Here's the whole program.
 
 # %% tags=["take-home"]
