@@ -56,30 +56,30 @@ def test_how_many_examples_eight_gpus_need():
     assert map_style.THREADS <= 16
 
 
-DATA_FILE = """
-import numpy as np
-
-def make(examples=1024):
-    inputs = np.random.default_rng(0).normal(size=(examples, 6)).astype(np.float32)
-    return {"train": (inputs, inputs[:, :3].argmax(1))}
+CARS = (Path(__file__).parents[2] / "docs" / "custom.md").read_text(encoding="utf-8")
+TOO_FEW = """
 
 def too_few():
-    return make(1000)
+    inputs, labels = make()["train"]
+    return {"train": (inputs[:1000], labels[:1000])}
 """
 
 
-def test_the_command_with_files_needs_the_examples_of_the_page(folder, capsys):
-    """Its model is the page's own, which takes `dtype`."""
-    model, _, _ = PROGRAM.partition("inputs = ")
-    (folder / "net.py").write_text(model, encoding="utf-8")
-    (folder / "data.py").write_text(DATA_FILE, encoding="utf-8")
+def test_the_command_trains_the_files_of_the_page_before(folder, capsys):
+    """One batch needs as many examples as the page says."""
+    for file, more in (("net.py", ""), ("data.py", TOO_FEW)):
+        (text,) = re.findall(rf"```python\n(# {file}\n.*?)```", CARS, re.DOTALL)
+        (folder / file).write_text(text + more, encoding="utf-8")
     assert "One batch has 1,024 examples" in PAGE
     (last,) = re.findall(r"^    (--warmup-steps.*)$", PAGE, re.MULTILINE)
     *command, _, _, _, _ = COMMAND.split()
     assert COMMAND.split()[-4::2] == last.split()[:4:2]
+    assert "--dtype" in command
     arguments = [*command, *last.split(), "--steps", "1"]
     assert cli.run(train.main, arguments) == 0
-    assert "1,024 over all devices, at most 128 on one" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "1,024 over all devices, at most 128 on one" in shown
+    assert "bfloat16" in shown
     arguments[arguments.index("data.py:make")] = "data.py:too_few"
     assert cli.run(train.main, arguments) == 2
     assert "takes 1024 examples" in capsys.readouterr().err

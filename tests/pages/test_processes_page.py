@@ -9,8 +9,34 @@ from jax._src import distributed
 from jax._src.clusters.slurm_cluster import SlurmCluster
 
 from pmapdp.distributed import ProcessesOptions
+from pmapdp.flags import parse_with_recipe
+from pmapdp.registry import load_data
+from pmapdp.train import COMMAND
 
-PAGE = (Path(__file__).parents[2] / "docs" / "processes.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "processes.md").read_text(encoding="utf-8")
+
+
+def test_the_data_fill_a_batch_on_four_nodes():
+    """The commands and the program take 32 or 64 examples on each of 32 GPUs."""
+    custom = (DOCS / "custom.md").read_text(encoding="utf-8")
+    (cars,) = re.findall(r"```python\n(# data.py\n.*?)```", custom, re.DOTALL)
+    names: dict = {}
+    exec(cars, names)
+    examples = {
+        "data.py:make": len(names["make"]()["train"][0]),
+        "digits": len(load_data("digits").train.labels),
+    }
+    lines = re.findall(r"slurm\.sbatch (--.*?)(?: +#.*)?$", PAGE, re.MULTILINE)
+    assert len(lines) == 3
+    for line in lines:
+        config, _ = parse_with_recipe(COMMAND, ProcessesOptions, line.split())
+        assert config.per_device_batch_size in (32, 64)
+        assert 32 * config.per_device_batch_size <= examples[config.dataset]
+    (size,) = re.findall(r"per_device_batch_size=(\d+)", PAGE)
+    assert 32 * int(size) <= examples["data.py:make"]
+    assert f"digits have {examples['digits']:,} training examples" in PAGE
+    assert f"{examples['data.py:make']:,} training examples" in PAGE
 
 
 def test_the_port_under_slurm(monkeypatch):

@@ -267,7 +267,7 @@ def test_the_program_of_the_page_under_slurm(tmp_path):
     page = (PAGES / "processes.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(# my_train.py.*?)```", page, re.DOTALL)
     changes = {
-        "devices=8,": "devices=2, epochs=1, progress=False,",
+        "devices=8,": "devices=2,\n        epochs=1,\n        progress=False,",
         "/shared/runs/cars": str(tmp_path / "run"),
     }
     for old, new in changes.items():
