@@ -110,6 +110,8 @@ OLD_PROGRAM = """from jax.config import config
 from flax import optim
 import jax
 from jax import lax
+from jax.lib import xla_bridge
+platform = xla_bridge.get_backend().platform
 config.update("jax_debug_nans", False)
 def step(w, batch):
     return w - 0.1 * lax.pmean(jax.grad(loss)(w, batch), "batch")
@@ -119,9 +121,11 @@ batch = jax.device_put(batch, jax.devices()[0])
 batch = jax.tree_map(lambda x: x.reshape(8, 2, *x.shape[1:]), batch)
 w = jax.pmap(step, axis_name="batch")(w, batch)
 """
-CURES = [  # in the order in which a person meets the errors
+CURES = [  # in the order of the page and of the program
     ("from jax.config import config\n", ""),
     ("from flax import optim", "import optax, flax.jax_utils"),
+    ("from jax.lib import xla_bridge\nplatform = xla_bridge.get_backend().platform",
+     "platform = jax.default_backend()"),
     ('{"params": w, "batch_stats": {}}.pop("params")',
      'flax.core.pop({"params": w, "batch_stats": {}}, "params")'),
     ("jax.device_put_replicated(w, jax.devices())", "flax.jax_utils.replicate(w)"),
@@ -131,7 +135,7 @@ CURES = [  # in the order in which a person meets the errors
 ]  # fmt: skip
 
 
-def test_an_old_program_stops_in_the_order_of_the_page():
+def test_an_old_program_stops_with_the_messages_of_the_page():
     section = PAGE.partition("## Get it to start first")[2].partition("\n## ")[0]
     messages = re.findall(r"^\| `(.+?)`,? .*\| .* \|$", section, re.MULTILINE)
     assert len(messages) == len(CURES)
@@ -145,7 +149,34 @@ def test_an_old_program_stops_in_the_order_of_the_page():
         program = program.replace("\nconfig.update", "\njax.config.update")
     names = {"w": W, "batch": BATCH, "loss": loss}
     exec(program, names)
+    assert names["platform"] == "cpu"
     same(jax_utils.unreplicate(names["w"]), plain_step(W, BATCH, None)[0])
+
+
+def test_the_random_numbers_of_2021():
+    call, today, then = re.search(
+        r"`(jax\.random\.normal\(.*\))` begins with ([\d.]+) today, and began with "
+        r"([\d.]+) then",
+        PAGE,
+    ).groups()
+    for partitionable, number in ((True, today), (False, then)):
+        with jax.threefry_partitionable(partitionable):
+            assert eval(call)[0] == pytest.approx(float(number), abs=1e-4)
+    assert jax.config.jax_threefry_partitionable  # the default
+    assert '`jax.config.update("jax_threefry_partitionable", False)`' in PAGE
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "counts"),
+    [
+        (optax.adam(1e-3), 1),
+        (optax.sgd(optax.constant_schedule(0.1)), 1),
+        (optax.sgd(0.1, momentum=0.9), 0),
+    ],
+)
+def test_what_optax_counts(optimizer, counts):
+    found = optax.tree_utils.tree_get_all_with_path(optimizer.init(W), "count")
+    assert len(found) == counts
 
 
 def test_both_sides_of_the_difference_give_the_same_numbers():
