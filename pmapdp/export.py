@@ -5,8 +5,8 @@
     python -m pmapdp.export runs/texts model.zip --data-dir data
 
 The file holds a program, so give people only files that they have a reason to trust.
-docs/export.md says what else is in it, and how JAX and NumPy read it without this
-package.
+docs/export.md says what else is in it, and how JAX, NumPy and flatbuffers read it
+without this package.
 """
 
 import contextlib
