@@ -16,7 +16,8 @@ from pmapdp.config import Config
 TOP = """# API
 
 These thirteen names are what most programs import, each from its module. The page is
-made from their docstrings, so your editor shows the same. [More
+made from their docstrings, which your editor shows, too. Only the list of `Config`'s
+fields is made at run time, so you see it here and in `help(Config)`. [More
 names](#more-names) are listed at the end. Anything else may change without notice.
 """
 # What the examples need. Pasted one after the other, they run.
@@ -82,6 +83,7 @@ MORE_NAMES = {
     "pmapdp.custom.images.ImageFolder": "custom_reference.md",
     "pmapdp.registry.load_data": None,
     "pmapdp.train.load_run": None,
+    "pmapdp.state.TrainState": None,
     "pmapdp.layers.Context": None,
     "pmapdp.models.axes": "meshes.md",
     "pmapdp.models.axis_names": "meshes.md",

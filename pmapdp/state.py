@@ -24,7 +24,8 @@ from pmapdp.loss import cross_entropy
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """The arrays of training, as nested dictionaries.
+    """The arrays of training, as nested dictionaries: `params`, the other arrays of the
+    model in `model_state`, and Optax's in `optimizer_state`.
 
     Attributes:
         step: `[]` int32, the updates made so far.

@@ -19,10 +19,10 @@ No flag is needed: `pmapdp train` trains a small network on scans of digits, on 
 devices. For most changes one or two are enough:
 
 ```
-# four devices, jit in place of pmap
+# four devices, jit instead of pmap
 pmapdp train --strategy jit --devices 4
 
-# keep checkpoints; once more: resume
+# keep checkpoints; run it again to resume
 pmapdp train --workdir runs/first
 
 # your network, your images
@@ -37,7 +37,8 @@ with the texts of this page. Each example below has a value that works. Give fla
 in any order. *Fixed* marks what a run can't change when it resumes, because its result
 depends on it. Only a finished run may get more `--epochs`. From Python, the trainer's
 flags are the fields of [`Config`](api.md#config), with underscores:
-`Config(learning_rate=0.001)`.
+`Config(learning_rate=0.001)`. The flags of [Several processes](#several-processes) have
+no field, because in Python [your program connects them](processes.md#your-own-model).
 
 If you know the flags of PyTorch Lightning or Accelerate, [this
 table](pytorch_loop.md#if-you-use-lightning-or-accelerate) has ours beside them.
