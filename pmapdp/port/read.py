@@ -31,14 +31,19 @@ def read_files(path: str) -> tuple[dict[str, ast.Module], list[str]]:
             read.
     """
     start = Path(path)
+    if not start.exists():
+        raise UserError(
+            f"{path!r} is missing: name a Python file or folder, such as . for the "
+            "current folder"
+        )
     if start.is_dir():
         waiting = sorted(source_files(start))
     elif start.is_file() and start.suffix == ".py":
         waiting = [start]
     else:
         raise UserError(
-            f"{path!r} is no Python file or folder: try train.py "
-            "(jupyter nbconvert --to script makes one)"
+            f"{path!r} is no Python file or folder: try {start.stem}.py, which "
+            f"`jupyter nbconvert --to script {start.name}` makes of a notebook"
         )
     trees: dict[str, ast.Module] = {}
     unread: dict[str, str] = {}
