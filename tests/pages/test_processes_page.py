@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 from jax._src import distributed
+from jax._src.clusters import cluster
 from jax._src.clusters.slurm_cluster import SlurmCluster
 
 from pmapdp.distributed import ProcessesOptions
@@ -49,6 +50,9 @@ def test_the_port_under_slurm(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", job)
     monkeypatch.setenv("SLURM_STEP_NODELIST", f"{node},another")
     assert SlurmCluster.get_coordinator_address(60, None) == f"{node}:{port}"
+    variable, another = re.search(r"`export (JAX_\w+_PORT)=(\d+)`", PAGE).groups()
+    assert SlurmCluster.get_coordinator_address(60, another) == f"{node}:{another}"
+    assert variable in inspect.getsource(cluster)
 
 
 def test_how_long_the_others_wait():
