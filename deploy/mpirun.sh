@@ -30,7 +30,7 @@ if [ $# -eq 0 ]; then
 fi
 shift
 
-# --bind-to none: else each process gets a single core. odls_base_sigkill_timeout: seconds to save after SIGTERM, in place of 1.
+# --bind-to none: else each process gets a single core. odls_base_sigkill_timeout: seconds to save after SIGTERM, instead of 1.
 # With its whole path, Python is the one of your environment on all nodes.
 exec mpirun --bind-to none --mca odls_base_sigkill_timeout 60 "${launcher[@]}" \
     "$(command -v python)" -m pmapdp.train "$@" --distributed

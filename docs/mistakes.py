@@ -61,7 +61,7 @@ SECTIONS = {
         symptom="The gradient's norm is N times as large on N devices. SGD jumps about or diverges, and Adam hardly notices",
         fact="the change is N times the reference's, or each example counts N times as much",
         unnoticed="Adam divides the factor out again, so its loss curve looks healthy. SGD takes steps that are N times as long.",
-        write="Take `lax.pmean` in place of `lax.psum`, or one device's learning rate.",
+        write="Use `lax.pmean` instead of `lax.psum`, or one device's learning rate.",
         no_mistake_if="your step divides the loss by a number of devices that it read before it was traced. Then the reference "
         "is N times too small: divide by `lax.axis_size(axis_name)`",
         lines=(
@@ -84,7 +84,7 @@ SECTIONS = {
     "averaged twice": Section(
         symptom="The gradient's norm is 1/N of one device's, and under SGD the loss falls more slowly",
         fact="the change is 1/N of the reference's, or each example counts 1/N as much",
-        unnoticed="Adam divides this factor out, too, and SGD only trains more slowly.",
+        unnoticed="Adam also divides this factor out, and SGD only trains more slowly.",
         write="Remove one of the two divisions.",
         no_mistake_if="the learning rate is divided by N on purpose",
         lines=(
@@ -98,7 +98,7 @@ SECTIONS = {
         symptom="The same batch makes a slightly different loss or update on one device and on eight, most of all if it's padded",
         fact="a value is the mean of the reference's results on each device's examples, and other results depend on it",
         unnoticed="As long as all devices hold equally many valid examples, a mean of their means is the mean over the batch. So a "
-        "missing count shows in padded or uneven batches alone. Local clipping and local batch norm change every update.",
+        "missing count shows only in padded or uneven batches. Local clipping and local batch norm change every update.",
         write="Divide sums: `lax.psum(gradient_sums, axis_name) / lax.psum(count, axis_name)`. Average before you clip. Give batch "
         "norm the global mean and mean of squares (Flax: `axis_name`).",
         no_mistake_if="clipping or batch norm is local on purpose",
@@ -165,7 +165,7 @@ SECTIONS = {
         fact="some examples have no influence",
         unnoticed="All other examples train as they should.",
         write="Pad an uneven batch with examples of weight 0, and drop none.",
-        no_mistake_if="these examples are padding. Give them the weight 0 in the reference, too",
+        no_mistake_if="these examples are padding. Give them the weight 0 in the reference as well",
         lines=(
             WrongLine(
                 'weight = batch["weight"].at[-1].multiply(device < N - 1)',
@@ -193,8 +193,8 @@ SECTIONS = {
     "drift": Section(
         symptom="The devices start with equal parameters, and move apart slowly",
         fact="the devices hold different values, which aren't the results on their own examples",
-        unnoticed="Most programs save and evaluate device 0's copy alone, and nobody looks at the others.",
-        write="Compute the update from averaged values alone.",
+        unnoticed="Most programs save and evaluate only device 0's copy, and nobody looks at the others.",
+        write="Compute the update only from averaged values.",
         no_mistake_if="each device has its own key or environments",
         lines=(
             WrongLine(
@@ -292,7 +292,7 @@ def largest_spread(params):
 
 It takes pmap's stacked parameters `[N, ...]` and replicated ones, but none that you split over the devices on purpose. If it returns 0,
 all devices hold the same numbers. If not, look at [no all-reduce](#no-all-reduce) first, and then at [drift](#drift).
-Unfortunately the devices may also agree on wrong numbers: if you add up gradients that you should average, the result is 0, too. That's
+Unfortunately the devices may also agree on wrong numbers: if you add up gradients that you should average, the result is also 0. That's
 why `verify` compares with one device."""
 
 SECTIONS_HEAD = """

@@ -259,7 +259,7 @@ MISTAKES = [
     (["verify", "nowhere.py:step"], ["nowhere.py", ".py"]),
     (["verify", "nets.py:step"], ["'step'", "Net"]),
     (["verify", "nets.py"], ["nets.py", "name a function of it", "nets.py:step"]),
-    (["port", "nowhere.py"], ["nowhere.py", "train.py"]),
+    (["port", "nowhere.py"], ["nowhere.py", "such as ."]),
     (["scaling", "--devices", "8"], ["--devices", "pmapdp.scaling.predict"]),
 ]
 

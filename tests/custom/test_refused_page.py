@@ -156,7 +156,7 @@ CASES = {
         "loss": squares,
         "data": {"train": (INPUTS, INPUTS[:, :3])},
     },
-    "It gathers the batch in evaluation, too": {"loss": compares},
+    "It gathers the batch in evaluation as well": {"loss": compares},
     "It compares examples, with `--accumulate`": {"loss": compares_in_training},
     "It adds weight decay once a batch": {"loss": with_decay},
     "It weights the accuracy as it weights the loss": {"loss": weighted_classes},
@@ -177,7 +177,7 @@ CASES = {
     },
     "Labels begin at 1, or have gaps": {"data": {"train": (INPUTS, LABELS + 1)}},
     "A part has another name": {"data": {"train": (INPUTS, LABELS), "val": ()}},
-    "The inputs are texts in place of numbers": {
+    "The inputs are texts instead of numbers": {
         "data": {"train": (TEXTS, [0, 1] * 20)}
     },
     "The rows have different lengths": {"data": {"train": ([[1], [1, 2]], [0, 1])}},

@@ -173,7 +173,7 @@ class NetThatRecomputes(Net):
     """The same, by the line of the page."""
 
     def __call__(self, x):
-        (line,) = re.findall(r"`(x = nnx\.remat.*)` in place of", PAGE)
+        (line,) = re.findall(r"`(x = nnx\.remat.*)` instead of", PAGE)
         names = {"nnx": nnx, "Block": Block, "x": self.first(x)}
         for block in self.blocks:
             exec(line, names | {"block": block}, names)
