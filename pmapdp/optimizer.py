@@ -27,6 +27,12 @@ SCHEDULES = ("constant", "piecewise", "cosine")
 EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
+def peak_learning_rate(config: Config, global_batch_size: int) -> float:
+    """Return the highest learning rate of a run, which may grow with its batch."""
+    factor = global_batch_size / config.base_batch_size
+    return config.learning_rate * factor ** EXPONENTS[config.scale_learning_rate]
+
+
 def make_schedule(
     config: Config, global_batch_size: int, steps_per_epoch: int, schedule_steps: int
 ) -> optax.Schedule:
@@ -41,8 +47,7 @@ def make_schedule(
         steps_per_epoch: Updates in an epoch.
         schedule_steps: Updates in all epochs, even if the run stops early (`--steps`).
     """
-    factor = global_batch_size / config.base_batch_size
-    peak = config.learning_rate * factor ** EXPONENTS[config.scale_learning_rate]
+    peak = peak_learning_rate(config, global_batch_size)
     warmup = config.warmup_steps
     if config.schedule == "piecewise":
         steps = [epoch * steps_per_epoch - warmup for epoch in config.switch_epochs]

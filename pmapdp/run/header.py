@@ -11,7 +11,7 @@ import jax
 from pmapdp.config import Config
 from pmapdp.devices import count_from_environment, describe
 from pmapdp.job import Job
-from pmapdp.optimizer import SCHEDULES
+from pmapdp.optimizer import SCHEDULES, peak_learning_rate
 from pmapdp.recipes import RECIPES
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
 from pmapdp.state import TrainState
@@ -79,7 +79,7 @@ def header_lines(job: Job, state: TrainState, facts: dict[str, Any]) -> list[str
         f"model    {config.model}, {parameters}",
         f"loss     {describe_loss(job)}",
         f"updates  {job.total_steps:,}, {per_epoch:,} an epoch; "
-        f"{describe_optimizer(config)}",
+        f"{describe_optimizer(config, facts['global_batch_size'])}",
         f"state    {state_line(state)}",
         f"data     {describe_data(job)}",
         f"started  {job.processes.launcher}, {processes}, jax {jax.__version__}, "
@@ -120,11 +120,14 @@ def describe_data(job: Job) -> str:
     return ", ".join(texts)
 
 
-def describe_optimizer(config: Config) -> str:
+def describe_optimizer(config: Config, global_batch_size: int) -> str:
     """Name the optimizer, the schedule and the learning rate."""
     text = f"{config.optimizer}, {config.schedule}"
-    if config.schedule in SCHEDULES:  # yours has a rate of its own
-        text += f", learning rate {config.learning_rate:g}"
+    if config.schedule not in SCHEDULES:  # yours has a rate of its own
+        return text
+    text += f", learning rate {config.learning_rate:g}"
+    if config.scale_learning_rate != "none":
+        text += f", scaled to {peak_learning_rate(config, global_batch_size):.4g}"
     return text
 
 

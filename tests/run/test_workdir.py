@@ -145,6 +145,11 @@ def test_the_header_shows_the_settings_that_decide_the_result(capsys):
     assert "settings" not in capsys.readouterr().out
 
 
+def test_the_header_shows_the_learning_rate_of_the_batch(capsys):
+    run(steps=1, scale_learning_rate="linear", base_batch_size=10)
+    assert "learning rate 0.005, scaled to 0.01\n" in capsys.readouterr().out
+
+
 def test_the_header_shows_no_learning_rate_beside_a_schedule_of_yours(capsys):
     run(custom={"schedule": optax.constant_schedule(0.1)}, steps=1, trainable=("head",))
     shown = capsys.readouterr().out
