@@ -111,7 +111,7 @@ def fixed_logits(answer):
 
 
 def normalized_step(answer):
-    """Accept a step with the global batch's moments that refuses an unsplit batch."""
+    """Accept a step with the global batch's moments, on split rows, and on no others."""
     random = np.random.default_rng(0)
     offsets = np.arange(16)[:, None]  # so that the devices' means differ
     x = (random.normal(size=(16, 3)) + offsets).astype(np.float32)
@@ -119,7 +119,8 @@ def normalized_step(answer):
     w = random.normal(size=3).astype(np.float32)
     with explicit_mesh():
         step = jax.jit(answer)
-        new_w = step(jnp.asarray(w), *jax.device_put((x, y), P("data")))
+        arguments = jnp.asarray(w), *jax.device_put((x, y), P("data"))
+        new_w = step(*arguments)
         require(new_w.shape == (3,), f"w has the shape (3,), yours has {new_w.shape}")
         z = (x - x.mean(0)) / x.std(0)
         update = -0.1 * 2 * z.T @ (z @ w - y) / 16
@@ -136,6 +137,12 @@ def normalized_step(answer):
         require(
             np.allclose(new_w, wanted, rtol=1e-3, atol=1e-3),
             f"w is {wanted.round(3)}, yours is {new_w}",
+        )
+        communication = collectives(step.lower(*arguments).compile().as_text())
+        require(
+            all(collective.kind != "all-gather" for collective in communication),
+            "right, but an all-gather gives each device the whole batch, so each does "
+            "all the work: leave the rows split",
         )
         unsplit_batches = {
             "of NumPy arrays": (x, y),

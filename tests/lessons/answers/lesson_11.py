@@ -11,6 +11,7 @@ Z, GRADIENT = (
     "(x - x.mean(0)) / x.std(0)",
     "0.1 * jax.grad(lambda w: jnp.square(z @ w - y).mean())(w)",
 )
+GATHER = "x, y = jax.reshard(x, P()), jax.reshard(y, P())"
 BY_HAND = '0.2 * jnp.einsum("bd,b->d", z, z @ w - y, out_sharding=P()) / len(y)'
 
 OUT = "out_sharding=P()"
@@ -54,6 +55,14 @@ WRONG = {
         ("the learning rate is 0.1", "0.1 *", "0.01 *"),
         ("not their sum", ".mean())(w)", ".sum())(w)"),
         ("the sign is wrong", "w - 0.1", "w + 0.1"),
+        ("the whole batch", ASSERT, f"{ASSERT}\n    {GATHER}"),
+        (
+            "the whole batch",
+            Z,
+            f"jax.reshard({Z}, P())",
+            "@ w - y",
+            "@ w - jax.reshard(y, P())",
+        ),
         (
             "that every device holds whole was accepted",
             ASSERT,
