@@ -16,7 +16,7 @@ from pmapdp.config import Config
 TOP = """# API
 
 These thirteen names are what most programs import, each from its module. The page is
-made from their docstrings, which your editor shows, too. Only the list of `Config`'s
+made from their docstrings, which your editor also shows. Only the list of `Config`'s
 fields is made at run time, so you see it here and in `help(Config)`. [More
 names](#more-names) are listed at the end. Anything else may change without notice.
 """
@@ -73,7 +73,7 @@ GUIDES = {
     "Training": "[Your model, your data](custom.md) trains a model in two files, and "
     "[Flags](flags.md) has the settings as they're typed in a shell.",
     "Your loss and layers": "[The reference](custom_reference.md) has many losses.",
-    "After training": "[Exported models](export.md) run without pmapdp, too.",
+    "After training": "[Exported models](export.md) also run without pmapdp.",
     "Your own training step": "[Verify](verify.md) has a program to begin with.",
     "Devices": "[Simulated devices](simulated_devices.md) need many threads.",
 }

@@ -208,7 +208,7 @@ SECTIONS = {
         symptom="The loss becomes NaN in an epoch's last, padded batch",
         fact="on the examples of one device alone, the reference is NaN, too",
         unnoticed="The all-reduce then spreads the NaN to all devices, so you can't see where it began.",
-        write="Divide after adding up: `lax.psum(sums, axis_name) / lax.psum(count, axis_name)`.",
+        write="Divide after summing: `lax.psum(sums, axis_name) / lax.psum(count, axis_name)`.",
     ),
     "one device's metrics": Section(
         symptom="The printed loss depends on the device, or jumps about more than on one",
@@ -292,7 +292,7 @@ def largest_spread(params):
 
 It takes pmap's stacked parameters `[N, ...]` and replicated ones, but none that you split over the devices on purpose. If it returns 0,
 all devices hold the same numbers. If not, look at [no all-reduce](#no-all-reduce) first, and then at [drift](#drift).
-Unfortunately the devices may also agree on wrong numbers: if you add up gradients that you should average, the result is also 0. That's
+Unfortunately the devices may also agree on wrong numbers: if you sum gradients that you should average, the result is also 0. That's
 why `verify` compares with one device."""
 
 SECTIONS_HEAD = """
