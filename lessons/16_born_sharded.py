@@ -21,7 +21,7 @@
 # see how one careless line in a model brings all the weights back into every memory at once.
 #
 # **You will** count the bytes of a training state, create and restore it in shards (ZeRO, also called FSDP), keep the
-# peak of a step low, and count what that costs in messages. 25 minutes, 45 with exercises. You need
+# peak of a step low, and count what that costs in messages. 29 minutes, 49 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
@@ -43,9 +43,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Seven billion parameters, in bytes
 #
 # For each parameter, training with Adam keeps four numbers: the parameter, its gradient, and Adam's two moments. In
-# float32 that's 16 bytes, and 7 billion times 16 bytes is 112 GB. Activations come on top. If you compute in bfloat16,
-# it's 16 bytes again: 2 each for the parameter and its gradient, and 4 each for the moments and a float32 copy of the
-# parameter.
+# float32 that's 16 bytes, and 7 billion times 16 bytes is 112 GB. Activations come on top. If you keep the parameters
+# and gradients in 16 bits, as the ZeRO paper below does, it's 16 bytes again: 2 each for the parameter and its gradient,
+# and 4 each for the moments and a float32 copy of the parameter. Lesson 20 only computes in bfloat16. It keeps all four
+# numbers in float32, so they take the same 16 bytes.
 #
 # Suppose you may split one kind of number over the devices, so that each of them keeps an eighth.
 #
@@ -63,8 +64,8 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only the moments are large enough. An eighth of 56 GB is 7 GB, so a device holds 28 + 28 + 7 = 63 GB, which leaves 17 GB
-# for activations. With the parameters split it's still 87.5 GB.
+# Splitting the moments is enough; splitting the parameters isn't. An eighth of 56 GB is 7 GB, so a device holds
+# 28 + 28 + 7 = 63 GB, which leaves 17 GB for activations. With the parameters split it's still 87.5 GB.
 #
 # </details>
 #
@@ -131,7 +132,7 @@ lesson_16.a_weight_visits()
 # ## The program so far, and what changes
 #
 # You start from [program/09_jit.py](program/09_jit.py). Under `jit` you don't even write the all-gather: you say where the
-# state lives, and the compiler works out who visits whom.
+# state lives, and the compiler inserts the all-gathers.
 #
 # include the difference of 09_jit.py and 16_zero.py
 #
@@ -142,10 +143,6 @@ lesson_16.a_weight_visits()
 #   alone, which computes nothing and allocates no arrays.
 # - `shard` decides for each shape: split the first axis if its length is divisible by the number of devices.
 # - The step returns the state in the same shardings, so the next step can start from it.
-#
-# Tomorrow you may get only four devices. Then a checkpoint of these eight can be reborn on four: give Orbax the shapes and
-# the shardings that you want now, as a `jax.ShapeDtypeStruct(shape, dtype, sharding=...)` for each array, and each
-# device gets only its own part.
 
 # %% tags=["take-home"]
 # include program/16_zero.py
@@ -169,22 +166,13 @@ print("not split:", replicated_shapes)
 # </details>
 #
 # If such an array is large, pad it until it can be split: GPT-2's vocabulary of 50,257 tokens is often padded to 50,304.
+#
+# ## Reborn on four devices
+#
+# Tomorrow you may get only four devices. A checkpoint of these eight can be restored on four, and no device has to hold
+# more than its part. For each array, tell Orbax the shape, the type and the sharding that you want now.
 
-# %% tags=["proof"]
-# The asserts behind the answers so far.
-assert [sum(parts) for parts in gigabytes.values()] == [112, 87.5, 63, 14]
-np.testing.assert_allclose(new_weights, weights - 3.6, rtol=1e-5)
-np.testing.assert_allclose(losses, 28 * (weights + 1))
-assert sorted(update_kinds) == ["all-gather", "reduce-scatter"]
-totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(train_sums))
-assert abs(totals["loss"] / totals["count"] - 0.2486) < 1e-3
-assert 1 / 8 < bytes_per_device / total < 0.15
-init_plan = jax.jit(init_state, out_shardings=shardings).lower().compile().memory_analysis()
-most_bytes = init_plan.output_size_in_bytes + init_plan.temp_size_in_bytes
-assert abs(init_plan.output_size_in_bytes / total - bytes_per_device / total) < 0.01
-assert most_bytes < total / 2
-assert replicated_shapes == [(10,)]
-# The state, restored on four devices.
+# %%
 import tempfile
 from pathlib import Path
 
@@ -203,9 +191,27 @@ with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(path, state)
     checkpointer.wait_until_finished()
     restored_state = checkpointer.restore(path, jax.tree.map(describe, state))
+for name, model in (("eight", state[0]), ("four", restored_state[0])):
+    kernel = model.hidden.kernel[...]
+    print(f"{name} devices: {kernel.sharding.shard_shape(kernel.shape)} of {kernel.shape} on each")
+
+# %% tags=["proof"]
+# The asserts behind the answers so far.
+assert [sum(parts) for parts in gigabytes.values()] == [112, 87.5, 63, 14]
+np.testing.assert_allclose(new_weights, weights - 3.6, rtol=1e-5)
+np.testing.assert_allclose(losses, 28 * (weights + 1))
+assert sorted(update_kinds) == ["all-gather", "reduce-scatter"]
+totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(train_sums))
+assert abs(totals["loss"] / totals["count"] - 0.2486) < 1e-3
+assert 1 / 8 < bytes_per_device / total < 0.15
+init_plan = jax.jit(init_state, out_shardings=shardings).lower().compile().memory_analysis()
+most_bytes = init_plan.output_size_in_bytes + init_plan.temp_size_in_bytes
+assert abs(init_plan.output_size_in_bytes / total - bytes_per_device / total) < 0.01
+assert most_bytes < total / 2
+assert replicated_shapes == [(10,)]
+# The state, restored on four devices.
 for saved, restored in zip(*map(jax.tree.leaves, (state, restored_state)), strict=True):
     np.testing.assert_array_equal(saved, restored)
-kernel = restored_state[0].hidden.kernel[...]
 assert kernel.sharding.shard_shape(kernel.shape) == (16, 32)
 assert state[0].hidden.kernel[...].sharding.shard_shape(kernel.shape) == (8, 32)
 
@@ -253,7 +259,7 @@ def compile_step(loss, sharding):
 # The layers take 16.8 MB and their moments 33.6, so the state is 50.3 MB, or 6.3 MB in eighths. If it's replicated, the
 # step's peak is 70 MB. The next cell draws what the compiler has planned for the memory of one device.
 #
-# **Predict:** about how high is the peak with *gathered first*: 9, 30 or 57 MB?
+# **Predict:** does *gathered first* need less than half of the 70 MB?
 
 # %% tags=["prediction"]
 programs = {
@@ -266,9 +272,10 @@ lesson_16.memory_over_time(programs)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 57 MB, a fifth less than without ZeRO. All the layers come at once. The full layers and the full gradients stay in memory
-# until the end. At the spike a device even holds the layers twice, because it rearranges them after the gather. That's
-# 3 x 16.8 MB on top of the state.
+# No. All the layers come at once, and the full layers and the full gradients stay in memory until the end. Together with
+# an eighth of the state that makes 6.3 + 16.8 + 16.8 = 40 MB. The plan even says 57 MB, only a fifth less than without ZeRO, because
+# XLA for CPUs rearranges the layers after the gather and holds them twice at the spike. You couldn't have known about
+# that copy.
 #
 # </details>
 #
@@ -342,7 +349,7 @@ runs_by_hand = {message.kind: message.runs for message in collectives(program_by
 print(f"{runs_by_hand}, and a peak of {peak(program_by_hand):.0f} MB")
 
 # %% [markdown]
-# Now even the CPU runs 32 all-gathers and 16 reduce-scatters, just the 3 n of stage 3, and the peak is 10 MB.
+# Now even the CPU runs 32 all-gathers and 16 reduce-scatters, exactly stage 3's 3 n, and the peak is 10 MB.
 #
 # ## The mistake: a norm of a part
 #

@@ -146,11 +146,21 @@ def fixed_clip(answer):
         require(clipped.shape == (16,), "return a shard of the same shape as g")
         wanted = min(1.0, length)
         found = float(np.linalg.norm(clipped))
+        if length < 1 and np.isclose(found, 1, rtol=1e-3):
+            diagnosis = (
+                "a short gradient stays as it is, so divide by maximum(1, length)"
+            )
+        elif length > 1 and np.isclose(found, 1 / length, rtol=1e-3):
+            diagnosis = "the sum of the squares is the length squared: take the root"
+        else:
+            diagnosis = (
+                "a device's norm covers only its shard, so add the squares of all "
+                "devices, and take the root of the sum"
+            )
         require(
             np.isclose(found, wanted, rtol=1e-3),
             f"a gradient of length {length} must get the length {wanted:.3f}, yours "
-            f"has {found:.3f}: a device's norm covers only its shard, so add the "
-            "squares of all devices, and take the root of the sum",
+            f"has {found:.3f}: {diagnosis}",
         )
         require(
             close(clipped, wanted * direction),

@@ -71,10 +71,14 @@ WRONG = {
         ("add the squares of all devices", LENGTH, "jnp.linalg.norm(g)"),
         ("add the squares", LENGTH, 'lax.psum(jnp.linalg.norm(g), "data")'),
         ("must get the length 0.500", CLIPPED, "g / length"),
+        ("a short gradient stays as it is", CLIPPED, "g / length"),
         ("add the squares", LENGTH, 'lax.pmax(jnp.linalg.norm(g), "data")'),
         ("add the squares", "lax.psum(jnp.square", "lax.pmean(jnp.square"),
-        ("add the squares", LENGTH, 'lax.psum(jnp.square(g).sum(), "data")'),
-        ("take the root", LENGTH, 'lax.psum(jnp.square(g).sum(), "data")'),
+        (
+            "the length squared: take the root",
+            LENGTH,
+            'lax.psum(jnp.square(g).sum(), "data")',
+        ),
         ("the direction has changed", f"return {CLIPPED}", OTHER_DIRECTION),
     ],
 }
