@@ -1,7 +1,7 @@
 """Train a network: data, model, step, loop, evaluation.
 
     python -m pmapdp.train                                # digits, 8 devices
-    python -m pmapdp.train --strategy jit --devices 4     # split by the compiler
+    python -m pmapdp.train --strategy jit --devices 4     # split by XLA
     python -m pmapdp.train mirrored --workdir runs/first  # again: it resumes
     srun python -m pmapdp.train --distributed             # several processes
 
