@@ -22,7 +22,7 @@
 # gradients are summed, JAX refuses a step that forgets to sum them.
 #
 # **You will** read shardings as types, answer when JAX asks for one, recognize a sum that isn't finished, and get the
-# gradients of four micro-batches with a single all-reduce. 28 minutes, 54 with exercises. You need
+# gradients of four micro-batches with a single all-reduce. 29 minutes, 55 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%

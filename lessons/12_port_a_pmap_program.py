@@ -17,13 +17,13 @@
 # Somebody hands you a training program of 2022. You run it, and it stops at once, because a function of JAX is gone.
 # You repair that line, and the program stops at another one. Even when all of them are repaired, it uses `pmap`, which
 # gets no new features, and JAX's developers [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html)
-# instead. In this lesson you'll repair four lines, to see what the program used to print. Then sixteen new lines take
-# it to `shard_map`, where it prints the same losses up to rounding, because even its dropout masks are the same. In the
-# end you'll prove that the ported step makes the old step's updates, and the proof turns up something that the old
-# program never told you.
+# instead. In this lesson you'll make four repairs, to see what the program used to print. Then sixteen new lines take
+# it to `shard_map`, where it prints the same losses up to rounding, because even its dropout masks are the same. Do the
+# same losses prove that the port is correct? You'll forget one line, and see that they don't. So you'll compare the
+# updates themselves, and that turns up something that the old program never told you.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
-# one device. 29 minutes, 49 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
+# one device. 32 minutes, 52 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
 # side by side](10_three_ways_side_by_side.ipynb), and what [07](07_synchronize_batch_norm.ipynb) and
 # [08](08_keep_dropout_and_metrics_exact.ipynb) say about the variance of a batch and about dropout keys.
 
@@ -97,8 +97,8 @@ print(port_report)
 # in `state = jax_utils.replicate(init_state())`, and run the program again. Now it stops at the line with `pop`:
 # `ValueError: too many values to unpack (expected 2)`. In 2022, Linen's `init` returned a `FrozenDict`, and its `pop`
 # returned two values, the rest and what you asked for. Today `init` returns a plain dict, whose `pop` returns only what
-# you asked for. You're lucky that this network has more than two layers. With two there'd be no error, and `params` would
-# be the name of one of them. The report suggests `flax.core.pop`. Here you don't need any `pop`: delete the line, and end
+# you asked for: three layers, which don't fit into two names. In a network of exactly two layers this line would run, and
+# the next one would fail, because each name would hold the name of a layer. The report suggests `flax.core.pop`. Here you don't need any `pop`: delete the line, and end
 # the next one with `**variables` instead of `params=params, **stats`.
 #
 # The report also calls two `[0]` slow, in the evaluation and of the loss, because JAX sends device 0's row to every device.
@@ -155,12 +155,13 @@ lesson_12.before_and_after()
 # include program/12_ported.py
 
 # %% [markdown]
-# ## The mistake: average only what the old step did
+# ## Forget the statistics
 #
-# The old step averaged the gradients and the metrics. Suppose yours does no more. With `out_specs=P()` you promise that the
-# new state is the same on all devices, and the check is on.
+# Suppose your step averages only what the old step averaged, the gradients and the metrics. With `out_specs=P()` you
+# promise that the new state is the same on all devices, and the check is on.
 #
-# **Predict:** the state has 6 arrays of parameters, 2 of batch statistics, and 13 of Adam. How many does JAX refuse?
+# **Predict:** the state has 6 arrays of parameters, 2 of batch statistics, 13 of Adam, and the number of the update. How
+# many does JAX refuse?
 
 
 # %% tags=["prediction"]
@@ -190,24 +191,68 @@ except ValueError as error:
 #
 # </details>
 #
-# JAX refuses the step before anything runs. With the check off you get no error, and as in lesson 05, JAX repeats the
-# promise that you made:
-
-# %%
-wrong_state, _ = jax.jit(jax.shard_map(careless_step, **specs, check_vma=False))(*arguments)
-mean = wrong_state.batch_stats["BatchNorm_0"]["mean"]  # [32], one for each hidden unit
-means = [float(shard.data[0]) for shard in mean.addressable_shards]
-print("JAX says that it's replicated:", mean.sharding.is_fully_replicated)
-lesson_12.running_means(means)
-
-# %% [markdown]
-# A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight. If your program keeps a
+# JAX refuses the step before anything runs. With `check_vma=False` it would run, and every device would keep statistics of
+# its own. A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight. If your program keeps a
 # dropout key for each device in its state, [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows
 # how to keep all eight.
 #
+# ## Forget the `pcast`
+#
+# The check found that mistake. Will it find the next one, too? Leave out the line with `pcast`. `jax.grad` then adds up the
+# gradients of all devices by itself, and `pmean` averages eight equal sums, so the gradients are 8 times as large.
+#
+# **Predict:** you train with Adam. What changes in the losses of the five epochs: nothing, a little, or do they explode?
+
+
+# %% tags=["prediction"]
+def replicate_on_mesh(tree):
+    return jax.device_put(tree, replicated)
+
+
+def shard_on_mesh(batch):
+    return jax.device_put(batch, split)
+
+
+def forgetful_step(state, batch, key):
+    key = jax.random.fold_in(key, lax.axis_index("batch"))
+    gradients, batch_stats, metrics = lax.pmean(compute_gradients(state, batch, key), "batch")
+    return state.apply_gradients(grads=gradients, batch_stats=batch_stats), metrics
+
+
+def train(step, epochs, replicate=replicate_on_mesh, shard=shard_on_mesh):
+    """Train as the program does: the loss of each update."""
+    state, key, losses = replicate(init_state()), jax.random.PRNGKey(1), []
+    for epoch in range(epochs):
+        for batch in batches(*train_data, seed=epoch):
+            key, step_key = jax.random.split(key)
+            state, metrics = step(state, shard(batch), replicate(step_key))
+            losses.append(float(np.mean(metrics["loss"])))
+    return losses
+
+
+p_forgetful_step = jax.jit(jax.shard_map(forgetful_step, **specs))  # the check is on
+ported_losses = train(p_train_step, EPOCHS)
+forgetful_losses = train(p_forgetful_step, EPOCHS)
+updates = len(ported_losses) // EPOCHS  # of an epoch
+for epoch in range(EPOCHS):
+    last = (epoch + 1) * updates - 1
+    print(f"epoch {epoch}: {ported_losses[last]:.4f}, without pcast {forgetful_losses[last]:.4f}")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Nothing, up to rounding. Adam divides the mean of the gradients by the root of the mean of their squares, and a factor of
+# 8 in both cancels. The check doesn't complain either. It asks only whether all devices hold the same numbers, and eight
+# times too large is the same on all of them.
+#
+# </details>
+#
+# Why care, if nothing changes? Because the day you switch to SGD, or clip the gradients, you train with a learning rate
+# or a limit that's off by the number of your devices.
+#
 # ## Does it match the old program? And one device?
 #
-# Five equal lines are a good sign, but they show only two numbers an epoch. `pmapdp.verify` compares your step with a
+# Five equal lines aren't enough, because they show only two numbers an epoch. `pmapdp.verify` compares your step with a
 # reference, update by update, in parameters, optimizer state, statistics and metrics. Your first reference is the old
 # step, with one more line that averages the statistics in every update, as the new step must. `old_program`
 # replays it on one device, with the batch in eight parts.
@@ -230,9 +275,14 @@ case = {
 }
 reference = old_program(old_step, "batch", groups=8)
 verify(step=p_train_step, reference=reference, state=init_state(), **case).require()
-print("the old program: equal")
+print("the old program: equal\n")
+forgetful_report = verify(step=p_forgetful_step, reference=reference, state=init_state(), **case)
+print("without pcast:", forgetful_report.failed[0])
 
 # %% [markdown]
+# The second comparison finds in three updates what five epochs didn't show: *the change is 8 times the reference's, on 8
+# devices*. Adam's averages are part of the state, so `verify` compares them too.
+#
 # You've ported the training step faithfully. For the evaluation, which `verify` doesn't see, the five equal lines are your
 # evidence.
 #
@@ -283,31 +333,11 @@ print("jit against one device, with dropout: equal")
 # This step is no longer the old program: batch norm uses the whole batch, and the dropout masks are different. How much
 # does that change? Here's the first epoch of all three.
 
-
 # %%
-def replicate_on_mesh(tree):
-    return jax.device_put(tree, replicated)
-
-
-def shard_on_mesh(batch):
-    return jax.device_put(batch, split)
-
-
-def first_epoch(step, replicate, shard):
-    """The loss of each update."""
-    state, key = replicate(init_state()), jax.random.PRNGKey(1)
-    losses = []
-    for batch in batches(*train_data, seed=0):
-        key, step_key = jax.random.split(key)
-        state, metrics = step(state, shard(batch), replicate(step_key))
-        losses.append(float(np.mean(metrics["loss"])))
-    return losses
-
-
 losses = {
-    "old pmap": first_epoch(old_p_train_step, jax_utils.replicate, common_utils.shard),
-    "shard_map": first_epoch(p_train_step, replicate_on_mesh, shard_on_mesh),
-    "jit": first_epoch(jit_step, replicate_on_mesh, shard_on_mesh),
+    "old pmap": train(old_p_train_step, 1, jax_utils.replicate, common_utils.shard),
+    "shard_map": ported_losses[:updates],
+    "jit": train(jit_step, 1),
 }
 lesson_12.loss_curves(losses)
 
@@ -317,9 +347,11 @@ assert "device_put_replicated is deprecated" in old_error
 assert port_report.count("old_train.py:") == 5
 assert "can't be statically inferred" in refusal
 assert refusal.count("* out_specs") == 2
-assert len(set(means)) == 8
 sizes = [len(jax.tree.leaves(part)) for part in (state.params, state.batch_stats, state.opt_state)]
-assert sizes == [6, 2, 13]
+assert (*sizes, len(jax.tree.leaves(state))) == (6, 2, 13, 22)
+np.testing.assert_allclose(forgetful_losses, ported_losses, rtol=0, atol=2e-4)
+words = str(forgetful_report).split()
+assert "the change is 8 times the reference's, on 8 devices" in " ".join(words)
 assert "batch_stats/BatchNorm_0/mean" not in differences
 assert "batch_stats/BatchNorm_0/var" in differences
 np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
@@ -404,9 +436,9 @@ for exercise in (drop_device_axis, make_step, corrected_variance):
 #
 # - Make the old program run first, because its numbers are what you compare the port with.
 # - shard_map takes away the device axis and leaves the step. jit takes away the collectives as well.
-# - A replicated state has one value of each array. Average batch statistics in the step, and keep the check on: it finds
-#   what you forgot.
-# - Verify twice: against the old program, and against one device. The old program itself may not pass the second check.
+# - A replicated state has one value of each array, so average batch statistics in the step. The check finds a forgotten
+#   average. It doesn't find a forgotten `pcast`, and with Adam the losses don't show it either.
+# - So verify twice: against the old program, and against one device. The old program itself may not pass the second check.
 #
 # In pmapdp, [verify/](../pmapdp/verify/verification.py) compares, and [port/](../pmapdp/port/find.py) reads your
 # program. To read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html), and the pages

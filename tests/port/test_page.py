@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 from flax import jax_utils
-from flax.training import checkpoints
+from flax.training import checkpoints, train_state
 from flax.training.dynamic_scale import DynamicScale
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
@@ -520,6 +520,16 @@ def test_the_successor_gives_the_same_numbers(results):
     same(*found, rtol=1e-3 if results is batch_norm else 1e-5)
 
 
+def pop_params(layers):
+    """Make a TrainState as in 2022."""
+    network = nn.Sequential([nn.Dense(3) for _ in range(layers)])
+    variables = network.init(jax.random.PRNGKey(0), ROWS)
+    stats, params = variables.pop("params")
+    train_state.TrainState.create(
+        apply_fn=network.apply, tx=optax.sgd(0.1), params=params, **stats
+    )
+
+
 RAISES = {
     "nested": [
         (
@@ -535,6 +545,10 @@ RAISES = {
             "match",
             lambda: jax.pmap(jnp.sin)(jax.device_put(ROWS, jax.devices()[5])),
         )
+    ],
+    "pop-params": [
+        (ValueError, "too many values", lambda: pop_params(layers=3)),
+        (TypeError, "must be a mapping, not str", lambda: pop_params(layers=2)),
     ],
     "device-call": [(TypeError, "not callable", lambda: jnp.ones(3).device())],
     "axis-resources": [

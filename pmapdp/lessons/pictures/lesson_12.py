@@ -53,17 +53,6 @@ def before_and_after() -> None:
 
 
 @drawing.picture
-def running_means(means: list[float]) -> None:
-    """Eight bars of different heights, the running mean of a hidden unit on each device; a dashed line is their mean."""
-    plt.bar(range(8), means, color=drawing.DEVICE_COLOURS[:8], width=0.7)
-    plt.axhline(
-        float(np.mean(means)), color=drawing.INK, linestyle="--", label="with pmean"
-    )
-    plt.gca().set(xlabel="device", ylabel="running mean of unit 0", xticks=range(8))
-    drawing.legend_beside(plt.gca())
-
-
-@drawing.picture
 def loss_curves(losses: dict[str, list[float]]) -> None:
     """Loss over an epoch: the curve of shard_map lies on the old pmap program's, and the curve of jit is near them."""
     looks = {"lw": 6, "alpha": 0.4}, {}, {"color": drawing.ACCENT, "ls": "--", "lw": 2}
