@@ -23,10 +23,9 @@
 # **You will** see what a backward pass keeps, recompute activations with `jax.checkpoint`, compute in bfloat16, and say
 # which numbers must stay in float32. 23 minutes, 43 with exercises.
 #
-# **This lesson is a branch.** It leaves the course after
-# [13 Train with more batch than memory](13_more_batch_than_memory.ipynb), which you need, and leads back to 14. Take it if
-# your activations don't fit, or if your GPU should compute in bfloat16. Lesson 16 uses its `jax.checkpoint` once, and
-# lesson 19 its bfloat16.
+# **This lesson is a branch.** Do [13 Train with more batch than memory](13_more_batch_than_memory.ipynb) first. Continue
+# with 14. Take it if your activations don't fit, or if your GPU should compute in bfloat16. Lesson 16 uses its
+# `jax.checkpoint` once, and lesson 19 its bfloat16.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -165,8 +164,8 @@ lesson_20.in_the_backward_pass()
 #
 # Attention's arrays grow with the square of the text's length. *Flash attention* never stores them: it computes them in
 # pieces, forward and again backward. On NVIDIA GPUs you get it from `jax.nn.dot_product_attention(...,
-# implementation="cudnn")`. All these numbers are for the blocks. The logits, `[1024, 50257]`, are another 206 MB for one
-# text.
+# implementation="cudnn")`, which refuses float32: give it float16 or bfloat16. All these numbers are for the blocks.
+# The logits, `[1024, 50257]`, are another 206 MB for one text.
 #
 # ## Two bytes for a number
 #
@@ -201,7 +200,8 @@ gigabytes_by_dtype = {
 print({name: f"{size:.1f} GB" for name, size in gigabytes_by_dtype.items()})
 
 # %% [markdown]
-# Are 8 bits enough? Let a parameter be 1 and its update 0.001, both in bfloat16. The next number after 1 is 1 + 1/128.
+# Is 8 bits of precision enough for a parameter? Let it be 1 and its update 0.001, both in bfloat16. The next number
+# after 1 is 1 + 1/128.
 #
 # **Predict:** what's the parameter after the update?
 
@@ -227,15 +227,21 @@ print("1 + 0.001 =", after_update)
 #
 # include the difference of 13_accumulate.py and 20_fit.py
 #
-# `jax.checkpoint` wraps a function of the layer and its input, so that it knows what to keep. The gradients arrive in
-# float32, because the derivative of a cast casts back. So your sums over micro-batches and devices stay in float32.
+# Why `nnx.remat`? It's `jax.checkpoint` for Flax layers, and it also keeps their state. `nnx.BatchNorm` moves its
+# running mean in place, and `nnx.Dropout` counts its calls. `jax.checkpoint` would give your function a copy of the
+# layer, and drop the copy afterwards without an error: the running mean would never move, and dropout would draw the
+# same mask in every call. `nnx.Linear` has no state, but the layers of a large network might.
+#
+# The gradients arrive as float32, because the derivative of a cast casts back. Their values have been rounded to
+# bfloat16 before, by the product that computed them. What you add up from there, over micro-batches and devices, is in
+# float32.
 
 # %% tags=["take-home"]
 # include program/20_fit.py
 
 # %% [markdown]
 # In lesson 13 the losses ended at 0.2486 and 0.3540. Both have moved by less than 0.001. That's the rounding of
-# bfloat16, because `jax.checkpoint` computes the same numbers again. A CPU shows you the rounding but not the gain:
+# bfloat16, because recomputing gives the same numbers again. A CPU shows you the rounding but not the gain:
 # with jax 0.10, XLA for CPUs converts to float32, multiplies, and rounds the result.
 #
 # ## The mistake: parameters in bfloat16
@@ -302,8 +308,8 @@ for name, group in {"above": is_large, "below": ~is_large}.items():
 # optimizer state and sums in float32**.
 #
 # What about float16, which also takes two bytes? Below 6e-5 its numbers lose bit after bit, and below 6e-8 there's only 0.
-# So people multiply the loss by a large number, and divide the gradients by it, as you'll do in exercise 2. bfloat16 has
-# all of its bits down to 1e-38, so it needs no such factor.
+# So people multiply the loss by a large number, and divide the gradients by it, as you'll do in exercise 2. bfloat16
+# keeps full precision down to 1e-38, so it needs no such factor.
 
 # %% tags=["proof"]
 # The asserts behind all answers and numbers.
@@ -328,6 +334,22 @@ attention = 2 * 12 * 1024 * 1024 * 4 / 1e9  # of a block: the scores without and
 assert 0.4 < 12 * attention / gigabytes_by_dtype["float32"] < 0.6
 assert 0.5 < gigabytes_by_dtype["bfloat16"] / gigabytes_by_dtype["float32"] < 0.55
 assert after_update == 1
+one_batch = six_epochs[0]
+gradients, _ = jax.grad(loss_sums, has_aux=True)(Network(nnx.Rngs(0)), one_batch)
+some_inputs = one_batch[0]
+_, backward = jax.vjp(lambda model: loss_sums(model, one_batch)[0], Network(nnx.Rngs(0)))
+shapes = [leaf.shape for leaf in jax.tree.leaves(backward)]
+assert shapes.count((128, 32)) == 1  # of the hidden layer only its result
+for gradient in jax.tree.leaves(gradients):
+    assert gradient.dtype == jnp.float32
+    assert (gradient == gradient.astype(jnp.bfloat16)).all()  # rounded before
+for recompute, keeps_state in {nnx.remat: True, jax.checkpoint: False}.items():
+    norm, dropout = nnx.BatchNorm(64, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    call = recompute(lambda layer, x: layer(x))
+    call(norm, some_inputs)
+    assert norm.mean[...].any() == keeps_state
+    masks_differ = (call(dropout, some_inputs) != call(dropout, some_inputs)).any()
+    assert masks_differ == keeps_state
 float32_loss, mixed_loss, bfloat16_loss = (np.mean(losses[-20:]) for losses in curves.values())
 assert abs(mixed_loss / float32_loss - 1) < 0.02
 assert bfloat16_loss > 1.3 * float32_loss
@@ -386,15 +408,16 @@ for exercise in (fixed_mean, scaled_gradient, in_groups):
 # ## Take away
 #
 # - `jax.checkpoint` keeps a function's inputs and computes the rest again: about a third more work, much less memory,
-#   and the same gradient. The leaves of `jax.vjp`'s backward function are what your backward pass keeps.
+#   and the same gradient. Around a Flax layer use `nnx.remat`, which keeps the layer's state. The leaves of `jax.vjp`'s
+#   backward function are what your backward pass keeps.
 # - Compute in bfloat16. Keep parameters, optimizer state and sums in float32.
 # - Start with bfloat16, because it also makes a GPU faster. Then accumulate, because that computes nothing twice. Recompute
 #   when micro-batches get too small to keep the GPU busy, or when not even one example fits. If the *parameters* don't fit,
 #   none of the three helps, and you split the state: [16 Born sharded](16_born_sharded.ipynb).
 #
 # In pmapdp, `--dtype bfloat16` computes as your program does ([config.py](../pmapdp/config.py)). The built-in networks are
-# small, so they recompute nothing. In a [model of your own](../docs/custom.md), you wrap its layers yourself, or use
-# Flax's `nnx.remat`. **With pmap** nothing changes, because recomputing and rounding send nothing.
+# small, so they recompute nothing. In a [model of your own](../docs/custom.md), you wrap its layers in `nnx.remat`
+# yourself. **With pmap** nothing changes, because recomputing and rounding send nothing.
 #
 # To read on: JAX on [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and [Mixed
 # Precision Training](https://arxiv.org/abs/1710.03740), which scales the loss. Next, back on the course: [14 Survive a

@@ -46,7 +46,7 @@ class Network(nnx.Module):
         self.output = nnx.Linear(32, 10, dtype=jnp.bfloat16, rngs=rngs)
 
     def __call__(self, inputs):
-        hidden = jax.checkpoint(lambda layer, x: nnx.relu(layer(x)))(self.hidden, inputs)
+        hidden = nnx.remat(lambda layer, x: nnx.relu(layer(x)))(self.hidden, inputs)
         return self.output(hidden).astype(jnp.float32)  # the loss and its sums are in float32
 
 
