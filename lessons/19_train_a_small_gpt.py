@@ -18,10 +18,11 @@
 # processes. Your own work needs all four in one file, and parts that work alone may not work together. This lesson
 # joins them in a small language model that reads Python's own library. You'll start it in two processes, kill both, go
 # on with a single device, and get the losses of a run that nobody disturbed. You'll also read what the model writes,
-# beside the texts of guessers that only count. The file is yours to start from.
+# next to the output of two simple baselines. The file is yours to start from.
 #
 # **You will** read a whole trainer, say where its parts meet, find an all-reduce that only their combination causes,
-# and guard a run against changed settings. 23 minutes, 48 with exercises. You need [08 Keep dropout and metrics
+# and guard a run against changed settings. 25 minutes, 50 with exercises. That doesn't count the program: its 200 lines
+# of code take about 17 minutes more. You need [08 Keep dropout and metrics
 # exact](08_keep_dropout_and_metrics_exact.ipynb), [13 Train with more batch than
 # memory](13_more_batch_than_memory.ipynb), [14 Survive a kill](14_survive_a_kill.ipynb), [16 Born
 # sharded](16_born_sharded.ipynb) and [17 Train with many processes](17_many_processes.ipynb). The course ends with this
@@ -68,7 +69,7 @@ lesson_19.where_the_arrays_are()
 # %% [markdown]
 # ## Where two parts meet
 #
-# The parts are known. What needs thought is where two of them meet.
+# You know the parts. The bugs are at the seams.
 #
 # - **Dropout and micro-batches** (08, 13). Inside `accumulate` a device sees only its own rows. If it numbered them there,
 #   the masks would depend on the number of devices. So `train_step` makes the keys first, and they travel with the rows,
@@ -77,8 +78,9 @@ lesson_19.where_the_arrays_are()
 #   part of the state, beside the model and the optimizer's state.
 # - **Micro-batches and a split state** (13, 16). `accumulate` wants all parameters on every device, and the compiler
 #   gathers them once for an update, not once for each micro-batch. You pay with memory: only Adam's moments stay split
-#   all the time. If your parameters don't fit on one device, this program isn't enough, and lesson 16 shows what to
-#   change.
+#   all the time. And you pay with messages. If the parameters take n bytes, a device sends n to gather them and 2 n to
+#   all-reduce the gradients. That's 3 n, as much as stage 3 sends in lesson 16, for about the memory of stage 1. If your
+#   parameters don't fit on one device, this program isn't enough, and lesson 16 shows what to change.
 # - **Resume and processes** (14, 17). All processes restore, train and save, but only process 0 prints.
 # - **Clipping and a split state** (16). There's one line in `train_step` for this, and you'll soon take it out to see what
 #   it does.
@@ -209,7 +211,7 @@ lesson_19.two_runs(losses, interrupted_losses, counted_losses)
 # begun of epoch 1 is lost, and the single device does it again. The picture doesn't measure how much that was.
 #
 # Often even the text at the end is the same. If it isn't, two letters were nearly tied somewhere, and rounding decided
-# which one is drawn. From there on the texts go different ways.
+# which one is drawn. After that, the texts diverge.
 #
 # </details>
 #
@@ -257,10 +259,10 @@ for step in (train_step, jax.jit(step_without_the_line, **options)):
 # <details><summary>Answer</summary>
 #
 # One, and eighteen. The bytes hardly tell them apart: without the line there are 72 more, which are 18 numbers, each
-# the sum of an array's squares. But such a sum must wait until its array has been added up over the devices, so the
-# gradients can't leave together. They leave in 18 messages, and most of these are so small that their time is mostly
-# latency. The 18 all-gathers, which both steps have, bring the parameters, one array each. XLA for GPUs may
-# combine some of these messages, so count again on yours.
+# the sum of an array's squares. Each of these small sums needs an array that's already all-reduced. That breaks the one
+# big all-reduce into a chain of 18, and most of the 18 messages are so small that their time is mostly latency. The 18
+# all-gathers, which both steps have, bring the parameters, one array each. XLA for GPUs may combine some of these
+# messages, so count again on yours.
 #
 # Lesson 16's program didn't need the line, because it doesn't clip. Only the compiled step of the joined program shows
 # such things, so read it once, before you rent a hundred GPUs.
@@ -324,6 +326,23 @@ assert sum(x.size for x in jax.tree.leaves(state[0])) == 167_584
 with_line, without_line = all_reduces["train_step"], all_reduces["step_without_the_line"]
 assert (with_line.runs, without_line.runs) == (1, 18)
 assert without_line.bytes - with_line.bytes == 18 * 4
+n = 4 * 167_584  # the bytes of the parameters
+assert gathers.runs == 18
+np.testing.assert_allclose((gathers.bytes, with_line.bytes), n, rtol=0.01)
+constrain = lax.with_sharding_constraint
+
+
+def step_with_shards(state, batch):  # the gradients constrained as in pmapdp
+    def constrain_to_shards(gradients, sharding):
+        return jax.tree.map(lambda g: constrain(g, shard(g)), gradients)
+
+    with mock.patch.object(lax, "with_sharding_constraint", constrain_to_shards):
+        return train_step.__wrapped__(state, batch)
+
+
+compiled_step = jax.jit(step_with_shards, **options).lower(state, place_batch(batch)).compile()
+by_kind = {message.kind: message for message in collectives(compiled_step.as_text())}
+assert by_kind["all-reduce"].runs == 18
 assert deep_network.startswith("ValueError")
 assert high_rate == "resumes without a word"
 
@@ -344,9 +363,9 @@ assert high_rate == "resumes without a word"
 #    <code>x.size</code> numbers of <code>x.dtype.itemsize</code> bytes.</details>
 # 3. `fixed_check_settings` (10 minutes, find the mistakes): a program calls it with the `Path` of a file and a dictionary
 #    of its settings. The first start writes the file. A later start with other settings should get a `ValueError`
-#    that names each setting that differs, also one that only one of the two has. All other starts get
-#    the settings back. A setting may be `None`, or a tuple, of which JSON makes a list. `broken_check_settings` never
-#    complains. <details><summary>Hint</summary>What's in the file when it's compared? And which names must you look at?</details>
+#    whose message has the name of each setting that differs, also if only one of the two has it, and no other setting's
+#    name. So don't print the two dictionaries. All other starts get the settings back. A setting may be `None`, or a
+#    tuple, of which JSON makes a list. `broken_check_settings` never complains. <details><summary>Hint</summary>What's in the file when it's compared? And which names must you look at?</details>
 
 # %%
 import json
@@ -408,6 +427,10 @@ for exercise in (cut_examples, bytes_per_device, fixed_check_settings):
 # | `train_step` with its shardings | `make_split_strategy` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
 # | `Block`, `Network` | `Block`, `Transformer` | [models/transformer.py](../pmapdp/models/transformer.py) |
 # | `fixed_check_settings` | `require_same_run` | [run/same_run.py](../pmapdp/run/same_run.py) |
+#
+# One line of `make_split_strategy` differs from yours: it constrains the gradients to the shards that each device
+# updates, and not to `replicated`. XLA for GPUs and TPUs may then send a reduce-scatter, which is half of an all-reduce.
+# XLA for CPUs sends all-reduces, as in lesson 16. With that line in your program there would be 18 again.
 #
 # **This is the end of the course.** Two branches are left, if you haven't taken them:
 #

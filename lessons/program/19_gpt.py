@@ -58,6 +58,7 @@ is_first = jax.process_index() == 0
 
 mesh = Mesh(jax.devices(), ("data",))  # the devices of all processes
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+assert B % (K * mesh.size) == 0, f"B = {B} is not divisible by K = {K} x {mesh.size} devices"
 print(f"process {jax.process_index()} has {jax.local_device_count()} of {mesh.size} devices")
 
 

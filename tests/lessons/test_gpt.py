@@ -61,6 +61,18 @@ def kill_after_first_epoch(process: subprocess.Popen[str], folder: Path) -> None
     assert process.returncode == -9, output
 
 
+@pytest.mark.slow
+def test_a_batch_that_the_devices_cannot_share_gets_a_plain_message(tmp_path):
+    run = subprocess.run(
+        [sys.executable, PROGRAM, str(tmp_path / "run")],
+        env=os.environ | {"DEVICES": "16"},
+        capture_output=True,
+        text=True,
+    )
+    last_line = run.stderr.splitlines()[-1]
+    assert last_line == "AssertionError: B = 16 is not divisible by K = 2 x 16 devices"
+
+
 @pytest.mark.nightly
 def test_one_result_on_any_devices_in_two_processes_and_after_a_kill(tmp_path):
     program = write_program(tmp_path, {})
