@@ -95,8 +95,9 @@ launch.run(print_eight_numbers)
 #   the other two.
 # - `jax.distributed.initialize` connects the processes, before JAX starts its devices. Process 0 listens at the address,
 #   because it's the *coordinator*. From then on, `jax.devices()` lists the devices of all processes.
-# - `place_batch` gives each device its rows. Every process makes the whole batch, because the data is small. If yours is in
-#   files, read only the rows that the callback asks for.
+# - `place_batch` gives each device its rows. Every process makes the whole batch, because the data is small. `device_put`
+#   would work too, but it first compares the batch between all processes, in every update. If your data is in files, read
+#   only the rows that the callback asks for.
 # - Every process runs `init_state` with the same seed, and all devices together make one state.
 # - Only process 0 prints the results, but all processes call `restore` and `save`, with the same folder, on a disk that all
 #   of them reach.
@@ -124,7 +125,8 @@ sys.argv = ["17_processes.py", str(folder / "one_process")]
 
 # %% [markdown]
 # Now run the same program as two processes with four devices each, as if you had typed the two commands of its docstring
-# into two terminals. One epoch is enough.
+# into two terminals. One epoch is enough. In real terminals you'd also see lines that begin with `[Gloo] Rank`, which `launch`
+# leaves out.
 #
 # **Predict:** which lines does each of the two print?
 
@@ -197,13 +199,12 @@ print("of each part:", correct.reshape(8, 125).mean(1).round(2))
 # <details><summary>Answer</summary>
 #
 # About 0.29. The first two parts are in their place. The other six are compared with labels of other examples, and about
-# one in ten of those matches by chance, so you expect 0.25 x 0.87 + 0.75 x 0.1. By luck a few more match. You'd think that
-# the network has hardly learned anything.
+# one in ten of those matches by chance, so you expect 0.25 x 0.87 + 0.75 x 0.1. By luck a few more match.
 #
 # </details>
 #
-# **May your data loader go by process number?** For training, yes. Suppose each process reads files of its own, as with
-# PyTorch's `DistributedSampler`. Then pass its rows of inputs, labels and weights to `make_array_from_process_local_data`.
+# **May your data loader go by process number?** For training, yes. Suppose each process reads examples of its own: its own
+# files, or its own indices of one data set, as PyTorch's `DistributedSampler` deals them out. Then pass its rows of inputs, labels and weights to `make_array_from_process_local_data`.
 # Which device gets which row doesn't matter to the loss, because a batch has no order. Two other things matter:
 #
 # - Each process needs the same number of rows in every batch, and the same number of batches. A process with a batch more
@@ -230,7 +231,7 @@ print("of each part:", correct.reshape(8, 125).mean(1).round(2))
 #
 # ## Kill one
 #
-# A run on many machines loses one of them sooner or later. Start two processes once more, wait for the checkpoint of
+# Start two processes once more, wait for the checkpoint of
 # epoch 0, and kill process 1.
 #
 # **Predict:** process 0 waits for a gradient that will never come. Does it wait forever?
@@ -276,8 +277,7 @@ lesson_17.a_process_is_lost()
 
 # %% [markdown]
 # The run ends with the losses of the one that nobody disturbed, to within 0.002. If your own program comes from lesson
-# 09, give it lesson 14's thirteen lines and then the lines of this lesson. From there on it runs on as many machines as
-# you have, and you can start it again whenever one of them fails.
+# 09, give it lesson 14's thirteen lines and then the lines of this lesson.
 #
 # What if Slurm warns you first, with SIGTERM? You'd save before the end, as in lesson 14, but the signal may not reach all
 # processes at the same time. So ask `multihost_utils.reached_preemption_sync_point(step)` after each update. The answer
@@ -311,13 +311,12 @@ np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=
 #
 # Both need the same Python environment, the same program, and a folder that both see. Each process takes all GPUs of
 # its machine, so with eight in each the first lines say "8 of 16 devices". `B` is still the global batch: each device
-# now gets half as many rows, and the losses stay the same, up to rounding. [Lesson 21](21_choose_a_batch_size.ipynb)
-# says when a larger one pays off.
+# now gets half as many rows, and the losses stay the same, up to rounding.
 #
 # If nothing is printed, the processes haven't found each other. `initialize` waits five minutes and then gives up with an
 # error. Usually a firewall closes the port, or one machine gives the name `machine-a` another address. [It hangs at the
 # start](../docs/processes.md#it-hangs-at-the-start) has the checks in order. We've run these commands with both processes
-# on one machine only, with simulated devices, so let the first line and the assert tell you what you got.
+# on one machine only. We haven't tried two machines, so check the first line, which says how many devices there are.
 #
 # ## On a cluster
 #
@@ -408,6 +407,9 @@ for exercise in (assemble, group_by_machine, fixed_log):
 # | `place_batch` | `place`, which gets only this process's rows | [steps/placing.py](../pmapdp/steps/placing.py) |
 # | `if jax.process_index() == 0` | `processes.is_process_0` | [distributed.py](../pmapdp/distributed.py) |
 # | `checkpoints.restore`, the folder | `restore_or_init`, and `--workdir` on a shared disk | [train.py](../pmapdp/train.py) |
+#
+# `placing.py` calls `make_array_from_process_local_data`, as the mistake above did. There it's correct, because each
+# process passes exactly the rows of its own devices, whatever their places in the mesh.
 #
 # To read on: [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/501/multiprocess.html). Next, what all
 # this buys: [18 Measure and predict](18_measure_and_predict.ipynb).
