@@ -192,9 +192,9 @@ except ValueError as error:
 # </details>
 #
 # JAX refuses the step before anything runs. With `check_vma=False` it would run, and every device would keep statistics of
-# its own. A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight. If your program keeps a
-# dropout key for each device in its state, [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows
-# how to keep all eight.
+# its own. A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight. If your program
+# keeps a dropout key for each device in its state,
+# [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how to keep all eight.
 #
 # ## Forget the `pcast`
 #
@@ -347,6 +347,10 @@ assert "device_put_replicated is deprecated" in old_error
 assert port_report.count("old_train.py:") == 5
 assert "can't be statically inferred" in refusal
 assert refusal.count("* out_specs") == 2
+wrong_state, _ = jax.jit(jax.shard_map(careless_step, **specs, check_vma=False))(*arguments)
+mean = wrong_state.batch_stats["BatchNorm_0"]["mean"]  # [32], one for each hidden unit
+assert mean.sharding.is_fully_replicated
+assert len({float(shard.data[0]) for shard in mean.addressable_shards}) == 8
 sizes = [len(jax.tree.leaves(part)) for part in (state.params, state.batch_stats, state.opt_state)]
 assert (*sizes, len(jax.tree.leaves(state))) == (6, 2, 13, 22)
 np.testing.assert_allclose(forgetful_losses, ported_losses, rtol=0, atol=2e-4)
