@@ -14,6 +14,7 @@ B, EPOCHS = 128, 5  # examples per update, passes over the data
 os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 mesh = Mesh(jax.devices(), ("data",))
+assert mesh.size > 1, "one device has no second gradient: simulate eight, with JAX_PLATFORMS=cpu"
 b = B // mesh.size  # examples per device and update
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
@@ -77,10 +78,10 @@ def train_step(state, batch):
     local = lax.pcast(model, "data", to="varying")  # from here on, each device has its own model
     own, sums = jax.grad(loss_sums, has_aux=True)(local, batch)  # of this device's examples
     gradients, count = lax.pmean((own, sums["count"]), "data")  # all-reduce: N cancels below
-    gradients = jax.tree.map(lambda g: g / count, gradients)
+    own, gradients = jax.tree.map(lambda g: g / count, (own, gradients))  # two means
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
     sums = lax.psum(sums, "data")
-    sums["small"] = lax.pmean(optax.tree.norm(own, squared=True), "data") / b**2
+    sums["small"] = lax.pmean(optax.tree.norm(own, squared=True), "data")
     sums["large"] = optax.tree.norm(gradients, squared=True)
     return (optax.apply_updates(model, updates), optimizer_state), sums
 

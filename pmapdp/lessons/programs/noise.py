@@ -47,13 +47,19 @@ def measure_directly(
 
 @partial(jax.jit, static_argnums=0)
 def sgd_losses(
-    loss_sums: LossSums, model: Any, data: Data, test_data: Data, rates: jax.Array
+    loss_sums: LossSums,
+    model: Any,
+    data: Data,
+    test_data: Data,
+    rates: jax.Array,
+    warm_up: int = 1,
 ) -> jax.Array:
     """Train with SGD, once for each learning rate and each seed's data.
 
     Args:
         data: inputs `[seeds, updates, B, D]` and labels `[seeds, updates, B]`.
         rates: `[rates]`.
+        warm_up: updates over which a rate grows in equal steps to its full size.
 
     Returns:
         The test loss after each update, `[rates, seeds, updates]`.
@@ -65,12 +71,15 @@ def sgd_losses(
         return loss_sums(model, (inputs, labels, weights))[0] / len(labels)
 
     def train(rate, data):
-        def update(model, batch):
+        def update(model, batch_and_rate):
+            batch, rate = batch_and_rate
             gradients = jax.grad(mean_loss)(model, batch)
             model = jax.tree.map(lambda w, g: w - rate * g, model, gradients)
             return model, mean_loss(model, test_data)
 
-        return jax.lax.scan(update, model, data)[1]
+        updates = len(data[1])
+        warming_rates = rate * jnp.minimum(1, jnp.arange(1, updates + 1) / warm_up)
+        return jax.lax.scan(update, model, (data, warming_rates))[1]
 
     for_all_seeds = jax.vmap(train, in_axes=(None, 0))
     return jax.vmap(for_all_seeds, in_axes=(0, None))(rates, data)
