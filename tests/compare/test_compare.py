@@ -3,6 +3,7 @@ which Chromium shows.
 """
 
 import contextlib
+import html
 import io
 import json
 import os
@@ -382,6 +383,8 @@ def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
     assert new.holds["state"].shape == [20, 32]
     for text in ("\n".join(lines), page):
         assert "sum_of_means.py:check × 8: FAILED" in text
+    assert "the change is 8 times the reference's" in wrong.report
+    assert wrong.report in html.unescape(page)
 
 
 @pytest.mark.slow
