@@ -28,7 +28,7 @@ def read_strategies(
 ) -> Code:
     """Read the functions in `steps/` that make the strategies.
 
-    `programs` are those of `to_copy.toml`, and make the one section.
+    The one section shows `programs`, which stand in `to_copy.toml`.
     """
     sources = {name: read_body(maker) for name, maker in makers.items()}
     columns = {}

@@ -58,7 +58,7 @@ class MetricsFiles:
                 self.event("update", step=step, loss=loss)
             if self.tensorboard and step % points_every == 0:
                 self.tensorboard.add_scalar("train/loss_of_update", loss, step)
-        self.logged_step = step
+        self.logged_step = meter.losses[-1][0]
 
     def end_epoch(self, results: dict[str, Any], meter: Meter) -> None:
         """Write the results of an epoch."""

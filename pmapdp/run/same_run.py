@@ -23,7 +23,7 @@ BUILT_IN = "built in"  # in place of the hash of a function that isn't yours
 
 
 class Provenance(NamedTuple):
-    """What a run's results come from, as its checkpoints keep it.
+    """The origin of a run's results, as its checkpoints keep it.
 
     Attributes:
         settings: The settings that a resumed run can't change, and the fingerprint of

@@ -64,7 +64,7 @@ def test_the_variance_of_large_numbers_in_one_pass_comes_out_negative():
 
 
 def test_a_batch_that_three_devices_cannot_share_stops_the_program(tmp_path):
-    """Lesson 05: with NumPy's words, or with those of the line that it shows."""
+    """Lesson 05 shows NumPy's error, and a line whose error is plainer."""
     lesson = build.source_of("05").read_text()
     program = (build.FOLDER / "program" / "05_pmap.py").read_text()
     on_three = program.replace('jax_num_cpu_devices", 8', 'jax_num_cpu_devices", 3')

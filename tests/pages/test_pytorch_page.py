@@ -127,7 +127,7 @@ def test_a_mask_of_attention_says_where_to_look():
 
 
 def test_a_transformer_block_answers_as_in_pytorch():
-    """With copied weights, whose names and shapes are those of the page."""
+    """The weights are copied, and the page has their names and shapes."""
     shapes = ANSWERS["transformer block"]["shapes"]
     block = BLOCK["Block"](8, 2, 16, rngs=nnx.Rngs(0))
     BLOCK["copy_block"](block, pytorch_answers.draw_weights(shapes))

@@ -338,7 +338,7 @@ def test_checkpoints_that_are_a_file_are_one_message(folder):
 
 
 def test_reads_that_nobody_waits_for_are_not_logged(tmp_path, caplog):
-    """Whether asyncio logs them depends on which read fails first; a user's own are logged."""
+    """asyncio logs them if one read fails before the others. A user's own are still logged."""
     Checkpoints(tmp_path / "checkpoints", RUN)
 
     async def forget(error):
