@@ -216,6 +216,15 @@ def last_line(done: subprocess.CompletedProcess) -> str:
     return done.stderr.splitlines()[-1]
 
 
+def require_same_figures(actual: np.ndarray, expected: np.ndarray) -> None:
+    """Require equal losses, and accuracies that at most one of 896 examples changes.
+
+    Processors round differently, and rounding may tip an example.
+    """
+    np.testing.assert_allclose(actual[:, 0], expected[:, 0], atol=2e-4)
+    np.testing.assert_allclose(actual[:, 1], expected[:, 1], atol=1.5 / 896)
+
+
 def test_the_program_of_2022_stops_twice_and_lesson_12_repairs_four_lines(tmp_path):
     broken = (build.FOLDER / "program" / f"{BROKEN}.py").read_text()
     gone = "AttributeError: jax.device_put_replicated is deprecated"
@@ -235,7 +244,7 @@ def test_the_program_of_2022_stops_twice_and_lesson_12_repairs_four_lines(tmp_pa
     # What `init` returned then, and so the old figures:
     frozen = "__import__('flax').core.freeze(variables).pop("
     done = run_old_program(broken.replace("variables.pop(", frozen), tmp_path)
-    np.testing.assert_allclose(figures(done.stdout), figures_of(OLD), atol=2e-4)
+    require_same_figures(figures(done.stdout), figures_of(OLD))
 
     repaired = PROGRAMS[OLD].read_text().splitlines()[1:]  # without its docstring
     added = set(repaired) - set(
@@ -246,11 +255,7 @@ def test_the_program_of_2022_stops_twice_and_lesson_12_repairs_four_lines(tmp_pa
 
 
 def test_the_port_prints_what_the_old_program_prints():
-    old, port = figures_of(OLD), figures_of("12")
-    np.testing.assert_allclose(port[:, 0], old[:, 0], atol=2e-4)  # losses
-    np.testing.assert_allclose(
-        port[:, 1], old[:, 1], atol=1.5 / 896
-    )  # rounding may tip one of the 896 examples
+    require_same_figures(figures_of("12"), figures_of(OLD))
 
 
 def test_one_device_and_pmap_agree_to_14_digits_in_float64(float64, capsys):
