@@ -181,7 +181,7 @@ echo "scontrol $*"
 """
 
 
-def run_script(folder, *arguments, **variables):
+def run_script(folder, *arguments, script=DEPLOY / "slurm.sbatch", **variables):
     """Run the job script with a srun and a scontrol that only say what they got.
 
     `STATUSES` are those with which the processes end. As in a real Slurm, the script
@@ -202,7 +202,7 @@ def run_script(folder, *arguments, **variables):
     error_log = folder / variables.get("ERROR_LOG", log.name)
     with log.open("a") as file, error_log.open("a") as error_file:
         done = subprocess.run(
-            ["bash", DEPLOY / "slurm.sbatch", *arguments],
+            ["bash", script, *arguments],
             cwd=folder,
             env=environment,
             stdout=file,
@@ -234,6 +234,26 @@ def test_the_job_script_starts_a_program_of_yours(tmp_path):
     assert status == 0
     arguments = "--cpus-per-task=4 python my_train.py --fast"
     assert f"arguments {arguments}\n" in out
+
+
+def test_a_job_array_runs_a_seed_in_each_task(tmp_path):
+    """With the flags that docs/processes.md adds after the script's own."""
+    page = (DEPLOY.parent / "docs" / "processes.md").read_text(encoding="utf-8")
+    flags, place = re.search(
+        r'`(--seed "\$SLURM_ARRAY_TASK_ID" .*?)` after the script\'s `(.*?)`', page
+    ).groups()
+    text = (DEPLOY / "slurm.sbatch").read_text()
+    assert text.count(place) == 1
+    script = tmp_path / "array.sbatch"
+    script.write_text(text.replace(place, f"{place} {flags}"))
+    status, out = run_script(
+        tmp_path, "--epochs", "3", script=script, SLURM_ARRAY_TASK_ID="4"
+    )
+    assert status == 0
+    train = out.split("pmapdp.train ")[1]
+    config, _ = parse_with_recipe(COMMAND, ProcessesOptions, train.split())
+    assert (config.epochs, config.seed) == (3, 4)
+    assert config.workdir == "/shared/runs/4"
 
 
 def test_all_start_again_after_the_statuses_of_the_page(tmp_path):
