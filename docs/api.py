@@ -16,9 +16,8 @@ from pmapdp.config import Config
 TOP = """# API
 
 These thirteen names are what most programs import, each from its module. The page is
-made from their docstrings, which your editor also shows. Only the list of `Config`'s
-fields is made at run time, so you see it here and in `help(Config)`. [More
-names](#more-names) are listed at the end. Anything else may change without notice.
+made from their docstrings, which your editor also shows. [More names](#more-names) are
+listed at the end. Anything else may change without notice.
 """
 # What the examples need. Pasted one after the other, they run.
 SETUP = """
@@ -70,8 +69,7 @@ SECTIONS = {
 }
 # The page that shows the entries below a heading in a whole program.
 GUIDES = {
-    "Training": "[Your model, your data](custom.md) trains a model in two files, and "
-    "[Flags](flags.md) has the settings as they're typed in a shell.",
+    "Training": "[Your model, your data](custom.md) trains a model in two files.",
     "Your loss and layers": "[The reference](custom_reference.md) has many losses.",
     "After training": "[Exported models](export.md) also run without pmapdp.",
     "Your own training step": "[Verify](verify.md) has a program to begin with.",
@@ -101,7 +99,12 @@ MORE_NAMES = {
     "pmapdp.errors.DivergedError": "statuses.md",
     "pmapdp.errors.StoppedError": "statuses.md",
 }
-# The settings have a help text each, and none of them has an example.
+# A setting's help text stands beside its flag, so this page doesn't repeat it.
+CONFIG_FIELDS = (
+    "Each field is a flag of `pmapdp.train`, with underscores for hyphens. "
+    "[Flags](flags.md#pmapdptrain) says what each does, and so does `help(Config)`."
+)
+# Nor has one of them an example.
 CONFIG_EXAMPLE = """from dataclasses import replace
 
 first = Config(strategy="jit", epochs=5)  # --strategy jit --epochs 5
@@ -143,12 +146,18 @@ def short_parameter(parameter: inspect.Parameter) -> str:
 
 
 def signature_of(name: str, public: Any) -> str:
-    """Return the call of a function or class without types, a parameter a line."""
+    """Return the call of a function or class, a parameter a line.
+
+    The types stand in the list below the call, but for `Config`, which has no list.
+    """
     texts = []
     for parameter in inspect.signature(public).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in texts:
             texts.append("*")
-        texts.append(short_parameter(parameter))
+        if public is Config:
+            texts.append(str(parameter).replace("'", '"'))
+        else:
+            texts.append(short_parameter(parameter))
     if len(texts) < 2:
         return f"{name}({', '.join(texts)})"
     lines = [f"    {text}," for text in texts]
@@ -193,6 +202,8 @@ def describe_details(public: Any) -> str:
     """Return what follows a docstring's summary as Markdown: its paragraphs, and its
     sections as lists.
     """
+    if public is Config:
+        return CONFIG_FIELDS
     types = types_of(public)
     text, _, _ = inspect.getdoc(public).partition(EXAMPLE)
     _, *details = text.strip().split("\n\n")

@@ -1,17 +1,14 @@
 """Build the site from the pages and the executed notebooks: `python docs/build.py`.
 
-It needs `pip install -e ".[site]"` and writes the folder site, whose index.html a
-browser opens. `python -m http.server -d site` serves it, because a browser that opens
-files can't read the other pages for the excerpts of the search. Notebooks are shown as
-they are and never run. Every warning of Sphinx and every link that leads nowhere is an
-error.
+It needs `pip install -e ".[site]"`, and writes the folder site. Open its index.html in
+a browser, or serve it by `python -m http.server -d site`: only then can the search show
+excerpts, because a page opened as a file can't read the others. Notebooks are shown as
+they are, and never run. Every warning from Sphinx and every broken link is an error.
 
-Where the repository is hosted, its address adds "open in Colab" and a link to the
-repository:
+With the repository's address, the site has "open in Colab" and a link to the
+repository. The variable PMAPDP_REPOSITORY can also hold the address:
 
     python docs/build.py https://github.com/OWNER/NAME
-
-The variable PMAPDP_REPOSITORY can hold the address, too.
 """
 
 import argparse
@@ -31,17 +28,13 @@ HTML = stage.ROOT / "site"
 
 
 def build(repository: str) -> list[str]:
-    """Write the site and return its links that lead nowhere.
-
-    Sphinx's warnings end the program.
-    """
+    """Write the site, and return its broken links. A warning from Sphinx ends it."""
     from sphinx.cmd.build import main as sphinx
 
     os.environ["PMAPDP_REPOSITORY"] = repository
     os.environ["JAX_PLATFORMS"] = "cpu"
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # where Sphinx and MyST-NB also leave what they need themselves
+    # Sphinx and MyST-NB also keep their own files in this folder.
+    with tempfile.TemporaryDirectory() as folder:
         stage.stage(Path(folder, "source"))
         options = [
             "-q",
@@ -58,9 +51,8 @@ def build(repository: str) -> list[str]:
             sys.exit(status)
         shutil.rmtree(HTML, ignore_errors=True)
         shutil.move(f"{folder}/html", HTML)
-    for notebook in stage.ROOT.glob(
-        "lessons/*.ipynb"
-    ):  # what "download" gives is the notebook of the repository
+    # "Download" gives the repository's notebook.
+    for notebook in stage.ROOT.glob("lessons/*.ipynb"):
         shutil.copy(notebook, HTML / "_sources" / "lessons")
     return check.broken_links(HTML)
 
@@ -80,10 +72,8 @@ def main() -> None:
     broken = build(parser.parse_args().repository.rstrip("/"))
     print(*broken, sep="\n", end="\n" * bool(broken))
     files = [path for path in HTML.rglob("*") if path.is_file()]
-    pages, size = (
-        sum(path.suffix == ".html" for path in files),
-        sum(path.stat().st_size for path in files) / 1e6,
-    )
+    pages = sum(path.suffix == ".html" for path in files)
+    size = sum(path.stat().st_size for path in files) / 1e6
     seconds = time.perf_counter() - started
     size_and_time = f"{pages} pages, {size:.1f} MB, {seconds:.0f} s"
     print(f"{HTML}: {size_and_time}, {len(broken)} broken links")

@@ -141,7 +141,7 @@ class Config:
     per_device_batch_size: int | None = setting(
         "parallel",
         None,
-        "Examples per update, on each device, in place of --global-batch-size.",
+        "Examples per update on each device, instead of --global-batch-size.",
         (1, MAX_INT, "8"),
     )
     accumulate: int = setting(
@@ -156,20 +156,20 @@ class Config:
     mesh: str | None = setting(
         "parallel",
         None,
-        "Names and sizes of the device axes, such as data=4,model=2, with jit alone. "
+        "Names and sizes of the device axes, such as data=4,model=2. Needs jit. "
         "Default: one axis, data.",
     )
     layout: str = setting(
         "parallel",
         "data",
         "Axes of the model to split over the mesh: data (none), model (hidden units "
-        "and heads), spatial (input features, too), or rules such as hidden=model.",
+        "and heads), spatial (also input features), or rules such as hidden=model.",
     )
     shard_state: Literal["none", "optimizer", "parameters"] = setting(
         "parallel",
         "none",
-        "State to split over the devices, with jit alone: the optimizer's (ZeRO-1), or "
-        "the parameters, too (fully sharded).",
+        "State to split over the devices: the optimizer's (ZeRO-1), or also the "
+        "parameters (fully sharded). Needs jit.",
     )
 
     optimizer: str = setting(
@@ -230,7 +230,7 @@ class Config:
     weight_decay: float = setting(
         "optimization",
         0.0,
-        "Decoupled weight decay, for adamw alone.",
+        "Decoupled weight decay. Needs adamw.",
         (0, MAX_FLOAT, "0.01"),
         fixed_on_resume=True,
     )
@@ -245,7 +245,7 @@ class Config:
     label_smoothing: float = setting(
         "optimization",
         0.1,
-        "Share of the target that is spread over all classes, in training alone.",
+        "Share of the target that training spreads over all classes.",
         (0, 0.999, "0.1"),
         fixed_on_resume=True,
     )
@@ -288,7 +288,7 @@ class Config:
     seed: int = setting(
         "run",
         0,
-        "Number that decides initial parameters, order of examples and dropout.",
+        "Seed of the initial parameters, the order of examples and dropout.",
         (0, 2**63 - 1, "0"),  # an int64's
         fixed_on_resume=True,
     )
@@ -296,14 +296,14 @@ class Config:
     metrics_file: str | None = setting(
         "output",
         None,
-        "File to which results are appended, a JSON object a line. Default: none.",
+        "File to which results are appended, one JSON object per line. Default: none.",
         metavar="FILE",
     )
     log_every: int | None = setting(
         "output",
         None,
         "Updates between two losses in the metrics files and TensorBoard. Default: one "
-        "loss an epoch, and in TensorBoard also that of every 10th update.",
+        "loss per epoch, and in TensorBoard also one every 10 updates.",
         (1, MAX_INT, "10"),
     )
     progress: bool = setting(
@@ -337,7 +337,7 @@ class Config:
     accept_changed_functions: bool = setting(
         "workdir",
         False,
-        "Resume a run although the code of a function of yours has changed.",
+        "Resume a run although the code of one of your functions has changed.",
     )
     profile: bool = setting(
         "workdir", False, "Trace ten updates into the workdir, for ui.perfetto.dev."

@@ -58,8 +58,8 @@ def evaluate_run(
         python_values: `model`, `data` and so on again, if `train` was given them.
 
     Returns:
-        (metrics, facts): the loss and metrics by name, and the data set, update,
-        strategy and devices to which they belong.
+        Two dictionaries: the loss and metrics by name, and the data set, update,
+        strategy and devices they belong to.
 
     Raises:
         UserError: The folder has no checkpoint, or a value from Python is missing.
@@ -91,7 +91,7 @@ def evaluate_run(
         state, _ = load_state(
             workdir, job.task, best=best, data_fingerprint=job.data_fingerprint
         )
-        # The same function as in training, so the numbers are the same, too.
+        # The same function as in training, so the numbers are also the same.
         metrics = evaluate(job, job.strategy.place_state(state), "test")
     facts = {
         "dataset": config.dataset,

@@ -193,7 +193,7 @@ def export_run(
 
     Args:
         workdir: The folder of the run.
-        path: The file to write, or to replace.
+        path: The file to write or replace.
         data_dir: The folder of downloaded data sets. Default: as in training.
         best: Take the checkpoint of the best epoch.
         data: The data again, if `train` was given them.

@@ -65,9 +65,8 @@ class Result:
     """A result holds the trained state, and the results of each epoch.
 
     Attributes:
-        state: The last state, on the host. With `best` or `patience` it's the state of
-            the best epoch.
-        epochs: The results of all epochs of the run, also of a resumed one, as in its
+        state: The last state, on the host. With `best` or `patience`, the best epoch's.
+        epochs: The results of all epochs, those before a restart included, as in the
             metrics file: `{"epoch": 1, "step": 23, "train": {"loss": ..., "accuracy":
             ..., "examples": 1437}, "test": {...}, ...}`.
 
@@ -100,32 +99,30 @@ def train(
 
     Args:
         config: The settings.
-        model: Your network in place of the one that `config` names: a class or function
-            that takes `rngs`, and returns an `nnx.Module`. If it also takes `dtype` and
+        model: Your network, if `config` doesn't name it: a class or function that takes
+            `rngs` and returns an `nnx.Module`. If it also takes `dtype` and
             `param_dtype`, it gets the types of the run.
-        data: Your data in place of those that `config` names: a `DataSet`, or a
-            dictionary of `train`, `test` and `validation`. Each part is (inputs,
-            labels), (inputs, labels, weights), `Texts` or a map-style data set.
+        data: Your data, if `config` doesn't name them: a `DataSet`, or a dictionary of
+            `train`, `test` and `validation`. Each part is (inputs, labels), (inputs,
+            labels, weights), `Texts` or a map-style data set.
         loss: Your loss, a function of (model, batch) that returns `MetricSums`.
             Default: the model's method `loss(batch)`, or else the cross-entropy.
         metrics: More metrics of a classifier: a function of (logits, batch) that
             returns sums by name.
-        optimizer: A function that takes the schedule, and returns an optimizer of
-            Optax, such as `optax.lion`.
-        schedule: A function that takes the number of updates made, and returns the
+        optimizer: A function that takes the schedule and returns an Optax optimizer,
+            such as `optax.lion`.
+        schedule: A function that takes the number of updates made and returns the
             learning rate.
-        trainable: The parameters to train, by their names or a filter of Flax. The
-            others stay as they are, even with weight decay.
-        after_epoch: A function that is called after each epoch as
+        trainable: The parameters to train, as names or as a filter of Flax. The others
+            don't change, even with weight decay.
+        after_epoch: A function that every process calls after each epoch, as
             `after_epoch(results, state)`. The state is on the devices, and the next
-            update overwrites it, so copy what you keep. With several processes, each
-            one calls it.
-        processes: The processes that take part. All call this function alike. Default:
-            those that the program has connected by `jax.distributed.initialize`.
+            update overwrites it, so copy what you keep.
+        processes: The processes that take part, which must all call `train` alike.
+            Default: those that `jax.distributed.initialize` has connected.
 
     Returns:
-        A `Result`. Its `state` is the last train state, on the host, or the best
-        epoch's with `best` or `patience`. Its `epochs` are the results of all epochs.
+        A `Result`, with the trained state and the results of all epochs.
 
     Raises:
         UserError: The settings don't fit the machine, the data or the workdir, training

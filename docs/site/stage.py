@@ -1,10 +1,8 @@
-"""Lay out what Sphinx reads.
-
-The pages and notebooks of the repository, with links that lead to pages of the site.
+"""Lay out the repository's pages and notebooks for Sphinx.
 
 A README.md becomes the index of its folder. A link to a source file leads to a page
-that shows the file, a link to a folder to a list of its files. docs/README.md gives the
-four kinds of pages. Everything else follows from the links.
+that shows the file, and a link to a folder leads to a list of its files. The headings
+of docs/README.md sort the pages into four kinds.
 """
 
 import json
@@ -32,8 +30,7 @@ FENCE = "`" * 10
 MARK = re.compile(r'<a id="([\w-]+)"></a>')
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WIDEST = 95  # characters of a line of a block without a language, or it is wrapped
-# It stands on the front page alone. In the repository one sees the folders, and README
-# says what to read.
+# Only the site's front page has this box. In the repository you see the folders.
 START = f"""{FENCE}{{admonition}} Start here
 :class: tip
 
@@ -44,8 +41,8 @@ START = f"""{FENCE}{{admonition}} Start here
 - You have a model? [Train it](docs/custom.md).
 {FENCE}
 """
-# A link, perhaps around a picture, to a page that Sphinx doesn't make. Of a link in
-# Markdown it would make a download.
+# A link, perhaps around a picture, to a page that Sphinx doesn't make. It would turn a
+# link in Markdown into a download.
 FOUR_STRATEGIES = re.compile(
     r"\[(!\[[^\]]*\]\([^)]*\)|[^\]]*)\]\(pictures/four_strategies\.html\)"
 )

@@ -20,7 +20,7 @@ class Split(NamedTuple):
             weights, or `[n, 128]` int32 token ids.
         labels: `[n]` int32 classes, or what your loss takes: an array, or a dictionary
             of arrays.
-        weights: `[n]`, how much each example counts, more than 0. None: each counts 1.
+        weights: `[n]`, how much each example counts, above 0. None: each counts 1.
 
     Example:
         counts_twice = np.where(labels == 0, 2.0, 1.0)
@@ -88,6 +88,6 @@ class DataSet:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Return the parts that there are, by name."""
+        """Return the parts that aren't None, by name."""
         parts = {"train": self.train, "test": self.test, "validation": self.validation}
         return {name: part for name, part in parts.items() if part is not None}
