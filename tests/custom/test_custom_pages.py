@@ -311,17 +311,44 @@ def draw_small() -> tuple[dict[str, np.ndarray], np.ndarray]:
     return weights, images
 
 
-def test_weights_of_pytorch_give_its_answers():
-    page = (ROOT / "docs" / "pytorch_loop.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n# weights.py\n(.*?)```", page, re.DOTALL)
-    names: dict = {}
-    exec(program, names)
-    weights, images = draw_small()
+def names_of_pages() -> dict:
+    """Return the functions that copy PyTorch's weights into a Flax model, and back."""
+    docs = ROOT / "docs"
+    there = (docs / "pytorch_loop.md").read_text(encoding="utf-8")
+    back = (docs / "pytorch.md").read_text(encoding="utf-8")
+    names: dict = {"np": np, "nnx": nnx}
+    for pattern, page in (("# weights.py\n", there), ("def state_dict", back)):
+        (program,) = re.findall(rf"```python\n({pattern}.*?)```", page, re.DOTALL)
+        exec(program, names)
+    return names
+
+
+def copied_model(names: dict) -> nnx.Module:
+    weights, _ = draw_small()
     model = Net(rngs=nnx.Rngs(0))
     names["copy_weights"](model, weights)
     model.eval()
+    return model
+
+
+def test_weights_of_pytorch_give_its_answers():
+    model = copied_model(names_of_pages())
+    _, images = draw_small()
     answers = model(images.transpose(0, 2, 3, 1))
     np.testing.assert_allclose(answers, OF_PYTORCH, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_go_back_to_pytorch_as_they_came():
+    """So PyTorch gives the answers above. It can count batches anew."""
+    names = names_of_pages()
+    model = copied_model(names)
+    model.noise = nnx.Dropout(0.5, rngs=nnx.Rngs(0))  # whose keys aren't weights
+    back = names["state_dict"](model)
+    weights, _ = draw_small()
+    del weights["norm.num_batches_tracked"]
+    assert back.keys() == weights.keys()
+    for name, values in weights.items():
+        np.testing.assert_array_equal(back[name], values)
 
 
 @pytest.mark.torch
@@ -342,11 +369,13 @@ def test_the_stored_answers_are_those_of_pytorch():
 
     weights, images = draw_small()
     model = Net()
-    model.load_state_dict(
-        {name: torch.tensor(value) for name, value in weights.items()}
-    )
-    answers = model.eval()(torch.tensor(images)).detach().numpy()
-    np.testing.assert_allclose(answers, OF_PYTORCH, rtol=1e-5, atol=1e-5)
+    names = names_of_pages()
+    back = names["state_dict"](copied_model(names))
+    for state_dict in (weights, back):
+        tensors = {name: torch.tensor(values) for name, values in state_dict.items()}
+        model.load_state_dict(tensors)
+        answers = model.eval()(torch.tensor(images)).detach().numpy()
+        np.testing.assert_allclose(answers, OF_PYTORCH, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.torch

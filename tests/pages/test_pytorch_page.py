@@ -33,8 +33,8 @@ LOSSES = pytorch_answers.rows("Losses")
 LOOP = PAGE.with_name("pytorch_loop.md").read_text(encoding="utf-8")
 TEXT = PAGE.read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-BLOCK: dict = {}  # the names of the programs about a transformer block
-for program in PROGRAMS[:2]:
+BLOCK: dict = {}  # the names of the programs before the losses
+for program in PROGRAMS[:3]:
     exec(program, BLOCK)
 
 
@@ -117,6 +117,23 @@ def test_a_layer_answers_as_in_pytorch(cell):
         answer = layer(x)
     expected = np.array(ANSWERS["Layers"][cell]["answer"], np.float32)
     np.testing.assert_allclose(answer, channels_last(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_the_weights_of_a_layer_go_back_to_pytorch():
+    """Bit for bit as they came, and as safetensors needs them in memory."""
+    types = (nnx.Linear, nnx.Conv, nnx.Embed, nnx.BatchNorm, nnx.LayerNorm)
+    types += (nnx.GroupNorm,)
+    tested = 0
+    for cell in LAYERS:
+        layer, _ = make_layer(cell)
+        if isinstance(layer, types):
+            tested += 1
+            shapes = ANSWERS["Layers"][cell]["shapes"]
+            back = BLOCK["state_dict"](layer)
+            assert all(values.flags.c_contiguous for values in back.values())
+            expected = pytorch_answers.draw_weights(shapes)
+            jax.tree.map(np.testing.assert_array_equal, back, expected)
+    assert tested == len(types)
 
 
 def test_a_mask_of_attention_says_where_to_look():
