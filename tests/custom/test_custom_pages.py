@@ -4,9 +4,11 @@ import re
 import shlex
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import entry
+import jax
 import numpy as np
 import optax
 import pytest
@@ -14,7 +16,7 @@ from flax import nnx
 from PIL import Image
 
 from pmapdp.custom.data import make_data_set
-from pmapdp.train import load_run
+from pmapdp.train import load_run, train
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"```(python|console)\n(.*?)```", re.DOTALL)
@@ -81,13 +83,13 @@ def test_the_quick_start(folder):
 
 
 @pytest.mark.slow
-def test_the_reference(folder, capsys):
+def test_the_reference_and_training_in_another_way(folder, capsys):
     for name in ("birds", "cats", "dogs"):
         (folder / "photos" / name).mkdir(parents=True)
         for number in range(16):
             picture = Image.new("RGB", (20, 16), (7 + number % 4, 0, 0))
             picture.save(folder / "photos" / name / f"{number:02}.png")
-    names = run_page("custom_reference.md")
+    names = run_page("custom_reference.md") | run_page("custom_training.md")
     printed = capsys.readouterr().out
     assert "warning" not in printed
     for metric in ("weighted accuracy", "recall of 0"):
@@ -98,6 +100,18 @@ def test_the_reference(folder, capsys):
     assert min(names["losses"]) < 0.7 * names["losses"][0]
     assert max(names["losses"][-20:]) > 2 * min(names["losses"])
     assert 0.2 < names["accuracy"] <= 1
+    # A run that is evaluated in the middle of its epochs ends like one that isn't.
+    whole = train(
+        replace(names["often"], workdir=None), model=names["Net"], data=names["data"]
+    )
+    often = names["ended"]
+    jax.tree.map(np.testing.assert_array_equal, often.state.params, whole.state.params)
+    assert [epoch["test"] for epoch in often.epochs] == [
+        epoch["test"] for epoch in whole.epochs
+    ]
+    metrics = Path("runs/often/metrics.jsonl").read_text()
+    steps = re.findall(r'"event": "epoch", "epoch": \d+, "step": (\d+)', metrics)
+    assert steps == ["3", "6", "9", "10", "12", "15", "18", "20", "21", "24", "27", "30"]
     # The average lies between the first weights and the last ones.
     first = names["Net"](rngs=nnx.Rngs(0)).head.kernel[...]
     average = names["average"]["head"]["kernel"]
