@@ -5,8 +5,8 @@
     python -m pmapdp.evaluate runs/first --strategy jit --devices 3
     python -m pmapdp.evaluate model.zip --dataset my_data.npz  # exported model
 
-They are sums over exactly the examples of the test set, so strategy and number of
-devices change only their rounding.
+Each example of the test set counts exactly once, so strategy and number of devices
+change only the rounding.
 """
 
 import dataclasses

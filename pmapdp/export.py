@@ -4,8 +4,8 @@
     python -m pmapdp.export runs/first model.zip --best  # its best epoch
     python -m pmapdp.export runs/texts model.zip --data-dir data
 
-The file holds a program, so give people only files that they have a reason to trust.
-docs/export.md says what else is in it, and how JAX, NumPy and flatbuffers read it
+The file holds a program, so whoever opens it has to trust you. docs/export.md in
+pmapdp's repository says what else is in it, and how JAX, NumPy and flatbuffers read it
 without this package.
 """
 

@@ -1,11 +1,13 @@
 """Train a network: data, model, step, loop, evaluation.
 
-    python -m pmapdp.train                                # digits, 8 devices
-    python -m pmapdp.train --strategy jit --devices 4     # split by XLA
-    python -m pmapdp.train mirrored --workdir runs/first  # again: it resumes
-    srun python -m pmapdp.train --distributed             # several processes
+    python -m pmapdp.train                             # digits, 8 devices
+    python -m pmapdp.train --strategy jit --devices 4  # jit instead of pmap
+    python -m pmapdp.train --workdir runs/first        # the same again resumes
+    python -m pmapdp.train --model net.py:Net --dataset photos --strategy jit
+    python -m pmapdp.train --strategy jit --per-device-batch-size 64
+    srun python -m pmapdp.train --distributed          # several processes
 
-docs/flags.md shows every flag with its default.
+docs/flags.md in pmapdp's repository has an example of every flag.
 """
 
 # Lesson 14 teaches this file.

@@ -15,7 +15,7 @@ from pmapdp.recipes import RECIPES
 
 TOP = """# Flags
 
-No flag is needed: `pmapdp train` trains a small network on scans of digits, on all your
+`pmapdp train` needs no flag: it trains a small network on scans of digits, on all your
 devices. For most changes one or two are enough:
 
 ```
@@ -33,15 +33,14 @@ pmapdp train mirrored --global-batch-size 256
 ```
 
 `pmapdp train` is short for `python -m pmapdp.train`, and every command has a `--help`
-with the texts of this page. Each example below has a value that works. Give flags
-in any order. *Fixed* marks what a run can't change when it resumes, because its result
-depends on it. Only a finished run may get more `--epochs`. From Python, the trainer's
-flags are the fields of [`Config`](api.md#config), with underscores:
-`Config(learning_rate=0.001)`. The flags of [Several processes](#several-processes) have
-no field, because in Python [your program connects them](processes.md#your-own-model).
+with the texts of this page. Each example below has a value that works. *Fixed* marks
+what a run can't change when it resumes, because its result depends on it. Only a
+finished run may get more `--epochs`.
 
-If you know the flags of PyTorch Lightning or Accelerate, [this
-table](pytorch_loop.md#if-you-use-lightning-or-accelerate) has ours beside them.
+From Python, the trainer's flags are the fields of [`Config`](api.md#config), with
+underscores: `Config(learning_rate=0.001)`. If you know the flags of PyTorch Lightning
+or Accelerate, [this table](pytorch_loop.md#if-you-use-lightning-or-accelerate) has ours
+beside them.
 """
 # The flags that most people want, in the order in which they need them.
 FIRST = (
@@ -64,6 +63,21 @@ TRAINER_SECTIONS = {
     "Devices and batch": ("parallel",),
     "Optimizer, learning rate and loss": ("optimization",),
     "Several processes": ("processes",),
+}
+# Where to read more about the flags below a heading.
+GUIDES = {
+    "Length and seed": "With `--steps` you can [evaluate every N "
+    "updates](custom_training.md#evaluate-every-n-updates).",
+    "Checkpoints and logs": "[Exit statuses](statuses.md) says when to start a run "
+    "again, and [Logging](custom_training.md#logging) what it writes.",
+    "Data and model": "[Your model, your data](custom.md) begins with two files.",
+    "Devices and batch": "[From one GPU to eight](gpus.md) chooses a batch, and "
+    "[Meshes](meshes.md) explains the last three.",
+    "Optimizer, learning rate and loss": "Your own [optimizer and "
+    "schedule](custom_training.md), and your own [loss](custom_reference.md#the-loss).",
+    "Several processes": "[Many processes](processes.md) has a job script. These flags "
+    "have no field of `Config`, because in Python [your program connects the "
+    "processes](processes.md#your-own-model).",
 }
 # The examples that don't follow from a setting's choices, limits or default.
 EXAMPLES = {
@@ -221,7 +235,7 @@ def make_trainer() -> str:
         rows: Rows = {}
         for name in names:
             rows |= sections[name]
-        text += f"\n### {title}\n\n{make_table(rows)}"
+        text += f"\n### {title}\n\n{GUIDES[title]}\n\n{make_table(rows)}"
     return text
 
 
