@@ -24,13 +24,13 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     shift
 done
 if [ $# -eq 0 ]; then
-    echo "error: write -- between the flags of mpirun and those of pmapdp.train, for example" >&2
+    echo "error: write -- between the flags of mpirun and the flags of pmapdp.train, for example" >&2
     echo "    bash deploy/mpirun.sh -np 2 -- --strategy jit --workdir /shared/runs/first" >&2
     exit 2
 fi
 shift
 
 # --bind-to none: else each process gets a single core. odls_base_sigkill_timeout: seconds to save after SIGTERM, instead of 1.
-# With its whole path, Python is the one of your environment on all nodes.
+# The full path makes every node use the Python of your environment.
 exec mpirun --bind-to none --mca odls_base_sigkill_timeout 60 "${launcher[@]}" \
     "$(command -v python)" -m pmapdp.train "$@" --distributed

@@ -72,6 +72,11 @@ def current_context() -> Context:
     Call it in a layer of your own. Outside of a training step `train` is False, and
     there are no weights, keys and axis.
 
+    Returns:
+        A `Context`, with `train`, the examples' `weights` `[b]`, the `axis_name` over
+        which the batch is split, and `next_keys()`, which makes a random key for each
+        example.
+
     Example:
         class Noise(nnx.Module):
             def __call__(self, x):  # [b, D]
