@@ -79,10 +79,10 @@ GUIDES = {
 MORE_NAMES = {
     "pmapdp.data.dataset.Texts": "custom_reference.md",
     "pmapdp.custom.images.ImageFolder": "custom_reference.md",
-    "pmapdp.registry.load_data": None,
+    "pmapdp.registry.load_data": "export.md",
     "pmapdp.train.load_run": None,
-    "pmapdp.state.TrainState": None,
-    "pmapdp.layers.Context": None,
+    "pmapdp.state.TrainState": "custom.md",
+    "pmapdp.layers.Context": "custom_reference.md",
     "pmapdp.models.axes": "meshes.md",
     "pmapdp.models.axis_names": "meshes.md",
     "pmapdp.export.Exported": "export.md",
