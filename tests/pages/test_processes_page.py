@@ -1,4 +1,6 @@
-"""docs/processes.md: what it says of JAX's connections is true of the installed JAX."""
+"""docs/processes.md and SECURITY.md: what they say of JAX's connections is true of the
+installed JAX.
+"""
 
 import inspect
 import re
@@ -16,6 +18,7 @@ from pmapdp.train import COMMAND
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "processes.md").read_text(encoding="utf-8")
+SECURITY = DOCS.with_name("SECURITY.md").read_text(encoding="utf-8")
 
 
 def test_the_data_fill_a_batch_on_four_nodes():
@@ -73,11 +76,11 @@ def test_jax_warns_about_proxies():
 def test_certificates_are_for_0_12():
     version = tuple(map(int, jax.__version__.split(".")[:2]))
     parameters = inspect.signature(jax.distributed.initialize).parameters
-    (line,) = re.findall(r"^export (JAX_MTLS.*)$", PAGE, re.MULTILINE)
+    (line,) = re.findall(r"^export (JAX_MTLS.*)$", SECURITY, re.MULTILINE)
     variables = re.findall(r"(\w+)=", line)
     assert len(variables) == 3
     for variable in variables:
         argument = variable.removeprefix("JAX_").lower()
-        assert f"`{argument}`" in PAGE
+        assert f"`{argument}`" in SECURITY
         assert (argument in parameters) == (version >= (0, 12))
         assert hasattr(jax.config, variable.lower()) == (version >= (0, 12))
