@@ -14,7 +14,8 @@ B, EPOCHS = 128, 5  # examples per update, passes over the data
 os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 mesh = Mesh(jax.devices(), ("data",))
-assert mesh.size > 1, "one device has no second gradient: simulate eight, with JAX_PLATFORMS=cpu"
+if mesh.size == 1:
+    raise SystemExit("this needs two devices: with JAX_PLATFORMS=cpu it simulates eight")
 b = B // mesh.size  # examples per device and update
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
@@ -76,9 +77,10 @@ def train_step(state, batch):
     """One update: the new state, and the metric sums of this batch."""
     model, optimizer_state = state
     local = lax.pcast(model, "data", to="varying")  # from here on, each device has its own model
-    own, sums = jax.grad(loss_sums, has_aux=True)(local, batch)  # of this device's examples
-    gradients, count = lax.pmean((own, sums["count"]), "data")  # all-reduce: N cancels below
-    own, gradients = jax.tree.map(lambda g: g / count, (own, gradients))  # two means
+    gradients, sums = jax.grad(loss_sums, has_aux=True)(local, batch)
+    own = jax.tree.map(lambda g: g / b, gradients)  # the mean over this device's examples
+    gradients, count = lax.pmean((gradients, sums["count"]), "data")  # all-reduce: N cancels below
+    gradients = jax.tree.map(lambda g: g / count, gradients)
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
     sums = lax.psum(sums, "data")
     sums["small"] = lax.pmean(optax.tree.norm(own, squared=True), "data")
@@ -104,7 +106,6 @@ def report(all_sums):
 
 def noise_scale(all_sums):
     """S / |G|^2, from the squared lengths of gradients over b and over B examples."""
-    all_sums = jax.device_get(all_sums)
     small = np.mean([sums["small"] for sums in all_sums])  # |G|^2 + S / b
     large = np.mean([sums["large"] for sums in all_sums])  # |G|^2 + S / B
     S = (small - large) / (1 / b - 1 / B)
@@ -114,7 +115,6 @@ def noise_scale(all_sums):
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
 state = place_state(init_state())
-full_sums = []  # of all updates with B examples
 
 for epoch in range(EPOCHS):
     train_sums = []
@@ -122,6 +122,5 @@ for epoch in range(EPOCHS):
         state, sums = train_step(state, place_batch(batch))
         train_sums.append(sums)
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
-    full_sums += train_sums[:-1]  # without the last batch, which is padded
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
-    print(f"noise scale so far: {noise_scale(full_sums):.0f} examples")
+    print(f"noise scale {noise_scale(train_sums[:-1]):.0f}")  # the last batch is padded

@@ -119,6 +119,18 @@ def test_a_script_that_saves_asks_for_a_folder(script):
     assert "Traceback" not in done.stderr
 
 
+def test_lesson_21s_script_says_that_one_device_is_not_enough(tmp_path):
+    text = PROGRAMS["21"].read_text()
+    on_one = text.replace('jax_num_cpu_devices", 8', 'jax_num_cpu_devices", 1')
+    assert on_one != text
+    path = tmp_path / "on_one.py"
+    path.write_text(on_one)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "this needs two devices" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 def new_code_lines(earlier: str, later: str) -> int:
     """Count the later script's new lines below its docstring."""
     texts = [PROGRAMS[number].read_text() for number in (earlier, later)]

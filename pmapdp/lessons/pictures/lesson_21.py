@@ -7,24 +7,9 @@ from pmapdp.lessons import drawing
 
 
 @drawing.picture
-def directions(cosines: dict[str, np.ndarray]) -> None:
-    """Two rows of eight dots, the cosines of the devices' gradients with G. Before the first update seven of them lie around 0.5, and the average's is above 0.8. After the last update they lie between -0.1 and 0.25, and the average's is at 0.23."""
-    plt.figure(figsize=(7, 1.8))
-    axes = plt.gca()
-    for row, numbers in enumerate(cosines.values()):
-        axes.axhline(row, color=drawing.INK, linewidth=0.5, zorder=0)
-        axes.scatter(numbers[:8], 8 * [row], 60, drawing.DEVICE_COLOURS)
-        axes.plot(numbers[8], row, "D", color=drawing.INK, markersize=9)
-    axes.scatter([], [], 60, drawing.DEVICE_COLOURS[0], label="a device's gradient")
-    axes.plot([], [], "D", color=drawing.INK, label="the average of eight")
-    axes.axvline(0, color=drawing.INK, linestyle=":", linewidth=1)
-    axes.set_yticks(range(len(cosines)), list(cosines))
-    axes.set(xlabel="cosine of the angle to G", xlim=(-0.35, 1.02), ylim=(1.6, -0.6))
-    drawing.legend_beside(axes)
-
-
-@drawing.picture
-def noise_scale(smoothed: list[float], direct: dict[int, float], so_far: float) -> None:
+def noise_scale(
+    smoothed: list[float], direct: dict[int, float], both_epochs: float
+) -> None:
     """The gradient noise scale over two epochs, on a logarithmic axis: a curve from the devices' gradients rises from about 100 to 1,150, through the middle one of three dots from all examples one by one. A dashed line is at 193.
 
     `smoothed`: over 20 updates, so the first value belongs to update 10. `direct`: by
@@ -41,10 +26,10 @@ def noise_scale(smoothed: list[float], direct: dict[int, float], so_far: float) 
         label="from all examples, one by one",
     )
     plt.axhline(
-        so_far,
+        both_epochs,
         color=drawing.INK,
         linestyle="--",
-        label=f"from all updates: {so_far:.0f}",
+        label=f"from both epochs: {both_epochs:.0f}",
     )
     plt.gca().set(xlabel="update", ylabel="noise scale, examples", yscale="log")
     plt.yticks((100, 1000), ("100", "1,000"))

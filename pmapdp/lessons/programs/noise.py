@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 
 RATES = 0.1 * 2 ** np.arange(0, 4.5, 0.5)  # nine learning rates from 0.1 to 1.6
 SEEDS = (3, 4, 5)  # 1 and 2 are the training and the test set of the lessons
@@ -22,8 +21,8 @@ LossSums = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 @partial(jax.jit, static_argnums=0)
 def measure_directly(
     loss_sums: LossSums, model: Any, inputs: jax.Array, labels: jax.Array
-) -> tuple[jax.Array, jax.Array, Any]:
-    """Measure S, |G|^2 and G with the gradients of all n examples.
+) -> tuple[jax.Array, jax.Array]:
+    """Measure S and |G|^2 with the gradients of all n examples.
 
     Args:
         loss_sums: as in the program of the lessons, `loss_sums(model, batch)`.
@@ -31,10 +30,9 @@ def measure_directly(
         labels: `[n]`.
 
     Returns:
-        S, the variance of an example's gradient, added up over the parameters, the
-        squared length of its expectation, and the mean gradient. The mean of n
-        gradients has a squared length that is larger by S / n on average, which is
-        taken off.
+        S, the variance of an example's gradient, added up over the parameters, and the
+        squared length of its expectation. The mean of n gradients has a squared length
+        that is larger by S / n on average, which is taken off.
     """
     n = len(inputs)
     batches = inputs[:, None], labels[:, None], np.ones((n, 1), np.float32)
@@ -42,7 +40,7 @@ def measure_directly(
     gradients, _ = jax.vmap(gradient, in_axes=(None, 0))(model, batches)
     S = sum(leaf.var(axis=0, ddof=1).sum() for leaf in jax.tree.leaves(gradients))
     mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), gradients)
-    return S, optax.tree.norm(mean, squared=True) - S / n, mean
+    return S, optax.tree.norm(mean, squared=True) - S / n
 
 
 @partial(jax.jit, static_argnums=0)
@@ -111,25 +109,3 @@ def fewest_updates(losses: np.ndarray, target: float) -> tuple[float, float]:
     first = np.where(is_below.any(-1), is_below.argmax(-1) + 1, np.inf).mean(-1)
     best = int(np.argmin(first))
     return float(first[best]), float(RATES[best])
-
-
-@partial(jax.jit, static_argnames=("loss_sums", "N"))
-def cosines(
-    loss_sums: LossSums, model: Any, batch: Any, data: Data, N: int = 8
-) -> jax.Array:
-    """Compare the gradients of N devices with the mean gradient of all examples.
-
-    Returns:
-        The cosine of the angle between the two, `[N + 1]`: of the devices' gradients,
-        and of their average.
-    """
-
-    def flat_gradient(part: Any) -> jax.Array:
-        return ravel_pytree(jax.grad(loss_sums, has_aux=True)(model, part)[0])[0]
-
-    parts = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)
-    own = jax.vmap(flat_gradient)(parts)  # [N, parameters]
-    gradients = jnp.concatenate([own, own.mean(0, keepdims=True)])
-    G = ravel_pytree(measure_directly(loss_sums, model, *data)[2])[0]
-    lengths = jnp.linalg.norm(gradients, axis=1) * jnp.linalg.norm(G)
-    return gradients @ G / lengths
