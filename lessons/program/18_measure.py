@@ -1,4 +1,4 @@
-"""Train a small network, and say what an update computes and sends: `python 18_measure.py`."""
+"""Train a small network, and say what an update takes: `python 18_measure.py`."""
 
 import os
 import time
@@ -10,9 +10,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 B, EPOCHS = 128, 5  # examples per update, passes over the data
-PEAK = 1e11  # FLOP/s of a device
+PEAK = 1e11  # operations per second of a device, by its data sheet
 LATENCY, BANDWIDTH = 2e-5, 1.25e9  # seconds a message, bytes per second: 10 Gbit/s Ethernet
-FLOPS = 2 * B * (2 * 64 * 32 + 3 * 32 * 10)  # of an update, in which the inputs need no gradient
 
 os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
@@ -99,19 +98,15 @@ def report(all_sums):
     return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
-def describe(program, model):
-    """Print what each device computes, keeps and all-reduces in an update."""
-    memory = program.memory_analysis()
-    print(f"a device computes {program.cost_analysis()['flops'] / 1e6:.2f} MFLOP")
-    print(f"it keeps {memory.argument_size_in_bytes / 1e3:.0f} kB of state and batch")
-    print(f"the update needs {memory.temp_size_in_bytes / 1e3:.0f} kB more")
+def describe_all_reduces(program, model):
+    """Print what the compiled step all-reduces, and how long that takes in a ring."""
     text = program.as_text()
     count = text.count(" all-reduce(") + text.count(" all-reduce-start(")  # the latter on GPUs
-    size = 4 * (sum(w.size for w in jax.tree.leaves(model)) + 3)  # bytes: gradients, metric sums
-    print(f"all-reduces: {count}. The gradients and metric sums take {size:,} bytes")
+    n = 4 * (sum(w.size for w in jax.tree.leaves(model)) + 3)  # bytes: gradients, metric sums
+    print(f"all-reduces: {count}, of {n:,} bytes")
     for N in (mesh.size, 64):  # also where you don't have 64 devices
-        ring = 2 * (N - 1) * (LATENCY + size / N / BANDWIDTH)  # seconds
-        print(f"in a ring of {N} devices they take about {1e6 * ring:.0f} us")
+        ring = 2 * (N - 1) * (LATENCY + n / N / BANDWIDTH)  # seconds
+        print(f"a ring of {N} devices takes {1000 * ring:.3f} ms")
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
@@ -119,7 +114,8 @@ optimizer = optax.adam(3e-3)
 state = place_state(init_state())
 seconds = []  # of an update, for each epoch
 first_batch = place_batch(next(batches(*train_data, seed=0)))
-describe(train_step.lower(state, first_batch).compile(), state[0])
+program = train_step.lower(state, first_batch).compile()
+describe_all_reduces(program, state[0])
 
 for epoch in range(EPOCHS):
     train_sums = []
@@ -133,5 +129,5 @@ for epoch in range(EPOCHS):
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
 
 median = np.median(seconds[1:])  # without the first epoch, which is usually slower
-print(f"an update took {1000 * median:.2f} ms")
-print(f"MFU {FLOPS / mesh.size / median / PEAK:.2%} (says nothing if the devices are simulated)")
+flops = program.cost_analysis()["flops"]  # of a device, in an update
+print(f"an update took {1000 * median:.2f} ms, {flops / median / PEAK:.2%} of the peak")

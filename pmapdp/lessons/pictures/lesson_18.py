@@ -8,8 +8,6 @@ import numpy as np
 
 from pmapdp.lessons import drawing
 
-overlap = drawing.overlap
-
 
 @drawing.picture
 def three_durations() -> None:
@@ -76,36 +74,8 @@ def trace_of_an_h200() -> None:
 
 
 @drawing.picture
-def roofline(
-    points: dict[str, tuple[float, float]], most_flops: float, most_bytes: float
-) -> None:
-    """A slope and then a flat line limit the operations a second, over the operations per byte. A dot product is on the slope, a product of matrices on the flat line. The step with 128 examples is far below the slope; ten updates in a call and larger batches are higher, in almost the same column.
-
-    `points`: operations per byte and operations a second of a step, by name.
-    """
-    _, axes = plt.subplots(figsize=(7, 3.4))
-    intensity = np.geomspace(0.1, 1000, 200)
-    limit = np.minimum(most_flops, intensity * most_bytes)
-    axes.loglog(intensity, limit, color=drawing.INK, linewidth=2)
-    yardsticks = {
-        "dot product": (1 / 4, most_bytes / 4),
-        "matrix product": (1024 / 6, most_flops),
-    }
-    for name, (x, y) in yardsticks.items():
-        axes.plot(x, y, "s", color=drawing.INK)
-        axes.annotate(name, (x, y), (8, -12), textcoords="offset points")
-    height = 0  # of the lowest label that is still free
-    for name, (x, y) in sorted(points.items(), key=lambda point: point[1][1]):
-        axes.plot(x, y, "o", color=drawing.ACCENT)
-        height = max(y, 1.5 * height)
-        line = {"arrowstyle": "-", "color": drawing.ACCENT, "lw": 0.7}
-        axes.annotate(name, (x, y), (11, height), arrowprops=line, va="center", size=9)
-    axes.set(xlabel="operations per byte", ylabel="operations per second")
-
-
-@drawing.picture
 def predicted_against_found(runs: dict[str, tuple[float, float, float]]) -> None:
-    """Three published runs: a bar from the efficiency without overlap to 100 %, and a dot for what was found. The dot is on the bar for the P100s (90 %), and far below it for the A100s (97 and 84 %).
+    """Two published runs: a bar from the efficiency without overlap to 100 %, and a dot for what was found. The dot is far below the bar for the A100s (84 %), and on it for the P100s (90 %).
 
     `runs`: without overlap, with full overlap, and found, by name.
     """
