@@ -180,9 +180,9 @@ lesson_21.updates_by_batch_size(measured, both_epochs)
 # ## The mistake: the batch grows, and the learning rate doesn't fit
 #
 # In these runs the best rate grew with the batch, because a less noisy gradient deserves a larger step. By how much should
-# you raise yours from 16 examples to 1,024? Three answers are common: not at all, 64 times like the batch, which is the
-# *linear rule* of [Goyal et al., 2017](https://arxiv.org/abs/1706.02677), or 8 times, the square root. The paper on the
-# noise scale has a fourth: 11 times here, the factor by which the updates fall.
+# you raise yours from 16 examples to 1,024? Three answers are common: not at all, 64 times by the *linear rule* of [Goyal
+# et al., 2017](https://arxiv.org/abs/1706.02677), or 8 times by the square root. The paper on the noise scale has a
+# fourth: 11 times here, the factor by which the updates fall.
 #
 # **Predict:** which of the four diverges?
 
@@ -197,7 +197,7 @@ lesson_21.learning_rates(dict(zip(factors, np.asarray(curves), strict=True)))
 # <details><summary>Answer</summary>
 #
 # 64 times the rate. Less noise allows larger steps only until the noise is small beside the signal, and 1,024 is far above
-# the noise scale. Even with a warm-up of 40 updates, as Goyal et al. advise, the loss ends as NaN.
+# the noise scale. Even with a warm-up over 40 updates, the loss ends as NaN.
 #
 # </details>
 #
@@ -295,7 +295,7 @@ for exercise in (fixed_noise_scale, squared_lengths, best_device_count):
 #   batch sizes, and so |G|² and S.
 # - The noise scale S / |G|² is a good batch size. Well below it, twice the batch needs half the updates, and well above
 #   it, nearly as many as before.
-# - Raise the learning rate with the batch, but far above the noise scale not by as much.
+# - Raise the learning rate with the batch, but by less once the batch is far above the noise scale.
 #
 # pmapdp doesn't measure the noise scale, so this program is yours to keep. With pmap its new lines are the same.
 #
