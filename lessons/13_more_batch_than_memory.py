@@ -369,7 +369,7 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # **With pmap** a device has only its own rows anyway. The loop goes into your step as it is, without `shard_map` and
 # without the cast, and lesson 05's `pmean` comes after it. That's `python -m pmapdp.train --strategy pmap --accumulate 4`.
 #
-# If not even one example fits, recompute activations and store them in bfloat16. You can read
-# [20 Fit a larger network](20_fit_a_larger_network.ipynb) straight after this lesson, in spite of its number. To read on:
+# If not even one example fits, recompute activations and store them in bfloat16. That's
+# [20 Fit a larger network](20_fit_a_larger_network.ipynb), a branch that leaves the course here. To read on:
 # the [scaling book on training](https://jax-ml.github.io/scaling-book/training/). Next, your run survives a kill:
 # [14 Survive a kill](14_survive_a_kill.ipynb).
