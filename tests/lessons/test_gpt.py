@@ -5,6 +5,7 @@ A smaller network and text than the lesson's, so that most of the time goes into
 starting the processes.
 """
 
+import ast
 import os
 import re
 import subprocess
@@ -59,6 +60,93 @@ def kill_after_first_epoch(process: subprocess.Popen[str], folder: Path) -> None
     process.kill()
     output, _ = process.communicate()
     assert process.returncode == -9, output
+
+
+def count_lines(text: str) -> int:
+    return sum(bool(line.strip()) for line in text.splitlines())
+
+
+def program_lines() -> dict[str, int]:
+    """Count the lines of each top-level function, and of what else lesson 19 names."""
+    text = PROGRAM.read_text()
+    functions = [
+        node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)
+    ]
+    counts = {
+        function.name: count_lines(ast.get_source_segment(text, function))
+        for function in functions
+    }
+    connect = re.search(r"# Many processes.*\n\n((?:.|\n)*?)\n\n\n# ", text)
+    counts["Many processes"] = count_lines(connect[1])
+    resume = text[text.index("# Resume") :]
+    saves = r"^.*(?:directory|checkpoints|last_epoch|leaves).*$"
+    counts["Resume"] = len(re.findall(saves, resume, re.MULTILINE))
+    counts["compute_dtype"] = 1
+    return counts
+
+
+def test_lesson_19_counts_the_lines_that_each_lesson_gave_it():
+    text = build.source_of("19").read_text().replace("\n#  ", "")
+    row = r"^# - \*\*(\d\d)\*\*.*?, (\d+) lines?: (.*?)\."
+    rows = re.findall(row, text, re.MULTILINE)
+    lessons = [lesson for lesson, *_ in rows]
+    assert lessons == ["03", "08", "09", "13", "14", "16", "17", "20"]
+    counts = program_lines()
+    for lesson, stated, words in rows:
+        names = re.findall(r"`(\w+)`|\"(.+?)\"", words)
+        lines = sum(counts[function or heading] for function, heading in names)
+        assert lines == int(stated), lesson
+
+
+ALL_REDUCES = """
+import runpy, sys
+from unittest import mock
+import jax
+from jax import lax
+from pmapdp.collectives import collectives
+
+program = runpy.run_path(sys.argv.pop(1))
+train_step, batch = program["train_step"], program["place_batch"](program["batch"])
+shardings, replicated = program["shardings"], program["replicated"]
+options = program["options"] | {"out_shardings": (shardings, replicated)}
+constrain = lax.with_sharding_constraint
+
+
+def step_with(constraint):
+    def step(state, batch):
+        with mock.patch.object(lax, "with_sharding_constraint", constraint):
+            return train_step.__wrapped__(state, batch)
+
+    return jax.jit(step, **options)
+
+
+def constrain_to_shards(gradients, sharding):
+    return jax.tree.map(lambda g: constrain(g, program["shard"](g)), gradients)
+
+
+parameters = jax.tree.leaves(program["state"][0])
+print(len(parameters), sum(x.nbytes for x in parameters))
+for constraint in (constrain, lambda x, sharding: x, constrain_to_shards):
+    compiled = step_with(constraint).lower(program["state"], batch).compile()
+    kinds = {message.kind: message for message in collectives(compiled.as_text())}
+    reduces, gathers = kinds["all-reduce"], kinds["all-gather"]
+    print(reduces.runs, reduces.bytes, gathers.runs, gathers.bytes)
+"""
+
+
+@pytest.mark.slow
+def test_one_line_of_the_step_saves_seventeen_all_reduces(tmp_path):
+    """Without it each array's squares are summed by an all-reduce of their own."""
+    program = write_program(tmp_path, {"EPOCHS = 3": "EPOCHS = 1"})
+    run = launch.start(1, "-c", ALL_REDUCES, program, str(tmp_path / "run"))
+    (lines,) = launch.outputs(run)
+    rows = [list(map(int, line.split())) for line in lines[-4:]]
+    (arrays, size), with_line, without_line, to_shards = rows
+    assert arrays == 18
+    assert (with_line[0], without_line[0], to_shards[0]) == (1, 18, 18)
+    assert without_line[1] - with_line[1] == 18 * 4  # 18 sums in float32
+    np.testing.assert_allclose((with_line[1], with_line[3]), size, rtol=0.01)
+    assert with_line[2] == without_line[2] == 18
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from pmapdp.lessons import drawing
 DEVICES = 8
 FIRST_DEVICE = 4.6  # where the column of device 0 begins
 STEP = 2.1  # from one device to the next
-PRINTABLE = b"\n" + bytes(range(32, 127))
 
 
 def losses(lines: Iterable[str]) -> np.ndarray:
@@ -72,19 +71,11 @@ def where_the_arrays_are() -> None:
     )
 
 
-def show_texts(texts: dict[str, bytes], test_losses: dict[str, float]) -> None:
-    """Print each guesser's text, with a dot for a byte that isn't printable ASCII."""
-    for name, text in texts.items():
-        note = f", test loss {test_losses[name]:.2f}" if name in test_losses else ""
-        print(f"--- {name}{note}")
-        print("".join(chr(byte) if byte in PRINTABLE else "·" for byte in text))
-
-
 @drawing.picture
 def two_runs(
-    uninterrupted: np.ndarray, interrupted: np.ndarray, counted: dict[str, float]
+    uninterrupted: np.ndarray, interrupted: np.ndarray, pair_loss: float
 ) -> None:
-    """Above, training and test loss fall over three epochs, below what counting reaches, and the dots of the interrupted run lie on the curves. Below, its devices: eight in two processes until a kill soon after the first epoch, then one for the other two epochs."""
+    """Above, training and test loss fall over three epochs, below what counting pairs of bytes reaches, and the dots of the interrupted run lie on the curves. Below, its devices: eight in two processes until a kill soon after the first epoch, then one for the other two epochs."""
     count = len(uninterrupted)
     epochs = np.arange(1, count + 1)  # an epoch's losses are known at its end
     _, (curves, lanes) = plt.subplots(
@@ -101,9 +92,8 @@ def two_runs(
         )
         label = "the run that was killed" if column == 1 else None
         curves.plot(epochs, interrupted[:, column], "o", color=drawing.INK, label=label)
-    for name, loss in counted.items():
-        curves.axhline(loss, color=drawing.INK, linestyle=":", linewidth=1)
-        curves.text(count, loss + 0.03, name, ha="right", size=9)
+    curves.axhline(pair_loss, color=drawing.INK, linestyle=":", linewidth=1)
+    curves.text(count, pair_loss + 0.03, "pairs of bytes, counted", ha="right", size=9)
     curves.set(ylabel="loss")
     drawing.legend_beside(curves)
 
