@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from launch import python
 
+from pmapdp.lessons.programs import gpt2
 from pmapdp.lessons.programs import launch as launch_processes
 from pmapdp.port.__main__ import report_program
 
@@ -294,3 +295,84 @@ def test_port_lists_the_row_of_the_loss_and_the_row_of_the_accuracies():
     rows = [line["code"] for line in lines if line["construct"] == "first-copy"]
     accuracies = "p_eval_step(state, common_utils.shard(batch))[0]"
     assert rows == [accuracies, "metrics['loss'][0]"]
+
+
+def test_what_gpt2_needs_for_its_parameters_and_activations():
+    """Lesson 20: the leaves of the backward pass with an axis for the tokens."""
+    assert round(124.4e6 * 16 / 1e9, 1) == 2.0  # parameters, gradients, two moments
+    assert round(12 * 1024 * 768 * 4 / 1e6) == 38  # the blocks' inputs
+
+    gigabytes = {}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        x = gpt2.sequence(dtype)
+
+        def backward(weights, x):
+            return jax.vjp(lambda w: gpt2.make_loss(gpt2.block)(w, x), weights)[1]
+
+        leaves = jax.tree.leaves(jax.eval_shape(backward, gpt2.WEIGHTS, x))
+        activations = [leaf for leaf in leaves if 1024 in leaf.shape]
+        sizes = [leaf.size * leaf.dtype.itemsize for leaf in activations]
+        gigabytes[dtype] = sum(sizes) / 1e9
+
+    assert 12 * 0.2 < gigabytes[jnp.float32] < 12 * 0.22
+    assert round(gigabytes[jnp.float32], 1) == 2.6
+    assert round(gigabytes[jnp.bfloat16], 1) == 1.3
+    assert 0.5 < gigabytes[jnp.bfloat16] / gigabytes[jnp.float32] < 0.55
+    # Of each block, the scores without and with their softmax.
+    attention = 2 * 12 * 12 * 1024 * 1024 * 4 / 1e9
+    assert 0.4 < attention / gigabytes[jnp.float32] < 0.6
+
+
+def test_the_ranges_and_steps_of_two_byte_numbers():
+    """Lesson 20."""
+    assert f"{jnp.finfo(jnp.float16).tiny:.0e}" == "6e-05"  # the last with all its bits
+    assert f"{jnp.finfo(jnp.float16).smallest_subnormal:.0e}" == "6e-08"
+    assert f"{jnp.finfo(jnp.bfloat16).tiny:.0e}" == "1e-38"
+    for number, step in ((1, 1 / 128), (1 / 8, 1 / 1024), (1 / 32, 1 / 4096)):
+        following = jnp.nextafter(jnp.bfloat16(number), jnp.bfloat16(2))
+        assert float(following) - number == step
+
+
+class HalfPrecision(nnx.Module):
+    """The network of lesson 20's program."""
+
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(64, 32, dtype=jnp.bfloat16, rngs=rngs)
+        self.output = nnx.Linear(32, 10, dtype=jnp.bfloat16, rngs=rngs)
+
+    def __call__(self, inputs):
+        hidden = nnx.remat(lambda layer, x: nnx.relu(layer(x)))(self.hidden, inputs)
+        return self.output(hidden).astype(jnp.float32)
+
+
+def test_gradients_of_bfloat16_layers_are_float32_and_the_hidden_layer_is_recomputed():
+    """Lesson 20."""
+    model = HalfPrecision(nnx.Rngs(0))
+    inputs = np.random.default_rng(0).normal(size=(128, 64)).astype(np.float32)
+
+    def loss(model):
+        return jnp.square(model(inputs)).sum()
+
+    for gradient in jax.tree.leaves(jax.grad(loss)(model)):
+        assert gradient.dtype == jnp.float32
+        assert (gradient == gradient.astype(jnp.bfloat16)).all()  # rounded before
+    _, backward = jax.vjp(loss, model)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(backward)]
+    assert shapes.count((128, 32)) == 1  # of the hidden layer only its result
+
+
+@pytest.mark.parametrize(
+    ("recompute", "keeps_state"), [(nnx.remat, True), (jax.checkpoint, False)]
+)
+def test_remat_keeps_the_state_of_a_layer_and_checkpoint_drops_it(
+    recompute, keeps_state
+):
+    """Lesson 20."""
+    inputs = np.random.default_rng(0).normal(size=(128, 64)).astype(np.float32)
+    norm = nnx.BatchNorm(64, rngs=nnx.Rngs(0))
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    call = recompute(lambda layer, x: layer(x))
+    call(norm, inputs)
+    assert norm.mean[...].any() == keeps_state
+    masks_differ = (call(dropout, inputs) != call(dropout, inputs)).any()
+    assert masks_differ == keeps_state

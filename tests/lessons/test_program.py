@@ -2,12 +2,14 @@
 
 Each script is short, gives the result of one device, and differs little from the last.
 
-Each script is a cell of its lesson's notebook, and test_alone.py runs it there again.
+Each script but lesson 20's is a cell of its lesson's notebook, and test_alone.py runs
+it there again.
 Lesson 14 kills its script and resumes it, lesson 17 runs its script as two processes.
 """
 
 import ast
 import difflib
+import functools
 import os
 import subprocess
 import sys
@@ -69,8 +71,19 @@ FLOAT64 |= {
 }
 
 
+@functools.cache
 def figures_of(number: str) -> np.ndarray:
-    """The figures of a script in its lesson's notebook."""
+    """The figures of a script in its lesson's notebook.
+
+    Lesson 20 shows only what changes in its script, so the script is run.
+    """
+    if number == "20":
+        command = [sys.executable, PROGRAMS[number]]
+        on_cpu = os.environ | {"JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            command, env=on_cpu, capture_output=True, text=True, check=True
+        )
+        return figures(done.stdout)
     text = PROGRAMS[number].read_text().rstrip()
     (cell,) = (
         cell for cell in built(build.source_of(number[:2])).cells if cell.source == text
@@ -205,6 +218,16 @@ def test_all_ways_give_the_figures_of_pmap(number):
     np.testing.assert_allclose(found[:, ::2], wanted[:, ::2], atol=2e-4)
     np.testing.assert_allclose(found[:, 1], wanted[:, 1], atol=5.5 / 5_000)
     np.testing.assert_allclose(found[:, 3], wanted[:, 3], atol=2.5 / 1_000)
+
+
+def test_the_network_that_lesson_20_shows_is_its_programs():
+    (cell,) = (
+        cell
+        for cell in built(build.source_of("20")).cells
+        if build.TAKE_HOME in cell.metadata.get("tags", [])
+    )
+    network = cell.source.partition("class Network")[2]
+    assert network in PROGRAMS["20"].read_text()
 
 
 def test_bfloat16_hardly_changes_the_losses():
