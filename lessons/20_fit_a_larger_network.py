@@ -172,8 +172,8 @@ lesson_20.number_formats()
 # %% [markdown]
 # The exponent's bits give a number its range, and the fraction's bits its precision. So a bfloat16 has the range of a
 # float32, but it has only 8 significant bits instead of 24, counting the leading 1 that isn't stored. In return, the
-# twelve blocks of GPT-2 keep 1.3 GB instead of 2.6, and GPUs multiply faster. An A100's data sheet has up to 312 TFLOP/s
-# for bfloat16, and 156 for float32 whose factors are rounded to the 11 bits of TF32, as JAX allows by default.
+# twelve blocks of GPT-2 keep about half of the bytes, and GPUs multiply faster. An A100's data sheet has up to 312
+# TFLOP/s for bfloat16, and 156 for float32 whose factors are rounded to the 11 bits of TF32, as JAX allows by default.
 #
 # Is 8 bits of precision enough for a parameter? Let it be 1 and its update 0.001, both in bfloat16. The next number
 # after 1 is 1 + 1/128.

@@ -315,8 +315,6 @@ def test_what_gpt2_needs_for_its_parameters_and_activations():
         gigabytes[dtype] = sum(sizes) / 1e9
 
     assert 12 * 0.2 < gigabytes[jnp.float32] < 12 * 0.22
-    assert round(gigabytes[jnp.float32], 1) == 2.6
-    assert round(gigabytes[jnp.bfloat16], 1) == 1.3
     assert 0.5 < gigabytes[jnp.bfloat16] / gigabytes[jnp.float32] < 0.55
     # Of each block, the scores without and with their softmax.
     attention = 2 * 12 * 12 * 1024 * 1024 * 4 / 1e9
