@@ -43,10 +43,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Seven billion parameters, in bytes
 #
 # For each parameter, training with Adam keeps four numbers: the parameter, its gradient, and Adam's two moments. In
-# float32 that's 16 bytes, and 7 billion times 16 bytes is 112 GB. Activations come on top. If you keep the parameters
-# and gradients in 16 bits, as the ZeRO paper below does, it's 16 bytes again: 2 each for the parameter and its gradient,
-# and 4 each for the moments and a float32 copy of the parameter. Lesson 20 only computes in bfloat16. It keeps all four
-# numbers in float32, so they take the same 16 bytes.
+# float32 that's 16 bytes, and 7 billion times 16 bytes is 112 GB. Activations come on top. With parameters and gradients
+# in 16 bits you'd save nothing, because Adam then wants a float32 copy of the parameters: 2 + 2 + 4 + 4 + 4 is 16 again.
 #
 # Suppose you may split one kind of number over the devices, so that each of them keeps an eighth.
 #
@@ -70,8 +68,8 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # </details>
 #
 # Splitting the moments is stage 1 of **ZeRO** ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)). Stage 2
-# also splits the gradients. Stage 3, which PyTorch calls fully sharded data parallel or FSDP, splits everything. A device
-# then holds 14 GB, and the other 66 are free for a larger batch. The rest of this lesson is about stage 3.
+# also splits the gradients. Stage 3, which PyTorch calls FSDP, splits everything, so that a device holds 14 GB. The rest
+# of this lesson is about stage 3.
 #
 # ## Eight weights, eight devices
 #
@@ -126,8 +124,7 @@ lesson_16.a_weight_visits()
 # </details>
 #
 # In the picture, a colour is the device where a weight lives. The weights go out by an all-gather, and their gradients
-# come home by a reduce-scatter. With Adam, the moments would never travel, because each device updates only its own
-# weight.
+# come home by a reduce-scatter. Adam's moments would never travel, because each device updates only its own weight.
 #
 # ## The program so far, and what changes
 #
@@ -136,20 +133,19 @@ lesson_16.a_weight_visits()
 #
 # include the difference of 09_jit.py and 16_zero.py
 #
-# - If you made the state first and split it afterwards, one device would briefly hold all of the parameters and moments,
-#   84 GB for our seven billion. So `jax.jit(init_state, out_shardings=...)` lets each device make only its own part: the
-#   state is **born sharded**.
-# - To choose those shardings you need the shapes before there's a state. `jax.eval_shape` runs `init_state` on shapes
-#   alone, which computes nothing and allocates no arrays.
-# - `shard` decides for each shape: split the first axis if its length is divisible by the number of devices.
+# - If you made the state first and split it afterwards, one device would briefly hold all of it. So
+#   `jax.jit(init_state, out_shardings=...)` lets each device make only its own part: the state is **born sharded**.
+# - To choose those shardings you need the shapes before there's a state. `jax.eval_shape` finds them without computing
+#   anything.
+# - `shard` splits the first axis of an array if its length is divisible by the number of devices.
 # - The step returns the state in the same shardings, so the next step can start from it.
 
 # %% tags=["take-home"]
 # include program/16_zero.py
 
 # %% [markdown]
-# The losses match lesson 09's to within 1e-3. Moving the work to other devices changes the result by no more than
-# rounding. But a device should hold an eighth of the state, 12.5 %, and the last line says 12.9 %.
+# The losses match lesson 09's to within 1e-3. But a device should hold an eighth of the state, 12.5 %, and the last line
+# says 12.9 %.
 #
 # **Predict:** which array of this small network isn't split?
 
@@ -167,10 +163,8 @@ print("not split:", replicated_shapes)
 #
 # If such an array is large, pad it until it can be split: GPT-2's vocabulary of 50,257 tokens is often padded to 50,304.
 #
-# ## Reborn on four devices
-#
-# Tomorrow you may get only four devices. A checkpoint of these eight can be restored on four, and no device has to hold
-# more than its part. For each array, tell Orbax the shape, the type and the sharding that you want now.
+# Tomorrow you may get only four devices. Then restore your checkpoint in the shards of these four. You tell Orbax the
+# shape, the type and the sharding of each array that you want, and no device has to hold more than its part.
 
 # %%
 import tempfile
@@ -191,9 +185,8 @@ with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(path, state)
     checkpointer.wait_until_finished()
     restored_state = checkpointer.restore(path, jax.tree.map(describe, state))
-for name, model in (("eight", state[0]), ("four", restored_state[0])):
-    kernel = model.hidden.kernel[...]
-    print(f"{name} devices: {kernel.sharding.shard_shape(kernel.shape)} of {kernel.shape} on each")
+kernel = restored_state[0].hidden.kernel[...]
+print(f"on each of four devices {kernel.sharding.shard_shape(kernel.shape)} of {kernel.shape}")
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
@@ -213,15 +206,13 @@ assert replicated_shapes == [(10,)]
 for saved, restored in zip(*map(jax.tree.leaves, (state, restored_state)), strict=True):
     np.testing.assert_array_equal(saved, restored)
 assert kernel.sharding.shard_shape(kernel.shape) == (16, 32)
-assert state[0].hidden.kernel[...].sharding.shard_shape(kernel.shape) == (8, 32)
 
 # %% [markdown]
 # ## The peak is inside the step
 #
 # An eighth is what a device holds *between* two steps. You run out of memory *during* a step, while the gathered
-# weights are there. So it matters how many of them come at once, and how long they stay. Your network is too small to
-# show that, so take sixteen layers of 512 x 512 in a `lax.scan`, as many large JAX models have them. The first line of
-# `gather_first` asks for all the layers at once, at the start of the step.
+# weights are there. Your network is too small to show that, so take sixteen layers of 512 x 512 in a `lax.scan`, as many
+# large JAX models have them. `gather_first` asks for all the layers at once, at the start of the step.
 
 
 # %%
@@ -257,7 +248,8 @@ def compile_step(loss, sharding):
 
 # %% [markdown]
 # The layers take 16.8 MB and their moments 33.6, so the state is 50.3 MB, or 6.3 MB in eighths. If it's replicated, the
-# step's peak is 70 MB. The next cell draws what the compiler has planned for the memory of one device.
+# step's peak is 70 MB. The next cell draws what the compiler has planned for the memory of one device, in which the
+# gradients need memory, too.
 #
 # **Predict:** does *gathered first* need less than half of the 70 MB?
 
@@ -273,34 +265,32 @@ lesson_16.memory_over_time(programs)
 # <details><summary>Answer</summary>
 #
 # No. All the layers come at once, and the full layers and the full gradients stay in memory until the end. Together with
-# an eighth of the state that makes 6.3 + 16.8 + 16.8 = 40 MB. The plan even says 57 MB, only a fifth less than without ZeRO, because
-# XLA for CPUs rearranges the layers after the gather and holds them twice at the spike. You couldn't have known about
-# that copy.
+# an eighth of the state that makes 6.3 + 16.8 + 16.8 = 40 MB. The plan even says 57 MB, because XLA for CPUs holds the
+# gathered layers twice at the spike.
 #
 # </details>
 #
 # *Left to the compiler* takes 11 MB, because each layer comes when it's used and leaves right after. So scan over the
-# layers, say where the state lives, and ask for the compiler's plan: `memory_analysis()` gives you the peak without
-# running anything. Ask again on your GPUs, because XLA for CPUs made this plan.
+# layers, and ask for the compiler's plan on your own machine: `memory_analysis()` gives you the peak without running
+# anything.
 #
-# Your own program has another careless line: `shard` splits the *first* axis of every array. In a stack of layers,
+# The `shard` of your program would be careless, too. It splits the *first* axis of every array, and in a stack of layers,
 # `[16, 512, 512]`, that's the axis of the scan. Each device would own two whole layers, and the compiler would gather the
-# stack before the scan, with a peak of 44 MB instead of 11. That's why `rows` splits an axis inside each layer.
+# stack before the scan. That's why `rows` splits an axis inside each layer.
 #
 # ## What a low peak costs
 #
-# You pay for a low peak in messages. A whole layer has 512 x 512 numbers of 4 bytes, which are 1.0 MB.
+# You pay for a low peak in messages.
 #
 # **Predict:** how often is each layer gathered in one update with *left to the compiler*?
 
+
 # %% tags=["prediction"]
-messages = {}
-for name, program in programs.items():
-    messages[name] = {}
-    for message in collectives(program.as_text()):
-        megabytes = message.bytes / message.count / 1e6
-        messages[name][message.kind] = f"{message.runs} x {megabytes:.1f} MB"
-    print(f"{name:20s}", messages[name])
+def count_messages(program):
+    return {message.kind: message.runs for message in collectives(program.as_text())}
+
+
+print(count_messages(programs["left to the compiler"]))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -310,14 +300,9 @@ for name, program in programs.items():
 #
 # </details>
 #
-# If the parameters take n bytes, a device sends nearly n in an all-gather or a reduce-scatter, and nearly 2 n in an
-# all-reduce, which is one of each. So data parallelism sends 2 n, and stage 3 sends 3 n: two all-gathers and a
-# reduce-scatter. Stage 1 also sends 2 n: a reduce-scatter, the update, and an all-gather.
-#
-# XLA for CPUs sends more than that, because it all-reduces each layer's gradient and then keeps a part of it. XLA for
-# GPUs and TPUs has a pass that merges the two into a reduce-scatter. Or you write the step by hand, with the all-gather
-# inside the layer, as in `update`. The `jax.checkpoint` around the layer forgets the gathered weights, and gathers them
-# again in the backward pass ([lesson 20](20_fit_a_larger_network.ipynb)).
+# You can also write such a step by hand, with the all-gather inside the layer, as in `update`. `jax.checkpoint` forgets the
+# gathered weights, and gathers them again in the backward pass ([lesson 20](20_fit_a_larger_network.ipynb)). Here it is,
+# and then a table of five ways to run the same update:
 
 
 # %%
@@ -344,62 +329,41 @@ adam_state = optimizer.init(layers)
 specs = (rows.spec, jax.tree.map(lambda x: rows.spec if x.ndim else replicated.spec, adam_state))
 options = {"in_specs": (*specs, split.spec), "out_specs": specs}
 by_hand = jax.jit(jax.shard_map(step_by_hand, mesh=mesh, **options), donate_argnums=(0, 1))
-program_by_hand = by_hand.lower(layers, adam_state, x).compile()
-runs_by_hand = {message.kind: message.runs for message in collectives(program_by_hand.as_text())}
-print(f"{runs_by_hand}, and a peak of {peak(program_by_hand):.0f} MB")
+programs["split on the scan's axis"] = compile_step(deep_loss, split)
+programs["by hand"] = by_hand.lower(layers, adam_state, x).compile()
+for name, program in programs.items():
+    print(f"{name:25s} {peak(program):2.0f} MB ", count_messages(program))
 
 # %% [markdown]
-# Now even the CPU runs 32 all-gathers and 16 reduce-scatters, exactly stage 3's 3 n, and the peak is 10 MB.
-#
-# ## The mistake: a norm of a part
-#
-# Many programs clip the gradient before the update, and for that they need its length. In `shard_map` a device now has
-# only a part of the gradient. What if each device simply clips its own part to length 1?
-#
-# **Predict:** eight devices have equal parts, each longer than 1. How long is the whole gradient afterwards?
-
-
-# %% tags=["prediction"]
-def broken_clip(gradient):
-    return gradient / jnp.maximum(1, jnp.linalg.norm(gradient))
-
-
-sharded_clip = jax.shard_map(broken_clip, mesh=mesh, in_specs=spec, out_specs=spec)
-gradient = np.full(8, 5, np.float32)
-lengths = [float(jnp.linalg.norm(clip(gradient))) for clip in (broken_clip, sharded_clip)]
-print(f"on one device {lengths[0]:.3f}, in eight parts {lengths[1]:.3f}")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# √8, about 2.83, because the gradient is made of eight parts of length 1.
-#
-# </details>
-#
-# If the parts have different lengths, the gradient even changes its direction, and nothing warns you. Under `jit` you
-# can't make this mistake, because there you get the norm of the global array.
+# If the parameters take n bytes, a device sends nearly n in an all-gather or a reduce-scatter, and nearly 2 n in an
+# all-reduce, which is one of each. So data parallelism, the first row, sends 2 n, and so would stage 1: a reduce-scatter,
+# the update, and an all-gather. Stage 3 by hand, the last row, sends 3 n: two all-gathers and a reduce-scatter of every
+# layer. *Left to the compiler* sends 4 n here, because XLA for CPUs all-reduces each layer's gradient and then keeps a
+# part of it. XLA for GPUs and TPUs has a pass that merges the two into a reduce-scatter.
 
 # %% tags=["proof"]
 # The asserts behind the last answers, and behind the step by hand.
-assert messages == {
-    "replicated": {"all-reduce": "16 x 1.0 MB"},
-    "gathered first": {"all-reduce": "16 x 1.0 MB", "all-gather": "1 x 16.8 MB"},
-    "left to the compiler": {"all-reduce": "16 x 1.0 MB", "all-gather": "32 x 1.0 MB"},
+gathers = {"all-reduce": 16, "all-gather": 1}
+wanted = {
+    "replicated": (70, {"all-reduce": 16}),
+    "gathered first": (57, gathers),
+    "left to the compiler": (11, {"all-reduce": 16, "all-gather": 32}),
+    "split on the scan's axis": (44, gathers),
+    "by hand": (10, {"all-gather": 32, "reduce-scatter": 16}),
 }
-for program, expected in zip(programs.values(), (70, 57, 11), strict=True):
-    assert abs(peak(program) - expected) < 0.6
-assert 43 < peak(compile_step(deep_loss, split)) < 45  # split along the axis of the scan
-# The highest and the lowest give the same layers.
-new_layers = []
-for program in (programs["replicated"], programs["left to the compiler"]):
-    arguments = jax.device_put((layers, optimizer.init(layers), x), program.input_shardings[0])
-    new_layers.append(np.asarray(program(*arguments)[0]))
-np.testing.assert_allclose(*new_layers, rtol=0, atol=1e-3)
-assert runs_by_hand == {"all-gather": 32, "reduce-scatter": 16}
-assert 9 < peak(program_by_hand) < 10.5
-adam_state = optimizer.init(layers)
-np.testing.assert_allclose(by_hand(layers, adam_state, x)[0], new_layers[0], rtol=0, atol=1e-3)
-np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
+for name, (megabytes, messages) in wanted.items():
+    assert abs(peak(programs[name]) - megabytes) < 0.8
+    assert count_messages(programs[name]) == messages
+for name in ("left to the compiler", "by hand"):  # each message is one layer
+    for message in collectives(programs[name].as_text()):
+        assert message.bytes == message.count * layers[0].nbytes
+# They give the layers that a replicated state gives.
+new_layers = {}
+for name in ("replicated", "left to the compiler", "by hand"):
+    arguments = layers, optimizer.init(layers), x
+    placed = jax.device_put(arguments, programs[name].input_shardings[0])
+    new_layers[name] = np.asarray(programs[name](*placed)[0])
+    np.testing.assert_allclose(new_layers[name], new_layers["replicated"], rtol=0, atol=1e-3)
 
 # %% [markdown]
 # ## Exercises
@@ -411,17 +375,19 @@ np.testing.assert_allclose(lengths, [1, np.sqrt(8)], rtol=1e-6)
 # 2. `zero_step` (10 minutes): stage 1 by hand, with momentum, in `shard_map` over the axis `"data"`. Every device gets the
 #    weights `w` `[D]`, its own gradient `g` `[D]`, and its part `m` `[D / N]` of the momentum. Use the *mean* gradient of
 #    the devices. Return `(w, m)` after one update: `m = 0.9 * m + gradient`, `w = w - 0.1 * m`. Don't use an all-reduce.
-#    In your own `shard_map`, `all_gather(..., to="invarying")` tells JAX that the gathered weights are equal on all devices,
-#    so that you can return them with `PartitionSpec()`. The check takes them with or without it.
 #    <details><summary>Hint</summary><code>psum_scatter(..., tiled=True)</code>, divided by N, then the update of this
 #    device's part of w, which <code>lax.dynamic_slice_in_dim(w, start, m.size)</code> cuts out, then
 #    <code>all_gather(..., tiled=True)</code>.</details>
-# 3. `fixed_clip` (5 minutes, find the mistake): clip the length of the whole gradient to 1, as `broken_clip` above should. In
-#    `shard_map` over the axis `"data"`, `g` is this device's part. <details><summary>Hint</summary>You can add squares over
-#    devices. You can't add lengths.</details>
+# 3. `fixed_clip` (5 minutes, find the mistake): `broken_clip` should clip the length of the whole gradient to 1. Under `jit` it
+#    does. But in `shard_map` over the axis `"data"`, `g` is this device's part of the gradient, and nothing warns you.
+#    <details><summary>Hint</summary>You can add squares over devices. You can't add lengths.</details>
 
 # %%
 from pmapdp.lessons.checks import check
+
+
+def broken_clip(g):
+    return g / jnp.maximum(1, jnp.linalg.norm(g))
 
 
 def build_sharded(build, sharding):
@@ -451,19 +417,18 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 #   `jit(init, out_shardings=...)`. The training step stays as it is.
 # - The peak stays low only if one layer visits at a time. So scan over the layers, split an axis inside the layer, and
 #   read the compiler's plan.
-# - If the state doesn't fit on every device, try stage 1 first, because it sends no more than data parallelism, and then
-#   stage 3. If even one layer is too large for a device, add tensor parallelism (lesson 15) on a second mesh axis.
+#
+# If the state doesn't fit on every device, try stage 1 first, because it sends no more than data parallelism, and then
+# stage 3. If even one layer is too large for a device, add tensor parallelism (lesson 15) on a second mesh axis.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
 # | `shard`, `shardings` | `MeshLayout.state_sharding` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
 # | the jitted step with its shardings | `make_split_strategy`, for `--strategy jit --shard-state` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
 #
-# Its `--shard-state parameters` gathers all parameters at the start of the step, which is *gathered first* above, because
-# pmapdp can't know where the layers of your model begin. **With pmap** you'd write the all-gather into every layer
-# yourself, so pmapdp splits the state only under `jit`.
+# Its `--shard-state parameters` is *gathered first* above, because pmapdp can't know where the layers of your model begin.
+# **With pmap** you'd write the all-gather into every layer yourself, so pmapdp splits the state only under `jit`.
 #
-# To read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html), which names
-# the axes of parameters and turns the names into shardings, and [the scaling book on
-# training](https://jax-ml.github.io/scaling-book/training/). Next, more than one machine: [17 Train with many
+# To read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) and [the scaling
+# book on training](https://jax-ml.github.io/scaling-book/training/). Next, more than one machine: [17 Train with many
 # processes](17_many_processes.ipynb).

@@ -21,6 +21,12 @@ CONNECT = """
 processes, process_id = int(os.environ["PROCESSES"]), int(os.environ["PROCESS_ID"])
 jax.distributed.initialize(os.environ["COORDINATOR"], processes, process_id)
 """
+CALL = """
+try:
+    {name}()
+except RuntimeError as error:
+    print(textwrap.fill(f"RuntimeError: {{error}}", 90))
+"""
 
 
 def take_home() -> str:
@@ -126,9 +132,10 @@ def outputs(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
 def run(function: Callable[[], Any], count: int = 2) -> None:
     """Run a function of this notebook in `count` connected processes, and show what each of them prints.
 
-    It sees the names that `IMPORTS` imports, and nothing else of the notebook.
+    It sees the names that `IMPORTS` imports, and nothing else of the notebook. A
+    RuntimeError of JAX is printed, too.
     """
     source = inspect.getsource(function)
-    code = "\n".join([IMPORTS, CONNECT, source, f"{function.__name__}()"])
+    code = "\n".join([IMPORTS, CONNECT, source, CALL.format(name=function.__name__)])
     for number, lines in enumerate(outputs(start(count, "-c", code))):
         print(f"process {number}:", *lines, sep="\n  ")
