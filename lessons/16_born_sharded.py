@@ -17,11 +17,10 @@
 # You want to train a model with seven billion parameters, and you have eight GPUs with 80 GB each. Data parallelism can't
 # do it, on eight GPUs or on a thousand, because each of them holds a copy of everything, and a copy takes 112 GB. But why
 # should eight devices keep the same numbers eight times? In this lesson **a weight lives on one device and visits the
-# others** when they need it. That changes eleven lines of your program, none of them in the training step. And you'll
-# see how one careless line in a model brings all the weights back into every memory at once.
+# others** when they need it. That changes eleven lines of your program, none of them in the training step.
 #
-# **You will** count the bytes of a training state, create and restore it in shards (ZeRO, also called FSDP), keep the
-# peak of a step low, and count what that costs in messages. 29 minutes, 49 with exercises. You need
+# **You will** count the bytes of a training state, create it in shards (ZeRO, also called FSDP), keep the peak of a step
+# low, and count what that costs in messages. 22 minutes, 42 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
@@ -95,9 +94,13 @@ def update(w, example):  # [1]: this device's weight; [8]: this device's example
     return w - 0.1 * gradient, losses.reshape(1)
 
 
+def count_messages(program):
+    return {message.kind: message.runs for message in collectives(program.as_text())}
+
+
 # %% [markdown]
-# On each device the gradient has the shape of `w`, one number. To train on all eight examples, that number must be a sum
-# over the devices, and `update` contains no `psum`.
+# On each device the gradient is one number, as `w` is. To train on all eight examples, that number must be a sum over the
+# devices, and `update` contains no `psum`.
 #
 # **Predict:** which collective does JAX run in the backward pass, as the derivative of the all-gather?
 
@@ -111,8 +114,7 @@ examples = np.repeat(weights + 1, 8)  # eight numbers for each device
 new_weights, losses = update_devices(weights, examples)
 print("weights", np.asarray(new_weights).round(1))
 program = update_devices.lower(weights, examples).compile()
-update_kinds = [message.kind for message in collectives(program.as_text())]
-print("collectives", update_kinds)
+print("collectives", count_messages(program))
 lesson_16.a_weight_visits()
 
 # %% [markdown]
@@ -135,8 +137,7 @@ lesson_16.a_weight_visits()
 #
 # - If you made the state first and split it afterwards, one device would briefly hold all of it. So
 #   `jax.jit(init_state, out_shardings=...)` lets each device make only its own part: the state is **born sharded**.
-# - To choose those shardings you need the shapes before there's a state. `jax.eval_shape` finds them without computing
-#   anything.
+# - To choose those shardings you need the shapes before there's a state. `jax.eval_shape` finds them, and computes nothing.
 # - `shard` splits the first axis of an array if its length is divisible by the number of devices.
 # - The step returns the state in the same shardings, so the next step can start from it.
 
@@ -144,56 +145,21 @@ lesson_16.a_weight_visits()
 # include program/16_zero.py
 
 # %% [markdown]
-# The losses match lesson 09's to within 1e-3. But a device should hold an eighth of the state, 12.5 %, and the last line
-# says 12.9 %.
-#
-# **Predict:** which array of this small network isn't split?
-
-# %% tags=["prediction"]
-replicated_shapes = [x.shape for x in jax.tree.leaves(state[0]) if x.sharding.is_fully_replicated]
-print("not split:", replicated_shapes)
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# The bias of the last layer. It has 10 numbers, which eight devices can't share equally, so it stays whole, and so do its
-# two moments.
-#
-# </details>
+# The losses match lesson 09's to within 1e-3. A device should hold an eighth of the state, 12.5 %. The last line says
+# 12.9 %, because the bias of the last layer has 10 numbers, which eight devices can't share equally. So it stays whole,
+# and so do its two moments.
 #
 # If such an array is large, pad it until it can be split: GPT-2's vocabulary of 50,257 tokens is often padded to 50,304.
 #
-# Tomorrow you may get only four devices. Then restore your checkpoint in the shards of these four. You tell Orbax the
-# shape, the type and the sharding of each array that you want, and no device has to hold more than its part.
-
-# %%
-import tempfile
-from pathlib import Path
-
-import orbax.checkpoint as ocp
-
-four_devices = Mesh(jax.devices()[:4], ("data",))
-
-
-def describe(x):
-    sharding = NamedSharding(four_devices, x.sharding.spec)
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-
-path = Path(tempfile.mkdtemp()) / "state"
-with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(path, state)
-    checkpointer.wait_until_finished()
-    restored_state = checkpointer.restore(path, jax.tree.map(describe, state))
-kernel = restored_state[0].hidden.kernel[...]
-print(f"on each of four devices {kernel.sharding.shard_shape(kernel.shape)} of {kernel.shape}")
+# Lesson 14's lines save and restore this state, too. Orbax gives each array the sharding of the state that you pass to
+# `restore`, so a checkpoint of eight devices comes back in the shards of the four that you have tomorrow.
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert [sum(parts) for parts in gigabytes.values()] == [112, 87.5, 63, 14]
 np.testing.assert_allclose(new_weights, weights - 3.6, rtol=1e-5)
 np.testing.assert_allclose(losses, 28 * (weights + 1))
-assert sorted(update_kinds) == ["all-gather", "reduce-scatter"]
+assert sorted(count_messages(program)) == ["all-gather", "reduce-scatter"]
 totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(train_sums))
 assert abs(totals["loss"] / totals["count"] - 0.2486) < 1e-3
 assert 1 / 8 < bytes_per_device / total < 0.15
@@ -201,18 +167,15 @@ init_plan = jax.jit(init_state, out_shardings=shardings).lower().compile().memor
 most_bytes = init_plan.output_size_in_bytes + init_plan.temp_size_in_bytes
 assert abs(init_plan.output_size_in_bytes / total - bytes_per_device / total) < 0.01
 assert most_bytes < total / 2
+replicated_shapes = [x.shape for x in jax.tree.leaves(state[0]) if x.sharding.is_fully_replicated]
 assert replicated_shapes == [(10,)]
-# The state, restored on four devices.
-for saved, restored in zip(*map(jax.tree.leaves, (state, restored_state)), strict=True):
-    np.testing.assert_array_equal(saved, restored)
-assert kernel.sharding.shard_shape(kernel.shape) == (16, 32)
 
 # %% [markdown]
 # ## The peak is inside the step
 #
 # An eighth is what a device holds *between* two steps. You run out of memory *during* a step, while the gathered
-# weights are there. Your network is too small to show that, so take sixteen layers of 512 x 512 in a `lax.scan`, as many
-# large JAX models have them. `gather_first` asks for all the layers at once, at the start of the step.
+# weights are there. Your network is too small to show that, so take sixteen layers of 512 x 512 in a `lax.scan`, as in
+# many large JAX models. `gather_first` asks for all the layers at once.
 
 
 # %%
@@ -231,25 +194,30 @@ def gather_first(layers, x):
     return deep_loss(layers, x)
 
 
-def compile_step(loss, sharding):
-    """One update of Adam, with the layers and their moments in this sharding."""
+def make_step(loss):
+    """One update of Adam."""
 
     def step(layers, adam_state, x):
-        gradients = jax.grad(loss)(layers, x)
-        updates, adam_state = optimizer.update(gradients, adam_state, layers)
+        updates, adam_state = optimizer.update(jax.grad(loss)(layers, x), adam_state, layers)
         return optax.apply_updates(layers, updates), adam_state
 
-    adam_state = optimizer.init(layers)
-    adam_shardings = jax.tree.map(lambda x: sharding if x.ndim else replicated, adam_state)
-    shardings = (sharding, adam_shardings)
+    return step
+
+
+adam_state = optimizer.init(layers)
+
+
+def compile_step(loss, sharding):
+    """The update with the layers and their moments in this sharding."""
+    shardings = sharding, jax.tree.map(lambda x: sharding if x.ndim else replicated, adam_state)
     options = {"in_shardings": (*shardings, split), "out_shardings": shardings}
-    return jax.jit(step, **options, donate_argnums=(0, 1)).lower(layers, adam_state, x).compile()
+    step = jax.jit(make_step(loss), **options, donate_argnums=(0, 1))
+    return step.lower(layers, adam_state, x).compile()
 
 
 # %% [markdown]
 # The layers take 16.8 MB and their moments 33.6, so the state is 50.3 MB, or 6.3 MB in eighths. If it's replicated, the
-# step's peak is 70 MB. The next cell draws what the compiler has planned for the memory of one device, in which the
-# gradients need memory, too.
+# peak is 70 MB. The next cell draws the compiler's plan for the memory of one device.
 #
 # **Predict:** does *gathered first* need less than half of the 70 MB?
 
@@ -264,17 +232,15 @@ lesson_16.memory_over_time(programs)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. All the layers come at once, and the full layers and the full gradients stay in memory until the end. Together with
-# an eighth of the state that makes 6.3 + 16.8 + 16.8 = 40 MB. The plan even says 57 MB, because XLA for CPUs holds the
-# gathered layers twice at the spike.
+# No. The full layers and the full gradients stay in memory until the end. Together with an eighth of the state that makes
+# 6.3 + 16.8 + 16.8 = 40 MB. The plan even says 57 MB, because XLA for CPUs holds the gathered layers twice at the spike.
 #
 # </details>
 #
-# *Left to the compiler* takes 11 MB, because each layer comes when it's used and leaves right after. So scan over the
-# layers, and ask for the compiler's plan on your own machine: `memory_analysis()` gives you the peak without running
-# anything.
+# *Left to the compiler* takes 11 MB, because each layer comes when it's used and leaves right after. Ask for the plan on
+# your own machine: `memory_analysis()` gives you the peak without running anything.
 #
-# The `shard` of your program would be careless, too. It splits the *first* axis of every array, and in a stack of layers,
+# The `shard` of your program would be careless, too. It splits the *first* axis, and in a stack of layers,
 # `[16, 512, 512]`, that's the axis of the scan. Each device would own two whole layers, and the compiler would gather the
 # stack before the scan. That's why `rows` splits an axis inside each layer.
 #
@@ -284,12 +250,7 @@ lesson_16.memory_over_time(programs)
 #
 # **Predict:** how often is each layer gathered in one update with *left to the compiler*?
 
-
 # %% tags=["prediction"]
-def count_messages(program):
-    return {message.kind: message.runs for message in collectives(program.as_text())}
-
-
 print(count_messages(programs["left to the compiler"]))
 
 # %% [markdown]
@@ -301,8 +262,8 @@ print(count_messages(programs["left to the compiler"]))
 # </details>
 #
 # You can also write such a step by hand, with the all-gather inside the layer, as in `update`. `jax.checkpoint` forgets the
-# gathered weights, and gathers them again in the backward pass ([lesson 20](20_fit_a_larger_network.ipynb)). Here it is,
-# and then a table of five ways to run the same update:
+# gathered weights after the forward pass ([lesson 20](20_fit_a_larger_network.ipynb)). Then compare five ways to run the
+# same update:
 
 
 # %%
@@ -311,13 +272,9 @@ def layer_by_hand(x, w):  # [64 / 8, 512]: this device's rows; [512 / 8, 512]: i
     return jnp.tanh(x @ lax.all_gather(w, "data", tiled=True))
 
 
-def step_by_hand(layers, adam_state, x):
-    def loss(layers):
-        y, _ = lax.scan(lambda x, w: (layer_by_hand(x, w), None), x, layers)
-        return jnp.square(y).sum() / (64 * 512)  # the sum of the devices' losses is the mean
-
-    updates, adam_state = optimizer.update(jax.grad(loss)(layers), adam_state, layers)
-    return optax.apply_updates(layers, updates), adam_state
+def loss_by_hand(layers, x):
+    x, _ = lax.scan(lambda x, w: (layer_by_hand(x, w), None), x, layers)
+    return jnp.square(x).sum() / (64 * 512)  # the sum of the devices' losses is the mean
 
 
 def peak(program):
@@ -325,61 +282,62 @@ def peak(program):
     return (plan.argument_size_in_bytes + plan.temp_size_in_bytes) / 1e6
 
 
-adam_state = optimizer.init(layers)
 specs = (rows.spec, jax.tree.map(lambda x: rows.spec if x.ndim else replicated.spec, adam_state))
 options = {"in_specs": (*specs, split.spec), "out_specs": specs}
-by_hand = jax.jit(jax.shard_map(step_by_hand, mesh=mesh, **options), donate_argnums=(0, 1))
-programs["split on the scan's axis"] = compile_step(deep_loss, split)
-programs["by hand"] = by_hand.lower(layers, adam_state, x).compile()
+by_hand = jax.shard_map(make_step(loss_by_hand), mesh=mesh, **options)
+by_hand = jax.jit(by_hand, donate_argnums=(0, 1)).lower(layers, adam_state, x)
+programs |= {
+    "split on the scan's axis": compile_step(deep_loss, split),
+    "by hand": by_hand.compile(),
+}
 for name, program in programs.items():
-    print(f"{name:25s} {peak(program):2.0f} MB ", count_messages(program))
+    print(f"{name:24s} peak {peak(program):2.0f} MB,", count_messages(program))
 
 # %% [markdown]
-# If the parameters take n bytes, a device sends nearly n in an all-gather or a reduce-scatter, and nearly 2 n in an
-# all-reduce, which is one of each. So data parallelism, the first row, sends 2 n, and so would stage 1: a reduce-scatter,
-# the update, and an all-gather. Stage 3 by hand, the last row, sends 3 n: two all-gathers and a reduce-scatter of every
-# layer. *Left to the compiler* sends 4 n here, because XLA for CPUs all-reduces each layer's gradient and then keeps a
-# part of it. XLA for GPUs and TPUs has a pass that merges the two into a reduce-scatter.
+# Each message is one layer, except for the one or two all-gathers that bring all sixteen. If the layers take n bytes, a
+# device sends nearly n to gather or to reduce-scatter all of them, and nearly 2 n to all-reduce them. So data parallelism,
+# the first row, sends 2 n, and so would stage 1: a reduce-scatter, the update, and an all-gather. Stage 3 by hand, the
+# last row, sends 3 n. *Left to the compiler* sends 4 n, because XLA for CPUs all-reduces each layer's gradient and then
+# keeps a part of it. XLA for GPUs and TPUs has a pass that merges the two into a reduce-scatter.
 
 # %% tags=["proof"]
 # The asserts behind the last answers, and behind the step by hand.
-gathers = {"all-reduce": 16, "all-gather": 1}
 wanted = {
     "replicated": (70, {"all-reduce": 16}),
-    "gathered first": (57, gathers),
+    "gathered first": (57, {"all-reduce": 16, "all-gather": 1}),
     "left to the compiler": (11, {"all-reduce": 16, "all-gather": 32}),
-    "split on the scan's axis": (44, gathers),
+    "split on the scan's axis": (44, {"all-reduce": 16, "all-gather": 2}),
     "by hand": (10, {"all-gather": 32, "reduce-scatter": 16}),
 }
 for name, (megabytes, messages) in wanted.items():
     assert abs(peak(programs[name]) - megabytes) < 0.8
     assert count_messages(programs[name]) == messages
-for name in ("left to the compiler", "by hand"):  # each message is one layer
     for message in collectives(programs[name].as_text()):
-        assert message.bytes == message.count * layers[0].nbytes
-# They give the layers that a replicated state gives.
-new_layers = {}
-for name in ("replicated", "left to the compiler", "by hand"):
+        received = layers if message.runs <= 2 else layers[0]
+        parts = 8 if message.kind == "reduce-scatter" else 1
+        assert message.bytes * parts == message.count * received.nbytes
+for program in programs.values():  # all give the layers that a replicated state gives
     arguments = layers, optimizer.init(layers), x
-    placed = jax.device_put(arguments, programs[name].input_shardings[0])
-    new_layers[name] = np.asarray(programs[name](*placed)[0])
-    np.testing.assert_allclose(new_layers[name], new_layers["replicated"], rtol=0, atol=1e-3)
+    new_layers, _ = program(*jax.device_put(arguments, program.input_shardings[0]))
+    if program is programs["replicated"]:
+        expected = np.asarray(new_layers)
+    np.testing.assert_allclose(new_layers, expected, rtol=0, atol=1e-3)
 
 # %% [markdown]
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/16_born_sharded.py](solutions/16_born_sharded.py).
 #
-# 1. `build_sharded` (5 minutes): return the array that `build()` makes, with the sharding `sharding`, so that no device ever
-#    holds all of it. <details><summary>Hint</summary>Compile it, and say how the result should be sharded.</details>
+# 1. `build_sharded` (5 minutes): return the array that `build()` makes, with this sharding, so that no device ever holds
+#    all of it. <details><summary>Hint</summary>Compile it, and say how the result should be sharded.</details>
 # 2. `zero_step` (10 minutes): stage 1 by hand, with momentum, in `shard_map` over the axis `"data"`. Every device gets the
 #    weights `w` `[D]`, its own gradient `g` `[D]`, and its part `m` `[D / N]` of the momentum. Use the *mean* gradient of
 #    the devices. Return `(w, m)` after one update: `m = 0.9 * m + gradient`, `w = w - 0.1 * m`. Don't use an all-reduce.
-#    <details><summary>Hint</summary><code>psum_scatter(..., tiled=True)</code>, divided by N, then the update of this
-#    device's part of w, which <code>lax.dynamic_slice_in_dim(w, start, m.size)</code> cuts out, then
+#    <details><summary>Hint</summary><code>psum_scatter(..., tiled=True)</code>, then the update of this device's part of
+#    w, which <code>lax.dynamic_slice_in_dim(w, start, m.size)</code> cuts out, then
 #    <code>all_gather(..., tiled=True)</code>.</details>
-# 3. `fixed_clip` (5 minutes, find the mistake): `broken_clip` should clip the length of the whole gradient to 1. Under `jit` it
-#    does. But in `shard_map` over the axis `"data"`, `g` is this device's part of the gradient, and nothing warns you.
+# 3. `fixed_clip` (5 minutes, find the mistake): `broken_clip` clips the length of the whole gradient to 1 under `jit`. In
+#    `shard_map` over `"data"` it doesn't, because there `g` is this device's part, and nothing warns you.
 #    <details><summary>Hint</summary>You can add squares over devices. You can't add lengths.</details>
 
 # %%
@@ -411,22 +369,17 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # %% [markdown]
 # ## Take away
 #
-# - Training with Adam takes 16 bytes for each parameter. Split over N devices, it's 16 / N. Each weight gets to the other
-#   devices by an all-gather, and its gradient comes back by a reduce-scatter.
-# - Find the shapes with `eval_shape`, choose the shardings, and only then make the numbers, with
-#   `jit(init, out_shardings=...)`. The training step stays as it is.
-# - The peak stays low only if one layer visits at a time. So scan over the layers, split an axis inside the layer, and
-#   read the compiler's plan.
+# - Training with Adam takes 16 bytes for each parameter, or 16 / N on each of N devices if you split everything.
+# - Find the shapes with `eval_shape`, choose the shardings, and make the state with `jit(init, out_shardings=...)`. The
+#   training step stays as it is.
+# - The peak stays low only if one layer visits at a time. So scan over the layers, and split an axis inside the layer.
 #
-# If the state doesn't fit on every device, try stage 1 first, because it sends no more than data parallelism, and then
-# stage 3. If even one layer is too large for a device, add tensor parallelism (lesson 15) on a second mesh axis.
+# Try stage 1 first, because it sends no more than data parallelism, and then stage 3. If even one layer is too large for a
+# device, add tensor parallelism (lesson 15) on a second mesh axis.
 #
-# | your program | in pmapdp | file |
-# | --- | --- | --- |
-# | `shard`, `shardings` | `MeshLayout.state_sharding` | [sharding/layout.py](../pmapdp/sharding/layout.py) |
-# | the jitted step with its shardings | `make_split_strategy`, for `--strategy jit --shard-state` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
-#
-# Its `--shard-state parameters` is *gathered first* above, because pmapdp can't know where the layers of your model begin.
+# In pmapdp, `MeshLayout.state_sharding` ([sharding/layout.py](../pmapdp/sharding/layout.py)) does what your `shard` does, and
+# `make_split_strategy` ([sharding/split_step.py](../pmapdp/sharding/split_step.py)) makes the step for `--shard-state`. Its
+# `--shard-state parameters` is *gathered first* above, because pmapdp can't know where the layers of your model begin.
 # **With pmap** you'd write the all-gather into every layer yourself, so pmapdp splits the state only under `jit`.
 #
 # To read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) and [the scaling

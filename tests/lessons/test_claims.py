@@ -182,6 +182,30 @@ def test_zero_that_gathers_everything_first_is_worse_than_none_with_plain_sgd():
     assert peak(columns) > 1.2 * peak(replicated)
 
 
+def test_a_checkpoint_of_eight_devices_comes_back_in_the_shards_of_four(tmp_path):
+    """Lesson 16: with lesson 14's lines."""
+    import orbax.checkpoint as ocp
+
+    saved = np.arange(2_048, dtype=np.float32).reshape(64, 32)
+    eight, four = (
+        NamedSharding(
+            jax.sharding.Mesh(np.array(jax.devices()[:count]), ("data",)),
+            PartitionSpec("data"),
+        )
+        for count in (8, 4)
+    )
+    with ocp.CheckpointManager(tmp_path) as checkpoints:
+        state = {"kernel": jax.device_put(saved, eight)}
+        checkpoints.save(0, args=ocp.args.StandardSave(state))
+        checkpoints.wait_until_finished()
+        today = {"kernel": jax.device_put(np.zeros_like(saved), four)}
+        restored = checkpoints.restore(0, args=ocp.args.StandardRestore(today))
+    assert restored["kernel"].sharding == four
+    shapes = {shard.data.shape for shard in restored["kernel"].addressable_shards}
+    assert shapes == {(16, 32)}
+    np.testing.assert_array_equal(restored["kernel"], saved)
+
+
 def test_masks_differ_from_those_before_jax_0_5():
     """The page on porting: `jax_threefry_partitionable` was False then."""
     key, masks = jax.random.key(0), []
