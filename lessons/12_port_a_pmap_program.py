@@ -18,9 +18,9 @@
 # You repair that line, and the program stops at another one. Even when all of them are repaired, it uses `pmap`, which
 # gets no new features, and JAX's developers [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html)
 # instead. In this lesson you'll make four repairs, to see what the program used to print. Then sixteen new lines take
-# it to `shard_map`, where it prints the same losses up to rounding, because even its dropout masks are the same. Do the
-# same losses prove that the port is correct? You'll forget one line, and see that they don't. So you'll compare the
-# updates themselves, and that turns up something that the old program never told you.
+# it to `shard_map`, where it prints the same losses up to rounding. Do the same losses prove that the port is correct?
+# You'll forget one line, and see that they don't. So you'll compare the updates themselves, and that turns up something
+# that the old program never told you.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
 # one device. 32 minutes, 52 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
@@ -80,8 +80,8 @@ old_error = run_python("old_train.py").stderr.splitlines()[-1]
 print(textwrap.fill(old_error, 100))
 
 # %% [markdown]
-# The message says *deprecated*, but the function is gone. You could repair the line, run the program again, and wait for
-# the next error. Let `pmapdp.port` read it first: it runs nothing, and lists the lines that need your attention.
+# The message says *deprecated*, but the function is gone. You could repair the line, and wait for the next error. Or let
+# `pmapdp.port` read the program first: it runs nothing, and lists the lines that need your attention.
 
 # %%
 port_report, _, _ = run_python("-m", "pmapdp.port", "old_train.py").stdout.partition("\nListed")
@@ -91,22 +91,36 @@ print(port_report)
 # ## Repair it first
 #
 # Why would you repair a program that you're about to replace? Because you need its numbers: without them, you can't tell
-# whether your port does the same.
+# whether your port does the same. Four lines are enough:
 #
-# The report names Flax's `jax_utils.replicate`, which still makes the same N copies. Import it, put it into both lines, as
-# in `state = jax_utils.replicate(init_state())`, and run the program again. Now it stops at the line with `pop`:
-# `ValueError: too many values to unpack (expected 2)`. In 2022, Linen's `init` returned a `FrozenDict`, and its `pop`
-# returned two values, the rest and what you asked for. Today `init` returns a plain dict, whose `pop` returns only what
-# you asked for: three layers, which don't fit into two names. In a network of exactly two layers this line would run, and
-# the next one would fail, because each name would hold the name of a layer. The report suggests `flax.core.pop`. Here you don't need any `pop`: delete the line, and end
-# the next one with `**variables` instead of `params=params, **stats`.
+# - Flax's `jax_utils.replicate`, which the report names, still makes N copies.
+# - In 2022, Linen's `init` returned a `FrozenDict`, and its `pop` returned two values, the rest and what you asked for.
+#   Today `init` returns a plain dict, whose `pop` returns only what you asked for, so the program would stop again, with
+#   `ValueError: too many values to unpack (expected 2)`. You don't need any `pop`.
 #
-# The report also calls two `[0]` slow, in the evaluation and of the loss, because JAX sends device 0's row to every device.
-# Leave both, because the port removes them anyway. The folded cell is the program with these four repairs. It prints the
-# numbers that your port must give:
+# The report also calls two `[0]` slow, because JAX sends device 0's row to every device. Leave both, because the port
+# removes them anyway. The next cell makes the repairs, which `-` and `+` mark, and runs the program in this notebook. It
+# prints the numbers that your port must give:
 
-# %% tags=["take-home"]
-# include program/12_old_pmap.py
+# %%
+from pmapdp.lessons.programs import patch
+
+repairs = """
+-from flax import linen
++from flax import jax_utils, linen
+
+-    stats, params = variables.pop("params")
+-    return TrainState.create(apply_fn=network.apply, tx=optax.adam(3e-3), params=params, **stats)
++    return TrainState.create(apply_fn=network.apply, tx=optax.adam(3e-3), **variables)
+
+-state = jax.device_put_replicated(init_state(), jax.devices())
++state = jax_utils.replicate(init_state())
+
+-            state, common_utils.shard(batch), jax.device_put_replicated(step_key, jax.devices())
++            state, common_utils.shard(batch), jax_utils.replicate(step_key)
+"""
+patch.apply("old_train.py", repairs)
+# %run -i old_train.py
 
 # %% [markdown]
 # In the picture each colour is a device. Stripes mean that each device holds a slice, and a stack of cards that each
@@ -130,9 +144,8 @@ lesson_12.before_and_after()
 # | after batch means 1 and 3 | 0.5 | 1.5 | **1** | (0 + 2) / 2 = **1** |
 # | after batch means 5 and 7 | 2.75 | 4.25 | **3.5** | (1 + 6) / 2 = **3.5** |
 #
-# The last two columns agree. A running average is a weighted sum of the batches' means, and averaging over devices is a
-# weighted sum, too, so you may do it before or after. Nothing reads the running averages during training, so the
-# parameters can't notice either.
+# The last two columns agree, because a running average and an average over devices are both weighted sums, which you may
+# make in either order. Nothing reads the running averages during training, so the parameters can't notice either.
 #
 # Here's everything that changes:
 #
@@ -192,9 +205,7 @@ except ValueError as error:
 # </details>
 #
 # JAX refuses the step before anything runs. With `check_vma=False` it would run, and every device would keep statistics of
-# its own. A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight. If your program
-# keeps a dropout key for each device in its state,
-# [Porting](../docs/porting.md#move-one-function-at-a-time-to-shard_map) shows how to keep all eight.
+# its own. A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight.
 #
 # ## Forget the `pcast`
 #
@@ -281,10 +292,8 @@ print("without pcast:", forgetful_report.failed[0])
 
 # %% [markdown]
 # The second comparison finds in three updates what five epochs didn't show: *the change is 8 times the reference's, on 8
-# devices*. Adam's averages are part of the state, so `verify` compares them too.
-#
-# You've ported the training step faithfully. For the evaluation, which `verify` doesn't see, the five equal lines are your
-# evidence.
+# devices*. `verify` compares Adam's averages, too, in which the factor shows. It doesn't see the evaluation, for which the
+# five equal lines are your evidence.
 #
 # But does the step do what one device does? Your second reference is the step that you'd write for one device. Switch
 # dropout off, because one device would draw other masks than eight. Even then the comparison fails: each device
@@ -315,8 +324,7 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 # </details>
 #
 # That's what the old program never told you: it doesn't train the network that a single device would train, and it never
-# did. You may be happy with that, but you should know. `print(report)` says what else differs, and which common mistakes
-# would explain it.
+# did. You may be happy with that, but you should know.
 #
 # ## On to jit
 #
@@ -362,8 +370,8 @@ np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
 assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 
 # %% [markdown]
-# The curve of shard_map lies on the old one, within 1e-4 of the loss. The curve of jit takes its own way down, to about
-# the same loss. If you go to jit, compare the exact numbers with one device's, and only the final accuracy with the old
+# The curve of shard_map lies on the old one, within 1e-4 of the loss. The curve of jit takes its own way down. If you go to
+# jit, compare the exact numbers with one device's, and only the final accuracy with the old
 # program's.
 #
 # ## What else to port
@@ -377,8 +385,7 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 #   global batch in every process, and raises an error otherwise. Give your rows to
 #   `jax.make_array_from_process_local_data`, as in [lesson 17](17_many_processes.ipynb).
 #
-# [Porting](../docs/porting.md) has a row for every construct of pmap, and the rest of what `port` prints: a script that
-# verifies the step of your program.
+# [Porting](../docs/porting.md) has a row for every construct of pmap.
 #
 # ## Exercises
 #

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from notebooks import built, figures, printed
 
-from pmapdp.lessons.programs import launch
+from pmapdp.lessons.programs import launch, patch
 from pmapdp.port.__main__ import report_program
 
 OLD = "12 old"  # the pmap program that lesson 12 ports; it is no version of the others
@@ -84,10 +84,12 @@ def figures_of(number: str) -> np.ndarray:
             command, env=on_cpu, capture_output=True, text=True, check=True
         )
         return figures(done.stdout)
-    text = PROGRAMS[number].read_text().rstrip()
-    (cell,) = (
-        cell for cell in built(build.source_of(number[:2])).cells if cell.source == text
-    )
+    cells = built(build.source_of(number[:2])).cells
+    if number == OLD:
+        (cell,) = (cell for cell in cells if "%run -i old_train.py" in cell.source)
+    else:
+        text = PROGRAMS[number].read_text().rstrip()
+        (cell,) = (cell for cell in cells if cell.source == text)
     return figures(printed(cell))
 
 
@@ -287,6 +289,22 @@ def test_the_program_of_2022_stops_twice_and_lesson_12_repairs_four_lines(tmp_pa
     )
     assert len(added) == 4
     assert len(new_lines(OLD, "12")) == 17
+
+
+def test_the_repairs_of_lesson_12_make_the_old_program(tmp_path):
+    sources = [cell.source for cell in built(build.source_of("12")).cells]
+    (listing,) = (text for text in sources if text.startswith("%%writefile"))
+    (repair,) = (text for text in sources if "%run -i old_train.py" in text)
+    _, repairs, _ = repair.split('"""')
+    program = tmp_path / "old_train.py"
+    program.write_text(listing.partition("\n")[2] + "\n")
+    broken = (build.FOLDER / "program" / f"{BROKEN}.py").read_text()
+    assert program.read_text() == broken
+    patch.apply(str(program), repairs)
+    repaired = program.read_text().splitlines()[1:]  # without its docstring
+    assert repaired == PROGRAMS[OLD].read_text().splitlines()[1:]
+    with pytest.raises(ValueError, match="has these lines 0 times"):
+        patch.apply(str(program), repairs)
 
 
 def test_the_port_prints_what_the_old_program_prints():
