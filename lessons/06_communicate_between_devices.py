@@ -445,7 +445,7 @@ for exercise in (broadcast, butterfly_sum, fixed_softmax):
 #   can hide it.
 #
 # In pmapdp, the collectives of a step are in [steps/pmap.py](../pmapdp/steps/pmap.py).
-# [collectives.py](../pmapdp/collectives.py) lists those of a compiled program with their bytes, and
+# [collectives.py](../pmapdp/collectives.py) lists a compiled program's collectives with their bytes, and
 # [scaling.py](../pmapdp/scaling.py) has your formula, extended to trees and to several nodes. To read on:
 # [the JAX scaling book](https://jax-ml.github.io/scaling-book/sharding/). Next, a layer that needs a collective in the
 # middle of the network: [07 Synchronize batch norm](07_synchronize_batch_norm.ipynb).

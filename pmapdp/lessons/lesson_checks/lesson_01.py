@@ -42,7 +42,7 @@ def backward(answer):
     of_the_mean = jax.tree.map(np.asarray, jax.grad(loss)(model))
     require(
         not close(result, of_the_mean),
-        "this is the gradient of the mean loss: return that of the sum",
+        "this is the gradient of the mean loss: return the gradient of the summed loss",
     )
     back = (probabilities - np.eye(10)[labels]) @ W2.T
     mistakes = {
