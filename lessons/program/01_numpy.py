@@ -54,9 +54,9 @@ def loss_sums(logits, labels):
 
 
 def backward(model, inputs, labels, hidden, logits):
-    """Gradients of the summed loss, last layer first. `g` is the one at a layer's output."""
+    """Gradients of the summed loss, last layer first."""
     g = np.exp(log_softmax(logits))
-    g[np.arange(len(labels)), labels] -= 1  # at the logits: probabilities, minus 1 at the label
+    g[np.arange(len(labels)), labels] -= 1  # at the logits
     gradients = {"W2": hidden.T @ g, "b2": g.sum(0)}
     g = (g @ model["W2"].T) * (hidden > 0)  # through the layer, then through the ReLU
     return gradients | {"W1": inputs.T @ g, "b1": g.sum(0)}

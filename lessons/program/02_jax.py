@@ -54,7 +54,6 @@ def loss_sums(model, batch):
 
 def train_step(model, batch):
     """One update: the new model, and the metric sums of this batch."""
-    # Gradients of the loss, nested like the model. `has_aux` hands the sums through as they are.
     gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
     count = sums["count"]
     return jax.tree.map(lambda w, g: w - RATE * g / count, model, gradients), sums

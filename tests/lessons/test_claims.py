@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 
 import build
 import jax
@@ -128,6 +129,62 @@ def test_a_recurrent_layer_passes_the_check_if_its_start_is_cast():
         jax.shard_map(start_from_zeros, mesh=mesh, **specs)(rows)
     found = jax.shard_map(cast_start, mesh=mesh, **specs)(rows)
     np.testing.assert_allclose(found, layer(rows), atol=1e-6)
+
+
+def test_jax_traces_once_for_each_type():
+    """Lesson 02: a Python number is of another type than an array."""
+    types = []
+    double = jax.jit(lambda x: types.append(type(x)) or 2 * x)
+    for number in (1.0, 2.0, jnp.float32(3), jnp.float32(4), 1, 2):
+        double(number)
+    assert len(types) == 3
+
+
+def test_jax_returns_before_a_result_is_computed():
+    """Lesson 02: so its cell waits before it reads the clock."""
+    square = jnp.ones((2000, 2000))
+    product = jax.jit(jnp.matmul)
+    product(square, square).block_until_ready()  # compiled
+    start = time.perf_counter()
+    unfinished = product(square, square)
+    launch_seconds = time.perf_counter() - start
+    unfinished.block_until_ready()
+    assert launch_seconds < time.perf_counter() - start
+
+
+def test_numpy_draws_once_while_jax_traces():
+    """Lesson 02."""
+    random = np.random.default_rng(0)
+    add_noise = jax.jit(lambda x: x + random.normal())
+    assert add_noise(0.0) == add_noise(0.0)
+
+
+def test_keys_made_by_split_and_by_fold_in():
+    """Lesson 02: they're new keys, and the first of the two that split makes is fold_in's."""
+    key = jax.random.key(0)
+    first = jax.random.split(key)[0]
+    assert first == jax.random.fold_in(key, 0)
+    numbers = {
+        float(jax.random.normal(new_key))
+        for new_key in (key, first, jax.random.fold_in(key, 7))
+    }
+    assert len(numbers) == 3
+
+
+def test_tree_map_pairs_the_leaves_of_two_pytrees():
+    """Lesson 02 gives this example."""
+    model = {"W": 5, "b": 1}
+    gradient = {"W": 10, "b": 0}
+    stepped = jax.tree.map(lambda w, g: w - 0.1 * g, model, gradient)
+    assert stepped == {"W": 4.0, "b": 1.0}
+
+
+def test_jax_makes_float32_of_float64_and_never_changes_an_array():
+    """Lesson 02 names both, for its readers to look up."""
+    numbers = jnp.zeros(3)
+    assert numbers.dtype == jnp.asarray(np.zeros(3)).dtype == jnp.float32
+    with pytest.raises(TypeError, match="immutable"):
+        numbers[1] = 10
 
 
 def test_debug_nans_names_the_operation_that_made_the_first_nan():

@@ -37,26 +37,6 @@ def trace() -> None:
 
 
 @drawing.picture
-def calls(rows: list[int], seconds: list[float], plain_seconds: float) -> None:
-    """Bars of the time of five calls with jit and of one without: the first and the fourth, which compile, take far longer than all others. Without jit a call takes many times as long as a compiled one."""
-    for call, (n, call_seconds) in enumerate(zip(rows, seconds, strict=True)):
-        is_compiled = n in rows[:call]
-        work = "run" if is_compiled else "trace,\ncompile, run"
-        bar = plt.bar(
-            f"call {call + 1}\n[{n}, 64]",
-            1000 * call_seconds,
-            color=drawing.INK if is_compiled else drawing.ACCENT,
-            width=0.6,
-        )
-        plt.bar_label(bar, [f"{work}:\n{1000 * call_seconds:.1f} ms"], padding=2)
-    bar = plt.bar(
-        "without jit\n[128, 64]", 1000 * plain_seconds, color=drawing.INK, width=0.6
-    )
-    plt.bar_label(bar, [f"run:\n{1000 * plain_seconds:.1f} ms"], padding=2)
-    plt.gca().set(ylabel="milliseconds", ylim=(0, 1500 * max(seconds)))
-
-
-@drawing.picture
 def gradients(
     each: np.ndarray, of_mean: np.ndarray
 ) -> None:  # with respect to b1: [examples, 32], [32]

@@ -59,7 +59,11 @@ WRONG = {
             "    return jnp",
             "    jax.random.uniform(key)\n    return jnp",
         ),
-        ("split it", SPLIT, "down_key = right_key = key"),
+        (
+            "600 keys gave 5 different shifts instead of 25",
+            SPLIT,
+            "down_key = right_key = key",
+        ),
         (
             "a key is used twice",
             SPLIT,
