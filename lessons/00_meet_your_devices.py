@@ -169,23 +169,6 @@ pmap_flight = fly(jax.pmap(next_generation), strips)
 print("living cells on devices", *map(alive_on, pmap_flight))
 lesson_00.gliders(np.reshape(pmap_flight, (8, 40, 40)), "eight snapshots, with pmap")
 
-# %% tags=["proof"]
-# The asserts behind the answers.
-small = np.zeros((6, 6), np.int32)
-small[:3, :3] = start[1:4, 1:4]
-later = small
-for _ in range(4):
-    later = next_generation(later)
-assert np.array_equal(later, np.roll(small, (1, 1), (0, 1)))
-assert np.array_equal(flight, flight_on_one)
-assert [alive_on(world) for world in flight] == [[number] for number in range(8)]
-assert [alive_on(world) for world in pmap_flight] == [[0]] * 8
-messages = lesson_00.messages(step, flight[0], sender=1)
-assert sorted(messages) == [("s32[1,40]", 0), ("s32[1,40]", 2)]
-assert lesson_00.messages(jax.pmap(next_generation), strips, sender=1) == []
-assert (2 * jax.device_put(start, eight[3])).devices() == {eight[3]}
-assert jnp.ones(1).devices() == {eight[0]}
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -239,6 +222,26 @@ print("jnp.ones(1), which we placed nowhere, is on", jnp.ones(1).devices())
 # threads](../docs/simulated_devices.md) for eight devices. On a machine with a GPU, start JupyterLab with
 # `JAX_PLATFORMS=cpu jupyter lab`, because otherwise JAX uses the GPU.
 #
+# You can skip the next cell, which holds the asserts behind the answers.
+
+# %% tags=["proof"]
+# The asserts behind the answers.
+small = np.zeros((6, 6), np.int32)
+small[:3, :3] = start[1:4, 1:4]
+later = small
+for _ in range(4):
+    later = next_generation(later)
+assert np.array_equal(later, np.roll(small, (1, 1), (0, 1)))
+assert np.array_equal(flight, flight_on_one)
+assert [alive_on(world) for world in flight] == [[number] for number in range(8)]
+assert [alive_on(world) for world in pmap_flight] == [[0]] * 8
+messages = lesson_00.messages(step, flight[0], sender=1)
+assert sorted(messages) == [("s32[1,40]", 0), ("s32[1,40]", 2)]
+assert lesson_00.messages(jax.pmap(next_generation), strips, sender=1) == []
+assert (2 * jax.device_put(start, eight[3])).devices() == {eight[3]}
+assert jnp.ones(1).devices() == {eight[0]}
+
+# %% [markdown]
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/00_meet_your_devices.py](solutions/00_meet_your_devices.py).

@@ -20,8 +20,8 @@
 # why eight devices can share the work of one. You also get the first version of the program that grows through the
 # course.
 #
-# **You will** write a backward pass by hand, check it, and see that the mean of eight gradients is the gradient of the
-# whole batch. 20 minutes, 45 with exercises. You need NumPy. **Optional:** if you've written a backward pass before, go
+# **You will** write a backward pass by hand, check it, and find out when the mean of eight gradients is the gradient of
+# the whole batch. 22 minutes, 47 with exercises. You need NumPy. **Optional:** if you've written a backward pass before, go
 # straight to [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
@@ -34,9 +34,10 @@ from pmapdp.lessons.pictures import lesson_01
 # ## Forward
 #
 # Our network has two layers. Each multiplies by a matrix and adds a bias, and between them a **ReLU** replaces negative
-# numbers by 0. The second layer gives you the **logits**, one number for each of ten classes, and softmax turns them
-# into probabilities. The loss of an example is -log p, where p is the probability of the correct class. If the network
-# is sure and correct, that's 0. If it's sure of a wrong class, the loss is huge.
+# numbers by 0. The second layer gives you the **logits**, one number for each of ten classes. **Softmax** makes
+# probabilities of them: it takes exp of each logit, and divides by the sum of all ten. The loss of an example is -log p,
+# where p is the probability of the correct class. If the network is sure and correct, that's 0. If it's sure of a wrong
+# class, the loss is huge.
 #
 # **Predict:** a network knows nothing yet, and gives every class the same probability. What's its loss?
 
@@ -87,8 +88,10 @@ for first in (3.0, -3.0):
 #    and `g @ W.T` goes on to h.
 # 3. **At the ReLU,** keep g where the ReLU let the number through. Set it to 0 elsewhere.
 #
-# Rules 2 and 3 are what you've just done with single numbers. For rule 1, write the loss with the logits z: it's
-# log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct class. The logarithm's derivative is a probability:
+# Rules 2 and 3 are what you've just done with single numbers. There g is 1 at the output, `g @ W.T` is 1 * 0.5 at the
+# hidden unit, and `h.T @ g` is 2 * 0.5 at the first weight, the slope that you found. For rule 1, write the loss with the
+# logits z: it's log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct class. The logarithm's derivative is a
+# probability:
 #
 # ```
 # d/dz_i log(exp(z_1) + ... + exp(z_10)) = exp(z_i) / (exp(z_1) + ... + exp(z_10)) = p_i
@@ -121,18 +124,30 @@ def backward(model, inputs, labels, hidden, probabilities):
 
 
 verdict = check("01_train_a_network_in_numpy", "backward", backward)
+your_backward = backward
 
 # %% [markdown]
 # ## The program
 #
-# The program has no probabilities at hand, only logits. So its `backward` takes `logits` in place of `probabilities`, makes
-# the probabilities itself, and goes on like yours. When you run the cell, it replaces your `backward`. The points come from
-# ten clouds in 64 dimensions, and the clouds overlap: even if you knew their true centres, you'd classify only 92 % of
-# the points correctly. **Stochastic gradient descent** takes 128 examples at a time, and moves the weights a little
-# against the gradient of their mean loss. An **epoch** visits each example once.
+# The points come from ten clouds in 64 dimensions, and the clouds overlap: even if you knew their true centres, you'd
+# classify only 92 % of the points correctly. **Stochastic gradient descent** takes 128 examples at a time, and moves the
+# weights a little against the gradient of their mean loss. An **epoch** visits each example once. The program has a
+# `backward` of its own, which is the solution of the exercise.
 
 # %% tags=["take-home"]
 # include program/01_numpy.py
+
+# %% [markdown]
+# If the check has accepted your `backward`, the next cell puts it in the program's place, and the rest of the lesson runs
+# yours. After one epoch it should print the same test loss as the program has printed for epoch 0.
+
+# %%
+if verdict.solved:
+    backward = your_backward  # train_step calls it from now on
+model = init_model()
+for batch in batches(*train_data, seed=0):
+    model, _ = train_step(model, batch)
+print("test:", report([eval_step(model, batch) for batch in batches(*test_data, seed=0)]))
 
 # %% [markdown]
 # ## Is the gradient correct?
@@ -169,7 +184,9 @@ small = {"W1": random.normal(size=(5, 4)), "b1": np.zeros(4)}
 small |= {"W2": random.normal(size=(4, 3)), "b2": np.zeros(3)}
 x, y = random.normal(size=(3, 5)), np.array([0, 2, 1])
 slopes = finite_differences(lambda model: eval_step(model, (x, y))["loss"], small)
-gradients = backward(small, x, y, *forward(small, x))
+hidden, logits = forward(small, x)
+probabilities = np.exp(log_softmax(logits))
+gradients = backward(small, x, y, hidden, probabilities)
 print_differences(slopes, gradients)
 assert all(np.allclose(slopes[name], gradients[name], rtol=0, atol=1e-8) for name in small)
 
@@ -184,15 +201,15 @@ assert all(np.allclose(slopes[name], gradients[name], rtol=0, atol=1e-8) for nam
 
 
 # %% tags=["prediction"]
-def wrong_backward(model, inputs, labels, hidden, logits):
-    g = np.exp(log_softmax(logits))
+def wrong_backward(model, inputs, labels, hidden, probabilities):
+    g = probabilities.copy()
     g[np.arange(len(labels)), labels] -= 1
     gradients = {"W2": hidden.T @ g, "b2": g.sum(0)}
     g = g @ model["W2"].T  # and nothing about the ReLU
     return gradients | {"W1": inputs.T @ g, "b1": g.sum(0)}
 
 
-wrong_gradients = wrong_backward(small, x, y, *forward(small, x))
+wrong_gradients = wrong_backward(small, x, y, hidden, probabilities)
 print_differences(slopes, wrong_gradients)
 
 # %% [markdown]
@@ -214,7 +231,7 @@ def training_losses(backward, epochs):
         for inputs, labels in batches(*train_data, seed=epoch):
             hidden, logits = forward(model, inputs)
             losses.append(loss_sums(logits, labels)["loss"] / len(labels))
-            gradients = backward(model, inputs, labels, hidden, logits)
+            gradients = backward(model, inputs, labels, hidden, np.exp(log_softmax(logits)))
             model = {name: w - RATE * gradients[name] / len(labels) for name, w in model.items()}
     return losses
 
@@ -244,7 +261,8 @@ def mean_gradient(model, rows):
     """The gradient of the mean loss of some rows of the training data, with respect to W1."""
     inputs, labels = train_data[0][rows].astype(np.float64), train_data[1][rows]
     hidden, logits = forward(model, inputs)
-    return backward(model, inputs, labels, hidden, logits)["W1"] / len(labels)
+    probabilities = np.exp(log_softmax(logits))
+    return backward(model, inputs, labels, hidden, probabilities)["W1"] / len(labels)
 
 
 model = {name: w.astype(np.float64) for name, w in init_model().items()}
@@ -275,6 +293,8 @@ lesson_01.eight_parts(np.array(equal)[:, 0, 0], whole[0, 0])
 # </details>
 #
 # In lesson 05 the eight parts go to eight devices, and taking the mean becomes one line of code.
+#
+# You can skip the next cell, which holds the asserts behind the answers.
 
 # %% tags=["proof"]
 # The asserts behind the answers.

@@ -21,8 +21,8 @@
 # compiled program, or a function for a whole batch.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and pass random keys by hand.
-# 25 minutes, 45 with exercises. You need NumPy, and an idea of what a gradient is ([01 Train a network in
-# NumPy](01_train_a_network_in_numpy.ipynb)).
+# 25 minutes, 45 with exercises. You need NumPy, and you should know what a gradient is, for example from
+# [01](01_train_a_network_in_numpy.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -39,8 +39,8 @@ from pmapdp.lessons.pictures import lesson_02
 # ## grad: the derivative of a function
 #
 # `jax.grad(f)` is a new function, the derivative of `f` with respect to its first argument. `f` must return a single
-# number, such as a loss, and `jax.value_and_grad(f)` returns that number as well. You can take `grad` of a derivative,
-# too. Here's x³, with its formula hidden in a loop.
+# number, such as a loss, and `jax.value_and_grad(f)` returns that number as well. You can also take `grad` of a
+# derivative. Here's x³, with its formula hidden in a loop.
 #
 # **Predict:** what's the second derivative at x = 2?
 
@@ -60,22 +60,22 @@ print(cube(2.0), first(2.0), second(2.0))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 12. The first derivative, 3 x², happens to be 12 as well, and the second is 6 x. JAX needs no formula, and never sees the
+# 12. The first derivative, 3 x², is 12 as well, and the second is 6 x. JAX needs no formula, and never sees the
 # loop. It writes down three multiplications, and knows the derivative of a multiplication.
 #
 # </details>
 #
 # ## Your program, without a backward pass
 #
-# You start from [program/01_numpy.py](program/01_numpy.py), a network of two layers in NumPy. `jax.grad` takes the place
-# of its backward pass. JAX can follow only its own operations, so whatever you differentiate must call `jnp` in place of
-# `np`. You want sums for your metrics, too, so `loss_sums` returns two things. With `has_aux=True`, `grad` differentiates
-# the first and hands back the second untouched.
+# You start from [program/01_numpy.py](program/01_numpy.py). `jax.grad` takes the place of its backward pass. JAX can
+# follow only its own operations, so whatever you differentiate must call `jnp` in place of `np`. You want sums for your
+# metrics, too, so `loss_sums` returns two things. With `has_aux=True`, `grad` differentiates the first and hands back the
+# second untouched.
 #
 # The model is a dictionary of arrays. JAX calls it a **pytree**: dictionaries, lists and tuples of arrays, nested in any
 # way. The gradient has the same structure, so `jax.tree.map` can pair each weight with its gradient. With numbers in
 # place of arrays, `jax.tree.map(lambda w, g: w - 0.1 * g, {"W": 5, "b": 1}, {"W": 10, "b": 0})` is `{"W": 4.0, "b":
-# 1.0}`. Now you can write the new training step yourself, before you see it.
+# 1.0}`. Now write the new training step yourself, before you see it.
 #
 # 1. `update_model` (5 minutes): one step of gradient descent, with the learning rate `rate`. `loss_sums(model, batch)`
 #    returns the loss, *summed* over the batch, and a dictionary of sums, in which `sums["count"]` is the number of
@@ -104,7 +104,8 @@ verdict = check("02_differentiate_compile_vectorize", "update_model", update_mod
 # </details>
 #
 # The next cell is the whole program, so you can skip its code. It has no backward pass, and yet it prints the NumPy
-# program's losses and accuracies, up to rounding.
+# program's losses and accuracies, up to rounding. To run it with your function, let its `train_step` only `return
+# update_model(loss_sums, model, batch, RATE)`.
 
 # %% tags=["take-home"]
 # include program/02_jax.py
@@ -281,7 +282,7 @@ for new_key in (key, jax.random.split(key)[0], jax.random.fold_in(key, 7)):
     print(jax.random.normal(new_key, 2), jax.random.normal(new_key, 2))
 
 # %% [markdown]
-# Use a key **once**, for one draw or for one split, because otherwise your random numbers aren't independent. Under `with
+# Use a key **once**, for one draw or for one split, or your random numbers aren't independent. Under `with
 # jax.debug_key_reuse(True):` JAX refuses to draw from a key twice. Only `fold_in` may get one key many times, with a new
 # number each time: keep one key for the whole run, and call `fold_in(key, step)` in each step. Never split that key as
 # well, because `split(key)[0]` and `fold_in(key, 0)` are the same key.
@@ -320,7 +321,7 @@ lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 #
 # </details>
 #
-# The next cell holds the asserts behind the answers, and you can skip it.
+# You can skip the next cell, which holds the asserts behind the answers.
 
 # %% tags=["proof"]
 # The asserts behind the answers.
@@ -338,8 +339,7 @@ for name, gradient in mean_loss_grad.items():
 # %% [markdown]
 # ## Exercises
 #
-# Solutions, with reasons:
-# [solutions/02_differentiate_compile_vectorize.py](solutions/02_differentiate_compile_vectorize.py).
+# [Solutions, with reasons](solutions/02_differentiate_compile_vectorize.py)
 #
 # 2. `clipped_mean_gradient` (10 minutes): clip the gradient of each example to a length of at most `limit`, then take
 #    the mean over the examples, as training with differential privacy does. The length is the square root of the sum of
@@ -375,7 +375,7 @@ for exercise in (clipped_mean_gradient, fixed_shift):
 # ## Take away
 #
 # - `jit` runs your Python code once for each combination of shapes and types, with tracers that have no values. Whatever
-#   changes must therefore be an argument, random keys included.
+#   changes must be an argument, random keys included.
 # - The gradient of a mean is the mean of the gradients.
 #
 # In pmapdp, the loss is in [loss.py](../pmapdp/loss.py). To read on: [JAX: the sharp

@@ -148,10 +148,20 @@ verdict = check("04_map_over_devices", "sums_on_devices", sums_on_devices)
 # later, though. On device 0 nothing had to be copied, so there `copies` is the state itself. The next `train_step` gives
 # the state's memory away, and `copies` is gone with it.
 #
-# The new program prints lesson 03's test losses and accuracies, up to rounding:
+# The next cell is the whole program, so you can skip its code. It prints lesson 03's test losses and accuracies, up to
+# rounding. The cell below it tests the trained network once more, with your `sums_on_devices`:
 
 # %% tags=["take-home"]
 # include program/04_evaluate.py
+
+# %%
+def test_step(state, batch):
+    return loss_sums(state[0], batch)[1]
+
+
+if verdict.solved:
+    your_sums = [sums_on_devices(test_step, state, batch) for batch in batches(*test_data, seed=0)]
+    print("test, with your function:", report(your_sums))
 
 # %% [markdown]
 # Now look at the last test batch. Of 1,000 points, 104 are left for it, and `batches` pads them to 128 rows.
@@ -231,6 +241,8 @@ lesson_04.one_label_for_eight_rows(lie)
 # lesson 05 a whole training run ends like this, and you'll learn how to notice.
 #
 # </details>
+#
+# You can skip the next cell, which holds the asserts behind the answers.
 
 # %% tags=["proof"]
 # The asserts behind the answers.

@@ -53,9 +53,9 @@ def loss_sums(logits, labels):
     return {"loss": losses.sum(), "correct": correct.sum(), "count": len(labels)}
 
 
-def backward(model, inputs, labels, hidden, logits):
+def backward(model, inputs, labels, hidden, probabilities):
     """Gradients of the summed loss, last layer first."""
-    g = np.exp(log_softmax(logits))
+    g = probabilities.copy()
     g[np.arange(len(labels)), labels] -= 1  # at the logits
     gradients = {"W2": hidden.T @ g, "b2": g.sum(0)}
     g = (g @ model["W2"].T) * (hidden > 0)  # through the layer, then through the ReLU
@@ -66,7 +66,7 @@ def train_step(model, batch):
     """One update: the new model, and the metric sums of this batch."""
     inputs, labels = batch
     hidden, logits = forward(model, inputs)
-    gradients = backward(model, inputs, labels, hidden, logits)
+    gradients = backward(model, inputs, labels, hidden, np.exp(log_softmax(logits)))
     sums = loss_sums(logits, labels)
     return {name: w - RATE * gradients[name] / sums["count"] for name, w in model.items()}, sums
 

@@ -160,7 +160,7 @@ def test_numpy_draws_once_while_jax_traces():
 
 
 def test_keys_made_by_split_and_by_fold_in():
-    """Lesson 02: they're new keys, and the first of the two that split makes is fold_in's."""
+    """Lesson 02: they're new keys, and split's first is fold_in's."""
     key = jax.random.key(0)
     first = jax.random.split(key)[0]
     assert first == jax.random.fold_in(key, 0)
