@@ -45,9 +45,13 @@ def backward(answer):
         "this is the gradient of the mean loss: return the gradient of the summed loss",
     )
     back = (probabilities - np.eye(10)[labels]) @ W2.T
+    columns = probabilities.copy()
+    columns[:, labels] -= 1
     mistakes = {
         "W2": {
             "rule 1: subtract 1 at the correct class": hidden.T @ probabilities,
+            "rule 1 subtracts 1 once in each row, and g[:, labels] changes these columns "
+            "in every row: index the rows, too": hidden.T @ columns,
             "the sign is wrong: g is the probabilities, minus 1 at the correct class": (
                 -B * of_the_mean["W2"]
             ),
@@ -57,6 +61,9 @@ def backward(answer):
             "rule 3: nothing passes where the ReLU returned 0": inputs.T @ back,
             "rule 3 asks if the ReLU's output was positive, not if g is": (
                 inputs.T @ np.maximum(back, 0)
+            ),
+            "rule 3 keeps g or sets it to 0: multiply by (hidden > 0), not by hidden": (
+                inputs.T @ (back * hidden)
             ),
         },
         "b1": {},
@@ -103,6 +110,7 @@ def standardize_backward(answer):
         both_constant: g / x.std(0),
         deviation_constant: (g - g.mean(0)) / x.std(0),
         no_deviation: x.std(0) * expected,
+        "the sign is wrong": -expected,
         late: g / x.std(0) - g.mean(0) - y * (g * y).mean(0),
     }
     refuse(result, mistakes)
@@ -113,9 +121,14 @@ def standardize_backward(answer):
     )
     along_y = (result * y).mean(0).round(4)
     require(
+        close(along_y, 0),
+        "stretching x around its mean changes no output, so the mean of y times the "
+        f"gradient must be 0; yours is {along_y}",
+    )
+    require(
         close(result, expected),
         f"JAX gives {expected[0].round(4)} for the first example, yours is "
-        f"{result[0].round(4)}; the component along y, now {along_y}, must be 0",
+        f"{result[0].round(4)}",
     )
 
 
@@ -142,6 +155,11 @@ def fixed_update(answer):
     require(
         isinstance(result, list | tuple) and len(result) == 2,
         "return a list of two pairs, (W1, b1) and (W2, b2)",
+    )
+    require(
+        np.shape(result[0][0]) == W1.shape,
+        f"the first pair must be (W1, b1): W1 is {W1.shape}, and yours is "
+        f"{np.shape(result[0][0])}",
     )
     for (W, b), (W_before, b_before) in zip(parameters, copies, strict=True):
         require(

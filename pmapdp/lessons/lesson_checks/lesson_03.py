@@ -49,7 +49,8 @@ def update_state(answer):
                 "pytree structure error" not in str(error),
                 "the gradients, the optimizer's state and the model must be pytrees of "
                 "one structure: take jax.grad, which returns another module, and not "
-                "nnx.grad, which returns an nnx.State",
+                "nnx.grad, which returns an nnx.State; and optimizer.update returns the "
+                "updates first, then its new state",
             )
             raise
 

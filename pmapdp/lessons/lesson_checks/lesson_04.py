@@ -29,11 +29,17 @@ def sums_on_devices(answer):
             try:
                 result = answer(eval_step, {"scale": scale}, (inputs, weights))
             except (TypeError, ValueError):
-                require(
-                    not pmap.called or "in_axes" in pmap.call_args.kwargs,
-                    "the state has no device axis, and pmap maps over every argument "
-                    "for which in_axes doesn't say None",
-                )
+                if pmap.called:
+                    require(
+                        "in_axes" in pmap.call_args.kwargs,
+                        "the state has no device axis, and pmap maps over every "
+                        "argument for which in_axes doesn't say None",
+                    )
+                    require(
+                        set(rows_seen) == {b},
+                        f"of {B} rows each of {N} devices must get {b}: reshape every "
+                        "array to [N, B / N, ...], and keep its other axes",
+                    )
                 raise
         require(pmap.called, "map `eval_step` over the devices with jax.pmap")
         require(

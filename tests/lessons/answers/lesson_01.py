@@ -34,6 +34,8 @@ BY_JAX = """def loss(model):
 WRONG = {
     "backward": [
         ("rule 1", MINUS_ONE, ""),
+        ("changes these columns in every row", MINUS_ONE, "g[:, labels] -= 1"),
+        ("not by hidden", "(hidden > 0)", "hidden"),
         ("where the ReLU returned 0", " * (hidden > 0)", ""),
         ("not if g is", THROUGH, 'np.maximum(g @ model["W2"].T, 0)'),
         ("of the mean loss", MINUS_ONE, f"{MINUS_ONE}\n    g /= len(labels)"),
@@ -51,6 +53,8 @@ WRONG = {
         ("standard deviation as a constant", " - y * (g * y).mean(0)", ""),
         ("must add up to 0", STANDARDIZED, "g"),
         ("must be 0", STANDARDIZED, "(g - g.mean(0)) * 2"),
+        ("the sign is wrong", STANDARDIZED, f"-{STANDARDIZED}"),
+        ("for the first example, yours is", STANDARDIZED, f"{STANDARDIZED} * len(x)"),
         ("the shape of x", STANDARDIZED, "g.sum(0)"),
     ],
     "fixed_update": [
@@ -64,6 +68,7 @@ WRONG = {
         ("the W2 of the forward pass", "g @ W2.T", "g @ (W2 - rate * hidden.T @ g).T"),
         ("changed in place", UPDATES, ASSIGNED),
         ("layer 1 did not change", UPDATES, "return parameters"),
+        ("the first pair", UPDATES, f"{NEW}\n    return new[::-1]"),
         ("the second layer is wrong", "b2 - rate * g.sum(0)", "b2 - rate * g.mean(0)"),
     ],
 }

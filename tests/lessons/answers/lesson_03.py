@@ -25,6 +25,11 @@ WRONG = {
             "jax.grad",
             "nnx.grad",
         ),
+        (
+            "returns the updates first",
+            "updates, optimizer_state = optimizer",
+            "optimizer_state, updates = optimizer",
+        ),
         ("the first update is wrong", DIVIDE, "jnp.sign"),
         (
             "return the optimizer's new state",

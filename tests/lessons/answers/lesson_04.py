@@ -37,6 +37,8 @@ BY_INDEX = "jax.pmap(lambda d: rows[d] @ columns[d])(jnp.arange(8))"
 WRONG = {
     "sums_on_devices": [
         ("each of 8 devices must get 3", CUT, "x.reshape(-1, N, *x.shape[1:])"),
+        ("each of 8 devices must get 3", CUT, "x"),
+        ("each of 8 devices must get 3", CUT, "x.reshape(N, -1)"),
         ("with jax.pmap", CUT, "x", SUMS, "eval_step(state, batch)"),
         ("with jax.pmap", "jax.pmap(eval_step", "jax.vmap(eval_step"),
         ("add up the 8 numbers", f"return {TOTAL}", "return sums"),
