@@ -26,8 +26,6 @@
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,7 +211,7 @@ verdict = check("03_train_with_flax_and_optax", "pad_rows", pad_rows)
 #   not means. If you add up both over all batches of an epoch, and divide once, every example counts exactly once. Later
 #   you'll add up over devices in the same way.
 # - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
-# - `donate_argnums=0` hands the old state's memory to the new one. More about that below.
+# - `donate_argnums=0` saves memory, as you'll see below.
 # - `report` fetches all sums of an epoch at once. JAX returns before a step is computed, so Python can prepare the next
 #   batch while the device works. If you read the loss in the loop, Python has to wait for it.
 #
@@ -227,7 +225,10 @@ verdict = check("03_train_with_flax_and_optax", "pad_rows", pad_rows)
 
 # %%
 if update_verdict.solved:
-    your_step = partial(update_state, loss_sums, optimizer)
+
+    def your_step(state, batch):
+        return update_state(loss_sums, optimizer, state, batch)
+
     train_step = jax.jit(your_step, donate_argnums=0)
 state = place_state(init_state())
 for batch in batches(*train_data, seed=0):
@@ -242,7 +243,7 @@ print("test:", report(test_sums))
 # written. That's why the program donates the old one with `donate_argnums=0`, and XLA may write over it.
 #
 # **Predict:** with Adam, a state is the model and two averages of the same size. How many times the model's size do the
-# old and the new state take together, without donation and with it?
+# old and the new state take together, if you don't donate?
 
 # %% tags=["prediction"]
 memory = lesson_03.state_memory(train_step, state, place_batch(batch))
@@ -251,8 +252,8 @@ lesson_03.states(memory)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Six times, because each of the two states is three times as large as the model. With donation three times, because both
-# states use the same memory, one after the other.
+# Six times, because each of the two states is three times as large as the model. With donation it's only three times,
+# because both states use the same memory, one after the other.
 #
 # </details>
 #

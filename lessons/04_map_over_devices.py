@@ -225,7 +225,7 @@ for name, call in calls.items():
 # without a device axis. `out_axes=None` gives you that. It says that all devices return the same, and JAX doesn't check
 # it. Let's lie, with a function that returns each device's own row.
 #
-# **Predict:** what do you see when you print the result? An error, row 0, or all eight rows?
+# **Predict:** what do you see when you print the result: row 0, row 7, or all eight rows?
 
 # %% tags=["prediction"]
 lie = jax.pmap(lambda row: row, out_axes=None)(xs)
@@ -237,7 +237,7 @@ lesson_04.one_label_for_eight_rows(lie)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Row 0, and there's no error. JAX reads the copy on device 0, and takes your word for it that the others are equal. In
+# Row 0. JAX reads the copy on device 0, and takes your word for it that the others are equal. In
 # lesson 05 a whole training run ends like this, and you'll learn how to notice.
 #
 # </details>
