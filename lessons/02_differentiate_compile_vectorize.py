@@ -113,7 +113,8 @@ verdict = check("02_differentiate_compile_vectorize", "update_model", update_mod
 # %% [markdown]
 # ## jit: compile a step
 #
-# See what `jit` does to a tiny function. The line `@jax.jit` above it is short for `double = jax.jit(double)` below it.
+# The program compiles its steps with `jax.jit`. See what that does to a tiny function. `@jax.jit` above it is short for
+# `double = jax.jit(double)` below it.
 #
 # **Predict:** you call `double` three times. How many times does "Python sees" appear?
 
@@ -259,7 +260,7 @@ print(shrink(jnp.ones(3)))
 # <details><summary>Answer</summary>
 #
 # 0.1, 0.1 and 0.5. JAX reads `rate` while it traces, so 0.1 is built into the program that it compiles for the first two
-# calls. The third has a new shape, so JAX traces again, and finds 0.5. Nothing tells you that two rates are in use.
+# calls. The third has a new shape, so JAX traces again, and finds 0.5. Nothing warns you.
 #
 # </details>
 #
@@ -316,7 +317,7 @@ lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 #
 # They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is one
 # example's gradient, for the biases of two hidden units. Many lie at 0, because a unit whose ReLU is off gets the
-# gradient 0. The examples disagree widely, and yet their mean, the cross, lies in the circle, the gradient of the mean
+# gradient 0. The examples disagree, and yet their mean, the cross, lies in the circle, the gradient of the mean
 # loss. That's why eight devices can share a batch: only the mean needs all of them.
 #
 # </details>
