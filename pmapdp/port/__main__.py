@@ -66,22 +66,20 @@ def report_program(path: str) -> dict[str, Any]:
 
 def as_text(report: dict[str, Any], everything: bool) -> str:
     """Return the report as text. Lines that are fine are listed if `everything` is."""
-    lines = report["lines"]
-    if not everything:
-        lines = [line for line in lines if line["status"] != "fine"]
     text = [*report["unread"]]
+    listed = 0
     for construct in ROWS:
-        same = [line for line in lines if line["construct"] == construct]
-        if same:
-            text += describe_construct(same)
-    text.append("")
-    if not report["lines"]:
-        text.append("No construct of pmap was found.")
-    else:
-        text.append(
-            f"Listed: {len(lines)} of {len(report['lines'])} constructs of pmap. "
+        lines = [line for line in report["lines"] if line["construct"] == construct]
+        if lines and (everything or lines[0]["status"] != "fine"):
+            text += describe_construct(lines)
+            listed += len(lines)
+    end = "No construct of pmap was found."
+    if report["lines"]:
+        end = (
+            f"Listed: {listed} of {len(report['lines'])} constructs of pmap. "
             "--all lists the fine ones too."
         )
+    text += ["", end]
     verification = report["verify"]
     if verification:
         step = verification["step"]

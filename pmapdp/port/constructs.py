@@ -7,24 +7,18 @@ an expression.
 import ast
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 
-from pmapdp.port.names import Node, Program
-from pmapdp.port.pmaps import (
-    PMAPS,
-    Use,
-    keywords_of,
-    read_options,
-    read_pmap,
-    unwrap,
-)
+from pmapdp.port.names import Program, Value
+from pmapdp.port.pmaps import PMAPS, keywords_of, read_pmap, unwrap
 
 MESHES = {"jax.make_mesh", "jax.sharding.Mesh", "jax.interpreters.pxla.Mesh"}
 SHARD_MAPS = {"jax.shard_map", "jax.experimental.shard_map.shard_map"}
 TREE_MAPS = {"map", "tree_map", "tree_multimap", "map_structure"}
 AVERAGES = {"jax.lax.pmean", "jax.lax.psum"}
+DEVICE_COUNTS = {"jax.device_count", "jax.local_device_count"}
 # Names of trees on the host. Their [0] isn't the copy of a device.
 HOST_TREES = re.compile(
     "(batch|data|image|label|input|example|obs|token)(?!_stats)", re.IGNORECASE
@@ -53,35 +47,29 @@ def names_in(program: Program, node: ast.AST) -> str:
     names = []
     for part in ast.walk(node):
         names.append(getattr(part, "id", getattr(part, "attr", "")))
-        if isinstance(part, ast.Name):
-            names.append(part_of_gradient(program, part))
+        names.append(part_of_gradient(program, part))
     return " ".join(names).lower()
 
 
-def part_of_gradient(program: Program, name: ast.Name) -> str:
+def part_of_gradient(program: Program, node: ast.AST) -> str:
     """Return "grad" for `jax.grad(f)(x)`, "loss" for `jax.value_and_grad(f)(x)[0]`."""
-    value: Any = program.resolve(name)
+    value: Any = program.resolve(node)
     is_first = False
     while isinstance(value, ast.Subscript):
-        is_first = is_zero(value.slice)
+        is_first = is_first_row(value)
         value = program.resolve(value.value)
     made_by = program.called_path(getattr(value, "func", None))  # jax.grad(f)
     if made_by == "jax.value_and_grad" and is_first:
         return "loss"
-    if made_by in ("jax.grad", "jax.value_and_grad"):
-        return "grad"
-    return ""
+    return made_by
 
 
-def is_zero(node: ast.AST) -> bool:
-    """Return True for the number 0."""
-    return isinstance(node, ast.Constant) and node.value == 0
-
-
-def is_partial_of_pmap(program: Program, call: ast.Call) -> bool:
-    """Return True for a call of pmap by a name that the program gave it."""
-    is_named = program.path_of(call.func) in PMAPS
-    return not is_named and read_options(program, call) is not None
+def is_first_row(node: ast.AST) -> TypeGuard[ast.Subscript]:
+    """Return True for `x[0]`."""
+    match node:
+        case ast.Subscript(slice=ast.Constant(value=0)):
+            return True
+    return False
 
 
 def is_nested(program: Program, call: ast.Call) -> bool:
@@ -91,72 +79,59 @@ def is_nested(program: Program, call: ast.Call) -> bool:
     return any(program.path_of(call.func) in PMAPS | SHARD_MAPS for call in calls)
 
 
-def is_first_row(program: Program, node: ast.Subscript) -> bool:
-    """Return True for `[0]` of what has a device axis."""
-    return is_zero(node.slice) and is_stacked(program, node.value)
-
-
-def is_stacked(program: Program, node: Node) -> bool:
-    """Return True for what has a device axis, `[N, ...]`.
+def is_first_copy(program: Program, node: ast.Subscript) -> bool:
+    """Return True for `[0]` of what has a device axis, `[N, ...]`.
 
     That's a part of a replicated tree, or of a pmapped function's result. The whole
     result counts only if it's known to be one array: `[0]` of a tuple isn't a row.
     """
-    whole = program.resolve(node)
+    if not is_first_row(node):
+        return False
+    whole: Any = program.resolve(node.value)
     is_part = False
     while isinstance(whole, ast.Subscript | ast.Attribute):
-        if isinstance(whole, ast.Attribute) and whole.attr in dir(jax.Array):
+        if getattr(whole, "attr", "") in dir(jax.Array):  # as in `x.shape[0]`
             return False
         is_part = True
         whole = program.resolve(whole.value)
-    if not isinstance(whole, ast.Call):
-        return False
-    if program.path_of(whole.func) == "flax.jax_utils.replicate":
+    if program.called_path(whole) == "flax.jax_utils.replicate":
         return True
-    mapped = program.resolve(whole.func)
-    if isinstance(mapped, ast.Call):  # of a function that makes the pmapped one
-        mapped = program.returned(mapped.func) or mapped
-    use = read_pmap(program, mapped)
+    mapped: Any = program.resolve(getattr(whole, "func", None))
+    made = program.returned(getattr(mapped, "func", None))  # by a function of yours
+    use = read_pmap(program, made or mapped)
     if use is None:
         return False
-    out_axes = program.resolve(use.options.get("out_axes"))
-    if getattr(out_axes, "value", 0) is None:
-        return False
-    return is_part or returns_array(program, use)
+    match program.resolve(use.options.get("out_axes")):
+        case ast.Constant(value=None):
+            return False
+    return is_part or (not use.inside and returns_array(program, use.function))
 
 
-def returns_array(program: Program, use: Use) -> bool:
-    """Return True if a mapped function shows that it returns one array, no tuple."""
-    if use.inside:  # as in `jax.value_and_grad(f)`
-        return False
-    result: Any = program.returned(use.function)
-    while program.called_path(result) in AVERAGES:  # of all arrays of a tuple
+def returns_array(program: Program, function: Value) -> bool:
+    """Return True if a function shows that it returns one array, no tuple."""
+    result: Any = program.returned(function)
+    if program.called_path(result) in AVERAGES:  # of all arrays of a tuple
         result = program.resolve(next(iter(result.args), None))
-    function = getattr(result, "func", None)
-    if program.path_of(function).startswith("jax.numpy."):
-        return True
-    is_method = getattr(function, "attr", "") in dir(jax.Array)  # as in `x.mean()`
-    return is_method or isinstance(result, ast.BinOp)
+    if not isinstance(result, ast.Call):
+        return False
+    # As in `jnp.mean(x)` and `x.mean()`.
+    return function_name(program, result) in dir(jax.numpy)
 
 
 def maps_first_row(program: Program, call: ast.Call) -> bool:
     """Return True for `jax.tree.map(lambda x: x[0], tree)`, if it may be stacked."""
     if function_name(program, call) not in TREE_MAPS or len(call.args) < 2:
         return False
-    function = program.resolve(call.args[0])
-    if not isinstance(function, ast.Lambda) or not function.args.args:
-        return False
+    function: Any = program.resolve(call.args[0])
     tree = call.args[1]
-    is_on_host = program.called_path(tree) in ("jax.device_get", "jax.vmap")
+    is_on_host = program.called_path(tree) == "jax.device_get"
     if is_on_host or HOST_TREES.match(last_name(tree)):
         return False
-    stacked = function.args.args[0]
-    for part in ast.walk(function.body):  # also in `float(x[0])`
-        if not isinstance(part, ast.Subscript):
-            continue
-        if is_zero(part.slice) and program.resolve(part.value) is stacked:
-            return True
-    return False
+    if not isinstance(function, ast.Lambda):
+        return False
+    rows = [part for part in ast.walk(function.body) if is_first_row(part)]
+    # Of the function's argument, also in `float(x[0])`.
+    return any(program.resolve(row.value) in function.args.args for row in rows)
 
 
 def adds_up_gradients(program: Program, call: ast.Call) -> bool:
@@ -170,9 +145,11 @@ def checks_averages(program: Program, call: ast.Call) -> bool:
     if program.path_of(call.func) not in SHARD_MAPS or not call.args:
         return False
     keywords = keywords_of(call)
-    check = program.resolve(keywords.get("check_vma") or keywords.get("check_rep"))
+    match keywords.get("check_vma", keywords.get("check_rep")):
+        case ast.Constant(value=False):
+            return False
     function, _ = unwrap(program, call.args[0])
-    if function is None or getattr(check, "value", True) is False:
+    if function is None:
         return False
     for part in ast.walk(function):
         is_average = program.called_path(part) in AVERAGES
@@ -183,9 +160,8 @@ def checks_averages(program: Program, call: ast.Call) -> bool:
 
 def divides_loss(program: Program, node: ast.BinOp) -> bool:
     """Return True for a loss or a gradient divided by the number of devices."""
-    divisor = program.called_path(node.right)
-    is_number = divisor in ("jax.device_count", "jax.local_device_count")
-    if not is_number or not isinstance(node.op, ast.Div):
+    is_division = isinstance(node.op, ast.Div)
+    if not is_division or program.called_path(node.right) not in DEVICE_COUNTS:
         return False
     return re.search("loss|grad", names_in(program, node.left)) is not None
 
@@ -195,20 +171,6 @@ def scales_without_axis(program: Program, call: ast.Call) -> bool:
     names = names_in(program, call.func)
     is_scaled = "scal" in names and "value_and_grad" in names
     return is_scaled and "axis_name" not in keywords_of(call)
-
-
-def calls_device(program: Program, call: ast.Call) -> bool:
-    """Return True for `jnp.ones(3).device()`, if JAX makes what it's called on.
-
-    Other objects may have a method of this name.
-    """
-    array = program.called_path(getattr(call.func, "value", None))
-    return function_name(program, call) == "device" and array.startswith("jax.")
-
-
-def reads_device_buffer(program: Program, node: ast.Attribute) -> bool:
-    """Return True for `x.device_buffers` and `x.device_buffer`."""
-    return node.attr.startswith("device_buffer")
 
 
 def makes_explicit_mesh(program: Program, call: ast.Call) -> bool:
@@ -224,44 +186,42 @@ def enters_mesh(program: Program, node: ast.withitem) -> bool:
 
 def sets_old_flag(program: Program, call: ast.Call) -> bool:
     """Return True for a setting that this JAX doesn't have."""
-    if program.path_of(call.func) != "jax.config.update" or not call.args:
-        return False
-    name = program.resolve(call.args[0])
-    return isinstance(name, ast.Constant) and name.value not in jax.config.values
+    match call.args:
+        case [ast.Constant(value=name), _]:
+            is_update = program.path_of(call.func) == "jax.config.update"
+            return is_update and name not in jax.config.values
+    return False
 
 
 def unpacks_popped_params(program: Program, node: ast.Assign) -> bool:
     """Return True for `stats, params = variables.pop("params")`.
 
     A plain dictionary's `pop` returns the parameters alone, so the two names get the
-    first two layers' names, or there's an error.
+    first two layers' names, or there's an error. `flax.core.pop` takes two arguments.
     """
-    call = node.value
-    if not isinstance(node.targets[0], ast.Tuple | ast.List):
-        return False
-    if not isinstance(call, ast.Call) or last_name(call.func) != "pop":
-        return False
-    if program.path_of(call.func) or len(call.args) != 1:  # as flax.core.pop
-        return False
-    key = call.args[0]
-    return isinstance(key, ast.Constant) and key.value == "params"
+    match node:
+        case ast.Assign(
+            targets=[ast.Tuple()],
+            value=ast.Call(
+                func=ast.Attribute(attr="pop"), args=[ast.Constant(value="params")]
+            ),
+        ):
+            return True
+    return False
 
 
 # The rows that more than a name or a keyword decides, by the type of their nodes.
 TESTS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
     ast.Call: {
-        "pmap": is_partial_of_pmap,
         "nested": is_nested,
         "first-copy": maps_first_row,
         "psum-gradients": adds_up_gradients,
         "check-vma": checks_averages,
-        "device-call": calls_device,
         "make-mesh": makes_explicit_mesh,
         "scale-without-axis": scales_without_axis,
         "old-flag": sets_old_flag,
     },
-    ast.Subscript: {"first-copy": is_first_row},
-    ast.Attribute: {"device-buffers": reads_device_buffer},
+    ast.Subscript: {"first-copy": is_first_copy},
     ast.BinOp: {"divided-loss": divides_loss},
     ast.withitem: {"with-mesh": enters_mesh},
     ast.Assign: {"pop-params": unpacks_popped_params},

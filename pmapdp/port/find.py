@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pmapdp.port.constructs import TESTS, function_name, names_in
+from pmapdp.port.constructs import TESTS, function_name, last_name, names_in
 from pmapdp.port.names import Node, Program
-from pmapdp.port.pmaps import keywords_of, read_options
-from pmapdp.port.rows import ROWS, Row, row_of_path
+from pmapdp.port.pmaps import keywords_of, pmap_options
+from pmapdp.port.rows import ROW_OF_NAME, ROWS, Row, row_of_path
 
 BROKEN = ("gone", "fails", "wrong")
 EXPECTS_MISSING = re.compile(
@@ -31,21 +31,21 @@ def find_constructs(program: Program, has_pmap: bool) -> list[Line]:
     lines: dict[tuple[str, int, str], Line] = {}
     for path, tree in program.files.items():
         for node in ast.walk(tree):
-            for name in constructs_of(program, node):
+            for name in filter(None, constructs_of(program, node)):
                 if is_listed(program, name, node, has_pmap):
                     line = describe_line(path, node, ROWS[name])
                     lines.setdefault((path, line["line"], name), line)
     return [lines[key] for key in sorted(lines)]
 
 
-def describe_line(path: str, node: ast.AST, row: Row) -> Line:
+def describe_line(path: str, node: Any, row: Row) -> Line:
     """Return a line with a construct, and what its row says."""
     if isinstance(node, ast.withitem):
         node = node.context_expr
     return {
         "path": path,
-        "line": getattr(node, "lineno", 0),
-        "code": " ".join(ast.unparse(node).split()),
+        "line": node.lineno,
+        "code": ast.unparse(node),
         "construct": row.name,
         "link": f"docs/constructs.md#{row.name}",
         "status": row.status,
@@ -56,10 +56,8 @@ def describe_line(path: str, node: ast.AST, row: Row) -> Line:
 
 
 def constructs_of(program: Program, node: ast.AST) -> Iterator[str]:
-    """Find the constructs of one node, by the names of their rows."""
-    name = construct_of_name(program, node)
-    if name:
-        yield name
+    """Find the constructs of one node by the names of their rows, some of them ""."""
+    yield construct_of_name(program, node)
     if isinstance(node, ast.Call):
         yield from constructs_of_keywords(program, node)
     for name, test in TESTS.get(type(node), {}).items():
@@ -78,21 +76,18 @@ def construct_of_name(program: Program, node: ast.AST) -> str:
             return name
     is_part = isinstance(program.parent(node), ast.Attribute)
     if isinstance(node, ast.Attribute | ast.Name) and not is_part:
-        return row_of_path(program.path_of(node))
+        return row_of_path(program.path_of(node) or f".{last_name(node)}")
     return ""
 
 
 def constructs_of_keywords(program: Program, call: ast.Call) -> Iterator[str]:
-    """Find the keywords of a call, and for pmap of the partials around it."""
+    """Find the keywords of a call. They're pmap's in a partial of pmap, too."""
     function = function_name(program, call)
-    keywords = read_options(program, call)
-    if keywords is None:
-        keywords = keywords_of(call)
-    else:
-        function = "pmap"
-    for row in ROWS.values():
-        if not keywords.keys().isdisjoint(row.keywords.get(function, [])):
-            yield row.name
+    for node in (call, call.func):
+        if pmap_options(program, node) is not None:
+            function = "pmap"
+    for keyword in keywords_of(call):
+        yield ROW_OF_NAME.get(f"{function}({keyword})", "")
 
 
 def is_listed(program: Program, name: str, node: ast.AST, has_pmap: bool) -> bool:
@@ -108,13 +103,12 @@ def is_guarded(program: Program, node: Node) -> bool:
 
     Then it's in a `try` that catches the error, or behind a test of the version.
     """
-    guard: Any = program.around(node, (ast.Try, ast.If, ast.IfExp, ast.ExceptHandler))
-    if guard is None:
-        return False
-    if isinstance(guard, ast.ExceptHandler):  # its `try` doesn't catch what it raises
-        return is_guarded(program, program.around(guard, ast.Try))
-    conditions: list[Any] = [getattr(guard, "test", None)]
-    if isinstance(guard, ast.Try):
-        conditions = [handler.type for handler in guard.handlers]
-    is_expected = EXPECTS_MISSING.search(names_in(program, ast.List(conditions)))
-    return bool(is_expected) or is_guarded(program, guard)
+    conditions: list[Any] = []
+    while node:
+        if isinstance(node, ast.If | ast.IfExp):
+            conditions.append(node.test)
+        if isinstance(node, ast.Try):
+            conditions += [handler.type for handler in node.handlers]
+        node = program.parent(node)
+    names = names_in(program, ast.List(conditions))
+    return EXPECTS_MISSING.search(names) is not None

@@ -161,12 +161,9 @@ class Program(ast.NodeVisitor):
             if owner in self._members:  # the class, as in `self.x = value`
                 self._members[owner][target.attr] = self.resolve(value)
         elif isinstance(target, ast.Tuple):
-            parts = getattr(value, "elts", [])
             for number, name in enumerate(target.elts):
-                part = ast.Subscript(value, ast.Constant(number), ast.Load())
+                part = ast.Subscript(value, ast.Constant(number))
                 self._parents[part] = value
-                if len(parts) == len(target.elts):
-                    part = parts[number]
                 self._bind(name, part)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:

@@ -14,11 +14,13 @@ class Use(NamedTuple):
 
     Attributes:
         options: Its keywords and their values, also those that a partial gives.
+        mapped: The expression that is mapped, or the function with pmap as decorator.
         function: The function that is mapped in the end, or None if it can't be found.
         inside: The calls of partials and transformations around the function.
     """
 
     options: Keywords
+    mapped: Any
     function: Any
     inside: list[ast.Call]
 
@@ -33,6 +35,11 @@ def keywords_of(call: ast.Call) -> Keywords:
     return {keyword.arg: keyword.value for keyword in call.keywords}
 
 
+def is_partial(program: Program, call: ast.Call) -> bool:
+    """Return True for a call of `functools.partial`."""
+    return program.path_of(call.func) == "functools.partial"
+
+
 def pmap_options(program: Program, node: Node) -> Keywords | None:
     """Return the keywords if an expression is pmap without its function, or None.
 
@@ -45,7 +52,7 @@ def pmap_options(program: Program, node: Node) -> Keywords | None:
         return None
     wrapped: Node = call.func  # as in `filter_pmap(axis_name="i")`
     if call.args:
-        if program.path_of(call.func) != "functools.partial":
+        if not is_partial(program, call):
             return None
         wrapped = call.args[0]
     options = pmap_options(program, wrapped)
@@ -61,34 +68,32 @@ def read_pmap(program: Program, node: Value) -> Use | None:
         for decorator in value.decorator_list:
             options = pmap_options(program, decorator)
             if options is not None:
-                return Use(options, value, [])
+                return Use(options, value, value, [])
     if isinstance(value, ast.Call) and value.args:
         options = pmap_options(program, value.func)
         if options is not None:
             options = options | keywords_of(value)
             if len(value.args) > 1:
                 options["axis_name"] = value.args[1]
-            return Use(options, *unwrap(program, value.args[0]))
+            mapped: Any = program.resolve(value.args[0])
+            if not isinstance(mapped, ast.FunctionDef | ast.Call):
+                mapped = value.args[0]
+            return Use(options, mapped, *unwrap(program, mapped))
     return None
 
 
-def read_options(program: Program, call: ast.Call) -> Keywords | None:
-    """Return the keywords of a call if it's one of pmap, or a partial of pmap."""
-    use = read_pmap(program, call)
-    if use:
-        return use.options
-    return pmap_options(program, call)
+def unwrap(program: Program, node: Node) -> tuple[Any, list[ast.Call]]:
+    """Find the function behind an expression, and the calls around it.
 
-
-def unwrap(program: Program, node: Node) -> tuple[Node, list[ast.Call]]:
-    """Find the function behind partials and transformations, and their calls."""
+    They're partials, transformations such as `jax.checkpoint`, and functions of the
+    program that make the function.
+    """
     value = program.resolve(node)
-    calls = []
-    while isinstance(value, ast.Call):
+    calls: list[ast.Call] = []
+    while isinstance(value, ast.Call) and value not in calls:
         calls.append(value)
-        # The function of partial(lax.scan, step) is `step`.
-        functions = [part for part in value.args if not program.path_of(part)]
-        value = program.resolve(next(iter(functions), None))
+        made = program.returned(value.func)
+        value = made or program.resolve(next(iter(value.args), None))
     if isinstance(value, FUNCTIONS):
         return value, calls
     return None, calls

@@ -38,7 +38,7 @@ def read_files(path: str) -> tuple[dict[str, ast.Module], list[str]]:
         )
     if start.is_dir():
         waiting = sorted(source_files(start))
-    elif start.is_file() and start.suffix == ".py":
+    elif start.suffix == ".py":
         waiting = [start]
     else:
         raise UserError(
@@ -46,26 +46,26 @@ def read_files(path: str) -> tuple[dict[str, ast.Module], list[str]]:
             f"`jupyter nbconvert --to script {start.name}` makes of a notebook"
         )
     trees: dict[str, ast.Module] = {}
-    unread: dict[str, str] = {}
+    unread: dict[str, None] = {}  # in their order, each once
     while waiting:
         file = waiting.pop(0)
-        name = str(file)
-        if name in trees or name in unread:
+        if str(file) in trees:
             continue
         try:
             with warnings.catch_warnings(action="ignore"):  # about the file's strings
-                trees[name] = ast.parse(file.read_bytes())
+                tree = ast.parse(file.read_bytes())
         except (SyntaxError, ValueError) as error:
-            unread[name] = (
-                f"{name} can't be read ({first_line(error)}): is it Python 3?"
+            unread[f"{file} can't be read ({first_line(error)}): is it Python 3?"] = (
+                None
             )
             continue
+        trees[str(file)] = tree
         if start.is_file():
-            waiting += imported_files(file, trees[name])
+            waiting += imported_files(file, tree)
     if not trees:
         nothing = f"the folder {path!r} holds no Python: name one with .py files"
-        raise UserError([*unread.values(), nothing][0])
-    return trees, list(unread.values())
+        raise UserError([*unread, nothing][0])
+    return trees, list(unread)
 
 
 def source_files(folder: Path) -> Iterator[Path]:

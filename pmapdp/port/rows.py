@@ -3,7 +3,7 @@
 import importlib
 import tomllib
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,9 @@ class Row:
         written: How people write it.
         shard_map, jit: What it becomes in a port.
         today: What JAX 0.10 and later do with it, if the status doesn't say it all.
-        names: Dotted names in a library by which it's found.
-        keywords: Functions, by their last name, with the arguments by which it's found.
-            A row without names and keywords is found by a function of `find`, or by a
-            person only.
+        names: The names by which it's found: dotted ones of a library, `.attribute`,
+            and `function(keyword)` for any function with that last name. A row without
+            names is found by a function of `constructs.py`, or by a person only.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Row:
     jit: str
     today: str = ""
     names: tuple[str, ...] = ()
-    keywords: dict[str, list[str]] = field(default_factory=dict)
 
 
 TABLE = tomllib.loads(Path(__file__).with_name("rows.toml").read_text())

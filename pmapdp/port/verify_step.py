@@ -5,14 +5,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pmapdp.port.constructs import last_name
-from pmapdp.port.names import Program
-from pmapdp.port.pmaps import Use, keywords_of
+from pmapdp.port.names import FUNCTIONS, Program
+from pmapdp.port.pmaps import Use, is_partial, keywords_of
 
 TRAINS = re.compile("train|update|epoch|step|learn", re.IGNORECASE)
 DOES_NOT_TRAIN = re.compile("eval|test|predict|valid|init|metric", re.IGNORECASE)
 KEY = re.compile("rng|key|seed", re.IGNORECASE)
-RUNS = re.compile("main|train|fit|run")  # begins the names of what trains
 # Leaves that differ from device to device, by their usual names in Flax programs.
 PER_DEVICE_LEAVES = ("dropout_rng", "batch_stats")
 
@@ -23,6 +21,9 @@ Fill in what ends with SystemExit. The exit status is 1 if the results differ, o
 something wasn't compared.
 """
 
+import importlib
+import sys
+
 from pmapdp.devices import simulate
 
 simulate(8)  # before JAX starts; a machine with GPUs or TPUs uses those
@@ -31,22 +32,26 @@ import jax
 
 from pmapdp.verify import old_program, one_device, verify
 
+# The import runs the top level of your program. If that trains, put it under
+# `if __name__ == "__main__":` first.
+sys.path.insert(0, "{folder}")
+program = importlib.import_module("{module}")
+
 {step}
 
 
 def first_arguments():
-    """Return {arguments} of the first update, as one device has them.
+    """Return dict({arguments}) for the first update.
 
-    That's before they're replicated or split. Leaves in PER_DEVICE have a row for each
-    device, `[8, ...]`.{key_note}
+    They're as one device has them, before they're replicated or split. Leaves in
+    PER_DEVICE have a row for each device, `[8, ...]`. If your loop makes a key for each
+    update, the key is a function that makes it from the update's number.
     """
     raise SystemExit("verify_step.py: fill in first_arguments")
 
 
-AXIS = {axis}
 PER_DEVICE = {per_device}
-{arguments} = first_arguments()
-given = dict({given}, per_device=PER_DEVICE)
+given = dict(first_arguments(), per_device=PER_DEVICE)
 
 # The reference is your step on one device, where a psum and a pmean are the same. So
 # this finds a sum in place of a mean. But if PER_DEVICE isn't empty, a correct step
@@ -57,29 +62,36 @@ report = verify(
     step=jax.pmap(step, axis_name=AXIS), reference=one_device(step, AXIS), **given
 )
 print(report)
-if not report.ok:
-    raise SystemExit(1)
+try:
+    # If the report advises report.require(not_compared=...), paste it over this line.
+    report.require()
+except AssertionError:
+    raise SystemExit(1) from None
 # After the port, compare the new step with the old one. Both can still make one
 # mistake, and this comparison can't see it. That's why the other one comes first.
 # old = old_program(step, AXIS, groups=jax.device_count())
 # verify(step=new_step, layout="sharded", reference=old, **given).require()
 '''
-WARNING = """# Loading {file} runs its line {line}. If that trains, put it under
-# `if __name__ == "__main__":` first.
-"""
-KEY_NOTE = """ If your loop makes a key for each update, return a function
-    that makes it from the update's number in place of `key`."""
-LOCAL_NAME = """
-# What is {name}? It's made when the program runs.
+BLANK = """\
+# What is {name}? Importing the program doesn't define it.
 {name} = ...
 raise SystemExit("verify_step.py: fill in {name}")"""
-TOP_LEVEL_STEP = """{load}
+WITHOUT_DECORATOR = """\
+step = getattr({mapped}, "__wrapped__", {mapped})  # without a decorator @pmap"""
+OPEN_STEP = '''\
+mapped = {mapped}
 
-step = getattr({name}, "__wrapped__", {name})  # without a decorator @pmap"""
-OPEN_STEP = '''def step({arguments}):
+
+def step({arguments}):
     """Return the new state and the metrics of one device's examples."""
-{questions}
+    # {question}
     raise SystemExit("verify_step.py: fill in step")'''
+# The arguments of steps that verify can call, by which of their parameters are keys.
+SIGNATURES = {
+    (False, False): ["state", "batch"],
+    (False, False, True): ["state", "batch", "key"],
+    (False, True): ["state", "key"],
+}
 
 
 def choose_step(uses: list[Use]) -> Use | None:
@@ -104,125 +116,92 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
         The name of the step, its file, the program, and the questions.
     """
     name = use.name or "your step"
-    path = program.file_of(use.function)
-    parameters = free_parameters(use)
-    arguments = ["state", "batch"]
-    per_device: list[str] = []
-    if path:
-        source = ast.unparse(program.files[path])
-        per_device = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
-    key_note = ""
-    if KEY.search(" ".join(parameters)):
-        arguments.append("key")
-        key_note = KEY_NOTE
-        if "in_axes" not in use.options:  # pmap gives each device its row
-            per_device.insert(0, "key")
-    questions = ask_questions(program, use, name, parameters)
+    path = program.file_of(use.mapped)
+    module = program.files[path]
     axis = program.resolve(use.options["axis_name"])
-    if not isinstance(axis, ast.Constant):
-        axis = ast.Constant("batch")
-        questions.append("Which axis_name is it? It's made when the program runs.")
-    if questions:
-        comments = "\n".join(f"    # {question}" for question in questions)
-        step = OPEN_STEP.format(arguments=", ".join(arguments), questions=comments)
+    names = names_to_load(program, module, use.mapped)
+    unknown = [name for name in names if not names[name]]
+    lines = [f"{name} = program.{name}" for name in names if names[name]]
+    if isinstance(axis, ast.Constant):
+        lines.append(f"AXIS = {axis.value!r}")
     else:
-        loaded = path
-        if use.inside:
-            step, questions = write_partial(program, use.inside[0])
-            loaded = program.file_of(use.inside[0])
-        else:
-            step = TOP_LEVEL_STEP.format(load=load_name(name, path), name=name)
-        step = warn_of_work(program.files[loaded], Path(loaded).name) + step
+        unknown.append("AXIS")
+    lines += [BLANK.format(name=name) for name in unknown]
+    questions = [f"What is {name}?" for name in unknown]
+
+    parameters = free_parameters(program, use)
+    are_keys = tuple(KEY.search(parameter) is not None for parameter in parameters)
+    arguments = SIGNATURES.get(are_keys, ["state", "batch", "key"])
+    result = program.returned(use.function)
+    step = "step = {mapped}" if use.inside else WITHOUT_DECORATOR
+    question = ""
+    if use.function is None:
+        question = "Which function makes one update?"
+    elif are_keys not in SIGNATURES:
+        listed = ", ".join(parameters)
+        question = f"{name} takes ({listed}): which are state, batch and key?"
+    elif isinstance(result, ast.Tuple) and len(result.elts) != 2:
+        listed = ast.unparse(result)
+        question = f"{name} returns {listed}: which are new state and metrics?"
+    if question:
+        questions.append(question)
+        step = OPEN_STEP
+    mapped = getattr(use.mapped, "name", None) or ast.unparse(use.mapped)
+    signature = ", ".join(arguments)
+    lines.append(step.format(mapped=mapped, arguments=signature, question=question))
+
+    source = ast.unparse(module)
+    per_device = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
+    if "key" in arguments and "in_axes" not in use.options:  # each device has its row
+        per_device.insert(0, "key")
+    folder, module_name = find_module(Path(path))
     text = PROGRAM.format(
         name=name,
-        step=step,
-        arguments=", ".join(arguments),
-        axis=repr(axis.value),
+        folder=folder.as_posix(),
+        module=module_name,
+        step="\n".join(lines),
+        arguments=", ".join(f"{argument}=..." for argument in arguments),
         per_device=per_device,
-        key_note=key_note,
-        given=", ".join(f"{argument}={argument}" for argument in arguments),
     )
     return {"step": name, "path": path, "questions": questions, "program": text}
 
 
-def warn_of_work(module: ast.Module, file: str) -> str:
-    """Return a comment about what may train when a file is loaded, or nothing."""
-    for statement in module.body:
-        call = getattr(statement, "value", None)  # also of an assignment
-        is_call = isinstance(call, ast.Call) and RUNS.match(last_name(call.func))
-        if is_call or isinstance(statement, ast.For | ast.While | ast.With):
-            return WARNING.format(file=file, line=statement.lineno)
-    return ""
-
-
-def free_parameters(use: Use) -> list[str]:
+def free_parameters(program: Program, use: Use) -> list[str]:
     """Return the parameters of the mapped function that partials leave free."""
     if use.function is None:
         return []
     names = [argument.arg for argument in use.function.args.args]
     parameters = [name for name in names if name != "self"]
-    for partial in use.inside:
-        free = parameters[len(partial.args) - 1 :]
-        parameters = [name for name in free if name not in keywords_of(partial)]
+    for call in use.inside:
+        if is_partial(program, call):
+            free = parameters[len(call.args) - 1 :]
+            parameters = [name for name in free if name not in keywords_of(call)]
     return parameters
 
 
-def ask_questions(
-    program: Program, use: Use, name: str, parameters: list[str]
-) -> list[str]:
-    """Ask what the call of the step needs and the program doesn't show."""
-    if use.function is None:
-        return ["Which function makes one update? It's made when the program runs."]
-    questions = []
-    if not isinstance(program.parent(use.function), ast.Module):
-        questions.append(f"How can {name} be reached? It isn't at the top of its file.")
-    for call in use.inside:
-        is_partial = program.path_of(call.func) == "functools.partial"
-        if not is_partial or program.path_of(call.args[0]):  # partial(lax.scan, step)
-            mapped = ast.unparse(call)
-            questions.append(f"Which function makes one update? pmap maps {mapped}.")
-            return questions
-    takes_key = len(parameters) == 3 and KEY.search(parameters[2])
-    result = program.returned(use.function)
-    if len(parameters) != 2 and not takes_key:
-        questions.append(
-            f"{name} takes ({', '.join(parameters)}): which are the state, the batch "
-            "and the key?"
-        )
-    elif isinstance(result, ast.Tuple) and len(result.elts) != 2:
-        questions.append(
-            f"{name} returns {ast.unparse(result)}: which are the new state and the "
-            "metrics?"
-        )
-    return questions
+def names_to_load(program: Program, module: ast.Module, mapped: Any) -> dict[str, bool]:
+    """Return the names in what's mapped, and if importing its file defines them."""
+    values: dict[str, Any] = {}
+    if isinstance(mapped, ast.FunctionDef):
+        values[mapped.name] = program.resolve(mapped)
+    else:
+        for part in ast.walk(mapped):
+            if isinstance(part, ast.Name):
+                values[part.id] = program.resolve(part)
+    names = {}
+    for name, value in values.items():
+        is_member = value is not None and program.member(module, name) is not None
+        # What's under `if __name__ == "__main__"` isn't there after an import.
+        inner = program.around(value, (*FUNCTIONS, ast.ClassDef, ast.If))
+        names[name] = is_member and inner is None
+    return names
 
 
-def write_partial(program: Program, partial: ast.Call) -> tuple[str, list[str]]:
-    """Return a step that's a partial, and a question for each name that a run makes."""
-    arguments: list[Any] = [*partial.args, *partial.keywords]
-    module: Any = program.around(partial, ast.Module)
-    names: dict[str, Any] = {}
-    for part in ast.walk(ast.List(arguments)):
-        if isinstance(part, ast.Name):
-            names[part.id] = program.resolve(part)
-    lines = ["import functools\n"]
-    questions = []
-    for name, value in names.items():
-        is_global = value and value is program.member(module, name)
-        # What's under `if __name__ == "__main__"` can't be imported.
-        if is_global and not program.around(value, ast.If):
-            lines.append(load_name(name, program.file_of(partial)))
-        else:
-            lines.append(LOCAL_NAME.format(name=name))
-            questions.append(f"What is {name}?")
-    given = ", ".join(map(ast.unparse, arguments))
-    lines.append(f"\nstep = functools.partial({given})")
-    return "\n".join(lines), questions
-
-
-def load_name(name: str, path: str) -> str:
-    """Return the lines that load a name, also from a file named like `12_old.py`."""
-    module = Path(path).stem
-    if module.isidentifier():
-        return f"from {module} import {name}"
-    return f'import runpy\n\n{name} = runpy.run_path("{path}")["{name}"]'
+def find_module(path: Path) -> tuple[Path, str]:
+    """Return the folder from which a file can be imported, and its dotted name."""
+    folder = path.parent
+    module = path.stem
+    while (folder / "__init__.py").exists():
+        module = f"{folder.name}.{module}"
+        folder = folder.parent
+    return folder, module
