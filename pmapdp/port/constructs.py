@@ -12,16 +12,22 @@ from typing import Any, TypeGuard
 import jax
 
 from pmapdp.port.names import Program, Value
-from pmapdp.port.pmaps import PMAPS, keywords_of, read_pmap, unwrap
+from pmapdp.port.pmaps import keywords_of, pmap_options, read_pmap, unwrap
 
-MESHES = {"jax.make_mesh", "jax.sharding.Mesh", "jax.interpreters.pxla.Mesh"}
+MESHES = {
+    "jax.make_mesh",
+    "jax.sharding.Mesh",
+    "jax.interpreters.pxla.Mesh",
+    "jax.experimental.maps.Mesh",
+}
 SHARD_MAPS = {"jax.shard_map", "jax.experimental.shard_map.shard_map"}
 TREE_MAPS = {"map", "tree_map", "tree_multimap", "map_structure"}
 AVERAGES = {"jax.lax.pmean", "jax.lax.psum"}
 DEVICE_COUNTS = {"jax.device_count", "jax.local_device_count"}
-# Names of trees on the host. Their [0] isn't the copy of a device.
+# Names of trees on the host end like this. Their [0] isn't the copy of a device.
 HOST_TREES = re.compile(
-    "(batch|data|image|label|input|example|obs|token)(?!_stats)", re.IGNORECASE
+    "(^|_)(batch|batches|(data|image|label|input|example|ob|token)s?|dataset)$",
+    re.IGNORECASE,
 )
 
 
@@ -65,18 +71,30 @@ def part_of_gradient(program: Program, node: ast.AST) -> str:
 
 
 def is_first_row(node: ast.AST) -> TypeGuard[ast.Subscript]:
-    """Return True for `x[0]`."""
+    """Return True for `x[0]` and `x[0, 0]`."""
     match node:
         case ast.Subscript(slice=ast.Constant(value=0)):
             return True
+        case ast.Subscript(slice=ast.Tuple(elts=[ast.Constant(value=0), *_])):
+            return True
     return False
+
+
+def is_partial_of_pmap(program: Program, call: ast.Call) -> bool:
+    """Return True for a call of pmap by a name that the program gave it."""
+    is_named = program.path_of(call.func) != ""
+    return not is_named and pmap_options(program, call.func) is not None
 
 
 def is_nested(program: Program, call: ast.Call) -> bool:
     """Return True for a pmap around another one, or around a shard_map."""
     use = read_pmap(program, call)
-    calls = use.inside if use else []
-    return any(program.path_of(call.func) in PMAPS | SHARD_MAPS for call in calls)
+    if use is None:
+        return False
+    for part in [*ast.walk(use.mapped), *ast.walk(use.function or use.mapped)]:
+        if read_pmap(program, part) or program.called_path(part) in SHARD_MAPS:
+            return True
+    return False
 
 
 def is_first_copy(program: Program, node: ast.Subscript) -> bool:
@@ -125,7 +143,7 @@ def maps_first_row(program: Program, call: ast.Call) -> bool:
     function: Any = program.resolve(call.args[0])
     tree = call.args[1]
     is_on_host = program.called_path(tree) == "jax.device_get"
-    if is_on_host or HOST_TREES.match(last_name(tree)):
+    if is_on_host or HOST_TREES.search(last_name(tree)):
         return False
     if not isinstance(function, ast.Lambda):
         return False
@@ -213,6 +231,7 @@ def unpacks_popped_params(program: Program, node: ast.Assign) -> bool:
 # The rows that more than a name or a keyword decides, by the type of their nodes.
 TESTS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
     ast.Call: {
+        "pmap": is_partial_of_pmap,
         "nested": is_nested,
         "first-copy": maps_first_row,
         "psum-gradients": adds_up_gradients,

@@ -97,14 +97,16 @@ SIGNATURES = {
 def choose_step(uses: list[Use]) -> Use | None:
     """Choose the pmapped function that seems to train, or None.
 
-    It has an axis to average over, and a name that fits. One without a name may train.
+    It has an axis to average over, and a name that fits. Otherwise it's one that can't
+    be found, or computes gradients.
     """
     averaging = [use for use in uses if "axis_name" in use.options]
     for use in averaging:
-        if TRAINS.search(use.name) and not DOES_NOT_TRAIN.search(use.name):
+        name = use.name or ast.unparse(use.mapped)
+        if TRAINS.search(name) and not DOES_NOT_TRAIN.search(name):
             return use
     for use in averaging:
-        if not use.name:
+        if use.function is None or "grad" in ast.unparse(use.function):
             return use
     return None
 
@@ -129,6 +131,7 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     lines += [BLANK.format(name=name) for name in unknown]
     questions = [f"What is {name}?" for name in unknown]
 
+    mapped = getattr(use.mapped, "name", None) or ast.unparse(use.mapped)
     parameters = free_parameters(program, use)
     are_keys = tuple(KEY.search(parameter) is not None for parameter in parameters)
     arguments = SIGNATURES.get(are_keys, ["state", "batch", "key"])
@@ -136,7 +139,7 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     step = "step = {mapped}" if use.inside else WITHOUT_DECORATOR
     question = ""
     if use.function is None:
-        question = "Which function makes one update?"
+        question = f"How does {mapped} make one update?"
     elif are_keys not in SIGNATURES:
         listed = ", ".join(parameters)
         question = f"{name} takes ({listed}): which are state, batch and key?"
@@ -146,7 +149,6 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     if question:
         questions.append(question)
         step = OPEN_STEP
-    mapped = getattr(use.mapped, "name", None) or ast.unparse(use.mapped)
     signature = ", ".join(arguments)
     lines.append(step.format(mapped=mapped, arguments=signature, question=question))
 
@@ -186,8 +188,9 @@ def names_to_load(program: Program, module: ast.Module, mapped: Any) -> dict[str
         values[mapped.name] = program.resolve(mapped)
     else:
         for part in ast.walk(mapped):
-            if isinstance(part, ast.Name):
-                values[part.id] = program.resolve(part)
+            value: Any = program.resolve(part)
+            if isinstance(part, ast.Name) and not program.around(value, ast.Lambda):
+                values[part.id] = value
     names = {}
     for name, value in values.items():
         is_member = value is not None and program.member(module, name) is not None

@@ -75,8 +75,9 @@ PMAPS = [
      "2 pmap, 6 first-copy"),
     (CLASS, "4 pmap, 7 first-copy"),
     ("import jax\nfrom functools import partial\n"
-     "p = partial(jax.pmap, axis_name='i')\np(f, donate_argnums=0)",
-     "3 pmap, 4 donate"),
+     "p = partial(jax.pmap, axis_name='i')\np(f)", "3 pmap, 4 pmap"),
+    ("from functools import partial\nimport jax\np = partial(jax.pmap, axis_name='i')\n"
+     "p(f, donate_argnums=0)", "3 pmap, 4 donate, 4 pmap"),
     ("import equinox as eqx\n@eqx.filter_pmap(axis_name='i')\ndef f(x): return x",
      "2 filter-pmap"),
     ("import jax\njax.pmap(f, 'i', in_axes=(None, 0), out_axes=None)",
@@ -88,6 +89,11 @@ PMAPS = [
     ("import jax\njax.pmap(f, 'i', axis_size=8)", "2 axis-size, 2 pmap"),
     ("import jax\ns = jax.shard_map(f, mesh=m, in_specs=p, out_specs=p)\njax.pmap(s)",
      "3 nested, 3 pmap"),
+    # Around a function with pmap as its decorator, or with pmap in it.
+    ("import jax\n@jax.pmap\ndef f(x): return x\ng = jax.pmap(f, 'i')",
+     "2 pmap, 4 nested, 4 pmap"),
+    ("import jax\ndef f(x):\n  return jax.pmap(h)(x)\ng = jax.pmap(f, 'i')",
+     "3 pmap, 4 nested, 4 pmap"),
     ("try:\n    from jax import linear_util\n"
      "except ImportError:\n    linear_util = None\n", ""),
     (AVERAGE + "jax.shard_map(f, mesh=m)", "4 check-vma"),
@@ -139,6 +145,8 @@ PMAPS = [
     ("from flax.configurations import config", ""),
     ("import jax\nfrom jax.sharding import Mesh\nm = Mesh(d, 'i')\nwith m:\n    pass",
      "4 with-mesh"),
+    ("from jax.experimental import maps\nwith maps.Mesh(d, 'i'):\n    pass",
+     "1 xmap, 2 moved-mesh, 2 with-mesh"),
     ("from jax.experimental.pjit import pjit\npjit(f, in_axis_resources=None)",
      "2 axis-resources, 2 pjit"),
     ("from jax.experimental import PartitionSpec", "1 partition-spec"),
@@ -172,6 +180,11 @@ LINES = [
     ("m = jax.tree.map(lambda m: float(m[0]), metrics)", ["first-copy"]),
     ("s = jax.tree.map(lambda x: x[0], state.batch_stats)", ["first-copy"]),
     ("b = jax.tree.map(lambda x: x[0], batch['image'])", []),
+    ("b = jax.tree.map(lambda x: x[0], train_batch)", []),
+    ("b = jax.tree.map(lambda x: x[0], model_inputs)", []),
+    ("b = jax.tree.map(lambda x: x[0], batch_metrics)", ["first-copy"]),
+    ("b = jax.tree.map(lambda x: x[0, 0], learner_state)", ["first-copy"]),
+    ("b = jax.tree.map(lambda x: x[:, 0], learner_state)", []),
     ("b = jax.tree.map(lambda x: x['loss'][0] + y[0], state)", []),
     ("loss = total_loss / jax.device_count()", ["divided-loss"]),
     ("l, g = jax.value_and_grad(f)(w); y = l / jax.device_count()", ["divided-loss"]),
@@ -316,7 +329,7 @@ QUESTIONS = {
     "What is AXIS?": {
         MAPS: "def setup(c):\n  return jax.pmap(train_step, axis_name=c.axis)"
     },
-    "Which function makes one update?": {
+    "How does functools.partial(jax.lax.scan, train_step) make one update?": {
         "p(train_step": "p(functools.partial(jax.lax.scan, train_step)"
     },
     "takes (w, batch, labels): which are": {
@@ -414,6 +427,27 @@ def test_a_name_under_the_guard_of_main_is_a_blank(tmp_path):
     assert report_program(str(tmp_path))["verify"]["questions"] == ["What is made?"]
 
 
+STEPS = {
+    "apply_model": "def apply_model(s, b): return jax.grad(f)(s, b), 0\n"
+    "p = jax.pmap(apply_model, 'i')",
+    "update": "def update(s, b): return s, 0\n"
+    "p = jax.pmap(lambda s, b: update(s, b), 'i')",
+    "": "def sync(x): return jax.lax.psum(x, 'i')\np = jax.pmap(sync, 'i')\n"
+    "q = jax.pmap(lambda x: jax.lax.pmean(x, 'i'), 'i')",
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_step_is_what_trains_or_computes_gradients(tmp_path, name):
+    (tmp_path / "main.py").write_text(f"import jax\n{STEPS[name]}\n")
+    verify = report_program(str(tmp_path))["verify"]
+    if name:
+        assert verify["questions"] == []
+        assert f"\n{name} = program.{name}\n" in verify["program"]
+    else:  # a barrier, and the average of statistics
+        assert verify is None
+
+
 NESTED = """import jax
 class Trainer:
     def __init__(self):
@@ -441,6 +475,20 @@ def test_nested_functions_and_methods_get_a_file_with_questions(tmp_path, name, 
     (tmp_path / "verify_step.py").write_text(verify["program"])
     done = python(tmp_path / "verify_step.py")
     assert done.stderr == f"verify_step.py: fill in {name}\n"
+
+
+def test_a_step_of_a_package_is_imported_as_its_module(tmp_path):
+    (tmp_path / "package").mkdir()
+    for name in ("__init__", "axis"):
+        (tmp_path / "package" / f"{name}.py").write_text("AXIS = 'i'\n")
+    path = tmp_path / "package" / "train.py"
+    path.write_text(f"from .axis import AXIS\n{SMALL}")
+    verify = report_program(str(path))["verify"]
+    assert verify["questions"] == []
+    assert "# The import runs the top level of your program." in verify["program"]
+    (tmp_path / "verify_step.py").write_text(verify["program"])
+    done = python(tmp_path / "verify_step.py")
+    assert done.stderr == "verify_step.py: fill in first_arguments\n"
 
 
 ARGUMENTS = """    import numpy as np
