@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 from flax import jax_utils
-from flax.training import checkpoints, train_state
+from flax.training import checkpoints, common_utils, train_state
 from flax.training.dynamic_scale import DynamicScale
 from jax import P, lax
 from jax.sharding import Mesh, NamedSharding
@@ -179,14 +179,17 @@ def test_what_optax_counts(optimizer, counts):
     assert len(found) == counts
 
 
-def test_both_sides_of_the_difference_give_the_same_numbers():
+def run_side_of_difference(side):
+    """Run the lines of the difference that are old ("-") or new ("+")."""
     (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
-    results = []
-    for side in "-+":
-        lines = [line for line in block.splitlines() if line[:1] in ("", " ", side)]
-        names = {"w": W, "batches": [BATCH, BATCH]}
-        exec("\n".join(line[1:] for line in lines), names)
-        results.append(names["w"])
+    lines = [line for line in block.splitlines() if line[:1] in ("", " ", side)]
+    names = {"w": W, "batches": [BATCH, BATCH]}
+    exec("\n".join(line[1:] for line in lines), names)
+    return names
+
+
+def test_both_sides_of_the_difference_give_the_same_numbers():
+    results = [run_side_of_difference(side)["w"] for side in "-+"]
     first, _ = plain_step(W, BATCH, None)
     second, _ = plain_step(first, BATCH, None)
     same(second, *results)
@@ -220,7 +223,7 @@ def page():
     """All names of the page after its code has run in its order, and in "states" the
     state after each block.
     """
-    names = {
+    names = run_side_of_difference("+") | {
         "step": step,
         "plain_step": plain_step,
         "step_with_rng": step_with_rng,
@@ -249,6 +252,7 @@ def test_the_code_gives_the_numbers_and_the_masks_of_the_old_program(page):
     for n in updates:
         wanted, _ = old(page["states"][n - 1], STACKED, page["key"])
         np.testing.assert_allclose(page["states"][n], wanted, rtol=1e-5, atol=1e-6)
+    same(page["checked_step"](W, BATCH)[0], plain_step(W, BATCH, None)[0])
     stack = {"w": np.stack([W] * 8), "dropout_rng": KEYS}
     old, _ = jax.pmap(step_with_rng, axis_name="batch")(stack, STACKED)
     np.testing.assert_allclose(
@@ -257,6 +261,37 @@ def test_the_code_gives_the_numbers_and_the_masks_of_the_old_program(page):
     np.testing.assert_array_equal(
         page["state_with_rng"]["dropout_rng"], old["dropout_rng"]
     )
+
+
+def test_a_key_for_each_device_moves_as_the_table_says(page):
+    """The old step takes its row of the keys, the new one `[1]`."""
+    (row,) = re.findall(r"^\| a key for each device, .*\|$", PAGE, re.MULTILINE)
+    assert row.endswith('| `P("batch")` in `in_specs`, and `key[0]` in the step |')
+
+    def noisy_step(w, batch, key):
+        keep = jax.random.bernoulli(key, 0.5, batch["y"].shape)
+        value, gradient = lax.pmean(jax.value_and_grad(loss)(w, batch, keep), "batch")
+        return w - 0.1 * gradient, value
+
+    old = jax.pmap(noisy_step, axis_name="batch", in_axes=(None, 0, 0), out_axes=None)
+    mapped = jax.shard_map(
+        lambda w, batch, key: noisy_step(w, batch, key[0]),
+        mesh=page["mesh"],
+        in_specs=(P(), SPLIT, SPLIT),
+        out_specs=P(),
+        check_vma=False,
+    )
+    same(old(W, STACKED, KEYS), jax.jit(mapped)(W, BATCH, KEYS))
+
+
+def test_metrics_of_many_updates_come_to_the_host_as_the_table_says():
+    call = re.search(r"`common_utils.get_metrics\(metrics\)` \| `(.*?)`", PAGE)[1]
+    names = {"common_utils": common_utils, "jax": jax}
+    losses = [{"loss": np.float32(number)} for number in range(3)]
+    names["metrics"] = list(map(jax_utils.replicate, losses))
+    old = common_utils.get_metrics(names["metrics"])
+    names["metrics"] = jax.device_put(losses, place())
+    same(old, eval(call, names))
 
 
 def test_batches_are_split_in_order_and_padded_with_weight_0(page):
