@@ -19,6 +19,7 @@ from pmapdp.verify.influence import (
     compare_examples,
     count_equally,
     find_used_leaves,
+    have_no_influence,
     measure_weights,
 )
 from pmapdp.verify.mistakes import Fact
@@ -138,7 +139,12 @@ def describe_use(
     leaves = [name for name in sizes if name in names]
     if not leaves:
         return
-    used = find_used_leaves(update.reference, leaves, update.expected.arguments)
+    updates = [update.expected]
+    these_updates = "this update"
+    if update.expected.previous:  # one update adds up what the next one uses
+        updates.append(update.expected.previous)
+        these_updates = "this update and the one before"
+    used = find_used_leaves(update.reference, leaves, updates)
     other_arrays = [name for name in sizes if name not in names and sizes[name] > 1]
     if not used and not other_arrays:
         # The parameter is all that the state has, so nothing else could depend on it.
@@ -152,7 +158,7 @@ def describe_use(
     unused = [name for name in leaves if name not in used]
     if unused:
         yield Fact(
-            f"No other result of this update depends on {first_names(unused)}.",
+            f"No other result of {these_updates} depends on {first_names(unused)}.",
             "local statistics",
         )
 
@@ -213,6 +219,12 @@ def weigh_examples(update: StepUpdate) -> Iterator[Fact]:
     if 2 <= B <= MAX_EXAMPLES:
         weights = measure_weights(update, range(B), update.wrong_arrays())
     if not weights:
+        return
+    unmoved = [name for name in weights if have_no_influence(weights[name])]
+    if unmoved:
+        yield from describe_leaves(
+            unmoved, "the examples of this update have no influence"
+        )
         return
     most_exact = next(iter(weights.values()))
     if not count_equally(most_exact):
@@ -359,5 +371,5 @@ def predict_metric(
     if local_values:
         results = "of the reference's results on each device's examples"
         yield np.mean(local_values, 0), Fact(f"the mean {results}", "mean of means")
-        yield np.sum(local_values, 0), Fact(f"the sum {results}", "mean of means")
+        yield np.sum(local_values, 0), Fact(f"the sum {results}", "scaled metrics")
     yield value / N, Fact(multiple.format(1 / N), "scaled metrics")

@@ -17,7 +17,7 @@ from pmapdp.verify import trees
 from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.reference import Reference
 from pmapdp.verify.step_update import ComparedLeaf, StepUpdate
-from pmapdp.verify.tolerances import CLEARLY_WRONG_FACTOR
+from pmapdp.verify.tolerances import CLEARLY_WRONG_FACTOR, ReferenceUpdate
 from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
 
 # Larger batches aren't weighed, because each example costs a run of the step and one of
@@ -80,6 +80,11 @@ def fit_moves(
     return np.array(weights), errors
 
 
+def have_no_influence(weights: np.ndarray) -> bool:
+    """Return True if all examples have the weight 0."""
+    return bool(np.nanmax(np.abs(weights)) < WEIGHT_TOLERANCE)
+
+
 def count_equally(weights: np.ndarray) -> bool:
     """Return True if all examples have the same weight."""
     low = np.nanmin(weights)
@@ -129,20 +134,21 @@ def depends_on_key(update: StepUpdate, ends: list[int], weights: np.ndarray) -> 
 
 
 def find_used_leaves(
-    reference: Reference, names: list[str], arguments: tuple
+    reference: Reference, names: list[str], updates: list[ReferenceUpdate]
 ) -> list[str]:
-    """Return the leaves of the state on which other results depend.
+    """Return the leaves of the state on which other results of these updates depend.
 
     There may be hundreds, so leaves of one name, such as all kernels of the parameters,
     are shifted together. A leaf on which a used leaf depends is used, too: the
     parameters depend on their momentum.
     """
-    usual = reference(arguments)
     moved_by_group = []
     for group in group_by_name(names):
-        moved = find_moved(reference, group, usual, arguments)
+        moved = set()
+        for update in updates:
+            moved |= find_moved(reference, group, update)
         moved_by_group.append((group, moved - group))
-    users = set(usual).difference(names)
+    users = set(updates[0].leaves).difference(names)
     for _ in moved_by_group:  # in each round, the users of users
         for group, moved in moved_by_group:
             if moved & users:
@@ -151,7 +157,7 @@ def find_used_leaves(
 
 
 def find_moved(
-    reference: Reference, group: set[str], usual: Leaves, arguments: tuple
+    reference: Reference, group: set[str], update: ReferenceUpdate
 ) -> set[str]:
     """Shift a group of leaves of the state, and return the results that move."""
 
@@ -160,10 +166,10 @@ def find_moved(
             return leaf
         return np.asarray(leaf * 1.5 + 0.1, leaf.dtype)
 
-    shifted_state = trees.map_with_names(shift, arguments[0])
-    results = reference((shifted_state, *arguments[1:]))
+    shifted_state = trees.map_with_names(shift, update.state)
+    results = reference((shifted_state, update.batch, update.key))
     moved = set()
-    for name, value in usual.items():
+    for name, value in update.values.items():
         if distance(value, results[name]) > MOVE_TOLERANCE * distance(value):
             moved.add(name)
     return moved

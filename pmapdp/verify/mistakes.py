@@ -23,9 +23,10 @@ class Fact(NamedTuple):
 
 # The usual mistakes by name, each with the sentence that the report prints.
 MISTAKES = {
-    "no all-reduce": "the all-reduce of some or all gradients is missing",
-    "sum for mean": "the gradients are added up over N devices, or the learning rate "
-    "is multiplied by N",
+    "no all-reduce": "the all-reduce of some or all gradients is missing, or it "
+    "leaves out devices",
+    "sum for mean": "the gradients are added up over N devices, or N micro-batches, or "
+    "the learning rate is multiplied by N",
     "check_vma": "`jax.grad` has already added up the gradient of a replicated "
     "parameter, so `lax.pmean` averages equal sums and `lax.psum` multiplies once more",
     "averaged twice": "the loss or the gradient is divided by N, and `lax.pmean` "
@@ -45,7 +46,8 @@ MISTAKES = {
     "NaN on one device": "a device holds padding alone, so its weights add up to 0, "
     "and 0 / 0 is NaN",
     "one device's metrics": "the metric isn't all-reduced",
-    "scaled metrics": "a mean is added up over the devices, or a sum is averaged",
+    "scaled metrics": "a mean or a maximum is added up over the devices, or a sum is "
+    "averaged",
     "every device computes everything": "the batch isn't split where it's used",
 }
 

@@ -100,6 +100,7 @@ class ReferenceUpdate(NamedTuple):
         key: The random key, or None.
         leaves: The leaves of the new state and the metrics, by path.
         batch_axis: The axis of the examples in the batch.
+        previous: The update before it, or None.
     """
 
     number: int
@@ -108,6 +109,7 @@ class ReferenceUpdate(NamedTuple):
     key: Any
     leaves: dict[str, ReferenceLeaf]
     batch_axis: int
+    previous: "ReferenceUpdate | None"
 
     @property
     def examples(self) -> int:
@@ -145,14 +147,17 @@ def make_updates(
     Raises:
         ArgumentsError: A result is NaN, which nothing equals.
     """
-    updates = []
+    updates: list[ReferenceUpdate] = []
+    previous = None
     for number, (batch, key) in enumerate(zip(batches, keys, strict=True)):
         arguments = (state, batch, key)
         new = reference.run(arguments)
         leaves = measure_leaves(reference, arguments, new, narrowest)
         refuse_nan(leaves, number)
-        update = ReferenceUpdate(number, *arguments, leaves, reference.batch_axis)
-        updates.append(update)
+        previous = ReferenceUpdate(
+            number, *arguments, leaves, reference.batch_axis, previous
+        )
+        updates.append(previous)
         state = new["state"]
     return updates
 
@@ -289,13 +294,23 @@ def iterate_equations(jaxpr: Any) -> Iterator[Any]:
             yield from iterate_equations(inner)
 
 
+def is_rounded(equation: Any) -> bool:
+    """Return True if an operation rounds float64 to float32."""
+    if equation.primitive.name != "convert_element_type":
+        return False
+    old_dtype = equation.invars[0].aval.dtype
+    return old_dtype == np.float64 and equation.params["new_dtype"] == np.float32
+
+
 def narrowest_sum(traced: Any, state: Any) -> np.dtype:
-    """Return the narrowest type in which a program adds, or stores its state."""
+    """Return the narrowest type in which a program adds, or to which it rounds."""
     dtypes = set()
     for equation in iterate_equations(traced.jaxpr.jaxpr):
         if equation.primitive.name in SUMS:
             for variable in (*equation.invars, *equation.outvars):
                 dtypes.add(variable.aval.dtype)
+        elif is_rounded(equation):
+            dtypes.add(np.dtype(np.float32))
     new_leaves = jax.tree.leaves(traced.out_info["state"])
     for old, new in zip(jax.tree.leaves(state), new_leaves, strict=True):
         if not trees.is_key(new) and new.dtype != jnp.result_type(old):

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pmapdp.devices import simulate
+from pmapdp.verify import one_device
 
 simulate(8)  # before a table of tests uses JAX
 RANDOM = np.random.default_rng(0)
@@ -51,3 +52,9 @@ def on_pmap(step, **changes):
     """The step on all devices, averaging over them."""
     changes = {"average": mean} | changes
     return jax.pmap(lambda *given: step(*given, **changes), "i")
+
+
+def given(step, state, batch=BATCH, **more):
+    """A pmapped step over the axis "i", with itself on one device as the reference."""
+    more.setdefault("reference", one_device(step, "i"))
+    return {"step": jax.pmap(step, "i"), "state": state, "batch": batch, **more}

@@ -17,6 +17,7 @@ from steps import (
     W,
     alone,
     descend,
+    given,
     loss_of,
     mean,
     on_pmap,
@@ -24,7 +25,7 @@ from steps import (
     total,
 )
 
-from pmapdp.verify import ArgumentsError, old_program, one_device, verify
+from pmapdp.verify import ArgumentsError, old_program, verify
 
 
 def late():
@@ -41,12 +42,6 @@ def late():
     return {"reference": step, "step": on_pmap(step, wrong=True), "state": state}
 
 
-def given(step, state, batch=BATCH["x"], **more):
-    """A step over the axis "i", with itself on one device as the reference."""
-    more.setdefault("reference", one_device(step, "i"))
-    return {"step": jax.pmap(step, "i"), "state": state, "batch": batch, **more}
-
-
 def average_of_local_statistics():
     """Haiku's batch norm keeps an `average`, which is made of `hidden`."""
 
@@ -59,7 +54,7 @@ def average_of_local_statistics():
 
     zeros = np.zeros(5, np.float32)
     ema = {"count": np.int32(0), "hidden": zeros, "average": zeros}
-    return given(step, {"w": W, "ema": ema})
+    return given(step, {"w": W, "ema": ema}, BATCH["x"])
 
 
 def eighty_leaves():
@@ -83,7 +78,7 @@ def eighty_leaves():
         updates, momentum = rule.update(mean(gradients), state[1])
         return optax.apply_updates(state[0], updates), momentum
 
-    return given(step, (params, rule.init(params)))
+    return given(step, (params, rule.init(params)), BATCH["x"])
 
 
 def accumulator():
@@ -97,7 +92,8 @@ def accumulator():
         total = jnp.where(is_last, 0, total)
         return {"w": w, "sum": total, "step": state["step"] + 1}
 
-    return given(step, {"w": W, "sum": np.zeros_like(W), "step": np.int32(0)})
+    state = {"w": W, "sum": np.zeros_like(W), "step": np.int32(0)}
+    return given(step, state, BATCH["x"])
 
 
 def a_device_of_padding():
@@ -152,7 +148,7 @@ def a_key_stands_still():
     keys = jax.random.split(jax.random.PRNGKey(0), 8)
     state = {"w": W, "step": np.int32(0), "key": keys}
     reference = old_program(step, "i", groups=8)
-    return given(step, state, per_device="key", reference=reference)
+    return given(step, state, BATCH["x"], per_device="key", reference=reference)
 
 
 TABLE = {  # a program, the rows that fit, and what is said
@@ -211,7 +207,9 @@ def test_a_step_that_counts_devices_is_not_its_own_reference(average):
 
 
 def test_a_report_says_what_its_reference_cannot_show():
-    report = verify(**given(lambda w, x: descend(w, {"x": x, "y": 1.0}, mean), W))
+    report = verify(
+        **given(lambda w, x: descend(w, {"x": x, "y": 1.0}, mean), W, BATCH["x"])
+    )
     assert "Can't see: what is wrong on a single device, too" in str(report)
     assert "N = jax.device_count()" in " ".join(str(report).split())
 

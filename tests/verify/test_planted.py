@@ -25,6 +25,7 @@ TRUE_TOO = {
     "every device computes everything": {"sum for mean"},
 }
 FIRST = {}  # the first wrong line of each mistake; benchmarks/verify_matrix.py has all
+LAST = {plant.mistake: plant for plant in PLANTS}
 for plant in PLANTS:
     FIRST.setdefault(plant.mistake, plant)
 CASES = [  # strategy, wrong lines, and options of the program
@@ -38,6 +39,12 @@ CASES = [  # strategy, wrong lines, and options of the program
     ("pmap", [], {"optimizer": "momentum in bfloat16", "key": "state"}),
     # Sums over all devices aren't what one device adds up, whatever is drawn.
     ("shard_map", [FIRST["same mask"]], {"sums": True}),
+    # Most of this work is the optimizer's, which is the same for any batch.
+    (
+        "jit",
+        [LAST["every device computes everything"]],
+        {"optimizer": "adamw", "key": "none"},
+    ),
 ]
 for number, plant in enumerate(FIRST.values()):
     if plant.mistake != "no all-reduce":
