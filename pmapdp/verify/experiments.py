@@ -167,7 +167,7 @@ def float_sizes(update: StepUpdate) -> dict[str, int]:
     """Return the number of elements of the state's leaves that hold floats."""
     sizes = {}
     for name, leaf in update.expected.leaves.items():
-        if leaf.value.dtype.kind == "f" and not leaf.is_metric:
+        if np.issubdtype(leaf.value.dtype, np.inexact) and not leaf.is_metric:
             sizes[name] = leaf.value.size
     return sizes
 

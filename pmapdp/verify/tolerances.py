@@ -230,7 +230,7 @@ def measure_leaf(
     spread = max(distance(near_value, value) for near_value in nudged)
     if reference.is_per_device(name) and reference.groups == 1:
         kind = "per_device"
-    elif value.dtype.kind == "f":
+    elif np.issubdtype(value.dtype, np.inexact):
         kind = "close"
     elif spread:
         kind = "unstable"
@@ -315,8 +315,11 @@ def narrowest_sum(traced: Any, state: Any) -> np.dtype:
     for old, new in zip(jax.tree.leaves(state), new_leaves, strict=True):
         if not trees.is_key(new) and new.dtype != jnp.result_type(old):
             dtypes.add(new.dtype)
-    floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
-    widest_unit = max(
-        floats, key=lambda dtype: float(jnp.finfo(dtype).eps), default=np.float64
-    )
-    return np.dtype(widest_unit)
+    # A complex number consists of two floats.
+    floats = [
+        np.dtype(jnp.finfo(dtype).dtype)
+        for dtype in dtypes
+        if jnp.issubdtype(dtype, jnp.inexact)
+    ]
+    default = np.dtype(np.float64)
+    return max(floats, key=lambda dtype: float(jnp.finfo(dtype).eps), default=default)

@@ -85,9 +85,9 @@ def to_host(tree: Any, dtype: Any = None) -> Any:
         if is_key(leaf):
             return jnp.copy(leaf)
         leaf_dtype = jnp.result_type(leaf)
-        is_wide = jnp.issubdtype(leaf_dtype, jnp.floating) and leaf_dtype.itemsize >= 4
+        is_wide = is_float(leaf) and leaf_dtype.itemsize >= 4
         if dtype is not None and is_wide:
-            leaf_dtype = dtype
+            leaf_dtype = np.promote_types(leaf_dtype, dtype)  # a complex one stays one
         return np.array(leaf, leaf_dtype)
 
     return jax.tree.map(copy, tree)

@@ -117,6 +117,33 @@ def the_last_gradient():
     return given(step, {"w": W, "gradient": 0.1 * W}, reference=reference)
 
 
+def complex_weights(average=total):
+    """JAX's gradient of a complex number is the conjugate of the direction upwards."""
+
+    def step(w, batch, average=average):
+        error = lambda w: jnp.square(jnp.abs(batch["x"] @ w - batch["y"])).mean()
+        loss, gradient = jax.value_and_grad(error)(w)
+        return w - 0.1 * average(gradient).conj(), mean(loss)
+
+    reference = one_device(partial(step, average=mean), "i")
+    state = (W + 1j * W[::-1]).astype(np.complex64)
+    return given(step, state, reference=reference)
+
+
+def two_random_bits():
+    """The devices draw the same bits, and by chance two updates do, too."""
+    draw = lambda key, b: jax.random.bits(key, (b,), "uint8") % 2 == 0
+
+    def step(w, batch, key):
+        flip = draw(key, len(batch["y"]))
+        x = jnp.where(flip[:, None], batch["x"], batch["x"][:, ::-1])
+        return descend(w, {"x": x, "y": batch["y"]}, mean)
+
+    keys = partial(jax.random.fold_in, jax.random.key(7))
+    assert (draw(keys(0), 2) == draw(keys(1), 2)).all()
+    return given(step, W, key=keys)
+
+
 def adversaries(average_generator=mean):
     """Two networks with two losses in one state."""
     optimizer = optax.adam(0.01)
@@ -209,13 +236,15 @@ WRONG = [  # a program, the mistakes that fit, and what is said
     ),
     (an_accumulator_never_averaged, ["no all-reduce"], "1 differ in update 2"),
     (maxima_added_up, ["scaled metrics"], "metrics/largest: the sum of the reference"),
+    (two_random_bits, ["same mask"], "all draw the same random numbers"),
+    (complex_weights, ["sum for mean"], "the change is 8 times the reference's"),
     (the_last_gradient, [], "w: the examples of this update have no influence"),
     (a_generator_of_each_device, ["no all-reduce"], "Other results depend on"),
     (partial(fully_sharded, alone), [], "None of the usual mistakes fits"),
 ]
 
 
-@quick(6, ("program", "mistakes", "said"), WRONG)
+@quick(8, ("program", "mistakes", "said"), WRONG)
 def test_a_wrong_program_gets_no_wrong_mistake(program, mistakes, said):
     report = verify(**{"batch": BATCH} | program())
     assert report.failed, str(report)
@@ -393,6 +422,7 @@ def an_orthogonal_update():
 CORRECT = [
     linen_with_a_loss_scale_and_an_average,
     all_embeddings_gathered,
+    partial(complex_weights, mean),
     adversaries,
     fully_sharded,
     micro_batches_in_optax,
@@ -404,7 +434,7 @@ CORRECT = [
 ]
 
 
-@quick(2, "program", CORRECT)
+@quick(3, "program", CORRECT)
 def test_a_correct_program_passes(program):
     report = verify(**{"batch": BATCH} | program())
     assert report.ok, str(report)
