@@ -206,7 +206,7 @@ SECTIONS = {
     ),
     "NaN on one device": Section(
         symptom="The loss becomes NaN in an epoch's last, padded batch",
-        fact="on the examples of one device alone, the reference is NaN, too",
+        fact="on the examples of one device alone, the reference is also NaN",
         unnoticed="The all-reduce then spreads the NaN to all devices, so you can't see where it began.",
         write="Divide after summing: `lax.psum(sums, axis_name) / lax.psum(count, axis_name)`.",
     ),

@@ -4,6 +4,11 @@
     python -m pmapdp.verify examples/sum_of_means.py:check --devices 4
     python -m pmapdp.verify examples/sum_of_means.py:check --json report.json
 
+FUNCTION takes no arguments. It returns a dictionary with the arguments of
+`pmapdp.verify.verify` by name: `step`, `reference` and `state`, and those of `batch`,
+`key`, `layout`, `per_device`, `batch_axis`, `last_batch`, `devices`, `updates` and
+`float64` that your step needs. docs/verify.md says what they are.
+
 The exit status is 0 if everything was compared and is equal, 1 if not or if the program
 fails, and 2 if the command is wrong.
 """
@@ -33,7 +38,7 @@ class Options:
     target: str = setting(
         "arguments",
         dataclasses.MISSING,
-        "Function that returns verify's arguments by name.",
+        "Function that returns verify's arguments in a dictionary.",
         positional="FILE.py:FUNCTION",
     )
     devices: int | None = setting(
@@ -42,7 +47,7 @@ class Options:
         "Number of devices. Default: all accelerators, or 8 simulated CPU devices.",
     )
     json: str | None = setting(
-        "options", None, "Write the report to this file, too.", metavar="FILE"
+        "options", None, "Also write the report to this file.", metavar="FILE"
     )
 
 

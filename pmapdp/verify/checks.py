@@ -17,21 +17,15 @@ from pmapdp.verify.experiments import explain_metrics, explain_state
 from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.report import Check, CheckError
 from pmapdp.verify.step_update import Copies, Output, StepUpdate
-from pmapdp.verify.tolerances import PREDICTION_TOLERANCE
+from pmapdp.verify.thresholds import (
+    MAX_FIXED_WORK,
+    MAX_LIMIT,
+    MAX_WORK,
+    PREDICTION_TOLERANCE,
+    ROUGH_TOLERANCE,
+)
 from pmapdp.verify.trees import distance, fit_factor
 
-# Two changes of a leaf are no multiples of each other if the best factor leaves over
-# more than this fraction. Other random numbers leave over much more.
-MULTIPLE_TOLERANCE = 0.1
-# The work isn't split if a device makes this many times its part of the operations:
-# with two devices that compute everything, it's twice its part.
-MAX_WORK = 1.75
-# Work that is the same for any batch, such as the update of the state, may be done
-# three times more.
-MAX_FIXED_WORK = 3
-# A device that makes everything makes about as many operations as one device alone, up
-# to a few percent. With a larger limit, too little depends on the examples to tell.
-MAX_LIMIT = 0.95
 CHECK_NAMES: dict[Output, str] = {"state": "same update", "metrics": "same metrics"}
 
 
@@ -111,7 +105,7 @@ def describe_difference(
     else:
         facts = explain_metrics(worst)
         if worst.wrong_leaves("state") and not facts:
-            sentence += "; the state differs, too, so look at that first"
+            sentence += "; the state also differs, so look at that first"
     return Check(
         name=CHECK_NAMES[output],
         status="FAILED",
@@ -201,7 +195,7 @@ def draws_new_numbers(update: StepUpdate, again: Copies) -> bool:
             continue
         reseeded = update.reseeded.leaves[name].value
         _, rest = fit_factor(reseeded - old, leaf.expected.value - old)
-        if leaf.is_array and rest > MULTIPLE_TOLERANCE:
+        if leaf.is_array and rest > ROUGH_TOLERANCE:
             ratio, error = fit_factor(second - old, first - old)
             no_multiples.append(error > PREDICTION_TOLERANCE * abs(ratio))
         else:
@@ -237,7 +231,7 @@ def check_work(updates: list[StepUpdate]) -> list[Fact]:
         return []
     sentence = (
         f"The busiest device makes {work:.0%} of the operations that the whole batch "
-        f"takes on one device. Its part alone would take {part_work:.0%}."
+        f"takes on one device. Its own part would take {part_work:.0%}."
     )
     return [Fact(sentence, "every device computes everything")]
 

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from pmapdp.verify.influence import (
-    MAX_EXAMPLES,
     compare_examples,
     count_equally,
     find_used_leaves,
@@ -24,17 +23,18 @@ from pmapdp.verify.influence import (
 )
 from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.step_update import ComparedLeaf, Output, StepUpdate
-from pmapdp.verify.tolerances import PREDICTION_TOLERANCE, iterate_equations
+from pmapdp.verify.thresholds import (
+    MAX_EXAMPLES,
+    PREDICTION_TOLERANCE,
+    ROUGH_TOLERANCE,
+)
+from pmapdp.verify.tolerances import iterate_equations
 from pmapdp.verify.trees import Leaves, distance, first_names
-
-# A change that is no exact multiple of the reference's is still called "about" a
-# multiple if it misses by less than this fraction.
-ROUGH_TOLERANCE = 0.1
 
 
 def explain_state(update: StepUpdate) -> list[Fact]:
     """Return the facts about a wrong state from the first experiment that shows any."""
-    facts = list(find_nan(update, "state"))
+    facts = find_nan(update, "state")
     if facts or not any(leaf.is_clearly_wrong for leaf in update.wrong_leaves("state")):
         return facts
     experiments = (
@@ -52,23 +52,24 @@ def explain_state(update: StepUpdate) -> list[Fact]:
     return facts
 
 
-def find_nan(update: StepUpdate, output: Output) -> Iterator[Fact]:
+def find_nan(update: StepUpdate, output: Output) -> list[Fact]:
     """Say which devices hold NaN, and if their own examples cause it."""
     for leaf in update.wrong_leaves(output):
         devices = devices_with_nan(leaf.copies)
-        if devices:
-            yield Fact(
-                f"{leaf.name}: NaN on device {first_names(devices)}, from update "
-                f"{update.expected.number + 1} on."
+        if not devices:
+            continue
+        number = update.expected.number + 1
+        text = f"NaN on device {first_names(devices)}, from update {number} on"
+        facts = describe_leaves([leaf.name], text)
+        local = devices_with_nan(update.local_values(leaf))
+        if local:
+            sentence = (
+                f"On the examples of device {first_names(local)} alone, the reference "
+                "is also NaN."
             )
-            local = devices_with_nan(update.local_values(leaf))
-            if local:
-                yield Fact(
-                    f"On the examples of device {first_names(local)} alone, the "
-                    "reference is NaN, too.",
-                    "NaN on one device",
-                )
-            return  # the other leaves' NaN came from this one's
+            facts.append(Fact(sentence, "NaN on one device"))
+        return facts  # the other leaves' NaN came from this one's
+    return []
 
 
 def devices_with_nan(arrays: Sequence[np.ndarray]) -> list[int]:
@@ -135,8 +136,16 @@ def describe_use(
 
     Statistics, on which nothing depends, may differ on purpose.
     """
-    sizes = float_sizes(update)
-    leaves = [name for name in sizes if name in names]
+    leaves = []
+    has_other_array = False
+    for name, leaf in update.expected.leaves.items():
+        is_float = np.issubdtype(leaf.value.dtype, np.inexact)
+        if leaf.is_metric or not is_float:
+            continue
+        if name in names:
+            leaves.append(name)
+        elif leaf.value.size > 1:
+            has_other_array = True
     if not leaves:
         return
     updates = [update.expected]
@@ -145,8 +154,7 @@ def describe_use(
         updates.append(update.expected.previous)
         these_updates = "this update and the one before"
     used = find_used_leaves(update.reference, leaves, updates)
-    other_arrays = [name for name in sizes if name not in names and sizes[name] > 1]
-    if not used and not other_arrays:
+    if not used and not has_other_array:
         # The parameter is all that the state has, so nothing else could depend on it.
         yield Fact(
             f"The state holds no other array of floats than {first_names(leaves)}.",
@@ -161,15 +169,6 @@ def describe_use(
             f"No other result of {these_updates} depends on {first_names(unused)}.",
             "local statistics",
         )
-
-
-def float_sizes(update: StepUpdate) -> dict[str, int]:
-    """Return the number of elements of the state's leaves that hold floats."""
-    sizes = {}
-    for name, leaf in update.expected.leaves.items():
-        if np.issubdtype(leaf.value.dtype, np.inexact) and not leaf.is_metric:
-            sizes[name] = leaf.value.size
-    return sizes
 
 
 def compare_random_numbers(update: StepUpdate) -> Iterator[Fact]:
@@ -326,7 +325,7 @@ def explain_metrics(update: StepUpdate) -> list[Fact]:
 
     A wrong state makes metrics wrong, too, so they're explained only if it's correct.
     """
-    facts = list(find_nan(update, "metrics"))
+    facts = find_nan(update, "metrics")
     if facts or update.wrong_leaves("state"):
         return facts
     names_by_fact: dict[Fact, list[str]] = {}

@@ -8,6 +8,7 @@ move.
 `find_used_leaves` shifts leaves of the state, to find those on which others depend.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,19 +18,13 @@ from pmapdp.verify import trees
 from pmapdp.verify.mistakes import Fact
 from pmapdp.verify.reference import Reference
 from pmapdp.verify.step_update import ComparedLeaf, StepUpdate
-from pmapdp.verify.tolerances import CLEARLY_WRONG_FACTOR, ReferenceUpdate
+from pmapdp.verify.thresholds import (
+    CLEARLY_WRONG_FACTOR,
+    NEGLIGIBLE_FRACTION,
+    WEIGHT_TOLERANCE,
+)
+from pmapdp.verify.tolerances import ReferenceUpdate
 from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
-
-# Larger batches aren't weighed, because each example costs a run of the step and one of
-# the reference.
-MAX_EXAMPLES = 128
-# Two weights are equal within this fraction. A weight is a quotient of two differences,
-# so it's less exact than a prediction.
-WEIGHT_TOLERANCE = 0.01
-# A smaller move, as a fraction of the result, is rounding. A loss scale, or the running
-# mean that shifts a batch norm, goes in and comes out again, and moves no result by
-# more.
-MOVE_TOLERANCE = 1e-6
 
 
 def measure_weights(
@@ -170,15 +165,15 @@ def find_moved(
     results = reference((shifted_state, update.batch, update.key))
     moved = set()
     for name, value in update.values.items():
-        if distance(value, results[name]) > MOVE_TOLERANCE * distance(value):
+        if distance(value, results[name]) > NEGLIGIBLE_FRACTION * distance(value):
             moved.add(name)
     return moved
 
 
 def group_by_name(names: Iterable[str]) -> list[set[str]]:
     """Group leaves by the first and the last part of their paths."""
-    groups: dict[tuple[str, str], set[str]] = {}
+    groups = defaultdict(set)
     for name in names:
         parts = name.removesuffix("/value").split("/")  # of a variable of Flax NNX
-        groups.setdefault((parts[0], parts[-1]), set()).add(name)
+        groups[parts[0], parts[-1]].add(name)
     return list(groups.values())

@@ -43,7 +43,7 @@ MISTAKES = {
     "device",
     "drift": "a device's own value enters the update: one without an all-reduce, "
     "`lax.axis_index`, a key, or another initial state",
-    "NaN on one device": "a device holds padding alone, so its weights add up to 0, "
+    "NaN on one device": "a device holds only padding, so its weights add up to 0, "
     "and 0 / 0 is NaN",
     "one device's metrics": "the metric isn't all-reduced",
     "scaled metrics": "a mean or a maximum is added up over the devices, or a sum is "

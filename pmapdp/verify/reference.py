@@ -17,11 +17,9 @@ import numpy as np
 
 from pmapdp.verify import trees
 from pmapdp.verify.report import ArgumentsError, CheckError
+from pmapdp.verify.thresholds import PREDICTION_TOLERANCE
 from pmapdp.verify.trees import Leaves, distance, first_names
 
-# The groups of an old program may differ by this fraction of a leaf's largest number,
-# because each may add up in another order, in float32.
-GROUP_TOLERANCE = 1e-3
 # Functions of JAX that count all devices, although the reference runs on one.
 DEVICE_COUNTS = (
     "device_count",
@@ -31,13 +29,13 @@ DEVICE_COUNTS = (
     "process_count",
 )
 UNSEEN_BY_ONE_DEVICE = (
-    "what is wrong on a single device, too, because the reference is made from the "
+    "what is also wrong on a single device, because the reference is made from the "
     "step. If the step uses an N = jax.device_count() that was read outside of it, "
     "both have this N."
 )
 UNSEEN_BY_OLD_PROGRAM = (
-    "what the old program does wrong, too, because the reference is made from it: a "
-    "sum in place of a mean, or any other factor."
+    "what the old program also does wrong, because the reference is made from it: a "
+    "sum instead of a mean, or any other factor."
 )
 
 
@@ -136,7 +134,7 @@ def split_result(returned: Any, state: Any, who: str) -> dict[str, Any]:
     new_names = first_names(trees.leaves_by_name(new))
     old_names = first_names(trees.leaves_by_name(state))
     raise CheckError(
-        f"{who} returns {new_names} in place of {old_names}: return the whole new "
+        f"{who} returns {new_names} instead of {old_names}: return the whole new "
         "state, in the structure of the old one, alone or as (state, metrics) "
         "(docs/verify.md in pmapdp's repository)",
         "FAILED",
@@ -179,7 +177,7 @@ class Reference:
         self.state = state
         self.per_device = [per_device] if isinstance(per_device, str) else per_device
         self.batch_axis = batch_axis
-        # A state may have leaves called `metrics/...`, too, as in Flax's examples.
+        # A state may also have leaves called `metrics/...`, as in Flax's examples.
         self.metric_prefix = "metrics/"
         if any(name.startswith("metrics/") for name in trees.leaves_by_name(state)):
             self.metric_prefix = "returned metrics/"
@@ -316,7 +314,7 @@ class Reference:
         names = []
         for name, groups in results.items():
             spread = distance(groups, np.broadcast_to(groups[:1], groups.shape))
-            is_equal = spread <= GROUP_TOLERANCE * distance(groups)
+            is_equal = spread <= PREDICTION_TOLERANCE * distance(groups)
             if not is_equal and not self.is_per_device(name):
                 names.append(name)
         if names:

@@ -12,12 +12,8 @@ from pmapdp.verify import trees
 from pmapdp.verify.layouts import Devices, Layout, place_arguments
 from pmapdp.verify.reference import Reference, split_result
 from pmapdp.verify.report import CheckError
-from pmapdp.verify.tolerances import (
-    CLEARLY_WRONG_FACTOR,
-    PREDICTION_TOLERANCE,
-    ReferenceLeaf,
-    ReferenceUpdate,
-)
+from pmapdp.verify.thresholds import CLEARLY_WRONG_FACTOR, PREDICTION_TOLERANCE
+from pmapdp.verify.tolerances import ReferenceLeaf, ReferenceUpdate
 from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
 
 Output = Literal["state", "metrics"]  # the two outputs of a step

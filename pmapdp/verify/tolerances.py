@@ -10,9 +10,6 @@ A leaf's error may be the sum of
 - some units in the leaf's own last place.
 
 Whole numbers, truth values and keys must be equal.
-
-Only this file decides what counts as equal, and what as a prediction that holds. Limits
-that choose a sentence of the report are beside that sentence.
 """
 
 from collections.abc import Iterator
@@ -27,27 +24,18 @@ from jax.extend.core import jaxprs_in_params
 from pmapdp.verify import trees
 from pmapdp.verify.reference import Reference
 from pmapdp.verify.report import ArgumentsError
+from pmapdp.verify.thresholds import (
+    LAST_PLACES,
+    NARROW_LAST_PLACES,
+    NARROW_NUDGE,
+    NARROW_TOLERANCES,
+    NEGLIGIBLE_FRACTION,
+    NUDGED_RUNS,
+    TOLERANCES,
+    UNSTABLE_FRACTION,
+)
 from pmapdp.verify.trees import Leaves, distance, first_names
 
-# For the bytes of the narrowest type: the multiple of the measured change, and the
-# fraction of the change in the update. Three runs don't show the largest change, so the
-# multiple is above 1. float64 has room for a larger one.
-TOLERANCES = {8: (8, 1e-7), 4: (4, 7e-4)}
-# The largest error of a prediction that holds, as a fraction of the difference that it
-# explains. It misses only by rounding, which is below a thousandth of an update, even
-# in float32. A prediction that doesn't hold misses by about the whole difference.
-PREDICTION_TOLERANCE = 1e-3
-# An error is clearly wrong if it's this many times what rounding allows. With a smaller
-# error, two different predictions might both seem to hold.
-CLEARLY_WRONG_FACTOR = 10
-# A leaf is not compared if rounding may change its update by more than this fraction,
-# as in a chaotic map, or for the bias in front of a batch norm under Adam.
-UNSTABLE_FRACTION = 0.3
-# A leaf is unmoved if it changes by less than this fraction of the state's largest
-# change. Its gradient is 0 up to rounding, as for the bias in front of a batch norm
-# under SGD.
-UNMOVED_FRACTION = 1e-6
-NUDGED_RUNS = 3  # runs with numbers changed by rounding
 # Operations that add numbers, whose order decides the rounding.
 SUMS = (
     "dot_general",
@@ -176,10 +164,7 @@ def measure_leaves(
     state, batch, key = arguments
     unit = float(jnp.finfo(narrowest).eps)
     if narrowest.itemsize < 4:
-        # A step in mixed precision rounds the numbers to bfloat16 first. Moved by an
-        # eighth of the unit, about an eighth of them round the other way, which is
-        # enough.
-        unit /= 8
+        unit *= NARROW_NUDGE
     nudged_results = []
     for seed in range(NUDGED_RUNS):
         near_state, near_batch = nudge((state, batch), unit, seed)
@@ -202,9 +187,8 @@ def refuse_nan(leaves: dict[str, ReferenceLeaf], number: int) -> None:
             names.append(name)
     if names:
         raise ArgumentsError(
-            f"{first_names(names)} is NaN after update {number + 1}, in the "
-            "reference too, and nothing equals NaN: give a state and data with which "
-            "it is a number"
+            f"{first_names(names)} is NaN after update {number + 1} in the reference, "
+            "and nothing equals NaN: give a state and data with which it is a number"
         )
 
 
@@ -239,18 +223,18 @@ def measure_leaf(
     is_metric = name.startswith(reference.metric_prefix)
     leaf = ReferenceLeaf(name, is_metric, old, value, kind)
     if kind == "close" and np.isfinite(value).all():
-        narrow = (2, 4 * float(jnp.finfo(narrowest).eps))
-        times, fraction = TOLERANCES.get(narrowest.itemsize, narrow)
-        unit = float(jnp.finfo(new.dtype).eps)
         change = distance(value, old)
         size = max(distance(value), change)
+        times, fraction = TOLERANCES.get(narrowest.itemsize, NARROW_TOLERANCES)
+        if narrowest.itemsize < 4:
+            fraction *= float(jnp.finfo(narrowest).eps)
         leaf.change = change
-        rounded = 4 * unit * size
-        if unit > 1e-6:
-            # It's stored in a narrow type, as momentum in bfloat16, so it's rounded by
-            # a fraction of its size.
+        places = LAST_PLACES
+        if new.dtype.itemsize < 4:
+            # Momentum in bfloat16, for example, is rounded by a fraction of its size.
             leaf.change = size
-            rounded = 2 * unit * size
+            places = NARROW_LAST_PLACES
+        rounded = places * float(jnp.finfo(new.dtype).eps) * size
         leaf.allowed = times * spread + fraction * change + rounded
     return leaf
 
@@ -261,7 +245,7 @@ def mark_unstable(leaves: list[ReferenceLeaf]) -> None:
     An unmoved leaf of the state is still compared, with a wider tolerance.
     """
     state_changes = [leaf.change for leaf in leaves if not leaf.is_metric]
-    smallest = UNMOVED_FRACTION * max(state_changes, default=0.0)
+    smallest = NEGLIGIBLE_FRACTION * max(state_changes, default=0.0)
     for leaf in leaves:
         if leaf.allowed > UNSTABLE_FRACTION * leaf.change > 0:
             leaf.allowed = max(leaf.allowed, smallest)
@@ -294,32 +278,20 @@ def iterate_equations(jaxpr: Any) -> Iterator[Any]:
             yield from iterate_equations(inner)
 
 
-def is_rounded(equation: Any) -> bool:
-    """Return True if an operation rounds float64 to float32."""
-    if equation.primitive.name != "convert_element_type":
-        return False
-    old_dtype = equation.invars[0].aval.dtype
-    return old_dtype == np.float64 and equation.params["new_dtype"] == np.float32
+def narrowest_type(traced: Any) -> np.dtype:
+    """Return the narrowest type in which a program adds, or to which it rounds float64.
 
-
-def narrowest_sum(traced: Any, state: Any) -> np.dtype:
-    """Return the narrowest type in which a program adds, or to which it rounds."""
-    dtypes = set()
+    Without either, it's float64.
+    """
+    dtypes: set[np.dtype] = {np.dtype(np.float64)}
     for equation in iterate_equations(traced.jaxpr.jaxpr):
-        if equation.primitive.name in SUMS:
-            for variable in (*equation.invars, *equation.outvars):
-                dtypes.add(variable.aval.dtype)
-        elif is_rounded(equation):
-            dtypes.add(np.dtype(np.float32))
-    new_leaves = jax.tree.leaves(traced.out_info["state"])
-    for old, new in zip(jax.tree.leaves(state), new_leaves, strict=True):
-        if not trees.is_key(new) and new.dtype != jnp.result_type(old):
-            dtypes.add(new.dtype)
-    # A complex number consists of two floats.
-    floats = [
-        np.dtype(jnp.finfo(dtype).dtype)
-        for dtype in dtypes
-        if jnp.issubdtype(dtype, jnp.inexact)
-    ]
-    default = np.dtype(np.float64)
-    return max(floats, key=lambda dtype: float(jnp.finfo(dtype).eps), default=default)
+        name = equation.primitive.name
+        is_cast = name == "convert_element_type"
+        is_rounded = is_cast and equation.invars[0].aval.dtype == np.float64
+        if name not in SUMS and not is_rounded:
+            continue
+        for variable in (*equation.invars, *equation.outvars):
+            if jnp.issubdtype(variable.aval.dtype, jnp.inexact):
+                # A complex number consists of two floats.
+                dtypes.add(np.dtype(jnp.finfo(variable.aval.dtype).dtype))
+    return max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps))

@@ -13,31 +13,30 @@ Leaves = dict[str, np.ndarray]  # the leaves of a tree by their path
 OTHER_SEED = 7919  # makes another key, if combined with a key's bits by XOR
 
 
+def name_path(path: Any) -> str:
+    """Return a leaf's path as text, for example `params/dense/kernel`."""
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    return name or "the value itself"
+
+
 def map_with_names(
     function: Callable[[str, Any], Any], tree: Any, prefix: str = ""
 ) -> Any:
-    """Apply `function(path, leaf)` to every leaf.
-
-    A path is text, for example `params/dense/kernel`, and begins with the prefix.
-    """
+    """Apply `function(path, leaf)` to every leaf. A path begins with the prefix."""
 
     def apply(path: Any, leaf: Any) -> Any:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return function(prefix + (name or "the value itself"), leaf)
+        return function(prefix + name_path(path), leaf)
 
     return jax.tree_util.tree_map_with_path(apply, tree)
 
 
 def leaves_by_name(tree: Any, prefix: str = "") -> dict[str, Any]:
     """Return the leaves by their path. Typed keys become arrays of integers."""
-    leaves: dict[str, Any] = {}
-
-    def add(name: str, leaf: Any) -> None:
+    leaves = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if is_key(leaf) and isinstance(leaf, jax.Array):
             leaf = jax.random.key_data(leaf)
-        leaves[name] = leaf
-
-    map_with_names(add, tree, prefix)
+        leaves[prefix + name_path(path)] = leaf
     return leaves
 
 

@@ -26,7 +26,7 @@ from pmapdp.verify.report import (
     describe_error,
 )
 from pmapdp.verify.step_update import Step, StepUpdate
-from pmapdp.verify.tolerances import ReferenceUpdate, make_updates, narrowest_sum
+from pmapdp.verify.tolerances import ReferenceUpdate, make_updates, narrowest_type
 from pmapdp.verify.trees import first_names
 
 NAMES_A_LINE = 3  # of leaves that a reader copies from the report
@@ -161,7 +161,7 @@ def compare(step: Step, batches: list[Any], keys: list[Any], dtype: Any) -> Repo
     """
     reference = step.reference
     state, batches = trees.to_host((reference.state, batches), dtype)
-    narrowest = narrowest_sum(reference.trace((state, batches[0], keys[0])), state)
+    narrowest = narrowest_type(reference.trace((state, batches[0], keys[0])))
     if dtype and narrowest != dtype:
         raise CheckError(f"given float64, the reference computes in {narrowest}")
     expected = make_updates(reference, state, batches, keys, narrowest)
@@ -219,7 +219,7 @@ def run_step(
 def find_missing_devices(
     report: Report, expected: list[ReferenceUpdate]
 ) -> Iterator[Check]:
-    """Make a check if the step ran on one device alone, or if an update is missing."""
+    """Make a check if the step ran on only one device, or if an update is missing."""
     if any(check.name == "runs" for check in report.failed):
         return
     if report.devices == 1:

@@ -167,8 +167,8 @@ TABLE = {  # a program, the rows that fit, and what is said
     "a device of padding": (
         a_device_of_padding, ["NaN on one device"],
         ["metrics/loss: NaN on device 0, 1, 2 and 5 more, from update 1 on",
-         "On the examples of device 7 alone, the reference is NaN, too."]),
-    "the norm of a sum": (the_norm_of_a_sum, ["sum for mean"], ["the state differs, too, so look at that first"]),
+         "On the examples of device 7 alone, the reference is also NaN."]),
+    "the norm of a sum": (the_norm_of_a_sum, ["sum for mean"], ["the state also differs, so look at that first"]),
     "a key of each example": (a_key_of_each_example, ["sum for mean"], ["the change is 8 times the reference's, on 8 devices"]),
     "a key stands still": (
         a_key_stands_still, ["key stands still"], ["draws the random numbers of the first again"]),
@@ -210,7 +210,7 @@ def test_a_report_says_what_its_reference_cannot_show():
     report = verify(
         **given(lambda w, x: descend(w, {"x": x, "y": 1.0}, mean), W, BATCH["x"])
     )
-    assert "Can't see: what is wrong on a single device, too" in str(report)
+    assert "Can't see: what is also wrong on a single device" in str(report)
     assert "N = jax.device_count()" in " ".join(str(report).split())
 
 

@@ -90,8 +90,8 @@ def nan_metric(w, batch, average=alone):
         ({"step": descend, "reference": jax.pmap(descend, "i")}, "by pmap: give the function in it"),
         ({"step": descend, "layout": "staked"}, "unknown layout 'staked': did you mean 'stacked'"),
         ({"step": descend, "per_device": ["momentum"]}, "per_device: there is no leaf 'momentum' among the value"),
-        ({"step": descend, "reference": lambda w, b: (w, w, w)}, "returns 0, 1, 2 in place of the value itself"),
-        ({"step": descend, "state": {"w": W, "n": 0}, "reference": lambda s, b: {"w": s["w"]}}, "w in place of n, w"),
+        ({"step": descend, "reference": lambda w, b: (w, w, w)}, "returns 0, 1, 2 instead of the value itself"),
+        ({"step": descend, "state": {"w": W, "n": 0}, "reference": lambda s, b: {"w": s["w"]}}, "w instead of n, w"),
         ({"step": on_pmap(nan_metric), "reference": nan_metric}, "metrics/loss is NaN after update 1"),
         ({"step": on_pmap(descend), "state": W * np.nan}, "the value itself, metrics/loss is NaN after update 1"),
         ({"state": {"w": W, "mean": W}, "reference": old_program(local, "i", groups=8), "step": jax.pmap(local, "i")},
@@ -122,7 +122,7 @@ def test_what_cannot_be_used_is_one_sentence(arguments, said):
         ),
         (
             lambda w, batch: {"new": w},
-            "the step returns new in place of the value itself: return",
+            "the step returns new instead of the value itself: return",
         ),
     ],
 )

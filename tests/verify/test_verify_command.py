@@ -1,5 +1,6 @@
 """`python -m pmapdp.verify` on a file of yours, and the code of docs/verify.md."""
 
+import inspect
 import json
 import re
 import sys
@@ -19,7 +20,7 @@ from marks import quick
 from steps import BATCH, W, loss_of
 
 from pmapdp.verify import VerificationError, old_program, one_device, verify
-from pmapdp.verify.tolerances import TOLERANCES
+from pmapdp.verify.thresholds import NARROW_TOLERANCES, TOLERANCES
 
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "sum_of_means.py").read_text()
 FILE = """
@@ -63,6 +64,13 @@ def test_the_command_verifies_a_file_and_writes_the_report(
     assert Path("step.py").read_text() == FILE
 
 
+def test_the_help_names_every_argument_of_verify(folder):
+    done = entry.run_command("verify", "--help")
+    assert done.status == 0
+    for name in inspect.signature(verify).parameters:
+        assert f"`{name}`" in done.out
+
+
 PAGE = (Path(__file__).parents[2] / "docs" / "verify.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGE, re.DOTALL)
 FIRST, FAMILIES, OLD, KEYS, TEST = [
@@ -72,7 +80,8 @@ FIRST, FAMILIES, OLD, KEYS, TEST = [
 
 
 def test_the_tolerances_of_the_page_are_those_of_the_code():
-    bfloat16 = (2, 4 * float(jnp.finfo(jnp.bfloat16).eps))
+    times, places = NARROW_TOLERANCES
+    bfloat16 = (times, places * float(jnp.finfo(jnp.bfloat16).eps))
     rows = re.findall(r"^\| (b?float\d\d) \| (\d) \| ([\d.e-]+)", PAGE, re.MULTILINE)
     assert len(rows) == 3
     for name, times, fraction in rows:

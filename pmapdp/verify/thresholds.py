@@ -1,0 +1,58 @@
+"""Numbers that decide what `verify` calls equal, and when a prediction holds.
+
+Each has its reason beside it. A leaf's tolerance is measured in `tolerances.py`, with
+these numbers as factors.
+"""
+
+# Equal within rounding. For the bytes of the type in which the reference adds: the
+# multiple of the spread of the nudged runs, and the fraction of the change in the
+# update. Three runs don't show the largest spread, so the multiple is above 1. float64
+# has room for a larger one.
+TOLERANCES = {8: (8, 1e-7), 4: (4, 7e-4)}
+# Types of 16 bits: the multiple, and the units in their last place.
+NARROW_TOLERANCES = (2, 4)
+# A leaf may be off by so many units in its own last place, which a few operations more
+# or less make. Stored in 16 bits, it's rounded once by the step and once by the
+# reference.
+LAST_PLACES = 4
+NARROW_LAST_PLACES = 2
+NUDGED_RUNS = 3  # runs with numbers changed by rounding
+# A step in mixed precision rounds the numbers to 16 bits first. Moved by this part of
+# the unit, about an eighth of them round the other way, which is enough.
+NARROW_NUDGE = 1 / 8
+
+# Not compared: rounding may change the leaf's update by more than this fraction, as in
+# a chaotic map, or for the bias in front of a batch norm under Adam.
+UNSTABLE_FRACTION = 0.3
+
+# An error is clearly wrong if it's this many times what rounding allows. With a smaller
+# error, two different predictions might both seem to hold.
+CLEARLY_WRONG_FACTOR = 10
+# The largest error of a prediction that holds, as a fraction of the difference that it
+# explains. It misses only by rounding, which is below a thousandth of an update, even
+# in float32. A prediction that doesn't hold misses by about the whole difference. The
+# groups of an old program may also differ by this fraction.
+PREDICTION_TOLERANCE = 1e-3
+# Two weights of examples are equal within this fraction. A weight is a quotient of two
+# differences, so it's less exact than a prediction.
+WEIGHT_TOLERANCE = 0.01
+# A change is about a multiple of another if the best factor leaves over less than this
+# fraction. Other random numbers leave over much more.
+ROUGH_TOLERANCE = 0.1
+# A change by a smaller fraction is only rounding. A bias in front of a batch norm has a
+# gradient of 0 up to rounding. A loss scale goes in and comes out again, and moves no
+# result by more.
+NEGLIGIBLE_FRACTION = 1e-6
+# Larger batches aren't weighed, because each example costs a run of the step and one of
+# the reference.
+MAX_EXAMPLES = 128
+
+# The work isn't split if a device makes this many times its part of the operations:
+# with two devices that compute everything, it's twice its part.
+MAX_WORK = 1.75
+# Work that is the same for any batch, such as the update of the state, may be done
+# three times more.
+MAX_FIXED_WORK = 3
+# A device that makes everything makes about as many operations as one device alone, up
+# to a few percent. With a larger limit, too little depends on the examples to tell.
+MAX_LIMIT = 0.95
