@@ -39,10 +39,10 @@ class Section(NamedTuple):
 
 SECTIONS = {
     "no all-reduce": Section(
-        symptom="The devices hold different parameters, so the test result depends on whose copy you save",
-        fact="each device holds the reference's result on its own examples, and other results depend on it",
+        symptom="The devices hold different parameters, so the result depends on whose copy you save",
+        fact="each device holds the reference's result on its own examples, or only the devices' mean is the reference's value, and other results depend on it",
         unnoticed="Each device then trains a model of its own, and every one of these losses falls as usual.",
-        write="Average all gradients in one pytree before the update.",
+        write="Average all gradients in one pytree before the update, over every axis of the mesh that splits the batch.",
         no_mistake_if="each device trains its own model",
         lines=(
             WrongLine(
@@ -58,10 +58,10 @@ SECTIONS = {
         ),
     ),
     "sum for mean": Section(
-        symptom="The gradient's norm is N times as large on N devices. SGD jumps about or diverges, and Adam hardly notices",
+        symptom="The gradient's norm is N times one device's. SGD jumps about or diverges, and Adam hardly notices",
         fact="the change is N times the reference's, or each example counts N times as much",
         unnoticed="Adam divides the factor out again, so its loss curve looks healthy. SGD takes steps that are N times as long.",
-        write="Use `lax.pmean` instead of `lax.psum`, or one device's learning rate.",
+        write="Use `lax.pmean` instead of `lax.psum`, divide by the number of micro-batches, or take one device's learning rate.",
         no_mistake_if="your step divides the loss by a number of devices that it read before it was traced. Then the reference "
         "is N times too small: divide by `lax.axis_size(axis_name)`",
         lines=(
@@ -73,11 +73,11 @@ SECTIONS = {
         ),
     ),
     "check_vma": Section(
-        symptom="After a port from pmap to shard_map, the gradient is N times as large",
+        symptom="The gradient's norm is N times one device's since you ported the step from pmap to shard_map",
         fact="the change is N or N² times the reference's, and the step has a `shard_map` with `check_vma=True`",
         unnoticed="Under pmap and `check_vma=False` the same lines are correct, and JAX says nothing.",
         write='Differentiate `lax.pcast(params, axis_name, to="varying")` and average the gradient: JAX then refuses a step that '
-        "forgets to. `check_vma=False` is correct too, but turns that check off.",
+        "forgets to. `check_vma=False` is also correct, but turns that check off.",
         no_mistake_if="the learning rate is multiplied by N on purpose",
         lines=(WrongLine("check_vma=True", "check_vma=False", ("shard_map",)),),
     ),
@@ -95,13 +95,13 @@ SECTIONS = {
         ),
     ),
     "mean of means": Section(
-        symptom="The same batch makes a slightly different loss or update on one device and on eight, most of all if it's padded",
+        symptom="The loss or the update is slightly off, most of all in a padded batch",
         fact="a value is the mean of the reference's results on each device's examples, and other results depend on it",
         unnoticed="As long as all devices hold equally many valid examples, a mean of their means is the mean over the batch. So a "
         "missing count shows only in padded or uneven batches. Local clipping and local batch norm change every update.",
         write="Divide sums: `lax.psum(gradient_sums, axis_name) / lax.psum(count, axis_name)`. Average before you clip. Give batch "
         "norm the global mean and mean of squares (Flax: `axis_name`).",
-        no_mistake_if="clipping or batch norm is local on purpose",
+        no_mistake_if="clipping, batch norm or a contrastive loss is local on purpose",
         lines=(
             WrongLine(
                 "count = weight.sum()",
@@ -118,7 +118,7 @@ SECTIONS = {
         ),
     ),
     "local statistics": Section(
-        symptom="The training loss is as on one device, but the test loss isn't, or it depends on whose copy you save",
+        symptom="The training loss is as on one device, and the test loss isn't",
         fact="a value is the result on one device's examples, or the mean of such results, and nothing else depends on it",
         unnoticed="Training normalizes with the statistics of the batch at hand, so the running ones matter only in evaluation.",
         write="Average the mean and the mean of squares (Flax: `axis_name`), and take the variance from them. Add counts up.",
@@ -145,7 +145,7 @@ SECTIONS = {
         ),
     ),
     "key stands still": Section(
-        symptom="Dropout or augmentation has hardly any effect, as if the data were augmented once",
+        symptom="Dropout or augmentation has hardly any effect",
         fact="the second update draws the random numbers of the first again",
         unnoticed="One mask looks as random as any other. You'd have to compare the masks of two updates to see that they're the same.",
         write="Take `jax.random.fold_in(key, state.step)`, or return the new key.",
@@ -225,9 +225,9 @@ SECTIONS = {
     ),
     "scaled metrics": Section(
         symptom="A metric is N or 1/N times what one device prints, and the model is the same",
-        fact="a metric is N, N² or 1/N times the reference's value",
+        fact="a metric is N, N² or 1/N times the reference's value, or the sum of its results on each device's examples",
         unnoticed="The training itself is correct, and so is the curve's shape.",
-        write="Take `lax.pmean` for means, and `lax.psum` for sums.",
+        write="Take `lax.pmean` for means, `lax.psum` for sums, and `lax.pmax` for maxima.",
         no_mistake_if="the loop divides or multiplies it",
         lines=(
             WrongLine(
@@ -258,19 +258,35 @@ SECTIONS = {
     ),
 }
 
+# The sections in the order of the page, by where you notice the mistake.
+PLACES = {
+    "loss and gradient": (
+        "sum for mean",
+        "check_vma",
+        "averaged twice",
+        "mean of means",
+        "NaN on one device",
+    ),
+    "parameters": ("no all-reduce", "drift"),
+    "test result": ("local statistics",),
+    "dropout and augmentation": ("same mask", "key stands still"),
+    "number of examples": ("dropped", "counted unequally"),
+    "printed metrics": ("one device's metrics", "scaled metrics"),
+    "time": ("every device computes everything",),
+}
+
 HEAD = """# Usual mistakes
 
-Your training is worse on eight devices than on one, and nothing raised an error. Before you look for a mistake, train on one device
-with the same global batch. If that run is just as bad, [the larger batch](slower_or_worse.md#my-loss-is-worse-on-eight-devices) is the
-reason, and your step isn't. Otherwise find what you see in the first column, and follow the link. N is the number of devices.
+Your training is worse on eight devices than on one, and nothing raised an error. First train on one device with the same global
+batch. If that run is just as bad, [the larger batch](slower_or_worse.md#my-loss-is-worse-on-eight-devices) is the reason, and
+your step isn't. Otherwise look where you noticed something, and follow the link. N is the number of devices.
 
-| what you see | what `verify` says | look at |
+| where | what you see | look at |
 | --- | --- | --- |"""
 
 CHECK = """
-Perhaps you see none of this, because under Adam many mistakes leave the loss curve as it was. Then begin with a check that takes a
-minute, and let [`verify`](verify.md) compare your step with one device. Its report states facts, as in the second column, and links
-to the sections below.
+If none of these is what you see, begin with the check below, because under Adam many mistakes leave the loss curve as it was. Then
+let [`verify`](verify.md) compare your step with one device. Its report links to the sections of this page.
 
 ## Do all devices hold the same parameters?
 
@@ -298,8 +314,8 @@ why `verify` compares with one device."""
 SECTIONS_HEAD = """
 ## Mistakes of a step
 
-The examples below are lines of [a small training step](../tests/verify/program.py). The line with a minus is wrong, and the line with a
-plus is its correction. Under jit the compiler adds the all-reduces, so you can't forget one. If the devices are supposed to hold
+The examples are lines of [a small training step](../tests/verify/program.py). A line with a minus is wrong, and the line with a plus
+is its correction. Under jit the compiler adds the all-reduces, so you can't forget one. If the devices are supposed to hold
 different values, name these in `per_device`, and take `old_program` as the reference."""
 
 FOOT = """
@@ -321,25 +337,30 @@ def print_section(mistake: str) -> None:
     """Print a section of the page."""
     section = SECTIONS[mistake]
     print(f"\n### {mistake}\n")
-    print(f"Usually {MISTAKES[mistake]}. {section.unnoticed}")
-    print(f"\n**To correct it:** {section.write}")
+    print(f"Usually {MISTAKES[mistake]}. {section.unnoticed}\n")
+    print(f"- **`verify` says** that {section.fact}.")
+    print(f"- **To correct it:** {section.write}")
     if section.no_mistake_if:
-        print(f"\n**It's no mistake if** {section.no_mistake_if}.")
-    for line in section.lines:
-        print(f"\n```diff\n- {line.wrong}\n+ {line.correct}\n```")
+        print(f"- **It's no mistake if** {section.no_mistake_if}.")
+    if section.lines:
+        examples = [f"- {line.wrong}\n+ {line.correct}\n" for line in section.lines]
+        print("\n```diff\n" + "\n".join(examples) + "```")
 
 
 def main() -> None:
     """Print the page."""
     print(HEAD)
-    for mistake in MISTAKES:
-        section = SECTIONS[mistake]
-        link = f"[{mistake}](#{find_address(mistake)})"
-        print(f"| {section.symptom} | {section.fact} | {link} |")
+    for place, mistakes in PLACES.items():
+        where = f"**{place}**"
+        for mistake in mistakes:
+            link = f"[{mistake}](#{find_address(mistake)})"
+            print(f"| {where} | {SECTIONS[mistake].symptom} | {link} |")
+            where = ""  # the next rows have the same place
     print(CHECK)
     print(SECTIONS_HEAD)
-    for mistake in MISTAKES:
-        print_section(mistake)
+    for mistakes in PLACES.values():
+        for mistake in mistakes:
+            print_section(mistake)
     print(FOOT)
 
 

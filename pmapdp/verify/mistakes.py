@@ -32,7 +32,7 @@ MISTAKES = {
     "averaged twice": "the loss or the gradient is divided by N, and `lax.pmean` "
     "divides once more",
     "mean of means": "the devices hold different numbers of valid examples, or each "
-    "clips its own gradient or normalizes its own examples",
+    "clips its own gradient, or normalizes or compares only its own examples",
     "local statistics": "batch norm's running statistics, or a count, are each "
     "device's own",
     "same mask": "every device gets the same key",

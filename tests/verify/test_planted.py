@@ -5,6 +5,7 @@ statistics of its batch norm alone has its own, and its gradients' mean is a mea
 means.
 """
 
+import itertools
 import re
 import runpy
 from functools import partial
@@ -76,7 +77,7 @@ def test_a_planted_line_fits_its_mistake_and_the_program_as_it_is_passes(
 @pytest.mark.parametrize("out_axes", [0, None])
 @pytest.mark.parametrize("average", [mean, total, alone])
 def test_the_check_of_the_page_tells_if_devices_hold_the_same(average, out_axes):
-    """A sum in place of a mean keeps them equal, as the page says."""
+    """A sum instead of a mean keeps them equal, as the page says."""
     page: dict = {}
     exec(re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1], page)
     device_step = partial(descend, average=average)
@@ -87,9 +88,10 @@ def test_the_check_of_the_page_tells_if_devices_hold_the_same(average, out_axes)
 
 
 def test_the_page_has_a_section_for_every_mistake(capsys):
-    runpy.run_path(str(PAGE.with_suffix(".py")), run_name="__main__")
+    page = runpy.run_path(str(PAGE.with_suffix(".py")), run_name="__main__")
     assert PAGE.read_text() == capsys.readouterr().out, (
         "python docs/mistakes.py > docs/mistakes.md"
     )
     assert list(SECTIONS) == list(MISTAKES)
+    assert sorted(itertools.chain(*page["PLACES"].values())) == sorted(MISTAKES)
     assert all(SOURCE.count(plant.correct) == 1 for plant in PLANTS)
