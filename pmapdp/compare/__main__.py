@@ -6,6 +6,9 @@
 
 A program of yours is a function without arguments that returns the arguments of
 `pmapdp.verify.verify` in a dictionary. The first run that fails ends the comparison.
+
+The exit status is 0 if all results are equal, 1 if not or if a program fails, and 2 if
+the command is wrong.
 """
 
 import json
@@ -29,7 +32,7 @@ from pmapdp.compare.sources import read_programs, read_strategies
 from pmapdp.compare.strategies import compare_strategies
 from pmapdp.compare.wrong_strategies import WRONG_STRATEGIES
 from pmapdp.config import Config, setting
-from pmapdp.errors import UserError, unknown_name
+from pmapdp.errors import FailedError, UserError, unknown_name
 from pmapdp.files import PAGE_SIGNATURES, REPORT_SIGNATURES, check_output, write_file
 from pmapdp.steps import STRATEGIES
 
@@ -126,6 +129,10 @@ def main(arguments: list[str]) -> None:
         print(f"Open {html_file.resolve()} in a browser.")
     else:
         print("Add --html page.html for a page with the code and pictures.")
+    unequal = words.find_unequal(comparison.runs)
+    if unequal:
+        names = ", ".join(run.name for run in unequal)
+        raise FailedError(f"not proven equal: {names}")
 
 
 def names_programs(arguments: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ from pmapdp.compare.measure import (
 )
 from pmapdp.compare.results import Measurement
 from pmapdp.devices import choose_devices
+from pmapdp.errors import FailedError
 from pmapdp.verify import trees
 from pmapdp.verify.layouts import choose_layout, place_arguments
 from pmapdp.verify.verification import resolve_value, verify_program
@@ -58,8 +59,12 @@ def run_program(target: str, count: int | None) -> tuple[Measurement, Any, Any]:
     available = choose_devices(count)  # before the file is run, which may use JAX
     print(f"{target}: verifying and timing", file=sys.stderr, flush=True)
     arguments, report = verify_program(target, available)
+    for check in report.failed:
+        if check.name == "runs":
+            raise FailedError(f"{target} fails: {check.sentence}")
+    if not hasattr(arguments["step"], "lower"):  # a plain function around the step
+        arguments["step"] = jax.jit(arguments["step"])
     devices = list(arguments["devices"] or jax.devices())
-    start = trees.to_host(arguments["state"])  # a copy that no donation reaches
     inputs = place_first_update(arguments, devices)
     holds = {"state": describe_arrays(inputs[0])}
     examples = len(devices)
@@ -68,53 +73,76 @@ def run_program(target: str, count: int | None) -> tuple[Measurement, Any, Any]:
         batch = resolve_value(0, arguments["batch"])
         shape = np.shape(jax.tree.leaves(batch)[0])
         examples = shape[arguments["batch_axis"]]
-    program = arguments["step"].lower(*inputs).compile()
-    result, milliseconds = time_calls(arguments, devices)
     run = make_measurement(
         target,
         devices=devices,
         global_batch_size=examples,
-        milliseconds=milliseconds,
-        program=program,
+        milliseconds=time_calls(arguments, devices),
+        program=arguments["step"].lower(*inputs).compile(),
         holds=holds,
         verdict=VERDICTS[report.verdict],
         report=str(report),
     )
-    # A step returns the state, or the state and more.
-    state = result
-    if str(jax.tree.structure(result)) != str(jax.tree.structure(inputs[0])):
-        state = result[0]
-    return run, start, jax.tree.map(as_one_device, state, start)
+    # In float64, rounding is far smaller than a mistake. Not all programs allow it.
+    if report.precision == "float64":
+        run.dtype = "float64"
+        with jax.enable_x64(True):
+            start, end = make_first_update(arguments, devices, run.dtype)
+    else:
+        start, end = make_first_update(arguments, devices)
+    return run, start, end
 
 
-def time_calls(
-    arguments: dict[str, Any], devices: list[jax.Device]
-) -> tuple[Any, list[float]]:
-    """Time calls from the same state. Return the step's result, and milliseconds."""
+def time_calls(arguments: dict[str, Any], devices: list[jax.Device]) -> list[float]:
+    """Time calls from the same state, in milliseconds."""
     milliseconds = []
     for _ in range(WARM_UP + TIMED):
         # The step may donate its arguments, so each call gets new ones.
         inputs = jax.block_until_ready(place_first_update(arguments, devices))
         started = time.perf_counter()
-        result = jax.block_until_ready(arguments["step"](*inputs))
+        jax.block_until_ready(arguments["step"](*inputs))
         milliseconds.append(1000 * (time.perf_counter() - started))
-    return result, milliseconds[WARM_UP:]
+    return milliseconds[WARM_UP:]
+
+
+def make_first_update(
+    arguments: dict[str, Any], devices: list[jax.Device], dtype: str | None = None
+) -> tuple[Any, Any]:
+    """Return the state before and after an update, as one device has it."""
+    inputs = place_first_update(arguments, devices, dtype)
+    start = trees.to_host(arguments["state"], dtype)
+    state = arguments["step"](*inputs)
+    # A step returns the state, or the state and more.
+    if str(jax.tree.structure(state)) != str(jax.tree.structure(inputs[0])):
+        state = state[0]
+    end = jax.tree.map(as_one_device, state, start)
+    return jax.tree.map(as_numbers, start), jax.tree.map(as_numbers, end)
 
 
 def place_first_update(
-    arguments: dict[str, Any], devices: list[jax.Device]
+    arguments: dict[str, Any], devices: list[jax.Device], dtype: str | None = None
 ) -> tuple[Any, ...]:
-    """Place state, batch and key of the first update as the program's layout says."""
+    """Place state, batch and key of the first update as the program's layout says.
+
+    With `dtype`, their floats have this type.
+    """
     # Copies, because a step may donate what it's given.
-    state = trees.to_host(arguments["state"])
-    batch = trees.to_host(resolve_value(0, arguments["batch"]))
+    state = trees.to_host(arguments["state"], dtype)
+    batch = trees.to_host(resolve_value(0, arguments["batch"]), dtype)
     key = resolve_value(0, arguments["key"])
     layout = choose_layout(arguments["layout"], arguments["batch_axis"])
     return place_arguments(state, batch, key, layout, arguments["per_device"], devices)
 
 
-def as_one_device(x: Any, like: Any) -> np.ndarray:
-    """Copy an array to the host, without the device axis that pmap adds."""
+def as_one_device(x: Any, like: Any) -> Any:
+    """Return an array without the device axis that pmap adds."""
     if np.shape(x) == np.shape(like):
-        return np.asarray(x)
-    return np.asarray(x.addressable_shards[0].data)[0]
+        return x
+    return x.addressable_shards[0].data[0]
+
+
+def as_numbers(x: Any) -> np.ndarray:
+    """Copy an array or a random key to the host as numbers."""
+    if trees.is_key(x):
+        x = jax.random.key_data(x)
+    return np.asarray(x)

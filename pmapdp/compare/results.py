@@ -55,8 +55,9 @@ class Measurement:
         verdict: The verdict of `verify`. Empty for a strategy.
         report: The report of `verify`. Empty for a strategy.
         largest_difference: The largest difference in any element from the parameters of
-            a single device, or from the state of the first program. None: they don't
-            start from one state.
+            a single device, or from the state of the first program after one update.
+            None: they don't start from one state.
+        dtype: The type in which this difference was computed.
     """
 
     strategy: str
@@ -76,6 +77,7 @@ class Measurement:
     verdict: str = ""
     report: str = ""
     largest_difference: float | None = None
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)

@@ -188,4 +188,5 @@ class Training:
             sees=self.sees,
             losses=self.losses,
             gradient_sums=gradient_sums,
+            dtype=self.job.config.dtype,
         )

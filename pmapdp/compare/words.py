@@ -34,9 +34,11 @@ def describe_result(run: Measurement) -> str:
 
 
 def describe_difference(run: Measurement) -> str:
-    """Return the largest difference of the parameters, to two digits."""
+    """Return the largest difference from the first run, to two digits."""
     if run.largest_difference is None:
         return "another start"
+    if run.largest_difference == 0:
+        return "0"
     return f"{run.largest_difference:.1e}"
 
 
@@ -137,35 +139,66 @@ def summary(comparison: Comparison) -> str:
     )
 
 
-def join_verdicts(runs: Sequence[Measurement]) -> str:
-    """Say in one line what verify finds of programs."""
-    if all(run.verdict == "equal" for run in runs):
-        return "pmapdp.verify finds that each step equals its reference."
-    verdicts = [f"{run.name}: {run.verdict}" for run in runs]
-    return f"pmapdp.verify finds {'; '.join(verdicts)}."
+def is_different(run: Measurement, first: Measurement) -> bool:
+    """Return True if a run is farther from the first one than rounding explains."""
+    if run.largest_difference is None:  # they start from different states
+        return False
+    rounding = max(ROUNDING[run.dtype], ROUNDING[first.dtype])
+    return not run.largest_difference <= rounding  # NaN is not within rounding
+
+
+def find_unequal(runs: Sequence[Measurement]) -> list[Measurement]:
+    """Return the runs that aren't proven equal to their reference and the first one."""
+    return [
+        run
+        for run in runs
+        if run.verdict not in ("", "equal") or is_different(run, runs[0])
+    ]
 
 
 def conclude(comparison: Comparison) -> str:
-    """Say in one line if all results are equal."""
-    runs = comparison.runs
+    """Say if all results are equal."""
     if comparison.config is None:
-        return join_verdicts(runs)
-    rounding = ROUNDING[comparison.config.dtype]
-    errors = {run.name: run.largest_difference or 0 for run in runs}
-    # NaN is not within rounding.
-    wrong = [name for name, error in errors.items() if not error <= rounding]
-    if wrong:
-        largest = np.max([errors[name] for name in wrong])  # NaN if one is NaN
+        return conclude_programs(comparison.runs)
+    return conclude_trainings(comparison.runs)
+
+
+def conclude_programs(runs: Sequence[Measurement]) -> str:
+    """Say if the programs equal their references, and how far they are apart."""
+    first, *others = runs
+    text = "pmapdp.verify finds that each step equals its reference."
+    if any(run.verdict != "equal" for run in runs):
+        verdicts = [f"{run.label} {run.verdict}" for run in runs]
+        text = f"pmapdp.verify finds {', '.join(verdicts)}."
+    for run in others:
+        if run.largest_difference is None:
+            text += f" {run.label} starts from another state than {first.label}."
+        else:
+            text += (
+                f" After one update, the states of {first.label} and {run.label} "
+                f"differ by {describe_difference(run)}, "
+                f"{explain_difference(run, first)}."
+            )
+    return text
+
+
+def conclude_trainings(runs: Sequence[Measurement]) -> str:
+    """Say if all strategies end with the same parameters."""
+    names = [run.name for run in runs if is_different(run, runs[0])]
+    # NaN counts as the largest.
+    farthest = runs[int(np.argmax([run.largest_difference or 0.0 for run in runs]))]
+    reason = explain_difference(farthest, runs[0])
+    if names:
         text = (
-            f"{', '.join(wrong)}: the parameters differ from a single device's by up "
-            f"to {largest:.1e}, "
+            f"{', '.join(names)}: the parameters differ from a single device's by up "
+            f"to {describe_difference(farthest)}, {reason}"
         )
-        if comparison.config.dtype == "float64" or np.isnan(largest):
-            return text + "which is more than rounding."
-        return text + "by rounding or by a mistake: --dtype float64 tells which."
+        if reason.endswith("mistake"):
+            text += ": --dtype float64 tells which"
+        return f"{text}."
     text = (
         "All end with the same parameters: rounding makes a difference of at most "
-        f"{max(errors.values()):.1e}."
+        f"{describe_difference(farthest)}."
     )
     if max(run.devices for run in runs) == 1:
         text += (
@@ -173,3 +206,12 @@ def conclude(comparison: Comparison) -> str:
             "one GPU."
         )
     return text
+
+
+def explain_difference(run: Measurement, first: Measurement) -> str:
+    """Say if rounding explains a run's difference from the first one."""
+    if not is_different(run, first):
+        return "within rounding"
+    if run.dtype == "float64" or np.isnan(run.largest_difference or 0.0):
+        return "which is more than rounding"
+    return "by rounding or by a mistake"

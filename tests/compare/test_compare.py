@@ -24,14 +24,15 @@ from markupsafe import escape
 from pmapdp.compare import __main__ as command
 from pmapdp.compare import programs, strategies
 from pmapdp.compare.page import load_data, make_page
-from pmapdp.compare.words import conclude, shorten_hlo, summary
+from pmapdp.compare.words import conclude, find_unequal, shorten_hlo, summary
+from pmapdp.errors import FailedError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 JOB = ["--model=mlp", "--optimizer=momentum", "--learning-rate=0.05", "--steps=10"]
 
 
-def compare(folder, *arguments):
-    """Run the command in this process.
+def compare(folder, *arguments, unequal=""):
+    """Run the command in this process. The runs called `unequal` fail it.
 
     Returns its printed lines, report and page.
     """
@@ -54,7 +55,10 @@ def compare(folder, *arguments):
     settings = (CALLERS.lower(), "jax_compilation_cache_include_metadata_in_key")
     for name in settings:
         jax.config.update(name, True)
-    with contextlib.redirect_stdout(printed):
+    result = contextlib.nullcontext()
+    if unequal:
+        result = pytest.raises(FailedError, match=f"^not proven equal: {unequal}$")
+    with contextlib.redirect_stdout(printed), result:
         command.main([str(argument) for argument in (*arguments, *files)])
     for name in settings:
         jax.config.update(name, False)
@@ -95,16 +99,19 @@ def test_every_run_is_reported_and_equals_a_single_device(compared):
 def test_a_run_that_differs_is_named(compared, difference, verdict):
     _, report, _ = compared
     run = replace(report.runs[1], largest_difference=difference)
-    text = conclude(replace(report, runs=[report.runs[0], run]))
+    runs = [report.runs[0], run]
+    text = conclude(replace(report, runs=runs))
     assert text.startswith("pmap × 2: the parameters differ from a single device's")
     assert text.endswith(verdict)
+    assert find_unequal(runs) == [run]  # which gives exit status 1
+    assert find_unequal(report.runs) == []
 
 
 def test_only_float64_calls_a_difference_more_than_rounding(compared):
     _, report, _ = compared
-    run = replace(report.runs[1], largest_difference=1e-8)
-    config = replace(report.config, dtype="float64")
-    text = conclude(replace(report, runs=[report.runs[0], run], config=config))
+    first = replace(report.runs[0], dtype="float64")
+    run = replace(report.runs[1], dtype="float64", largest_difference=1e-8)
+    text = conclude(replace(report, runs=[first, run]))
     assert text.endswith("by up to 1.0e-08, which is more than rounding.")
 
 
@@ -364,7 +371,8 @@ def test_a_batch_per_device_is_that_of_the_most_devices(tmp_path):
 def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
     example = port_example.__file__
     targets = [f"{example}:old", f"{example}:new", f"{EXAMPLES}/sum_of_means.py:check"]
-    lines, report, page = compare(tmp_path, *targets)
+    wrong = "sum_of_means.py:check × 8"
+    lines, report, page = compare(tmp_path, *targets, unequal=wrong)
     old, new, wrong = report.runs
     assert [run.name for run in report.runs] == [
         "port_example.py:old × 8",
@@ -374,17 +382,88 @@ def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
     assert [run.verdict for run in report.runs] == ["equal", "equal", "FAILED"]
     assert wrong.report.splitlines()[0] in lines
     assert old.largest_difference == 0
-    assert new.largest_difference < 1e-6  # one update of Adam, in float32
+    assert new.largest_difference < 1e-12  # one update of Adam, in float64
     assert wrong.largest_difference is None  # it starts from another state
     gradients_and_loss = 4 * (20 * 32 + 32 * 3 + 1)
     for run in (old, new):
         assert sum(row.bytes for row in run.collectives) == gradients_and_loss
     assert old.holds["state"].shape == [8, 20, 32]
     assert new.holds["state"].shape == [20, 32]
-    for text in ("\n".join(lines), page):
-        assert "sum_of_means.py:check × 8: FAILED" in text
+    assert "sum_of_means.py:check FAILED" in "\n".join(lines)
+    assert "sum_of_means.py:check FAILED" in page
     assert "the change is 8 times the reference's" in wrong.report
     assert wrong.report in html.unescape(page)
+
+
+RATES = """
+import jax
+import numpy as np
+from jax import lax
+
+from pmapdp.verify import one_device
+
+X = np.arange(32, dtype=np.float32).reshape(16, 2)
+
+
+def make_program(rate, **others):
+    def step(w, x):
+        return w - rate * lax.pmean(jax.grad(lambda w: (x @ w).mean())(w), "data")
+
+    return {
+        "step": jax.pmap(step, "data"),
+        "reference": one_device(step, "data"),
+        "state": np.ones(2, np.float32),
+        "batch": X,
+    } | others
+
+
+def old():
+    return make_program(0.1)
+
+
+def new():
+    return make_program(0.2)
+
+
+def in_a_function():
+    step = make_program(0.1)["step"]
+    return make_program(0.1, step=lambda w, x: step(w, x))
+
+
+def raises():
+    def step(w, x):
+        raise ValueError("out of range")
+
+    return make_program(0.1, step=jax.pmap(step, "data"))
+"""
+
+
+@pytest.mark.slow
+def test_two_programs_that_equal_their_references_may_differ(tmp_path):
+    """Another learning rate moves the weights by that much more of the gradient, which
+    is the mean of the inputs: 15 and 16.
+    """
+    file = tmp_path / "rates.py"
+    file.write_text(RATES)
+    targets = [f"{file}:old", f"{file}:in_a_function", f"{file}:new"]
+    lines, report, _ = compare(tmp_path, *targets, unequal="rates.py:new × 8")
+    assert [run.verdict for run in report.runs] == ["equal"] * 3
+    _, same, differs = report.runs
+    assert same.largest_difference == 0
+    assert differs.largest_difference == pytest.approx((0.2 - 0.1) * 16, abs=1e-12)
+    text = " ".join(" ".join(lines).split())
+    assert "differ by 1.6e+00, which is more than rounding." in text
+
+
+@pytest.mark.slow
+def test_a_program_that_raises_gives_status_1_and_says_where(tmp_path):
+    file = tmp_path / "rates.py"
+    file.write_text(RATES)
+    done = python("-m", "pmapdp.compare", f"{file}:old", f"{file}:raises")
+    assert (done.returncode, done.stdout) == (1, "")
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith(f"error: {file}:raises fails: it raises an error, ")
+    assert message.endswith(" in step: ValueError: out of range")
 
 
 @pytest.mark.slow
