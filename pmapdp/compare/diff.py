@@ -8,6 +8,9 @@ from typing import NamedTuple
 from pmapdp.compare.results import Line
 
 CONTEXT = 2  # equal lines that are shown around a change
+# Lines are versions of one if they're this alike: a call whose arguments now stand on
+# lines of their own, for example.
+LIKENESS = 0.4
 
 Row = dict[str, list[str]]  # the lines of each column
 
@@ -56,24 +59,22 @@ def find_common_lines(columns: Mapping[str, Sequence[str]]) -> list[dict[str, in
     Returns:
         The indices of each line, by column. The last ones are the columns' ends.
     """
+
+    def has_no_word(line: str) -> bool:
+        # A bracket or an empty line alone is nothing in common.
+        return not re.search(r"\w", line)
+
     first, *others = columns
     indices = [{first: index} for index in range(len(columns[first]))]
     for name in others:
-        blocks = match(columns[first], columns[name]).get_matching_blocks()
-        for start, other_start, size in blocks:
+        matcher = difflib.SequenceMatcher(
+            has_no_word, columns[first], columns[name], autojunk=False
+        )
+        for start, other_start, size in matcher.get_matching_blocks():
             for offset in range(size):
                 indices[start + offset][name] = other_start + offset
     common = [line for line in indices if len(line) == len(columns)]
     return [*common, {name: len(lines) for name, lines in columns.items()}]
-
-
-def match(before: Sequence[str], after: Sequence[str]) -> difflib.SequenceMatcher[str]:
-    """Match two sources, but not by a bracket or an empty line alone."""
-
-    def has_no_word(line: str) -> bool:
-        return not re.search(r"\w", line)
-
-    return difflib.SequenceMatcher(has_no_word, before, after, autojunk=False)
 
 
 def find_new_words(line: str, others: Sequence[str]) -> list[tuple[bool, str]]:
@@ -82,7 +83,7 @@ def find_new_words(line: str, others: Sequence[str]) -> list[tuple[bool, str]]:
     Returns:
         True for each piece that's new, and its text.
     """
-    nearest = difflib.get_close_matches(line, others, n=1)
+    nearest = difflib.get_close_matches(line, others, n=1, cutoff=LIKENESS)
     old_words = re.findall(r"\w+|\W", "".join(nearest))
     words = re.findall(r"\w+|\W", line)
     matcher = difflib.SequenceMatcher(str.isspace, old_words, words, autojunk=False)
@@ -95,7 +96,9 @@ def find_new_words(line: str, others: Sequence[str]) -> list[tuple[bool, str]]:
 
 def find_changes(before: Sequence[Line], after: Sequence[Line]) -> list[Change]:
     """Return the changes between two sources, with two lines around each."""
-    matcher = match([line.text for line in before], [line.text for line in after])
+    old_texts = [line.text for line in before]
+    new_texts = [line.text for line in after]
+    matcher = difflib.SequenceMatcher(None, old_texts, new_texts, autojunk=False)
     changes: list[Change] = []
     for group in matcher.get_grouped_opcodes(CONTEXT):
         if changes:

@@ -68,6 +68,7 @@ def load_template(name: str) -> Template:
         "describe_exchange": describe_exchange,
         "align": align,
         "find_changes": find_changes,
+        "all_reduce_lines": all_reduce_lines,
         "as_html": as_html,
         "decimal": decimal,
     }
@@ -117,6 +118,11 @@ def class_of(line: str) -> str:
         if re.match(pattern, line):
             return name
     return ""
+
+
+def all_reduce_lines(lines: Sequence[str]) -> list[str]:
+    """Return the lines of the all-reduce, without their indentation."""
+    return [line.strip() for line in lines if class_of(line).startswith("all-reduce")]
 
 
 def colour_words(line: str, others: Sequence[str]) -> Markup:

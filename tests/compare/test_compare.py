@@ -75,6 +75,12 @@ def compared(tmp_path_factory):
     return compare(tmp_path_factory.mktemp("compare"), *JOB, *flags)
 
 
+@pytest.fixture(scope="module")
+def all_strategies(tmp_path_factory):
+    """The page with all four columns."""
+    return compare(tmp_path_factory.mktemp("all"), *JOB, "--devices=2")[2]
+
+
 def test_every_run_is_reported_and_equals_a_single_device(compared):
     _, report, _ = compared
     names = [(run.strategy, run.devices) for run in report.runs]
@@ -237,8 +243,9 @@ def test_the_page_is_whole_and_needs_no_network_and_no_script(compared):
     assert links
     ids = re.findall(r' id="([^"]*)"', text)
     assert {link.removeprefix("#") for link in links} <= set(ids)
-    for svg in re.findall("<svg[^>]*>", text):
-        assert re.search(r'role="img"\s+aria-label="\w', svg)
+    pictures = re.findall("<svg[^>]*>", text)
+    labels = re.findall(r'role="img" aria-label="(\w[^"]*)"', text)
+    assert len(set(labels)) == len(pictures)  # each says something of its own
     words = " ".join(text.split())
     assert "Why the results are equal" in words
     assert "9 mistakes that raise no error" in words
@@ -285,7 +292,7 @@ def chromium():
 
 
 TAP = """<title>begun</title>
-<iframe id="frame" src="page.html" style="width:WIDTHpx;height:800px"></iframe><script>
+<iframe id="frame" src="page.html" style="width:690px;height:800px"></iframe><script>
 frame.onload = () => setTimeout(() => {
   const page = frame.contentDocument, label = page.querySelector(".answer .head label");
   const cells = [...page.querySelectorAll(".answer .cell")];
@@ -306,23 +313,67 @@ frame.onload = () => setTimeout(() => {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("width", "first", "second"),
-    [(400, {"2"}, {"1"}), (690, {"2", "3"}, {"1", "3"})],
-)
 def test_a_tap_on_a_tab_shows_its_column_and_scrolls_nowhere(
-    compared, tmp_path, chromium, width, first, second
+    compared, tmp_path, chromium
 ):
     """Though the radio button that it chooses is at the top of the page.
 
-    If two columns fit, the last one stays beside the chosen one.
+    The last column stays beside the chosen one.
     """
     (tmp_path / "page.html").write_text(compared[2])
-    found = look.run_page(tmp_path, TAP.replace("WIDTH", str(width)))
-    assert set(found["first"]) == first
-    assert set(found["second"]) == second
+    found = look.run_page(tmp_path, TAP)
+    assert set(found["first"]) == {"2", "3"}
+    assert set(found["second"]) == {"1", "3"}
     assert found["scrolled"] == 500
     assert abs(found["moved"]) < 20
+
+
+PHONE = """<title>begun</title>
+<iframe id="frame" src="page.html" style="width:400px;height:800px"></iframe><script>
+frame.onload = () => setTimeout(() => {
+  const page = frame.contentDocument;
+  const row = page.querySelector(".answer .row:last-child");
+  const names = [...row.querySelectorAll(".cell > .name")];
+  const shown = names.filter(name => name.getBoundingClientRect().width);
+  const lists = [...page.querySelectorAll(".on-phone")];
+  document.title = JSON.stringify({
+    names: shown.map(name => name.innerText),
+    lefts: new Set(shown.map(name => name.getBoundingClientRect().left)).size,
+    lines: lists.map(list => list.innerText.trim().split(/\\s*\\n\\s*/)),
+  });
+}, 100);
+</script>"""
+
+
+@pytest.mark.slow
+def test_a_phone_shows_two_columns_beside_each_other(compared, tmp_path, chromium):
+    """Above the whole programs stand their lines of the all-reduce."""
+    (tmp_path / "page.html").write_text(compared[2])
+    found = look.run_page(tmp_path, PHONE)
+    assert found["names"] == ["single", "pmap", "jit"]
+    assert found["lefts"] == 2
+    line = 'grads = lax.pmean(grads, "data")'
+    single = ["single", "# no all-reduce"]
+    jit = ["jit", "# the compiler adds the all-reduce"]
+    assert found["lines"] == [[*single, "pmap", line, *jit]]
+
+
+WRAPS = """<title>begun</title>
+<iframe id="frame" src="page.html" style="width:WIDTHpx;height:800px"></iframe><script>
+frame.onload = () => setTimeout(() => {
+  const lines = [...frame.contentDocument.querySelectorAll(".column .cell .line")];
+  const height = Math.min(...lines.map(line => line.offsetHeight));
+  const wrapped = lines.filter(line => line.offsetHeight > 1.5 * height);
+  document.title = JSON.stringify(wrapped.map(line => line.innerText));
+}, 100);
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 1279, 1024, 690, 400])
+def test_no_line_of_the_code_wraps(all_strategies, tmp_path, chromium, width):
+    (tmp_path / "page.html").write_text(all_strategies)
+    assert look.run_page(tmp_path, WRAPS.replace("WIDTH", str(width))) == []
 
 
 COPY = """<title>begun</title>
@@ -391,6 +442,8 @@ def test_your_programs_are_verified_and_set_beside_the_first(tmp_path):
     assert new.holds["state"].shape == [20, 32]
     assert "sum_of_means.py:check FAILED" in "\n".join(lines)
     assert "sum_of_means.py:check FAILED" in page
+    names = "port_example.py:old and port_example.py:new and sum_of_means.py:check"
+    assert f"<h1>{names}, side by side</h1>" in page
     assert "the change is 8 times the reference's" in wrong.report
     assert wrong.report in html.unescape(page)
 

@@ -116,6 +116,11 @@ def test_a_line_of_code_is_copied_with_its_indentation():
         ("return mean(f(x))", "return f(x)", "return [mean(]f(x)[)]"),
         ("y, lax.psum(g, 'i')", "y, lax.pmean(g, 'i')", "y, lax.[psum](g, 'i')"),
         ("other = 1", "return f(x)", "[other = 1]"),
+        (
+            '"step": jit(',
+            '"step": pmap(step, axis="i"),',
+            '"step": [jit](',
+        ),
     ],
 )
 def test_the_words_that_the_nearest_line_lacks_are_marked(line, nearest, marked):
@@ -218,6 +223,13 @@ def test_changes_have_their_numbers_in_both_files():
         ("-", 16, None, "j"),
     ]
     assert find_changes(before, before) == []
+
+
+def test_a_bracket_that_both_have_is_no_change():
+    before = [Line(1, "f(a"), Line(2, ")")]
+    after = [Line(1, "g(b"), Line(2, ")")]
+    signs = [change.sign for change in find_changes(before, after)]
+    assert signs == ["-", "+", " "]
 
 
 def test_a_program_is_followed_into_the_files_that_it_imports(tmp_path):
