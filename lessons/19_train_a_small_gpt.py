@@ -15,9 +15,9 @@
 # # 19. Train a small GPT
 #
 # One of your programs accumulates, one resumes, one splits its state, and one runs in many processes. Your own work
-# needs all of this in one file, and parts that work alone may not work together. So join them in a small language model
-# that learns from Python's own library. Train it on eight devices, and once more in two processes that you kill, so that
-# a single device must go on. How near do the losses of the two runs come?
+# needs all of this in one file, and parts that work alone may not work together. So this lesson joins them in a small
+# language model that learns from Python's own library. You'll train it on eight devices, and again in two processes that
+# you kill, so that a single device must go on. How near do the losses of the two runs come?
 #
 # **You will** read a whole trainer, say where its parts meet, test it in four ways, and guard a run against changed
 # settings. 15 minutes, 40 with exercises, and another 17 for the program's 200 lines. You need lessons
@@ -60,7 +60,7 @@ folder = Path(tempfile.mkdtemp())
 # needs only an eighth of each of the 18 arrays. So the compiler may throw the rest away first, and then all-reduce 18 sums
 # of squares, one by one. `lax.with_sharding_constraint` forbids this, and one all-reduce is left.
 #
-# This is one update of 16 examples on eight devices of two processes:
+# One update of 16 examples on eight devices of two processes:
 
 # %%
 lesson_19.where_the_arrays_are()
@@ -183,7 +183,7 @@ assert more_dropout == "resumes without a word"
 # %% [markdown]
 # ## Exercises
 #
-# Now copy [19_gpt.py](program/19_gpt.py), and make it yours. A function prepares each change.
+# Copy [19_gpt.py](program/19_gpt.py), and make it yours. A function prepares each change.
 # [Solutions, with reasons](solutions/19_train_a_small_gpt.py).
 #
 # 1. **Your own text**, with `FILES` and `BYTES`. The program cuts it every 65 tokens, and the first of them is never a
