@@ -204,7 +204,8 @@ print("1 + 0.001 =", after_update)
 #
 # Why `nnx.remat`? It's `jax.checkpoint` for Flax layers that have state. `nnx.BatchNorm` moves its running mean in place,
 # and `nnx.Dropout` counts its calls. `jax.checkpoint` gives your function a copy of the layer, and drops the copy
-# afterwards without an error, so the running mean never moves and each call draws the same mask.
+# afterwards without an error, so the running mean never moves and each call draws the same mask. `nnx.Linear` has no
+# state, but the layers of your larger network may.
 #
 # The gradients arrive as float32, because the derivative of a cast casts back. What you add up from there, over
 # micro-batches and devices, is in float32.
