@@ -2,7 +2,9 @@
 when it was built.
 """
 
+import ast
 import sys
+from pathlib import Path
 
 import build
 import forks
@@ -84,3 +86,38 @@ def test_take_home_cells_import_the_four_libraries_alone(lesson):
     assert len(cells) == (2 if lesson.name[:2] in TWO_PROGRAMS else 1)
     for cell in cells:
         assert imports(cell.source) <= LIBRARIES | sys.stdlib_module_names
+
+
+def functions(text: str) -> dict[str, str]:
+    """Return {name: source} of the functions at the top of a text."""
+    return {
+        node.name: ast.get_source_segment(text, node)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def with_solutions(lesson: Path):
+    """The notebook of a lesson in which each stub is solved."""
+    solved = functions((build.FOLDER / "solutions" / lesson.name).read_text())
+    notebook = build.read(lesson)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            for name, stub in functions(cell.source).items():
+                if name in solved and stub.endswith("..."):
+                    cell.source = cell.source.replace(stub, solved[name])
+    return notebook
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "epoch"), [("01", 0), ("03", 0), ("04", -1)])
+def test_a_checked_answer_runs_in_the_program(number, epoch, tmp_path, monkeypatch):
+    """The cell below the program repeats the test line of an epoch, up to rounding."""
+    notebook = with_solutions(build.source_of(number))
+    monkeypatch.setattr(build, "read", lambda lesson: notebook)
+    build.execute(build.source_of(number), tmp_path)
+    texts = [printed(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any("not solved yet" in text for text in texts)
+    (found,) = [figures(text) for text in texts if text.startswith("test")]
+    expected = scripts(notebook)[-1][epoch, 2:]
+    np.testing.assert_allclose(found, [expected], atol=TOLERANCE)
