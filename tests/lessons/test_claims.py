@@ -326,6 +326,56 @@ def test_layers_that_work_unchanged_with_explicit_axes(name):
         assert jax.typeof(gradient) == jax.typeof(x)
 
 
+@pytest.mark.slow
+def test_an_embedding_asks_how_to_split_its_rows_and_auto_axes_answers():
+    """Lesson 11."""
+    embed = nnx.Embed(10, 8, rngs=nnx.Rngs(0))
+    with jax.set_mesh(jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])):
+        tokens = jax.device_put(np.ones((16, 5), np.int32), jax.P("data"))
+        with pytest.raises(Exception, match="out_sharding") as refusal:
+            embed(tokens)
+        assert refusal.typename == "ShardingTypeError"
+        expected = embed(tokens, out_sharding=jax.P("data"))
+        call_layer = jax.sharding.auto_axes(
+            lambda layer, x: layer(x), out_sharding=jax.P("data")
+        )
+        found = call_layer(embed, tokens)
+        assert jax.typeof(found) == jax.typeof(expected)
+        np.testing.assert_array_equal(found, expected)
+
+
+UPDATE_ONCE = """
+import sys
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+models, work = [], []
+for path in sys.argv[1:]:
+    program, _, _ = open(path).read().partition("for epoch")
+    names = {}
+    exec(program.replace('jax.config.update("jax_num_cpu_devices", 8)', ""), names)
+    batch = next(names["batches"](*names["train_data"], seed=0))
+    arguments = names["state"], names["place_batch"](batch)
+    step = names["train_step"].lower(*arguments).compile()
+    (model, _), _ = step(*arguments)
+    models.append(jax.device_get(jax.tree.leaves(model)))
+    work.append(step.cost_analysis()["flops"])
+errors = [abs(a - b).max() for a, b in zip(*models, strict=True)]
+print(max(errors), work[1] / work[0])
+"""
+
+
+@pytest.mark.slow
+def test_explicit_axes_change_neither_the_update_nor_the_work():
+    """Lesson 11: the model within 1e-6, and the operations of a device within 2 %."""
+    folder = build.FOLDER / "program"
+    scripts = (folder / "09_jit.py", folder / "11_explicit.py")
+    run = python("-c", UPDATE_ONCE, *map(str, scripts))
+    assert run.returncode == 0, run.stderr
+    error, ratio = run.stdout.split()[-2:]
+    assert float(error) < 1e-6
+    np.testing.assert_allclose(float(ratio), 1, rtol=0.02)
+
+
 WAIT_ALONE = """
 import inspect, jax
 parameters = inspect.signature(jax.distributed.initialize).parameters
