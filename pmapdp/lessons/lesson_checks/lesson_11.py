@@ -125,9 +125,17 @@ def normalized_step(answer):
         z = (x - x.mean(0)) / x.std(0)
         update = -0.1 * 2 * z.T @ (z @ w - y) / 16
         wanted = w + update
+        of_rows = (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)
+        of_all = (x - x.mean()) / x.std()
         refuse(
             new_w,
             {
+                "each column has its own mean and deviation, over axis 0, and yours are "
+                "the rows'": w - 0.1 * 2 * of_rows.T @ (of_rows @ w - y) / 16,
+                "each column has its own mean and deviation, and you took one for all "
+                "columns": w - 0.1 * 2 * of_all.T @ (of_all @ w - y) / 16,
+                "your step is half as long: the derivative of a square has a factor of "
+                "2": w + update / 2,
                 "x wasn't normalized": w - 0.1 * 2 * x.T @ (x @ w - y) / 16,
                 "the loss is the mean over the rows, not their sum": w + 16 * update,
                 "the learning rate is 0.1": w + update / 10,

@@ -121,6 +121,11 @@ def make_step(answer):
             f"jax.grad has summed over the {N} devices: this is lesson 10's trap",
         )
         require(
+            abs(ratio - len(y)) > 1e-3 * len(y),
+            f"update {update} is {ratio:.3f} times as long as with the old step, and the "
+            f"batch has {len(y)} rows: the loss is their mean, not their sum",
+        )
+        require(
             close(found, wanted),
             f"update {update} is {ratio:.3f} times as long as with the old step",
         )

@@ -103,8 +103,11 @@ def zero_step(answer):
             "the devices have different weights: all_gather the shards",
         )
         from_first_shard = (w[:2] - 0.1 * wanted_m.reshape(N, 2)).reshape(-1)
+        overlapping = np.concatenate([w[d : d + 2] for d in range(N)])
         mistakes = {
             "every device took the first shard of w: use axis_index": from_first_shard,
+            "device d's shard of w begins at d * m.size, and yours begins at d": overlapping
+            - 0.1 * wanted_m,
             "the sign is wrong: w - 0.1 * m": w + 0.1 * wanted_m,
             "w was updated by the gradient, without the momentum": w - 0.1 * g.mean(0),
         }
@@ -150,6 +153,8 @@ def fixed_clip(answer):
             diagnosis = (
                 "a short gradient stays as it is, so divide by maximum(1, length)"
             )
+        elif length > 1 and close(clipped, np.sqrt(N) * direction):
+            diagnosis = "psum adds the devices' squares, and pmean divides them by N"
         elif length > 1 and np.isclose(found, 1 / length, rtol=1e-3):
             diagnosis = "the sum of the squares is the length squared: take the root"
         else:

@@ -12,6 +12,7 @@ Z, GRADIENT = (
     "0.1 * jax.grad(lambda w: jnp.square(z @ w - y).mean())(w)",
 )
 GATHER = "x, y = jax.reshard(x, P()), jax.reshard(y, P())"
+OF_ROWS = "(x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)"
 BY_HAND = '0.2 * jnp.einsum("bd,b->d", z, z @ w - y, out_sharding=P()) / len(y)'
 
 OUT = "out_sharding=P()"
@@ -52,6 +53,9 @@ WRONG = {
         ),
         ("x wasn't normalized", Z, "x"),
         ("yours is", "x.std(0)", "x.std(0, ddof=1)"),
+        ("yours are the rows'", Z, OF_ROWS),
+        ("one for all columns", Z, "(x - x.mean()) / x.std()"),
+        ("half as long", ".mean())(w)", ".mean() / 2)(w)"),
         ("the learning rate is 0.1", "0.1 *", "0.01 *"),
         ("not their sum", ".mean())(w)", ".sum())(w)"),
         ("the sign is wrong", "w - 0.1", "w + 0.1"),

@@ -54,6 +54,7 @@ WRONG = {
         ("of the work of one device alone", "(replicated, split, split)", "replicated"),
         ("JAX refuses the arguments w [3]", "(replicated, split, split)", "split"),
         ("0.500 times as long", "0.1 *", "0.05 *"),
+        ("not their sum", "- y).mean()", "- y).sum()"),
         ("the loss is", "gradient, value", "gradient, 4 * value"),
     ],
     "corrected_variance": [

@@ -41,6 +41,11 @@ WRONG = {
         ("divide by lax.axis_size", ' / lax.axis_size("data")', " / 8"),
         ("only this device's gradient", SHARD, SLICE.format("g")),
         ("use axis_index", SLICE.format("w"), "w[: m.size]"),
+        (
+            "begins at d * m.size",
+            '(w, lax.axis_index("data") * m.size',
+            '(w, lax.axis_index("data")',
+        ),
         ("half of an all-reduce", SHARD, SLICE.format('lax.pmean(g, "data")')),
         (
             "every device's whole gradient",
@@ -73,7 +78,7 @@ WRONG = {
         ("must get the length 0.500", CLIPPED, "g / length"),
         ("a short gradient stays as it is", CLIPPED, "g / length"),
         ("add the squares", LENGTH, 'lax.pmax(jnp.linalg.norm(g), "data")'),
-        ("add the squares", "lax.psum(jnp.square", "lax.pmean(jnp.square"),
+        ("pmean divides them by N", "lax.psum(jnp.square", "lax.pmean(jnp.square"),
         (
             "the length squared: take the root",
             LENGTH,
