@@ -175,12 +175,12 @@ except Exception as error:
 # You answer with `out_sharding`. Besides the three answers above there's a fourth one, *not yet*:
 
 # %%
-specs = {"P()": P(), 'P("data")': P("data"), 'P(unreduced={"data"})': P(unreduced={"data"})}
-answers = {name: jnp.matmul(columns, rows, out_sharding=spec) for name, spec in specs.items()}
-for name, answer in answers.items():
-    print(f"{name:22s} {jax.typeof(answer)}")
+specs = P(), P("data"), P(unreduced={"data"})
+answers = [jnp.matmul(columns, rows, out_sharding=spec) for spec in specs]
+for answer in answers:
+    print(jax.typeof(answer))
 
-unfinished = answers['P(unreduced={"data"})']
+unfinished = answers[-1]
 print("the sum of two:", jax.typeof(unfinished + unfinished))
 try:
     jnp.cos(unfinished)
@@ -205,7 +205,7 @@ except Exception as error:
 #
 # Try one by hand. Device d holds the input d, and the weight is 1.
 #
-# **Predict:** what does device 3 hold of the gradient, before and after the last `reshard`?
+# **Predict:** what does device 3 hold of `gradient`, before it's resharded?
 
 # %% tags=["prediction"]
 x = jax.device_put(np.arange(8, dtype=np.float32).reshape(8, 1), P("data"))
@@ -219,7 +219,7 @@ print(f"before: {parts}, after: {reduced_gradient.item()} everywhere")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Before, it holds 3, the gradient of its own row. After, it holds 28, as all devices do: 0 + 1 + ... + 7.
+# 3, the gradient of its own row. After the reshard it holds 28, as all devices do: 0 + 1 + ... + 7.
 #
 # </details>
 #
@@ -240,25 +240,23 @@ except Exception as error:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 1 - 3 = -2, and another number on each of the others. JAX doesn't let it come to that. In jax 0.10.2 there's no rule for
-# subtracting an unreduced array, and 0.12 says that `gradient` is unreduced while `w` is not.
+# 1 - 3 = -2, and another number on each of the others. JAX doesn't let it come to that: 0.10.2 has no rule for it, and 0.12
+# says that `gradient` is unreduced while `w` is not.
 #
 # </details>
 #
 # With replicated parameters you can't make this mistake, because JAX sums each gradient over the devices as soon as it's
 # computed. So why do it yourself? Because as soon as possible can be more often than necessary.
 #
-# ## Four micro-batches, one all-reduce
+# ## The gradient of four micro-batches
 #
 # If a batch doesn't fit into memory, you can cut it into *micro-batches*, compute the gradient of one after the other, and
-# add them up (lesson 13). The devices would have to communicate just once, at the end.
+# add them up (lesson 13). Take your network and four micro-batches of 32 rows. `accumulate` sums their gradients in a
+# loop, in which the sum has the sharding `spec`. `run_accumulate` counts how often a collective runs.
 #
-# Take your network and four micro-batches of 32 rows. `accumulate` sums their gradients in a loop, in which the sum has the
-# sharding `spec`. `run_accumulate` counts how often a collective runs.
-#
-# There's one trap, the bias of `nnx.Linear`. JAX has a rule for split rows *times* a reduced kernel, but none for split
-# rows *plus* a reduced bias, and raises an error. `linear` makes one row of biases for each example, and splits those
-# rows. Each device keeps its own, so nothing is sent.
+# With reduced parameters there's one trap, the bias of `nnx.Linear`. JAX has a rule for split rows *times* a reduced
+# kernel, but none for split rows *plus* a reduced bias, and raises an error. `linear` makes one row of biases for each
+# example, and splits those rows. Each device keeps its own, so nothing is sent.
 
 # %%
 from jax import lax
@@ -306,7 +304,7 @@ class ReducedNetwork(Network):
 
 
 # %% [markdown]
-# **Predict:** how often does an all-reduce run if the parameters are replicated, and how often if they're reduced?
+# **Predict:** how often does an all-reduce run if the parameters are replicated?
 
 # %% tags=["prediction"]
 model = jax.device_put(Network(nnx.Rngs(0)), P())
@@ -320,8 +318,8 @@ lesson_11.all_reduces_over_time()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Four times, and once. A replicated parameter has a replicated gradient, so JAX sums it over the devices in each round of
-# the loop. With reduced parameters the devices add up their own parts, and the last `reshard` is the only all-reduce.
+# Four times. A replicated parameter has a replicated gradient, so JAX sums it over the devices in each round of the loop.
+# With reduced parameters the devices add up their own parts, and the last `reshard` is the only all-reduce.
 #
 # </details>
 #
@@ -345,7 +343,7 @@ assert len(refusals) == 2
 assert all("float32[128,64]" in refusal for refusal in refusals)
 assert str(jax.typeof(arrays["gradient of hidden.kernel"])) == "float32[64,32]"
 assert question.startswith("ShardingTypeError")
-types = [str(jax.typeof(answer)) for answer in answers.values()]
+types = [str(jax.typeof(answer)) for answer in answers]
 assert types == ["float32[16,16]", "float32[16@data,16]", "float32[16,16]{U:data}"]
 twice = jax.reshard(unfinished + unfinished, P())
 np.testing.assert_allclose(twice, 2 * square @ square, rtol=1e-5)

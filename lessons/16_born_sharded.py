@@ -43,7 +43,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # For each parameter, training with Adam keeps four numbers: the parameter, its gradient, and Adam's two moments. In
 # float32 that's 16 bytes, and 7 billion times 16 bytes is 112 GB. Activations come on top. With parameters and gradients
-# in 16 bits you'd save nothing, because Adam then wants a float32 copy of the parameters: 2 + 2 + 4 + 4 + 4 is 16 again.
+# in 16 bits you'd save nothing, because Adam then needs a float32 copy of the parameters: 2 + 2 + 4 + 4 + 4 is 16 again.
 #
 # Suppose you may split one kind of number over the devices, so that each of them keeps an eighth.
 #
@@ -106,9 +106,8 @@ def count_messages(program):
 
 # %% tags=["prediction"]
 spec = PartitionSpec("data")
-update_devices = jax.jit(
-    jax.shard_map(update, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec))
-)
+specs = {"in_specs": (spec, spec), "out_specs": (spec, spec)}
+update_devices = jax.jit(jax.shard_map(update, mesh=mesh, **specs))
 weights = np.arange(8, dtype=np.float32)
 examples = np.repeat(weights + 1, 8)  # eight numbers for each device
 new_weights, losses = update_devices(weights, examples)
@@ -126,12 +125,12 @@ lesson_16.a_weight_visits()
 # </details>
 #
 # In the picture, a colour is the device where a weight lives. The weights go out by an all-gather, and their gradients
-# come home by a reduce-scatter. Adam's moments would never travel, because each device updates only its own weight.
+# come home by a reduce-scatter. Adam's moments would stay at home, because each device updates only its own weight.
 #
 # ## The program so far, and what changes
 #
-# You start from [program/09_jit.py](program/09_jit.py). Under `jit` you don't even write the all-gather: you say where the
-# state lives, and the compiler inserts the all-gathers.
+# You start from [program/09_jit.py](program/09_jit.py). Under `jit` you only say where the state lives, and the compiler
+# inserts the all-gathers.
 #
 # include the difference of 09_jit.py and 16_zero.py
 #
