@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import inspect
 import math
 import os
 import re
@@ -63,14 +64,20 @@ def list_settings(config: type[T]) -> type[T]:
     """Add the help of each field to a docstring, where `help(Config)` shows it."""
     settings = fields(config)  # type: ignore[arg-type] # it's a dataclass
     lines = [f"    {field.name}: {field.metadata['help']}" for field in settings]
-    config.__doc__ = "\n".join([f"{config.__doc__}\n\nAttributes:", *lines])
+    text = inspect.cleandoc(config.__doc__ or "")
+    config.__doc__ = "\n".join([f"{text}\n\nAttributes:", *lines])
     return config
 
 
 @list_settings
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run. A `UserError` names a value that no run can work with."""
+    """All settings of a run. A `UserError` names a value that no run can work with.
+
+    Each field is a flag of `python -m pmapdp.train`, with underscores for hyphens.
+    `help(Config)` says what each does, and so does docs/flags.md in pmapdp's
+    repository. `dataclasses.replace(config, epochs=10)` makes a changed copy.
+    """
 
     recipe: str = setting(
         "arguments",
