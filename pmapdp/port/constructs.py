@@ -72,10 +72,10 @@ def part_of_gradient(program: Program, node: ast.AST) -> str:
 
 def is_first_row(node: ast.AST) -> TypeGuard[ast.Subscript]:
     """Return True for `x[0]` and `x[0, 0]`."""
-    match node:
-        case ast.Subscript(slice=ast.Constant(value=0)):
-            return True
-        case ast.Subscript(slice=ast.Tuple(elts=[ast.Constant(value=0), *_])):
+    if not isinstance(node, ast.Subscript):
+        return False
+    match node.slice:
+        case ast.Constant(value=0) | ast.Tuple(elts=[ast.Constant(value=0), *_]):
             return True
     return False
 
@@ -202,15 +202,6 @@ def enters_mesh(program: Program, node: ast.withitem) -> bool:
     return program.called_path(node.context_expr) in MESHES
 
 
-def sets_old_flag(program: Program, call: ast.Call) -> bool:
-    """Return True for a setting that this JAX doesn't have."""
-    match call.args:
-        case [ast.Constant(value=name), _]:
-            is_update = program.path_of(call.func) == "jax.config.update"
-            return is_update and name not in jax.config.values
-    return False
-
-
 def unpacks_popped_params(program: Program, node: ast.Assign) -> bool:
     """Return True for `stats, params = variables.pop("params")`.
 
@@ -238,7 +229,6 @@ TESTS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
         "check-vma": checks_averages,
         "make-mesh": makes_explicit_mesh,
         "scale-without-axis": scales_without_axis,
-        "old-flag": sets_old_flag,
     },
     ast.Subscript: {"first-copy": is_first_copy},
     ast.BinOp: {"divided-loss": divides_loss},

@@ -119,11 +119,9 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     """
     name = use.name or "your step"
     path = program.file_of(use.mapped)
-    module = program.files[path]
+    known, unknown = split_names(program, program.files[path], use.mapped)
+    lines = [f"{name} = program.{name}" for name in known]
     axis = program.resolve(use.options["axis_name"])
-    names = names_to_load(program, module, use.mapped)
-    unknown = [name for name in names if not names[name]]
-    lines = [f"{name} = program.{name}" for name in names if names[name]]
     if isinstance(axis, ast.Constant):
         lines.append(f"AXIS = {axis.value!r}")
     else:
@@ -134,38 +132,73 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     mapped = getattr(use.mapped, "name", None) or ast.unparse(use.mapped)
     parameters = free_parameters(program, use)
     are_keys = tuple(KEY.search(parameter) is not None for parameter in parameters)
+    question = ask_about_call(program, use, parameters, are_keys in SIGNATURES)
     arguments = SIGNATURES.get(are_keys, ["state", "batch", "key"])
-    result = program.returned(use.function)
-    step = "step = {mapped}" if use.inside else WITHOUT_DECORATOR
-    question = ""
-    if use.function is None:
-        question = f"How does {mapped} make one update?"
-    elif are_keys not in SIGNATURES:
-        listed = ", ".join(parameters)
-        question = f"{name} takes ({listed}): which are state, batch and key?"
-    elif isinstance(result, ast.Tuple) and len(result.elts) != 2:
-        listed = ast.unparse(result)
-        question = f"{name} returns {listed}: which are new state and metrics?"
+    step = WITHOUT_DECORATOR
     if question:
         questions.append(question)
         step = OPEN_STEP
+    elif use.inside:
+        step = "step = {mapped}"
     signature = ", ".join(arguments)
     lines.append(step.format(mapped=mapped, arguments=signature, question=question))
 
-    source = ast.unparse(module)
+    source = ast.unparse(program.files[path])
     per_device = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
     if "key" in arguments and "in_axes" not in use.options:  # each device has its row
         per_device.insert(0, "key")
-    folder, module_name = find_module(Path(path))
+    folder, module = find_module(Path(path))
     text = PROGRAM.format(
         name=name,
         folder=folder.as_posix(),
-        module=module_name,
+        module=module,
         step="\n".join(lines),
         arguments=", ".join(f"{argument}=..." for argument in arguments),
         per_device=per_device,
     )
     return {"step": name, "path": path, "questions": questions, "program": text}
+
+
+def split_names(
+    program: Program, module: ast.Module, mapped: Any
+) -> tuple[list[str], list[str]]:
+    """Split the names in what's mapped: those that an import defines, and the others.
+
+    A name under `if __name__ == "__main__"` isn't there after an import.
+    """
+    values: dict[str, Any] = {}
+    if isinstance(mapped, ast.FunctionDef):
+        values[mapped.name] = mapped
+    else:
+        for part in ast.walk(mapped):
+            value: Any = program.resolve(part)
+            if isinstance(part, ast.Name) and not program.around(value, ast.Lambda):
+                values[part.id] = value
+    known = []
+    unknown = []
+    for name, value in values.items():
+        is_inner = program.around(value, (*FUNCTIONS, ast.ClassDef, ast.If))
+        if value is None or is_inner or program.member(module, name) is None:
+            unknown.append(name)
+        else:
+            known.append(name)
+    return known, unknown
+
+
+def ask_about_call(
+    program: Program, use: Use, parameters: list[str], is_known: bool
+) -> str:
+    """Ask how the step is called, unless its parameters and its result are known."""
+    result = program.returned(use.function)
+    if use.function is None:
+        return f"How does {ast.unparse(use.mapped)} make one update?"
+    if not is_known:
+        listed = ", ".join(parameters)
+        return f"{use.name} takes ({listed}): which are state, batch and key?"
+    if isinstance(result, ast.Tuple) and len(result.elts) != 2:
+        listed = ast.unparse(result)
+        return f"{use.name} returns {listed}: which are new state and metrics?"
+    return ""
 
 
 def free_parameters(program: Program, use: Use) -> list[str]:
@@ -179,25 +212,6 @@ def free_parameters(program: Program, use: Use) -> list[str]:
             free = parameters[len(call.args) - 1 :]
             parameters = [name for name in free if name not in keywords_of(call)]
     return parameters
-
-
-def names_to_load(program: Program, module: ast.Module, mapped: Any) -> dict[str, bool]:
-    """Return the names in what's mapped, and if importing its file defines them."""
-    values: dict[str, Any] = {}
-    if isinstance(mapped, ast.FunctionDef):
-        values[mapped.name] = program.resolve(mapped)
-    else:
-        for part in ast.walk(mapped):
-            value: Any = program.resolve(part)
-            if isinstance(part, ast.Name) and not program.around(value, ast.Lambda):
-                values[part.id] = value
-    names = {}
-    for name, value in values.items():
-        is_member = value is not None and program.member(module, name) is not None
-        # What's under `if __name__ == "__main__"` isn't there after an import.
-        inner = program.around(value, (*FUNCTIONS, ast.ClassDef, ast.If))
-        names[name] = is_member and inner is None
-    return names
 
 
 def find_module(path: Path) -> tuple[Path, str]:

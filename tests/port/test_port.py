@@ -195,7 +195,6 @@ LINES = [
     ("y = p(x); z = y.params['w'][0]; u = y.mean(1)[0]", ["first-copy"]),
     ("y = x.device_buffers", ["device-buffers"]),
     ("jax.shard_map(f, check_rep=False)", ["check-rep"]),
-    ("jax.config.update('jax_pmap_shmap_merge', False)", ["old-flag"]),
     # Defined by themselves.
     ("z = z[0]; f = jax.vmap(f); q = jax.pmap(f, 'i')", ["pmap"]),
     ("import functools as t; h = t.partial(h, 1); k = k(); k()(h)", []),
