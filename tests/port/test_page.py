@@ -345,6 +345,8 @@ for pmap in (jax.pmap, my_pmap):
     mapped = pmap(step, axis_name="batch", in_axes=(None, 0), out_axes=(None, 0))
     weighted, total = mapped(np.float32(0.5), x)
     print(np.asarray(weighted).tolist(), np.asarray(total).tolist())
+    plain = pmap(step, axis_name="batch")(np.float32([1, 1]), x)  # all axes are 0
+    print(np.asarray(plain).tolist())
 """
 
 
@@ -366,7 +368,8 @@ def test_my_pmap_adds_up_over_two_processes(tmp_path):
     ]
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     for output in outputs:
-        assert output.splitlines()[-2:] == 2 * ["3.0 [6.0, 6.0]"]
+        lines = ["3.0 [6.0, 6.0]", "[[6.0, 6.0], [6.0, 6.0]]"]
+        assert output.splitlines()[-4:] == 2 * lines
 
 
 # The rows of the table
