@@ -11,6 +11,7 @@ example.
 Read the files in the order in which one verification runs:
 
     verification.py   reads the arguments, and compares in float64 if it can
+    thresholds.py     has the numbers that decide, each with its reason
     reference.py      runs the plain step for one device, update by update
     tolerances.py     measures rounding, and decides how far each leaf may be off
     layouts.py        places the same arguments on N devices

@@ -19,7 +19,6 @@ from pmapdp.verify.report import Check, CheckError
 from pmapdp.verify.step_update import Copies, Output, StepUpdate
 from pmapdp.verify.thresholds import (
     MAX_FIXED_WORK,
-    MAX_LIMIT,
     MAX_WORK,
     PREDICTION_TOLERANCE,
     ROUGH_TOLERANCE,
@@ -58,7 +57,9 @@ def make_check(
         facts = find_facts(updates)
     except Exception as error:  # the step may be correct all the same
         return Check.from_error(name, N, error, "not checked")
-    return Check(name, "FAILED" if facts else "passed", N, facts=facts)
+    if facts:
+        return Check(name, "FAILED", N, facts=facts)
+    return Check(name, "passed", N)
 
 
 def check_results(updates: list[StepUpdate], output: Output) -> Check:
@@ -225,7 +226,7 @@ def check_work(updates: list[StepUpdate]) -> list[Fact]:
         )
     work, part_work = measure_work(update)
     limit = limit_work(part_work, N)
-    if not 0 < limit < MAX_LIMIT:
+    if not 0 < limit < 1:  # a device that makes everything makes at least 1
         raise CheckError("too little of the work depends on the number of examples")
     if work < limit:
         return []

@@ -82,10 +82,9 @@ def have_no_influence(weights: np.ndarray) -> bool:
 
 def count_equally(weights: np.ndarray) -> bool:
     """Return True if all examples have the same weight."""
-    low = np.nanmin(weights)
-    high = np.nanmax(weights)
+    spread = np.nanmax(weights) - np.nanmin(weights)
     # Both may be off by the tolerance.
-    return bool(high - low < 3 * WEIGHT_TOLERANCE * abs(high))
+    return bool(spread < 3 * WEIGHT_TOLERANCE * abs(np.nanmax(weights)))
 
 
 def compare_examples(update: StepUpdate, weights: np.ndarray) -> Iterator[Fact]:

@@ -123,11 +123,6 @@ def place_arguments(
     return tuple(arguments)
 
 
-def put(sharding: NamedSharding, tree: Any, devices: Devices) -> Any:
-    """Place arrays on the devices of a sharding."""
-    return jax.device_put(tree, sharding)
-
-
 def choose_layout(layout: Any, batch_axis: int) -> Layout:
     """Return the layout for the argument `layout` of `verify`.
 
@@ -140,10 +135,10 @@ def choose_layout(layout: Any, batch_axis: int) -> Layout:
         replicated = NamedSharding(layout.mesh, PartitionSpec())
         rows = NamedSharding(layout.mesh, PartitionSpec(*layout.spec[:1]))
         return Layout(
-            place_state=partial(put, replicated),
-            place_batch=partial(put, layout),
-            place_key=partial(put, replicated),
-            place_per_device=partial(put, rows),
+            place_state=lambda state, _: jax.device_put(state, replicated),
+            place_batch=lambda batch, _: jax.device_put(batch, layout),
+            place_key=lambda key, _: jax.device_put(key, replicated),
+            place_per_device=lambda leaves, _: jax.device_put(leaves, rows),
         )
     if not isinstance(layout, str) or layout not in LAYOUTS:
         message = unknown_name("layout", str(layout), LAYOUTS)

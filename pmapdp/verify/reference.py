@@ -218,12 +218,12 @@ class Reference:
                 return leaf
             return leaf[0]  # all groups have the same
 
-        selected = {}
-        prefixes = {"state": "", "metrics": self.metric_prefix}
-        for output, prefix in prefixes.items():
-            leaves = returned[output]
-            selected[output] = trees.map_with_names(select_first, leaves, prefix)
-        return selected
+        return {
+            "state": trees.map_with_names(select_first, returned["state"]),
+            "metrics": trees.map_with_names(
+                select_first, returned["metrics"], self.metric_prefix
+            ),
+        }
 
     def call_step(self, device: Any, state: Any, batch: Any, key: Any) -> Any:
         """Call the step as one device does, with its row of per-device leaves.

@@ -18,8 +18,8 @@ from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
 
 Output = Literal["state", "metrics"]  # the two outputs of a step
 Copies = dict[str, list[np.ndarray]]  # the devices' copies of each leaf
-LARGEST_ERROR = 1e300  # in place of the infinite error of NaN
-SMALLEST_TOLERANCE = 1e-300  # in place of 0, by which nothing can be divided
+LARGEST_ERROR = 1e300  # stands for the infinite error of NaN
+SMALLEST_TOLERANCE = 1e-300  # stands for 0, by which nothing can be divided
 
 
 class Step(NamedTuple):

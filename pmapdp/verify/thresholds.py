@@ -53,6 +53,3 @@ MAX_WORK = 1.75
 # Work that is the same for any batch, such as the update of the state, may be done
 # three times more.
 MAX_FIXED_WORK = 3
-# A device that makes everything makes about as many operations as one device alone, up
-# to a few percent. With a larger limit, too little depends on the examples to tell.
-MAX_LIMIT = 0.95

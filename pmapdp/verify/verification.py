@@ -169,16 +169,10 @@ def compare(step: Step, batches: list[Any], keys: list[Any], dtype: Any) -> Repo
     exchange = ""
     if updates:
         checks += make_checks(updates)
-        with contextlib.suppress(Exception):  # a step need not be traceable as a whole
-            exchange = describe_exchange(instructions(updates[0].compiled.as_text()))
-    kinds = {name: leaf.kind for name, leaf in expected[0].leaves.items()}
-    for update in expected:  # a leaf that is unstable in one update isn't proven
-        for name, leaf in update.leaves.items():
-            if leaf.kind == "unstable":
-                kinds[name] = "unstable"
+        exchange = find_exchange(updates[0])
     report = Report(
         checks=checks,
-        kinds=kinds,
+        kinds=collect_kinds(expected),
         devices=len(step.devices),
         updates=len(updates),
         precision="float64",
@@ -188,6 +182,23 @@ def compare(step: Step, batches: list[Any], keys: list[Any], dtype: Any) -> Repo
     report.checks.extend(find_missing_devices(report, expected))
     report.checks.extend(find_missing_leaves(report))
     return report
+
+
+def collect_kinds(expected: list[ReferenceUpdate]) -> dict[str, str]:
+    """Return how each leaf is compared. Unstable in one update, it isn't proven."""
+    kinds: dict[str, str] = {}
+    for update in expected:
+        for name, leaf in update.leaves.items():
+            if leaf.kind == "unstable" or name not in kinds:
+                kinds[name] = leaf.kind
+    return kinds
+
+
+def find_exchange(update: StepUpdate) -> str:
+    """Say what the devices exchange in an update, or nothing if that can't be found."""
+    with contextlib.suppress(Exception):  # a step need not be traceable as a whole
+        return describe_exchange(instructions(update.compiled.as_text()))
+    return ""
 
 
 def run_step(
