@@ -19,6 +19,7 @@ from points import run
 
 from pmapdp import cli
 from pmapdp.config import Config
+from pmapdp.metrics import Meter
 from pmapdp.train import main
 
 START = {
@@ -184,6 +185,26 @@ def test_a_terminal_gets_a_progress_bar(monkeypatch):
         assert words in output.getvalue()
 
 
+def test_the_bar_shows_the_newest_losses_also_when_an_epoch_begins(monkeypatch):
+    """And not the mean of the epoch before, which is that of older weights."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr("pmapdp.run.report.SECONDS_BETWEEN_REFRESHES", 0.0)
+    monkeypatch.setattr("pmapdp.run.report.READ_TOGETHER", 2)
+    losses = []
+
+    def add_up(meter, rows):
+        original(meter, rows)
+        losses.extend(loss for _, loss in list(meter.losses)[-len(rows) :])
+
+    original = Meter.add_up
+    monkeypatch.setattr(Meter, "add_up", add_up)
+    with contextlib.redirect_stdout(Terminal()) as output:
+        run(progress=True, epochs=2)
+    second_epoch = re.findall(r"epoch 2/2  loss (\d\.\d{4})", output.getvalue())
+    newest = (losses[3] + losses[4]) / 2  # of the five updates of the first epoch
+    assert second_epoch[0] == f"{newest:.4f}"
+
+
 @pytest.mark.parametrize(("columns", "cells"), [(80, 12), (120, 52)])
 def test_the_bar_is_as_wide_as_the_terminal_allows(monkeypatch, columns, cells):
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -227,3 +248,23 @@ def test_what_the_caller_sets_of_64_bits_changes_nothing_and_stays():
             assert jax.config.read("jax_enable_x64") == setting
     jax.tree.map(np.testing.assert_array_equal, *results)
     assert jax.tree.leaves(results[0])[0].dtype == "float32"
+
+
+def test_the_end_says_where_a_run_is_saved_and_how_to_go_on(tmp_path, capsys):
+    folder = tmp_path / "my run"
+    settings = {"workdir": str(folder), "epochs": 2}
+    run(**settings, steps=3)
+    saved = f"saved in {folder}; "
+    evaluate = f"evaluate it with python -m pmapdp.evaluate '{folder}'"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [f"{saved}without --steps the same command goes on", evaluate]
+    assert (folder / "log.txt").read_text().splitlines() == lines
+    run(**settings)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2] == f"{saved}with more --epochs the same command goes on"
+    run(**settings)
+    assert "no update was left" in capsys.readouterr().out.splitlines()[-3]
+    assert run(**settings | {"epochs": 3}).epochs[-1]["epoch"] == 3
+    capsys.readouterr()
+    run()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("not saved: add --workd")

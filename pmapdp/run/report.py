@@ -2,7 +2,9 @@
 
 import contextlib
 import math
+import shlex
 import shutil
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ import jax
 from rich import progress as rich
 
 from pmapdp.job import Job
-from pmapdp.metrics import Meter
+from pmapdp.metrics import READ_TOGETHER, Meter
 from pmapdp.recipes import compare_with_reported
 from pmapdp.run.header import header_lines, run_facts
 from pmapdp.run.metrics_files import MetricsFiles, open_lines
@@ -38,7 +40,7 @@ class Report:
         self.is_process_0 = job.processes.is_process_0
         self.shows_progress = config.progress and self.is_process_0
         self.compile_seconds: float | None = None
-        self.last_loss = ""
+        self.newest_loss = ""  # for the bar
         self.bar: rich.Progress | None = None
         self.log: TextIO | None = None
         if config.workdir and self.is_process_0:
@@ -73,7 +75,8 @@ class Report:
         if self.job.config.draw_sharding and self.is_process_0 and step == 0:
             draw_first_batch(self.job)
         # Last, because a drawing would break the bar.
-        if self.shows_progress and sys.stdout.isatty():
+        is_complete = step == self.job.total_steps
+        if self.shows_progress and sys.stdout.isatty() and not is_complete:
             self.bar = rich.Progress(
                 rich.BarColumn(
                     max(12, shutil.get_terminal_size().columns - BESIDE_BAR)
@@ -111,11 +114,9 @@ class Report:
         if meter.timed_updates:
             speed = [f"{meter.timed_examples / meter.seconds:,.0f} examples/s"]
         if self.bar:
-            # The loss alone fits 80 columns. It comes late, so an epoch begins with the
-            # last one, and the first update's is there at once.
-            if figures:
-                self.last_loss = figures[0]
-            text = "  ".join([epoch, self.last_loss, *speed])
+            # The loss alone fits 80 columns.
+            self.read_newest_loss(meter)
+            text = "  ".join([epoch, self.newest_loss, *speed])
             self.bar.update(self.bar.task_ids[0], completed=step, description=text)
         elif speed:
             steps = self.job.total_steps
@@ -124,6 +125,17 @@ class Report:
             total = f"{steps:,}"
             update = f"update {step:>{len(total)},}/{total}"
             self.line("  ".join([epoch, update, *figures, *speed, seconds]))
+
+    def read_newest_loss(self, meter: Meter) -> None:
+        """Keep the mean loss of the updates that the host read last.
+
+        The mean over the epoch isn't there before the host has read some of it. These
+        are, and an epoch begins with those at the end of the last one.
+        """
+        losses = [loss for _, loss in meter.losses]
+        if losses:
+            mean = statistics.fmean(losses[-READ_TOGETHER:])
+            self.newest_loss = f"loss {mean:.4f}"
 
     def name_epoch(self, number: int) -> str:
         """Return `epoch  1/20`, so that columns stay where they are at epoch 10."""
@@ -139,7 +151,7 @@ class Report:
                 shown = name.replace("validation", "valid")  # keeps the line short
                 texts.append(" ".join([shown, *in_words(results[name])]))
         self.line("  ".join(texts))  # 80 columns, with a recipe's metrics
-        self.last_loss = in_words(results["train"])[0]
+        self.read_newest_loss(meter)
 
     def end(self, progress: Progress, seconds: float) -> None:
         """Report the end of a run that took `seconds`."""
@@ -166,9 +178,28 @@ class Report:
         total = f"{seconds:.1f} s in all, of which {compiling:.1f} s to compile"
         if last and last["examples_per_second"]:
             total += f"; last epoch {last['examples_per_second']:,.0f} examples/s"
+        if self.compile_seconds is None:
+            total = "the run was complete before: no update was left"
         epochs = list(progress.epochs.values())
         per_epoch = self.job.batches["train"].per_epoch
         self.line(total, *compare_with_reported(config, epochs, per_epoch))
+        self.line(*self.describe_saved(progress.step))
+
+    def describe_saved(self, step: int) -> list[str]:
+        """Say where the run is saved after update `step`, and how to go on with it."""
+        config = self.job.config
+        if config.workdir is None:
+            return ["not saved: add --workdir runs/first to save and resume a run"]
+        saved = f"saved in {config.workdir}"
+        if step == config.epochs * self.job.batches["train"].per_epoch:
+            saved += "; with more --epochs the same command goes on"
+        elif step == config.steps:
+            saved += "; without --steps the same command goes on"
+        lines = [saved]
+        if self.job.evaluated_part:
+            command = f"python -m pmapdp.evaluate {shlex.quote(config.workdir)}"
+            lines.append(f"evaluate it with {command}")
+        return lines
 
 
 def draw_first_batch(job: Job) -> None:
