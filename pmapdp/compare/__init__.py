@@ -8,6 +8,7 @@
 - `sources.py` reads the code of each column, and `diff.py` sets it side by side.
 - `words.py` makes sentences, for table and page.
 - `page.py` puts all of it into `page.html`, in the look of `page.css`, with the
-  mistakes of `mistakes.toml`, the programs of `to_copy.toml`, and the pictures of
-  `pictures.html`, whose curves come from `pictures.py`.
+  mistakes of `mistakes.toml`, the programs of `to_copy.toml`, the cells of
+  `cells.html`, and the pictures of `pictures.html`, whose curves come from
+  `pictures.py`.
 """

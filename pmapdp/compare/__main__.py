@@ -131,8 +131,7 @@ def main(arguments: list[str]) -> None:
         print("Add --html page.html for a page with the code and pictures.")
     unequal = words.find_unequal(comparison.runs)
     if unequal:
-        names = ", ".join(run.name for run in unequal)
-        raise FailedError(f"not proven equal: {names}")
+        raise FailedError(f"not proven equal: {', '.join(unequal)}")
 
 
 def names_programs(arguments: Sequence[str]) -> bool:

@@ -59,11 +59,6 @@ def find_common_lines(columns: Mapping[str, Sequence[str]]) -> list[dict[str, in
     Returns:
         The indices of each line, by column. The last ones are the columns' ends.
     """
-
-    def has_no_word(line: str) -> bool:
-        # A bracket or an empty line alone is nothing in common.
-        return not re.search(r"\w", line)
-
     first, *others = columns
     indices = [{first: index} for index in range(len(columns[first]))]
     for name in others:
@@ -75,6 +70,11 @@ def find_common_lines(columns: Mapping[str, Sequence[str]]) -> list[dict[str, in
                 indices[start + offset][name] = other_start + offset
     common = [line for line in indices if len(line) == len(columns)]
     return [*common, {name: len(lines) for name, lines in columns.items()}]
+
+
+def has_no_word(line: str) -> bool:
+    """Return True for a bracket or an empty line, which alone is nothing in common."""
+    return not re.search(r"\w", line)
 
 
 def find_new_words(line: str, others: Sequence[str]) -> list[tuple[bool, str]]:

@@ -33,17 +33,11 @@ class Curves(NamedTuple):
     """Curves of runs over the updates, with heights from 0 to 1.
 
     Attributes:
-        description: The curves in words.
-        updates: The number of updates.
         axis: The height of each label.
-        has_break: The axis has a break between 0 and the labels above it.
         lines: A kind and the heights, for each run.
     """
 
-    description: str
-    updates: int
     axis: dict[str, float]
-    has_break: bool
     lines: list[tuple[str, list[float]]]
 
 
@@ -52,7 +46,7 @@ def loss_curves(runs: Sequence[Measurement]) -> Curves:
     losses = np.array([run.losses for run in runs])  # [runs, updates]
     top = losses[np.isfinite(losses)].max()
     axis = {f"{top * part:.2g}": part for part in (0, 0.5, 1)}
-    return make_curves("loss", runs, axis, losses / top)
+    return make_curves(runs, axis, losses / top)
 
 
 def difference_curves(runs: Sequence[Measurement]) -> Curves:
@@ -62,7 +56,7 @@ def difference_curves(runs: Sequence[Measurement]) -> Curves:
     texts = ("0", "1e-12", "1e-8", "1e-4", "1")
     axis = {text: log_height(float(text)) for text in texts}
     heights = np.vectorize(log_height)(differences)
-    return make_curves("difference", runs[1:], axis, heights)
+    return make_curves(runs[1:], axis, heights)
 
 
 def log_height(difference: float) -> float:
@@ -77,7 +71,9 @@ def log_height(difference: float) -> float:
 
 
 def make_curves(
-    name: str, runs: Sequence[Measurement], axis: dict[str, float], heights: np.ndarray
+    runs: Sequence[Measurement],
+    axis: dict[str, float],
+    heights: np.ndarray,
 ) -> Curves:
     """Make a curve of each run's heights, of which the largest are cut at 1."""
     lines = []
@@ -88,6 +84,4 @@ def make_curves(
         elif run.strategy in WRONG_STRATEGIES:
             kind = "off-curve"
         lines.append((kind, np.minimum(row, 1).tolist()))
-    description = f"The {name} by update: {', '.join(run.name for run in runs)}"
-    has_break = name == "difference"
-    return Curves(description, heights.shape[1], axis, has_break, lines)
+    return Curves(axis, lines)

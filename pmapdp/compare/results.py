@@ -1,6 +1,5 @@
 """The results of a comparison, as table, page and JSON file get them."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pmapdp.collectives import Instruction
@@ -89,19 +88,16 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A part of the code that the page shows, with the lines of each column."""
-
-    title: str
-    why: str
-    lines: Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True)
 class Code:
-    """The code of all columns: part by part, and each column's as a whole."""
+    """The code of all columns.
 
-    sections: list[Section]
+    Attributes:
+        sections: The parts that the page shows, by title, with the lines of each
+            column.
+        sources: Each column's code as a whole.
+    """
+
+    sections: dict[str, dict[str, list[str]]]
     sources: dict[str, list[Line]]
 
 

@@ -6,17 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pmapdp.compare.results import Code, Line, Section
+from pmapdp.compare.results import Code, Line
 from pmapdp.port.names import FUNCTIONS, Program
 from pmapdp.port.read import read_files
 
 # The parts of a program.
 STEP = "The step"
 AROUND = "Around the step"
-PROGRAM_PARTS = {
-    STEP: "The functions that differentiate, update or add up.",
-    AROUND: "The rest of the program.",
-}
 STEP_WORDS = ("value_and_grad", "grad(", "apply_gradients", "pmean", "psum")
 GAP = Line(None, "")
 
@@ -35,7 +31,7 @@ def read_strategies(
     for name in makers:
         if name in programs:
             columns[name] = programs[name].strip().splitlines()
-    return Code([Section("A training loop", "", columns)], sources)
+    return Code({"A training loop": columns}, sources)
 
 
 def read_body(maker: Callable[..., Any]) -> list[Line]:
@@ -58,12 +54,12 @@ def read_programs(targets: Sequence[str]) -> Code:
         path, _, name = target.rpartition(":")
         parts[target] = split_program(path, name)
         sources[target] = [*parts[target][STEP], GAP, *parts[target][AROUND]]
-    sections = []
-    for title, why in PROGRAM_PARTS.items():
+    sections = {}
+    for title in (STEP, AROUND):
         columns = {}
         for target in targets:
             columns[target] = [line.text for line in parts[target][title]]
-        sections.append(Section(title, why, columns))
+        sections[title] = columns
     return Code(sections, sources)
 
 

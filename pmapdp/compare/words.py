@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from rich.filesize import decimal
 
 from pmapdp.collectives import ARRAY, Instruction, array_bytes
 from pmapdp.compare.results import Comparison, Measurement
@@ -13,13 +12,6 @@ from pmapdp.compare.results import Comparison, Measurement
 # and bfloat16 rounding may exceed it: Adam divides a gradient by its size, so one that
 # is nearly 0 moves a parameter as far as any other.
 ROUNDING = {"float64": 1e-9, "float32": 1e-2, "bfloat16": 0.3}
-# What a device may hold: {role in `Measurement.holds`: name}
-TREES = {
-    "batch": "batch",
-    "state": "state",
-    "weights": "model",
-    "optimizer": "optimizer state",
-}
 
 # A collective's name, result and origin in the compiled program.
 HLO_LINE = re.compile(r'(?:ROOT )?(\S+) = (.*?) [\w-]+\(.*op_name="([^"]*)"')
@@ -48,28 +40,6 @@ def describe_time(run: Measurement) -> str:
     return f"{time.median:.3g} ({time.low:.3g}\u2013{time.high:.3g})"
 
 
-def describe_memory(run: Measurement) -> str:
-    """Say how much memory a device needs, and for what."""
-    parts = [f"{part} {decimal(size)}" for part, size in run.memory.items() if size]
-    return f"{decimal(sum(run.memory.values()))}: {', '.join(parts)}"
-
-
-def describe_holdings(run: Measurement) -> list[str]:
-    """Say what each device holds, in a line for each tree of arrays."""
-    N = run.devices
-    lines = []
-    for role, name in TREES.items():
-        arrays = run.holds.get(role)
-        if arrays is None or arrays.bytes == 0:
-            continue
-        part = "the whole"
-        # A row of a state [N, ...] is the whole state, and one of a batch is a part.
-        if arrays.split and (role == "batch" or arrays.shape[0] != N):
-            part = f"1/{N} of the"
-        lines.append(f"{part} {name}, {decimal(arrays.bytes)}")
-    return lines
-
-
 def round_parts(numbers: Sequence[float]) -> list[float]:
     """Round numbers to two decimals, so that they add up to their rounded sum.
 
@@ -82,16 +52,6 @@ def round_parts(numbers: Sequence[float]) -> list[float]:
 def write_number(number: float, form: str = "z.2f") -> str:
     """Write a number, with a minus that isn't a hyphen."""
     return format(number, form).replace("-", "\u2212")
-
-
-def mean_gradient(run: Measurement) -> str:
-    """Return the mean gradient of the weight in the pictures, to two digits."""
-    return write_number(sum(run.gradient_sums) / run.global_batch_size, ".2g")
-
-
-def sees_whole_batch(run: Measurement) -> bool:
-    """Return True if the function is given the global batch, as under jit."""
-    return run.sees[0] == run.global_batch_size
 
 
 def who_adds_up(run: Measurement) -> str:
@@ -147,10 +107,10 @@ def is_different(run: Measurement, first: Measurement) -> bool:
     return not run.largest_difference <= rounding  # NaN is not within rounding
 
 
-def find_unequal(runs: Sequence[Measurement]) -> list[Measurement]:
-    """Return the runs that aren't proven equal to their reference and the first one."""
+def find_unequal(runs: Sequence[Measurement]) -> list[str]:
+    """Name the runs that aren't proven equal to their reference and the first one."""
     return [
-        run
+        run.name
         for run in runs
         if run.verdict not in ("", "equal") or is_different(run, runs[0])
     ]
@@ -158,32 +118,9 @@ def find_unequal(runs: Sequence[Measurement]) -> list[Measurement]:
 
 def conclude(comparison: Comparison) -> str:
     """Say if all results are equal."""
+    runs = comparison.runs
     if comparison.config is None:
-        return conclude_programs(comparison.runs)
-    return conclude_trainings(comparison.runs)
-
-
-def conclude_programs(runs: Sequence[Measurement]) -> str:
-    """Say if the programs equal their references, and how far they are apart."""
-    first, *others = runs
-    text = "pmapdp.verify finds that each step equals its reference."
-    if any(run.verdict != "equal" for run in runs):
-        verdicts = [f"{run.label} {run.verdict}" for run in runs]
-        text = f"pmapdp.verify finds {', '.join(verdicts)}."
-    for run in others:
-        if run.largest_difference is None:
-            text += f" {run.label} starts from another state than {first.label}."
-        else:
-            text += (
-                f" After one update, the states of {first.label} and {run.label} "
-                f"differ by {describe_difference(run)}, "
-                f"{explain_difference(run, first)}."
-            )
-    return text
-
-
-def conclude_trainings(runs: Sequence[Measurement]) -> str:
-    """Say if all strategies end with the same parameters."""
+        return conclude_programs(runs)
     names = [run.name for run in runs if is_different(run, runs[0])]
     # NaN counts as the largest.
     farthest = runs[int(np.argmax([run.largest_difference or 0.0 for run in runs]))]
@@ -205,6 +142,25 @@ def conclude_trainings(runs: Sequence[Measurement]) -> str:
             " Nothing was split: try --devices 8, with JAX_PLATFORMS=cpu if you have "
             "one GPU."
         )
+    return text
+
+
+def conclude_programs(runs: Sequence[Measurement]) -> str:
+    """Say if the programs equal their references, and how far they are apart."""
+    first, *others = runs
+    text = "pmapdp.verify finds that each step equals its reference."
+    if any(run.verdict != "equal" for run in runs):
+        verdicts = [f"{run.label} {run.verdict}" for run in runs]
+        text = f"pmapdp.verify finds {', '.join(verdicts)}."
+    for run in others:
+        if run.largest_difference is None:
+            text += f" {run.label} starts from another state than {first.label}."
+        else:
+            text += (
+                f" After one update, the states of {first.label} and {run.label} "
+                f"differ by {describe_difference(run)}, "
+                f"{explain_difference(run, first)}."
+            )
     return text
 
 

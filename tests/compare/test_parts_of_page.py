@@ -15,10 +15,11 @@ from pmapdp.compare.page import as_html, class_of, load_data, load_template
 from pmapdp.compare.pictures import difference_curves
 from pmapdp.compare.results import Arrays, Line, Measurement, Times
 from pmapdp.compare.sources import read_strategies, split_program
-from pmapdp.compare.words import describe_holdings, round_parts, shorten_hlo
+from pmapdp.compare.words import round_parts, shorten_hlo
 from pmapdp.steps import STRATEGIES
 
 STEPS = Path(__file__).parents[2] / "pmapdp" / "steps"
+CELLS: Any = load_template("cells.html").module
 PICTURES: Any = load_template("pictures.html").module
 
 RUN = Measurement(
@@ -160,9 +161,10 @@ def test_the_sources_of_strategies_are_the_lines_of_their_files():
 
 def test_the_programs_to_copy_are_aligned_at_the_all_reduce():
     """In one row, you write it, the compiler adds it, or nobody has to."""
-    (section,) = read_strategies(STRATEGIES, load_data("to_copy.toml")).sections
-    rows = align(section.lines)
-    for name, lines in section.lines.items():
+    code = read_strategies(STRATEGIES, load_data("to_copy.toml"))
+    (columns,) = code.sections.values()
+    rows = align(columns)
+    for name, lines in columns.items():
         assert [line for row in rows for line in row[name]] == lines
     (reduce,) = [row for row in rows if "lax.pmean" in str(row["pmap"])]
     assert reduce["pmap"] == reduce["shard_map"]
@@ -175,7 +177,7 @@ def test_the_programs_to_copy_are_aligned_at_the_all_reduce():
 
 def test_a_strategy_without_a_program_to_copy_has_no_column():
     code = read_strategies(STRATEGIES, {"pmap": "\nx = 1\n"})
-    assert code.sections[0].lines == {"pmap": ["x = 1"]}
+    assert list(code.sections.values()) == [{"pmap": ["x = 1"]}]
 
 
 HLO = (
@@ -263,22 +265,25 @@ def test_a_statement_that_gives_several_names_is_part_of_the_program(tmp_path):
     assert [line.number for line in lines if line.number] == [1, 2, 3, 4]
 
 
+def lines_of(holds):
+    """Return the lines of a cell that says what a device holds."""
+    return re.findall(">(.*)</div>", CELLS.holdings(replace(RUN, holds=holds)))
+
+
 def test_a_row_of_a_state_is_the_whole_state_and_one_of_a_batch_is_a_part():
     batch = Arrays(24, [8, 2, 3], split=True)
     copies = Arrays(2000, [3, 4], split=False)
     rows = Arrays(16, [8, 4], split=True)
     split = Arrays(4000, [16, 4], split=True)
     holds = {"batch": batch, "state": rows, "weights": copies, "optimizer": split}
-    assert describe_holdings(replace(RUN, holds=holds)) == [
+    assert lines_of(holds) == [
         "1/8 of the batch, 24 bytes",
         "the whole state, 16 bytes",
         "the whole model, 2.0 kB",
         "1/8 of the optimizer state, 4.0 kB",
     ]
     number = Arrays(4, [], split=False)
-    assert describe_holdings(replace(RUN, holds={"state": number})) == [
-        "the whole state, 4 bytes"
-    ]
+    assert lines_of({"state": number}) == ["the whole state, 4 bytes"]
 
 
 def boxes_of(written, sees):
@@ -353,7 +358,9 @@ def test_the_rounded_numbers_add_up_to_the_rounded_sum(numbers):
 def test_a_difference_is_drawn_on_a_log_scale():
     single = replace(RUN, losses=[1.0, 1.0, 1.0, 1.0])
     run = replace(RUN, losses=[1.1, 1.0 + 1e-8, 1.0, 1.0 + 2**-52])
-    drawn = ElementTree.fromstring(PICTURES.plot(difference_curves([single, run])))
+    drawn = ElementTree.fromstring(
+        PICTURES.plot("", difference_curves([single, run]), has_break=True)
+    )
     points = drawn[-1].get("d").removeprefix("M").split("L")
     first, second, third, smallest = (float(point.split()[1]) for point in points)
     # 1e-1 and 1e-8 are seven powers of ten apart, and the axis has eighteen in 170
