@@ -21,7 +21,7 @@
 # if you decide yourself when your gradients are summed, JAX refuses a step that forgets to sum them.
 #
 # **You will** read shardings as types, answer when JAX asks for one, recognize a sum that isn't finished, and get the
-# gradients of four micro-batches with a single all-reduce. 27 minutes, 53 with exercises. You need
+# gradients of four micro-batches with a single all-reduce. 26 minutes, 52 with exercises. You need
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -82,7 +82,7 @@ results = print_types(x)
 #
 # include the difference of 09_jit.py and 11_explicit.py
 #
-# - The mesh has one axis again, because this program only splits the batch.
+# - The mesh has one axis again, because only the batch is split.
 # - `jit` no longer needs shardings, because the arguments carry them in their types.
 # - `loss_sums` asserts that the inputs are split. Both `train_step` and `eval_step` call it, so both are guarded.
 # - `weights @ losses` becomes a sum. You'll see why when JAX asks its first question.
@@ -137,16 +137,16 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# A stack, because a gradient has the type of its parameter, and the kernel is replicated. The gradient sums over 128
-# examples that are split, so the all-reduce happens here.
+# A stack, because a gradient has the type of its parameter, and the kernel is replicated. It sums over 128 examples that
+# are split, so here is the all-reduce.
 #
 # </details>
 #
 # ## Where JAX asks
 #
-# For the gradient JAX knew what you'd want. Where it can't know, it raises an error instead of guessing. Take a matrix of
-# 16 x 16, once split by columns and once by rows. Each device holds two columns of the first and two rows of the second,
-# and their product is a whole 16 x 16 matrix. The result of `columns @ rows` is the sum of these eight matrices.
+# For the gradient JAX knew what you'd want. Where it can't know, it raises an error. Take a matrix of 16 x 16, once split by
+# columns and once by rows. Each device holds two columns of the first and two rows of the second, and their product is a
+# whole 16 x 16 matrix. The result of `columns @ rows` is the sum of these eight matrices.
 #
 # **Predict:** where could this sum be afterwards? Name two shardings.
 
@@ -252,7 +252,7 @@ except Exception as error:
 #
 # If a batch doesn't fit into memory, you can cut it into *micro-batches*, compute the gradient of one after the other, and
 # add them up (lesson 13). Take your network and four micro-batches of 32 rows. `accumulate` sums their gradients in a
-# loop, in which the sum has the sharding `spec`. `run_accumulate` counts how often a collective runs.
+# loop, in which the sum has the sharding `spec`, and counts how often an all-reduce runs.
 #
 # With reduced parameters there's one trap, the bias of `nnx.Linear`. JAX has a rule for split rows *times* a reduced
 # kernel, but none for split rows *plus* a reduced bias, and raises an error. `linear` makes one row of biases for each
@@ -271,24 +271,22 @@ def loss(model, batch):
     return loss_sums(model, batch)[0]
 
 
-def accumulate(model, micro_batches, spec):
-    """The sum of the gradients of all micro-batches."""
+def accumulate(model, spec):
+    """The sum of all gradients, and how often an all-reduce runs."""
 
-    def add(total, batch):
-        gradients = jax.grad(loss)(model, batch)
-        return jax.tree.map(jnp.add, total, gradients), None
+    @jax.jit
+    def sum_gradients(model, micro_batches):
+        def add(total, batch):
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(model, batch)), None
 
-    zeros = jax.reshard(jax.tree.map(jnp.zeros_like, model), spec)
-    total, _ = lax.scan(add, zeros, micro_batches)
-    return jax.reshard(total, P())
+        zeros = jax.reshard(jax.tree.map(jnp.zeros_like, model), spec)
+        total, _ = lax.scan(add, zeros, micro_batches)
+        return jax.reshard(total, P())
 
-
-def run_accumulate(model, spec):
-    """Return the gradients, and the number of times that an all-reduce runs."""
-    jitted = jax.jit(lambda model, batches: accumulate(model, batches, spec))
-    (found,) = collectives(jitted.lower(model, micro_batches).compile().as_text())
+    program = sum_gradients.lower(model, micro_batches).compile()
+    (found,) = collectives(program.as_text())
     print(f"{found.kind}, runs: {found.runs}")
-    return jitted(model, micro_batches), found.runs
+    return program(model, micro_batches), found.runs
 
 
 def linear(layer, inputs):
@@ -308,11 +306,11 @@ class ReducedNetwork(Network):
 
 # %% tags=["prediction"]
 model = jax.device_put(Network(nnx.Rngs(0)), P())
-replicated_gradients, replicated_runs = run_accumulate(model, P())
+replicated_gradients, replicated_runs = accumulate(model, P())
 
 unreduced = P(unreduced={"data"})
 reduced_model = jax.reshard(ReducedNetwork(nnx.Rngs(0)), P(reduced={"data"}))
-unreduced_gradients, unreduced_runs = run_accumulate(reduced_model, unreduced)
+unreduced_gradients, unreduced_runs = accumulate(reduced_model, unreduced)
 lesson_11.all_reduces_over_time()
 
 # %% [markdown]
@@ -352,7 +350,7 @@ assert str(jax.typeof(gradient)) == "float32[1,1]{U:data}"
 assert (parts, reduced_gradient.item()) == ([0, 1, 2, 3, 4, 5, 6, 7], 28)
 assert objection.startswith((no_rule, "ShardingTypeError: rhs is unreduced while lhs is not"))
 linear_model = jax.reshard(model, P(reduced={"data"}))  # with nnx.Linear
-assert error_name(run_accumulate, linear_model, unreduced) == "ShardingTypeError"
+assert error_name(accumulate, linear_model, unreduced) == "ShardingTypeError"
 assert (replicated_runs, unreduced_runs) == (4, 1)
 whole_gradients = jax.tree.leaves(jax.grad(loss)(model, batch))
 for found in (replicated_gradients, unreduced_gradients):
@@ -368,9 +366,9 @@ for found in (replicated_gradients, unreduced_gradients):
 # `embed(tokens)`, which looks up rows of a table, wants to know how to split them: `embed(tokens, out_sharding=P("data"))`.
 # For a layer without such an argument, `jax.sharding.auto_axes` hands the decision back to the compiler.
 #
-# So for data parallelism with a model that you have, keep Auto axes, as pmapdp does
-# ([steps/jit.py](../pmapdp/steps/jit.py)), and check the batch once. Choose Explicit axes if the model is split over
-# several axes, where a wrong guess is expensive, or if you want to choose when gradients are summed.
+# So for data parallelism alone keep Auto axes, as pmapdp does ([steps/jit.py](../pmapdp/steps/jit.py)), and check the batch
+# once. Choose Explicit axes if the model is split, too, where a wrong guess is expensive, or if you want to choose when
+# gradients are summed.
 #
 # ## Exercises
 #

@@ -245,28 +245,14 @@ lesson_16.memory_over_time(programs)
 #
 # ## What a low peak costs
 #
-# You pay for a low peak in messages.
+# You pay for a low peak in messages. The next cell writes the step by hand, too, with the all-gather inside the layer, as
+# in `update`, and compares five ways to run the same update.
 #
 # **Predict:** how often is each layer gathered in one update with *left to the compiler*?
 
+
 # %% tags=["prediction"]
-print(count_messages(programs["left to the compiler"]))
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Twice: 32 all-gathers for 16 layers. A layer visits once in the forward pass and leaves, so it has to come again in the
-# backward pass.
-#
-# </details>
-#
-# You can also write such a step by hand, with the all-gather inside the layer, as in `update`. `jax.checkpoint` forgets the
-# gathered weights after the forward pass ([lesson 20](20_fit_a_larger_network.ipynb)). Then compare five ways to run the
-# same update:
-
-
-# %%
-@jax.checkpoint
+@jax.checkpoint  # forgets the gathered weights, as in lesson 20
 def layer_by_hand(x, w):  # [64 / 8, 512]: this device's rows; [512 / 8, 512]: its part of the layer
     return jnp.tanh(x @ lax.all_gather(w, "data", tiled=True))
 
@@ -293,6 +279,13 @@ for name, program in programs.items():
     print(f"{name:24s} peak {peak(program):2.0f} MB,", count_messages(program))
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Twice: 32 all-gathers for 16 layers. A layer visits once in the forward pass and leaves, so it has to come again in the
+# backward pass.
+#
+# </details>
+#
 # Each message is one layer, except for the one or two all-gathers that bring all sixteen. If the layers take n bytes, a
 # device sends nearly n to gather or to reduce-scatter all of them, and nearly 2 n to all-reduce them. So data parallelism,
 # the first row, sends 2 n, and so would stage 1: a reduce-scatter, the update, and an all-gather. Stage 3 by hand, the

@@ -54,8 +54,8 @@ def print_eight_numbers():
 
 # %% [markdown]
 # `make_array_from_callback` looks at the sharding, and for each device of your process it calls your function with the
-# rows that belong there. `launch.run` starts two new Pythons with four simulated devices each, connects them, and gives
-# them the imports above. Then both call the function.
+# rows that belong there. `launch.run` starts two Pythons with four simulated devices each, connects them, and gives them
+# the imports above. Then both call the function.
 #
 # **Predict:** can process 0 carry out all three prints?
 
@@ -106,8 +106,8 @@ sys.argv = ["17_processes.py", str(folder / "one_process")]
 # include program/17_processes.py
 
 # %% [markdown]
-# Now run it for one epoch as two processes with four devices each, as if you had typed the two commands of its docstring
-# into two terminals.
+# Now run it for one epoch as two processes with four devices each, as if you had typed the docstring's two commands into
+# two terminals.
 #
 # **Predict:** which lines does process 1 print?
 
@@ -248,7 +248,7 @@ np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=
 #
 # With Slurm, Open MPI 4, Kubernetes and Cloud TPU, JAX finds the other processes by itself, so `initialize()` needs no
 # arguments. But under Slurm and Open MPI it assumes one process for each GPU: process k on a machine sees GPU k and no
-# other. If you start a single task on a machine with eight GPUs, seven of them stay idle, without an error. So
+# other. If you start a single task on a machine with eight GPUs, seven stay idle, without an error. So
 # either start eight tasks on each machine, as the docstring's last two commands do, or one task
 # (`--ntasks-per-node=1`, or `--map-by ppr:1:node`), which names its GPUs:
 # `jax.distributed.initialize(local_device_ids=range(8))`.
@@ -305,7 +305,7 @@ for exercise in (assemble, group_by_machine, fixed_log):
 # %% [markdown]
 # ## Take away
 #
-# - All processes run the same program on global arrays. Let the sharding say which rows a process gives.
+# - All processes run one program on global arrays. Let the sharding say which rows each gives.
 # - When a process is lost, the others end as well. The same command resumes from the last checkpoint.
 # - Under Slurm and Open MPI, start a task for each GPU or name the GPUs.
 #
