@@ -16,8 +16,8 @@
 #
 # Twice in this course a step was wrong, and nothing told you. In lesson 05 you left out `pmean`, and eight devices trained
 # eight different networks. In lesson 09 nobody had placed the batch, so every device did the work of all eight. Your
-# program had no way to say where you believed your numbers to be, so JAX couldn't contradict you. Change ten lines, and
-# it can. The sharding becomes part of an array's **type**, which you can print and assert at any line of your step. And
+# program couldn't say where you believed your numbers to be, so JAX couldn't contradict you. Change ten lines, and it
+# can. The sharding becomes part of an array's **type**, which you can print and assert at any line of your step. And
 # if you decide yourself when your gradients are summed, JAX refuses a step that forgets to sum them.
 #
 # **You will** read shardings as types, answer when JAX asks for one, recognize a sum that isn't finished, and get the
@@ -87,7 +87,7 @@ results = print_types(x)
 # - `loss_sums` asserts that the inputs are split. Both `train_step` and `eval_step` call it, so both are guarded.
 # - `weights @ losses` becomes a sum. You'll see why when JAX asks its first question.
 #
-# Each device does what it did before, so the losses are lesson 09's.
+# The losses are lesson 09's.
 
 # %% tags=["take-home"]
 # include program/11_explicit.py
@@ -182,16 +182,12 @@ for answer in answers:
 
 unfinished = answers[-1]
 print("the sum of two:", jax.typeof(unfinished + unfinished))
-try:
-    jnp.cos(unfinished)
-except Exception as error:
-    print(f"{type(error).__name__}: {error}")
 
 # %% [markdown]
 # Read `{U:data}` as *unreduced over "data"*: each device keeps its own matrix, and the all-reduce is still to come. It
 # comes when you call `jax.reshard(answer, P())`, which is the `psum` that you know from lesson 05. Until then you may add
-# two such arrays, because the parts of a sum can be added in any order. But there's no `cos` for them, because the cosine
-# of a sum isn't the sum of the cosines. We've tested this with jax 0.10.2 and 0.12, whose error messages differ.
+# two such arrays, because the parts of a sum can be added in any order. But JAX refuses their cosine, because the cosine
+# of a sum isn't the sum of the cosines.
 #
 # ## A gradient that isn't summed yet
 #
@@ -240,8 +236,8 @@ except Exception as error:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 1 - 3 = -2, and another number on each of the others. JAX doesn't let it come to that: 0.10.2 has no rule for it, and 0.12
-# says that `gradient` is unreduced while `w` is not.
+# 1 - 3 = -2, and another number on each of the others. JAX doesn't let it come to that. jax 0.10.2 has no rule for it, and
+# 0.12 says that `gradient` is unreduced while `w` is not.
 #
 # </details>
 #
