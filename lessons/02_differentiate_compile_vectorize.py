@@ -60,8 +60,8 @@ print(cube(2.0), first(2.0), second(2.0))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 12. The first derivative, 3 x², is 12 as well, and the second is 6 x. JAX needs no formula, and never sees the
-# loop. It writes down three multiplications, and knows the derivative of a multiplication.
+# 12. The first derivative, 3 x², is 12 as well, and the second is 6 x. JAX needs no formula, and never sees the loop. It
+# writes down three multiplications, and knows the derivative of a multiplication.
 #
 # </details>
 #

@@ -149,7 +149,8 @@ verdict = check("04_map_over_devices", "sums_on_devices", sums_on_devices)
 # the state's memory away, and `copies` is gone with it.
 #
 # The next cell is the whole program, so you can skip its code. It prints lesson 03's test losses and accuracies, up to
-# rounding. The cell below it tests the trained network once more, with your `sums_on_devices`:
+# rounding. The cell below it tests the trained network once more, with your `sums_on_devices` if the check has accepted
+# it.
 
 # %% tags=["take-home"]
 # include program/04_evaluate.py
@@ -237,8 +238,8 @@ lesson_04.one_label_for_eight_rows(lie)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Row 0. JAX reads the copy on device 0, and takes your word for it that the others are equal. In
-# lesson 05 a whole training run ends like this, and you'll learn how to notice.
+# Row 0. JAX reads the copy on device 0, and takes your word for it that the others are equal. In lesson 05 a whole
+# training run ends like this, and you'll learn how to notice.
 #
 # </details>
 #
