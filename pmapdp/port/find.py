@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pmapdp.port.constructs import TESTS, function_name, last_name, names_in
+from pmapdp.port.constructs import TESTS, function_name, names_in
 from pmapdp.port.names import Node, Program
 from pmapdp.port.pmaps import keywords_of, pmap_options
 from pmapdp.port.rows import ROW_OF_NAME, ROWS, Row, row_of_path
@@ -76,7 +76,8 @@ def construct_of_name(program: Program, node: ast.AST) -> str:
             return name
     is_part = isinstance(program.parent(node), ast.Attribute)
     if isinstance(node, ast.Attribute | ast.Name) and not is_part:
-        return row_of_path(program.path_of(node) or f".{last_name(node)}")
+        attribute = getattr(node, "attr", "")
+        return row_of_path(program.path_of(node) or f".{attribute}")
     return ""
 
 

@@ -194,6 +194,7 @@ LINES = [
     ("q = jax.pmap(lambda x: (x, x), 'i'); y, z = q(x); y[0]", ["pmap", "first-copy"]),
     ("y = p(x); z = y.params['w'][0]; u = y.mean(1)[0]", ["first-copy"]),
     ("y = x.device_buffers", ["device-buffers"]),
+    ("device_buffers = g(x); y = device_buffers", []),
     ("jax.shard_map(f, check_rep=False)", ["check-rep"]),
     # Defined by themselves.
     ("z = z[0]; f = jax.vmap(f); q = jax.pmap(f, 'i')", ["pmap"]),
