@@ -395,6 +395,7 @@ def describe_partial(folder: Path, name: str, arguments: str) -> dict[str, Any]:
     [
         ("nn.relu, learning_rate_fn=learning_rate_fn", ["learning_rate_fn"]),
         ("nn.relu, learning_rate_fn=schedule", []),
+        ("nn.relu, learning_rate_fn=dict(schedule=schedule).get", []),
         ("nn.relu, learning_rate_fn=RATE", ["RATE"]),  # another RATE than the module's
         ("act, learning_rate_fn=config.schedule", ["act", "config"]),
     ],
