@@ -134,7 +134,8 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     parameters = free_parameters(program, use)
     are_keys = tuple(KEY.search(parameter) is not None for parameter in parameters)
     question = ask_about_call(program, use, parameters, are_keys in SIGNATURES)
-    arguments = SIGNATURES.get(are_keys, ["state", "batch", "key"])
+    usual = (False, False, True) if any(are_keys) else (False, False)
+    arguments = SIGNATURES.get(are_keys, SIGNATURES[usual])
     step = WITHOUT_DECORATOR
     if question:
         questions.append(question)

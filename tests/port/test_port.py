@@ -449,6 +449,17 @@ def test_the_step_is_what_trains_or_computes_gradients(tmp_path, name):
         assert verify is None
 
 
+@pytest.mark.parametrize("last", ["labels", "dropout_rng"])
+def test_a_step_to_fill_in_takes_a_key_if_the_old_one_does(tmp_path, last):
+    path = tmp_path / "main.py"
+    source = f"def train_step(w, m, x, {last}): return w, m\n"
+    path.write_text(f"import jax\n{source}jax.pmap(train_step, 'i')\n")
+    program = report_program(str(path))["verify"]["program"]
+    takes_key = last == "dropout_rng"
+    assert ("\ndef step(state, batch, key):\n" in program) == takes_key
+    assert ("\ndef step(state, batch):\n" in program) != takes_key
+
+
 NESTED = """import jax
 class Trainer:
     def __init__(self):
