@@ -562,6 +562,42 @@ def test_a_program_may_take_a_key_for_each_device(tmp_path):
     assert np.all(end < start)
 
 
+KEY_IN_THE_STATE = """
+import jax
+import numpy as np
+
+
+@jax.jit
+def step(state, x):
+    key, used = jax.random.split(state["key"])
+    x = x + 0.1 * jax.random.normal(used, x.shape)
+    gradient = jax.grad(lambda w: ((x * w) ** 2).mean())(state["w"])
+    return {"w": state["w"] - 0.1 * gradient, "key": key}
+
+
+def check():
+    return {
+        "step": step,
+        "reference": step,
+        "state": {"w": np.ones(3), "key": jax.random.key(0)},
+        "batch": np.arange(12.0).reshape(4, 3),
+        "layout": "sharded",
+    }
+"""
+
+
+@pytest.mark.slow
+def test_a_state_may_hold_a_key(tmp_path):
+    """It's compared as its numbers."""
+    file = tmp_path / "keyed.py"
+    file.write_text(KEY_IN_THE_STATE)
+    _, start, end = programs.run_program(f"{file}:check", 2)
+    key = jax.random.key_data(jax.random.split(jax.random.key(0))[0])
+    np.testing.assert_array_equal(end["key"], key)
+    assert start["w"].dtype == end["w"].dtype == np.float64
+    assert strategies.largest_difference(end, end) == 0
+
+
 @pytest.mark.slow
 def test_what_fails_in_a_process_is_one_sentence():
     flags = [*JOB, "--devices=2", "--learning-rate=1e30"]
