@@ -127,9 +127,9 @@ def choose_update(wrong_updates: list[StepUpdate], output: Output) -> StepUpdate
 
     def rank(update: StepUpdate) -> tuple[int, int]:
         names = {leaf.name for leaf in update.wrong_leaves(output)}
-        return len(names), len(names - first_names)
+        return len(names), len(names - names_before)
 
-    first_names = {leaf.name for leaf in wrong_updates[0].wrong_leaves(output)}
+    names_before = {leaf.name for leaf in wrong_updates[0].wrong_leaves(output)}
     return max(wrong_updates, key=rank)
 
 
