@@ -116,8 +116,8 @@ def in_groups(answer):
         )
         require(
             close(output, wanted),
-            f"with {L} layers in groups of {group_size}, the output isn't that of all "
-            "layers in their order",
+            f"with {L} layers in groups of {group_size}, all layers in their order "
+            "give another output",
         )
         leaves = jax.tree.leaves(backward)
         sizes = [leaf.size for leaf in leaves if leaf.shape[-2:] == (rows, D)]
