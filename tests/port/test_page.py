@@ -56,7 +56,7 @@ def test_the_report_is_that_of_the_command():
         "\n\nTo verify train_step, save this as verify_step.py:\n\n"
     )
     assert f"```\n{report}\n```" in PAGE
-    assert "def first_arguments():" in program
+    assert f"```\n{program.rstrip()}\n```" in PAGE
 
 
 DECAY = 0.5  # in place of 1e-4, so that it changes more than rounding does
