@@ -10,8 +10,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 B, EPOCHS = 128, 5  # examples per update, passes over the data
-PEAK = 1e11  # operations per second of a device, by its data sheet
-LATENCY, BANDWIDTH = 2e-5, 1.25e9  # seconds a message, bytes per second: 10 Gbit/s Ethernet
+PEAK = 1e11  # operations per second of a device: made up, put in yours
+LATENCY, BANDWIDTH = 2e-5, 1.25e9  # seconds a message, bytes per second: 10 Gbit/s, assumed
 
 os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
@@ -99,7 +99,7 @@ def report(all_sums):
 
 
 def describe_all_reduces(program, model):
-    """Print what the compiled step all-reduces, and how long that takes in a ring."""
+    """Print the compiled step's all-reduces, and how long their bytes take in a ring."""
     text = program.as_text()
     count = text.count(" all-reduce(") + text.count(" all-reduce-start(")  # the latter on GPUs
     n = 4 * (sum(w.size for w in jax.tree.leaves(model)) + 3)  # bytes: gradients, metric sums
@@ -112,7 +112,7 @@ def describe_all_reduces(program, model):
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
 state = place_state(init_state())
-seconds = []  # of an update, for each epoch
+seconds = []  # an update's mean time in each epoch
 first_batch = place_batch(next(batches(*train_data, seed=0)))
 program = train_step.lower(state, first_batch).compile()
 describe_all_reduces(program, state[0])

@@ -162,7 +162,8 @@ def test_its_flags_of_before_are_refused():
 # The machine of Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677, 2017,
 # section 4: servers of 8 GPUs P100 that share one network card of 50 Gbit/s. NVLink of
 # the P100: 80 GB/s each way (NVIDIA Tesla P100 datasheet). The latency of TCP over
-# Ethernet is assumed. The libraries of that time had rings alone.
+# Ethernet is assumed, and so are rings. Theirs was faster: halving and doubling, with
+# 10 messages between the 32 servers instead of 62 (section 4.1).
 P100 = Level(8, 1.9e-6, 80e9, trees=False), Level(64, 20e-6, 50e9 / 8 / 8, trees=False)
 
 

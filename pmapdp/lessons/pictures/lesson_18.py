@@ -11,18 +11,22 @@ from pmapdp.lessons import drawing
 
 @drawing.picture
 def three_durations() -> None:
-    """Over time, Python traces, compiles and calls, and a device runs two steps. A clock can see the first call with its step, dispatch, or a step."""
-    axes = drawing.canvas(21, 5.4)
+    """Over time, Python traces, compiles, calls and waits, and then calls and waits again, while a device runs a step after each call. A clock can see the first call with its wait, the second call alone, or the second call with its wait."""
+    axes = drawing.canvas(24, 5.4)
     rows = {
-        "Python": (
-            2.6,
-            [("trace", 2.2), ("compile", 4.6), ("call", 1.4), ("call", 1.4)],
-        ),
-        "a device": (10.8, [("step", 3.4), ("step", 3.4)]),
+        "Python": [
+            (2.6, "trace", 2.2),
+            (4.8, "compile", 4.6),
+            (9.4, "call", 1.4),
+            (10.8, "wait", 3.4),
+            (14.2, "call", 1.4),
+            (15.6, "wait", 3.4),
+        ],
+        "a device": [(10.8, "step", 3.4), (15.6, "step", 3.4)],
     }
-    for row, (name, (left, pieces)) in enumerate(rows.items()):
+    for row, (name, pieces) in enumerate(rows.items()):
         axes.text(0.1, 1.6 + 1.5 * row, name, va="center", weight="bold")
-        for text, width in pieces:
+        for left, text, width in pieces:
             drawing.box(
                 axes,
                 left,
@@ -31,11 +35,10 @@ def three_durations() -> None:
                 device=0 if row else None,
                 width=width - 0.1,
             )
-            left += width
     spans = (
-        (0.6, 2.6, 14.2, "first call"),
-        (4.2, 10.8, 12.2, "without waiting"),
-        (5, 14.2, 17.6, "a step"),
+        (0.6, 2.6, 14.2, "first call, with wait"),
+        (4.2, 14.2, 15.6, "second call, without wait"),
+        (5, 14.2, 19, "second call, with wait"),
     )
     for y, start, end, name in spans:
         axes.annotate(
@@ -49,7 +52,7 @@ def three_durations() -> None:
 
 @drawing.picture
 def trace_of_an_h200() -> None:
-    """A recorded trace of three updates of pmapdp's CNN. Each takes 1.5 ms: Python places and calls, and the GPU computes for 0.12 ms and waits.
+    """A recorded trace of three updates of pmapdp's CNN. Each takes 1.5 ms: the host places a batch and calls the step, and the GPU computes for 0.12 ms and waits.
 
     The CNN of benchmarks/accelerators.py under jit, with jax 0.11.2. Kernels of one kind
     that follow each other are one bar.
@@ -58,8 +61,8 @@ def trace_of_an_h200() -> None:
     ((title, rows),) = trace.items()  # [start, microseconds] of each bar
     _, axes = plt.subplots(figsize=(7, 1.3))
     for row, (name, bars) in enumerate(rows.items()):
-        is_python = name.startswith("Python")
-        colour = drawing.INK if is_python else drawing.DEVICE_COLOURS[0]
+        is_host = name.startswith("host")
+        colour = drawing.INK if is_host else drawing.DEVICE_COLOURS[0]
         axes.broken_barh(np.array(bars) / 1000, (row - 0.4, 0.8), color=colour)
     axes.set(
         yticks=range(len(rows)),
@@ -75,11 +78,11 @@ def trace_of_an_h200() -> None:
 
 @drawing.picture
 def predicted_against_found(runs: dict[str, tuple[float, float, float]]) -> None:
-    """Two published runs: a bar from the efficiency without overlap to 100 %, and a dot for what was found. The dot is far below the bar for the A100s (84 %), and on it for the P100s (90 %).
+    """Three published runs: a bar from the efficiency without overlap to 100 %, and a dot for what was found. The dot is a little below the bar for the A100s in TF32 (97 %), far below it in mixed precision (84 %), and on it for the P100s (90 %).
 
     `runs`: without overlap, with full overlap, and found, by name.
     """
-    _, axes = plt.subplots(figsize=(7, 1.8))
+    _, axes = plt.subplots(figsize=(7, 2.3))
     for row, (low, high, found) in enumerate(runs.values()):
         is_first = row == 0
         bar_label = "predicted, no overlap to full overlap" if is_first else None

@@ -30,6 +30,7 @@ WRONG = {
             "clock() - start",
             "(clock() - start) / 2",
         ),
+        ("is jitted already", WARM_UP, f"jax.jit(function).lower(x)\n    {START}"),
         ("read `clock()`", "clock()", "0"),
         ("less the earlier", "clock() - start", "start - clock()"),
         ("a warm call takes 0.1515 s", "clock() - start", "1.2 * (clock() - start)"),
@@ -68,6 +69,8 @@ RIGHT = {
         ("    jax.block_until_ready(function(x))\n    return clock() - start", GROUP),
         (WARM_UP, f"function = function.lower(x).compile()\n    {START}"),
         (WARM_UP, f"function(x).block_until_ready()\n    {START}"),
+        (CALL, "    np.asarray(function(x))\n    return"),
+        (WARM_UP, f"jax.device_get(function(x))\n    {START}"),
     ],
     "scan_flops": [
         (COUNT, ONE_LAYER),
