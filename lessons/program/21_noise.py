@@ -115,6 +115,7 @@ def noise_scale(all_sums):
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
 state = place_state(init_state())
+full_batches = []  # their sums
 
 for epoch in range(EPOCHS):
     train_sums = []
@@ -123,4 +124,5 @@ for epoch in range(EPOCHS):
         train_sums.append(sums)
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
-    print(f"noise scale {noise_scale(train_sums[:-1]):.0f}")  # the last batch is padded
+    full_batches += train_sums[:-1]  # the last one is padded
+    print(f"noise scale {noise_scale(train_sums[:-1]):.0f}, so far {noise_scale(full_batches):.0f}")

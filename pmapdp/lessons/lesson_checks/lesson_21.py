@@ -110,20 +110,44 @@ def best_device_count(answer):
         (1000, 16, {256: 1.6, 64: 1.5, 16: 1.4, 4: 1.1, 1: 1.0}, 256),
         (100, 128, {1: 1.0, 2: 1.5, 8: 1.9, 64: 2.5}, 1),
         (4000, 8, {2: 1.0, 8: 1.5, 32: 4.0, 128: 9.0, 512: 100.0}, 128),
+        (100, 16, {1: 1.0, 2: 1.0, 4: 0.9, 8: 1.2, 16: 1.7, 32: 3.2, 64: 9.3}, 8),
     )
-    for noise_scale, b, seconds, best in cases:
-        found = answer(noise_scale, b, dict(seconds))
+    found = []
+    wrong: dict[str, list[int]] = {}
+    for noise_scale, b, seconds, _ in cases:
+        answered = answer(noise_scale, b, dict(seconds))
         require(
-            np.shape(found) == () and found in seconds,
-            f"return one of the numbers of devices {list(seconds)}, yours is {found}",
+            np.shape(answered) == () and answered in seconds,
+            f"return one of the numbers of devices {list(seconds)}, "
+            f"yours is {answered}",
         )
+        found.append(answered)
+        N = np.array(list(seconds))
+        time = np.array(list(seconds.values()))
+        mistakes = {
+            "this is the N with the shortest update, but a small batch needs more "
+            "updates, and N devices have a batch of N * b": time,
+            "this is the N with the fewest updates, but they may take long: multiply "
+            "by their seconds": 1 + noise_scale / (N * b),
+            "this is the N with the most examples a second, but above the noise scale "
+            "twice the batch doesn't halve the updates": time / (N * b),
+            "this punishes a larger batch, but a larger batch needs fewer updates: the "
+            "formula has noise scale / B": time * (1 + N * b / noise_scale),
+            "the batch of N devices has N * b examples, not N": time
+            * (1 + noise_scale / N),
+        }
+        for message, cost in mistakes.items():
+            wrong.setdefault(message, []).append(int(N[np.argmin(cost)]))
+    for message, numbers in wrong.items():
+        require(found != numbers, message)
+    for (noise_scale, b, seconds, best), answered in zip(cases, found, strict=True):
         times = {
             N: round((1 + noise_scale / (N * b)) * time, 2)
             for N, time in seconds.items()
         }
         require(
-            found == best,
+            answered == best,
             f"noise scale {noise_scale}, b = {b}, seconds {seconds}: updates over "
             f"their minimum, times seconds, are {times}, so {best} devices are best, "
-            f"yours is {found}",
+            f"yours is {answered}",
         )

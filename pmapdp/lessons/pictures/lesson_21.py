@@ -17,7 +17,7 @@ def noise_scale(
     """
     updates = np.arange(len(smoothed)) + 10
     colour = drawing.DEVICE_COLOURS[0]
-    plt.plot(updates, smoothed, color=colour, label="from the devices' gradients")
+    plt.plot(updates, smoothed, color=colour, label="from devices, 20 updates")
     plt.plot(
         list(direct),
         list(direct.values()),
@@ -87,6 +87,6 @@ def learning_rates(curves: dict[str, np.ndarray]) -> None:
         )
     plt.axhline(0.5, color=drawing.INK, linewidth=1, linestyle=":")
     plt.gca().set(xlabel="update", ylabel="test loss", yscale="log", ylim=(0.2, 1000))
-    plt.yticks((0.5, 10, 1000), ("0.5", "10", "1,000"))
+    plt.yticks((0.5, 5, 50, 500), ("0.5", "5", "50", "500"))
     plt.minorticks_off()
     drawing.legend_beside(plt.gca(), title="learning rate")

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 RATES = 0.1 * 2 ** np.arange(0, 4.5, 0.5)  # nine learning rates from 0.1 to 1.6
+ADAM_RATES = 0.004 * 2 ** np.arange(0, 4.5, 0.5)  # from 0.004 to 0.064
 SEEDS = (3, 4, 5)  # 1 and 2 are the training and the test set of the lessons
 
 Data = tuple[np.ndarray, np.ndarray]  # inputs and labels
@@ -43,20 +44,22 @@ def measure_directly(
     return S, optax.tree.norm(mean, squared=True) - S / n
 
 
-@partial(jax.jit, static_argnums=0)
-def sgd_losses(
+@partial(jax.jit, static_argnums=(0, 5))
+def train(
     loss_sums: LossSums,
     model: Any,
     data: Data,
     test_data: Data,
     rates: jax.Array,
+    make_optimizer: Callable[..., optax.GradientTransformation] = optax.sgd,
     warm_up: int = 1,
 ) -> jax.Array:
-    """Train with SGD, once for each learning rate and each seed's data.
+    """Train once for each learning rate and each seed's data.
 
     Args:
         data: inputs `[seeds, updates, B, D]` and labels `[seeds, updates, B]`.
         rates: `[rates]`.
+        make_optimizer: takes a schedule, such as `optax.adam`.
         warm_up: updates over which a rate grows in equal steps to its full size.
 
     Returns:
@@ -68,18 +71,24 @@ def sgd_losses(
         weights = np.ones(len(labels), np.float32)
         return loss_sums(model, (inputs, labels, weights))[0] / len(labels)
 
-    def train(rate, data):
-        def update(model, batch_and_rate):
-            batch, rate = batch_and_rate
+    def train_once(rate, data):
+        def schedule(count):
+            return rate * jnp.minimum(1, (count + 1) / warm_up)
+
+        optimizer = make_optimizer(schedule)
+
+        def update(state, batch):
+            model, optimizer_state = state
             gradients = jax.grad(mean_loss)(model, batch)
-            model = jax.tree.map(lambda w, g: w - rate * g, model, gradients)
-            return model, mean_loss(model, test_data)
+            updates, optimizer_state = optimizer.update(
+                gradients, optimizer_state, model
+            )
+            model = optax.apply_updates(model, updates)
+            return (model, optimizer_state), mean_loss(model, test_data)
 
-        updates = len(data[1])
-        warming_rates = rate * jnp.minimum(1, jnp.arange(1, updates + 1) / warm_up)
-        return jax.lax.scan(update, model, (data, warming_rates))[1]
+        return jax.lax.scan(update, (model, optimizer.init(model)), data)[1]
 
-    for_all_seeds = jax.vmap(train, in_axes=(None, 0))
+    for_all_seeds = jax.vmap(train_once, in_axes=(None, 0))
     return jax.vmap(for_all_seeds, in_axes=(0, None))(rates, data)
 
 
@@ -96,11 +105,14 @@ def draw_batches(
     return np.stack(all_inputs), np.stack(all_labels)
 
 
-def fewest_updates(losses: np.ndarray, target: float) -> tuple[float, float]:
+def fewest_updates(
+    losses: np.ndarray, rates: np.ndarray, target: float
+) -> tuple[float, float]:
     """Find the learning rate that gets below a loss first.
 
     Args:
-        losses: `[rates, seeds, updates]`, as from `sgd_losses` with RATES.
+        losses: `[rates, seeds, updates]`, as from `train`.
+        rates: `[rates]`.
 
     Returns:
         The number of updates, a mean over the seeds, and the learning rate.
@@ -108,4 +120,4 @@ def fewest_updates(losses: np.ndarray, target: float) -> tuple[float, float]:
     is_below = losses < target
     first = np.where(is_below.any(-1), is_below.argmax(-1) + 1, np.inf).mean(-1)
     best = int(np.argmin(first))
-    return float(first[best]), float(RATES[best])
+    return float(first[best]), float(rates[best])
