@@ -16,6 +16,7 @@ FLAG = r"(?<![\w-])--[a-z-]*[a-z]"
 # One whose value is a name. The next word is that name, and no part of the sentence.
 NAMES = "dataset|model|dtype|strategy|mesh|layout|shard-state|optimizer|schedule"
 NAME_FLAG = rf"(?<![\w-])--(?:{NAMES})"
+EXAMPLE_FOLDER = "runs/first"
 # What to try if training diverges.
 DIVERGED_ADVICE = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"
 
@@ -91,9 +92,12 @@ class StoppedError(KeyboardInterrupt):
 def flags_to_arguments(message: str) -> str:
     """Return a message with arguments in place of flags.
 
-    `--warmup-steps 5` becomes `warmup_steps=5`, `--strategy jit` becomes
-    `strategy="jit"`, and `--workdir` becomes `workdir`.
+    `--warmup-steps 5` becomes `warmup_steps=5`, `--switch-epochs 3 7` becomes
+    `switch_epochs=(3, 7)`, `--strategy jit` becomes `strategy="jit"`, and `--workdir`
+    becomes `workdir`.
     """
+    message = re.sub(rf"({FLAG}) ({EXAMPLE_FOLDER})", r'\1="\2"', message)
+    message = re.sub(rf"({FLAG}) (\d+) (\d+)", r"\1=(\2, \3)", message)
     message = re.sub(rf"({NAME_FLAG}) ([\w=,+:./-]*\w)", r'\1="\2"', message)
     # Another value begins with a digit or a quote, or it goes on with the sentence.
     message = re.sub(rf"({FLAG}) (?=-?\d|')", r"\1=", message)

@@ -88,13 +88,14 @@ def test_from_python_messages_name_arguments_and_not_flags(capsys):
     error = UserError(
         "--warmup-steps 5 needs a --schedule: try --warmup-steps 0 or "
         "--best 'a--model b', or --mesh data=4,model=2, --strategy jit and "
-        "--shard-state none"
+        "--shard-state none, or --switch-epochs 3 7 and --workdir runs/first"
     )
     assert cli.run(raising(error), []) == 2
     assert capsys.readouterr().err == f"error: {error.args[0]}\n"
     assert str(error) == (
         "warmup_steps=5 needs a schedule: try warmup_steps=0 or best='a--model b', "
-        'or mesh="data=4,model=2", strategy="jit" and shard_state="none"'
+        'or mesh="data=4,model=2", strategy="jit" and shard_state="none", '
+        'or switch_epochs=(3, 7) and workdir="runs/first"'
     )
 
 
