@@ -19,10 +19,9 @@
 # what it sends, and calculate the rest. But how far can you trust that? At the end you compare three predictions with
 # published runs. One is good, one comes close by luck, and one is far too optimistic.
 #
-# **You will** time a step without fooling yourself, keep one device busy, predict the speed of 64, and see how wrong such a
-# prediction can be. 22 minutes, 47 with exercises. You need
-# [06 Communicate between devices](06_communicate_between_devices.ipynb) and
-# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
+# **You will** time a step without fooling yourself, keep one device busy, predict the speed of 64, and see how wrong such
+# a prediction can be. 22 minutes, 47 with exercises. You need [06 Communicate between
+# devices](06_communicate_between_devices.ipynb) and [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -62,13 +61,13 @@ lesson_18.three_durations()
 # - `cost_analysis` counts the operations of the compiled step. Divide them by the time and by your device's peak, and you
 #   know how busy it is. Simulated devices have no data sheet, so this `PEAK` is made up. Papers report the MFU, the model
 #   FLOPs utilization, which only counts what the model needs.
-# - `describe_all_reduces` finds all-reduces in the compiled step. It takes their bytes from the model, 4 for each parameter
-#   and each metric, and calculates how long lesson 06's ring needs for them, in an assumed network.
+# - `describe_all_reduces` finds all-reduces in the compiled step. It takes their bytes from the model, 4 for each
+#   parameter and each metric, and calculates how long lesson 06's ring needs for them, in an assumed network.
 #
 # include the difference of 09_jit.py and 18_measure.py
 #
-# **Predict:** a ring of 8 devices needs 0.3 ms for the 9,652 bytes of this network. How long does a ring of 64 need: about
-# as long, nine times as long, or 64 times as long?
+# **Predict:** a ring of 8 devices needs 0.3 ms for the 9,652 bytes of this network. How long does a ring of 64 need:
+# about as long, nine times as long, or 64 times as long?
 
 # %% tags=["prediction", "take-home"]
 # include program/18_measure.py
@@ -76,13 +75,13 @@ lesson_18.three_durations()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Nine times as long, 2.5 ms. Each device sends about as many bytes as before. But it sends them in 126 messages instead of
-# 14, one after the other, and with so few bytes nearly all the time is latency.
+# Nine times as long, 2.5 ms. Each device sends about as many bytes as before. But it sends them in 126 messages instead
+# of 14, one after the other, and with so few bytes nearly all the time is latency.
 #
 # </details>
 #
-# Believe the bytes: [collectives.py](../pmapdp/collectives.py) reads the same number from the compiled step. Don't believe
-# the time of an update, because simulated devices share your machine's cores.
+# Believe the bytes: [collectives.py](../pmapdp/collectives.py) reads the same number from the compiled step. Don't
+# believe the time of an update, because simulated devices share your machine's cores.
 #
 # ## Is one device busy at all?
 #
@@ -94,9 +93,9 @@ lesson_18.trace_of_an_h200()
 
 # %% [markdown]
 # In each update the GPU computes for 0.12 ms and waits for the host for 1.4 ms. The host's two rows overlap, so more than
-# one of its threads is at work. The profiler slows the host down. But even without it, a bare loop
-# with batches of 64 took 1.1 ms an update, at 58,000 images a second ([Speed](../docs/speed.md#on-a-gpu)). So the GPU waits
-# about nine tenths of the time, and 64 GPUs would wait just as long.
+# one of its threads is at work. The profiler slows the host down. But even without it, a bare loop with batches of 64
+# took 1.1 ms an update, at 58,000 images a second ([Speed](../docs/speed.md#on-a-gpu)). So the GPU waits about nine
+# tenths of the time, and 64 GPUs would wait just as long.
 #
 # The cure is to put more work into a call. With 4,096 images in a batch, the CNN trains thirty times faster. If you'd
 # rather keep your batch, put ten updates into a call, with `lax.scan`. Your `train_step` already has the form that it
@@ -138,13 +137,13 @@ for b in (128, 5_000):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The one with 128. A scan saves nine calls of ten, but the computing stays the same. With 128 examples the call takes most
-# of the time. With 5,000 it takes hardly any, and on a CPU the scan may even be slower.
+# The one with 128. A scan saves nine calls of ten, but the computing stays the same. With 128 examples the call takes
+# most of the time. With 5,000 it takes hardly any, and on a CPU the scan may even be slower.
 #
 # </details>
 #
-# The parameters come out the same, up to rounding. The price: all ten batches must be on the device before the call, and you
-# can only save between calls.
+# The parameters come out the same, up to rounding. The price: all ten batches must be on the device before the call, and
+# you can only save between calls.
 #
 # ## How much faster are 64?
 #
@@ -155,15 +154,15 @@ for b in (128, 5_000):
 # seconds = messages x L + 2 (N - 1) / N x n / W
 # ```
 #
-# A ring needs 2 (N - 1) messages. On 64 devices that's 126. So libraries like NCCL can also send along **trees**, which
-# takes only 2 log2(N) messages, or 12.
+# A ring needs 2 (N - 1) messages. On 64 devices that's 126. So libraries like NCCL can also send along **trees**, with
+# only 2 log2(N) messages, or 12.
 #
 # Does every step get longer by that time? Not if the devices compute while they send: as in lesson 06, the last layer's
 # gradient can leave while earlier layers are still being computed. PyTorch's `DistributedDataParallel` arranges such an
 # **overlap**. Under `jit` it depends on how many gradients XLA merges into one all-reduce.
 #
-# You rarely know how much will overlap, so predict a **range**. At worst the whole all-reduce comes on top of the step. At
-# best it runs during the backward pass, about two thirds of a step, and only what doesn't fit costs time.
+# You rarely know how much will overlap, so predict a **range**. At worst the whole all-reduce comes on top of the step.
+# At best it runs during the backward pass, about two thirds of a step, and only what doesn't fit costs time.
 
 
 # %%
@@ -181,11 +180,11 @@ def all_reduce(n, N, messages, latency, bandwidth):
 # %% [markdown]
 # Try it with your network, and with a ResNet-50 on 64 A100s. NVLink sums its 102 MB of gradients among the 8 GPUs of a
 # machine. Then each GPU sums an eighth of them with 7 other machines, through a network card of its own.
-# [scaling.py](../pmapdp/scaling.py) names the sources of the numbers. One A100 trained 938 images a second in TF32, 256 in
-# a batch, so a step takes 256 / 938 s.
+# [scaling.py](../pmapdp/scaling.py) names the sources of the numbers. One A100 trained 938 images a second in TF32, 256
+# in a batch, so a step takes 256 / 938 s.
 #
-# **Predict:** suppose that an update with 128 examples takes 0.2 ms on one device. 64 such devices, with 128 examples each,
-# need about 2.5 ms for the all-reduce in a ring. How many times faster do they get through the data?
+# **Predict:** suppose that an update with 128 examples takes 0.2 ms on one device. 64 such devices, with 128 examples
+# each, need about 2.5 ms for the all-reduce in a ring. How many times faster do they get through the data?
 
 # %% tags=["prediction"]
 all_reduce_ms, yours = {}, {}
@@ -206,9 +205,9 @@ print(f"ResNet-50, trees of {inside + between:.2f} ms: {low:.1f} to {high:.1f} t
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Fewer than five: 64 x 0.2 / (0.2 + 2.5) is 4.7. A backward pass of 0.13 ms can't hide 2.5 ms. Trees take a tenth of that,
-# which makes it 28 to 40 times. Expect 28, because XLA merges all your gradients into one all-reduce, which has to wait
-# for the whole backward pass. ResNet-50 computes for so much longer that it loses at most 0.6 %.
+# Fewer than five: 64 x 0.2 / (0.2 + 2.5) is 4.7. A backward pass of 0.13 ms can't hide 2.5 ms. Trees take a tenth of
+# that, which makes it 28 to 40 times. Expect 28, because XLA merges all your gradients into one all-reduce, which has to
+# wait for the whole backward pass. ResNet-50 computes for so much longer that it loses at most 0.6 %.
 #
 # </details>
 #
@@ -228,10 +227,11 @@ print(f"ResNet-50, trees of {inside + between:.2f} ms: {low:.1f} to {high:.1f} t
 #   step on one takes 273 ms, so each of the eight should lose at most 0.2 % of its speed.
 # - NVIDIA did the same in mixed precision. One A100 then trains 2.6 times faster, but its gradients stay in float32.
 # - [Goyal et al.](https://arxiv.org/abs/1706.02677) went from 8 P100s to 256. On 8 it took 29 hours for 90 epochs, as
-#   NVIDIA's blog reported in 2017, so an update of 256 images took 232 ms. Each of their 32 servers has 8 GPUs and a network
-#   card of 6.25 GB/s. They sum by halving and doubling, with as many messages as trees, 10. Again we assume 20 µs for each.
+#   NVIDIA's blog reported in 2017, so an update of 256 images took 232 ms. Each of their 32 servers has 8 GPUs and a
+#   network card of 6.25 GB/s. They sum by halving and doubling, with as many messages as trees, 10. We assume 20 µs for
+#   each.
 #
-# **Predict:** should they lose less than 0.2 % in mixed precision, as much, or more?
+# **Predict:** should the A100s lose less than 0.2 % in mixed precision, as much, or more?
 
 # %% tags=["prediction"]
 # Speed without overlap, with full overlap, and as found, compared with the smaller run.
@@ -250,15 +250,15 @@ lesson_18.predicted_against_found(runs)
 #
 # </details>
 #
-# In TF32 the calculation is 3 points off, but in mixed precision it's 15. Eight GPUs take 10 ms longer for a step in TF32,
-# and 20 ms longer in mixed precision. Yet both send the same bytes, so something else must make the difference.
+# In TF32 the calculation is 3 points off, but in mixed precision it's 15. Eight GPUs take 10 ms longer for a step in
+# TF32, and 20 ms longer in mixed precision. Yet both send the same bytes, so something else must make the difference.
 #
 # The P100s' 90 % is inside its range, but so is everything from 88 to 100 %. And that's luck: Goyal et al. hid their
 # all-reduce behind the backward pass, so the calculation says 100 %. Most of their 10 % went somewhere else.
 #
 # The calculation tells you whether *communication* can be a problem. It knows nothing about loading data, launching
-# kernels, or waiting for the slowest device. So use it to refuse an offer: if it says five times, don't hope for six. If it
-# says 63, that's the best you can get, so measure on two devices first.
+# kernels, or waiting for the slowest device. So use it to refuse an offer: if it says five times, don't hope for six. If
+# it says 63, that's the best you can get, so measure on two devices first.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
@@ -315,7 +315,8 @@ assert 0.87 < goyal[0] < goyal[2] < goyal[1] == 1
 #    multiply, or let the compiler see all layers.</details>
 # 3. `least_examples` (10 minutes): suppose a program overlaps its all-reduce with the backward pass. What's the smallest
 #    number of examples per device for which the backward pass is at least as long as a ring all-reduce of `n` bytes over
-#    `N` devices? An example takes `seconds`, and two thirds of that are its backward pass. Return a whole number, at least 1.
+#    `N` devices? An example takes `seconds`, and two thirds of that are its backward pass. Return a whole number, at
+#    least 1.
 #    <details><summary>Hint</summary>Seconds of the ring over seconds of one example's backward pass, rounded
 #    up. Try your answer with one device, too.</details>
 
@@ -355,10 +356,10 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 # - Keep one device busy before you ask for more: a larger batch, or many updates in a call.
 # - Predict a range, from no overlap to full overlap, and take it as the best that you can get.
 #
-# In [scaling.py](../pmapdp/scaling.py), `predict` calculates the lower end of such a range, without overlap, and adds Adam's
-# update. `python -m pmapdp.train --workdir runs/first --profile` records a profile.
+# In [scaling.py](../pmapdp/scaling.py), `predict` calculates the lower end of such a range, without overlap, and adds
+# Adam's update. `python -m pmapdp.train --workdir runs/first --profile` records a profile.
 #
 # To read on: JAX on [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
-# [rooflines](https://jax-ml.github.io/scaling-book/roofline/). More examples a second don't always mean more learning, and
-# [21 Choose a batch size](21_choose_a_batch_size.ipynb) measures how much. Next, all of the course in one program:
+# [rooflines](https://jax-ml.github.io/scaling-book/roofline/). More examples a second don't always mean more learning,
+# and [21 Choose a batch size](21_choose_a_batch_size.ipynb) measures how much. Next, all of the course in one program:
 # [19 Train a small GPT](19_train_a_small_gpt.ipynb).

@@ -14,9 +14,10 @@
 # %% [markdown]
 # # 21. Choose a batch size
 #
-# Suppose that each device takes 16 examples. With one device your batch has 16, and with 64 devices it has 1,024. Will you
-# then need 64 times fewer updates? For the network of this course it's about ten times fewer. You can predict the order of
-# magnitude before you rent a single device, because the answer is hidden in gradients that your program computes anyway.
+# Suppose that each device takes 16 examples. With one device your batch has 16, and with 64 devices it has 1,024. Will
+# you then need 64 times fewer updates? For the network of this course it's about ten times fewer. You can predict the
+# order of magnitude before you rent a single device, because the answer is hidden in gradients that your program computes
+# anyway.
 #
 # **You will** measure the gradient noise scale, estimate the largest batch that still pays off, and change the learning
 # rate with the batch. 19 minutes, 44 with exercises.
@@ -53,7 +54,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # |G|² + S / B
 # ```
 #
-# For the single weight that's 5 with one example, 2 with four, and 1.04 with a hundred. See if it's true:
+# For the single weight that's 5 with one example, 2 with four, and 1.04 with a hundred. Check it:
 
 # %%
 random = np.random.default_rng(0)
@@ -62,8 +63,8 @@ for size in (1, 4, 100):
     print(f"B = {size}: {np.mean(gradients**2):.2f}")
 
 # %% [markdown]
-# With four examples, 1 is signal and 1 is noise. The batch size at which both are equal, S / |G|², is called the **gradient noise scale**
-# ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)).
+# With four examples, 1 is signal and 1 is noise. The batch size at which both are equal, S / |G|², is called the
+# **gradient noise scale** ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)).
 #
 # Nobody tells you S and G of your own network. But if you have the squared length for two batch sizes, you have two
 # equations. With data parallelism, each update gives you both: a device's own gradient, and the average of all.
@@ -79,8 +80,8 @@ print(f"noise scale {S / squared_G:.0f}")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 128. Subtract |G|² + S / 128 = 2 from |G|² + S / 16 = 9: S / 16 - S / 128 = 7, so S = 128. Then S / 128 is 1, which leaves 1
-# for |G|².
+# 128. Subtract |G|² + S / 128 = 2 from |G|² + S / 16 = 9: S / 16 - S / 128 = 7, so S = 128. Then S / 128 is 1, which
+# leaves 1 for |G|².
 #
 # </details>
 #
@@ -108,8 +109,8 @@ print(f"noise scale {S / squared_G:.0f}")
 #
 # </details>
 #
-# Is the estimate any good? Train for two epochs again, and three times measure S and |G|² directly, from the gradients of all
-# 5,000 examples one by one.
+# Is the estimate any good? Train for two epochs again, and three times measure S and |G|² directly, from the gradients of
+# all 5,000 examples one by one. The curve estimates from 20 updates at a time.
 
 # %%
 state, lengths, direct = place_state(init_state()), [], {}
@@ -129,26 +130,26 @@ lesson_21.noise_scale(smoothed, by_direct, both_epochs)
 #
 # For a plan you need one number. Take the one of all epochs so far, when the loss is low enough for you. After two epochs
 # it's 193, the dashed line: the mean S divided by the mean |G|². The first updates have the longest gradients and count
-# most, so over five epochs this number only grows from 145 to 303. And the last epoch's 8,498, more than all your examples?
-# It only says that so late in training no batch is too large.
+# most, so over five epochs this number only grows from 145 to 303. And the last epoch's 8,498, more than all your
+# examples? It only says that so late in training no batch is too large.
 #
 # ## How many updates?
 #
 # McCandlish et al. derive from the same picture how many updates a batch size needs: some minimum, and more if the
-# gradients are noisy. Their exact noise scale also has the curvature of the loss in it. Usually, they found, S / |G|² differs
-# only by a small factor.
+# gradients are noisy. Their exact noise scale also has the curvature of the loss in it. Usually, they found, S / |G|²
+# differs only by a small factor.
 #
 # ```
 # updates = minimum x (1 + noise scale / B)
 # ```
 #
-# Try it on real training runs, with SGD, for which it was derived. They go to a test loss of 0.5, about that of your program
-# after two epochs. Each of five batch sizes gets nine learning rates, three seeds and fresh examples in every update.
-# The best rate's mean over the seeds counts. Two `vmap`s in [noise.py](../pmapdp/lessons/programs/noise.py) train all runs of
-# a batch size at once. In the picture the curve passes through the first dot, and then follows the formula.
+# Try it on real training runs, with SGD, for which it was derived. They go to a test loss of 0.5, about that of your
+# program after two epochs. Each of five batch sizes gets nine learning rates, three seeds and fresh examples in every
+# update. The best rate's mean over the seeds counts. Two `vmap`s in [noise.py](../pmapdp/lessons/programs/noise.py) train
+# all runs of a batch size at once. In the picture the curve passes through the first dot, and then follows the formula.
 #
-# **Predict:** suppose that your batch already equals the noise scale. With unlimited devices, how many times fewer updates
-# would be enough?
+# **Predict:** suppose that your batch already equals the noise scale. With unlimited devices, how many times fewer
+# updates would be enough?
 
 # %% tags=["prediction"]
 model = init_state()[0]
@@ -172,7 +173,7 @@ lesson_21.updates_by_batch_size(measured, both_epochs)
 # here it's 10. But we chose a target that suits the 193. The noise scale grows while you train, so down to a loss of 0.7
 # it's only 7 times, and down to 0.45 it's 15.
 #
-# Fewer updates aren't free, because each takes B examples:
+# Fewer updates aren't free, as each takes B examples:
 #
 # | B | updates, over the minimum | examples, over the minimum |
 # | --- | --- | --- |
@@ -185,17 +186,17 @@ lesson_21.updates_by_batch_size(measured, both_epochs)
 #
 # ## The mistake: the batch grows, and the learning rate doesn't fit
 #
-# In these runs the best rate grew with the batch, because a less noisy gradient deserves a larger step. By how much should
-# you raise yours from 16 examples to 1,024? Three answers are usual: not at all, 8 times by the square root, or 64 times by
-# the *linear rule*, with which [Goyal et al., 2017](https://arxiv.org/abs/1706.02677) trained up to 8,192 images at a time.
-# The paper on the noise scale has a fourth:
+# In these runs the best rate grew with the batch, because a less noisy gradient deserves a larger step. By how much
+# should you raise yours from 16 examples to 1,024? Three answers are usual: not at all, 8 times by the square root, or 64
+# times by the *linear rule*, with which [Goyal et al., 2017](https://arxiv.org/abs/1706.02677) trained up to 8,192 images
+# at a time. The paper on the noise scale has a fourth:
 #
 # ```
 # rate = largest / (1 + noise scale / B)
 # ```
 #
-# Well below the noise scale that's nearly the linear rule: from 16 to 32 examples the rate grows 1.9 times. But from 16 to
-# 1,024 it's only 11 times.
+# Well below the noise scale that's nearly the linear rule: from 16 to 32 examples the rate grows 1.9 times. But from 16
+# to 1,024 it's only 11 times.
 #
 # **Predict:** which of the four diverges?
 
@@ -231,8 +232,8 @@ for size, most in {16: 120, 64: 50, 1024: 20}.items():
     print(f"B = {size}: {adam[size]:.0f} updates, learning rate {rate:.3f}")
 
 # %% [markdown]
-# Again the formula with 193 holds to within a quarter. But the best rate grows only 3 times. The usual advice for Adam, the
-# square root ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)), says 8.
+# Again the formula with 193 holds to within a quarter. But the best rate grows only 3 times. The usual advice for Adam,
+# the square root ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)), says 8.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
@@ -324,8 +325,8 @@ for exercise in (fixed_noise_scale, squared_lengths, best_device_count):
 #
 # - A batch's gradient has the squared length |G|² + S / B on average. Data parallelism gives you two batch sizes in each
 #   update, and so |G|² and S.
-# - The noise scale S / |G|² is a good batch size: take the one of all epochs until your loss is low enough. Well below it,
-#   twice the batch needs half the updates, and well above it, nearly as many as before.
+# - The noise scale S / |G|² is a good batch size: take the one of all epochs until your loss is low enough. Well below
+#   it, twice the batch needs half the updates, and well above it, nearly as many as before.
 # - Raise the learning rate with the batch, but by less and less as you pass the noise scale.
 #
 # pmapdp doesn't measure the noise scale, so this program is yours to keep. With pmap its new lines are the same.
