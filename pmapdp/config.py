@@ -1,7 +1,8 @@
 """The settings of a run, each with its type, default, limits and help.
 
-`flags.py` makes the command line from it, and `Config()` is the recipe digits. A
-`Config` checks itself when it's made, even by `dataclasses.replace`.
+`flags.py` makes the command line from it. `Config()` has the defaults, which are the
+recipe digits. Every new `Config` checks its values, also one that
+`dataclasses.replace` makes.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ from typing import Any
 
 # A flag in a message. Dashes inside a word belong to the name of a file.
 FLAG = r"(?<![\w-])--[a-z-]*[a-z]"
-# One whose value is a name. The next word is that name, and no part of the sentence.
+# Flags that take a name, such as `--model cnn`. The word after one is its value.
 NAMES = "dataset|model|dtype|strategy|mesh|layout|shard-state|optimizer|schedule"
 NAME_FLAG = rf"(?<![\w-])--(?:{NAMES})"
 EXAMPLE_FOLDER = "runs/first"

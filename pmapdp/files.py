@@ -134,10 +134,10 @@ def check_output(
 def find_modules_beside(path: str) -> Iterator[None]:
     """Let the file at `path` import the modules beside it.
 
-    Python keeps one module of each name. So if an earlier file of yours has imported a
-    `model.py` from another folder, Python would take that one in place of the one
-    beside `path`. Inside the `with`, such modules are hidden. If the file then imports
-    its own, a `UserError` says which to rename, because both can't be kept.
+    Python keeps one module of each name. If an earlier file of yours has imported a
+    `model.py` from another folder, this file would get that one. So inside the `with`,
+    modules with the name of a file beside `path` are hidden. If the file imports its
+    own, a `UserError` says which to rename, because Python can't keep both.
     """
     hidden = {}
     for name, module in list(sys.modules.items()):

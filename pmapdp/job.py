@@ -116,7 +116,8 @@ def make_job(
     local_devices = choose_devices(number)  # starts JAX's devices
     devices = extend_to_all_processes(local_devices)
 
-    # config.json names what comes from Python by itself, and the others by their file.
+    # config.json keeps the name of a function from Python, and FILE.py:NAME for one
+    # from a file. So the two are kept apart.
     from_python = custom or CustomParts()
     custom = load_custom_parts(config, from_python)
     data = read_data(config, custom, processes)

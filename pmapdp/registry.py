@@ -81,6 +81,18 @@ def load_custom(part: str, name: str) -> Any:
     return None
 
 
+def parts_from_python(config: Config) -> list[str]:
+    """Return the parts that a reader of this run needs, and that no file holds."""
+    parts = []
+    if config.model not in MODELS and ".py:" not in config.model:
+        parts.append("model")
+    if config.optimizer not in OPTIMIZERS and ".py:" not in config.optimizer:
+        parts.append("optimizer")
+    if config.dataset == PYTHON_DATA:
+        parts.append("data")
+    return parts
+
+
 def require_python_values(
     config: Config, python_values: Mapping[str, Any], reader: str, *arguments: str
 ) -> None:
@@ -93,13 +105,7 @@ def require_python_values(
             shows the call to make.
         arguments: The function's other arguments in this call.
     """
-    missing = []
-    if config.model not in MODELS and ".py:" not in config.model:
-        missing.append("model")
-    if config.optimizer not in OPTIMIZERS and ".py:" not in config.optimizer:
-        missing.append("optimizer")
-    if config.dataset == PYTHON_DATA:
-        missing.append("data")
+    missing = parts_from_python(config)
     # What you have given again is no longer missing.
     missing = [name for name in missing if python_values.get(name) is None]
     if missing:

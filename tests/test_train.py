@@ -255,16 +255,21 @@ def test_the_end_says_where_a_run_is_saved_and_how_to_go_on(tmp_path, capsys):
     settings = {"workdir": str(folder), "epochs": 2}
     run(**settings, steps=3)
     saved = f"saved in {folder}; "
-    evaluate = f"evaluate it with python -m pmapdp.evaluate '{folder}'"
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2:] == [f"{saved}without --steps the same command goes on", evaluate]
+    assert lines[-1] == f"{saved}without --steps the same command goes on"
     assert (folder / "log.txt").read_text().splitlines() == lines
     run(**settings)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2] == f"{saved}with more --epochs the same command goes on"
+    assert lines[-1] == f"{saved}with more --epochs the same command goes on"
     run(**settings)
-    assert "no update was left" in capsys.readouterr().out.splitlines()[-3]
+    assert "no update was left" in capsys.readouterr().out.splitlines()[-2]
     assert run(**settings | {"epochs": 3}).epochs[-1]["epoch"] == 3
     capsys.readouterr()
+    # The command can't evaluate a model that only this program has, as above.
+    built_in = tmp_path / "built in"
+    job = ["--strategy", "single", "--model", "mlp", "--steps", "1"]
+    main([*job, "--workdir", str(built_in)])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"evaluate it with python -m pmapdp.evaluate '{built_in}'"
     run()
     assert capsys.readouterr().out.splitlines()[-1].startswith("not saved: add --workd")

@@ -18,8 +18,8 @@ from pmapdp.custom.arrays import convert_split, describe
 from pmapdp.data.dataset import Split
 from pmapdp.errors import UserError, YourCodeError, explain_errors, name_or_repr
 
-# Before training, the first examples are read so many times, because most random
-# transforms change one of them.
+# Before training, the first examples are read several times. A random transform would
+# most likely change one of them.
 FIRST_EXAMPLES = 4
 TRIALS = 4
 # Threads that read a thread-safe data set. There are more than cores, because reading

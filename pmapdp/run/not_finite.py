@@ -14,7 +14,9 @@ from pmapdp.job import Job
 from pmapdp.state import create_state
 from pmapdp.steps.shared import gradient_sums
 
-HUGE = 1e4  # times the median, beyond what differently scaled columns give
+# An input this many times the median is named. Columns that nobody has scaled differ
+# by less.
+HUGE = 1e4
 
 
 @contextlib.contextmanager

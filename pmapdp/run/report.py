@@ -16,6 +16,7 @@ from rich import progress as rich
 from pmapdp.job import Job
 from pmapdp.metrics import READ_TOGETHER, Meter
 from pmapdp.recipes import compare_with_reported
+from pmapdp.registry import parts_from_python
 from pmapdp.run.header import header_lines, run_facts
 from pmapdp.run.metrics_files import MetricsFiles, open_lines
 from pmapdp.run.progress import Progress, choose_metric
@@ -129,8 +130,8 @@ class Report:
     def read_newest_loss(self, meter: Meter) -> None:
         """Keep the mean loss of the updates that the host read last.
 
-        The mean over the epoch isn't there before the host has read some of it. These
-        are, and an epoch begins with those at the end of the last one.
+        At the start of an epoch the host has read none of its losses. So the bar shows
+        the newest that it has read, perhaps of the epoch before.
         """
         losses = [loss for _, loss in meter.losses]
         if losses:
@@ -196,7 +197,8 @@ class Report:
         elif step == config.steps:
             saved += "; without --steps the same command goes on"
         lines = [saved]
-        if self.job.evaluated_part:
+        # The command can't evaluate a model that only your program has.
+        if self.job.evaluated_part and not parts_from_python(config):
             command = f"python -m pmapdp.evaluate {shlex.quote(config.workdir)}"
             lines.append(f"evaluate it with {command}")
         return lines

@@ -47,7 +47,7 @@ def read_provenance(progress: dict[str, Any]) -> Provenance:
 
 
 def find_provenance(job: Job) -> Provenance:
-    """Return what the results of a run come from."""
+    """Return the settings, rates and code hashes that a resumed run must match."""
     last = job.config.epochs * job.batches["train"].per_epoch
     steps = np.linspace(0, last, 64).astype(int)
     # On the host, so that another machine finds the same.
@@ -173,6 +173,6 @@ def require_same_code(
         if code != saved.code.get(name, code):  # 0.3 kept no hashes
             raise UserError(
                 f"the code of your {name}, or a value that it holds, isn't what "
-                f"{checkpoint} was made with: undo the change, or add "
-                "--accept-changed-functions to go on with it"
+                f"{checkpoint} was made with, or another version of Python wrote it: "
+                "undo the change, or add --accept-changed-functions to go on with it"
             )

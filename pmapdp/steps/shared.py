@@ -136,7 +136,8 @@ def update(
         task: What is trained.
         state: Before the update.
         gradients: Gradients of the summed loss, added up over the devices, or averaged.
-        count: The sum of the weights, added up or averaged as the gradients are.
+        count: The sum of the weights over the devices, or their mean if the gradients
+            are averaged.
         model_state: After the update.
 
     Returns:

@@ -209,7 +209,7 @@ def draws_new_numbers(update: StepUpdate, again: Copies) -> bool:
 
 
 def check_work(updates: list[StepUpdate]) -> list[Fact]:
-    """Say if the busiest device makes more than its part of the operations.
+    """Return a fact if the busiest device computes more than its part of the work.
 
     Raises:
         CheckError: The compiler's counts don't tell.

@@ -133,8 +133,8 @@ def find_used_leaves(
     """Return the leaves of the state on which other results of these updates depend.
 
     There may be hundreds, so leaves of one name, such as all kernels of the parameters,
-    are shifted together. A leaf on which a used leaf depends is used, too: the
-    parameters depend on their momentum.
+    are shifted together. Use is passed on: if the parameters are used, so is the
+    momentum on which they depend.
     """
     moved_by_group = []
     for group in group_by_name(names):

@@ -4,10 +4,10 @@ Each has its reason beside it. A leaf's tolerance is measured in `tolerances.py`
 these numbers as factors.
 """
 
-# Equal within rounding. For the bytes of the type in which the reference adds: the
-# multiple of the spread of the nudged runs, and the fraction of the change in the
-# update. Three runs don't show the largest spread, so the multiple is above 1. float64
-# has room for a larger one.
+# Equal within rounding, by the bytes of the type in which the reference adds (8 for
+# float64). The first number multiplies the spread of the nudged runs. It's above 1,
+# because three runs don't show the largest spread, and float64 has room for more. The
+# second is a fraction of the change in the update.
 TOLERANCES = {8: (8, 1e-7), 4: (4, 7e-4)}
 # Types of 16 bits: the multiple, and the units in their last place.
 NARROW_TOLERANCES = (2, 4)
