@@ -66,10 +66,11 @@ print(f"process {jax.process_index()} has {jax.local_device_count()} of {mesh.si
 
 
 def read_examples():
-    """The text in pieces of LENGTH tokens and the one that follows: [n, LENGTH + 1]."""
+    """The text in pieces of LENGTH tokens and the one that follows, shuffled: [n, LENGTH + 1]."""
     text = b"".join(file.read_bytes() for file in FILES)[:BYTES]
     n = len(text) // (LENGTH + 1)  # whole examples
-    return np.frombuffer(text[: n * (LENGTH + 1)], np.uint8).reshape(n, LENGTH + 1)
+    examples = np.frombuffer(text[: n * (LENGTH + 1)], np.uint8).reshape(n, LENGTH + 1)
+    return np.random.default_rng(0).permutation(examples)  # or the first files are the test data
 
 
 def batches(examples, seed):
@@ -111,7 +112,7 @@ def dropout(x, keys, layer):
     return jnp.where(jax.vmap(keep)(keys), x / (1 - DROPOUT), 0)
 
 
-# The network, whose matrix products are in bfloat16 on GPUs and TPUs (lesson 20)
+# The network. On GPUs and TPUs its blocks compute in bfloat16 (lesson 20)
 
 compute_dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
 
@@ -272,7 +273,7 @@ checkpoints.close()  # waits for the last one
 
 # What it has learned
 
-TEMPERATURE = 0.5  # below 1, what's likely becomes likelier
+TEMPERATURE = 1.0  # if it's lower, what's likely becomes likelier
 
 
 def next_token(model, tokens, seed):

@@ -22,9 +22,16 @@ def bytes_per_device(init_state, devices):
 
 
 def fixed_check_settings(file, settings):
-    """Only the first start writes. A name that only one of the two has counts as a difference, even with the value None."""
+    """Only the first start writes. A name that only one of the two has counts as a difference, even with the value None.
+
+    All processes of the first start may write at once. So each writes a file of its own, and then renames it. A rename
+    happens in one step, so a process that reads, or a start after a kill, finds the whole file or none.
+    """
     if not file.exists():
-        file.write_text(json.dumps(settings))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(f"{file.name}.{jax.process_index()}")
+        part.write_text(json.dumps(settings))
+        part.replace(file)
     saved = json.loads(file.read_text())
     current = json.loads(json.dumps(settings))  # with lists for tuples, as in the file
     names = sorted(saved.keys() | current.keys())

@@ -75,7 +75,7 @@ def where_the_arrays_are() -> None:
 def two_runs(
     uninterrupted: np.ndarray, interrupted: np.ndarray, pair_loss: float
 ) -> None:
-    """Above, training and test loss fall over three epochs, below what counting pairs of bytes reaches, and the dots of the interrupted run lie on the curves. Below, its devices: eight in two processes until a kill soon after the first epoch, then one for the other two epochs."""
+    """Above, training and test loss fall over three epochs, below the test loss that counting pairs of bytes reaches, and the dots of the interrupted run lie on the curves. Below, its devices: eight in two processes until a kill soon after the first epoch, then one for the other two epochs."""
     count = len(uninterrupted)
     epochs = np.arange(1, count + 1)  # an epoch's losses are known at its end
     _, (curves, lanes) = plt.subplots(
@@ -93,7 +93,9 @@ def two_runs(
         label = "the run that was killed" if column == 1 else None
         curves.plot(epochs, interrupted[:, column], "o", color=drawing.INK, label=label)
     curves.axhline(pair_loss, color=drawing.INK, linestyle=":", linewidth=1)
-    curves.text(count, pair_loss + 0.03, "pairs of bytes, counted", ha="right", size=9)
+    curves.text(
+        count, pair_loss + 0.03, "pairs of bytes, counted: test", ha="right", size=9
+    )
     curves.set(ylabel="loss")
     drawing.legend_beside(curves)
 
