@@ -21,11 +21,11 @@
 # without an error.
 #
 # **You will** see what a backward pass keeps, recompute activations with `jax.checkpoint`, compute in bfloat16, and say
-# which numbers must stay in float32. 20 minutes, 40 with exercises.
+# which numbers must stay in float32. 22 minutes, 42 with exercises.
 #
 # **This lesson is a branch.** Do [13 Train with more batch than memory](13_more_batch_than_memory.ipynb) first. Take it if
-# your activations don't fit, or if your GPU should compute in bfloat16. Lesson 16 uses its `jax.checkpoint` once, and
-# lesson 19 its bfloat16.
+# your activations don't fit, or if your GPU should compute in bfloat16. You'll meet `jax.checkpoint` again in lesson 16, and
+# bfloat16 in lesson 19.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -83,8 +83,8 @@ print(kept)
 # ## Compute again instead of keeping
 #
 # All but the input can be computed again from the input, which is called **rematerialization**. Wrap the layer in
-# `jax.checkpoint`, and JAX keeps only its input. When the backward pass arrives at the layer, it repeats the layer's
-# forward pass first. PyTorch has the same in `torch.utils.checkpoint`.
+# `jax.checkpoint`, and JAX keeps only its input, besides the weights, which are there anyway. When the backward pass
+# arrives at the layer, it repeats the layer's forward pass first. PyTorch has the same in `torch.utils.checkpoint`.
 #
 # A *policy* says what to keep besides the input, for example the results of matrix products:
 
@@ -152,9 +152,8 @@ lesson_20.in_the_backward_pass()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it's near 280 MB. Before the backward pass can go through a block, it repeats the block's forward pass and keeps
-# everything, and for one block that's over 200 MB. The other eleven blocks keep nothing but their inputs. The second
-# picture shows a network of six blocks at the moment when the backward pass is at the fourth.
+# No, it's near 280 MB. To go back through a block, JAX first repeats its forward pass and keeps everything in it. That's over
+# 200 MB, but for one block at a time. The other eleven blocks keep nothing but their inputs. The second picture shows a network of six blocks at the moment when the backward pass is at the fourth.
 #
 # </details>
 #
@@ -171,9 +170,10 @@ lesson_20.number_formats()
 
 # %% [markdown]
 # The exponent's bits give a number its range, and the fraction's bits its precision. So a bfloat16 has the range of a
-# float32, but it has only 8 significant bits instead of 24, counting the leading 1 that isn't stored. In return, the
-# twelve blocks of GPT-2 keep about half of the bytes, and GPUs multiply faster. An A100's data sheet has up to 312
-# TFLOP/s for bfloat16, and 156 for float32 whose factors are rounded to the 11 bits of TF32, as JAX allows by default.
+# float32, but it has only 8 significant bits instead of 24, counting the leading 1 that isn't stored. In return, what
+# `jax.vjp` keeps of GPT-2's activations takes about half of the bytes. A compiler may still add arrays of its own: the plan
+# for this CPU is larger with bfloat16 in jax 0.10, and smaller in 0.12. And GPUs multiply faster. On an A100, bfloat16 is
+# up to twice as fast as JAX's default for float32, which rounds the factors to TF32. Its data sheet has 312 and 156 TFLOP/s.
 #
 # Is 8 bits of precision enough for a parameter? Let it be 1 and its update 0.001, both in bfloat16. The next number
 # after 1 is 1 + 1/128.
@@ -191,9 +191,13 @@ print("1 + 0.001 =", after_update)
 #
 # </details>
 #
-# That's why parameters need float32. Activations don't, because nobody adds small numbers to them a thousand times. A Flax
-# layer with `dtype=jnp.bfloat16` does exactly this: it keeps its parameters in float32, and casts them and its inputs to
-# bfloat16 when it computes.
+# That's why parameters need float32. Activations are made anew in each step, so their rounding errors don't pile up over
+# the training. A Flax layer with `dtype=jnp.bfloat16` does exactly this: it keeps its parameters in float32, and casts them
+# and its inputs to bfloat16 when it computes.
+#
+# But a network also adds inside one step: a product adds up 768 terms, a softmax or a layer norm hundreds, and the loss all
+# examples. GPUs and TPUs add up the terms of a bfloat16 product in float32. For softmax, norms and loss, see to it
+# yourself: cast their inputs to float32, as the program casts its logits.
 #
 # ## The program so far, and what changes
 #
@@ -203,12 +207,12 @@ print("1 + 0.001 =", after_update)
 # include the difference of 13_accumulate.py and 20_fit.py
 #
 # Why `nnx.remat`? It's `jax.checkpoint` for Flax layers that have state. `nnx.BatchNorm` moves its running mean in place,
-# and `nnx.Dropout` counts its calls. `jax.checkpoint` gives your function a copy of the layer, and drops the copy
-# afterwards without an error, so the running mean never moves and each call draws the same mask. `nnx.Linear` has no
-# state, but the layers of your larger network may.
+# and `nnx.Dropout` counts its calls. `jax.checkpoint` works on a copy of the layer that you pass. Whatever the layer changes
+# in itself is lost without an error: the running mean never moves, and dropout draws the same mask each time. `nnx.Linear`
+# has no state, but the layers of your larger network may.
 #
-# The gradients arrive as float32, because the derivative of a cast casts back. What you add up from there, over
-# micro-batches and devices, is in float32.
+# The gradients arrive as float32, because the derivative of a cast casts back. A micro-batch's sum is rounded to bfloat16
+# before that. What you add up afterwards, over micro-batches and devices, is in float32.
 #
 # [20_fit.py](program/20_fit.py) is the whole program. Its losses differ from lesson 13's by less than 0.001. That's the
 # rounding of bfloat16, because recomputing gives the same numbers again. The next cell has its network.
@@ -236,11 +240,12 @@ class Network(nnx.Module):
 #
 # If two bytes are enough for activations, why not store the parameters in bfloat16 and save even more? `dtypes.train`
 # trains your network on one device, with parameters of one dtype and products of another. You find it in
-# [dtypes.py](../pmapdp/lessons/programs/dtypes.py): the data of this course, and Adam with a small learning rate and
-# with moments that stay in float32, so that nothing else differs.
+# [dtypes.py](../pmapdp/lessons/programs/dtypes.py): the data of this course, and Adam with moments that stay in float32, so
+# that nothing else differs. Its learning rate is a tenth of the program's, and was chosen to show the mistake. The
+# smaller weights of a wide layer would freeze at a smaller rate.
 #
-# Adam usually moves a weight by about the learning rate, 0.0003, or less. The step from one bfloat16 to the next is 1/1024
-# above 1/8, a quarter of that above 1/32, and so on.
+# Adam usually moves a weight by about the learning rate, 0.0003, or less. Between 1/8 and 1/4, neighbouring bfloat16 numbers
+# are 1/1024 apart. Between 1/32 and 1/16 they're 1/4096 apart.
 #
 # **Predict:** in the run with parameters in bfloat16, which weights never change?
 
@@ -273,12 +278,13 @@ for name, group in {"above": is_large, "below": ~is_large}.items():
 # </details>
 #
 # There's no error and no NaN. The loss just falls more slowly, and if you saw only this curve, you'd blame your learning
-# rate. The other two curves lie on top of each other.
+# rate. The other two curves lie on top of each other. With the program's rate of 0.003 the large weights move, too, and the
+# loss comes within 10 % of float32's. So the mistake may hide until the rate decays, or the weights grow.
 #
 # Every number that you add to again and again can get stuck like this. Compute in bfloat16, and **keep parameters,
 # optimizer state and sums in float32**.
 #
-# What about float16, which also takes two bytes? Below 6e-5 its numbers lose bit after bit, and below 6e-8 there's only 0.
+# What about float16, which also takes two bytes? Below 6e-5 it loses precision, and below 6e-8 it soon has only 0.
 # So people multiply the loss by a large number, and divide the gradients by it, as you'll do in exercise 2. bfloat16
 # keeps full precision down to 1e-38, so it needs no such factor.
 
@@ -355,14 +361,14 @@ for exercise in (fixed_mean, scaled_gradient, in_groups):
 #
 # - `jax.checkpoint` keeps a function's inputs and computes the rest again: about a third more work, much less memory,
 #   and the same gradient. Around a Flax layer use `nnx.remat`.
-# - Compute in bfloat16. Keep parameters, optimizer state and sums in float32.
-# - Start with bfloat16, because it also makes a GPU faster. Then accumulate, because that computes nothing twice. Recompute
+# - Compute in bfloat16. Keep parameters, optimizer state, softmax, norms, loss and sums in float32.
+# - Start with bfloat16, because a GPU can also multiply faster in it. Then accumulate, because that computes nothing twice. Recompute
 #   when micro-batches get too small to keep the GPU busy, or when not even one example fits. If the *parameters* don't fit,
 #   none of the three helps, and you split the state: [16 Born sharded](16_born_sharded.ipynb).
 #
-# In pmapdp, `--dtype bfloat16` computes as your program does ([config.py](../pmapdp/config.py)). In a
-# [model of your own](../docs/custom.md), you wrap its layers in `nnx.remat` yourself. **With pmap** nothing changes,
-# because recomputing and rounding send nothing.
+# In pmapdp, `--dtype bfloat16` computes as your program does: [job.py](../pmapdp/job.py) gives the dtype to `build_model`. In
+# a [model of your own](../docs/custom.md), you wrap its layers in `nnx.remat` yourself. **With pmap** the same lines work.
+# A layer that communicates, such as lesson 07's batch norm, does so again when it's recomputed.
 #
 # To read on: JAX on [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and [Mixed
 # Precision Training](https://arxiv.org/abs/1710.03740), which scales the loss. Next, back on the course:

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from launch import python
 
-from pmapdp.lessons.programs import gpt2
+from pmapdp.lessons.programs import dtypes, gpt2
 from pmapdp.lessons.programs import launch as launch_processes
 from pmapdp.port.__main__ import report_program
 
@@ -450,6 +451,62 @@ def test_what_gpt2_needs_for_its_parameters_and_activations():
     # Of each block, the scores without and with their softmax.
     attention = 2 * 12 * 12 * 1024 * 1024 * 4 / 1e9
     assert 0.4 < attention / gigabytes[jnp.float32] < 0.6
+
+
+def test_the_plan_for_cpus_in_bfloat16_is_larger_before_jax_0_12():
+    """Lesson 20."""
+    gradient = jax.jit(jax.grad(gpt2.make_loss(gpt2.block)))
+    planned = {}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        compiled = gradient.lower(gpt2.WEIGHTS, gpt2.sequence(dtype)).compile()
+        planned[dtype] = compiled.memory_analysis().temp_size_in_bytes
+    is_larger = planned[jnp.bfloat16] > planned[jnp.float32]
+    assert is_larger == (jax.__version__ < "0.12")
+
+
+@pytest.mark.parametrize(("rate", "moves"), [(3e-4, False), (3e-3, True)])
+def test_large_weights_in_bfloat16_move_at_the_rate_of_the_program(
+    rate, moves, monkeypatch
+):
+    """Lesson 20."""
+    monkeypatch.setattr(dtypes, "LEARNING_RATE", rate)
+    losses = {}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        curve, first_model, last_model = dtypes.train(HalfPrecision, dtype, dtype)
+        losses[dtype] = np.mean(curve[-20:])
+    first, last = first_model.hidden.kernel[...], last_model.hidden.kernel[...]
+    is_large = np.abs(first) > 1 / 8
+    share = (first != last)[is_large].mean()
+    assert share > 0.95 if moves else share == 0
+    ratio = losses[jnp.bfloat16] / losses[jnp.float32]
+    assert ratio < 1.1 if moves else ratio > 1.3
+
+
+@pytest.mark.parametrize("wrapper", [lambda layer: layer, jax.checkpoint])
+def test_a_layer_that_communicates_does_so_again_when_it_is_recomputed(wrapper):
+    """Lesson 20: batch norm with two pmeans in each of three layers, under pmap."""
+
+    def normalized_layer(x, w):
+        x = x @ w
+        mean = lax.pmean(x.mean(0), "batch")
+        variance = lax.pmean(jnp.square(x - mean).mean(0), "batch")
+        return jnp.tanh((x - mean) * lax.rsqrt(variance + 1e-5))
+
+    def loss(weights, x):
+        for w in weights:
+            x = wrapper(normalized_layer)(x, w)
+        return jnp.square(x).sum()
+
+    random = np.random.default_rng(0)
+    weights = random.normal(size=(3, 16, 16)).astype(np.float32)
+    x = random.normal(size=(8, 4, 16)).astype(np.float32)
+    gradient = jax.pmap(jax.grad(loss), axis_name="batch", in_axes=(None, 0))
+    text = gradient.lower(weights, x).compile().as_text()
+    all_reduces = text.count(" all-reduce(")
+    if wrapper is jax.checkpoint:
+        assert all_reduces > 12
+    else:
+        assert all_reduces == 12
 
 
 def test_the_ranges_and_steps_of_two_byte_numbers():

@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 
 B, EPOCHS = 128, 6
-LEARNING_RATE = 3e-4  # a tenth of the program's
+LEARNING_RATE = 3e-4  # a tenth of the program's, so small that large weights freeze
 
 
 def make_clouds(examples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
