@@ -166,13 +166,13 @@ def clipped_mean_gradient(answer):
 
 
 def fixed_shift(answer):
-    """All 25 shifts occur, each a pure function of the key, and no key is used twice."""
+    """All 25 shifts are equally likely, and no key is used twice."""
     image = jnp.zeros((9, 9)).at[4, 4].set(1)
-    keys = jax.random.split(jax.random.key(0), 600)
+    keys = jax.random.split(jax.random.key(0), 2500)
     move = jax.vmap(answer, in_axes=(0, None))
     moved = np.asarray(move(keys, image))
     require(
-        moved.shape == (600, 9, 9),
+        moved.shape == (2500, 9, 9),
         f"an image [9, 9] gives an image [9, 9], yours has {moved.shape[1:]}",
     )
     require(
@@ -183,7 +183,7 @@ def fixed_shift(answer):
         np.array_equal(moved, move(keys, image)),
         "the same key must give the same shift",
     )
-    rows, columns = np.divmod(moved.reshape(600, 81).argmax(1), 9)
+    rows, columns = np.divmod(moved.reshape(2500, 81).argmax(1), 9)
     for direction, numbers in (("down", rows - 4), ("right", columns - 4)):
         require(
             len(np.unique(numbers)) > 1,
@@ -191,10 +191,17 @@ def fixed_shift(answer):
             "its random number must come from `key`",
         )
         require(abs(numbers).max() <= 2, f"a shift {direction} is longer than 2 pixels")
-    shifts = len(set(zip(rows.tolist(), columns.tolist(), strict=True)))
-    count = f"600 keys gave {shifts} different shifts"
+    # Each of 25 equally likely shifts occurs 100 times, with a standard deviation of 10.
+    times = np.unique(5 * rows + columns, return_counts=True)[1]
+    shifts = len(times)
+    count = f"2500 keys gave {shifts} different shifts"
     require(shifts > 5, f"{count} instead of 25: both draws use one key; split it")
     require(shifts == 25, f"{count}, and 25 are possible: randint(-2, 3)")
+    require(
+        times.min() > 50 and times.max() < 150,
+        "the 25 shifts must be equally likely, and with 2500 keys one came "
+        f"{times.min()} times and another {times.max()} times: randint(-2, 3)",
+    )
     key = jax.random.key(0)
     fold_in = jax.random.fold_in
     is_folded = False

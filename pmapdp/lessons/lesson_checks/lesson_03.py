@@ -28,7 +28,7 @@ def squared_error_sums(model, batch):
 
 
 def update_state(answer):
-    """Four updates, compiled, against nnx.Optimizer, with three optimizers."""
+    """Four compiled updates against nnx.Optimizer, with three optimizers, and one eager update."""
     # The last one needs the model, because it also decays the weights.
     optimizers = (
         optax.sgd(0.1, momentum=0.9),
@@ -53,6 +53,20 @@ def update_state(answer):
                 "updates first, then its new state",
             )
             raise
+    refuse_changed_state(functools.partial(answer, squared_error_sums, optimizers[0]))
+
+
+def refuse_changed_state(step):
+    """Reject a step that changes its argument, which jit hides by tracing a copy of it."""
+    model = regression()
+    state = (model, optax.sgd(0.1, momentum=0.9).init(model))
+    before = [np.array(leaf) for leaf in jax.tree.leaves(state)]
+    step(state, (np.ones((4, 3, 4)), np.ones((4, 3, 2))))
+    require(
+        close(jax.tree.leaves(state), before, rtol=0, atol=0),
+        "without jit your step changes the state that it's given: leave the old model "
+        "as it is, and return the one that optax.apply_updates makes",
+    )
 
 
 def refuse_counts(new_model, optimizer, model, batch):
@@ -171,6 +185,11 @@ def pad_rows(answer):
         require(
             weights.shape == (8,),
             f"{case} the weights have the shape {weights.shape}: one weight a row, (8,)",
+        )
+        require(
+            weights.dtype != bool,
+            f"{case} the weights are True and False: make numbers of them, because JAX "
+            "takes `weights @ correct` of two boolean arrays for a logical or",
         )
         expected = np.ones(8)
         expected[examples:] = 0

@@ -60,7 +60,7 @@ WRONG = {
             "    jax.random.uniform(key)\n    return jnp",
         ),
         (
-            "600 keys gave 5 different shifts instead of 25",
+            "2500 keys gave 5 different shifts instead of 25",
             SPLIT,
             "down_key = right_key = key",
         ),
@@ -81,6 +81,22 @@ WRONG = {
         ),
         ("randint(-2, 3)", "-2, 3", "-1, 2"),
         ("longer than 2", "-2, 3", "-3, 4"),
+        (
+            "must be equally likely",
+            DRAWN,
+            """down, right = [
+        jnp.clip(jnp.round(jax.random.normal(each)), -2, 2).astype(int)
+        for each in (down_key, right_key)
+    ]""",
+        ),
+        (
+            "must be equally likely",
+            DRAWN,
+            """down, right = [
+        jnp.round(jax.random.uniform(each, (), minval=-2, maxval=2)).astype(int)
+        for each in (down_key, right_key)
+    ]""",
+        ),
         ("gives an image", "return jnp", "return image[1:]\n    return jnp"),
     ],
     "update_model": [

@@ -46,12 +46,19 @@ WRONG = {
             f'return ({APPLY}, optimizer_state), sums["loss"]',
         ),
         ("two things", RETURN, f"return {APPLY}"),
+        (
+            "without jit your step changes the state",
+            RETURN,
+            f"from flax import nnx\n    nnx.update(model, nnx.state({APPLY}))\n"
+            "    return (model, optimizer_state), sums",
+        ),
         ("begin with the model", RETURN, f"return (optimizer_state, {APPLY}), sums"),
     ],
     "pad_rows": [
         ("0 for padding alone", WEIGHTS, "np.ones(B)"),
         ("0 for padding alone", "<", ">="),
         ("0 for padding alone", "<", "<="),
+        ("True and False", WEIGHTS, "np.arange(B) < len(rows)"),
         ("one weight a row", WEIGHTS, "np.ones(len(rows))"),
         ("not (8,)", RESIZE, "rows"),
         ("not (8,)", RESIZE, "np.concatenate([rows, rows[: B - len(rows)]])"),
@@ -86,7 +93,7 @@ RIGHT = {
     "pad_rows": [
         (RESIZE, "np.pad(rows, (0, B - len(rows)))"),
         (WEIGHTS, "np.concatenate([np.ones(len(rows)), np.zeros(B - len(rows))])"),
-        (WEIGHTS, "np.arange(B) < len(rows)"),
+        (WEIGHTS, "(np.arange(B) < len(rows)).astype(int)"),
     ],
     "fixed_loss": [
         ("predictions[:, 0] - targets", "predictions - targets[:, None]"),
