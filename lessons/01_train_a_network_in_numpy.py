@@ -17,8 +17,7 @@
 #
 # You call `loss.backward()`, and every weight knows how to change. What happens in that line? Only the chain rule: three
 # small rules, in five lines of NumPy. Once you've written them yourself, you know where a gradient comes from, and
-# why eight devices can share the work of one. You also get the first version of the program that grows through the
-# course.
+# why eight devices can share the work of one.
 #
 # **You will** write a backward pass by hand, check it, and find out when the mean of eight gradients is the gradient of
 # the whole batch. 22 minutes, 47 with exercises. You need NumPy. **Optional:** if you've written a backward pass before, go
@@ -243,11 +242,11 @@ assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 assert np.mean(wrong_losses) < np.mean(right_losses)
 
 # %% [markdown]
-# In these two epochs the wrong gradient even beats the correct one. Is it better? No, it only takes larger steps. Two
-# things are still correct: W2's gradient, and the gradient that each example sends to the hidden units it turned on. The
-# units that were off now get a push as well, and that makes the first gradient of W1 1.6 times as long. Give the correct
-# gradient a larger rate, 0.15 instead of 0.1, and in this run it's ahead from the second epoch on: in the fifth the mean
-# training losses are 0.22 and 0.29. But a single falling curve can't show you such a mistake. Finite differences can.
+# In these two epochs the wrong gradient even beats the correct one, mostly because it takes larger steps. W2's gradient is
+# still correct, and so is what each example sends to the hidden units that it turned on. But the units that were off now
+# get a push as well, which makes the first gradient of W1 1.6 times as long. Give the correct gradient the rate 0.15
+# instead of 0.1, and in this run it's ahead from the second epoch on: in the fifth the mean training losses are 0.22 and
+# 0.29. A falling curve alone can't show you such a mistake. Finite differences can.
 #
 # Did you notice where the curves start? At 3.8, well above 2.3, because our inputs are so large: their standard deviation
 # is 2.7. If you divide them by it, the loss starts at 2.6.

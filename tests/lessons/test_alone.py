@@ -110,7 +110,9 @@ def with_solutions(lesson: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "epoch"), [("01", 0), ("02", 0), ("03", 0), ("04", -1)])
+@pytest.mark.parametrize(
+    ("number", "epoch"), [("01", 0), ("02", 0), ("03", 0), ("04", -1)]
+)
 def test_a_checked_answer_runs_in_the_program(number, epoch, tmp_path, monkeypatch):
     """The cell below the program repeats the test line of an epoch, up to rounding."""
     notebook = with_solutions(build.source_of(number))
