@@ -16,12 +16,12 @@
 # # 02. Differentiate, compile, vectorize
 #
 # Three things drive newcomers to JAX mad: a `print` in the training step, an `if`, and a learning rate that they change
-# in their notebook. None of them does what it does in PyTorch, and one idea explains all three. JAX runs your Python
-# function on stand-ins in place of arrays, and writes down what happens to them. Out of that it makes the derivative, a
-# compiled program, or a function for a whole batch.
+# in their notebook. In a compiled step none of them does what it does in PyTorch, and one idea explains all three. JAX
+# runs your Python function on stand-ins in place of arrays and writes down what happens to them. From that record it can
+# build three things: the derivative, a compiled program, or a version for a whole batch.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and pass random keys by hand.
-# 25 minutes, 45 with exercises. You need NumPy, and you should know what a gradient is, for example from
+# 25 minutes, 45 with exercises. You need NumPy, and to know what a gradient is, for example from
 # [01](01_train_a_network_in_numpy.ipynb).
 
 # %%
@@ -39,10 +39,10 @@ from pmapdp.lessons.pictures import lesson_02
 # ## grad: the derivative of a function
 #
 # `jax.grad(f)` is a new function, the derivative of `f` with respect to its first argument. `f` must return a single
-# number, such as a loss, and `jax.value_and_grad(f)` returns that number as well. You can also take `grad` of a
-# derivative. Here's x³, with its formula hidden in a loop.
+# number, such as a loss. If you want that number as well, call `jax.value_and_grad(f)`. Here's x³, with its formula
+# hidden in a loop.
 #
-# **Predict:** what's the second derivative at x = 2?
+# **Predict:** what's the derivative at x = 2?
 
 
 # %% tags=["prediction"]
@@ -53,29 +53,27 @@ def cube(x):
     return product
 
 
-first = jax.grad(cube)
-second = jax.grad(first)
-print(cube(2.0), first(2.0), second(2.0))
+print(cube(2.0), jax.grad(cube)(2.0))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 12. The first derivative, 3 x², is 12 as well, and the second is 6 x. JAX needs no formula, and never sees the loop. It
-# writes down three multiplications, and knows the derivative of a multiplication.
+# 12, because the derivative of x³ is 3 x². JAX never sees the loop, only three multiplications, and it knows
+# the derivative of a multiplication.
 #
 # </details>
 #
 # ## Your program, without a backward pass
 #
 # You start from [program/01_numpy.py](program/01_numpy.py). `jax.grad` takes the place of its backward pass. JAX can
-# follow only its own operations, so whatever you differentiate must call `jnp` in place of `np`. You want sums for your
-# metrics, too, so `loss_sums` returns two things. With `has_aux=True`, `grad` differentiates the first and hands back the
-# second untouched.
+# follow only its own operations, so whatever you differentiate must call `jnp` in place of `np`. `grad` wants a function
+# that returns one number, but you also want sums for your metrics. With `has_aux=True` your `loss_sums` may return both:
+# JAX differentiates the first and hands back the second untouched.
 #
 # The model is a dictionary of arrays. JAX calls it a **pytree**: dictionaries, lists and tuples of arrays, nested in any
-# way. The gradient has the same structure, so `jax.tree.map` can pair each weight with its gradient. With numbers in
-# place of arrays, `jax.tree.map(lambda w, g: w - 0.1 * g, {"W": 5, "b": 1}, {"W": 10, "b": 0})` is `{"W": 4.0, "b":
-# 1.0}`. Now write the new training step yourself, before you see it.
+# way. The gradient has the same structure, so `jax.tree.map` can pair each weight with its gradient:
+# `jax.tree.map(lambda w, g: w - 0.1 * g, {"W": 5, "b": 1}, {"W": 10, "b": 0})` is `{"W": 4.0, "b":
+# 1.0}`. Now write the new training step yourself.
 #
 # 1. `update_model` (5 minutes): one step of gradient descent, with the learning rate `rate`. `loss_sums(model, batch)`
 #    returns the loss, *summed* over the batch, and a dictionary of sums, in which `sums["count"]` is the number of
@@ -103,12 +101,21 @@ verdict = check("02_differentiate_compile_vectorize", "update_model", update_mod
 #
 # </details>
 #
-# The next cell is the whole program, so you can skip its code. It has no backward pass, and yet it prints the NumPy
-# program's losses and accuracies, up to rounding. To run it with your function, let its `train_step` only `return
-# update_model(loss_sums, model, batch, RATE)`.
+# The next cell is the whole program, so you can skip its code. Without a backward pass, it prints the NumPy
+# program's losses and accuracies, up to rounding. The cell below it trains for one epoch, with your `update_model` if the
+# check has accepted it. You should see the test loss of epoch 0 again.
 
 # %% tags=["take-home"]
 # include program/02_jax.py
+
+# %%
+if verdict.solved:
+    train_step = jax.jit(lambda model, batch: update_model(loss_sums, model, batch, RATE))
+model = init_model()
+for batch in batches(*train_data, seed=0):
+    model, _ = train_step(model, batch)
+print("test:", report([eval_step(model, batch) for batch in batches(*test_data, seed=0)]))
+print("with", "your" if verdict.solved else "the program's own", "train_step")
 
 # %% [markdown]
 # ## jit: compile a step
@@ -131,21 +138,23 @@ print(double(1.0), double(2.0), double(3.0))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Once, and what Python sees isn't 1.0. It's a **tracer**, a stand-in that has a shape and a type but no value.
+# Once, and what Python sees isn't 1.0. It's a **tracer**, a stand-in. Under `jit` it has a shape and a type but no value.
 #
 # </details>
 #
-# In the first call, JAX runs your Python code with tracers in place of arrays, writes down every operation that they
-# meet, and compiles the list. From then on, arrays of the same shapes and types go straight to the compiled program, and
-# your Python code is left out. To see the values in every call, write `jax.debug.print`, which becomes one of the
-# operations.
+# In the first call, JAX runs your Python code with tracers, writes down every operation that they meet, and compiles the
+# list. From then on, arguments of the same shapes and types go straight to the compiled program, and your Python code is
+# left out. The `~` marks the type of a Python number. An array's is another, so
+# `double(jnp.float32(1))` would be traced anew. To see the values in every call, write `jax.debug.print`, which becomes
+# one of the operations.
 
 # %%
 lesson_02.trace()
 
 # %% [markdown]
-# Now the same with your `train_step`, on batches of different sizes. Each entry in `traced` is one compilation. JAX
-# returns before it has computed anything, so to time a call you wait for its result, with `jax.block_until_ready`.
+# Now time your `train_step` on batches of different sizes. It's called by a new function, `watched_step`, so nothing is
+# compiled yet. Each entry in `traced` is one compilation. JAX doesn't wait for a result before it returns, so you wait
+# yourself, with `jax.block_until_ready`.
 #
 # **Predict:** which of the five calls will be slow?
 
@@ -169,16 +178,16 @@ print("traced for batches of", traced)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first, and the fourth, because it has a new shape. A new type would be compiled, too. So the small last batch of an
-# epoch costs you a second compilation, until you pad it in lesson 03.
+# The first, and the fourth, because it has a new shape. So the small last batch of an epoch costs you a second
+# compilation, until you pad it in lesson 03.
 #
 # </details>
 #
 # ## What JAX writes down
 #
 # The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Here are five layers, each only a
-# tanh, in a Python loop and with `lax.scan`. `scan` repeats a function of a state and an input that returns a new state
-# and an output. Our layer has no input and no output, hence `_` and `None`.
+# tanh, in a Python loop and with `lax.scan`, which hands each result to the next of five calls. The `_` and the `None` are
+# an input and an output of each call, which we don't need.
 #
 # **Predict:** how many times does `tanh` appear in each jaxpr?
 
@@ -200,13 +209,13 @@ for function in (loop_over_layers, scan_over_layers):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Five times, and once. Of a hundred layers in a Python loop, the compiler gets a hundred, and with `scan` it gets one.
+# Five times, and once. With a hundred layers, a Python loop hands the compiler a hundred copies. `scan` hands it one.
 #
 # </details>
 #
 # ## Trap 1: asking for a value
 #
-# A tracer has no value, so while JAX traces your function, nothing in the function may ask for one.
+# Under `jit` a tracer has no value, so nothing in your function may ask for one.
 #
 # **Predict:** which of these three raise an error under `jit`?
 
@@ -230,11 +239,15 @@ for function in (python_if, jnp_where, numpy_tanh):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `python_if` and `numpy_tanh`. An `if` asks for a value that isn't there, and NumPy tries to turn the tracer into an
-# array. Write `jnp.where`, which computes both branches and picks, and `jnp.tanh`. A flag such as `training` may stay in
-# an `if`, if you make it static: `jax.jit(f, static_argnums=1)` compiles once for each value of the second argument.
+# `python_if` and `numpy_tanh`. An `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an array.
+# Write `jnp.tanh`, and `jnp.where`, which computes both branches before it picks one. A flag such as `training` may stay
+# in an `if` if it's static: `jax.jit(f, static_argnums=1)` compiles once for each value of the second argument.
 #
 # </details>
+#
+# `vmap` refuses `python_if`, too. `grad` alone doesn't, because its tracers carry values. But under `grad`, the branch
+# that `jnp.where` doesn't pick can spoil the gradient. At 0, the derivative of `jnp.where(x > 0, jnp.sqrt(x), 0.0)` is
+# NaN, because the root's slope is infinite there. Give the root a harmless number: `jnp.sqrt(jnp.where(x > 0, x, 1.0))`.
 #
 # ## Trap 2: a global variable
 #
@@ -259,23 +272,23 @@ print(shrink(jnp.ones(3)))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 0.1, 0.1 and 0.5. JAX reads `rate` while it traces, so 0.1 is built into the program that it compiles for the first two
-# calls. The third has a new shape, so JAX traces again, and finds 0.5. Nothing warns you.
+# 0.1, 0.1 and 0.5. JAX reads `rate` while it traces, so 0.1 is built into the compiled program. The third call has a new
+# shape, so JAX traces again and finds 0.5, without a warning.
 #
 # </details>
 #
-# **Whatever changes from step to step must be an argument.** If you change your program's `RATE` in a notebook, run the
-# cell that defines the step again. Where a lesson replaces a global variable on purpose, it calls `jax.clear_caches()`,
-# which makes JAX trace everything again.
+# **Whatever changes from step to step must be an argument.** To try another `RATE`, change it in the program's cell and
+# run that cell again. Later lessons call `jax.clear_caches()` instead, and JAX traces everything again.
 #
-# Functions that keep to this rule are called **pure**: their result depends on their arguments alone, and they change
-# nothing else. JAX doesn't check that yours are.
+# A function is **pure** if its result depends on its arguments alone and it changes nothing else. JAX doesn't check that
+# yours is.
 #
 # ## Trap 3: random numbers
 #
 # NumPy's random generator keeps a hidden state, which is one more global variable. Under `jit` it's read once, while JAX
 # traces, and then your dropout drops the same units in every step. So in JAX you pass the random state yourself, as a
-# **key**. A key always gives the same numbers. For others you make new keys, with `split` or `fold_in(key, number)`.
+# **key**. The same key always gives the same numbers. When you need fresh ones, make a new key with `split(key)` or
+# `fold_in(key, number)`.
 
 # %%
 key = jax.random.key(0)
@@ -283,20 +296,19 @@ for new_key in (key, jax.random.split(key)[0], jax.random.fold_in(key, 7)):
     print(jax.random.normal(new_key, 2), jax.random.normal(new_key, 2))
 
 # %% [markdown]
-# Use a key **once**, for one draw or for one split, or your random numbers aren't independent. Under `with
-# jax.debug_key_reuse(True):` JAX refuses to draw from a key twice. Only `fold_in` may get one key many times, with a new
-# number each time: keep one key for the whole run, and call `fold_in(key, step)` in each step. Never split that key as
-# well, because `split(key)[0]` and `fold_in(key, 0)` are the same key.
+# Use a key **once**, for one draw or for one split, or your random numbers aren't independent. In a training loop, keep
+# one key for the whole run, call `fold_in(key, step)` in each step, and do nothing else with it: `split(key)[0]`, for
+# example, is the same key as `fold_in(key, 0)`. Under `with jax.debug_key_reuse(True):` JAX refuses to draw from one key
+# twice, but it doesn't notice two keys that are equal.
 #
-# If your loss is NaN, run the step under `with jax.debug_nans(True):`, and `jit` stops at the operation that made the first
-# NaN.
+# If your loss is NaN, run the step under `with jax.debug_nans(True):`. It stops at the operation that made the first NaN.
 #
 # ## vmap: write it for one example
 #
 # What if you want the gradient of *each* example? Write the loss of one example, and hand it to `jax.vmap`. It traces your
-# function with stand-ins for one example, and makes each operation work on all examples at once. `in_axes` has an entry
-# for each argument: `None` for the model, which all examples share, and `0` for the inputs and the labels, which are
-# stacked along axis 0. `jit` of `vmap` of `grad` is then a compiled function that returns 128 gradients.
+# function with stand-ins for one example and makes each operation work on all of them at once. `in_axes=(None, 0, 0)`
+# says that all examples share the model, and each has its own row of inputs and label. `jit` of `vmap` of `grad` is then
+# a compiled function that returns 128 gradients.
 #
 # **Predict:** you take the mean of 128 gradients, and the gradient of the mean loss. How far apart are the two?
 
@@ -316,9 +328,8 @@ lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 # <details><summary>Answer</summary>
 #
 # They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is one
-# example's gradient, for the biases of two hidden units. Many lie at 0, because a unit whose ReLU is off gets the
-# gradient 0. The examples disagree, and yet their mean, the cross, lies in the circle, the gradient of the mean
-# loss. That's why eight devices can share a batch: only the mean needs all of them.
+# example's gradient, for the biases of two hidden units. They disagree, and yet their mean, the cross, lies in the
+# circle, the gradient of the mean loss. That's why eight devices can share a batch: only the mean needs all of them.
 #
 # </details>
 #
@@ -326,7 +337,7 @@ lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 
 # %% tags=["proof"]
 # The asserts behind the answers.
-assert (first(2.0), second(2.0)) == (12, 12)
+assert jax.grad(cube)(2.0) == 12
 assert traced == [128, 8]
 assert str(jax.make_jaxpr(loop_over_layers)(jnp.ones(3))).count("= tanh") == 5
 assert str(jax.make_jaxpr(scan_over_layers)(jnp.ones(3))).count("= tanh") == 1
@@ -344,7 +355,7 @@ for name, gradient in mean_loss_grad.items():
 #
 # 2. `clipped_mean_gradient` (10 minutes): clip the gradient of each example to a length of at most `limit`, then take
 #    the mean over the examples, as training with differential privacy does. The length is the square root of the sum of
-#    all squares, over all arrays of the pytree. `loss_one` is a function of (parameters, image, label).
+#    all squares, over all arrays of the pytree. `loss_one` takes (parameters, image, label).
 #    <details><summary>Hint</summary>Write a function that returns one example's clipped gradient, <code>vmap</code> it,
 #    and take means with <code>jax.tree.map</code>.</details>
 # 3. `fixed_shift` (5 minutes, find the mistake): `broken_shift` should roll an image down and to the right, each by a
@@ -376,10 +387,10 @@ for exercise in (clipped_mean_gradient, fixed_shift):
 # ## Take away
 #
 # - `jit` runs your Python code once for each combination of shapes and types, with tracers that have no values. Whatever
-#   changes must be an argument, random keys included.
+#   changes must be an argument, even the random key.
 # - The gradient of a mean is the mean of the gradients.
 #
-# In pmapdp, the loss is in [loss.py](../pmapdp/loss.py). To read on: [JAX: the sharp
-# bits](https://docs.jax.dev/en/latest/notebooks/Common_Gotchas_in_JAX.html), for example why arrays never change, and why
-# float64 becomes float32. Next, nobody writes layers
-# by hand: [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb).
+# In pmapdp, `metric_sums` in [loss.py](../pmapdp/loss.py) is your `loss_sums`. To read on:
+# [transformations](https://docs.jax.dev/en/latest/101/transformations.html), and [why float64 becomes
+# float32](https://docs.jax.dev/en/latest/101/default_dtypes.html). Next, nobody writes layers by hand: [03 Train with
+# Flax and Optax](03_train_with_flax_and_optax.ipynb).

@@ -141,6 +141,76 @@ def test_jax_traces_once_for_each_type():
     assert len(types) == 3
 
 
+def test_only_under_grad_a_tracer_has_a_value():
+    """Lesson 02: so `grad` alone takes an `if`, and `vmap` doesn't, nor does `jit`."""
+
+    def python_if(x):
+        return 1.0 if x > 1 else x
+
+    assert jax.grad(python_if)(3.0) == 0
+    assert jax.grad(python_if)(0.0) == 1
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.vmap(python_if)(jnp.ones(3))
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.jit(jax.grad(python_if))(3.0)
+
+
+def test_the_branch_that_where_does_not_pick_can_spoil_the_gradient():
+    """Lesson 02."""
+
+    def root(x):
+        return jnp.where(x > 0, jnp.sqrt(x), 0.0)
+
+    def guarded_root(x):
+        return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)
+
+    assert jnp.isnan(jax.grad(root)(0.0))
+    assert jax.grad(guarded_root)(0.0) == 0
+    assert jax.grad(guarded_root)(4.0) == 0.25
+
+
+def test_the_check_of_reused_keys_misses_equal_keys():
+    """Lesson 02."""
+    with jax.debug_key_reuse(True):
+        key = jax.random.key(0)
+        split = jax.random.normal(jax.random.split(key)[0])
+        folded = jax.random.normal(jax.random.fold_in(key, 0))
+        with pytest.raises(jax.errors.KeyReuseError):
+            jax.random.normal(key)
+    assert split == folded
+
+
+def test_grad_of_a_module_takes_averages_for_parameters_and_refuses_keys():
+    """Lesson 03: of batch norm and of dropout."""
+
+    class Network(nnx.Module):
+        def __init__(self, layer):
+            self.layer = layer
+
+        def __call__(self, inputs):
+            return self.layer(inputs)
+
+    inputs = jnp.ones((4, 3))
+    gradient = jax.grad(lambda network: network(inputs).sum())
+    batch_norm = gradient(Network(nnx.BatchNorm(3, rngs=nnx.Rngs(0))))
+    assert (batch_norm.layer.mean[...] == 0).all()
+    with pytest.raises(TypeError, match="uint32"):
+        gradient(Network(nnx.Dropout(0.5, rngs=nnx.Rngs(0))))
+
+
+def test_a_list_of_layers_must_be_an_nnx_list():
+    """Lesson 03."""
+    layers = [nnx.Linear(3, 3, rngs=nnx.Rngs(0))]
+
+    class Network(nnx.Module):
+        def __init__(self, layers):
+            self.layers = layers
+
+    with pytest.raises(ValueError, match="static attribute"):
+        Network(layers)
+    assert len(jax.tree.leaves(Network(nnx.List(layers)))) == 2
+
+
 def test_jax_returns_before_a_result_is_computed():
     """Lesson 02: so its cell waits before it reads the clock."""
     square = jnp.ones((2000, 2000))
@@ -181,7 +251,7 @@ def test_tree_map_pairs_the_leaves_of_two_pytrees():
 
 
 def test_jax_makes_float32_of_float64_and_never_changes_an_array():
-    """Lesson 02 names both, for its readers to look up."""
+    """Lesson 02 names the first, and lesson 03 the second."""
     numbers = jnp.zeros(3)
     assert numbers.dtype == jnp.asarray(np.zeros(3)).dtype == jnp.float32
     with pytest.raises(TypeError, match="immutable"):
