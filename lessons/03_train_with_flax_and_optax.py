@@ -15,10 +15,10 @@
 # %% [markdown]
 # # 03. Train with Flax and Optax
 #
-# In PyTorch, `optimizer.step()` changes your model in place. In JAX nothing changes in place, so who keeps the model,
-# and where does Adam keep its averages? You keep both. They go into the training step as arguments, come out as
-# results, and together they're called the **state**. Once your program passes its state around like this, and all its
-# batches have one size, it's ready for more devices: with fifteen new lines, in lessons 04 and 05, it trains on eight.
+# In PyTorch, `optimizer.step()` changes your model in place. JAX's arrays never change, so who keeps the model, and where
+# does Adam keep its averages? You keep both. They go into the training step as arguments and come out as results, and
+# together they're called the **state**. Once your program passes its state around like this, and all its batches have
+# one size, it's ready for more devices: with fifteen new lines, in lessons 04 and 05, it trains on eight.
 #
 # **You will** write a training step without side effects, with Flax NNX and Optax, and count every example exactly
 # once. 21 minutes, 41 with exercises. You need
@@ -38,8 +38,7 @@ from pmapdp.lessons.pictures import lesson_03
 # ## The same step in PyTorch and in JAX
 #
 # You start from [program/02_jax.py](program/02_jax.py), with layers and updates written by hand. Flax has layers, and
-# Optax has optimizers. How do they fit into a step that isn't allowed to change anything? Here's a training step in
-# PyTorch:
+# Optax has optimizers. How do they fit into a step that changes nothing? Here's a training step in PyTorch:
 #
 # ```python
 # optimizer.zero_grad()
@@ -56,8 +55,8 @@ from pmapdp.lessons.pictures import lesson_03
 # model = optax.apply_updates(model, updates)
 # ```
 #
-# It's a little more to type, because you pass the state in and out. In return, the step is a pure function, which you
-# can compile, run on eight devices, and compare with another version, number by number.
+# You pass the state in and out. In return, the step is a pure function, which you can compile, run on eight devices, and
+# compare with another version, number by number.
 
 # %%
 lesson_03.step()
@@ -65,9 +64,10 @@ lesson_03.step()
 # %% [markdown]
 # ## The model is a pytree
 #
-# Nobody wants to build a transformer out of dictionaries. A Flax module looks like a PyTorch module: layers are
-# attributes, and `__call__` is the forward pass. Only the seed is new, because JAX has no global random state that the
-# initial weights could come from.
+# A Flax module looks like a PyTorch module: layers are
+# attributes, and `__call__` is the forward pass. You pass it a seed, because JAX has no global random state that the
+# initial weights could come from. And a list of layers must be an `nnx.List`. The page [From PyTorch](../docs/pytorch.md)
+# has the other differences.
 
 
 # %%
@@ -97,20 +97,20 @@ for path, array in jax.tree.leaves_with_path(gradients):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Another `Network`, with a gradient where each parameter was. Both have the same structure, so `jax.tree.map` can walk
-# through them together. The paths end in `.value`, because Flax wraps each array in an `nnx.Param`. You get the array
+# Another `Network`, with a gradient where each parameter was. The paths end in `.value`, because Flax wraps each array in an `nnx.Param`. You get the array
 # itself with `model.hidden.kernel[...]`.
 #
 # </details>
 #
-# This works as long as all arrays of the module are parameters. Batch norm has others, and lesson 07 separates them.
+# This works as long as all arrays of the module are parameters. Dropout also has a random key, which `jax.grad` refuses
+# with an error. Batch norm also has running averages, which `jax.grad` takes for parameters without a word, until lesson
+# 07 separates them.
 #
 # ## The optimizer is two functions
 #
-# An optimizer has a state of its own, which a pure function must pass in and out. In Optax it's therefore a pair of
-# functions. `init` makes its state, and `update` turns gradients and the old state into updates and the new state. Adam
-# remembers two running averages for each parameter, of the gradient and of its square, and counts the updates. Plain SGD
-# has nothing to remember.
+# Adam needs a memory: two running averages for each parameter, of the gradient and of its square, and a count of the
+# updates. A pure function can't keep them, so Optax splits an optimizer in two. `init` makes the optimizer's state, and
+# `update` takes the gradients and the old state and returns updates and the new state. Plain SGD has nothing to remember.
 #
 # **Predict:** the parameter is 1, the gradient is 2, and the learning rate is 0.1. What does `update` return for SGD?
 
@@ -126,20 +126,19 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # </details>
 #
-# Always pass the model to `update`. SGD and Adam don't need it, but `optax.adamw` does, because it makes all weights a bit
-# smaller in each update.
+# Always pass the model to `update`. SGD and Adam don't need it, but `optax.adamw` does, because it shrinks all weights a
+# bit in each update.
 #
 # ## Write the step
 #
-# Before you look at the new program, write its heart.
+# Before you see the new program, try its core yourself.
 #
 # 1. `update_state` (10 minutes): lesson 02's `update_model`, with an optimizer. `state` is now the pair `(model,
-#    optimizer_state)`. `loss_sums(model, batch)` is as before: it returns the summed loss of the batch and a dictionary
-#    of sums, and `sums["count"]` is the number of examples. Make one update with the gradient of the *mean* loss, and
-#    return the new state and the sums. Any Flax module that has only parameters must work, and any Optax optimizer.
+#    optimizer_state)`. `loss_sums(model, batch)` and `sums["count"]` are as before. Make one update with the gradient of the *mean* loss, leave
+#    the old state as it is, and return the new one and the sums. Any Flax module that has only parameters must work, and any Optax optimizer.
 #    <details><summary>Hint</summary>Five lines: take the state apart, call <code>jax.grad</code> with
-#    <code>has_aux=True</code>, divide the gradients by the count, call <code>optimizer.update</code>, and return
-#    what <code>optax.apply_updates</code> makes of it.</details>
+#    <code>has_aux=True</code>, divide the gradients by the count, call <code>optimizer.update</code> and
+#    <code>optax.apply_updates</code>.</details>
 
 # %%
 from pmapdp.lessons.checks import check
@@ -162,30 +161,31 @@ update_verdict = check("03_train_with_flax_and_optax", "update_state", update_st
 #
 # </details>
 #
-# The loop hands the state from update to update without looking inside, and only the test picks out the model,
-# `state[0]`. The next cell runs the program. You can skip its code, because it will change once more.
+# The loop hands the state on without looking inside. The next cell runs the program. You can skip its code, because it
+# will change once more.
 
 # %% tags=["take-home"]
 # include program/03_ragged.py
 
 # %% [markdown]
 # The losses are new, because the optimizer and the initial weights are. Remember the last line: from now on the program
-# will run on more and more devices, and it should always end like this. We print the test loss every epoch only so that
-# you can compare programs. To decide when to stop, you'd take a validation set, so that the test set stays unseen.
+# will run on more and more devices, and it should always end like this, up to the last digits. We print the test loss
+# every epoch only to compare programs. To decide when to stop, you'd take a validation set.
 #
 # ## The last batch is ragged
 #
-# One thing still keeps the program from eight devices. 5,000 examples in batches of 128 make 39 full batches, and 8
-# examples are left over. For these 8, `jit` compiles a second program, as you saw in lesson 02. Worse, with 7 left over
-# you couldn't even split them over 8 devices. So we **pad** the last batch to 128 rows, and give each row a **weight**:
-# 1 for an example, 0 for padding.
+# One thing still stands between this program and eight devices. 5,000 examples in batches of 128 make 39 full batches,
+# and 8 examples are left over. For these 8, `jit` compiles a second program, as you saw in lesson 02. And 8 left over is
+# luck: if it were 7, one of eight devices would have nothing to do. So we **pad** the last batch to 128 rows and give
+# each row a **weight**: 1 for an example, 0 for padding.
 #
-# The network can't tell that a row is padding, and computes a loss for it as for any other. Say three examples have the
+# The network can't tell that a row is padding, so it computes a loss for it as for any other. Say three examples have the
 # losses 2, 2 and 5, whose mean is 3, and the row of padding has the loss 2. Then the mean over all four rows is 2.75. But
 # if you multiply each loss by its weight, add up, and divide by the sum of the weights, you get 3.
 #
-# 2. `pad_rows` (5 minutes): `rows` are the numbers of a batch's examples, between 1 and `B` of them. Return `B` row
-#    numbers, first the given ones and then any that exist, and the `B` weights. <details><summary>Hint</summary>Compare
+# 2. `pad_rows` (5 minutes): `rows` are the numbers of a batch's examples, between 1 and `B` of them. Return two arrays of
+#    length `B`. The first begins with `rows` and is filled up with any row numbers that exist. The second holds the
+#    weights, as numbers: of two boolean arrays, JAX's `weights @ correct` is only True or False. <details><summary>Hint</summary>Compare
 #    <code>np.arange(B)</code> with the number of examples. <code>np.resize</code> repeats an array until it's long
 #    enough.</details>
 
@@ -199,7 +199,7 @@ def pad_rows(rows, B):
 verdict = check("03_train_with_flax_and_optax", "pad_rows", pad_rows)
 
 # %% [markdown]
-# In the program these lines are part of `batches`. A few more changes prepare for lesson 04.
+# In the program this happens inside `batches`. Four more changes prepare for what's next.
 #
 # <details><summary>Solution, and all that changes in the program</summary>
 #
@@ -208,17 +208,16 @@ verdict = check("03_train_with_flax_and_optax", "pad_rows", pad_rows)
 # </details>
 #
 # - `loss_sums` takes the losses from Optax and multiplies them by the weights. As before, it returns **sums and a count**,
-#   not means. If you add up both over all batches of an epoch, and divide once, every example counts exactly once. Later
-#   you'll add up over devices in the same way.
+#   not means. Add both up over all batches of an epoch and divide once at the end: that way each example counts exactly
+#   once. Later you'll add up over devices in the same way.
 # - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
 # - `donate_argnums=0` saves memory, as you'll see below.
-# - `report` fetches all sums of an epoch at once. JAX returns before a step is computed, so Python can prepare the next
+# - `report` fetches all sums of an epoch at once. JAX doesn't wait until a step is computed, so Python can prepare the next
 #   batch while the device works. If you read the loss in the loop, Python has to wait for it.
 #
-# If the padding really counts for nothing, the program must print the same losses and accuracies as before. On the
-# machine that made this page every digit is the same. The next cell is the program to take home. You've seen all that's
-# new in it, so you can skip its code. The cell below it makes your `update_state` the program's `train_step`, if the
-# check has accepted it. After one epoch you should see the test loss of epoch 0 again.
+# If the padding really counts for nothing, the program must print the same losses and accuracies as before. The next cell
+# is the program to take home. You can skip its code, too. The cell below it trains for one epoch, with your `update_state` if the check has
+# accepted it. You should see the test loss of epoch 0 again.
 
 # %% tags=["take-home"]
 # include program/03_flax.py
@@ -235,12 +234,13 @@ for batch in batches(*train_data, seed=0):
     state, _ = train_step(state, place_batch(batch))
 test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
 print("test:", report(test_sums))
+print("with", "your" if update_verdict.solved else "the program's own", "train_step")
 
 # %% [markdown]
 # ## Two states in memory?
 #
-# A step that returns a new state seems to need twice the memory: the old state is still there while the new one is
-# written. That's why the program donates the old one with `donate_argnums=0`, and XLA may write over it.
+# A step that returns a new state seems to need twice the memory, because the old state is still there while the new one
+# is written. That's why the program donates the old one with `donate_argnums=0`, and XLA may write over it.
 #
 # **Predict:** with Adam, a state is the model and two averages of the same size. How many times the model's size do the
 # old and the new state take together, if you don't donate?
@@ -253,13 +253,14 @@ lesson_03.states(memory)
 # <details><summary>Answer</summary>
 #
 # Six times, because each of the two states is three times as large as the model. With donation it's only three times,
-# because both states use the same memory, one after the other.
+# because both states use the same memory, one after the other. A step needs memory for gradients and activations as
+# well, the outlined part of the bars. Donation doesn't save that.
 #
 # </details>
 #
 # ## How it fails: the old state
 #
-# What's left of the old state after the step? We keep a name for it, and look.
+# What's left of the old state after the step? Let's hold on to it and try to read it.
 
 # %%
 import traceback
@@ -272,8 +273,8 @@ except RuntimeError as error:
     print(traceback.format_exception_only(error)[0])
 
 # %% [markdown]
-# The array has been deleted, because its memory belongs to the new state now. A habit protects you: write
-# `state, sums = train_step(state, batch)`, and you can't touch the old state by accident.
+# The array has been deleted, because its memory belongs to the new state now. If you always write
+# `state, sums = train_step(state, batch)`, you can't touch the old state by accident.
 #
 # <details><summary>Why most Flax code you'll meet looks different</summary>
 #
@@ -288,8 +289,7 @@ except RuntimeError as error:
 #     optimizer.update(model, gradients)
 # ```
 #
-# This computes the same updates, and the check of `update_state` compares your step with it. The course uses the pure
-# form, because you can map it over devices and test it against another version.
+# This computes the same updates, and the check of `update_state` compares your step with it.
 #
 # </details>
 #
@@ -301,8 +301,9 @@ losses, weights = np.array([2.0, 2, 5, 2]), np.array([1.0, 1, 1, 0])
 assert (losses.mean(), weights @ losses / weights.sum()) == (2.75, 3)
 assert type(gradients).__name__ == "Network"
 assert update == np.float32(-0.2)
+assert (jnp.ones(3, bool) @ jnp.ones(3, bool)).dtype == bool
 model_kilobytes = sum(array.nbytes for array in jax.tree.leaves(state[0])) / 1000
-for (old, new), times in zip(memory.values(), (6, 3), strict=True):
+for (old, new, _), times in zip(memory.values(), (6, 3), strict=True):
     np.testing.assert_allclose((old + new) / model_kilobytes, times, rtol=0.02)
 assert jax.tree.leaves(old_state)[0].is_deleted()
 
@@ -353,8 +354,8 @@ verdict = check("03_train_with_flax_and_optax", "fixed_loss", fixed_loss)
 #
 # - A training step is a pure function: old state and batch in, new state and sums out.
 # - A Flax module is a pytree, so `grad`, `jit`, `device_put` and `optax.apply_updates` take it as it is. An optimizer is
-#   a function from its old state to its new one.
-# - Pad the last batch with weight 0, sum losses and weights over all batches, and divide once. Then every example
+#   two functions, and you keep its state.
+# - Pad the last batch with weight 0, sum losses and weights over all batches, and divide once, so that every example
 #   counts once.
 #
 # In pmapdp, this step is [steps/single.py](../pmapdp/steps/single.py). The two lines with `jax.grad` and

@@ -31,12 +31,14 @@ def step() -> None:
     axes.text(24.2, 7.05, "...", va="center")
 
 
-def state_memory(step: Any, state: Any, batch: Any) -> dict[str, tuple[float, float]]:
+def state_memory(
+    step: Any, state: Any, batch: Any
+) -> dict[str, tuple[float, float, float]]:
     """Compile a jitted step without donation and with it.
 
     Returns:
         {name: (kilobytes of the old state, kilobytes that the step's results need beside
-        it)}.
+        it, kilobytes of what the step computes in between)}.
     """
     old = sum(array.nbytes for array in jax.tree.leaves(state))
     memory = {}
@@ -44,15 +46,15 @@ def state_memory(step: Any, state: Any, batch: Any) -> dict[str, tuple[float, fl
         jitted = jax.jit(step.__wrapped__, donate_argnums=donated)
         plan = jitted.lower(state, batch).compile().memory_analysis()
         new = plan.output_size_in_bytes - plan.alias_size_in_bytes
-        memory[name] = (old / 1000, new / 1000)
+        memory[name] = (old / 1000, new / 1000, plan.temp_size_in_bytes / 1000)
     return memory
 
 
 @drawing.picture
-def states(memory: dict[str, tuple[float, float]]) -> None:
-    """Two bars of memory: without donation the old state and a new one of the same size, with donation just one state."""
-    plt.figure(figsize=(6, 1.5))
-    old, new = zip(*memory.values(), strict=True)
+def states(memory: dict[str, tuple[float, float, float]]) -> None:
+    """Two bars of memory: without donation the old state and a new one of the same size, with donation just one state. In both, gradients and activations come on top."""
+    plt.figure(figsize=(8, 1.5))
+    old, new, temporary = zip(*memory.values(), strict=True)
     names = list(memory)
     bars = plt.barh(names, old, 0.6, color=drawing.INK)
     texts = (
@@ -63,5 +65,11 @@ def states(memory: dict[str, tuple[float, float]]) -> None:
     bars = plt.barh(names, new, 0.6, left=old, color=drawing.ACCENT)
     texts = (f"new state\n{new[0]:.1f} KB", "")
     plt.bar_label(bars, texts, label_type="center", color="white")
+    ends = [sum(sizes) for sizes in zip(old, new, strict=True)]
+    bars = plt.barh(
+        names, temporary, 0.6, left=ends, color="none", edgecolor=drawing.INK
+    )
+    texts = [f"gradients, activations\n{size:.1f} KB" for size in temporary]
+    plt.bar_label(bars, texts, label_type="center")
     plt.gca().invert_yaxis()
     plt.gca().set(xlabel="kilobytes")
