@@ -78,13 +78,15 @@ BLANK = """\
 {name} = ...
 raise SystemExit("verify_step.py: fill in {name}")"""
 WITHOUT_DECORATOR = """\
-step = getattr({mapped}, "__wrapped__", {mapped})  # without a decorator @pmap"""
-OPEN_STEP = '''\
-mapped = {mapped}
+{name} = getattr({mapped}, "__wrapped__", {mapped})  # without a decorator @pmap"""
+OPEN_STEP = '''
 
 
 def step({arguments}):
-    """Return the new state and the metrics of one device's examples."""
+    """Return the new state and the metrics of one device's examples.
+
+    Call `unmapped`, because pmap is put around this function below.
+    """
     # {question}
     raise SystemExit("verify_step.py: fill in step")'''
 # The arguments of steps that verify can call, by which of their parameters are keys.
@@ -137,13 +139,19 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     usual = (False, False, True) if any(are_keys) else (False, False)
     arguments = SIGNATURES.get(are_keys, SIGNATURES[usual])
     step = WITHOUT_DECORATOR
+    if use.inside:  # it would take a transformation or a partial off
+        step = "{name} = {mapped}"
+    step_name = "step"
     if question:
         questions.append(question)
-        step = OPEN_STEP
-    elif use.inside:
-        step = "step = {mapped}"
+        step_name = "unmapped"
+        step += OPEN_STEP
     signature = ", ".join(arguments)
-    lines.append(step.format(mapped=mapped, arguments=signature, question=question))
+    lines.append(
+        step.format(
+            name=step_name, mapped=mapped, arguments=signature, question=question
+        )
+    )
 
     source = ast.unparse(program.files[path])
     per_device = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]

@@ -528,6 +528,41 @@ def test_the_file_is_a_program_whose_status_tells_a_sum_from_a_mean(
     assert done.returncode == (0 if is_right else 1), done.stdout + done.stderr
 
 
+STATIC = {
+    "def train_step(w, batch, key)": '@functools.partial(jax.pmap, axis_name="i", '
+    "static_broadcasted_argnums=3)\ndef train_step(w, key, batch, training)",
+    MAPS: "",
+    "p_step(w, batch, key)": "train_step(w, key, batch, True)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_right", [False, True])
+def test_a_decorated_step_with_other_arguments_is_filled_in_without_its_pmap(
+    tmp_path, is_right
+):
+    changes = dict(STATIC)
+    if is_right:
+        changes["jax.lax.psum(grad"] = "jax.lax.pmean(grad"
+    verify = describe_step(tmp_path, "program", changes)
+    assert verify["questions"] == [
+        "train_step takes (w, key, batch, training): which are state, batch and key?"
+    ]
+    program = verify["program"]
+    for blank, filled in {
+        "first_arguments": ARGUMENTS,
+        "step": "    return unmapped(state, key, batch, True)\n",
+    }.items():
+        line = f'    raise SystemExit("verify_step.py: fill in {blank}")\n'
+        assert program.count(line) == 1
+        program = program.replace(line, filled)
+    file = tmp_path / "verify_step.py"
+    file.write_text(program)
+    done = python(file, env={"XLA_FLAGS": None})
+    assert (done.returncode, done.stderr) == (0 if is_right else 1, ""), done.stdout
+    assert done.stdout.count("This fits 'sum for mean'") == (not is_right)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_right", [False, True])
 @pytest.mark.parametrize("name", ["program", "12_program"])
