@@ -11,7 +11,7 @@ A line of a pmap program puzzles you, or `python -m pmapdp.port train.py` has se
 here. Search this page for the function in the line. [Porting](porting.md) takes a whole
 program through the work.
 
-The columns say what becomes of the line under `shard_map` and under `jit`. *Stays*
+Each column shows how the line looks under `shard_map` and under `jit`. *Stays*
 means that you keep it, and *not needed* that you remove it. N is the number of devices,
 `[B, ...]` the global batch, and `b = B / N`. Tests run every line that fails, and the
 collectives and steps in their old and new form.
@@ -19,8 +19,8 @@ collectives and steps in their old and new form.
 FIRST = """
 ## Lines to look at first
 
-Those marked **wrong** run, and give wrong numbers. With **check**, that depends on the
-rest of your step. The others raise an error or run slowly.
+Those marked **wrong** run, and give wrong numbers. **check** means that it depends on
+the rest of your step. The others raise an error or run slowly.
 
 """
 # The order of these lines.

@@ -134,6 +134,7 @@ def cross_entropy(w, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(x @ w, y).mean()
 
 
+NOT_JITTED = "Length of device assignment"
 HOST_WEIGHTS = np.ones((3, 3), np.float32)
 
 
@@ -158,6 +159,28 @@ def test_explicit_axes_stop_the_gradient_and_not_the_loss():
         message = re.escape("Use `.at[...]")
     with pytest.raises(Exception, match=message):
         jax.jit(jax.grad(cross_entropy))(HOST_WEIGHTS, *batch_on(mesh))
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+@pytest.mark.parametrize("weights_on_mesh", [True, False])
+def test_the_gradient_runs_once_the_mesh_is_set(weights_on_mesh, jitted):
+    """It equals the gradient on one device. Not jitted, it stops without the mesh."""
+    mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+    assert f"`{NOT_JITTED}`" in PAGE
+    gradient = jax.grad(cross_entropy)
+    x, y = batch_on(mesh)
+    expected = gradient(HOST_WEIGHTS, np.asarray(x), np.asarray(y))
+    w = HOST_WEIGHTS
+    if weights_on_mesh:
+        w = jax.device_put(w, NamedSharding(mesh, P()))
+    if jitted:
+        gradient = jax.jit(gradient)
+    else:
+        with pytest.raises(ValueError, match=NOT_JITTED):
+            gradient(w, x, y)
+    with jax.set_mesh(mesh):
+        found = gradient(w, x, y)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_meshes_that_work_as_before():
@@ -207,6 +230,22 @@ def nested_pmap():
 
 def explicit_gradient():
     return gradient_on(jax.make_mesh((len(jax.devices()),), ("data",)))
+
+
+def set_explicit(step, *arguments):
+    with jax.set_mesh(EXPLICIT):
+        return step(*arguments)
+
+
+def gradient_of_step(x):
+    """Return the gradient without jit, with the labels and the weights on the mesh."""
+    w = jax.device_put(HOST_WEIGHTS, NamedSharding(EXPLICIT, P()))
+    return jax.grad(cross_entropy)(w, x, batch_on(EXPLICIT)[1])
+
+
+def square(**arguments):
+    x, _ = batch_on(EXPLICIT)
+    return jax.numpy.matmul(x.T, x, **arguments)
 
 
 def make_layers(container):
@@ -260,6 +299,18 @@ FAILURES = {
         lambda: on_explicit_mesh(ROWS),
         lambda: on_explicit_mesh(put(NamedSharding(EXPLICIT, P("data")))),
     ),
+    "Length of device": (
+        lambda: gradient_of_step(batch_on(EXPLICIT)[0]),
+        lambda: set_explicit(gradient_of_step, batch_on(EXPLICIT)[0]),
+    ),
+    "Expected cotangent": (
+        lambda: set_explicit(gradient_of_step, np.ones((16, 3), np.float32)),
+        lambda: set_explicit(gradient_of_step, batch_on(EXPLICIT)[0]),
+    ),
+    "Contracting dimensions": (
+        lambda: set_explicit(square),
+        lambda: set_explicit(lambda: square(out_sharding=P())),
+    ),
     "scan body function": (
         lambda: on_mesh(lambda x: add_up(0.0, x)[None], out_specs=P("data")),
         lambda: on_mesh(
@@ -288,7 +339,10 @@ FAILURES = {
 }
 # On jax 0.10.2 these two run.
 FAILURES_OF_0_12 = {
-    "ShardingTypeError": (explicit_gradient, None),
+    "ShardingTypeError": (
+        explicit_gradient,
+        lambda: set_explicit(gradient_on, EXPLICIT),
+    ),
     "'axis_shapes'": (
         lambda: jax.make_mesh(axis_shapes=(8,), axis_names=("data",)),
         lambda: jax.make_mesh((8,), ("data",)),
