@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from launch import python
 from PIL import Image
 
 from pmapdp.custom.data import make_data_set
@@ -253,6 +254,30 @@ def test_the_copied_resnet_gives_the_logits_of_torchvision(folder):
     np.testing.assert_allclose(names["answers"], logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_the_program_of_the_loop_trains_on_eight_simulated_devices(folder):
+    """It runs as `python my_train.py` does, where JAX hasn't started before."""
+    weights, _ = draw_resnet(width=8)
+    np.savez("weights.npz", **weights)
+    write_photos(folder / "photos")
+    page = (ROOT / "docs" / "pytorch_loop.md").read_text(encoding="utf-8")
+    for old, new in {**SMALLER, "epochs=4": "epochs=1"}.items():
+        assert old in page, old
+        page = page.replace(old, new)
+    program = []
+    for _, block in BLOCK.findall(page):
+        if file := re.match(r"# (\w+\.py)\n", block):
+            Path(file[1]).write_text(block)
+        else:
+            program.append(block)
+    *program, evaluation = program
+    assert "evaluate_run" in evaluation
+    Path("my_train.py").write_text("".join(program))
+    done = python("my_train.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^devices +8 simulated CPU devices", done.stdout, re.MULTILINE)
+
+
 # An eighth of the channels, and smaller images.
 SMALLER = {
     "(3, 64, 7, 2": "(3, 8, 7, 2",
@@ -277,6 +302,7 @@ def test_a_loop_of_pytorch_becomes_a_run(folder):
     np.savez("answers.npz", images=images, logits=0)
     write_photos(folder / "photos")
     names = run_page("pytorch_loop.md", SMALLER)
+    exec(Path("check.py").read_text(), {})
     epochs = names["result"].epochs
     assert [epoch["step"] for epoch in epochs] == [2, 4, 6, 8]
     assert epochs[-1]["train"]["loss"] < epochs[0]["train"]["loss"]

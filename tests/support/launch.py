@@ -69,8 +69,9 @@ def python(
     *arguments: object,
     env: Mapping[str, str | None] | None = None,
     timeout: float = 300,
+    cwd: Path = TESTS,
 ):
-    """Run this Python with `arguments` in the folder of the tests.
+    """Run this Python with `arguments` in a folder, by default that of the tests.
 
     The finished process with its output as text.
     """
@@ -81,7 +82,7 @@ def python(
         timeout=timeout,
         env=environment(env),
         stdin=subprocess.DEVNULL,
-        cwd=TESTS,
+        cwd=cwd,
         check=False,
     )
 
