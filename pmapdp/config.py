@@ -83,7 +83,8 @@ class Config:
     recipe: str = setting(
         "arguments",
         "digits",
-        "Name of a recipe, whose settings the flags replace. Default: digits.",
+        "Name of a recipe, whose settings the other flags change. From Python, begin "
+        "with pmapdp.recipes.RECIPES[name].config. Default: digits.",
         positional="[RECIPE]",
     )
 
@@ -149,7 +150,7 @@ class Config:
     per_device_batch_size: int | None = setting(
         "parallel",
         None,
-        "Examples per update on each device, instead of --global-batch-size.",
+        "Examples per update on each device, instead of a global batch size.",
         (1, MAX_INT, "8"),
     )
     accumulate: int = setting(
@@ -231,7 +232,7 @@ class Config:
     base_batch_size: int = setting(
         "optimization",
         64,
-        "Global batch size for which you chose the rate, for --scale-learning-rate.",
+        "Global batch size for which you chose the rate, if the rate is scaled.",
         (1, MAX_INT, "64"),
         fixed_on_resume=True,
     )

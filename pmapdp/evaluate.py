@@ -55,7 +55,8 @@ def evaluate_run(
         devices: The number of devices. Default: as in training.
         data_dir: The folder of downloaded data sets. Default: as in training.
         best: Take the checkpoint of the best epoch.
-        python_values: `model`, `data` and so on again, if `train` was given them.
+        python_values: `model`, `data`, `loss`, `metrics`, `optimizer`, `schedule` and
+            `trainable` again, each if `train` was given it.
 
     Returns:
         Two dictionaries: the loss and metrics by name, and the data set, update,

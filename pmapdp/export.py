@@ -197,7 +197,8 @@ def export_run(
         data_dir: The folder of downloaded data sets. Default: as in training.
         best: Take the checkpoint of the best epoch.
         data: The data again, if `train` was given them.
-        python_values: `model`, `optimizer` and so on again, if `train` was given them.
+        python_values: `model`, `loss`, `metrics`, `optimizer`, `schedule` and
+            `trainable` again, each if `train` was given it.
 
     Returns:
         The contents of the file's `metadata.json`.

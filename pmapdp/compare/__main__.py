@@ -91,7 +91,7 @@ class ProgramsOptions(SharedOptions):
     devices: int | None = setting(
         "comparison",
         None,
-        "With steps of yours: one number of devices. Default: the same.",
+        "When you compare your own steps, give one number. Default: the same.",
     )
 
 
