@@ -147,8 +147,8 @@ def table(results: dict[str, Any]) -> str:
     runs = len(next(iter(speeds.values())))
     lines += [
         "",
-        f"Medians of {runs} runs each, in turn. A command's runs lay up to "
-        f"{max(spreads):.0%} of their median apart. {machine['cores']} cores "
+        f"Medians of {runs} runs each, in turn. Repeated runs of one command varied "
+        f"by up to {max(spreads):.0%} of their median. {machine['cores']} cores "
         f"({machine['processor']}), devices simulated on the CPU, {versions}.",
     ]
     return "\n".join(lines)
@@ -158,7 +158,8 @@ def table_of_accelerators(results: dict[str, Any]) -> str:
     """Return the table of `benchmarks.accelerators` in Markdown."""
     lines = [
         "Examples/s, and in brackets the trainer's speed divided by the bare loop's, "
-        "with the same strategy: the median of the rounds, and their middle half.",
+        "with the same strategy: the median of the rounds, and the range of their "
+        "middle half.",
         "",
         "| work | trainer, pmap | trainer, jit | bare loop, jit | PyTorch eager "
         "| PyTorch compiled |",

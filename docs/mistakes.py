@@ -238,7 +238,7 @@ SECTIONS = {
     ),
     "every device computes everything": Section(
         symptom="Eight devices take as long as one for the same global batch",
-        fact="the busiest device makes more than its part of the operations",
+        fact="the busiest device does more than its share of the work",
         unnoticed="All numbers are correct, so no comparison of results finds it.",
         write='Place it with `jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))`, or give `in_shardings` or '
         "`in_specs`.",
@@ -290,8 +290,8 @@ let [`verify`](verify.md) compare your step with one device. Its report links to
 
 ## Do all devices hold the same parameters?
 
-This function returns how far the devices' copies of a parameter are apart at most. Make a few updates, and call it with the parameters
-as your step returned them, before anything selects device 0's copy:
+This function returns the largest difference between any two devices' copies of a parameter. Make a few updates, and call it with the
+parameters as your step returned them, before anything selects device 0's copy:
 
 ```python
 import jax
