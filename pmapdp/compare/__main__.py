@@ -216,7 +216,7 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(words.conclude(comparison))
     if any(run.simulated for run in comparison.runs):
         console.print(
-            "Simulated devices share the cores: they show equal results, no speed-up."
+            "Simulated devices share cores: their times don't predict an accelerator's."
         )
 
 
