@@ -1,5 +1,7 @@
 """The programs to copy on compare's page run as they are, and give one result."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +39,17 @@ def run_program(name):
 
 def test_there_is_a_program_for_each_strategy():
     assert set(TO_COPY) == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_program_to_copy_compiles_its_step_once(name, caplog):
+    """Its first update gets weights and state placed as the second one's are."""
+    with jax.log_compiles():
+        run_program(name)
+    messages = [record.getMessage() for record in caplog.records]
+    # pmap calls the step of all devices _fun.
+    step = r"Compiling jit\((train_step|_fun)\)"
+    assert len([text for text in messages if re.match(step, text)]) == 1
 
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "single"])
