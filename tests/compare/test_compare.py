@@ -190,6 +190,8 @@ def test_the_compiled_line_says_who_asked_for_the_all_reduce(compared):
         assert escape(line) in page.replace("<wbr>", "")
         origins[run.strategy] = line.partition("op_name=")[2]
     assert "psum" in origins["pmap"]
+    assert "shard_map" in origins["pmap"]  # on which pmap is built
+    assert "pmap is built on it today" in " ".join(page.split())
     assert "psum" not in origins["jit"]
     assert "transpose(jvp" in origins["jit"]
 
