@@ -254,17 +254,17 @@ def test_the_page_is_whole_and_needs_no_network_and_no_script(compared):
     assert "so the compiler adds an all-reduce" in words
 
 
-def test_a_narrow_page_shows_the_column_that_a_tab_chooses(compared):
-    """Each tab is the label of a radio button, and the style names its column."""
+def test_a_narrow_page_shows_the_columns_that_its_tabs_choose(compared):
+    """Each tab is the label of a checkbox, and the style names its column."""
     _, report, page = compared
     for number, name in enumerate(report.columns, 1):
         assert f'id="column-{number}" aria-label="Show {name}' in page
         heads = page.count(f'<label for="column-{number}">{name}</label>')
         assert heads == 1
         assert f'<div class="cell" role="cell" data-columns="{number}">' in page
-        rule = rf'#column-{number}:checked\) \[data-columns~="{number}"\] {{ display'
+        rule = rf'#column-{number}:not\(:checked\)\) \[data-columns="{number}"\] {{ display'
         assert re.search(rule, page)
-    assert page.count(" checked") == 1
+    assert page.count(" checked") == 2
 
 
 def test_the_page_escapes_what_it_shows(compared):
@@ -296,36 +296,53 @@ def chromium():
 TAP = """<title>begun</title>
 <iframe id="frame" src="page.html" style="width:690px;height:800px"></iframe><script>
 frame.onload = () => setTimeout(() => {
-  const page = frame.contentDocument, label = page.querySelector(".answer .head label");
-  const cells = [...page.querySelectorAll(".answer .cell")];
-  const shown = () => cells.filter(cell => getComputedStyle(cell).display != "none")
-                           .map(cell => cell.dataset.columns);
-  const first = shown();
+  const page = frame.contentDocument, labels = page.querySelectorAll(".answer .head label");
+  const shown = selector => [...new Set(
+    [...page.querySelectorAll(selector)].filter(cell => cell.getBoundingClientRect().width)
+                                        .map(cell => cell.dataset.columns))];
+  const first = shown(".answer .cell");
   frame.contentWindow.scrollTo(0, 500);  // the tabs stay at the top
-  const top = label.getBoundingClientRect().top;
-  label.click();
+  const top = labels[0].getBoundingClientRect().top;
+  TAPPED.forEach(number => labels[number - 1].click());
   page.getElementById("column-1").focus();
   setTimeout(() => {  // when the page has been laid out
-    const moved = label.getBoundingClientRect().top - top;
+    const moved = labels[0].getBoundingClientRect().top - top;
     const scrolled = frame.contentWindow.scrollY;
-    document.title = JSON.stringify({first, second: shown(), scrolled, moved});
+    const row = [...page.querySelectorAll(".answer .row:last-child .cell")];
+    const left = row.map(cell => cell.getBoundingClientRect()).filter(cell => cell.width);
+    document.title = JSON.stringify({
+      first, second: shown(".answer .cell"), code: shown(".column"), scrolled, moved,
+      places: new Set(left.map(cell => cell.left)).size,
+      rows: new Set(left.map(cell => cell.top)).size,
+    });
   }, 100);
 }, 100);
 </script>"""
 
 
 @pytest.mark.slow
-def test_a_tap_on_a_tab_shows_its_column_and_scrolls_nowhere(
-    compared, tmp_path, chromium
+@pytest.mark.parametrize(
+    ("tapped", "shown"),
+    [
+        ([1, 2], ["1", "4"]),
+        ([1, 4], ["1", "2"]),
+        ([1, 2, 3, 4], ["1", "3"]),
+        ([3, 4], ["2", "3"]),
+        ([2, 3], ["3", "4"]),
+    ],
+)
+def test_taps_on_tabs_show_any_two_columns_and_scroll_nowhere(
+    all_strategies, tmp_path, chromium, tapped, shown
 ):
-    """Though the radio button that it chooses is at the top of the page.
+    """Though the checkboxes that they tick are at the top of the page.
 
-    The last column stays beside the chosen one.
+    At first pmap and jit are shown. The code has the columns of the table.
     """
-    (tmp_path / "page.html").write_text(compared[2])
-    found = look.run_page(tmp_path, TAP)
-    assert set(found["first"]) == {"2", "3"}
-    assert set(found["second"]) == {"1", "3"}
+    (tmp_path / "page.html").write_text(all_strategies)
+    found = look.run_page(tmp_path, TAP.replace("TAPPED", str(tapped)))
+    assert found["first"] == ["2", "4"]
+    assert found["second"] == found["code"] == shown
+    assert (found["places"], found["rows"]) == (2, 1)  # beside each other
     assert found["scrolled"] == 500
     assert abs(found["moved"]) < 20
 
@@ -363,7 +380,9 @@ def test_a_phone_shows_two_columns_beside_each_other(compared, tmp_path, chromiu
 WRAPS = """<title>begun</title>
 <iframe id="frame" src="page.html" style="width:WIDTHpx;height:800px"></iframe><script>
 frame.onload = () => setTimeout(() => {
-  const lines = [...frame.contentDocument.querySelectorAll(".column .cell .line")];
+  const page = frame.contentDocument;
+  page.querySelectorAll("input").forEach(box => { box.checked = true; });
+  const lines = [...page.querySelectorAll(".column .cell .line")];
   const height = Math.min(...lines.map(line => line.offsetHeight));
   const wrapped = lines.filter(line => line.offsetHeight > 1.5 * height);
   document.title = JSON.stringify(wrapped.map(line => line.innerText));
