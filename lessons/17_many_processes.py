@@ -78,13 +78,14 @@ lesson_17.one_array()
 #
 # include the difference of 14_resume.py and 17_processes.py
 #
-# - `counts` are the variables that say how many processes were started. You set the first, `srun` and `mpirun` the others.
+# - `counts` lists three variables that may say how many processes were started. You set `PROCESSES` yourself, and `srun`
+#   and `mpirun` set theirs.
 # - `jax.distributed.initialize` connects the processes, before JAX starts its devices. Process 0 listens at the address,
 #   because it's the *coordinator*. From then on, `jax.devices()` lists the devices of all processes.
-# - `place_batch` gives each device its rows. Every process makes the whole batch, because the data is small. If your data
-#   is in files, read only the rows that the callback asks for.
+# - `place_batch` gives each device its rows. Every process makes the whole batch, because the data is small.
 # - `init_state` runs in every process with the same seed, and all devices together make one state.
-# - Only process 0 prints the results, but all call `restore` and `save`, with the same folder, on a disk that all reach.
+# - Only process 0 prints the results. But every process calls `restore` and `save`, and all need the same folder, on a
+#   disk that they share.
 #
 # The line that saves you is the `assert`. Without it, processes that aren't connected may not fail: each trains a whole
 # run of its own, and writes its checkpoints over the others'. On Kubernetes and Cloud TPU, set `PROCESSES` yourself.
@@ -106,8 +107,8 @@ sys.argv = ["17_processes.py", str(folder / "one_process")]
 # include program/17_processes.py
 
 # %% [markdown]
-# Now run it for one epoch as two processes with four devices each, as if you had typed the docstring's two commands into
-# two terminals.
+# Now run it for one epoch as two processes with four devices each. If you type the docstring's two commands into two
+# terminals, you'll also see lines of gloo, which connects the CPUs. The cell leaves them out.
 #
 # **Predict:** which lines does process 1 print?
 
@@ -127,10 +128,11 @@ print("process 1:", *second, sep="\n  ")
 #
 # ## The mistake: rows by process number
 #
-# Many programs give the first half of the batch to process 0, and the second half to process 1. This works if the mesh
-# lists the devices process by process. But on TPUs `jax.make_mesh` orders chips by their wiring, not by host, and on a v5e
-# of 4 x 2 chips, four wide, the hosts come in the order 0 0 1 1 1 1 0 0. Place eight numbers on such a mesh, once by
-# process number and once with the callback:
+# If the batch is large, no process should make all of it. `jax.make_array_from_process_local_data` builds the global array
+# from the rows that each process has. But which rows are those? Many programs give the first half of the batch to process
+# 0, and the second half to process 1. This works if the mesh lists the devices process by process. But on TPUs
+# `jax.make_mesh` orders chips by their wiring, so on a v5e of 4 x 2 chips the hosts may come in the order 0 0 1 1 1 1 0 0.
+# Place eight numbers on such a mesh, first by process number, and then by asking the sharding for this process's rows:
 
 
 # %%
@@ -139,7 +141,10 @@ def place_halves():
     split = NamedSharding(mesh, PartitionSpec("data"))
     half = np.arange(4.0) + 4 * jax.process_index()
     by_number = jax.make_array_from_process_local_data(split, half)
-    by_sharding = jax.make_array_from_callback((8,), split, lambda rows: np.arange(8.0)[rows])
+    my_slices = split.addressable_devices_indices_map((8,)).values()  # one for each device
+    my_rows = np.unique([np.arange(8.0)[rows] for rows in my_slices])  # in the order of the batch
+    by_sharding = jax.make_array_from_process_local_data(split, my_rows)
+    print("my rows", my_rows)
     print("by process number", multihost_utils.process_allgather(by_number, tiled=True))
     print("by the sharding", multihost_utils.process_allgather(by_sharding, tiled=True))
 
@@ -156,21 +161,21 @@ lesson_17.who_holds_what()
 # <details><summary>Answer</summary>
 #
 # 0, 1, 4, 5, 6, 7, 2, 3, without an error. Process 0's devices are the first two and the last two in the mesh, so its
-# numbers end up there. The callback puts each number where it belongs.
+# numbers end up there. The same call puts all numbers in their places if process 0 passes the rows 0, 1, 6, 7.
 #
 # </details>
 #
-# The loss doesn't mind, because inputs and labels are mixed up in the same way, and a batch has no order. So in training
-# each process may read its own files, or its own indices of one data set, as PyTorch's `DistributedSampler` deals them
-# out, as long as all have equally many batches of equally many rows. But predictions that you write to a file would be in
-# the wrong order. So put the example's number into the batch as one more array, and sort by it.
+# For training, the wrong order does no harm, because inputs and labels are mixed up in the same way, and a batch has no
+# order. Each process can read its own files, or its own indices of one data set, as with PyTorch's `DistributedSampler`.
+# Just make sure that all have the same number of batches, of the same size. But predictions that you write to a file would
+# be in the wrong order. So put the example's number into the batch as one more array, and sort by it.
 #
 # ## If a run hangs
 #
 # All processes must run the same computations in the same order. If one of them skips an all-reduce, for instance because
-# it has a batch less, the others wait for it. Or their all-reduce meets its next one, and the two get mixed up. Process 0
-# may call `report` alone, because every process holds the metric sums already. When a run hangs, `py-spy dump --pid ...`
-# shows the line where a process is. Look for the process that's in another line than the rest.
+# it has a batch less, the others wait for it. Or worse, their all-reduce pairs up with its next one. Process 0 may call
+# `report` alone, because every process holds the metric sums already. When a run hangs, `py-spy dump --pid ...` shows the
+# line where a process is. Find the process that's stuck on a different line.
 #
 # ## Kill one
 #
@@ -199,10 +204,11 @@ print(textwrap.fill("".join(reasons[:1]), 90))
 # No. We've seen it end in two ways:
 #
 # - **"stopped sending heartbeats", after several seconds.** Every process sends a *heartbeat* to the coordinator. If one
-#   of them is silent for 100 s, or for the `heartbeat_timeout_seconds` that your program sets, JAX aborts all the others.
+#   of them is silent for 100 s, JAX aborts all the others. Your program says 10 s, so that this cell ends soon.
 # - **`gloo::EnforceNotMet`, within a second.** gloo, which carries data between CPUs, missed process 1.
 #
-# The exit status -6 says that signal 6, SIGABRT, ended the process. No Python code can catch that.
+# The exit status -6 says that signal 6, SIGABRT, ended the process. A `try` around your loop doesn't catch that. On GPUs,
+# JAX has an experimental mode in which [the others survive](https://docs.jax.dev/en/latest/501/fault-tolerance.html).
 #
 # </details>
 #
@@ -215,12 +221,12 @@ print(*resumed, sep="\n")
 lesson_17.a_process_is_lost()
 
 # %% [markdown]
-# The run ends with the losses of the one that nobody disturbed, to within 0.002. If your own program comes from lesson
-# 09, give it lesson 14's thirteen lines and then the lines of this lesson.
+# The losses match the undisturbed run's to 0.002. If your own program comes from lesson 09, add lesson 14's thirteen lines
+# first.
 #
 # Slurm may warn you first, with SIGTERM, but not all processes at the same time. So ask
-# `multihost_utils.reached_preemption_sync_point(step)` after each update. When it's true, which it becomes after the same
-# update everywhere, save and stop.
+# `multihost_utils.reached_preemption_sync_point(step)` after each update. It becomes true after the same update on every
+# process. Then save and stop.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
@@ -246,10 +252,11 @@ np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=
 # devices". If nothing is printed, the processes haven't found each other, and `initialize` gives up after five minutes.
 # [It hangs at the start](../docs/processes.md#it-hangs-at-the-start) says what to check.
 #
-# With Slurm, Open MPI 4, Kubernetes and Cloud TPU, JAX finds the other processes by itself, so `initialize()` needs no
-# arguments. But under Slurm and Open MPI it assumes one process for each GPU: process k on a machine sees GPU k and no
-# other. If you start a single task on a machine with eight GPUs, seven stay idle, without an error. So
-# either start eight tasks on each machine, as the docstring's last two commands do, or one task
+# With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so `initialize()` needs no arguments. On
+# Kubernetes that takes the package `kubernetes` as well, from `pip install "jax[k8s]"`. But under Slurm and Open MPI, JAX
+# assumes one process for each GPU: process k on a machine sees GPU k and no other. If you start one task on each of two
+# machines with eight GPUs, seven stay idle on each, without an error. So either start eight tasks on each machine, as the
+# docstring's last two commands do, or one task
 # (`--ntasks-per-node=1`, or `--map-by ppr:1:node`), which names its GPUs:
 # `jax.distributed.initialize(local_device_ids=range(8))`.
 #
@@ -306,13 +313,13 @@ for exercise in (assemble, group_by_machine, fixed_log):
 # ## Take away
 #
 # - All processes run one program on global arrays. Let the sharding say which rows each gives.
-# - When a process is lost, the others end as well. The same command resumes from the last checkpoint.
+# - When a process is lost, JAX ends the others, too, by default. The same command resumes from the last checkpoint.
 # - Under Slurm and Open MPI, start a task for each GPU or name the GPUs.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
 # | `jax.distributed.initialize`, the variables | `connect_processes`, the flags `--coordinator`, ... | [distributed.py](../pmapdp/distributed.py) |
-# | `place_batch` | `place`, which gets exactly the rows of this process's devices | [steps/placing.py](../pmapdp/steps/placing.py) |
+# | `place_batch` | `place`, which makes the array from the rows of this process's devices, like `by_sharding` | [steps/placing.py](../pmapdp/steps/placing.py) |
 #
 # To read on: [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/501/multiprocess.html). Next, what all
 # this buys: [18 Measure and predict](18_measure_and_predict.ipynb).
