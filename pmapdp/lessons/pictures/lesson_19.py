@@ -81,21 +81,19 @@ def two_runs(
     _, (curves, lanes) = plt.subplots(
         2, 1, figsize=(7, 4.4), sharex=True, height_ratios=(3, 2)
     )
-    for column, name in enumerate(("training", "test")):
+    for column, name in enumerate(("training, in the epoch", "test, after it")):
         curves.plot(
             epochs,
             uninterrupted[:, column],
             drawing.DASHES[column],
             color=drawing.DEVICE_COLOURS[4],
             linewidth=4,
-            label=f"{name}, never killed",
+            label=name,
         )
         label = "the run that was killed" if column == 1 else None
         curves.plot(epochs, interrupted[:, column], "o", color=drawing.INK, label=label)
     curves.axhline(pair_loss, color=drawing.INK, linestyle=":", linewidth=1)
-    curves.text(
-        count, pair_loss + 0.03, "pairs of bytes, counted: test", ha="right", size=9
-    )
+    curves.text(0.02, pair_loss + 0.03, "test, counting pairs of bytes", size=9)
     curves.set(ylabel="loss")
     drawing.legend_beside(curves)
 
