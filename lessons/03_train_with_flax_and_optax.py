@@ -64,10 +64,9 @@ lesson_03.step()
 # %% [markdown]
 # ## The model is a pytree
 #
-# A Flax module looks like a PyTorch module: layers are
-# attributes, and `__call__` is the forward pass. You pass it a seed, because JAX has no global random state that the
-# initial weights could come from. And a list of layers must be an `nnx.List`. The page [From PyTorch](../docs/pytorch.md)
-# has the other differences.
+# A Flax module looks like a PyTorch module: layers are attributes, and `__call__` is the forward pass. You pass it a seed,
+# because JAX has no global random state that the initial weights could come from. And a list of layers must be an
+# `nnx.List`. The page [From PyTorch to Flax](../docs/pytorch.md) has the other differences.
 
 
 # %%
@@ -254,7 +253,7 @@ lesson_03.states(memory)
 #
 # Six times, because each of the two states is three times as large as the model. With donation it's only three times,
 # because both states use the same memory, one after the other. A step needs memory for gradients and activations as
-# well, the outlined part of the bars. Donation doesn't save that.
+# well, the outlined part of the bars. Donation doesn't make that smaller.
 #
 # </details>
 #

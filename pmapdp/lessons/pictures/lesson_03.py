@@ -59,7 +59,7 @@ def states(memory: dict[str, tuple[float, float, float]]) -> None:
     bars = plt.barh(names, old, 0.6, color=drawing.INK)
     texts = (
         f"old state\n{old[0]:.1f} KB",
-        f"old state, then new state\n{old[1]:.1f} KB",
+        f"old, then new state\n{old[1]:.1f} KB",
     )
     plt.bar_label(bars, texts, label_type="center", color="white")
     bars = plt.barh(names, new, 0.6, left=old, color=drawing.ACCENT)
