@@ -41,8 +41,8 @@ MISTAKES = {
     "dropped": "some examples reach no device, or get the weight 0",
     "counted unequally": "an example reaches two devices, or its weight depends on its "
     "device",
-    "drift": "a device's own value enters the update: one without an all-reduce, "
-    "`lax.axis_index`, a key, or another initial state",
+    "drift": "a per-device value leaks into the update: one that was never "
+    "all-reduced, `lax.axis_index`, a key, or another initial state",
     "NaN on one device": "a device holds only padding, so its weights add up to 0, "
     "and 0 / 0 is NaN",
     "one device's metrics": "the metric isn't all-reduced",
