@@ -10,6 +10,7 @@ import port_example
 import pytest
 
 from pmapdp.collectives import Instruction
+from pmapdp.compare import pictures
 from pmapdp.compare.diff import align, find_changes, find_new_words
 from pmapdp.compare.page import as_html, class_of, load_data, load_template
 from pmapdp.compare.pictures import difference_curves
@@ -345,6 +346,37 @@ def test_a_device_s_sum_is_written_below_its_colour():
     for number, tile in zip(numbers, tiles, strict=True):
         middle = float(tile.get("x")) + float(tile.get("width")) / 2
         assert float(number.get("x")) == pytest.approx(middle, abs=2)
+
+
+def luminance(colour):
+    """Return the relative luminance of #rrggbb or #rgb, as WCAG 2 defines it."""
+    digits = colour.removeprefix("#")
+    if len(digits) == 3:
+        digits = "".join(2 * digit for digit in digits)
+    light = 0.0
+    for weight, start in ((0.2126, 0), (0.7152, 2), (0.0722, 4)):
+        part = int(digits[start : start + 2], 16) / 255
+        light += weight * (
+            part / 12.92 if part <= 0.04 else ((part + 0.055) / 1.055) ** 2.4
+        )
+    return light
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+@pytest.mark.parametrize("bar", ["sum", "sum-ground"])
+def test_the_all_reduce_has_no_device_s_colour(bar, scheme):
+    """Light and dark, the yellow bar and the compiler's dashed one, which has the
+    ground of the all-reduce.
+
+    A contrast of 1 is equal brightness. The nearest pair was 1.02.
+    """
+    style = (Path(pictures.__file__).parent / "page.css").read_text()
+    assert re.search(r"svg \.all-reduce { fill: var\(--sum\)", style)
+    assert re.search(r"svg \.dashed {.* fill: var\(--sum-ground\)", style)
+    colours = re.search(rf"--{bar}: light-dark\((#\w+), (#\w+)\)", style).groups()
+    for device in pictures.DEVICE_COLOURS:
+        lights = sorted([luminance(colours[scheme]), luminance(device)])
+        assert (lights[1] + 0.05) / (lights[0] + 0.05) > 1.6, device
 
 
 @pytest.mark.parametrize("numbers", [[0.004] * 8, [-2.1004, -1.2124, 0.535], [1e-9]])
