@@ -158,8 +158,11 @@ def make_strategy_comparison(config: Config, options: CompareOptions) -> Compari
     if size is not None:
         config = replace(config, global_batch_size=size, per_device_batch_size=None)
     counts: list[int | None] = [*sorted(set(options.devices), reverse=True)] or [None]
-    runs = compare_strategies(config, [*options.strategies, *WRONG_STRATEGIES], counts)
     columns = ["single", *options.strategies]
+    names = columns[1:]
+    if options.html or options.json:  # the terminal shows no wrong strategy
+        names += WRONG_STRATEGIES
+    runs = compare_strategies(config, names, counts)
     return Comparison(
         config=config,
         columns=columns,

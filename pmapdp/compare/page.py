@@ -45,7 +45,6 @@ def make_page(comparison: Comparison) -> str:
         comparison=comparison,
         runs_of=runs_of,
         mistakes=load_data("mistakes.toml")["mistakes"],
-        to_copy=load_data("to_copy.toml"),
         pairs=list(combinations(comparison.columns, 2)),
         most_memory=max(sum(run.memory.values()) for run in comparison.runs),
     )

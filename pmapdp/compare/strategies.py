@@ -124,7 +124,7 @@ class Training:
         purpose = ""
         if name in WRONG_STRATEGIES:
             strategy = "pmap"  # which they change
-            purpose = ", wrong on purpose, for the page"
+            purpose = ", wrong on purpose"
         job = make_job(replace(config, strategy=strategy))
         self.job = job
         if job.total_steps < GROUPS:

@@ -225,6 +225,27 @@ def test_the_two_wrong_programs_leave_the_curve(compared):
         assert run.strategy in page
 
 
+@pytest.mark.parametrize(
+    ("flags", "wrong"), [([], 0), (["--html=p.html"], 2), (["--json=r.json"], 2)]
+)
+def test_the_wrong_programs_run_only_for_a_page_or_a_report(monkeypatch, flags, wrong):
+    """The terminal shows neither, so it doesn't compile them."""
+    trained = []
+
+    def compare_names(config, names, counts):
+        trained.extend(names)
+        return []
+
+    monkeypatch.setattr(command, "compare_strategies", compare_names)
+    monkeypatch.setattr(command, "print_comparison", lambda comparison: None)
+    monkeypatch.setattr(command, "make_page", lambda comparison: "")
+    monkeypatch.setattr(command, "write_file", lambda file, text: None)
+    command.main([*JOB, *flags])
+    assert trained[:3] == ["pmap", "shard_map", "jit"]
+    assert len(trained[3:]) == wrong
+    assert set(trained[3:]) <= set(strategies.WRONG_STRATEGIES)
+
+
 def test_the_text_is_short_and_ends_with_the_full_path(compared):
     lines, _, _ = compared
     assert len(lines) <= 20
