@@ -7,6 +7,13 @@ CHECKED, UNCHECKED = (
     f"jax.jit(jax.shard_map(step, {SPECS}, check_vma={check}))"
     for check in (True, False)
 )
+UNCOMPILED = f"jax.shard_map(step, {SPECS})"
+PLACES_FIRST = f"""compiled = {JIT}
+
+    def place_and_step(w, x, y):
+        return compiled(*jax.device_put((w, x, y), (replicated, split, split)))
+
+    return place_and_step"""
 RETURN = "w - 0.1 * gradient, value"
 AVERAGED = 'w - 0.1 * lax.pmean(gradient, "batch"), lax.pmean(value, "batch")'
 GATHERED = "x, y = lax.with_sharding_constraint((x, y), replicated)"
@@ -45,6 +52,15 @@ WRONG = {
             f"{GATHERED}\n        value, gradient =",
         ),
         ("return jax.jit", JIT, "step"),
+        (
+            "return jax.jit",
+            GRADIENT,
+            GRADIENT.replace("(w)", CAST),
+            RETURN,
+            AVERAGED,
+            JIT,
+            UNCOMPILED,
+        ),
         ("w isn't replicated", JIT, "jax.jit(step)"),
         (
             "of the work of one device alone",
@@ -74,6 +90,7 @@ RIGHT = {
         ("x[0]", "np.take(x, 0, axis=0)"),
     ],
     "make_step": [
+        (f"return {JIT}", PLACES_FIRST),
         (RETURN, AVERAGED, JIT, UNCHECKED),
         (GRADIENT, f"{GRADIENT.replace('(w)', CAST)}", RETURN, AVERAGED, JIT, CHECKED),
     ],
