@@ -16,8 +16,8 @@
 #
 # Twice in this course a step was wrong, and nothing told you. In lesson 05 you left out `pmean`, and eight devices trained
 # eight different networks. In lesson 09 nobody had placed the batch, so every device did the work of all eight. Your
-# program couldn't say where you believed your numbers to be, so JAX couldn't contradict you. Change ten lines, and it
-# can. The sharding becomes part of an array's **type**, which you can print and assert at any line of your step. And
+# program never said where each array was supposed to live, so JAX had nothing to check. Change ten lines, and it
+# does. The sharding becomes part of an array's **type**, which you can print and assert at any line of your step. And
 # if you decide yourself when your gradients are summed, JAX refuses a step that forgets to sum them.
 #
 # **You will** read shardings as types, answer when JAX asks for one, recognize a sum that isn't finished, and get the
@@ -145,8 +145,8 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 # ## Where JAX asks
 #
 # For the gradient JAX knew what you'd want. Where it can't know, it raises an error. Take a matrix of 16 x 16, once split by
-# columns and once by rows. Each device holds two columns of the first and two rows of the second, and their product is a
-# whole 16 x 16 matrix. The result of `columns @ rows` is the sum of these eight matrices.
+# columns and once by rows. Each device multiplies its two columns by its two rows. That gives a full 16 x 16 matrix, but
+# `columns @ rows` is the sum of all eight.
 #
 # **Predict:** where could this sum be afterwards? Name two shardings.
 
@@ -169,8 +169,8 @@ except Exception as error:
 #
 # </details>
 #
-# That's why `weights @ losses` had to go: both factors are split along the summed axis, so JAX asks, even though the
-# result is one number. For `.sum()` there is a rule, as you saw.
+# `weights @ losses` has the same problem: both vectors are split along the axis that it sums over, so JAX raises the same
+# error. For `.sum()` there is a rule, as you saw.
 #
 # You answer with `out_sharding`. Besides the three answers above there's a fourth one, *not yet*:
 
@@ -186,7 +186,7 @@ print("the sum of two:", jax.typeof(unfinished + unfinished))
 # %% [markdown]
 # Read `{U:data}` as *unreduced over "data"*: each device keeps its own matrix, and the all-reduce is still to come. It
 # comes when you call `jax.reshard(answer, P())`, which is the `psum` that you know from lesson 05. Until then you may add
-# two such arrays, because the parts of a sum can be added in any order. But JAX refuses their cosine, because the cosine
+# two such arrays, because the parts of a sum can be added in any order. But their cosine is an error, as it should be: the cosine
 # of a sum isn't the sum of the cosines.
 #
 # ## A gradient that isn't summed yet
@@ -221,14 +221,14 @@ print(f"before: {parts}, after: {reduced_gradient.item()} everywhere")
 #
 # ## Lesson 05's mistake, refused
 #
-# The eight parts are what lesson 05's devices had before `pmean`. Forget the all-reduce again: with a learning rate of 1,
-# subtract the gradient as it is.
+# The eight parts are what lesson 05's devices had before `pmean`. Forget the all-reduce again, and let the loss *grow*, to
+# keep the update short: add the gradient as it is.
 #
 # **Predict:** if JAX let you, what would the weight be on device 3?
 
 # %% tags=["prediction"]
 try:
-    print(w - gradient)
+    print(w + gradient)
 except Exception as error:
     objection = f"{type(error).__name__}: {error}"
     print(textwrap.fill(objection, 100))
@@ -236,23 +236,25 @@ except Exception as error:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 1 - 3 = -2, and another number on each of the others. JAX doesn't let it come to that. jax 0.10.2 has no rule for it, and
-# 0.12 says that `gradient` is unreduced while `w` is not.
+# 1 + 3 = 4, and another number on each of the others. JAX doesn't let it come to that: `gradient` is unreduced while `w`
+# is not.
 #
 # </details>
 #
+# The updates of `optax.sgd` and `optax.adam` are refused, too. Adam's error doesn't explain itself: it ends with "Please
+# file an issue", because JAX has no rule for the square of an unreduced array. Reshard the gradients before the optimizer.
+#
 # With replicated parameters you can't make this mistake, because JAX sums each gradient over the devices as soon as it's
-# computed. So why do it yourself? Because as soon as possible can be more often than necessary.
+# computed. Then why do it yourself? Because JAX sums right away, every time, and sometimes once at the end is enough.
 #
 # ## The gradient of four micro-batches
 #
 # If a batch doesn't fit into memory, you can cut it into *micro-batches*, compute the gradient of one after the other, and
-# add them up (lesson 13). Take your network and four micro-batches of 32 rows. `accumulate` sums their gradients in a
-# loop, in which the sum has the sharding `spec`, and counts how often an all-reduce runs.
+# add them up (lesson 13). Take your network and four micro-batches of 32 rows. `accumulate` adds up their gradients in a
+# loop, and `spec` is the sharding of the running total. It also counts how often an all-reduce runs.
 #
-# With reduced parameters there's one trap, the bias of `nnx.Linear`. JAX has a rule for split rows *times* a reduced
-# kernel, but none for split rows *plus* a reduced bias, and raises an error. `linear` makes one row of biases for each
-# example, and splits those rows. Each device keeps its own, so nothing is sent.
+# There's one snag: JAX can't add a reduced bias to split rows, as `nnx.Linear` does. So `linear` copies the bias once for
+# each example and splits the copies. Nothing is sent.
 
 # %%
 from jax import lax
@@ -329,7 +331,7 @@ def error_name(function, *arguments):
         return type(error).__name__
 
 
-no_rule = "NotImplementedError"  # jax 0.10.2, and after it what 0.12 raises
+no_rule = "NotImplementedError"
 types = [str(jax.typeof(result)) for result in results.values()]
 assert types == ["float32[16@data,4@model]", "float32[]", "float32[16@data]"]  # jit sorts the names
 assert error_name(train_step, state, jax.device_put(host_batch, P())) == "AssertionError"
@@ -341,10 +343,19 @@ types = [str(jax.typeof(answer)) for answer in answers]
 assert types == ["float32[16,16]", "float32[16@data,16]", "float32[16,16]{U:data}"]
 twice = jax.reshard(unfinished + unfinished, P())
 np.testing.assert_allclose(twice, 2 * square @ square, rtol=1e-5)
-assert error_name(jnp.cos, unfinished) in (no_rule, "ShardingTypeError")
+assert error_name(jnp.cos, unfinished) in (no_rule, "ShardingTypeError")  # jax 0.10.2, 0.12
 assert str(jax.typeof(gradient)) == "float32[1,1]{U:data}"
 assert (parts, reduced_gradient.item()) == ([0, 1, 2, 3, 4, 5, 6, 7], 28)
-assert objection.startswith((no_rule, "ShardingTypeError: rhs is unreduced while lhs is not"))
+assert objection.startswith("ShardingTypeError: rhs is unreduced while lhs is not")
+
+
+def update(optimizer):
+    updates, _ = optimizer.update(gradient, optimizer.init(w), w)
+    return optax.apply_updates(w, updates)
+
+
+assert error_name(update, optax.sgd(1.0)) == "ShardingTypeError"
+assert error_name(update, optax.adam(1.0)) == no_rule
 linear_model = jax.reshard(model, P(reduced={"data"}))  # with nnx.Linear
 assert error_name(accumulate, linear_model, unreduced) == "ShardingTypeError"
 assert (replicated_runs, unreduced_runs) == (4, 1)
@@ -357,14 +368,15 @@ for found in (replicated_gradients, unreduced_gradients):
 # ## When is it worth it?
 #
 # Explicit axes don't make your step faster: each device computes what it computed on an Auto axis. What you get is a step
-# without surprises. What you pay is help for the layers in which JAX asks. Most of Flax's need none: `Linear`, `Conv`,
-# `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention` work unchanged with a split batch. But
+# without surprises. The price: for some layers you have to tell JAX the sharding of the result. Most of Flax's need no
+# help: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention` work unchanged with a split batch. But
 # `embed(tokens)`, which looks up rows of a table, wants to know how to split them: `embed(tokens, out_sharding=P("data"))`.
 # For a layer without such an argument, `jax.sharding.auto_axes` hands the decision back to the compiler.
 #
-# So for data parallelism alone keep Auto axes, as pmapdp does ([steps/jit.py](../pmapdp/steps/jit.py)), and check the batch
-# once. Choose Explicit axes if the model is split, too, where a wrong guess is expensive, or if you want to choose when
-# gradients are summed.
+# So for data parallelism keep Auto axes, as pmapdp does ([steps/jit.py](../pmapdp/steps/jit.py)), and check the batch once.
+# The rest of this course doesn't use Explicit axes either: lessons 15, 16 and 19 split models and states on Auto axes, and
+# lesson 13 sums gradients once with `shard_map`. Explicit axes are for you if you'd rather have an error than a silent
+# guess of the compiler.
 #
 # ## Exercises
 #
