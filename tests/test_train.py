@@ -8,6 +8,7 @@ import dataclasses
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from points import run
 from pmapdp import cli
 from pmapdp.config import Config
 from pmapdp.metrics import Meter
+from pmapdp.run.report import Report
 from pmapdp.train import main
 
 START = {
@@ -159,7 +161,7 @@ def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
     monkeypatch.setattr("pmapdp.run.report.SECONDS_BETWEEN_LINES", 0.0)
     run(progress=True)
     line = (
-        r"\nepoch 1/1  update 3/5  loss \d\.\d+  accuracy .* examples/s  \d+ s left\n"
+        r"\nepoch 1/1  update 4/5  loss \d\.\d+  accuracy .* examples/s  \d+ s left\n"
     )
     assert re.search(line, capsys.readouterr().out)
 
@@ -235,6 +237,52 @@ def test_the_bar_always_shows_a_loss(monkeypatch):
     assert any(text.startswith("epoch 3/3") for text in texts)
     beginning = re.compile(r"epoch \d/3  loss \d\.\d{4}(  |$)")
     assert all(beginning.match(text) for text in texts)
+
+
+class Bar:
+    """A progress bar that keeps its texts."""
+
+    task_ids = (0,)
+
+    def __init__(self):
+        self.texts = []
+
+    def update(self, task, completed, description):
+        self.texts.append(description)
+
+
+@pytest.mark.parametrize("has_bar", [False, True])
+def test_a_speed_counts_finished_updates_and_the_bar_s_is_steady(has_bar):
+    """The host queues two updates ahead of the devices, which make one of 20 examples
+    in 0.1 s. The bar waits for ten, and a second epoch begins with its last speed.
+    """
+    lines = []
+    bar = Bar()
+    batches = SimpleNamespace(per_epoch=14, batch_size=20)
+    report = SimpleNamespace(
+        job=SimpleNamespace(batches={"train": batches}, total_steps=28),
+        bar=bar if has_bar else None,
+        newest_loss="loss 1.0000",
+        newest_speed="",
+        name_epoch=lambda number: f"epoch {number}/2",
+        read_newest_loss=lambda meter: None,
+        line=lines.append,
+    )
+    for epoch in range(2):
+        meter = Meter()
+        for queued in range(1, 15):
+            meter.timed_updates = queued
+            meter.timed_examples = 20 * queued
+            meter.seconds = 0.1 * max(queued - 2, 0.01)
+            Report.show_progress(report, 14 * epoch + queued, meter)
+    if has_bar:
+        shown = [text.count("  200 examples/s") for text in bar.texts]
+        assert shown == 11 * [0] + 17 * [1]
+        assert "".join(bar.texts).count("examples/s") == 17
+    else:
+        assert len(lines) == 2 * 12
+        assert all("  200 examples/s  " in line for line in lines)
+        assert lines[0].endswith("  2 s left")  # 25 updates
 
 
 def test_what_the_caller_sets_of_64_bits_changes_nothing_and_stays():

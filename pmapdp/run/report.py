@@ -14,7 +14,7 @@ import jax
 from rich import progress as rich
 
 from pmapdp.job import Job
-from pmapdp.metrics import READ_TOGETHER, Meter
+from pmapdp.metrics import READ_TOGETHER, UPDATES_AHEAD, Meter
 from pmapdp.recipes import compare_with_reported
 from pmapdp.registry import parts_from_python
 from pmapdp.run.header import header_lines, run_facts
@@ -26,6 +26,7 @@ from pmapdp.state import TrainState
 SECONDS_BETWEEN_LINES = 10.0  # of progress
 SECONDS_BETWEEN_REFRESHES = 0.2  # of the bar on a terminal
 BESIDE_BAR = 68  # columns of the numbers beside it
+STEADY_SPEED = 10  # updates of an epoch: the bar shows no speed of fewer
 
 
 class Report:
@@ -42,6 +43,7 @@ class Report:
         self.shows_progress = config.progress and self.is_process_0
         self.compile_seconds: float | None = None
         self.newest_loss = ""  # for the bar
+        self.newest_speed = ""
         self.bar: rich.Progress | None = None
         self.log: TextIO | None = None
         if config.workdir and self.is_process_0:
@@ -111,21 +113,27 @@ class Report:
         number = (step - 1) // self.job.batches["train"].per_epoch + 1
         epoch = self.name_epoch(number)
         figures = in_words(meter.means)
-        speed = []
-        if meter.timed_updates:
-            speed = [f"{meter.timed_examples / meter.seconds:,.0f} examples/s"]
+        # The devices may still compute the updates that the host has queued ahead.
+        finished = meter.timed_updates - UPDATES_AHEAD
+        speed = ""
+        if finished > 0:
+            updates_per_second = finished / meter.seconds
+            examples = updates_per_second * self.job.batches["train"].batch_size
+            speed = f"{examples:,.0f} examples/s"
         if self.bar:
+            if finished >= STEADY_SPEED:
+                self.newest_speed = speed
             # The loss alone fits 80 columns.
             self.read_newest_loss(meter)
-            text = "  ".join([epoch, self.newest_loss, *speed])
+            text = "  ".join([epoch, self.newest_loss, self.newest_speed]).rstrip()
             self.bar.update(self.bar.task_ids[0], completed=step, description=text)
         elif speed:
             steps = self.job.total_steps
-            left = (steps - step) * meter.seconds / meter.timed_updates
+            left = (steps - step) / updates_per_second
             seconds = f"{max(1, round(left)):,} s left"
             total = f"{steps:,}"
             update = f"update {step:>{len(total)},}/{total}"
-            self.line("  ".join([epoch, update, *figures, *speed, seconds]))
+            self.line("  ".join([epoch, update, *figures, speed, seconds]))
 
     def read_newest_loss(self, meter: Meter) -> None:
         """Keep the mean loss of the updates that the host read last.
