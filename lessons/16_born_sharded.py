@@ -17,7 +17,7 @@
 # You want to train a model with seven billion parameters, and you have eight GPUs with 80 GB each. Data parallelism can't
 # do it, on eight GPUs or on a thousand, because each of them holds a copy of everything, and a copy takes 112 GB. But why
 # should eight devices keep the same numbers eight times? In this lesson **a weight lives on one device and visits the
-# others** when they need it. That changes eleven lines of your program, none of them in the training step.
+# others** when they need it. That changes fifteen lines of your program, none of them in the training step.
 #
 # **You will** count the bytes of a training state, create it in shards (ZeRO, also called FSDP), keep the peak of a step
 # low, and count what that costs in messages. 22 minutes, 42 with exercises. You need
@@ -45,7 +45,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # float32 that's 16 bytes, and 7 billion times 16 bytes is 112 GB. Activations come on top. With parameters and gradients
 # in 16 bits you'd save nothing, because Adam then needs a float32 copy of the parameters: 2 + 2 + 4 + 4 + 4 is 16 again.
 #
-# Suppose you may split one kind of number over the devices, so that each of them keeps an eighth.
+# You may split one of the three over the devices: parameters, gradients or moments. Each device then keeps an eighth of it.
 #
 # **Predict:** is it enough to split the parameters? Or Adam's moments?
 
@@ -99,8 +99,8 @@ def count_messages(program):
 
 
 # %% [markdown]
-# On each device the gradient is one number, as `w` is. To train on all eight examples, that number must be a sum over the
-# devices, and `update` contains no `psum`.
+# Each device ends up with one number, the gradient of its own weight. It has to include all eight examples, but `update`
+# contains no `psum`. So who adds?
 #
 # **Predict:** which collective does JAX run in the backward pass, as the derivative of the all-gather?
 
@@ -137,7 +137,7 @@ lesson_16.a_weight_visits()
 # - If you made the state first and split it afterwards, one device would briefly hold all of it. So
 #   `jax.jit(init_state, out_shardings=...)` lets each device make only its own part: the state is **born sharded**.
 # - To choose those shardings you need the shapes before there's a state. `jax.eval_shape` finds them, and computes nothing.
-# - `shard` splits the first axis of an array if its length is divisible by the number of devices.
+# - `shard` splits the longest of the axes whose length is divisible by the number of devices.
 # - The step returns the state in the same shardings, so the next step can start from it.
 
 # %% tags=["take-home"]
@@ -148,7 +148,7 @@ lesson_16.a_weight_visits()
 # 12.9 %, because the bias of the last layer has 10 numbers, which eight devices can't share equally. So it stays whole,
 # and so do its two moments.
 #
-# If such an array is large, pad it until it can be split: GPT-2's vocabulary of 50,257 tokens is often padded to 50,304.
+# If such an array is large, pad it: GPT-2's vocabulary of 50,257 tokens is often padded to 50,304.
 #
 # Lesson 14's lines save and restore this state, too. Orbax gives each array the sharding of the state that you pass to
 # `restore`, so a checkpoint of eight devices comes back in the shards of the four that you have tomorrow.
@@ -206,12 +206,12 @@ def make_step(loss):
 adam_state = optimizer.init(layers)
 
 
-def compile_step(loss, sharding):
-    """The update with the layers and their moments in this sharding."""
-    shardings = sharding, jax.tree.map(lambda x: sharding if x.ndim else replicated, adam_state)
+def compile_step(step, layers_sharding, moments_sharding):
+    """A step that keeps the layers and their moments in these shardings."""
+    moments = jax.tree.map(lambda x: moments_sharding if x.ndim else replicated, adam_state)
+    shardings = layers_sharding, moments
     options = {"in_shardings": (*shardings, split), "out_shardings": shardings}
-    step = jax.jit(make_step(loss), **options, donate_argnums=(0, 1))
-    return step.lower(layers, adam_state, x).compile()
+    return jax.jit(step, **options, donate_argnums=(0, 1)).lower(layers, adam_state, x).compile()
 
 
 # %% [markdown]
@@ -222,9 +222,9 @@ def compile_step(loss, sharding):
 
 # %% tags=["prediction"]
 programs = {
-    "replicated": compile_step(deep_loss, replicated),
-    "gathered first": compile_step(gather_first, rows),
-    "left to the compiler": compile_step(deep_loss, rows),
+    "replicated": compile_step(make_step(deep_loss), replicated, replicated),
+    "gathered first": compile_step(make_step(gather_first), rows, rows),
+    "left to the compiler": compile_step(make_step(deep_loss), rows, rows),
 }
 lesson_16.memory_over_time(programs)
 
@@ -232,21 +232,20 @@ lesson_16.memory_over_time(programs)
 # <details><summary>Answer</summary>
 #
 # No. The full layers and the full gradients stay in memory until the end. Together with an eighth of the state that makes
-# 6.3 + 16.8 + 16.8 = 40 MB. The plan even says 57 MB, because XLA for CPUs holds the gathered layers twice at the spike.
+# 6.3 + 16.8 + 16.8 = 40 MB. The plan is worse, 57 MB, because XLA for CPUs keeps the gathered layers twice for a moment.
 #
 # </details>
 #
 # *Left to the compiler* takes 11 MB, because each layer comes when it's used and leaves right after. Ask for the plan on
 # your own machine: `memory_analysis()` gives you the peak without running anything.
 #
-# The `shard` of your program would be careless, too. It splits the *first* axis, and in a stack of layers,
-# `[16, 512, 512]`, that's the axis of the scan. Each device would own two whole layers, and the compiler would gather the
-# stack before the scan. That's why `rows` splits an axis inside each layer.
+# `rows` splits an axis *inside* each layer. Your `shard` does the same, because it takes the longest axis. If you split the
+# first one, the axis of the scan, each device owns two whole layers, and the compiler gathers the stack before the scan.
 #
 # ## What a low peak costs
 #
-# You pay for a low peak in messages. The next cell writes the step by hand, too, with the all-gather inside the layer, as
-# in `update`, and compares five ways to run the same update.
+# You pay for a low peak in messages. The next cell adds stage 1 (*moments split*) and a step by hand, with the all-gather
+# inside the layer, as in `update`. It compares six ways to run the same update.
 #
 # **Predict:** how often is each layer gathered in one update with *left to the compiler*?
 
@@ -272,7 +271,8 @@ options = {"in_specs": (*specs, split.spec), "out_specs": specs}
 by_hand = jax.shard_map(make_step(loss_by_hand), mesh=mesh, **options)
 by_hand = jax.jit(by_hand, donate_argnums=(0, 1)).lower(layers, adam_state, x)
 programs |= {
-    "split on the scan's axis": compile_step(deep_loss, split),
+    "moments split": compile_step(make_step(deep_loss), replicated, rows),
+    "split on the scan's axis": compile_step(make_step(deep_loss), split, split),
     "by hand": by_hand.compile(),
 }
 for name, program in programs.items():
@@ -286,11 +286,18 @@ for name, program in programs.items():
 #
 # </details>
 #
-# Each message is one layer, except for the one or two all-gathers that bring all sixteen. If the layers take n bytes, a
-# device sends nearly n to gather or to reduce-scatter all of them, and nearly 2 n to all-reduce them. So data parallelism,
-# the first row, sends 2 n, and so would stage 1: a reduce-scatter, the update, and an all-gather. Stage 3 by hand, the
-# last row, sends 3 n. *Left to the compiler* sends 4 n, because XLA for CPUs all-reduces each layer's gradient and then
-# keeps a part of it. XLA for GPUs and TPUs has a pass that merges the two into a reduce-scatter.
+# Messages that run 16 or 32 times bring one layer each, and the others all sixteen. If the layers take n bytes, a device
+# sends nearly n to gather or to reduce-scatter all of them, and nearly 2n to all-reduce them:
+#
+# | sent for gradients + for layers | here | with a reduce-scatter |
+# | --- | --- | --- |
+# | replicated | 2n | 2n |
+# | moments split, stage 1 | 2n + n | n + n |
+# | left to the compiler, stage 3 | 2n + 2n | n + 2n |
+# | by hand, stage 3 | n + 2n | n + 2n |
+#
+# XLA for CPUs all-reduces each layer's gradient and then keeps a part of it. XLA for GPUs and TPUs has a pass that merges
+# the two into a reduce-scatter. Only bytes are counted here, not time.
 
 # %% tags=["proof"]
 # The asserts behind the last answers, and behind the step by hand.
@@ -298,9 +305,22 @@ wanted = {
     "replicated": (70, {"all-reduce": 16}),
     "gathered first": (57, {"all-reduce": 16, "all-gather": 1}),
     "left to the compiler": (11, {"all-reduce": 16, "all-gather": 32}),
+    "moments split": (40, {"all-reduce": 16, "all-gather": 1}),
     "split on the scan's axis": (44, {"all-reduce": 16, "all-gather": 2}),
     "by hand": (10, {"all-gather": 32, "reduce-scatter": 16}),
+    "--shard-state parameters": (28, {"all-reduce": 16, "all-gather": 1}),
 }
+assert shard(layers) == rows
+
+
+def pmapdp_step(layers, adam_state, x):  # the constraints of make_split_strategy
+    gradients = jax.grad(deep_loss)(lax.with_sharding_constraint(layers, replicated), x)
+    gradients = lax.with_sharding_constraint(gradients, split)
+    updates, adam_state = optimizer.update(gradients, adam_state, layers)
+    return optax.apply_updates(layers, updates), adam_state
+
+
+programs["--shard-state parameters"] = compile_step(pmapdp_step, split, split)
 for name, (megabytes, messages) in wanted.items():
     assert abs(peak(programs[name]) - megabytes) < 0.8
     assert count_messages(programs[name]) == messages
@@ -327,9 +347,9 @@ for program in programs.values():  # all give the layers that a replicated state
 #    the devices. Return `(w, m)` after one update: `m = 0.9 * m + gradient`, `w = w - 0.1 * m`. Don't use an all-reduce.
 #    <details><summary>Hint</summary><code>psum_scatter(..., tiled=True)</code>, then the update of this device's part of
 #    w, which <code>lax.dynamic_slice_in_dim(w, start, m.size)</code> cuts out, then
-#    <code>all_gather(..., tiled=True)</code>.</details>
+#    <code>all_gather(..., tiled=True, to="invarying")</code>, which says that all devices get the same.</details>
 # 3. `fixed_clip` (5 minutes, find the mistake): `broken_clip` clips the length of the whole gradient to 1 under `jit`. In
-#    `shard_map` over `"data"` it doesn't, because there `g` is this device's part, and nothing warns you.
+#    `shard_map` over `"data"` it clips each device's part by itself, without an error.
 #    <details><summary>Hint</summary>You can add squares over devices. You can't add lengths.</details>
 
 # %%
@@ -366,12 +386,13 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 #   training step stays as it is.
 # - The peak stays low only if one layer visits at a time. So scan over the layers, and split an axis inside the layer.
 #
-# Try stage 1 first, because it sends no more than data parallelism, and then stage 3. If even one layer is too large for a
-# device, add tensor parallelism (lesson 15) on a second mesh axis.
+# If stage 1 saves enough memory, take it, because no other stage sends less. Otherwise take stage 3. If even one layer is
+# too large for a device, add tensor parallelism (lesson 15) on a second mesh axis.
 #
-# In pmapdp, `MeshLayout.state_sharding` ([sharding/layout.py](../pmapdp/sharding/layout.py)) does what your `shard` does, and
-# `make_split_strategy` ([sharding/split_step.py](../pmapdp/sharding/split_step.py)) makes the step for `--shard-state`. Its
-# `--shard-state parameters` is *gathered first* above, because pmapdp can't know where the layers of your model begin.
+# In pmapdp, `MeshLayout.zero_sharding` ([sharding/layout.py](../pmapdp/sharding/layout.py)) is the twin of your `shard`, but
+# takes the first such axis. `make_split_strategy` ([sharding/split_step.py](../pmapdp/sharding/split_step.py)) makes the
+# step for `--shard-state`. With `parameters` it gathers first, because it can't know where your layers begin. But it splits
+# the gradients, too, so the full ones needn't stay: the layers above take 28 MB, not 57.
 # **With pmap** you'd write the all-gather into every layer yourself, so pmapdp splits the state only under `jit`.
 #
 # To read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) and [the scaling

@@ -62,8 +62,12 @@ def init_state():
 
 
 def shard(x):
-    """Split the first axis over the devices, if they divide its length."""
-    return split if x.ndim and x.shape[0] % mesh.size == 0 else replicated
+    """Split the longest of the axes that the devices divide, if there is one."""
+    axes = [axis for axis, length in enumerate(x.shape) if length % mesh.size == 0]
+    if not axes:
+        return replicated
+    longest = max(axes, key=lambda axis: x.shape[axis])
+    return NamedSharding(mesh, PartitionSpec(*[None] * longest, "data"))
 
 
 def place_batch(batch):

@@ -164,7 +164,7 @@ def new_code_lines(earlier: str, later: str) -> int:
         ("09", "13", 17, "Seventeen lines of your program are new"),
         ("09", "14", 13, "With thirteen lines, new or changed"),
         ("09", "15", 20, "about twenty new lines"),
-        ("09", "16", 11, "changes eleven lines of your program"),
+        ("09", "16", 15, "changes fifteen lines of your program"),
         ("14", "17", 20, "Change twenty lines"),
     ],
 )
