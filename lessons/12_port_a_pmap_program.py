@@ -15,12 +15,11 @@
 # # 12. Port a pmap program
 #
 # Somebody hands you a training program of 2022. You run it, and it stops at once, because a function of JAX is gone.
-# You repair that line, and the program stops at another one. Even when all of them are repaired, it uses `pmap`, which
-# gets no new features, and JAX's developers [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html)
-# instead. In this lesson you'll make four repairs, to see what the program used to print. Then sixteen new lines take
+# You repair that line, and the program stops at another one. Even when all of them are repaired, it uses `pmap`, and JAX's
+# developers [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html) instead. In this lesson you'll make four repairs, to see what the program used to print. Then sixteen new lines take
 # it to `shard_map`, where it prints the same losses up to rounding. Do the same losses prove that the port is correct?
-# You'll forget one line, and see that they don't. So you'll compare the updates themselves, and that turns up something
-# that the old program never told you.
+# You'll forget one line, and see that they don't. So you'll compare the updates, and find a flaw that the old program
+# always had.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
 # one device. 32 minutes, 52 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
@@ -98,9 +97,9 @@ print(port_report)
 #   Today `init` returns a plain dict, whose `pop` returns only what you asked for, so the program would stop again, with
 #   `ValueError: too many values to unpack (expected 2)`. You don't need any `pop`.
 #
-# The report also calls two `[0]` slow, because JAX sends device 0's row to every device. Leave both, because the port
-# removes them anyway. The next cell makes the repairs, which `-` and `+` mark, and runs the program in this notebook. It
-# prints the numbers that your port must give:
+# The report also marks two `[0]`s as slow. Ignore them for now, because the port removes them. The next cell makes the
+# repairs, which `-` and `+` mark, and runs the program in this notebook. On your machine, these are the numbers that your
+# port must give:
 
 # %%
 from pmapdp.lessons.programs import patch
@@ -144,20 +143,20 @@ lesson_12.before_and_after()
 # | after batch means 1 and 3 | 0.5 | 1.5 | **1** | (0 + 2) / 2 = **1** |
 # | after batch means 5 and 7 | 2.75 | 4.25 | **3.5** | (1 + 6) / 2 = **3.5** |
 #
-# The last two columns agree, because a running average and an average over devices are both weighted sums, which you may
-# make in either order. Nothing reads the running averages during training, so the parameters can't notice either.
+# The last two columns agree, because a running average and an average over devices are both weighted sums, so their order
+# doesn't matter. Nothing reads the running averages during training, so the parameters stay the same, too.
 #
-# Here's everything that changes:
+# Here's everything that changes in the repaired program, whose file is called 12_old_pmap.py in this course:
 #
 # include the difference of 12_old_pmap.py and 12_ported.py
 #
 # - `replicate` becomes `device_put` onto a replicated sharding, `shard` becomes `device_put` onto a split one, and the
 #   `[0]`s go.
 # - The step still says what each device does. Now it averages the statistics along with the gradients.
-# - `lax.pcast` keeps `jax.grad` from summing over the devices, so you can leave lesson 10's check on. Only the parameters
-#   need it, because nothing else is differentiated.
+# - `lax.pcast` marks the parameters as this device's own. Then `jax.grad` gives this device's gradient, as it did under
+#   pmap, and lesson 10's check can stay on. Only the parameters need it, because nothing else is differentiated.
 #
-# Your own program may be too large to change at once. Then start with `my_pmap` in
+# If your own program is too large to change at once, start with `my_pmap` in
 # [Porting](../docs/porting.md#replace-pmap-in-the-whole-program), which replaces `jax.pmap` in one line and leaves the
 # arrays as they are.
 #
@@ -199,8 +198,8 @@ except ValueError as error:
 # <details><summary>Answer</summary>
 #
 # Two, the statistics. Parameters and Adam's moments are computed from averaged gradients, so they're the same on all
-# devices. But each device updates the running mean and the running variance from its own 16 examples, and the message has
-# one paragraph with a star for each of the two.
+# devices. But each device updates the running mean and the running variance from its own 16 examples. Each of
+# the two has a bullet in the message.
 #
 # </details>
 #
@@ -258,12 +257,12 @@ for epoch in range(EPOCHS):
 #
 # </details>
 #
-# Why care, if nothing changes? Because the day you switch to SGD, or clip the gradients, you train with a learning rate
-# or a limit that's off by the number of your devices.
+# Why care? Because the day you switch to SGD, or clip the gradients, your learning rate or your limit is off by the number
+# of your devices.
 #
 # ## Does it match the old program? And one device?
 #
-# Five equal lines aren't enough, because they show only two numbers an epoch. `pmapdp.verify` compares your step with a
+# Five equal lines show only two numbers an epoch. `pmapdp.verify` compares your step with a
 # reference, update by update, in parameters, optimizer state, statistics and metrics. Your first reference is the old
 # step, with one more line that averages the statistics in every update, as the new step must. `old_program`
 # replays it on one device, with the batch in eight parts.
@@ -292,8 +291,8 @@ print("without pcast:", forgetful_report.failed[0])
 
 # %% [markdown]
 # The second comparison finds in three updates what five epochs didn't show: *the change is 8 times the reference's, on 8
-# devices*. `verify` compares Adam's averages, too, in which the factor shows. It doesn't see the evaluation, for which the
-# five equal lines are your evidence.
+# devices*. `verify` compares Adam's averages, too, in which the factor shows. It doesn't test the evaluation. For that you have
+# the five matching lines.
 #
 # But does the step do what one device does? Your second reference is the step that you'd write for one device. Switch
 # dropout off, because one device would draw other masks than eight. Even then the comparison fails: each device
@@ -323,8 +322,8 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 #
 # </details>
 #
-# That's what the old program never told you: it doesn't train the network that a single device would train, and it never
-# did. You may be happy with that, but you should know.
+# So the old program never trained the network that a single device would train. You may be happy with that, but you should
+# know.
 #
 # ## On to jit
 #
@@ -339,7 +338,7 @@ print("jit against one device, with dropout: equal")
 
 # %% [markdown]
 # This step is no longer the old program: batch norm uses the whole batch, and the dropout masks are different. How much
-# does that change? Here's the first epoch of all three.
+# does that change in the first epoch?
 
 # %%
 losses = {
@@ -370,9 +369,8 @@ np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
 assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 
 # %% [markdown]
-# The curve of shard_map lies on the old one, within 1e-4 of the loss. The curve of jit takes its own way down. If you go to
-# jit, compare the exact numbers with one device's, and only the final accuracy with the old
-# program's.
+# The curve of shard_map lies on the old one, within 1e-4 of the loss. The curve of jit takes a slightly different path. So
+# after a move to jit, expect one device's numbers, and an accuracy similar to the old program's.
 #
 # ## What else to port
 #
@@ -383,7 +381,7 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 #   if you don't know when the program saved, average those.
 # - **Several processes.** Under pmap each process passed its own rows. `jax.device_put(batch, split)` wants the same
 #   global batch in every process, and raises an error otherwise. Give your rows to
-#   `jax.make_array_from_process_local_data`, as in [lesson 17](17_many_processes.ipynb).
+#   `jax.make_array_from_process_local_data`. [Lesson 17](17_many_processes.ipynb) says which rows are yours.
 #
 # [Porting](../docs/porting.md) has a row for every construct of pmap.
 #
