@@ -127,6 +127,7 @@ def normalized_step(answer):
         wanted = w + update
         of_rows = (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)
         of_all = (x - x.mean()) / x.std()
+        less_one = (x - x.mean(0)) / x.std(0, ddof=1)
         refuse(
             new_w,
             {
@@ -134,6 +135,8 @@ def normalized_step(answer):
                 "the rows'": w - 0.1 * 2 * of_rows.T @ (of_rows @ w - y) / 16,
                 "each column has its own mean and deviation, and you took one for all "
                 "columns": w - 0.1 * 2 * of_all.T @ (of_all @ w - y) / 16,
+                "the deviation divides by the number of rows, not by one less": w
+                - 0.1 * 2 * less_one.T @ (less_one @ w - y) / 16,
                 "your step is half as long: the derivative of a square has a factor of "
                 "2": w + update / 2,
                 "x wasn't normalized": w - 0.1 * 2 * x.T @ (x @ w - y) / 16,
