@@ -36,8 +36,8 @@ devices.simulate(8)  # before any other use of JAX
 # %% [markdown]
 # ## One array, two processes
 #
-# In PyTorch, each process usually has its own tensors. In JAX, all processes run the same program and work on **global
-# arrays**. Try it with eight numbers on eight devices:
+# In PyTorch, each process has its own tensors. In JAX, all processes run the same program and work on **global arrays**.
+# Try it with eight numbers on eight devices:
 
 # %%
 from jax.experimental import multihost_utils
@@ -128,11 +128,11 @@ print("process 1:", *second, sep="\n  ")
 #
 # ## The mistake: rows by process number
 #
-# If the batch is large, no process should make all of it. `jax.make_array_from_process_local_data` builds the global array
-# from the rows that each process has. But which rows are those? Many programs give the first half of the batch to process
-# 0, and the second half to process 1. This works if the mesh lists the devices process by process. But on TPUs
-# `jax.make_mesh` orders chips by their wiring, so on a v5e of 4 x 2 chips the hosts may come in the order 0 0 1 1 1 1 0 0.
-# Place eight numbers on such a mesh, first by process number, and then by asking the sharding for this process's rows:
+# If the batch is large, each process passes only its own rows, to `jax.make_array_from_process_local_data`. But which rows
+# are its own? Many programs give the first half of the batch to process 0, and the second half to process 1. This works if
+# the mesh lists the devices process by process. But on TPUs `jax.make_mesh` orders chips by their wiring, so on a v5e of
+# 4 x 2 chips, four wide, the hosts come in the order 0 0 1 1 1 1 0 0. Place eight numbers on such a mesh, first by process
+# number, and then by asking the sharding for this process's rows:
 
 
 # %%
@@ -260,7 +260,7 @@ np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=
 # (`--ntasks-per-node=1`, or `--map-by ppr:1:node`), which names its GPUs:
 # `jax.distributed.initialize(local_device_ids=range(8))`.
 #
-# Assert what you expect, such as `jax.device_count() == 16`. [docs/processes.md](../docs/processes.md) has whole commands, also for Kubernetes and Open MPI 5.
+# Assert what you expect, such as `jax.device_count() == 16`. [docs/processes.md](../docs/processes.md) has whole commands.
 #
 # ## Exercises
 #

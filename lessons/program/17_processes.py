@@ -28,7 +28,7 @@ devices = max(1, 8 // processes)
 jax.config.update("jax_num_cpu_devices", devices)  # simulated, unless there are GPUs or TPUs
 if "COORDINATOR" in os.environ:  # before JAX starts its devices
     by_hand = (os.environ["COORDINATOR"], processes, int(os.environ["PROCESS_ID"]))
-    jax.distributed.initialize(*by_hand, heartbeat_timeout_seconds=10)  # for the lesson; else 100
+    jax.distributed.initialize(*by_hand, heartbeat_timeout_seconds=10)  # for lesson 17, or else 100
 elif processes > 1:
     jax.distributed.initialize()  # asks Slurm or Open MPI, and takes one GPU for each process
 assert jax.process_count() == processes, "set COORDINATOR, or start all with one srun or mpirun"
