@@ -137,7 +137,7 @@ for constraint in (constrain, lambda x, sharding: x, constrain_to_shards):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_line_of_the_step_saves_seventeen_all_reduces(tmp_path):
     """Without it each array's squares are summed by an all-reduce of their own."""
     program = write_program(tmp_path, {"EPOCHS = 3": "EPOCHS = 1"})
