@@ -147,7 +147,7 @@ lesson_19.two_runs(losses, interrupted_losses, pair_loss)
 # ## Break it: each device numbers its own rows
 #
 # What if the masks don't depend on the examples, because each device numbers its rows from 0? Give `train_step` the
-# numbers that 8 devices would make, and then those of one.
+# numbers that 8 devices would make, and then the numbers that one would make.
 #
 # **Predict:** a batch has 16 examples. How many different masks do they get on 8 devices?
 

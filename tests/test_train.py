@@ -188,7 +188,7 @@ def test_a_terminal_gets_a_progress_bar(monkeypatch):
 
 
 def test_the_bar_shows_the_newest_losses_also_when_an_epoch_begins(monkeypatch):
-    """And not the mean of the epoch before, which is that of older weights."""
+    """The mean of the epoch before would belong to older weights."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr("pmapdp.run.report.SECONDS_BETWEEN_REFRESHES", 0.0)
     monkeypatch.setattr("pmapdp.run.report.READ_TOGETHER", 2)

@@ -71,7 +71,7 @@ def python(
     timeout: float = 300,
     cwd: Path = TESTS,
 ):
-    """Run this Python with `arguments` in a folder, by default that of the tests.
+    """Run this Python with `arguments` in a folder, by default `tests/`.
 
     The finished process with its output as text.
     """
