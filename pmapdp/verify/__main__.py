@@ -5,9 +5,9 @@
     python -m pmapdp.verify examples/sum_of_means.py:check --json report.json
 
 FUNCTION takes no arguments. It returns a dictionary with the arguments of
-`pmapdp.verify.verify` by name: `step`, `reference` and `state`, and those of `batch`,
-`key`, `layout`, `per_device`, `batch_axis`, `last_batch`, `devices`, `updates` and
-`float64` that your step needs. docs/verify.md says what they are.
+`pmapdp.verify.verify` by name: `step`, `reference` and `state`, and if your step needs
+them, `batch`, `key`, `layout`, `per_device`, `batch_axis`, `last_batch`, `devices`,
+`updates` and `float64`. docs/verify.md says what they are.
 
 The exit status is 0 if everything was compared and is equal, 1 if not or if the program
 fails, and 2 if the command is wrong.
