@@ -87,18 +87,22 @@ for first in (3.0, -3.0):
 #    of g over the examples. What goes on to h is `g @ W.T`.
 # 3. **At the ReLU,** keep g where the ReLU let the number through. Set it to 0 elsewhere.
 #
-# Try rule 2 on the little network. At the output, g is 1. Times the second weight, 0.5, it's 0.5 at the hidden unit.
-# Times the input, 2, it's 1, the slope you've just measured. For rule 1, write the loss in terms of the logits z:
-# it's log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct class. If you differentiate the logarithm, you get
-# a probability:
+# For rule 1, write the loss in terms of the logits z: it's log(exp(z_1) + ... + exp(z_10)) minus the logit of the correct
+# class. If you differentiate the logarithm, you get a probability:
 #
 # ```
 # d/dz_i log(exp(z_1) + ... + exp(z_10)) = exp(z_i) / (exp(z_1) + ... + exp(z_10)) = p_i
 # ```
 #
-# The loss also subtracts the correct logit. That's where the minus 1 comes from. Say the probabilities are 0.7, 0.2 and
-# 0.1, and the first class is correct. Then g is -0.3, 0.2 and 0.1. A step against this gradient raises the first logit and
-# lowers the other two. In the picture the dashed arrows are the backward pass, so read it from the right.
+# The minus 1 comes from the logit that's subtracted. Say the probabilities are 0.7, 0.2 and 0.1, and the first class is
+# correct. Then g is -0.3, 0.2 and 0.1. A step against this gradient raises the first logit and lowers the other two.
+#
+# Where do the transposes in rule 2 come from? In example n, the weight W[i, j] carries h[n, i] to output j. So its slope
+# is h[n, i] * g[n, j], summed over the examples, and that's entry [i, j] of `h.T @ g`. Going back, h[n, i] reaches each
+# output j through W[i, j]. So its slope is g[n, j] * W[i, j], summed over the outputs, and that's `g @ W.T`.
+#
+# In the picture, the forward pass is at the top, and g goes back along the bottom. Each weight's gradient needs both: what
+# went into the layer, and the g that came back.
 
 # %%
 lesson_01.forward_and_backward()
@@ -242,11 +246,10 @@ assert wrong_losses[-1] < 0.5 * wrong_losses[0]
 assert np.mean(wrong_losses) < np.mean(right_losses)
 
 # %% [markdown]
-# In these two epochs the wrong gradient even beats the correct one, mostly because it takes larger steps. W2's gradient is
-# still correct, and so is what each example sends to the hidden units that it turned on. But the units that were off now
-# get a push as well, which makes the first gradient of W1 1.6 times as long. Give the correct gradient the rate 0.15
-# instead of 0.1, and in this run it's ahead from the second epoch on: in the fifth the mean training losses are 0.22 and
-# 0.29. A falling curve alone can't show you such a mistake. Finite differences can.
+# In these two epochs the wrong gradient even beats the correct one. It takes larger steps, because the hidden units that
+# were off get a push as well: the first gradient of W1 is 1.6 times as long. Give the correct gradient the rate 0.15
+# instead of 0.1, and in this run it's ahead from the second epoch on: in the fifth, the mean training losses are 0.22 and
+# 0.29. A falling curve can't show you such a mistake. Finite differences can.
 #
 # Did you notice where the curves start? At 3.8, well above 2.3, because our inputs are so large: their standard deviation
 # is 2.7. If you divide them by it, the loss starts at 2.6.
@@ -295,36 +298,6 @@ lesson_01.eight_parts(np.array(equal)[:, 0, 0], whole[0, 0])
 #
 # In lesson 05 the eight parts go to eight devices, and taking the mean becomes one line of code.
 #
-# You can skip the next cell, which holds the asserts behind the answers.
-
-# %% tags=["proof"]
-# The asserts behind the answers.
-assert output(3.0) == 3
-assert np.isclose((output(3.01) - output(3.0)) / 0.01, 1)
-assert slope == output(first) == 0
-centres = np.random.default_rng(0).normal(size=(10, 64))
-distances = np.linalg.norm(train_data[0][:, None] - centres, axis=-1)
-assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
-right_means = np.reshape(training_losses(backward, 5, rate=0.15), (5, 40)).mean(1)  # by epoch
-wrong_means = np.reshape(training_losses(wrong_backward, 5), (5, 40)).mean(1)
-assert (right_means < wrong_means).tolist() == [False, True, True, True, True]
-assert (right_means[-1].round(2), wrong_means[-1].round(2)) == (0.22, 0.29)
-inputs, labels = next(batches(*train_data, seed=0))
-hidden, logits = forward(init_model(), inputs)
-arguments = (init_model(), inputs, labels, hidden, np.exp(log_softmax(logits)))
-lengths = [np.linalg.norm(each(*arguments)["W1"]) for each in (wrong_backward, backward)]
-assert round(lengths[0] / lengths[1], 1) == 1.6
-assert abs(slopes["W1"] - wrong_gradients["W1"]).max() > 1e-3
-assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
-np.testing.assert_allclose(np.mean(equal, axis=0), whole, atol=1e-14)
-assert abs(np.mean(unequal, axis=0) - whole).max().round(1) == 0.1
-assert abs(whole).max().round(1) == 0.2
-for scale, start in ((1, 3.8), (inputs.std(), 2.6)):
-    _, logits = forward(init_model(), inputs / scale)
-    assert round(loss_sums(logits, labels)["loss"] / len(labels), 1) == start
-assert round(inputs.std(), 1) == 2.7
-
-# %% [markdown]
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/01_train_a_network_in_numpy.py](solutions/01_train_a_network_in_numpy.py).
@@ -365,6 +338,33 @@ def fixed_update(parameters, x, labels, rate):
 
 for exercise in (standardize_backward, fixed_update):
     check("01_train_a_network_in_numpy", exercise.__name__, exercise)
+
+# %% tags=["proof"]
+# The asserts behind the answers. You can skip this cell.
+assert output(3.0) == 3
+assert np.isclose((output(3.01) - output(3.0)) / 0.01, 1)
+assert slope == output(first) == 0
+centres = np.random.default_rng(0).normal(size=(10, 64))
+distances = np.linalg.norm(train_data[0][:, None] - centres, axis=-1)
+assert round((distances.argmin(1) == train_data[1]).mean(), 2) == 0.92
+right_means = np.reshape(training_losses(backward, 5, rate=0.15), (5, 40)).mean(1)  # by epoch
+wrong_means = np.reshape(training_losses(wrong_backward, 5), (5, 40)).mean(1)
+assert (right_means < wrong_means).tolist() == [False, True, True, True, True]
+assert (right_means[-1].round(2), wrong_means[-1].round(2)) == (0.22, 0.29)
+inputs, labels = next(batches(*train_data, seed=0))
+hidden, logits = forward(init_model(), inputs)
+arguments = (init_model(), inputs, labels, hidden, np.exp(log_softmax(logits)))
+lengths = [np.linalg.norm(each(*arguments)["W1"]) for each in (wrong_backward, backward)]
+assert round(lengths[0] / lengths[1], 1) == 1.6
+assert abs(slopes["W1"] - wrong_gradients["W1"]).max() > 1e-3
+assert abs(slopes["W2"] - wrong_gradients["W2"]).max() < 1e-8
+np.testing.assert_allclose(np.mean(equal, axis=0), whole, atol=1e-14)
+assert abs(np.mean(unequal, axis=0) - whole).max().round(1) == 0.1
+assert abs(whole).max().round(1) == 0.2
+for scale, start in ((1, 3.8), (inputs.std(), 2.6)):
+    _, logits = forward(init_model(), inputs / scale)
+    assert round(loss_sums(logits, labels)["loss"] / len(labels), 1) == start
+assert round(inputs.std(), 1) == 2.7
 
 # %% [markdown]
 # ## Take away

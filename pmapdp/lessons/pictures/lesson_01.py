@@ -10,28 +10,40 @@ from pmapdp.lessons import drawing
 
 @drawing.picture
 def forward_and_backward() -> None:
-    """From inputs [B, 64] through hidden [B, 32] and logits [B, 10] to the loss; the gradients go back in the same steps. At the label, 1 is taken from the probability."""
-    axes = drawing.canvas(17, 4.4)
-    stations = (
+    """Above, the forward pass from inputs [B, 64] to the loss. Below, g goes back from [B, 10] at the logits to [B, 32] at the hidden layer. Between them, each weight's gradient joins the activations above with the g below: [64, B] times [B, 32] for W1, [32, B] times [B, 10] for W2."""
+    axes = drawing.canvas(26.5, 9.7, inches=8.6)
+    forward = (
         (0, "inputs\n[B, 64]"),
-        (4.6, "hidden\n[B, 32]"),
-        (9.2, "logits\n[B, 10]"),
-        (13.8, "loss\n[ ]"),
+        (9.5, "hidden\n[B, 32]"),
+        (19, "logits\n[B, 10]"),
+        (24.3, "loss\n[ ]"),
     )
-    for place, text in stations:
-        drawing.box(axes, place, 1.2, text, width=2.8, height=1.2)
-    labels = (
-        (2.8, "W1, b1, ReLU", "gradient of W1, b1"),
-        (7.4, "W2, b2", "gradient of W2, b2"),
-        (12.0, "cross-entropy", "p - 1 at the label:"),
+    for left, text in forward:
+        width = 2.2 if "loss" in text else 3.4
+        drawing.box(axes, left, 0.6, text, width=width, height=1.5)
+    for start, end, text in (
+        (3.4, 9.5, "@ W1 [64, 32] + b1\nthen ReLU"),
+        (12.9, 19, "@ W2 [32, 10] + b2"),
+        (22.4, 24.3, ""),
+    ):
+        drawing.arrow(axes, (start, 1.35), (end, 1.35))
+        axes.text((start + end) / 2, 1.2, text, ha="center", va="bottom", fontsize=9)
+    drawing.box(axes, 19, 7.2, "g [B, 10]", width=3.4, height=1.5)
+    drawing.box(axes, 9.5, 7.2, "g [B, 32]", width=3.4, height=1.5)
+    axes.plot([25.4, 25.4], [2.1, 7.95], color=drawing.INK, linestyle="--")
+    drawing.arrow(axes, (25.4, 7.95), (22.4, 7.95), dashed=True)
+    drawing.arrow(axes, (19, 7.95), (12.9, 7.95), dashed=True)
+    axes.text(24.4, 8.2, "p, minus 1\nat the label", ha="center", va="top", fontsize=9)
+    back = "@ W2.T [10, 32]\nthen 0 where ReLU gave 0"
+    axes.text(15.95, 8.2, back, ha="center", va="top", fontsize=9)
+    gradients = (
+        (2.5, "gradient of W1 [64, 32]\ninputs.T [64, B] @ g [B, 32]"),
+        (12.0, "gradient of W2 [32, 10]\nhidden.T [32, B] @ g [B, 10]"),
     )
-    for place, forward, backward in labels:
-        drawing.arrow(axes, (place, 1.5), (place + 1.8, 1.5))
-        drawing.arrow(axes, (place + 1.8, 2.1), (place, 2.1), dashed=True)
-        axes.text(place + 0.9, 0.7, forward, ha="center", fontsize=9)
-        axes.text(place + 0.9, 3.1, backward, ha="center", fontsize=9)
-    example = "0.7, 0.2, 0.1 becomes\n-0.3, 0.2, 0.1"
-    axes.text(12.9, 4.1, example, ha="center", fontsize=9)
+    for left, text in gradients:
+        drawing.box(axes, left, 3.7, text, width=7.9, height=1.9, size=9)
+        drawing.arrow(axes, (left - 0.8, 2.1), (left + 2.4, 3.7))
+        drawing.arrow(axes, (left + 8.7, 7.2), (left + 5.5, 5.6), dashed=True)
 
 
 @drawing.picture
