@@ -21,7 +21,7 @@
 # build three things: the derivative, a compiled program, or a version for a whole batch.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and pass random keys by hand.
-# 25 minutes, 45 with exercises. You need NumPy, and to know what a gradient is, for example from
+# 26 minutes, 46 with exercises. You need NumPy, and to know what a gradient is, for example from
 # [01](01_train_a_network_in_numpy.ipynb).
 
 # %%
@@ -39,36 +39,25 @@ from pmapdp.lessons.pictures import lesson_02
 # ## grad: the derivative of a function
 #
 # `jax.grad(f)` is a new function, the derivative of `f` with respect to its first argument. `f` must return a single
-# number, such as a loss. If you want that number as well, call `jax.value_and_grad(f)`. Here's x³, with its formula
-# hidden in a loop.
-#
-# **Predict:** what's the derivative at x = 2?
+# number, such as a loss. If you want that number as well, call `jax.value_and_grad(f)`.
 
 
-# %% tags=["prediction"]
+# %%
 def cube(x):
-    product = 1.0
-    for _ in range(3):
-        product = product * x
-    return product
+    return x * x * x
 
 
-print(cube(2.0), jax.grad(cube)(2.0))
+print(cube(1.0), jax.grad(cube)(1.0), jax.grad(jax.grad(cube))(1.0))  # x³, 3 x² and 6 x
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# 12, because the derivative of x³ is 3 x². JAX never sees the loop, only three multiplications, and it knows
-# the derivative of a multiplication.
-#
-# </details>
-#
 # ## Your program, without a backward pass
 #
 # You start from [program/01_numpy.py](program/01_numpy.py). `jax.grad` takes the place of its backward pass. JAX can
-# follow only its own operations, so whatever you differentiate must call `jnp` in place of `np`. `grad` wants a function
-# that returns one number, but you also want sums for your metrics. With `has_aux=True` your `loss_sums` may return both:
-# JAX differentiates the first and hands back the second untouched.
+# follow only its own operations, so whatever you differentiate must call `jnp` in place of `np`. A JAX array never
+# changes: `x[0] = 1` raises a TypeError. Write `x = x.at[0].set(1)`, which makes a new array.
+#
+# `grad` wants a function that returns one number, but you also want sums for your metrics. With `has_aux=True` your
+# `loss_sums` may return both: JAX differentiates the first and hands back the second untouched.
 #
 # The model is a dictionary of arrays. JAX calls it a **pytree**: dictionaries, lists and tuples of arrays, nested in any
 # way. The gradient has the same structure, so `jax.tree.map` can pair each weight with its gradient:
@@ -144,7 +133,7 @@ print(double(1.0), double(2.0), double(3.0))
 #
 # In the first call, JAX runs your Python code with tracers, writes down every operation that they meet, and compiles the
 # list. From then on, arguments of the same shapes and types go straight to the compiled program, and your Python code is
-# left out. The `~` marks the type of a Python number. An array's is another, so
+# left out. The `~` marks the type of a Python number. An array's type is another, so
 # `double(jnp.float32(1))` would be traced anew. To see the values in every call, write `jax.debug.print`, which becomes
 # one of the operations.
 
@@ -245,9 +234,10 @@ for function in (python_if, jnp_where, numpy_tanh):
 #
 # </details>
 #
-# `vmap` refuses `python_if`, too. `grad` alone doesn't, because its tracers carry values. But under `grad`, the branch
-# that `jnp.where` doesn't pick can spoil the gradient. At 0, the derivative of `jnp.where(x > 0, jnp.sqrt(x), 0.0)` is
-# NaN, because the root's slope is infinite there. Give the root a harmless number: `jnp.sqrt(jnp.where(x > 0, x, 1.0))`.
+# `vmap` refuses `python_if`, too. `grad` alone doesn't, because its tracers carry values. But the branch that `jnp.where`
+# doesn't pick can spoil the gradient: at 0, the derivative of `jnp.where(x > 0, jnp.sqrt(x), 0.0)` is NaN, because the
+# root's slope is infinite there. Give the root a harmless number, `jnp.sqrt(jnp.where(x > 0, x, 1.0))`. And if your loss
+# is NaN, `with jax.debug_nans(True):` stops at the operation that made the first one.
 #
 # ## Trap 2: a global variable
 #
@@ -285,32 +275,53 @@ print(shrink(jnp.ones(3)))
 #
 # ## Trap 3: random numbers
 #
-# NumPy's random generator keeps a hidden state, which is one more global variable. Under `jit` it's read once, while JAX
-# traces, and then your dropout drops the same units in every step. So in JAX you pass the random state yourself, as a
-# **key**. The same key always gives the same numbers. When you need fresh ones, make a new key with `split(key)` or
-# `fold_in(key, number)`.
+# NumPy's random generator hides its state. In JAX you pass the state as an argument, called a **key**. A key always gives
+# the same numbers, so for fresh ones you make a new key with `fold_in(key, number)` or `split(key)`.
+#
+# **Predict:** you call each of the two functions three times. Which of them gives you three different numbers?
 
-# %%
+# %% tags=["prediction"]
+random = np.random.default_rng(0)
+
+
+@jax.jit
+def numpy_noise(x):
+    return x + random.normal()
+
+
+@jax.jit
+def jax_noise(x, key):
+    return x + jax.random.normal(key)
+
+
 key = jax.random.key(0)
-for new_key in (key, jax.random.split(key)[0], jax.random.fold_in(key, 7)):
-    print(jax.random.normal(new_key, 2), jax.random.normal(new_key, 2))
+for step in range(3):
+    print(numpy_noise(0.0), jax_noise(0.0, jax.random.fold_in(key, step)))
 
 # %% [markdown]
-# Use a key **once**, for one draw or for one split, or your random numbers aren't independent. In a training loop, keep
-# one key for the whole run, call `fold_in(key, step)` in each step, and do nothing else with it: `split(key)[0]`, for
-# example, is the same key as `fold_in(key, 0)`. Under `with jax.debug_key_reuse(True):` JAX refuses to draw from one key
-# twice, but it doesn't notice two keys that are equal.
+# <details><summary>Answer</summary>
 #
-# If your loss is NaN, run the step under `with jax.debug_nans(True):`. It stops at the operation that made the first NaN.
+# Only `jax_noise`. NumPy draws while JAX traces, and its number is built into the compiled program, as the rate was. Your
+# dropout would drop the same units in every update.
+#
+# </details>
+#
+# Use a key **once**, for one draw or for one split, or your random numbers aren't independent. In a training loop, keep
+# one key for the whole run, call `fold_in(key, step)` in each step, and do nothing else with it, because `split(key)[0]`
+# is the same key as `fold_in(key, 0)`. Under `with jax.debug_key_reuse(True):` JAX refuses to use a key twice, but it
+# doesn't notice two keys that are equal.
 #
 # ## vmap: write it for one example
 #
-# What if you want the gradient of *each* example? Write the loss of one example, and hand it to `jax.vmap`. It traces your
-# function with stand-ins for one example and makes each operation work on all of them at once. `in_axes=(None, 0, 0)`
-# says that all examples share the model, and each has its own row of inputs and label. `jit` of `vmap` of `grad` is then
-# a compiled function that returns 128 gradients.
+# What if you want the gradient of *each* example? Write a function of one example, and hand it to `jax.vmap`. It traces
+# your function with stand-ins for one example and makes each operation work on all of them at once.
+# `in_axes=(None, 0, 0)` says that all examples share the model, and each has its own row of inputs and label.
 #
-# **Predict:** you take the mean of 128 gradients, and the gradient of the mean loss. How far apart are the two?
+# Your function sees one example, and yet it can ask for the mean over all of them. Name the axis that `vmap` maps over,
+# and call `lax.pmean` with this name: `jax.vmap(lambda x: x - lax.pmean(x, "batch"), axis_name="batch")` turns
+# `[1, 2, 6]` into `[-2, -1, 3]`. Every example gets the same mean, so with `None` in `out_axes` it comes back once.
+#
+# **Predict:** below, `pmean` takes the mean of 128 gradients. How far is it from the gradient of the mean loss?
 
 
 # %% tags=["prediction"]
@@ -318,10 +329,16 @@ def loss_one(model, inputs, label):  # [64], []
     return loss_sums(model, (inputs[None], label[None]))[0]
 
 
-per_example_grad = jax.jit(jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0)))
-example_grads = per_example_grad(init_model(), inputs, labels)
+def grads_one(model, inputs, label):
+    grad = jax.grad(loss_one)(model, inputs, label)
+    return grad, lax.pmean(grad, "batch")
+
+
+mapped = jax.vmap(grads_one, in_axes=(None, 0, 0), out_axes=(0, None), axis_name="batch")
+example_grads, mean_grad = jax.jit(mapped)(init_model(), inputs, labels)
 mean_loss_grad = jax.grad(lambda model: loss_sums(model, (inputs, labels))[0] / 128)(init_model())
-print("largest difference:", abs(example_grads["W1"].mean(0) - mean_loss_grad["W1"]).max())
+print("one from each example:", example_grads["W1"].shape, "| their mean:", mean_grad["W1"].shape)
+print("largest difference:", abs(mean_grad["W1"] - mean_loss_grad["W1"]).max())
 lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 
 # %% [markdown]
@@ -329,26 +346,13 @@ lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 #
 # They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is one
 # example's gradient, for the biases of two hidden units. They disagree, and yet their mean, the cross, lies in the
-# circle, the gradient of the mean loss. That's why eight devices can share a batch: only the mean needs all of them.
+# circle, the gradient of the mean loss.
 #
 # </details>
 #
-# You can skip the next cell, which holds the asserts behind the answers.
-
-# %% tags=["proof"]
-# The asserts behind the answers.
-assert jax.grad(cube)(2.0) == 12
-assert traced == [128, 8]
-assert str(jax.make_jaxpr(loop_over_layers)(jnp.ones(3))).count("= tanh") == 5
-assert str(jax.make_jaxpr(scan_over_layers)(jnp.ones(3))).count("= tanh") == 1
-assert "Error" in lesson_02.result_or_error(jax.jit(python_if), 3.0)
-assert lesson_02.result_or_error(jax.jit(jnp_where), 3.0) == "1.0"
-assert "Error" in lesson_02.result_or_error(jax.jit(numpy_tanh), 3.0)
-np.testing.assert_allclose((shrink(1.0), *shrink(jnp.ones(3))), (0.9, 0.5, 0.5, 0.5))
-for name, gradient in mean_loss_grad.items():
-    np.testing.assert_allclose(example_grads[name].mean(0), gradient, atol=1e-6)
-
-# %% [markdown]
+# That's why eight devices can share a batch: only the mean needs all of them. In lesson 05, `pmap` takes the place of
+# `vmap`, each device has a part of the batch, and the line with `lax.pmean` stays.
+#
 # ## Exercises
 #
 # [Solutions, with reasons](solutions/02_differentiate_compile_vectorize.py)
@@ -383,12 +387,32 @@ def fixed_shift(key, image):
 for exercise in (clipped_mean_gradient, fixed_shift):
     check("02_differentiate_compile_vectorize", exercise.__name__, exercise)
 
+# %% tags=["proof"]
+# The asserts behind the answers. You can skip this cell.
+assert (jax.grad(cube)(1.0), jax.grad(jax.grad(cube))(1.0)) == (3, 6)
+assert traced == [128, 8]
+assert str(jax.make_jaxpr(loop_over_layers)(jnp.ones(3))).count("= tanh") == 5
+assert str(jax.make_jaxpr(scan_over_layers)(jnp.ones(3))).count("= tanh") == 1
+assert "Error" in lesson_02.result_or_error(jax.jit(python_if), 3.0)
+assert lesson_02.result_or_error(jax.jit(jnp_where), 3.0) == "1.0"
+assert "Error" in lesson_02.result_or_error(jax.jit(numpy_tanh), 3.0)
+np.testing.assert_allclose((shrink(1.0), *shrink(jnp.ones(3))), (0.9, 0.5, 0.5, 0.5))
+assert len({float(numpy_noise(0.0)) for _ in range(3)}) == 1
+assert len({float(jax_noise(0.0, jax.random.fold_in(key, step))) for step in range(3)}) == 3
+minus_mean = jax.vmap(lambda x: x - lax.pmean(x, "batch"), axis_name="batch")
+assert minus_mean(jnp.array([1.0, 2, 6])).tolist() == [-2, -1, 3]
+assert jnp.zeros(2).at[0].set(1).tolist() == [1, 0]
+for name, gradient in mean_loss_grad.items():
+    np.testing.assert_allclose(example_grads[name].mean(0), gradient, atol=1e-6)
+    np.testing.assert_allclose(mean_grad[name], gradient, atol=1e-6)
+
 # %% [markdown]
 # ## Take away
 #
 # - `jit` runs your Python code once for each combination of shapes and types, with tracers that have no values. Whatever
 #   changes must be an argument, even the random key.
-# - The gradient of a mean is the mean of the gradients.
+# - The gradient of a mean is the mean of the gradients. `lax.pmean` takes it over the axis that you've named, here of
+#   examples, and soon of devices.
 #
 # In pmapdp, `metric_sums` in [loss.py](../pmapdp/loss.py) is your `loss_sums`. To read on:
 # [transformations](https://docs.jax.dev/en/latest/101/transformations.html), and [why float64 becomes
