@@ -21,7 +21,7 @@
 # one size, it's ready for more devices: with fifteen new lines, in lessons 04 and 05, it trains on eight.
 #
 # **You will** write a training step without side effects, with Flax NNX and Optax, and count every example exactly
-# once. 21 minutes, 41 with exercises. You need
+# once. 23 minutes, 43 with exercises. You need
 # [02 Differentiate, compile, vectorize](02_differentiate_compile_vectorize.ipynb).
 
 # %%
@@ -96,8 +96,8 @@ for path, array in jax.tree.leaves_with_path(gradients):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Another `Network`, with a gradient where each parameter was. The paths end in `.value`, because Flax wraps each array in an `nnx.Param`. You get the array
-# itself with `model.hidden.kernel[...]`.
+# Another `Network`, with a gradient where each parameter was. The paths end in `.value`, because Flax wraps each array in
+# an `nnx.Param`. You get the array itself with `model.hidden.kernel[...]`.
 #
 # </details>
 #
@@ -133,9 +133,9 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # Before you see the new program, try its core yourself.
 #
 # 1. `update_state` (10 minutes): lesson 02's `update_model`, with an optimizer. `state` is now the pair `(model,
-#    optimizer_state)`. `loss_sums(model, batch)` and `sums["count"]` are as before. Make one update with the gradient of the *mean* loss, leave
-#    the old state as it is, and return the new one and the sums. Any Flax module that has only parameters must work, and any Optax optimizer.
-#    <details><summary>Hint</summary>Five lines: take the state apart, call <code>jax.grad</code> with
+#    optimizer_state)`. `loss_sums(model, batch)` and `sums["count"]` are as before. Make one update with the gradient of
+#    the *mean* loss, leave the old state as it is, and return the new one and the sums. Any Flax module that has only
+#    parameters must work, and any Optax optimizer. <details><summary>Hint</summary>Five lines: take the state apart, call <code>jax.grad</code> with
 #    <code>has_aux=True</code>, divide the gradients by the count, call <code>optimizer.update</code> and
 #    <code>optax.apply_updates</code>.</details>
 
@@ -151,42 +151,44 @@ def update_state(loss_sums, optimizer, state, batch):
 update_verdict = check("03_train_with_flax_and_optax", "update_state", update_state)
 
 # %% [markdown]
-# In the program your function is called `train_step`. `Network` replaces the dictionary and `forward`, and Adam replaces
-# `w - RATE * g`.
+# ## The last batch is ragged
 #
-# <details><summary>Solution, and all that changes in the program</summary>
+# One thing still stands between this step and eight devices. 5,000 examples in batches of 128 make 39 full batches, and
+# 8 examples are left over. For these 8, `jit` compiles a second program, as you saw in lesson 02. And 8 left over is
+# luck: if it were 7, one of eight devices would have nothing to do. So we **pad** the last batch to 128 rows with some
+# of its own examples, and give each row a **weight**: 1 for an example, 0 for padding.
 #
-# include the difference of 02_jax.py and 03_ragged.py
+# The network can't tell that a row is padding, so it computes a loss for it as for any other. Say your batches have four
+# rows. Four examples have the losses 1, 0, 1 and 0, three more have 8, 2 and 2, and the row of padding repeats the 8. The
+# mean over the seven examples is 14 / 7 = 2.
+#
+# **Predict:** which of these is 2?
+#
+# - A: the mean over all eight rows.
+# - B: the mean of the two batches' means, in which padding doesn't count.
+# - C: the sum of weight times loss over all rows, divided by the sum of the weights.
+
+# %% tags=["prediction"]
+losses = np.array([[1.0, 0, 1, 0], [8, 2, 2, 8]])  # two batches
+weights = np.array([[1.0, 1, 1, 1], [1, 1, 1, 0]])
+totals, counts = (weights * losses).sum(1), weights.sum(1)
+print("A:", losses.mean(), "| B:", (totals / counts).mean(), "| C:", totals.sum() / counts.sum())
+lesson_03.shares(losses, weights)
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Only C. A counts the 8 twice. B counts each example of the small batch more than an example of the full one, as the
+# heights of the bars show. So return **sums and a count** from each batch, not means. Add up both over all batches, and
+# divide once at the end. Later you'll add up over devices in the same way.
 #
 # </details>
 #
-# The loop hands the state on without looking inside. The next cell runs the program. You can skip its code, because it
-# will change once more.
-
-# %% tags=["take-home"]
-# include program/03_ragged.py
-
-# %% [markdown]
-# The losses are new, because the optimizer and the initial weights are. Remember the last line: from now on the program
-# will run on more and more devices, and it should always end like this, up to the last digits. We print the test loss
-# every epoch only to compare programs. To decide when to stop, you'd take a validation set.
-#
-# ## The last batch is ragged
-#
-# One thing still stands between this program and eight devices. 5,000 examples in batches of 128 make 39 full batches,
-# and 8 examples are left over. For these 8, `jit` compiles a second program, as you saw in lesson 02. And 8 left over is
-# luck: if it were 7, one of eight devices would have nothing to do. So we **pad** the last batch to 128 rows and give
-# each row a **weight**: 1 for an example, 0 for padding.
-#
-# The network can't tell that a row is padding, so it computes a loss for it as for any other. Say three examples have the
-# losses 2, 2 and 5, whose mean is 3, and the row of padding has the loss 2. Then the mean over all four rows is 2.75. But
-# if you multiply each loss by its weight, add up, and divide by the sum of the weights, you get 3.
-#
 # 2. `pad_rows` (5 minutes): `rows` are the numbers of a batch's examples, between 1 and `B` of them. Return two arrays of
 #    length `B`. The first begins with `rows` and is filled up with any row numbers that exist. The second holds the
-#    weights, as numbers: of two boolean arrays, JAX's `weights @ correct` is only True or False. <details><summary>Hint</summary>Compare
-#    <code>np.arange(B)</code> with the number of examples. <code>np.resize</code> repeats an array until it's long
-#    enough.</details>
+#    weights, as numbers: of two boolean arrays, JAX's `weights @ correct` is only True or False.
+#    <details><summary>Hint</summary>Compare <code>np.arange(B)</code> with the number of examples. <code>np.resize</code>
+#    repeats an array until it's long enough.</details>
 
 
 # %%
@@ -198,25 +200,35 @@ def pad_rows(rows, B):
 verdict = check("03_train_with_flax_and_optax", "pad_rows", pad_rows)
 
 # %% [markdown]
-# In the program this happens inside `batches`. Four more changes prepare for what's next.
+# ## The program
 #
-# <details><summary>Solution, and all that changes in the program</summary>
+# Now put both into the program. Your `update_state` becomes its `train_step`, `Network` replaces the dictionary and
+# `forward`, and Adam replaces `w - RATE * g`.
+#
+# <details><summary>Solution of 1, and what Flax and Optax change</summary>
+#
+# include the difference of 02_jax.py and 03_ragged.py
+#
+# </details>
+#
+# Then `batches` pads its rows as `pad_rows` does, and `loss_sums` multiplies the losses, now from Optax, by the weights.
+#
+# <details><summary>Solution of 2, and what prepares for eight devices</summary>
 #
 # include the difference of 03_ragged.py and 03_flax.py
 #
 # </details>
 #
-# - `loss_sums` takes the losses from Optax and multiplies them by the weights. As before, it returns **sums and a count**,
-#   not means. Add both up over all batches of an epoch and divide once at the end: that way each example counts exactly
-#   once. Later you'll add up over devices in the same way.
 # - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
 # - `donate_argnums=0` saves memory, as you'll see below.
 # - `report` fetches all sums of an epoch at once. JAX doesn't wait until a step is computed, so Python can prepare the next
 #   batch while the device works. If you read the loss in the loop, Python has to wait for it.
 #
-# If the padding really counts for nothing, the program must print the same losses and accuracies as before. The next cell
-# is the program to take home. You can skip its code, too. The cell below it trains for one epoch, with your `update_state` if the check has
-# accepted it. You should see the test loss of epoch 0 again.
+# The next cell is the program to take home, and you can skip its code. Its losses are new, because the optimizer and the
+# initial weights are. But the padding changes nothing: [03_ragged.py](program/03_ragged.py) doesn't pad, and prints the
+# same losses and accuracies, up to rounding. Remember the last line. From now on the program will run on more and more
+# devices, and it should always end like this, up to the last digits. The cell below it trains for one epoch, with your
+# `update_state` if the check has accepted it. You should see the test loss of epoch 0 again.
 
 # %% tags=["take-home"]
 # include program/03_flax.py
@@ -252,8 +264,8 @@ lesson_03.states(memory)
 # <details><summary>Answer</summary>
 #
 # Six times, because each of the two states is three times as large as the model. With donation it's only three times,
-# because both states use the same memory, one after the other. A step needs memory for gradients and activations as
-# well, the outlined part of the bars. Donation doesn't make that smaller.
+# because both states use the same memory, one after the other. The outlined part is for gradients and activations, and
+# donation doesn't make it smaller. In this tiny network XLA even plans a bit more for it.
 #
 # </details>
 #
@@ -292,21 +304,6 @@ except RuntimeError as error:
 #
 # </details>
 #
-# You can skip the next cell, which holds the asserts behind the answers.
-
-# %% tags=["proof"]
-# The asserts behind the answers.
-losses, weights = np.array([2.0, 2, 5, 2]), np.array([1.0, 1, 1, 0])
-assert (losses.mean(), weights @ losses / weights.sum()) == (2.75, 3)
-assert type(gradients).__name__ == "Network"
-assert update == np.float32(-0.2)
-assert (jnp.ones(3, bool) @ jnp.ones(3, bool)).dtype == bool
-model_kilobytes = sum(array.nbytes for array in jax.tree.leaves(state[0])) / 1000
-for (old, new, _), times in zip(memory.values(), (6, 3), strict=True):
-    np.testing.assert_allclose((old + new) / model_kilobytes, times, rtol=0.02)
-assert jax.tree.leaves(old_state)[0].is_deleted()
-
-# %% [markdown]
 # ## Find the mistake
 #
 # The next cell fits a straight line to points that lie exactly on a line. There's no error, and the loss falls. But it
@@ -347,6 +344,17 @@ def fixed_loss(predictions, targets):
 
 
 verdict = check("03_train_with_flax_and_optax", "fixed_loss", fixed_loss)
+
+# %% tags=["proof"]
+# The asserts behind the answers. You can skip this cell.
+assert (losses.mean(), (totals / counts).mean(), totals.sum() / counts.sum()) == (2.75, 2.25, 2)
+assert type(gradients).__name__ == "Network"
+assert update == np.float32(-0.2)
+assert (jnp.ones(3, bool) @ jnp.ones(3, bool)).dtype == bool
+model_kilobytes = sum(array.nbytes for array in jax.tree.leaves(state[0])) / 1000
+for (old, new, _), times in zip(memory.values(), (6, 3), strict=True):
+    np.testing.assert_allclose((old + new) / model_kilobytes, times, rtol=0.02)
+assert jax.tree.leaves(old_state)[0].is_deleted()
 
 # %% [markdown]
 # ## Take away

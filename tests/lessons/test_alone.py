@@ -17,7 +17,6 @@ LESSONS = build.sources()
 NUMBERS = [lesson.name[:2] for lesson in LESSONS]
 LONGEST = ("17", "19")  # they take about a minute each, and run at night
 TWICE = ("11",)  # runs a second time in the same kernel, because it sets a global mesh
-TWO_PROGRAMS = ("03",)  # by hand and with Flax
 TOLERANCE = 2e-3  # on another processor, rounding may tip an example
 # Lesson 19 reads Python's own library, which differs between versions of Python. Its
 # notebook compares its runs with each other.
@@ -84,9 +83,8 @@ def test_take_home_cells_import_the_four_libraries_alone(lesson):
         for cell in source(lesson).cells
         if build.TAKE_HOME in cell.metadata.get("tags", [])
     ]
-    assert len(cells) == (2 if lesson.name[:2] in TWO_PROGRAMS else 1)
-    for cell in cells:
-        assert imports(cell.source) <= LIBRARIES | sys.stdlib_module_names
+    (cell,) = cells
+    assert imports(cell.source) <= LIBRARIES | sys.stdlib_module_names
 
 
 def functions(text: str) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 Each script is short, gives the result of one device, and differs little from the last.
 
-Each script but lesson 20's is a cell of its lesson's notebook, and test_alone.py runs
-it there again.
+Each script but 03_ragged and lesson 20's is a cell of its lesson's notebook, and
+test_alone.py runs it there again.
 Lesson 14 kills its script and resumes it, lesson 17 runs its script as two processes.
 """
 
@@ -75,9 +75,9 @@ FLOAT64 |= {
 def figures_of(number: str) -> np.ndarray:
     """The figures of a script in its lesson's notebook.
 
-    Lesson 20 shows only what changes in its script, so the script is run.
+    Lessons 03 and 20 show only what changes in two scripts, so these are run.
     """
-    if number == "20":
+    if number in (RAGGED, "20"):
         command = [sys.executable, PROGRAMS[number]]
         on_cpu = os.environ | {"JAX_PLATFORMS": "cpu"}
         done = subprocess.run(

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import matplotlib.pyplot as plt
+import numpy as np
 
 from pmapdp.lessons import drawing
 
@@ -29,6 +30,27 @@ def step() -> None:
         drawing.arrow(axes, (left + 5.5, 8.1), (left + 5.5, 9.3))
         drawing.box(axes, left + 4.0, 9.3, f"sums {update}", width=3.0, size=9)
     axes.text(24.2, 7.05, "...", va="center")
+
+
+@drawing.picture
+def shares(losses: np.ndarray, weights: np.ndarray) -> None:  # [batches, B], twice
+    """Three bar charts of how much each of eight rows counts in a mean. A: all eight alike, the padding too. B: the three examples of the second batch more than the four of the first. C: the seven examples alike, and the padding not at all."""
+    examples = weights.sum(1, keepdims=True)
+    ways = {
+        "A, all rows": np.ones_like(losses) / losses.size,
+        "B, mean of means": weights / examples / len(losses),
+        "C, sum over count": weights / weights.sum(),
+    }
+    _, charts = plt.subplots(1, 3, figsize=(8, 2), sharey=True)
+    for axes, (name, share) in zip(charts, ways.items(), strict=True):
+        colours = np.where(weights > 0, drawing.INK, drawing.ACCENT).ravel()
+        places = np.arange(losses.size) + np.repeat([0, 0.6], losses.shape[1])
+        axes.bar(places, share.ravel(), color=colours)
+        axes.set_title(f"{name}: {(share * losses).sum():.2f}", fontsize=10)
+        axes.set(xlabel="loss of the row", xticks=places)
+        axes.set_xticklabels([f"{loss:.0f}" for loss in losses.ravel()])
+    charts[0].set(ylabel="share in the mean")
+    charts[0].text(places[-1], 0.13, "padding", color=drawing.ACCENT, ha="center")
 
 
 def state_memory(
