@@ -45,7 +45,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # float32 that's 16 bytes, and 7 billion times 16 bytes is 112 GB. Activations come on top. With parameters and gradients
 # in 16 bits you'd save nothing, because Adam then needs a float32 copy of the parameters: 2 + 2 + 4 + 4 + 4 is 16 again.
 #
-# You may split one of the three over the devices: parameters, gradients or moments. Each device then keeps an eighth of it.
+# Suppose you split only one of the three over the devices, so that each device keeps an eighth of it.
 #
 # **Predict:** is it enough to split the parameters? Or Adam's moments?
 
@@ -138,20 +138,17 @@ lesson_16.a_weight_visits()
 #   `jax.jit(init_state, out_shardings=...)` lets each device make only its own part: the state is **born sharded**.
 # - To choose those shardings you need the shapes before there's a state. `jax.eval_shape` finds them, and computes nothing.
 # - `shard` splits the longest of the axes whose length is divisible by the number of devices.
-# - The step returns the state in the same shardings, so the next step can start from it.
 
 # %% tags=["take-home"]
 # include program/16_zero.py
 
 # %% [markdown]
-# The losses match lesson 09's to within 1e-3. A device should hold an eighth of the state, 12.5 %. The last line says
-# 12.9 %, because the bias of the last layer has 10 numbers, which eight devices can't share equally. So it stays whole,
-# and so do its two moments.
+# The losses match lesson 09's to within 1e-3. An eighth of the state is 12.5 %, and the last line says 12.9 %, because the
+# bias of the last layer has 10 numbers, which eight devices can't share equally. So it stays whole, and so do its two
+# moments. If such an array is large, pad it: GPT-2's vocabulary of 50,257 tokens is often padded to 50,304.
 #
-# If such an array is large, pad it: GPT-2's vocabulary of 50,257 tokens is often padded to 50,304.
-#
-# Lesson 14's lines save and restore this state, too. Orbax gives each array the sharding of the state that you pass to
-# `restore`, so a checkpoint of eight devices comes back in the shards of the four that you have tomorrow.
+# Lesson 14's lines save this state, too, and Orbax restores it into the shardings of the state that you pass to `restore`.
+# So a checkpoint of eight devices comes back in the shards of four.
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
@@ -244,8 +241,8 @@ lesson_16.memory_over_time(programs)
 #
 # ## What a low peak costs
 #
-# You pay for a low peak in messages. The next cell adds stage 1 (*moments split*) and a step by hand, with the all-gather
-# inside the layer, as in `update`. It compares six ways to run the same update.
+# You pay for a low peak in messages. The next cell adds stage 1, *moments split*, and a step by hand, with the all-gather
+# inside the layer, as in `update`.
 #
 # **Predict:** how often is each layer gathered in one update with *left to the compiler*?
 
@@ -309,18 +306,23 @@ wanted = {
     "split on the scan's axis": (44, {"all-reduce": 16, "all-gather": 2}),
     "by hand": (10, {"all-gather": 32, "reduce-scatter": 16}),
     "--shard-state parameters": (28, {"all-reduce": 16, "all-gather": 1}),
+    "the same in rows": (42.6, {"all-reduce": 16, "all-gather": 1}),
 }
 assert shard(layers) == rows
 
 
-def pmapdp_step(layers, adam_state, x):  # the constraints of make_split_strategy
-    gradients = jax.grad(deep_loss)(lax.with_sharding_constraint(layers, replicated), x)
-    gradients = lax.with_sharding_constraint(gradients, split)
-    updates, adam_state = optimizer.update(gradients, adam_state, layers)
-    return optax.apply_updates(layers, updates), adam_state
+def pmapdp_step(sharding):  # the constraints of make_split_strategy
+    def step(layers, adam_state, x):
+        gradients = jax.grad(deep_loss)(lax.with_sharding_constraint(layers, replicated), x)
+        gradients = lax.with_sharding_constraint(gradients, sharding)
+        updates, adam_state = optimizer.update(gradients, adam_state, layers)
+        return optax.apply_updates(layers, updates), adam_state
+
+    return compile_step(step, sharding, sharding)
 
 
-programs["--shard-state parameters"] = compile_step(pmapdp_step, split, split)
+programs["--shard-state parameters"] = pmapdp_step(split)
+programs["the same in rows"] = pmapdp_step(rows)
 for name, (megabytes, messages) in wanted.items():
     assert abs(peak(programs[name]) - megabytes) < 0.8
     assert count_messages(programs[name]) == messages
@@ -345,9 +347,11 @@ for program in programs.values():  # all give the layers that a replicated state
 # 2. `zero_step` (10 minutes): stage 1 by hand, with momentum, in `shard_map` over the axis `"data"`. Every device gets the
 #    weights `w` `[D]`, its own gradient `g` `[D]`, and its part `m` `[D / N]` of the momentum. Use the *mean* gradient of
 #    the devices. Return `(w, m)` after one update: `m = 0.9 * m + gradient`, `w = w - 0.1 * m`. Don't use an all-reduce.
-#    <details><summary>Hint</summary><code>psum_scatter(..., tiled=True)</code>, then the update of this device's part of
+#    The weights go in and come out with `PartitionSpec()`. <details><summary>Hint</summary>
+#    <code>psum_scatter(..., tiled=True)</code>, then the update of this device's part of
 #    w, which <code>lax.dynamic_slice_in_dim(w, start, m.size)</code> cuts out, then
-#    <code>all_gather(..., tiled=True, to="invarying")</code>, which says that all devices get the same.</details>
+#    <code>all_gather(..., tiled=True, to="invarying")</code>. Without <code>to</code>, <code>shard_map</code> can't see
+#    that all devices get the same.</details>
 # 3. `fixed_clip` (5 minutes, find the mistake): `broken_clip` clips the length of the whole gradient to 1 under `jit`. In
 #    `shard_map` over `"data"` it clips each device's part by itself, without an error.
 #    <details><summary>Hint</summary>You can add squares over devices. You can't add lengths.</details>
@@ -389,10 +393,11 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # If stage 1 saves enough memory, take it, because no other stage sends less. Otherwise take stage 3. If even one layer is
 # too large for a device, add tensor parallelism (lesson 15) on a second mesh axis.
 #
-# In pmapdp, `MeshLayout.zero_sharding` ([sharding/layout.py](../pmapdp/sharding/layout.py)) is the twin of your `shard`, but
-# takes the first such axis. `make_split_strategy` ([sharding/split_step.py](../pmapdp/sharding/split_step.py)) makes the
-# step for `--shard-state`. With `parameters` it gathers first, because it can't know where your layers begin. But it splits
-# the gradients, too, so the full ones needn't stay: the layers above take 28 MB, not 57.
+# In pmapdp, `make_split_strategy` ([sharding/split_step.py](../pmapdp/sharding/split_step.py)) makes the step for
+# `--shard-state`. It can't know where your layers begin, so with `parameters` it gathers all of them first. But it splits
+# the gradients as soon as they're there, so the layers above take 28 MB, not 57. They'd take 43 MB in `rows`, with the same
+# messages. That's why `zero_sharding` ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, takes
+# the first axis that the devices divide, and not the longest.
 # **With pmap** you'd write the all-gather into every layer yourself, so pmapdp splits the state only under `jit`.
 #
 # To read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) and [the scaling

@@ -13,8 +13,8 @@ def build_sharded(build, sharding):
 def zero_step(w, g, m):
     """The reduce-scatter gives each device the sum for its shard. The other devices have the rest of the momentum.
 
-    `to="invarying"` says that all devices get the same weights, so that a `shard_map` of your own accepts
-    `out_specs=PartitionSpec()` for them. Without it the numbers are the same.
+    `to="invarying"` says that all devices get the same weights. Without it the numbers are the same, but `shard_map`
+    refuses `out_specs=PartitionSpec()` for them.
     """
     gradient = lax.psum_scatter(g, "data", tiled=True) / lax.axis_size("data")
     m = 0.9 * m + gradient

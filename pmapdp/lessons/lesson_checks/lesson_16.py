@@ -127,6 +127,21 @@ def zero_step(answer):
         f"right, but a device gets {received} bytes: it needs the sum of the gradients, "
         "for its own shard, and not every device's whole gradient",
     )
+    strict = jax.shard_map(
+        answer,
+        mesh=mesh_of(N),
+        in_specs=(P(), P("data"), P("data")),
+        out_specs=(P(), P("data")),
+    )
+    try:
+        jax.eval_shape(strict, w, g.reshape(-1), m)
+    except ValueError as error:
+        require(
+            "out_specs" not in str(error),
+            "the numbers are right, but shard_map with out_specs=P() for w can't see "
+            "that all devices get the same: lax.all_gather(..., to=\"invarying\")",
+        )
+        raise
 
 
 def fixed_clip(answer):

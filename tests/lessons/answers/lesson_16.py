@@ -66,6 +66,7 @@ WRONG = {
             'm, "data", tiled=True, to="invarying")',
             'm, "data")',
         ),
+        ("can't see that all devices get the same", ', to="invarying"', ""),
         (
             "different weights",
             'lax.all_gather(shard - 0.1 * m, "data", tiled=True, to="invarying")',
@@ -101,7 +102,7 @@ RIGHT = {
         ),
         (
             'lax.all_gather(shard - 0.1 * m, "data", tiled=True, to="invarying")',
-            'w - 0.1 * lax.all_gather(m, "data", tiled=True)',
+            'w - 0.1 * lax.all_gather(m, "data", tiled=True, to="invarying")',
         ),
         (SLICE.format("w"), 'w.reshape(-1, m.size)[lax.axis_index("data")]'),
     ],
