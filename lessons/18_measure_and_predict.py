@@ -15,23 +15,21 @@
 # # 18. Measure and predict
 #
 # Your program trains on one GPU, and somebody offers you 64. How much faster would that be? Hardly 64 times, because
-# they also have to talk to each other. You can work out a better answer without having them: measure one device, count
-# what it sends, and calculate the rest. But how far can you trust that? At the end you compare three predictions with
-# published runs. One is good, one comes close by luck, and one is far too optimistic.
+# they also have to talk to each other. You can find out without having them: time a step on one device, count what it
+# would send, and calculate the rest. Then you'll hold three such predictions against published runs. One is good, one
+# comes close by luck, and one is far too optimistic.
 #
-# **You will** time a step without fooling yourself, keep one device busy, predict the speed of 64, and see how wrong such
-# a prediction can be. 22 minutes, 47 with exercises. You need [06 Communicate between
+# **You will** time a step without fooling yourself, predict the speed of 64 devices for a batch that grows and for one
+# that doesn't, and decide what to try first. 20 minutes, 45 with exercises. You need [06 Communicate between
 # devices](06_communicate_between_devices.ipynb) and [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
-import timeit
-
 import jax
 import numpy as np
 from jax import lax
 
-from pmapdp import devices
+from pmapdp import devices, scaling
 from pmapdp.lessons.pictures import lesson_18
 
 devices.simulate(8)  # before any other use of JAX
@@ -48,26 +46,26 @@ lesson_18.three_durations()
 
 # %% [markdown]
 # The first call also traces and compiles. Later calls return before the result is there, because Python only *dispatches*
-# the work, as PyTorch does on a GPU. A step may look a hundred times too fast. So warm up, wait for the result
-# with `block_until_ready`, and repeat. The median tells you what your training takes. To compare two functions, take each
-# one's minimum, because other programs only make a run slower.
+# the work, as PyTorch does on a GPU. So a step may look a hundred times too fast. You want the third time: compile first,
+# wait for the result with `block_until_ready`, and take the median of many calls.
 #
 # ## The program so far, and what changes
 #
-# You start from [program/09_jit.py](program/09_jit.py), and let it measure itself. Three things are new:
+# You start from [program/09_jit.py](program/09_jit.py), and let it measure itself before it trains. Three functions are
+# new:
 #
-# - The loop times each epoch, and waits for the last update before it reads the clock. An update's time includes making
-#   and placing the batch.
-# - `cost_analysis` counts the operations of the compiled step. Divide them by the time and by your device's peak, and you
-#   know how busy it is. Simulated devices have no data sheet, so this `PEAK` is made up. Papers report the MFU, the model
-#   FLOPs utilization, which only counts what the model needs.
-# - `describe_all_reduces` finds all-reduces in the compiled step. It takes their bytes from the model, 4 for each
-#   parameter and each metric, and calculates how long lesson 06's ring needs for them, in an assumed network.
+# - `measure` times the step on one device. `cost_analysis` counts the operations of the compiled step. Divide them by the
+#   time and by your device's peak, and you know how busy it is. A simulated device has no data sheet, so this `PEAK` is
+#   made up.
+# - `ring_seconds` is lesson 06's formula: 2 (N - 1) messages, one after the other, and each takes a latency and the time of
+#   its bytes.
+# - `speedup` gives a **range**, because the all-reduce may run while the devices still compute. At worst it comes on top of
+#   the step. At best it hides behind the backward pass, about two thirds of the step, and only what doesn't fit costs time.
 #
 # include the difference of 09_jit.py and 18_measure.py
 #
-# **Predict:** a ring of 8 devices needs 0.3 ms for the 9,652 bytes of this network. How long does a ring of 64 need:
-# about as long, nine times as long, or 64 times as long?
+# **Predict:** suppose that a step takes 0.2 ms on one device. The all-reduce of 64 devices takes 2.5 ms. How many times as
+# fast as one do 64 get through the data, if each works on 128 examples: about 60, 30, or 5 times?
 
 # %% tags=["prediction", "take-home"]
 # include program/18_measure.py
@@ -75,172 +73,96 @@ lesson_18.three_durations()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Nine times as long, 2.5 ms. Each device sends about as many bytes as before. But it sends them in 126 messages instead
-# of 14, one after the other, and with so few bytes nearly all the time is latency.
+# About 5 times: 64 x 0.2 / (0.2 + 2.5) is 4.7. Even if it could, a backward pass of 0.13 ms wouldn't hide 2.5 ms. Your own
+# step takes another time, so the program prints other numbers for you.
 #
 # </details>
 #
-# Believe the bytes: [collectives.py](../pmapdp/collectives.py) reads the same number from the compiled step. Don't
-# believe the time of an update, because simulated devices share your machine's cores.
+# Why 2.5 ms for 9,652 bytes, when a ring of 8 needs only 0.3 ms? Nearly all of it is latency, of 126 messages instead of
+# 14. Libraries like NCCL can also send along **trees**, with 2 log2(N) messages, here 12. That makes 28 to 40 times. Expect
+# the 28, because XLA merges the gradients of this network into one all-reduce, which has to wait for the last of them.
 #
-# ## Is one device busy at all?
+# ## Keep your batch, or let it grow?
 #
-# A **profile** shows what ran when. You record one with `jax.profiler.trace(folder)`, and open it in
-# [ui.perfetto.dev](https://ui.perfetto.dev). Here's pmapdp's CNN on an H200, with jax 0.11.2.
-
-# %%
-lesson_18.trace_of_an_h200()
-
-# %% [markdown]
-# In each update the GPU computes for 0.12 ms and waits for the host for 1.4 ms. The host's two rows overlap, so more than
-# one of its threads is at work. The profiler slows the host down. But even without it, a bare loop with batches of 64
-# took 1.1 ms an update, at 58,000 images a second ([Speed](../docs/speed.md#on-a-gpu)). So the GPU waits about nine
-# tenths of the time, and 64 GPUs would wait just as long.
+# "64 times as fast" can mean two things. Under **weak scaling** each device gets a batch like yours, so 64 devices work on
+# 64 x 128 examples at a time. Under **strong scaling** they share your batch of 128, and each computes with 2 examples. At
+# best it then needs a 64th of the time, but the all-reduce stays as long as it was.
 #
-# The cure is to put more work into a call. With 4,096 images in a batch, the CNN trains thirty times faster. If you'd
-# rather keep your batch, put ten updates into a call, with `lax.scan`. Your `train_step` already has the form that it
-# wants: a state and a batch go in, a new state and a result come out.
+# The next cell draws both ranges as bands, for your network and for a ResNet-50 on A100s, with 256 images in a batch. The
+# ResNet's steps take 273 ms on one GPU, and its 102 MB of gradients take 1.6 ms on 64: first NVLink sums them among the 8
+# GPUs of a machine, then each GPU sums an eighth of them with the other machines. [scaling.py](../pmapdp/scaling.py)
+# calculates that, and names the sources of its numbers.
 #
-# **Predict:** does an update with 128 examples gain more from this, or one with 5,000?
+# **Predict:** your 64 devices share your batch of 128. Are they still 5 times as fast as one?
 
 # %% tags=["prediction"]
-step = train_step.__wrapped__  # the function before jit
-one_update = jax.jit(step)
-ten_updates = jax.jit(lambda state, batches: lax.scan(step, state, batches))
-one_device = jax.devices()[0]
-first_state = jax.device_put(init_state(), one_device)
+RESNET_BYTES = 4 * 25_557_032  # its parameters in float32
+published = {  # devices, and how many times as fast as one: see below
+    "8 A100s, TF32": (8, 7248 / 938),
+    "8 A100s, mixed precision": (8, 16621 / 2470),
+    "32 servers of 8 P100s": (32, 0.9 * 32),
+}
 
 
-def ten_calls(state, batches):
-    for batch in batches:
-        state, _ = one_update(state, batch)
-    return state
+def resnet_seconds(N):
+    """An all-reduce of its gradients on N A100s."""
+    return 2 * scaling.reduce_scatter(RESNET_BYTES, N, scaling.A100.levels)
 
 
-def milliseconds(train, batches):
-    """Time an update: the fastest of 50 runs of ten."""
-
-    def trial():
-        jax.block_until_ready(train(first_state, batches))
-
-    trial()  # compiles
-    return 1000 * min(timeit.repeat(trial, number=1, repeat=50)) / 10
+def your_seconds(N):
+    return ring_seconds(9652, N)
 
 
-for b in (128, 5_000):
-    batch = train_data[0][:b], train_data[1][:b], np.ones(b, np.float32)
-    stacked = jax.tree.map(lambda x: np.stack([x] * 10), batch)
-    batch, stacked = jax.device_put((batch, stacked), one_device)
-    alone, in_ten = milliseconds(ten_calls, [batch] * 10), milliseconds(ten_updates, stacked)
-    print(f"{b:,} examples: {alone:.2f} ms per update, {in_ten:.2f} ms with ten in a call")
+counts = [1, 2, 4, 8, 16, 32, 64]
+steps = {"ResNet-50 on A100s": (256 / 938, resnet_seconds), "your network": (2e-4, your_seconds)}
+weak, strong = {}, {}
+for name, (step, all_reduce) in steps.items():
+    weak[name] = [speedup(step, all_reduce(N), N) for N in counts]
+    strong[name] = [speedup(step / N, all_reduce(N), N) for N in counts]
+lesson_18.speedup_by_devices(counts, weak, strong, published)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The one with 128. A scan saves nine calls of ten, but the computing stays the same. With 128 examples the call takes
-# most of the time. With 5,000 it takes hardly any, and on a CPU the scan may even be slower.
+# No, they're 13 times *slower* than one. Two examples need 3 µs at best, and the all-reduce still takes 2.5 ms.
 #
 # </details>
 #
-# The parameters come out the same, up to rounding. The price: all ten batches must be on the device before the call, and
-# you can only save between calls.
+# Look for the place where the all-reduce takes as long as the computing. Without overlap, N devices are then N / 2 times
+# as fast as one, and from there on you pay for devices that mostly wait. Your network gets there between 4 and 8 devices,
+# or between 2 and 4 if they share a batch. A ResNet-50 computes for so long that it's nowhere near: with a batch on each,
+# 64 GPUs lose at most 0.6 %. If they share one, and 4 images keep a GPU as busy as 256, they're 46 to 64 times as fast.
 #
-# ## How much faster are 64?
-#
-# A message takes a fixed latency L, plus its bytes divided by the bandwidth W. In an all-reduce of n
-# bytes, each device sends about 2 n bytes in all:
-#
-# ```
-# seconds = messages x L + 2 (N - 1) / N x n / W
-# ```
-#
-# A ring needs 2 (N - 1) messages. On 64 devices that's 126. So libraries like NCCL can also send along **trees**, with
-# only 2 log2(N) messages, or 12.
-#
-# Does every step get longer by that time? Not if the devices compute while they send: as in lesson 06, the last layer's
-# gradient can leave while earlier layers are still being computed. PyTorch's `DistributedDataParallel` arranges such an
-# **overlap**. Under `jit` it depends on how many gradients XLA merges into one all-reduce.
-#
-# You rarely know how much will overlap, so predict a **range**. At worst the whole all-reduce comes on top of the step.
-# At best it runs during the backward pass, about two thirds of a step, and only what doesn't fit costs time.
-
-
-# %%
-def speedup_range(N, step, all_reduce):
-    """N devices over one, from no overlap to full overlap."""
-    left_over = max(0, all_reduce - 2 / 3 * step)
-    return N * step / (step + all_reduce), N * step / (step + left_over)
-
-
-def all_reduce(n, N, messages, latency, bandwidth):
-    """Milliseconds of an all-reduce of n bytes over N members."""
-    return 1e3 * (messages * latency + 2 * (N - 1) / N * n / bandwidth)
-
-
-# %% [markdown]
-# Try it with your network, and with a ResNet-50 on 64 A100s. NVLink sums its 102 MB of gradients among the 8 GPUs of a
-# machine. Then each GPU sums an eighth of them with 7 other machines, through a network card of its own.
-# [scaling.py](../pmapdp/scaling.py) names the sources of the numbers. One A100 trained 938 images a second in TF32, 256
-# in a batch, so a step takes 256 / 938 s.
-#
-# **Predict:** suppose that an update with 128 examples takes 0.2 ms on one device. 64 such devices, with 128 examples
-# each, need about 2.5 ms for the all-reduce in a ring. How many times faster do they get through the data?
-
-# %% tags=["prediction"]
-all_reduce_ms, yours = {}, {}
-for name, messages in {"ring": 2 * 63, "trees": 2 * 6}.items():
-    all_reduce_ms[name] = all_reduce(9652, 64, messages, LATENCY, BANDWIDTH)
-    yours[name] = speedup_range(64, 0.2, all_reduce_ms[name])
-    low, high = yours[name]
-    print(f"your network, {name} of {all_reduce_ms[name]:.3f} ms: {low:.1f} to {high:.1f} times")
-
-same_batch = speedup_range(64, 0.2 / 64, all_reduce_ms["ring"])
-print(f"with 2 examples on each device, in a ring: {same_batch[0]:.2f} times")
-resnet_bytes = 4 * 25_557_032  # its parameters in float32
-inside = all_reduce(resnet_bytes, 8, 2 * 3, 1.9e-6, 281e9)  # NVLink
-between = all_reduce(resnet_bytes / 8, 8, 2 * 3, 4e-6, 23.4e9)  # network cards
-low, high = speedup_range(64, 256 / 0.938, inside + between)
-print(f"ResNet-50, trees of {inside + between:.2f} ms: {low:.1f} to {high:.1f} times")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Fewer than five: 64 x 0.2 / (0.2 + 2.5) is 4.7. A backward pass of 0.13 ms can't hide 2.5 ms. Trees take a tenth of
-# that, which makes it 28 to 40 times. Expect 28, because XLA merges all your gradients into one all-reduce, which has to
-# wait for the whole backward pass. ResNet-50 computes for so much longer that it loses at most 0.6 %.
-#
-# </details>
-#
-# So far the batch grows, because 64 devices with 128 examples each make 8,192. That's **weak scaling**. Under **strong
-# scaling** you keep your batch of 128. Each device then has 2 examples, and at best computes 64 times faster. But the
-# all-reduce stays, and now it's nearly the whole step: in a ring, 64 devices are 13 times *slower* than one.
-#
-# So the offer is bad for your small network, and good for a ResNet-50. Predict [your own
-# model](../docs/speed.md#predict-more-devices), too.
+# So the offer is bad for your small network, and good for a ResNet-50. What you need is a long step on each device. A
+# growing batch gives you that, but it may change how well you learn, and [lesson 21](21_choose_a_batch_size.ipynb) shows
+# how far it can grow.
 #
 # ## How wrong is it?
 #
-# Would you bet on this? Compare three published runs of ResNet-50:
+# Would you bet on this? The three points in the picture are published runs of ResNet-50, under weak scaling. The last one
+# compares servers, so each of them counts as one device.
 #
 # - [NVIDIA](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
-#   trained on one and on eight A100s of one machine, with 256 images on each. NVLink sums in 0.65 ms, as above. In TF32 a
-#   step on one takes 273 ms, so each of the eight should lose at most 0.2 % of its speed.
-# - NVIDIA did the same in mixed precision. One A100 then trains 2.6 times faster, but its gradients stay in float32.
-# - [Goyal et al.](https://arxiv.org/abs/1706.02677) went from 8 P100s to 256. On 8 it took 29 hours for 90 epochs, as
-#   NVIDIA's blog reported in 2017, so an update of 256 images took 232 ms. Each of their 32 servers has 8 GPUs and a
-#   network card of 6.25 GB/s. They sum by halving and doubling, with as many messages as trees, 10. We assume 20 µs for
-#   each.
+#   trained on one and on eight A100s of one machine, with 256 images on each, in TF32. NVLink sums in 0.65 ms, and a step
+#   takes 273 ms, so each of the eight should lose at most 0.2 % of its speed.
+# - NVIDIA did the same in mixed precision. One A100 then trains 2.6 times as fast, but its gradients stay in float32.
+# - [Goyal et al.](https://arxiv.org/abs/1706.02677) went from one server of 8 P100s to 32. On one it took 29 hours for 90
+#   epochs, as NVIDIA's blog reported in 2017, so a step of 256 images took 232 ms. Each server has a network card of 6.25
+#   GB/s. They sum by halving and doubling, with as many messages as trees. We assume 20 µs for each.
 #
 # **Predict:** should the A100s lose less than 0.2 % in mixed precision, as much, or more?
 
 # %% tags=["prediction"]
-# Speed without overlap, with full overlap, and as found, compared with the smaller run.
-servers = all_reduce(resnet_bytes, 32, 2 * 5, LATENCY, 6.25e9)
+# Each one's part of the ideal speed: without overlap, with full overlap, and as found.
+network_cards = [scaling.Level(32, LATENCY, 6.25e9)]
+between_servers = 2 * scaling.reduce_scatter(RESNET_BYTES, 32, network_cards)
 runs = {
-    "8 A100 over 1, TF32": (*speedup_range(1, 256 / 0.938, inside), 7248 / (8 * 938)),
-    "8 A100 over 1, mixed": (*speedup_range(1, 256 / 2.470, inside), 16621 / (8 * 2470)),
-    "256 P100 over 8": (*speedup_range(1, 232, servers), 0.9),
+    "8 A100s, TF32": speedup(256 / 938, resnet_seconds(8), 1),
+    "8 A100s, mixed precision": speedup(256 / 2470, resnet_seconds(8), 1),
+    "32 servers of 8 P100s": speedup(0.232, between_servers, 1),
 }
+for name, (N, times) in published.items():
+    runs[name] = (*runs[name], times / N)
 lesson_18.predicted_against_found(runs)
 
 # %% [markdown]
@@ -256,43 +178,65 @@ lesson_18.predicted_against_found(runs)
 # The P100s' 90 % is inside its range, but so is everything from 88 to 100 %. And that's luck: Goyal et al. hid their
 # all-reduce behind the backward pass, so the calculation says 100 %. Most of their 10 % went somewhere else.
 #
-# The calculation tells you whether *communication* can be a problem. It knows nothing about loading data, launching
-# kernels, or waiting for the slowest device. So use it to refuse an offer: if it says five times, don't hope for six. If
-# it says 63, that's the best you can get, so measure on two devices first.
+# The calculation only knows *communication*. It knows nothing about loading data, launching kernels, or waiting for the
+# slowest device. So its answer is the best that you can get: if it says five times, don't hope for six.
+#
+# ## What it can't see
+#
+# A **profile** shows what ran when. You record one with `jax.profiler.trace(folder)`, and open it in
+# [ui.perfetto.dev](https://ui.perfetto.dev). Here's pmapdp's CNN on an H200, with jax 0.11.2.
+
+# %%
+lesson_18.trace_of_an_h200()
+
+# %% [markdown]
+# In each update the GPU computes for 0.12 ms and waits for the host for 1.4 ms. The profiler slows the host down. But even
+# without it, a bare loop with batches of 64 took 1.1 ms an update, at 58,000 images a second
+# ([Speed](../docs/speed.md#on-a-gpu)). So the GPU waits about nine tenths of the time, and 64 GPUs would wait just as long.
+#
+# The cure is to put more work into a call. With 4,096 images in a batch, the CNN trains thirty times as fast. If you'd
+# rather keep your batch, put ten updates into a call, with `lax.scan`: your `train_step` already takes a state and a batch,
+# and returns a new state and a result.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
-from pmapdp import scaling
+from functools import partial
+
 from pmapdp.collectives import collectives
 
 host_batches = list(batches(*train_data, seed=0))[:10]
 stacked = jax.tree.map(lambda *x: np.stack(x), *host_batches)
-assert "length=10" in str(jax.make_jaxpr(ten_updates)(first_state, stacked))
-singly, (scanned, _) = ten_calls(first_state, host_batches), ten_updates(first_state, stacked)
-for one, other in zip(jax.tree.leaves(singly), jax.tree.leaves(scanned), strict=True):
-    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-assert program.as_text().count(" all-reduce(") == 1
-assert round(flops / 1e6, 1) == 0.2  # for 16 examples, whose products take 0.16 MFLOP
-assert [row.bytes for row in collectives(program.as_text())] == [9652]
-for name, milliseconds_of in all_reduce_ms.items():
-    network = scaling.Level(64, LATENCY, BANDWIDTH, trees=name == "trees")
-    half = scaling.reduce_scatter(9652, 64, [network])  # the all-gather takes as long
-    assert abs(milliseconds_of / (2e3 * half) - 1) < 1e-9
-assert round(all_reduce(9652, 8, 14, LATENCY, BANDWIDTH), 1) == 0.3
-assert round(all_reduce_ms["ring"], 1) == 2.5
-assert round(all_reduce_ms["trees"], 3) == 0.255
-assert 4.6 < yours["ring"][0] < yours["ring"][1] < 5
-assert 28 < yours["trees"][0] < yours["trees"][1] < 40
-assert round(1 / same_batch[0]) == 13
-assert 63.6 < low < high == 64
-assert round(1 - low / high, 3) == 0.006
-model = scaling.RESNET_PARAMETERS, scaling.RESNET_FLOPS, scaling.RESNET_SHARES["float32"]
-one, many = (scaling.predict(scaling.A100, N, 256, *model) for N in (1, 64))
-np.testing.assert_allclose(1e3 * one.step, 256 / 0.938, rtol=0.01)  # it also has the optimizer
-np.testing.assert_allclose(1e3 * many.all_reduce, inside + between, rtol=0.01)
-assert resnet_bytes == 4 * scaling.RESNET_PARAMETERS
+one_state = jax.device_put(init_state(), jax.devices()[0])
+scanned, _ = lax.scan(step_of_one, one_state, stacked)
+for host_batch in host_batches:
+    one_state, _ = step_of_one(one_state, host_batch)
+jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), one_state, scanned)
+placed = place_state(init_state()), place_batch(host_batches[0])
+program = train_step.lower(*placed).compile()
+assert [(row.kind, row.bytes) for row in collectives(program.as_text())] == [("all-reduce", n)]
+assert n == 9652
+assert measure(jax.jit(step_of_one, **options), *placed)[0] > 0
+for N in (8, 64):
+    network = scaling.Level(64, LATENCY, BANDWIDTH, trees=False)
+    half = scaling.reduce_scatter(n, N, [network])  # the all-gather takes as long
+    assert abs(your_seconds(N) / (2 * half) - 1) < 1e-9
+assert [round(1e3 * your_seconds(N), 1) for N in (8, 64)] == [0.3, 2.5]
+in_trees = 2 * scaling.reduce_scatter(n, 64, [network._replace(trees=True)])
+low, high = speedup(2e-4, in_trees, 64)
+assert 28 < low < high < 40
+yours, yours_shared = weak["your network"], strong["your network"]
+resnet, resnet_shared = weak["ResNet-50 on A100s"], strong["ResNet-50 on A100s"]
+assert 4.6 < yours[-1][0] < yours[-1][1] < 5
+assert round(1 / yours_shared[-1][0]) == 13
+lower_ends = [[low for low, _ in pairs] for pairs in (yours, yours_shared)]
+waits = np.array(lower_ends) < np.array(counts) / 2
+assert [counts[row.argmax()] for row in waits] == [8, 4]
+assert round(1 - resnet[-1][0] / 64, 3) == 0.006
+assert np.round(resnet_shared[-1]).tolist() == [46, 64]
+assert round(1e3 * resnet_seconds(64), 1) == 1.6
+assert RESNET_BYTES == 4 * scaling.RESNET_PARAMETERS
 tf32, mixed, goyal = runs.values()
-assert round(inside, 2) == 0.65
+assert round(1e3 * resnet_seconds(8), 2) == 0.65
 assert (round(tf32[0], 3), tf32[1], round(tf32[2], 3)) == (0.998, 1, 0.966)
 assert (round(mixed[0], 3), mixed[1], round(mixed[2], 3)) == (0.994, 1, 0.841)
 on_one, on_eight = 256 / np.array([0.938, 2.470]), 8 * 256 / np.array([7.248, 16.621])
@@ -300,6 +244,20 @@ assert list(on_one.round()) == [273, 104]
 assert list((on_eight - on_one).round()) == [10, 20]
 assert round(1e3 * 29 * 3600 / 90 / (1_281_167 / 256)) == 232
 assert 0.87 < goyal[0] < goyal[2] < goyal[1] == 1
+
+# %% [markdown]
+# ## Tomorrow, on your machine
+#
+# 1. **Time one device.** Put your model and data into [18_measure.py](program/18_measure.py), with your device's peak and
+#    your network's bandwidth from their data sheets. For the latency we assume 20 µs on Ethernet, and NCCL 4 µs on
+#    InfiniBand.
+# 2. **Fill it.** Double the batch until a step takes twice as long, too. Before that the device was waiting, and more
+#    devices would only wait together.
+# 3. **Say no if the range does.** If its lower end for 64 is less than 32, the all-reduce takes longer than the computing.
+#    Then you need a larger batch on each device, a faster network, or fewer devices. Exercise 3 finds that batch.
+# 4. **Before you say yes, rent two machines for an hour.** Start lesson 17's processes, give `measure` the step of all
+#    devices, `jax.jit(step_of_one, **options)`, with a placed state and batch, and compare the time with the prediction.
+#    What's left isn't communication, so look for it in a profile before you rent more.
 
 # %% [markdown]
 # ## Exercises
@@ -352,14 +310,14 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 # %% [markdown]
 # ## Take away
 #
-# - Warm up, wait for the result, and don't time simulated devices.
-# - Keep one device busy before you ask for more: a larger batch, or many updates in a call.
-# - Predict a range, from no overlap to full overlap, and take it as the best that you can get.
+# - Compile first, wait for the result, and measure one device. Simulated devices share your machine's cores.
+# - Say which speed-up you mean: with a batch on each device, or with one batch in all.
+# - A prediction is a range, and the best that you can get. It refuses bad offers, and two machines check the good ones.
 #
-# In [scaling.py](../pmapdp/scaling.py), `predict` calculates the lower end of such a range, without overlap, and adds
-# Adam's update. `python -m pmapdp.train --workdir runs/first --profile` records a profile.
+# In [scaling.py](../pmapdp/scaling.py), `predict` calculates the lower end of the range, and adds Adam's update. Try it for
+# [a GPT-2](../docs/speed.md#predict-more-devices). `python -m pmapdp.train --workdir runs/first --profile` records a
+# profile.
 #
 # To read on: JAX on [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
-# [rooflines](https://jax-ml.github.io/scaling-book/roofline/). More examples a second don't always mean more learning,
-# and [21 Choose a batch size](21_choose_a_batch_size.ipynb) measures how much. Next, all of the course in one program:
+# [rooflines](https://jax-ml.github.io/scaling-book/roofline/). Next, all of the course in one program:
 # [19 Train a small GPT](19_train_a_small_gpt.ipynb).

@@ -1,4 +1,4 @@
-"""Train a small network, and say what an update takes: `python 18_measure.py`."""
+"""Train a small network, time its step on one device, and predict 64: `python 18_measure.py`."""
 
 import os
 import time
@@ -86,6 +86,7 @@ def eval_step(state, batch):
     return loss_sums(state[0], batch)[1]
 
 
+step_of_one = jax.jit(train_step)  # for one device
 options = {"in_shardings": (replicated, split), "out_shardings": replicated}
 train_step = jax.jit(train_step, **options, donate_argnums=0)
 eval_step = jax.jit(eval_step, **options)
@@ -98,36 +99,44 @@ def report(all_sums):
     return f"loss {totals['loss'] / count:.4f}, accuracy {totals['correct'] / count:.4f}"
 
 
-def describe_all_reduces(program, model):
-    """Print the compiled step's all-reduces, and how long their bytes take in a ring."""
-    text = program.as_text()
-    count = text.count(" all-reduce(") + text.count(" all-reduce-start(")  # the latter on GPUs
-    n = 4 * (sum(w.size for w in jax.tree.leaves(model)) + 3)  # bytes: gradients, metric sums
-    print(f"all-reduces: {count}, of {n:,} bytes")
-    for N in (mesh.size, 64):  # also where you don't have 64 devices
-        ring = 2 * (N - 1) * (LATENCY + n / N / BANDWIDTH)  # seconds
-        print(f"a ring of {N} devices takes {1000 * ring:.3f} ms")
+def measure(step, state, batch):
+    """The median time of a step in seconds, and its operations."""
+    program = step.lower(state, batch).compile()
+    seconds = []
+    for _ in range(100):
+        start = time.perf_counter()
+        jax.block_until_ready(program(state, batch))  # or the clock would see only the call
+        seconds.append(time.perf_counter() - start)
+    return np.median(seconds), program.cost_analysis()["flops"]
+
+
+def ring_seconds(n, N):
+    """An all-reduce of n bytes in a ring of N devices."""
+    return 2 * (N - 1) * (LATENCY + n / N / BANDWIDTH)
+
+
+def speedup(seconds, all_reduce, N):
+    """N devices over one, if each computes for so many seconds: no overlap, full overlap."""
+    left_over = max(0, all_reduce - 2 / 3 * seconds)  # a backward pass takes two thirds
+    return N * seconds / (seconds + all_reduce), N * seconds / (seconds + left_over)
 
 
 train_data, test_data = make_clouds(5_000, seed=1), make_clouds(1_000, seed=2)
 optimizer = optax.adam(3e-3)
+on_one = init_state(), next(batches(*train_data, seed=0))
+seconds, flops = measure(step_of_one, *jax.device_put(on_one, jax.devices()[0]))
+print(f"one device: {1e3 * seconds:.2f} ms a step, {flops / seconds / PEAK:.1%} of the peak")
+n = 4 * (sum(w.size for w in jax.tree.leaves(on_one[0][0])) + 3)  # bytes of an all-reduce
+for N in (2, 8, 64):
+    ring = ring_seconds(n, N)
+    low, high = speedup(seconds, ring, N)
+    print(f"{N} devices: {low:.1f} to {high:.1f} times as fast, all-reduce {1e3 * ring:.2f} ms")
 state = place_state(init_state())
-seconds = []  # an update's mean time in each epoch
-first_batch = place_batch(next(batches(*train_data, seed=0)))
-program = train_step.lower(state, first_batch).compile()
-describe_all_reduces(program, state[0])
 
 for epoch in range(EPOCHS):
     train_sums = []
-    start = time.perf_counter()
     for batch in batches(*train_data, seed=epoch):
         state, sums = train_step(state, place_batch(batch))
         train_sums.append(sums)
-    jax.block_until_ready(state)  # or the clock would see only the calls
-    seconds.append((time.perf_counter() - start) / len(train_sums))
     test_sums = [eval_step(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
     print(f"epoch {epoch}: {report(train_sums)} | test: {report(test_sums)}")
-
-median = np.median(seconds[1:])  # without the first epoch, which is usually slower
-flops = program.cost_analysis()["flops"]  # of a device, in an update
-print(f"an update took {1000 * median:.2f} ms, {flops / median / PEAK:.2%} of the peak")

@@ -139,7 +139,7 @@ def zero_step(answer):
         require(
             "out_specs" not in str(error),
             "the numbers are right, but shard_map with out_specs=P() for w can't see "
-            "that all devices get the same: lax.all_gather(..., to=\"invarying\")",
+            'that all devices get the same: lax.all_gather(..., to="invarying")',
         )
         raise
 

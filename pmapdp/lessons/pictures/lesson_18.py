@@ -25,7 +25,7 @@ def three_durations() -> None:
         "a device": [(10.8, "step", 3.4), (15.6, "step", 3.4)],
     }
     for row, (name, pieces) in enumerate(rows.items()):
-        axes.text(0.1, 1.6 + 1.5 * row, name, va="center", weight="bold")
+        axes.text(-0.9, 1.6 + 1.5 * row, name, va="center", weight="bold")
         for left, text, width in pieces:
             drawing.box(
                 axes,
@@ -76,6 +76,76 @@ def trace_of_an_h200() -> None:
         axes.text(middle, 2, "waits", ha="center", va="center")
 
 
+Ranges = list[tuple[float, float]]  # speed-up without and with overlap, by device count
+
+
+@drawing.picture
+def speedup_by_devices(
+    counts: list[int],
+    weak: dict[str, Ranges],
+    strong: dict[str, Ranges],
+    published: dict[str, tuple[int, float]],
+) -> None:
+    """Speed-up from 1 to 64 devices, in two diagrams. On the left each device has a whole batch: ResNet-50 follows the ideal line, with three published runs close to it, and your network levels off at 5. On the right all share one batch: ResNet-50 reaches 46 to 64, and your network gains a little with 2 devices and then gets slower, down to 0.08 with 64. Where your all-reduce takes longer than computing, the background is violet.
+
+    `published` has a number of devices and a speed-up for each name.
+    """
+    titles = (
+        "weak scaling: a batch on each device",
+        "strong scaling: one batch in all",
+    )
+    _, panels = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True)
+    for axes, title, networks in zip(panels, titles, (weak, strong), strict=True):
+        axes.plot(counts, counts, ":", color=drawing.INK, label="ideal")
+        plot_range(axes, counts, networks["ResNet-50 on A100s"], "--", drawing.INK)
+        plot_range(axes, counts, networks["your network"], "-", drawing.ACCENT)
+        shade_from_half_speed(axes, counts, networks["your network"])
+        axes.set_title(title, size=10)
+        axes.set(xlabel="devices", ylim=(0.03, 110))
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(counts, [f"{count}" for count in counts])
+        axes.set_yticks([1 / 16, 1 / 4, 1, 4, 16, 64], ["1/16", "1/4", 1, 4, 16, 64])
+    for marker, (name, point) in zip("sDo", published.items(), strict=True):
+        hollow = {"color": "none", "markeredgecolor": drawing.INK}
+        panels[0].plot(*point, marker, label=f"found: {name}", **hollow)
+    panels[0].set_ylabel("times as fast as one")
+    panels[0].text(28, 50, "ideal, and ResNet-50", ha="right", size=9)
+    panels[1].text(64, 12, "ResNet-50", ha="right", size=9)
+    for axes, y in zip(panels, (2.6, 0.6), strict=True):
+        yours = {"ha": "right", "size": 9, "color": drawing.ACCENT}
+        axes.text(64, y, "your network", **yours)
+    handles, names = panels[0].get_legend_handles_labels()
+    panels[0].figure.legend(
+        handles[1:],
+        names[1:],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.02),
+        ncols=3,
+        fontsize=9,
+    )
+
+
+def plot_range(axes, counts, pairs: Ranges, dashes: str, colour: str) -> None:
+    """Plot a line without overlap, and a band up to full overlap."""
+    low, high = np.transpose(pairs)
+    axes.plot(counts, low, dashes, color=colour)
+    axes.fill_between(counts, low, high, color=colour, alpha=0.25, lw=0)
+
+
+def shade_from_half_speed(axes, counts, pairs: Ranges) -> None:
+    """Shade the counts at which the all-reduce takes longer than the computing.
+
+    Without overlap, that's where the speed-up is less than half of the ideal.
+    """
+    low, _ = np.transpose(pairs)
+    below_half = np.log2(counts / (2 * low))
+    start = 2 ** np.interp(0, below_half, np.log2(counts))
+    axes.axvspan(start, counts[-1], color=drawing.ACCENT, alpha=0.1, lw=0)
+    text = "your all-reduce takes\nlonger than computing"
+    axes.text(np.sqrt(start * counts[-1]), 0.036, text, ha="center", size=8)
+
+
 @drawing.picture
 def predicted_against_found(runs: dict[str, tuple[float, float, float]]) -> None:
     """Three published runs: a bar from the efficiency without overlap to 100 %, and a dot for what was found. The dot is a little below the bar for the A100s in TF32 (97 %), far below it in mixed precision (84 %), and on it for the P100s (90 %).
@@ -91,11 +161,12 @@ def predicted_against_found(runs: dict[str, tuple[float, float, float]]) -> None
             max(high - low, 0.002),  # a bar that one can see
             height=0.4,
             left=low,
-            color=drawing.DEVICE_COLOURS[4],
+            color=drawing.INK,
+            alpha=0.5,
             label=bar_label,
         )
         dot_label = "found" if is_first else None
-        axes.plot(found, row, "o", color=drawing.DEVICE_COLOURS[5], label=dot_label)
+        axes.plot(found, row, "o", color=drawing.ACCENT, label=dot_label)
         axes.text(found, row - 0.3, f"{found:.1%}", ha="center", va="bottom", size=8)
     axes.set_yticks(range(len(runs)), runs)
     axes.set(
