@@ -14,35 +14,97 @@
 # %% [markdown]
 # # 19. Train a small GPT
 #
-# One of your programs accumulates, one resumes, one splits its state, and one runs in many processes. But parts that work
-# alone may not work together. So this lesson joins them in one file, a small language model that learns from Python's own
-# library. You'll train it on eight devices, and again in two processes that
-# you kill, so that a single device must go on. How near do the losses of the two runs come?
+# You have a program that accumulates, one that resumes, one that splits its state, and one that runs in many processes.
+# Now you want all of it at once, and parts that work alone can break each other without an error. So here you join them
+# in one file, a small language model that learns from Python's own library. You'll train it on eight devices. Then you'll
+# start it again in two processes, kill both, and let a single device go on. How near do the losses of the two runs come?
 #
-# **You will** read a whole trainer, say where its parts meet, break one of these places, and guard a run against changed
-# settings. 18 minutes, 43 with exercises, and another 17 to read the program. You need lessons
+# **You will** write three places where the parts meet, read the trainer around them, break one of them, and guard a run
+# against changed settings. 22 minutes, 52 with exercises, and another 15 to read the program. You need lessons
 # [08](08_keep_dropout_and_metrics_exact.ipynb), [13](13_more_batch_than_memory.ipynb), [14](14_survive_a_kill.ipynb),
 # [16](16_born_sharded.ipynb) and [17](17_many_processes.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
-import sys
 import tempfile
 from pathlib import Path
 
 import jax
 
+from pmapdp import devices
 from pmapdp.lessons.pictures import lesson_19
 from pmapdp.lessons.programs import launch
 
 jax.config.update("jax_platforms", "cpu")
+devices.simulate(8)  # before any other use of JAX
 folder = Path(tempfile.mkdtemp())
+
+# %% [markdown]
+# ## From the text to the checkpoint
+#
+# The network reads 64 bytes, and guesses after each of them which byte comes next. So an example has 65 bytes, because the
+# last byte is needed as an answer. Follow one update of 16 examples, on eight devices of two processes:
+
+# %%
+lesson_19.one_update()
+
+# %% [markdown]
+# Nothing in the picture is new to you. What's new is that each row depends on the one above, which another lesson made.
+#
+# ## Write three of the joints
+#
+# You know all the parts, so join them before you see how the program does it.
+#
+# 1. `update_once` (10 minutes) joins lessons 08, 09 and 13. The state is `(model, optimizer_state, step)`, and the batch
+#    is `(examples, weights, indices)`, where `indices` says which example each row is. `example_keys(step, indices)`
+#    makes a random key for each row. `loss_sums(model, (examples, weights, keys))` returns the summed loss and a dictionary
+#    of sums, one of them `"count"`. `accumulate(f, model, batch)` calls `f(model, micro_batch)` for each micro-batch on
+#    each device, and returns the sum of all the results, after one all-reduce. Return the new state and the sums.
+#    <details><summary>Hint</summary>f may be <code>jax.grad(loss_sums, has_aux=True)</code>. What do you divide by, and
+#    when?</details>
+# 2. `place_rows` (5 minutes) joins lessons 03 and 17. The examples are shuffled, so row i of the batch is example
+#    `rows[i]`. Return the batch as a global array with this shape and sharding. `read(numbers)` reads examples from the
+#    disk. Call it once for each device of this process, with the numbers of that device's rows, because another process
+#    reads the others. <details><summary>Hint</summary><code>jax.make_array_from_callback(shape, sharding, f)</code> calls
+#    f with the place of a device's rows in the array: a slice for each axis.</details>
+# 3. `resume` (5 minutes) joins lessons 14 and 16. `checkpoints` is an Orbax manager. After epoch 0, 1 and so on, a run has
+#    saved the leaves of its state, a list, perhaps from other devices than yours. Return the newest state, and the number
+#    of the epoch that comes next. `state` is a new state on your devices: yours should lie on them in the same way. If
+#    there's no checkpoint, return `state` and 0. <details><summary>Hint</summary><code>jax.tree.flatten</code>, and
+#    <code>ocp.args.StandardRestore(leaves)</code>.</details>
+
+# %%
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+
+from pmapdp.lessons.checks import check
+
+
+def update_once(
+    loss_sums, optimizer: optax.GradientTransformation, accumulate, example_keys, state, batch
+):
+    """The new state, and the sums of this batch."""
+    ...  # your code: 7 lines
+
+
+def place_rows(read, rows, shape, sharding):
+    """The global array of examples, from the rows of this process's devices."""
+    ...  # your code: 1 line
+
+
+def resume(checkpoints, state):
+    """The state to go on with, and the number of the next epoch."""
+    ...  # your code: 6 lines
+
+
+joints = (update_once, place_rows, resume)
+verdicts = [check("19_train_a_small_gpt", joint.__name__, joint) for joint in joints]
 
 # %% [markdown]
 # ## The program, in the order of the course
 #
-# A GPT reads 64 bytes of text, and guesses after each of them which byte comes next. This one has a single layer and
-# 167,584 parameters, so it's quick. Only the network is new. It takes b examples through these shapes:
+# Only the network is new. It takes b examples through these shapes:
 #
 # | in the program | what happens | shape |
 # | --- | --- | --- |
@@ -54,36 +116,33 @@ folder = Path(tempfile.mkdtemp())
 #
 # Only attention lets positions see each other. `is_causal=True` hides the later ones, because they hold the answers.
 # Attention and the two layers each *add* to what they get, and read it through a layer norm, which keeps its size the same.
+# There's a single layer of this kind, and 167,584 parameters in all, so the program is quick.
 #
-# You know every other part. What's new is how they depend on each other:
+# All other lines come from lessons that you know:
 #
 # - **03**, 18 lines: `read_examples`, `batches` and `report`. A tenth of the examples is the test data. They're shuffled
 #   first, or the test would be on the first few files, which differ from the rest.
-# - **08**, 11 lines: `example_keys` and `dropout`. A mask depends on the example and on the update's number. The number
-#   must survive a kill, so it's part of the state.
-# - **09**, 11 lines: `train_step`. It makes the keys before `accumulate` cuts the batch.
-# - **13**, 13 lines: `accumulate`. It adds up two micro-batches, and then all-reduces once. Its `lax.psum` and the
-#   division in `train_step` are what `lax.pmean` was in lesson 05.
-# - **14**, 11 lines: those below "Resume" that save and restore. All processes run them, because each has its own shards.
+# - **08**, 11 lines: `example_keys` and `dropout`. A mask depends on the example and on the update's number, so the number
+#   must survive a kill. That's why it's part of the state.
+# - **09**, 11 lines: `train_step`. It's your `update_once`, with one more line.
+# - **13**, 13 lines: `accumulate`. Its `lax.psum` and the division in `train_step` are what `lax.pmean` was in lesson 05.
+# - **14**, 11 lines: those below "Resume" that save and restore. They have your `resume`. All processes run them, because
+#   each has its own shards.
 # - **16**, 6 lines: `init_state` and `shard`. Each device stores an eighth of the parameters and of Adam's moments. But
 #   `accumulate` needs all parameters on each device, so they're gathered in every update, and must fit.
-# - **17**, 20 lines: those below "Many processes", and `place_batch`. All processes make the same batch, and each
-#   places its own devices' rows.
+# - **17**, 20 lines: those below "Many processes", and `place_batch`. The text is short, so all processes make the whole
+#   batch, and each places its own devices' rows. For a long one, take your `place_rows`.
 # - **20**, 1 line: `compute_dtype`. On a GPU or TPU the blocks compute in bfloat16, and the logits in float32.
 #
-# One line in `train_step` is in no lesson. Clipping needs the norm of the whole gradient. Left alone, the compiler keeps
-# only its device's shard of each array and asks the others for the rest of the norm: 18 all-reduces instead of one.
-# `lax.with_sharding_constraint` forbids this. The price is a whole gradient on each device.
+# The one more line is `lax.with_sharding_constraint`. Clipping needs the norm of the whole gradient. Left alone, the
+# compiler keeps only its device's shard of each array, and asks the other devices for the rest of the norm: that's 18
+# all-reduces instead of one. The line makes it keep whole gradients, and the price is their memory on each device.
 #
-# One update of 16 examples on eight devices of two processes:
-
-# %%
-lesson_19.where_the_arrays_are()
-
-# %% [markdown]
 # The next cell stands for `python 19_gpt.py never_killed`, and keeps what that prints. Then read the program.
 
 # %%
+import sys
+
 sys.argv = ["19_gpt.py", str(folder / "never_killed")]
 printed = launch.record_output()
 
@@ -91,8 +150,31 @@ printed = launch.record_output()
 # include program/19_gpt.py
 
 # %% [markdown]
-# The text at the end has 64 bytes of the test data, and 200 that the network added. Is its loss good? Compare it with a
-# guesser that counts which byte follows which in the training text:
+# The next cell trains for epoch 0 again, with your `update_once` and `place_rows`, and lets your `resume` look into the
+# folder, if all three checks have accepted you. You should see the test losses of the first and of the last epoch again.
+
+# %%
+if all(verdict.solved for verdict in verdicts):
+
+    def your_step(state, batch):
+        return update_once(loss_sums, optimizer, accumulate, example_keys, state, batch)
+
+    def test_report(state):
+        return report([eval_step(state, place_batch(rows)) for rows in batches(test_data, seed=0)])
+
+    your_step = jax.jit(your_step, **options, out_shardings=(shardings, replicated))
+    your_state = jax.jit(init_state, out_shardings=shardings)()
+    for examples, weights, rows in batches(train_data, seed=0):
+        placed = place_rows(lambda numbers: train_data[numbers], rows, examples.shape, split)
+        your_state, _ = your_step(your_state, (placed, *place_batch((weights, rows))))
+    print("test, with your functions:", test_report(your_state))
+    with ocp.CheckpointManager(directory) as checkpoints:
+        restored, next_epoch = resume(checkpoints, your_state)
+    print(f"test, before epoch {next_epoch}: {test_report(restored)}")
+
+# %% [markdown]
+# The text at the end of the program's output has 64 bytes of the test data, and 200 that the network added. Is its loss
+# good? Compare it with a guesser that counts which byte follows which in the training text:
 
 # %%
 pairs = np.full((256, 256), 0.1)  # not 0, because a pair may be new in the test data
@@ -103,13 +185,13 @@ losses = lesson_19.losses("".join(printed).splitlines())
 print(f"test loss of pairs {pair_loss:.2f}, of the network {losses[-1, 1]:.2f}")
 
 # %% [markdown]
-# The network beats the pairs, though its text has only pieces of words. Another Python has another library, so your losses
-# may differ. Ignore the speeds.
+# The network beats the pairs, though it has only learned to write pieces of words. Your losses may differ, because another
+# version of Python has another library. Ignore the speeds, because two cores stand for eight devices.
 #
 # ## Kill it, and go on with one device
 #
-# Would you trust this program for a week? Start it with another folder, as two processes of four devices each, and kill
-# both when the first checkpoint is complete.
+# Would you leave this program alone for a week? Start it with another folder, as two processes of four devices each, and
+# kill both as soon as the first checkpoint is complete.
 
 # %%
 command = ["-c", launch.take_home(), str(folder / "killed")]
@@ -119,17 +201,17 @@ while not (folder / "killed" / "0").exists() and both[0].poll() is None:
 for process in both:
     process.kill()
 output, _ = both[0].communicate()
-lines = [line for line in output.splitlines() if line.startswith(("process", "epoch"))]
+lines = lesson_19.status_lines(output.splitlines())
 print(lines[0])
 
 # %% [markdown]
-# Then go on with one process that has one device, as if only one of the eight had survived.
+# Say that only one of the eight devices has survived, so go on with one process that has one device.
 #
-# **Predict:** do the losses of the two runs have the same bits, the same four digits, or only the same tendency?
+# **Predict:** will its losses agree with the first run's to the last bit, to four digits, or only roughly?
 
 # %% tags=["prediction"]
 (resumed_lines,) = launch.outputs(launch.start(1, *command, DEVICES="1"))
-lines += resumed_lines
+lines += lesson_19.status_lines(resumed_lines)
 print(*lines, sep="\n")
 interrupted_losses = lesson_19.losses(lines)
 print("largest difference:", abs(interrupted_losses - losses).max().round(4))
@@ -138,16 +220,17 @@ lesson_19.two_runs(losses, interrupted_losses, pair_loss)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The same four digits, except for the last one now and then. Eight devices sum in another order than one, and float32
-# rounds after each addition, so the bits differ. Everything else is the same: the order of the examples, their masks, the
-# number of the update. A folded cell below allows a difference of 0.002.
+# To four digits, though the last one may be off by one now and then. Eight devices add up in another order than one
+# device, and float32 rounds after each addition, so the bits differ. Everything else is the same: the order of the
+# examples, their masks, and the number of the update. A folded cell below allows a difference of 0.002.
 #
 # </details>
 #
 # ## Break it: each device numbers its own rows
 #
-# What if the masks don't depend on the examples, because each device numbers its rows from 0? Give `train_step` the
-# numbers that 8 devices would make, and then the numbers that one would make.
+# Now for a mistake that's easy to make. Say that each device numbers its own rows from 0, and makes the keys from these
+# numbers and not from the examples'. The next cell gives `train_step` the numbers that 8 devices would make, and then
+# those that a single device would make.
 #
 # **Predict:** a batch has 16 examples. How many different masks do they get on 8 devices?
 
@@ -171,17 +254,18 @@ print("largest difference in a loss:", mask_effect.round(3))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Two, because each device has a row 0 and a row 1. So the run now depends on the number of devices.
+# Two, because every device has a row 0 and a row 1, and nothing else. On one device there are 16 masks. So now the run
+# depends on the number of devices.
 #
 # </details>
 #
-# Both runs learn, without an error. You'd take the difference for noise, but rounding makes far less. So compare digits,
-# after every change.
+# Both runs learn, and there's no error. You'd probably take the difference for noise, but the run that you killed shows
+# that rounding alone makes far less. So whenever you've changed something, compare digits.
 #
 # ## The mistake: the old folder, new settings
 #
-# You change a number at the top of the file, and forget that the folder has a checkpoint. `try_to_resume` restores as the
-# program does. Call it with two layers instead of one, and then with more dropout.
+# You change a number at the top of the file, and forget that the folder still has a checkpoint. `try_to_resume` restores
+# it as the program does. Call it with two layers instead of one, and then with more dropout.
 #
 # **Predict:** which of the two changes does it refuse?
 
@@ -208,13 +292,13 @@ print("LAYERS = 2:", two_layers, "", "DROPOUT = 0.5:", more_dropout, sep="\n")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only the second layer. Orbax compares the number of arrays and their shapes: 93 are asked for, and 57 are there.
-# Changing `DROPOUT`, the learning rate or the text changes no shape, so Orbax can't notice. The program goes on with the
-# old parameters and the new setting, and nobody can tell later which one gave the result.
+# Only the second layer. Orbax compares the number of arrays and their shapes: you ask for 93, and the checkpoint has 57.
+# But `DROPOUT`, the learning rate and the text change no shape, so Orbax can't notice. The program goes on with the old
+# parameters and the new setting, and later nobody can tell which of the two settings gave the result.
 #
 # </details>
 #
-# Exercise 3 prevents this.
+# Exercise 4 prevents this.
 
 # %% tags=["proof"]
 # The asserts behind the answers.
@@ -229,42 +313,21 @@ assert two_layers.startswith("ValueError")
 assert more_dropout == "resumes without a word"
 
 # %% [markdown]
-# ## Exercises
+# ## Exercise
 #
-# Copy [19_gpt.py](program/19_gpt.py), and make it yours.
-# [Solutions, with reasons](solutions/19_train_a_small_gpt.py).
+# Solutions of all four, with reasons: [solutions/19_train_a_small_gpt.py](solutions/19_train_a_small_gpt.py).
 #
-# 1. **Your own text**, with `FILES` and `BYTES`. The program cuts it every 65 tokens, and the first of them is never a
-#    target. `cut_examples` (5 minutes) cuts `text`, an array of tokens, into examples `[n, length + 1]` in the order of the
-#    text. Each token but the very first is a target once, and only what's too short for another example is left over.
-#    <details><summary>Hint</summary>The next example begins with the token that the last one ended with.</details>
-# 2. **A larger network.** `bytes_per_device` (10 minutes) returns the bytes of `init_state()` that each of
-#    `devices` devices holds, if `shard` splits it. Don't make the state, because it may not fit here.
-#    <details><summary>Hint</summary><code>jax.eval_shape</code>, and an array has <code>x.size</code> numbers of
-#    <code>x.dtype.itemsize</code> bytes.</details>
-# 3. **A second start.** `fixed_check_settings` (10 minutes, find the mistakes) gets the `Path` of a file and a dictionary
-#    of settings. The first start writes the file. If a later start has different settings, raise a `ValueError` that names
-#    exactly those that differ. A setting that only one of the two has counts as different. Otherwise return the settings.
-#    A setting may be `None`, or a tuple, of which JSON makes a list. <details><summary>Hint</summary>What's in the file
-#    when it's compared?</details>
+# 4. `fixed_check_settings` (10 minutes, find the mistakes) gets the `Path` of a file and a dictionary of settings. The
+#    first start writes the file. If a later start has different settings, raise a `ValueError` that names exactly those
+#    that differ. A setting that only one of the two has counts as different. Otherwise return the settings. A setting may
+#    be `None`, or a tuple, of which JSON makes a list. <details><summary>Hint</summary>What's in the file when it's
+#    compared?</details>
 #
-# *All* processes call it, with `Path(directory + ".json")`, so that all stop. The solution's file appears whole, because
-# another process may read it at once.
+# In your copy of [19_gpt.py](program/19_gpt.py), let *all* processes call it with `Path(directory + ".json")`, so that all
+# of them stop. Another process may read the file while it's being written, so the solution makes it appear whole.
 
 # %%
 import json
-
-from pmapdp.lessons.checks import check
-
-
-def cut_examples(text, length):
-    """Examples `[n, length + 1]` in which each token but the first is a target once."""
-    ...  # your code: 2 lines
-
-
-def bytes_per_device(init_state, devices):
-    """The bytes of the state that a device holds."""
-    ...  # your code: 5 lines
 
 
 def broken_check_settings(file, settings):
@@ -281,11 +344,12 @@ def fixed_check_settings(file, settings):
     ...  # your code: 8 or 9 lines
 
 
-for exercise in (cut_examples, bytes_per_device, fixed_check_settings):
-    check("19_train_a_small_gpt", exercise.__name__, exercise)
+check("19_train_a_small_gpt", "fixed_check_settings", fixed_check_settings)
 
 # %% [markdown]
-# Words take a larger run:
+# ## Your own text
+#
+# `FILES` and `BYTES` choose the text. To see whole words, you need a larger network, too:
 #
 # ```python
 # BYTES = 1_000_000
@@ -296,17 +360,17 @@ for exercise in (cut_examples, bytes_per_device, fixed_check_settings):
 # TEMPERATURE = 0.5
 # ```
 #
-# `DEVICES=1 python 19_gpt.py longer` then took 16 minutes on two busy cores. [A test](../tests/lessons/test_gpt.py) wants
-# over 80 % of its words to be the library's.
+# With these, `DEVICES=1 python 19_gpt.py longer` took 16 minutes on two busy cores. [A
+# test](../tests/lessons/test_gpt.py) requires that over 80 % of the words it writes are words of the library.
 #
-# On a second machine, start the command of the program's docstring with the first one's address as `COORDINATOR`, and a
-# folder that both can reach. 16 devices need `B = 32`. To compare with one machine, set it there, too.
+# For a second machine, the program's docstring has the command: as `COORDINATOR`, give both machines the address of the
+# first one, and a folder that both can reach. 16 devices need `B = 32`. To compare with one machine, set it there, too.
 #
 # ## Take away
 #
-# - Check where parts meet: what the random keys depend on, what the checkpoint holds, which arrays are split.
-# - Before you trust a program, kill it and go on with fewer devices. The losses must agree up to rounding.
-# - A checkpoint knows shapes, and no settings. Write the settings down, and compare them.
+# - Look where parts meet: what a random key depends on, which rows a process reads, what the checkpoint holds.
+# - Before you trust a program, kill it, and go on with fewer devices. The losses must agree up to rounding.
+# - A checkpoint knows shapes, but no settings. Write the settings down, and compare them.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
@@ -314,7 +378,7 @@ for exercise in (cut_examples, bytes_per_device, fixed_check_settings):
 # | `train_step`, jitted | `make_split_strategy` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
 # | `fixed_check_settings` | `require_same_run` | [run/same_run.py](../pmapdp/run/same_run.py) |
 #
-# Each works in another way than yours. `accumulated_sums` adds the devices' sums outside `shard_map`, so it needs no `psum`.
+# pmapdp's three work in other ways than yours. `accumulated_sums` adds the devices' sums outside `shard_map`, so it needs no `psum`.
 # `make_split_strategy` constrains the gradients to *shards*, so that no device must keep them whole. On a CPU, that
 # would take the 18 all-reduces. `require_same_run` finds the settings in the checkpoint, and skips those that it lacks.
 #

@@ -3,22 +3,37 @@
 import json
 
 import jax
-import numpy as np
+import optax
+import orbax.checkpoint as ocp
 
 
-def cut_examples(text, length):
-    """An example ends with the token that the next one begins with, so it's a target there and an input here."""
-    n = (len(text) - 1) // length
-    return np.stack([text[length * i : length * (i + 1) + 1] for i in range(n)])
+def update_once(loss_sums, optimizer, accumulate, example_keys, state, batch):
+    """The keys travel with the rows, so it doesn't matter how `accumulate` cuts the batch. The sums are divided once, by a
+    count that has been added up over all micro-batches and devices. And the step counts on, or all masks would be alike."""
+    model, optimizer_state, step = state
+    examples, weights, indices = batch
+    batch = examples, weights, example_keys(step, indices)
+    gradients, sums = accumulate(jax.grad(loss_sums, has_aux=True), model, batch)
+    gradients = jax.tree.map(lambda g: g / sums["count"], gradients)
+    updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
+    return (optax.apply_updates(model, updates), optimizer_state, step + 1), sums
 
 
-def bytes_per_device(init_state, devices):
-    """`eval_shape` knows the shapes and dtypes, and makes no arrays."""
-    total = 0
-    for x in jax.tree.leaves(jax.eval_shape(init_state)):
-        is_split = x.ndim > 0 and x.shape[0] % devices == 0
-        total += x.size * x.dtype.itemsize // (devices if is_split else 1)
-    return total
+def place_rows(read, rows, shape, sharding):
+    """JAX calls the function once for each device of this process, with the place of its rows in the batch. `rows` turns
+    the place into the numbers of examples."""
+    return jax.make_array_from_callback(shape, sharding, lambda place: read(rows[place[0]]))
+
+
+def resume(checkpoints, state):
+    """The leaves of the new state say where the restored ones go, so it doesn't matter which devices wrote them. A run that
+    ended after epoch 0 left checkpoint 0, which an `if` takes for no checkpoint: ask for None."""
+    epoch = checkpoints.latest_step()
+    if epoch is None:
+        return state, 0
+    leaves, structure = jax.tree.flatten(state)
+    leaves = checkpoints.restore(epoch, args=ocp.args.StandardRestore(leaves))
+    return jax.tree.unflatten(structure, leaves), epoch + 1
 
 
 def fixed_check_settings(file, settings):

@@ -124,3 +124,18 @@ def test_a_checked_answer_runs_in_the_program(number, epoch, tmp_path, monkeypat
     found = figures(text)
     expected = scripts(notebook)[-1][epoch, 2:]
     np.testing.assert_allclose(found, [expected], atol=TOLERANCE)
+
+
+@pytest.mark.nightly
+def test_the_checked_joints_of_lesson_19_run_in_its_program(tmp_path, monkeypatch):
+    """They repeat the test losses after the first and after the last epoch."""
+    lesson = build.source_of("19")
+    notebook = with_solutions(lesson)
+    monkeypatch.setattr(build, "read", lambda lesson: notebook)
+    build.execute(lesson, tmp_path)
+    texts = [printed(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any("not solved yet" in text for text in texts)
+    (text,) = [text for text in texts if text.startswith("test, with your functions")]
+    assert "before epoch 3" in text
+    expected = scripts(notebook)[0][[0, -1], 1]
+    np.testing.assert_allclose(figures(text)[:, 0], expected, atol=TOLERANCE)

@@ -19,56 +19,70 @@ def losses(lines: Iterable[str]) -> np.ndarray:
     return np.array([numbers for numbers in found if numbers], float)
 
 
+def status_lines(lines: Iterable[str]) -> list[str]:
+    """The lines about devices, epochs and resuming, without the text at the end."""
+    return [line for line in lines if line.startswith(("process", "resumes", "epoch"))]
+
+
 @drawing.picture
-def where_the_arrays_are() -> None:
-    """Eight devices of two processes: rows and state are an eighth on each; in an update each has all parameters and two micro-batches; then an all-reduce; one folder has the checkpoint."""
-    axes = drawing.canvas(21.6, 9.6, inches=8.4)
-    rows = {
-        1.5: "batch",
-        2.6: "state, at rest",
-        3.9: "in an update:\nparameters",
-        5.2: "micro-batches",
-        6.5: "gradients",
+def one_update() -> None:
+    """From top to bottom, joined by arrows: Python's library, cut into examples of 65 bytes; 16 of them, shuffled, are the global batch; each of eight devices of two processes takes two rows; its two micro-batches follow each other; their sums stay on the device; one all-reduce adds up all devices; each device updates its eighth of the state; each process writes its shards into one checkpoint. A dashed arrow takes all parameters from the eighths back to the micro-batches."""
+    axes = drawing.canvas(24.4, 13.6, inches=8.6)
+    width = STEP * DEVICES - 0.3
+    middle = FIRST_DEVICE + width / 2
+    names = {
+        0.4: "text",
+        1.9: "examples",
+        3.4: "global batch",
+        5.6: "rows of a device",
+        7.1: "micro-batches",
+        8.6: "gradient sums",
+        11.6: "state",
+        13.1: "checkpoint",
     }
-    for y, name in rows.items():
+    for y, name in names.items():
         axes.text(0, y, name, va="center")
+
+    whole_rows = {
+        0.0: "80,000 bytes of Python's own library",
+        3.0: "16 examples, shuffled",
+        9.7: "one all-reduce adds up the sums of all devices",
+        12.7: "one folder, to which each process writes its shards",
+    }
+    for top, text in whole_rows.items():
+        drawing.box(axes, FIRST_DEVICE, top, text, width=width)
+    for process in range(2):
+        center = FIRST_DEVICE + width * (1 + 2 * process) / 4
+        axes.text(center, 4.75, f"process {process}", ha="center", va="center", size=9)
+
     for device in range(DEVICES):
         left = FIRST_DEVICE + STEP * device
+        center = left + 0.9
         look = {"device": device, "size": 8}
-        axes.text(left + 0.9, 0.55, f"{device}", ha="center", va="center")
-        rows_of_device = f"{2 * device}, {2 * device + 1}"
-        drawing.box(axes, left, 1.1, rows_of_device, **look)
-        drawing.box(axes, left, 2.2, "1/8", **look)
-        drawing.box(axes, left, 3.5, "all", **look)
+        text = "65 bytes" if device < DEVICES - 1 else "..."
+        drawing.box(axes, left, 1.5, text, size=7)
+        first_row = 2 * device
+        drawing.box(axes, left, 5.2, f"{first_row}, {first_row + 1}", **look)
         for half in range(2):
-            text = f"{2 * device + half}"
-            drawing.box(
-                axes, left + 0.95 * half, 4.8, text, width=0.85, device=device, size=8
-            )
-        drawing.box(axes, left, 6.1, "sums", **look)
-        drawing.arrow(axes, (left + 0.9, 6.9), (left + 0.9, 7.5), device=device)
-    width = STEP * DEVICES - 0.3
-    drawing.box(
-        axes,
-        FIRST_DEVICE,
-        7.5,
-        "one all-reduce, then each device updates its 1/8",
-        width=width,
-    )
-    half_width = width / 2 - 0.15
+            half_left = left + 0.95 * half
+            text = f"{first_row + half}"
+            drawing.box(axes, half_left, 6.7, text, width=0.85, **look)
+        drawing.box(axes, left, 8.2, f"{first_row} + {first_row + 1}", **look)
+        drawing.box(axes, left, 11.2, "its 1/8", **look)
+        for top in (6.0, 7.5, 9.0, 10.5, 12.0):
+            drawing.arrow(axes, (center, top), (center, top + 0.7), device=device)
+    for top in (0.8, 2.3):
+        drawing.arrow(axes, (middle, top), (middle, top + 0.7))
     for process in range(2):
-        left = FIRST_DEVICE + STEP * 4 * process
-        axes.text(
-            left + half_width / 2, 0, f"process {process}", ha="center", va="center"
-        )
-    axes.text(0, 9.2, "checkpoint", va="center")
-    drawing.box(
-        axes,
-        FIRST_DEVICE,
-        8.8,
-        "one folder, to which each process writes its shards",
-        width=width,
-    )
+        center = FIRST_DEVICE + width * (1 + 2 * process) / 4
+        drawing.arrow(axes, (center - 1.6, 3.8), (center - 1.6, 5.1))
+
+    right = FIRST_DEVICE + width
+    axes.plot([right + 0.2, right + 0.9], [11.6, 11.6], "--", color=drawing.INK, lw=1.4)
+    axes.plot([right + 0.9, right + 0.9], [11.6, 7.1], "--", color=drawing.INK, lw=1.4)
+    drawing.arrow(axes, (right + 0.9, 7.1), (right + 0.1, 7.1), dashed=True)
+    text = "all\nparameters,\ngathered"
+    axes.text(right + 1.1, 9.3, text, va="center", size=8)
 
 
 @drawing.picture

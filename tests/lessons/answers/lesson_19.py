@@ -1,13 +1,23 @@
-EXAMPLES = "np.stack([text[length * i : length * (i + 1) + 1] for i in range(n)])"
-VIEW = "np.lib.stride_tricks.sliding_window_view(text, length + 1)"
-COUNT = "(len(text) - 1) // length"
-LIKE_THE_PROGRAM = """text[: len(text) // (length + 1) * (length + 1)].reshape(
-        -1, length + 1
-    )"""
+KEYS = "example_keys(step, indices)"
+ACCUMULATED = "accumulate(jax.grad(loss_sums, has_aux=True), model, batch)"
+DIVIDE = 'gradients = jax.tree.map(lambda g: g / sums["count"], gradients)'
+NEW_STEP = "step + 1), sums"
+TWICE = """accumulate(lambda m, b: jax.grad(loss_sums, has_aux=True)(m, b)[0], model, batch), accumulate(
+        lambda m, b: loss_sums(m, b)[1], model, batch)"""
+MEANS = """accumulate(
+        lambda m, b: (lambda g, s: (jax.tree.map(lambda x: x / s["count"].clip(1), g), s))(
+            *jax.grad(loss_sums, has_aux=True)(m, b)), model, batch)"""
 
-SPLIT = "x.ndim > 0 and x.shape[0] % devices == 0"
-SIZE = "x.size * x.dtype.itemsize"
-SHAPES = "jax.eval_shape(init_state)"
+PLACED = (
+    "jax.make_array_from_callback(shape, sharding, lambda place: read(rows[place[0]]))"
+)
+PARTS = """jax.make_array_from_single_device_arrays(shape, sharding, [
+        jax.device_put(read(rows[place[0]]), device)
+        for device, place in sharding.addressable_devices_indices_map(shape).items()])"""
+
+EPOCH = "epoch = checkpoints.latest_step()"
+NONE = "if epoch is None:"
+RESTORED = "checkpoints.restore(epoch, args=ocp.args.StandardRestore(leaves))"
 
 CHANGED = "[name for name in names if saved.get(name, ...) != current.get(name, ...)]"
 CURRENT = "json.loads(json.dumps(settings))"
@@ -17,35 +27,72 @@ RAISE = 'raise ValueError(f"{file} has other values of {changed}: choose a new f
 PRINT = 'print(f"{file} has other values of {changed}: choose a new folder")'
 
 WRONG = {
-    "cut_examples": [
-        ("token 9 is a target 0 times", EXAMPLES, LIKE_THE_PROGRAM),
-        ("the shape is [n, 9]", "(i + 1) + 1]", "(i + 1)]"),
-        ("token 2 is a target 2 times", EXAMPLES, VIEW),
-        ("token 25 is a target 0 times", COUNT, "(len(text) - 1) // length - 1"),
-        ("your code raised ValueError", COUNT, "len(text) // length"),
-        ("in the order of the text", EXAMPLES, f"{EXAMPLES}[::-1]"),
+    "update_once": [
+        ("with a key for each row", KEYS, "indices"),
+        ("don't depend on the update's number", KEYS, "example_keys(0, indices)"),
+        ("the next update's masks", KEYS, "example_keys(step + 1, indices)"),
         (
-            "followed by the next one",
-            EXAMPLES,
-            f"{EXAMPLES} * (np.arange(length + 1) > 0)",
+            "depend on the place in the batch",
+            KEYS,
+            "example_keys(step, np.arange(len(indices)))",
         ),
-        ("token 28 is a target 2 times", EXAMPLES, f"{VIEW}[[0, 8, 16, 24, 27]]"),
+        ("calls accumulate 2 times", ACCUMULATED, TWICE),
+        ("5 times the mean gradient", DIVIDE, ""),
+        ("0.625 times the mean gradient", 'sums["count"]', "len(weights)"),
+        ("with 2 micro-batches, the optimizer", ACCUMULATED, MEANS, DIVIDE, ""),
+        ("followed by update 6", NEW_STEP, "step), sums"),
+        ("the parts of the old one", NEW_STEP.partition(")")[0], ""),
+        ("return two things", "), sums", ")"),
+        ("isn't the old one", "optax.apply_updates(model, updates)", "model"),
+        ("the sums are", NEW_STEP, 'step + 1), {"loss": sums["loss"]}'),
     ],
-    "bytes_per_device": [
-        ("with 8 devices each holds", SPLIT, "True"),
-        ("with 8 devices each holds", SPLIT, "False"),
-        ("with 8 devices each holds", SIZE, "4 * x.size"),
-        ("with 8 devices each holds", SIZE, "x.size"),
-        ("with 8 devices each holds", SPLIT, "x.size % devices == 0"),
+    "place_rows": [
         (
-            "with 8 devices each holds",
-            SPLIT,
-            "x.ndim > 0 and x.shape[-1] % devices == 0",
+            "read was called with 12 rows",
+            PLACED,
+            "jax.device_put(read(rows), sharding)",
         ),
-        ("find the shapes with jax.eval_shape", SHAPES, "init_state()"),
-        ("find the shapes with jax.eval_shape", SHAPES, "jax.jit(init_state)()"),
-        ("your code raised IndexError", SPLIT, "x.shape[0] % devices == 0"),
-        ("with 3 devices each holds", "devices ==", "8 =="),
+        ("read was called with 12 rows", "read(rows[place[0]])", "read(rows)[place]"),
+        (
+            "read was called with 12 rows",
+            PLACED,
+            "jax.make_array_from_process_local_data(sharding, read(rows), shape)",
+        ),
+        (
+            "these are examples 0 to 11",
+            "rows[place[0]]",
+            "np.arange(12)[place[0]]",
+        ),
+        ("an array as `rows` is", "rows[place[0]]", "place[0]"),
+        ("the first column should be", "rows[place[0]]", "rows[::-1][place[0]]"),
+        ("asked for was", PLACED, "jax.numpy.asarray(read(rows[:3]).repeat(4, 0))"),
+        ("return a jax.Array", PLACED, "read(rows)"),
+        (
+            "each row is read once",
+            "read(rows[place[0]])",
+            "read(rows[place[0]]) + 0 * read(rows[:3])",
+        ),
+        ("your code raised", "place[0]", "place"),
+    ],
+    "resume": [
+        ("The first checkpoint has the number 0", NONE, "if not epoch:"),
+        ("goes on with epoch 1", "epoch + 1", "epoch"),
+        ("without a checkpoint the run goes on", "return state, 0", "return state, 1"),
+        ("Restore into the leaves", RESTORED, "checkpoints.restore(epoch)"),
+        ("has the structure", "jax.tree.unflatten(structure, leaves)", "leaves"),
+        ("each number of the state", RESTORED, "leaves"),
+        (
+            "each number of the state",
+            "jax.tree.unflatten(structure, leaves)",
+            "(jax.tree.unflatten(structure, leaves)[0], *state[1:])",
+        ),
+        (
+            "each number of the state",
+            EPOCH,
+            "epoch = min(checkpoints.all_steps(), default=None)",
+        ),
+        ("return two things", ", epoch + 1", ""),
+        ("your code raised ValueError", RESTORED, RESTORED.replace("leaves", "state")),
     ],
     "fixed_check_settings": [
         ("wasn't refused", FIRST, "if True:"),
@@ -69,18 +116,38 @@ WRONG = {
 }
 
 RIGHT = {
-    "cut_examples": [
-        (EXAMPLES, f"{VIEW}[::length]"),
-        (EXAMPLES, "text[np.arange(n)[:, None] * length + np.arange(length + 1)]"),
+    "update_once": [
         (
-            EXAMPLES,
-            "np.c_[text[: n * length].reshape(n, length), text[length::length][:n]]",
+            DIVIDE,
+            'gradients = optax.tree.scale(1 / sums["count"], gradients)',
+        ),
+        (
+            "batch = examples, weights, example_keys(step, indices)",
+            "example_batch = batch",
+            ACCUMULATED,
+            """accumulate(
+        lambda m, b: jax.grad(loss_sums, has_aux=True)(m, (b[0], b[1], example_keys(step, b[2]))),
+        model, batch)""",
+        ),
+        (
+            "(optax.apply_updates(model, updates), ",
+            "(jax.tree.map(jax.numpy.add, model, updates), ",
         ),
     ],
-    "bytes_per_device": [
-        (SHAPES, "jax.jit(init_state).lower().out_info"),
-        ("x.size *", "int(np.prod(x.shape)) *"),
-        (SIZE, "jax.numpy.dtype(x.dtype).itemsize * x.size"),
+    "place_rows": [
+        (PLACED, PARTS),
+        (
+            "read(rows[place[0]])",
+            "np.stack([read(rows[i : i + 1])[0] for i in range(place[0].start, place[0].stop)])",
+        ),
+    ],
+    "resume": [
+        (EPOCH, "epoch = max(checkpoints.all_steps(), default=None)"),
+        (
+            RESTORED,
+            "checkpoints.restore(epoch, args=ocp.args.StandardRestore("
+            "jax.tree.map(ocp.utils.to_shape_dtype_struct, leaves)))",
+        ),
     ],
     "fixed_check_settings": [
         (FIRST, "if not (file.is_file() and file.stat().st_size):"),
