@@ -14,15 +14,15 @@
 # %% [markdown]
 # # 11. Use explicit sharding
 #
-# Twice in this course a step was wrong, and nothing told you. In lesson 05 you left out `pmean`, and eight devices trained
-# eight different networks. In lesson 09 nobody had placed the batch, so every device did the work of all eight. Your
-# program never said where each array was supposed to live, so JAX had nothing to check. Change ten lines, and it
-# does. The sharding becomes part of an array's **type**, which you can print and assert at any line of your step. And
-# if you decide yourself when your gradients are summed, JAX refuses a step that forgets to sum them.
+# Twice in this course a step went wrong and nothing told you. In lesson 05 you left out `pmean`, and eight devices
+# trained eight different networks. In lesson 09 nobody had placed the batch, so every device did the work of all eight.
+# JAX couldn't warn you, because your program never said where each array was supposed to live. Change ten lines, and it
+# can: the sharding becomes part of an array's **type**, which you can print and assert on any line of your step. And if
+# you decide yourself when your gradients are summed, JAX refuses a step that forgets to sum them.
 #
-# **You will** read shardings as types, answer when JAX asks for one, recognize a sum that isn't finished, and get the
-# gradients of four micro-batches with a single all-reduce. 26 minutes, 52 with exercises. You need
-# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
+# **You will** read shardings as types, answer when JAX asks you for one, recognize a sum that isn't finished, and get
+# the gradients of four micro-batches with a single all-reduce. 26 minutes, 52 with exercises. You need [09 Let the
+# compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -40,10 +40,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Types with a sharding
 #
-# `Mesh(...)`, which you've used so far, makes *Auto* axes, over which the compiler decides. `jax.make_mesh` makes
-# *Explicit* axes, by default since jax 0.9, and `jax.set_mesh` makes the mesh the current one for all cells that follow.
-# From then on a spec is enough to place an array, and it becomes part of the array's type. Here the mesh is 4 x 2, so
-# that you can split rows and columns:
+# The `Mesh(...)` you've used so far makes *Auto* axes: the compiler decides how arrays are split over them.
+# `jax.make_mesh` makes *Explicit* axes, by default since jax 0.9, and there you decide. `jax.set_mesh` makes the mesh
+# the current one for all cells that follow, so a spec is enough to place an array, and the spec becomes part of the
+# array's type. Let's begin with a mesh of 4 x 2, so that you can split rows and columns:
 
 # %%
 jax.set_mesh(jax.make_mesh((4, 2), ("data", "model")))
@@ -51,8 +51,8 @@ x = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), P("data", "mo
 print(jax.typeof(x))
 
 # %% [markdown]
-# Read it from the left: 16 rows, split in four over "data", and 4 columns, split in two over "model". Results have such
-# types, too, and JAX knows them while it traces, before there are any numbers.
+# That's 16 rows, split in four over "data", and 4 columns, split in two over "model". Results have such types, too, and
+# JAX knows them while it traces, before there are any numbers.
 #
 # **Predict:** what's the type of `x.sum(1)`, the sum of each row?
 
@@ -71,19 +71,19 @@ results = print_types(x)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `float32[16@data]`. The rows stay split over "data". The two devices that share a row exchange their parts of its sum, so
-# nothing is split over "model" any more. For `x.sum()`, a plain `float32[]`, all eight devices do that.
+# `float32[16@data]`. The rows stay split over "data". The two devices that share a row add up their halves of its sum,
+# so nothing is split over "model" any more. For `x.sum()`, a plain `float32[]`, all eight devices do that.
 #
 # </details>
 #
 # ## The program so far, and what changes
 #
-# You start from [program/09_jit.py](program/09_jit.py). Everything that changes:
+# You start from [program/09_jit.py](program/09_jit.py). Here's everything that changes:
 #
 # include the difference of 09_jit.py and 11_explicit.py
 #
-# - The mesh has one axis again, because only the batch is split.
-# - `jit` no longer needs shardings, because the arguments carry them in their types.
+# - The mesh is back to one axis, because only the batch is split.
+# - `jit` no longer needs shardings, because the arguments bring theirs along in their types.
 # - `loss_sums` asserts that the inputs are split. Both `train_step` and `eval_step` call it, so both are guarded.
 # - `weights @ losses` becomes a sum. You'll see why when JAX asks its first question.
 #
@@ -95,7 +95,8 @@ results = print_types(x)
 # %% [markdown]
 # ## Lesson 09's mistake, and your assert
 #
-# Without `in_shardings`, the quiet mistake of lesson 09 is possible again. Make it: pass a batch that nobody has placed.
+# Without `in_shardings`, you can make the quiet mistake of lesson 09 again. Go ahead, and pass a batch that nobody has
+# placed:
 
 # %%
 host_batch = next(batches(*train_data, seed=0))  # NumPy arrays, on no device yet
@@ -110,14 +111,14 @@ for step in (train_step, eval_step):
 # %% [markdown]
 # It's *your* assert that complains, and you need it, because to JAX this is a replicated batch, which you might have
 # wanted. The assert runs while JAX traces, so it costs nothing once the step is compiled. A batch of another type makes
-# JAX trace again, so the assert even finds a single wrong batch in the middle of a run.
+# JAX trace again, so the assert catches even a single wrong batch in the middle of a run.
 #
 # ## Where your step communicates
 #
 # The types also show you the all-reduce. In the next picture each colour is a device. Stripes are rows on different
 # devices, and a stack of cards is an array that every device holds whole.
 #
-# **Predict:** the last of six arrays is the gradient of `hidden.kernel`. Stripes, or a stack?
+# **Predict:** the last of the six arrays is the gradient of `hidden.kernel`. Stripes, or a stack?
 
 # %% tags=["prediction"]
 batch = place_batch(host_batch)
@@ -137,27 +138,26 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# A stack, because a gradient has the type of its parameter, and the kernel is replicated. It sums over 128 examples that
-# are split, so here is the all-reduce.
+# A stack, because a gradient has its parameter's type, and the kernel is replicated. But the gradient is a sum over 128
+# examples, and they're split, so this is where the all-reduce has to be.
 #
 # </details>
 #
-# ## Where JAX asks
+# ## Where should a sum go?
 #
-# For the gradient JAX knew what you'd want. Where it can't know, it raises an error. Take a matrix of 16 x 16, once split by
-# columns and once by rows. Each device multiplies its two columns by its two rows. That gives a full 16 x 16 matrix, but
-# `columns @ rows` is the sum of all eight.
+# For the gradient JAX knew what you'd want. Sometimes it can't know. Take two vectors that are split over the devices:
+# `a` is 0, 1, ..., 7, and `b` is all ones. Each device multiplies its own two numbers, and `a @ b` is the sum of the
+# eight products, 28.
 #
-# **Predict:** where could this sum be afterwards? Name two shardings.
+# **Predict:** where could this sum be afterwards? Name two possibilities.
 
 # %% tags=["prediction"]
 import textwrap
 
-square = np.arange(256, dtype=np.float32).reshape(16, 16)
-columns = jax.device_put(square, P(None, "data"))
-rows = jax.device_put(square, P("data", None))
+a = jax.device_put(np.arange(8, dtype=np.float32), P("data"))
+b = jax.device_put(np.ones(8, np.float32), P("data"))
 try:
-    columns @ rows
+    a @ b
 except Exception as error:
     question = f"{type(error).__name__}: {error}"
     print(textwrap.fill(question, 100))
@@ -165,64 +165,64 @@ except Exception as error:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Replicated, or split by rows, or split by columns. Each needs different communication, so JAX leaves the choice to you.
+# On every device, after an all-reduce. Or nowhere yet: each device keeps its own product until you need the sum. JAX
+# won't choose for you, so it raises an error.
 #
 # </details>
 #
-# `weights @ losses` has the same problem: both vectors are split along the axis that it sums over, so JAX raises the same
-# error. For `.sum()` there is a rule, as you saw.
-#
-# You answer with `out_sharding`. Besides the three answers above there's a fourth one, *not yet*:
+# That's why `weights @ losses` had to go: it's a product of two split vectors, too. For `.sum()` JAX has a rule, as you
+# saw. You answer with `out_sharding`, and each of the two possibilities has a spec:
 
 # %%
-specs = P(), P("data"), P(unreduced={"data"})
-answers = [jnp.matmul(columns, rows, out_sharding=spec) for spec in specs]
-for answer in answers:
-    print(jax.typeof(answer))
-
-unfinished = answers[-1]
-print("the sum of two:", jax.typeof(unfinished + unfinished))
+now = jnp.matmul(a, b, out_sharding=P())
+not_yet = jnp.matmul(a, b, out_sharding=P(unreduced={"data"}))
+lesson_11.values_by_device(("now", now), ("not yet", not_yet))
+print("not_yet + not_yet is", jax.typeof(not_yet + not_yet))
 
 # %% [markdown]
-# Read `{U:data}` as *unreduced over "data"*: each device keeps its own matrix, and the all-reduce is still to come. It
-# comes when you call `jax.reshard(answer, P())`, which is the `psum` that you know from lesson 05. Until then you may add
-# two such arrays, because the parts of a sum can be added in any order. But their cosine is an error, as it should be: the cosine
-# of a sum isn't the sum of the cosines.
+# `{U:data}` means *unreduced over "data"*: each device has its own number, and the all-reduce is still to come. It
+# comes when you call `jax.reshard(not_yet, P())`, which does what `psum` did in lesson 05. Until then you may add two
+# such arrays, because you can add the parts of a sum in any order. But their cosine is an error, as it should be: the
+# cosine of a sum isn't the sum of the cosines.
 #
 # ## A gradient that isn't summed yet
 #
-# Can a gradient have this type? Yes, if you mark its parameter as *reduced*. A reduced array, `{R:data}`, holds the same
-# numbers as a replicated one, and only its gradient is different:
+# Can a gradient have this type? Yes, if you mark its parameter as *reduced*, `{R:data}`. A reduced array holds the same
+# numbers as a replicated one. The mark only tells `jax.grad` to leave the gradient unreduced. Try it with a weight
+# that's 1 on every device, and with the input d on device d.
 #
-# | a parameter that is | has a gradient that is | which holds |
-# | --- | --- | --- |
-# | replicated, `float32[64,32]` | replicated | the sum, on all devices |
-# | *reduced*, `float32[64,32]{R:data}` | *unreduced*, `float32[64,32]{U:data}` | each device's own part of the sum |
-#
-# Try one by hand. Device d holds the input d, and the weight is 1.
-#
-# **Predict:** what does device 3 hold of `gradient`, before it's resharded?
+# **Predict:** what does device 3 hold of the reduced weight's gradient?
+
 
 # %% tags=["prediction"]
-x = jax.device_put(np.arange(8, dtype=np.float32).reshape(8, 1), P("data"))
-w = jax.reshard(jnp.ones((1, 1)), P(reduced={"data"}))
-gradient = jax.grad(lambda w: (x @ w).sum())(w)
-reduced_gradient = jax.reshard(gradient, P())
-parts = [shard.data.item() for shard in gradient.addressable_shards]
-print(f"w is {jax.typeof(w)}, its gradient {jax.typeof(gradient)}")
-print(f"before: {parts}, after: {reduced_gradient.item()} everywhere")
+def sum_of_products(w):
+    return (x @ w).sum()
+
+
+x = a.reshape(8, 1)  # row d is on device d
+replicated_w = jax.reshard(jnp.ones(1), P())
+w = jax.reshard(jnp.ones(1), P(reduced={"data"}))
+replicated_gradient = jax.grad(sum_of_products)(replicated_w)
+gradient = jax.grad(sum_of_products)(w)
+lesson_11.values_by_device(
+    ("replicated weight", replicated_w),
+    ("its gradient", replicated_gradient),
+    ("reduced weight", w),
+    ("its gradient", gradient),
+)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 3, the gradient of its own row. After the reshard it holds 28, as all devices do: 0 + 1 + ... + 7.
+# 3, the gradient of its own row. The replicated weight has its gradient summed already, and if you reshard the other
+# one to `P()`, you get the same 28 everywhere.
 #
 # </details>
 #
 # ## Lesson 05's mistake, refused
 #
-# The eight parts are what lesson 05's devices had before `pmean`. Forget the all-reduce again, and let the loss *grow*, to
-# keep the update short: add the gradient as it is.
+# In lesson 05 your devices had eight such parts before `pmean`. Forget the all-reduce once more, and add the gradient
+# to the weight as it is.
 #
 # **Predict:** if JAX let you, what would the weight be on device 3?
 
@@ -236,25 +236,24 @@ except Exception as error:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 1 + 3 = 4, and another number on each of the others. JAX doesn't let it come to that: `gradient` is unreduced while `w`
-# is not.
+# 1 + 3 = 4, and a different number on every other device. JAX doesn't let it come to that, because `gradient` is
+# unreduced and `w` isn't.
 #
 # </details>
 #
-# The updates of `optax.sgd` and `optax.adam` are refused, too. Adam's error doesn't explain itself: it ends with "Please
-# file an issue", because JAX has no rule for the square of an unreduced array. Reshard the gradients before the optimizer.
+# The updates of `optax.sgd` and `optax.adam` are refused, too. Adam's error doesn't explain itself: it ends with
+# "Please file an issue", because JAX has no rule for the square of an unreduced array. So reshard the gradients before
+# you hand them to the optimizer.
 #
-# With replicated parameters you can't make this mistake, because JAX sums each gradient over the devices as soon as it's
-# computed. Then why do it yourself? Because JAX sums right away, every time, and sometimes once at the end is enough.
+# With replicated parameters you can't make this mistake, because JAX sums each gradient as soon as it's computed. So
+# why would you do it yourself? Because JAX sums every time, and sometimes once at the end is enough.
 #
 # ## The gradient of four micro-batches
 #
-# If a batch doesn't fit into memory, you can cut it into *micro-batches*, compute the gradient of one after the other, and
-# add them up (lesson 13). Take your network and four micro-batches of 32 rows. `accumulate` adds up their gradients in a
-# loop, and `spec` is the sharding of the running total. It also counts how often an all-reduce runs.
-#
-# There's one snag: JAX can't add a reduced bias to split rows, as `nnx.Linear` does. So `linear` copies the bias once for
-# each example and splits the copies. Nothing is sent.
+# If a batch doesn't fit into memory, you can cut it into *micro-batches*, compute their gradients one after another,
+# and add them up, as you will in lesson 13. Take four micro-batches of 32 rows, and your network's two kernels without
+# the biases. `accumulate` adds up the gradients in a loop, and counts how often an all-reduce runs. `spec` is the
+# sharding of the running total.
 
 # %%
 from jax import lax
@@ -265,57 +264,47 @@ micro_batches = [x.reshape(4, 32, *x.shape[1:]) for x in host_batch]
 micro_batches = jax.device_put(micro_batches, P(None, "data"))
 
 
-def loss(model, batch):
-    return loss_sums(model, batch)[0]
+def loss(kernels, batch):
+    inputs, labels, _ = batch  # the first batch is full, so all weights are 1
+    hidden_kernel, output_kernel = kernels
+    logits = nnx.relu(inputs @ hidden_kernel) @ output_kernel
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).sum()
 
 
-def accumulate(model, spec):
+def accumulate(kernels, spec):
     """The sum of all gradients, and how often an all-reduce runs."""
 
     @jax.jit
-    def sum_gradients(model, micro_batches):
+    def sum_gradients(kernels, micro_batches):
         def add(total, batch):
-            return jax.tree.map(jnp.add, total, jax.grad(loss)(model, batch)), None
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(kernels, batch)), None
 
-        zeros = jax.reshard(jax.tree.map(jnp.zeros_like, model), spec)
+        zeros = jax.reshard(jax.tree.map(jnp.zeros_like, kernels), spec)
         total, _ = lax.scan(add, zeros, micro_batches)
         return jax.reshard(total, P())
 
-    program = sum_gradients.lower(model, micro_batches).compile()
+    program = sum_gradients.lower(kernels, micro_batches).compile()
     (found,) = collectives(program.as_text())
     print(f"{found.kind}, runs: {found.runs}")
-    return program(model, micro_batches), found.runs
-
-
-def linear(layer, inputs):
-    """Compute what `nnx.Linear` does, also with a reduced bias."""
-    outputs = inputs @ layer.kernel
-    bias_rows = jnp.broadcast_to(layer.bias[...], outputs.shape)
-    return outputs + jax.reshard(bias_rows, P("data"))
-
-
-class ReducedNetwork(Network):
-    def __call__(self, inputs):
-        return linear(self.output, nnx.relu(linear(self.hidden, inputs)))
+    return program(kernels, micro_batches), found.runs
 
 
 # %% [markdown]
-# **Predict:** how often does an all-reduce run if the parameters are replicated?
+# **Predict:** how often does an all-reduce run if the kernels are replicated?
 
 # %% tags=["prediction"]
-model = jax.device_put(Network(nnx.Rngs(0)), P())
-replicated_gradients, replicated_runs = accumulate(model, P())
+kernels = arrays["hidden.kernel"], arrays["output.kernel"]
+replicated_gradients, replicated_runs = accumulate(kernels, P())
 
-unreduced = P(unreduced={"data"})
-reduced_model = jax.reshard(ReducedNetwork(nnx.Rngs(0)), P(reduced={"data"}))
-unreduced_gradients, unreduced_runs = accumulate(reduced_model, unreduced)
+reduced_kernels = jax.reshard(kernels, P(reduced={"data"}))
+unreduced_gradients, unreduced_runs = accumulate(reduced_kernels, P(unreduced={"data"}))
 lesson_11.all_reduces_over_time()
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Four times. A replicated parameter has a replicated gradient, so JAX sums it over the devices in each round of the loop.
-# With reduced parameters the devices add up their own parts, and the last `reshard` is the only all-reduce.
+# Four times. A replicated kernel has a replicated gradient, so JAX sums it over the devices in every round of the loop.
+# With reduced kernels each device adds up its own parts, and the last `reshard` is the only all-reduce.
 #
 # </details>
 #
@@ -331,6 +320,10 @@ def error_name(function, *arguments):
         return type(error).__name__
 
 
+def device_values(array):
+    return [shard.data.item() for shard in array.addressable_shards]
+
+
 no_rule = "NotImplementedError"
 types = [str(jax.typeof(result)) for result in results.values()]
 assert types == ["float32[16@data,4@model]", "float32[]", "float32[16@data]"]  # jit sorts the names
@@ -339,13 +332,15 @@ assert len(refusals) == 2
 assert all("float32[128,64]" in refusal for refusal in refusals)
 assert str(jax.typeof(arrays["gradient of hidden.kernel"])) == "float32[64,32]"
 assert question.startswith("ShardingTypeError")
-types = [str(jax.typeof(answer)) for answer in answers]
-assert types == ["float32[16,16]", "float32[16@data,16]", "float32[16,16]{U:data}"]
-twice = jax.reshard(unfinished + unfinished, P())
-np.testing.assert_allclose(twice, 2 * square @ square, rtol=1e-5)
-assert error_name(jnp.cos, unfinished) in (no_rule, "ShardingTypeError")  # jax 0.10.2, 0.12
-assert str(jax.typeof(gradient)) == "float32[1,1]{U:data}"
-assert (parts, reduced_gradient.item()) == ([0, 1, 2, 3, 4, 5, 6, 7], 28)
+assert [str(jax.typeof(answer)) for answer in (now, not_yet)] == ["float32[]", "float32[]{U:data}"]
+assert device_values(now) == [28] * 8
+assert device_values(not_yet) == [0, 1, 2, 3, 4, 5, 6, 7]
+assert device_values(jax.reshard(not_yet + not_yet, P())) == [56] * 8
+assert error_name(jnp.cos, not_yet) in (no_rule, "ShardingTypeError")  # jax 0.10.2, 0.12
+assert str(jax.typeof(w)) == "float32[1]{R:data}"
+assert str(jax.typeof(gradient)) == "float32[1]{U:data}"
+assert device_values(gradient) == [0, 1, 2, 3, 4, 5, 6, 7]
+assert device_values(replicated_gradient) == device_values(jax.reshard(gradient, P())) == [28] * 8
 assert objection.startswith("ShardingTypeError: rhs is unreduced while lhs is not")
 
 
@@ -356,42 +351,43 @@ def update(optimizer):
 
 assert error_name(update, optax.sgd(1.0)) == "ShardingTypeError"
 assert error_name(update, optax.adam(1.0)) == no_rule
-linear_model = jax.reshard(model, P(reduced={"data"}))  # with nnx.Linear
-assert error_name(accumulate, linear_model, unreduced) == "ShardingTypeError"
+assert (host_batch[2] == 1).all()
 assert (replicated_runs, unreduced_runs) == (4, 1)
-whole_gradients = jax.tree.leaves(jax.grad(loss)(model, batch))
+whole_gradients = jax.grad(loss)(kernels, batch)
 for found in (replicated_gradients, unreduced_gradients):
-    for a, b in zip(jax.tree.leaves(found), whole_gradients, strict=True):
+    for a, b in zip(found, whole_gradients, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
+reduced_model = jax.reshard(model, P(reduced={"data"}))
+assert error_name(reduced_model, batch[0]) == "ShardingTypeError"
 
 # %% [markdown]
 # ## When is it worth it?
 #
-# Explicit axes don't make your step faster: each device computes what it computed on an Auto axis. What you get is a step
-# without surprises. The price: for some layers you have to tell JAX the sharding of the result. Most of Flax's need no
-# help: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention` work unchanged with a split batch. But
-# `embed(tokens)`, which looks up rows of a table, wants to know how to split them: `embed(tokens, out_sharding=P("data"))`.
-# For a layer without such an argument, `jax.sharding.auto_axes` hands the decision back to the compiler.
+# Explicit axes don't make your step faster: each device computes what it computed on an Auto axis. What you get is a
+# step without surprises. The price is that sometimes you have to tell JAX the sharding of a result. Most Flax layers
+# need no help with a split batch: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and
+# `MultiHeadAttention` work unchanged. But `embed(tokens)`, which looks up rows of a table, wants to know how to split
+# them: `embed(tokens, out_sharding=P("data"))`. If a layer has no such argument, `jax.sharding.auto_axes` hands the
+# decision back to the compiler. Reduced parameters go less far: JAX can't add a reduced bias to split rows, so `Linear`
+# refuses one.
 #
-# So for data parallelism keep Auto axes, as pmapdp does ([steps/jit.py](../pmapdp/steps/jit.py)), and check the batch once.
-# The rest of this course doesn't use Explicit axes either: lessons 15, 16 and 19 split models and states on Auto axes, and
-# lesson 13 sums gradients once with `shard_map`. Explicit axes are for you if you'd rather have an error than a silent
-# guess of the compiler.
+# So for data parallelism keep Auto axes, as pmapdp ([steps/jit.py](../pmapdp/steps/jit.py)) and the rest of this course
+# do, and check once that the batch is split. Explicit axes are for you if you'd rather have an error than the
+# compiler's silent guess.
 #
 # ## Exercises
 #
 # Each runs under a mesh with Explicit axes. Solutions, with reasons:
 # [solutions/11_explicit_sharding.py](solutions/11_explicit_sharding.py).
 #
-# 1. `fixed_logits` (8 minutes, find the mistake): here the mesh has two axes, "data" and "model", of two devices each. `x`
-#    is `[B@data, D]`, `W1` is `[D, H@model]`, and `W2` is `[H@model, C]`. Write down the type of each intermediate result,
-#    and you'll see where JAX has to ask. Return the logits, `[B@data, C]`. Each device keeps its rows of the batch and its
-#    part of the matrices.
-#    <details><summary>Hint</summary>The second product sums over the columns of the first one's result. Which axis are
-#    they split over?</details>
-# 2. `normalized_step` (10 minutes): one gradient step for `w` `[D]`, which is replicated. The loss is the mean of
-#    `(z @ w - y) ** 2`, and the learning rate is 0.1. z is `x` `[B@data, D]`, each column minus its mean and divided by
-#    its standard deviation, both over the global batch. Raise an AssertionError for a batch that isn't split, and let each
+# 1. `fixed_logits` (8 minutes, find the mistake): here the mesh has two axes, "data" and "model", of two devices each.
+#    `x` is `[B@data, D]`, `W1` is `[D, H@model]`, and `W2` is `[H@model, C]`. Write down the type of each intermediate
+#    result, and you'll see where JAX has to ask. Return the logits, `[B@data, C]`. Each device keeps its rows of the
+#    batch and its part of the matrices. <details><summary>Hint</summary>The second product sums over the columns of the
+#    first one's result. Which axis are they split over?</details>
+# 2. `normalized_step` (10 minutes): one gradient step for `w` `[D]`, which is replicated. The loss is the mean of `(z @
+#    w - y) ** 2`, and the learning rate is 0.1. z is `x` `[B@data, D]`, each column minus its mean and divided by its
+#    standard deviation, both over the global batch. Raise an AssertionError for a batch that isn't split, and let each
 #    device keep its rows. <details><summary>Hint</summary>It's the program of one device. Only the assert mentions a
 #    sharding.</details>
 # 3. `sum_gradients` (8 minutes): `w` `[D, C]` is replicated, and `xs` `[K, B@data, D]` are K micro-batches. Return the
@@ -429,9 +425,10 @@ for exercise in (fixed_logits, normalized_step, sum_gradients):
 # ## Take away
 #
 # - With Explicit axes, the sharding is part of the type. `jax.typeof` shows it, and an assert on it costs nothing.
-# - Where JAX has no rule for a sharding, it raises an error. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
-# - `{U:data}` is a sum that isn't finished. A reduced parameter has such a gradient, and a reshard to `P()` finishes it.
+# - If JAX has no rule for a sharding, it raises an error. Answer with `out_sharding`, `jax.reshard`, or `auto_axes`.
+# - `{U:data}` is a sum that isn't finished. A reduced parameter has such a gradient, and a reshard to `P()` finishes
+#   it.
 #
 # To read on: [Distributed arrays](https://docs.jax.dev/en/latest/201/sharding.html) and [Autodiff and
-# sharding](https://docs.jax.dev/en/latest/301/sharding-ad.html) in JAX's documentation. Next, a program of 2022: [12
+# sharding](https://docs.jax.dev/en/latest/301/sharding-ad.html) in JAX's documentation. Next, a program from 2022: [12
 # Port a pmap program](12_port_a_pmap_program.ipynb).

@@ -40,6 +40,24 @@ def shardings(
 
 
 @drawing.picture
+def values_by_device(*rows: tuple[str, Any]) -> None:
+    """A row of eight boxes for each array: the number that each device holds. In the last row the numbers differ, because their sum isn't finished.
+
+    `rows` are names and arrays that hold one number on each device.
+    """
+    axes = drawing.canvas(31, 0.7 + 2 * len(rows), inches=7.6)
+    axes.text(13.2, 0.1, "device", ha="right", fontsize=8)
+    for d in range(8):
+        axes.text(14.9 + 2.1 * d, 0.1, d, ha="center", fontsize=8)
+    for number, (name, array) in enumerate(rows):
+        top = 0.7 + 2 * number
+        axes.text(0, top + 0.8, name, va="center", fontsize=9)
+        axes.text(7, top + 0.8, jax.typeof(array), va="center", fontsize=9)
+        numbers = [f"{shard.data.item():g}" for shard in array.addressable_shards]
+        drawing.device_row(axes, 14, top, numbers, step=2.1, width=1.8, height=1.6)
+
+
+@drawing.picture
 def all_reduces_over_time() -> None:
     """Four gradients, one after the other. With replicated parameters each is followed by an all-reduce, with reduced parameters one all-reduce follows the last."""
     axes = drawing.canvas(31, 5.2, inches=7.6)
