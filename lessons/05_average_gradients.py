@@ -17,15 +17,16 @@
 #
 # Your program can test a network on eight devices, but it still trains on one. In this lesson you'll change nine lines,
 # two of them inside the training step, and all eight devices train the same network. Then you'll break the program in
-# four ways. None of them raises an error, and most print numbers that you'd believe. Better to meet them here first.
+# four ways. None of them raises an error, and most of them print numbers that you'd believe, so it's better to meet
+# them here first.
 #
 # **You will** train on eight devices with `jax.pmap`, show that one device gets the same result, and recognize an
 # all-reduce that's missing or wrong. 34 minutes, 54 with exercises. You need
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
 # [04 Map over devices](04_map_over_devices.ipynb).
 #
-# JAX only maintains `pmap`, and lesson 09 moves on. We begin with it because a `pmap` program spells out what each device
-# does and what the devices exchange.
+# JAX only maintains `pmap` these days, and lesson 09 moves on. We start with it because a `pmap` program spells out
+# what each device does and what the devices send each other.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -71,9 +72,9 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 #
 # </details>
 #
-# That's all there is to data parallelism, as long as every device has equally many examples. Each device averages its
-# gradient with everyone else's, so they all make the same update: the update of the whole batch. The copies of the
-# model stay equal, and you never have to send the model again.
+# That's all there is to data parallelism, as long as every device has the same number of examples. Each device averages
+# its gradient with everyone else's, so they all make the same update, the one for the whole batch. That keeps the
+# copies of the model equal, so you never have to send the model again.
 #
 # Inside a mapped function, "average with everyone else" is one line:
 #
@@ -82,11 +83,11 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 # ```
 #
 # This is an **all-reduce**: all devices arrive at this line, and all of them leave it with the same average. `"data"`
-# is the name of the axis over which `pmap` splits, and you choose it with `axis_name="data"`. The mesh axis has the same
+# is the name of the axis that `pmap` splits, and you choose it with `axis_name="data"`. The mesh axis has the same
 # name, but `pmap` doesn't use it.
 #
 # If you've used PyTorch's `DistributedDataParallel` (DDP), it did this for you, hidden in `loss.backward()`. In JAX
-# it's a line of your own step. You can read it, move it, and forget it.
+# it's a line in your own step, so you can read it, move it, and forget it.
 #
 # ## Three examples, two devices
 #
@@ -118,25 +119,25 @@ for average in (mean_of_means, mean_of_sums):
 #
 # </details>
 #
-# What we want is the total gradient over the total count. Two sums give it. So do two means: both are divided by N, and
-# N cancels. The rule is to **all-reduce gradients and counts, and divide once.** We write `lax.pmean`, because you'll
-# find it in most pmap programs.
+# What we want is the total gradient divided by the total count. Two sums give you that. So do two means, because both
+# are divided by N, and N cancels. The rule is to **all-reduce gradients and counts, and divide once.** We write
+# `lax.pmean`, because you'll find it in most pmap programs.
 #
 # The last batch of an epoch is hardly ever full, so we pad it, and some devices get more padding than others. That's
 # why our program works with sums and counts, and not with means. DDP doesn't protect you here: if each process takes
-# the mean loss of its own examples, and their numbers differ, DDP gives you -3.5, too.
+# the mean loss of its own examples, and some processes have fewer than others, DDP gives you -3.5, too.
 #
 # ## The program so far
 #
-# You start from [program/04_evaluate.py](program/04_evaluate.py). It already has a mesh, places the state replicated
+# You start from [program/04_evaluate.py](program/04_evaluate.py), which already has a mesh, places the state replicated
 # and the batch split, and tests with `pmap`. Here's everything that changes:
 #
 # include the difference of 04_evaluate.py and 05_pmap.py
 #
 # - `train_step` gets its all-reduce: gradients and count are averaged over the devices, and then divided. The host adds
 #   up the metrics of many batches, so for them we need true sums, which only `psum` gives.
-# - `jax.pmap` takes the place of `jax.jit`, and compiles the function as `jit` did. The state goes in and out
-#   replicated, so it has `None`. The batch is split along its first axis, so it has `0`.
+# - `jax.pmap` takes the place of `jax.jit`, and compiles the function as `jit` did. The state goes in and comes out
+#   replicated, so its axis is `None`. The batch is split along its first axis, so its axis is `0`.
 # - The state is placed once, before the loop, and stays on the devices. So `copies` is gone.
 #
 # Compared with lesson 03's program for one device, only fifteen lines are new.
@@ -147,20 +148,20 @@ lesson_05.data_parallel_step()
 # %% [markdown]
 # ## Your program, on eight devices
 #
-# Take the whole program home: copy the cell into an empty file, put your data and your network in, and it trains on all
-# GPUs or TPUs of your machine. If you have none, it simulates eight devices. Your layers must treat each example alone and
-# draw no random numbers, until you've read lessons 07 on batch norm and 08 on dropout.
+# Take the whole program home: copy the cell into an empty file, put in your own data and network, and it trains on all
+# the GPUs or TPUs of your machine. If you have none, it simulates eight devices. Until you've read lessons 07 on batch
+# norm and 08 on dropout, stick to layers that treat each example alone and draw no random numbers.
 #
 # B must be divisible by the number of devices, because each of them gets an equal part. With B = 128 on three GPUs, the
-# `x.reshape` in `place_batch` stops with `ValueError: cannot reshape array of size 8192 into shape (3,newaxis,64)`, which
-# doesn't mention B. For a plainer message, put this line below the mesh in your copy:
+# `x.reshape` in `place_batch` stops with `ValueError: cannot reshape array of size 8192 into shape (3,newaxis,64)`,
+# which doesn't mention B. For a clearer message, put this line below the mesh in your copy:
 #
 # ```python
 # assert B % mesh.size == 0, f"B = {B} is not divisible by {mesh.size} devices"
 # ```
 #
 # On one device, the program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set. In exact
-# arithmetic, this one would end with the same numbers, digit by digit.
+# arithmetic, this one would end with the same numbers, digit for digit.
 #
 # **Predict:** why might the last digits still differ?
 
@@ -170,19 +171,19 @@ lesson_05.data_parallel_step()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The order of the additions, because each addition rounds. Every device sums the gradients of its own 16 examples, and
-# then the eight sums are added. When the notebooks were built, the test accuracy after epoch 1 was 0.8430 in lesson 03's
-# and 0.8440 in this one: rounding decided about one example of 1,000. In float64 the numbers that the two programs print
-# agree to about fourteen digits, and a test in this repository checks that they do.
+# Because the additions come in a different order, and each addition rounds. Every device sums the gradients of its own
+# 16 examples, and then the eight sums are added. When the notebooks were built, the test accuracy after epoch 1 was
+# 0.8430 in lesson 03's and 0.8440 in this one: rounding decided one example in 1,000. In float64 the numbers that the
+# two programs print agree to about fourteen digits, and a test in this repository checks that they do.
 #
 # </details>
 #
 # ## Proof: update by update
 #
-# Four printed digits are a weak proof, so let's compare every update with `one_device_step`, the step of lesson 03. We
-# run both from the same start on the 40 batches of an epoch. The last one holds only eight examples, so device 0 gets
-# all of them, and the other seven get nothing but padding. SGD replaces Adam, because Adam divides by the size of the
-# gradient, and magnifies rounding where gradients are tiny.
+# Four printed digits are a weak proof, so let's compare every update with lesson 03's step, `one_device_step`. We run
+# both from the same start on the 40 batches of an epoch. The last batch has only eight examples, so device 0 gets all
+# of them, and the other seven devices get nothing but padding. SGD replaces Adam, because Adam divides by the size of
+# the gradient, and magnifies rounding where gradients are tiny.
 
 # %%
 epoch_batches = list(batches(*train_data, seed=0))
@@ -274,8 +275,8 @@ optimizer = optax.adam(3e-3)  # as in the program
 jax.clear_caches()
 
 # %% [markdown]
-# You've met the first mistake with three examples: it divides before the all-reduce. In each epoch 39 batches are full,
-# and for them a mean of means is correct. In the 40th, seven devices have a count of 0.
+# You've already met the first mistake, with three examples: it divides before the all-reduce. In each epoch 39 batches
+# are full, and for them a mean of means is correct. In the 40th, seven devices have a count of 0.
 #
 # **Predict:** which of the printed numbers is the first that looks wrong?
 
@@ -290,14 +291,14 @@ mean_losses = run(make_step(mean_of_mean_gradients))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The test loss of epoch 0, which is NaN, and so is every loss after it. Seven devices divide 0 by 0 in the last batch, and
-# `pmean` hands their NaN to everyone. The training loss of epoch 0 is still fine, because a step computes its loss before
-# it updates the model.
+# The test loss of epoch 0, which is NaN, and so is every loss after it. Seven devices divide 0 by 0 in the last batch,
+# and `pmean` hands their NaN to everyone. The training loss of epoch 0 is still fine, because a step computes its loss
+# before it updates the model.
 #
 # </details>
 #
-# Somebody who sees the NaN might "repair" it, and divide by at least 1. Then nothing looks wrong. But in the
-# last batch seven devices now have the gradient 0, so the mean of the eight is an eighth of what it should be.
+# You might be tempted to "repair" the NaN by dividing by at least 1. Then nothing looks wrong any more. But in the last
+# batch seven devices now have the gradient 0, so the mean of the eight is an eighth of what it should be.
 #
 # ## Mistake 2: averaging the loss
 #
@@ -319,14 +320,15 @@ print("loss:", averaged[0], "| gradient:", averaged[1])
 # <details><summary>Answer</summary>
 #
 # Both get the correct loss, but their gradients are -2 and -6, each device's own. Under `pmap`, `jax.grad`
-# differentiates the sum of what *all* devices return, with respect to this device's own copy of `w`. Each device returns
-# (L0 + L1) / 2, so the sum of the returns is L0 + L1. Only L0 uses device 0's copy of `w`.
+# differentiates the sum of what *all* devices return, with respect to this device's own copy of `w`. Each device
+# returns (L0 + L1) / 2, so the sum of the returns is L0 + L1. Only L0 uses device 0's copy of `w`.
 #
 # </details>
 #
-# So average the gradients, not the loss. Otherwise you train as if the `pmean` weren't there. Let's do that in the
-# program, on the 39 full batches: each device divides its own gradient by its own count. In the picture below, each
-# curve is the first weight of the output layer on one device, and the dashed curve is the same weight with `pmean`.
+# So average the gradients, not the loss. Otherwise you train as if the `pmean` weren't there. Here's what that does to
+# your program on the 39 full batches, where each device now divides its own gradient by its own count. In the picture
+# below, each curve is the first weight of the output layer on one device, and the dashed curve is the same weight with
+# `pmean`.
 
 
 # %%
@@ -347,18 +349,19 @@ print("JAX says that all copies are equal:", kernel.is_fully_replicated)
 lesson_05.drift(np.array(wrong_curves), np.array(right_curves))
 
 # %% [markdown]
-# You have eight models now, each trained on an eighth of the data, and your checkpoint would save one of them. JAX
-# can't tell you. With `out_axes=None` you promised that all devices return the same, and `is_fully_replicated` only
-# repeats your promise, because it reads the sharding and not the numbers. All you'd see is a loss that falls more
-# slowly, until a ragged batch turns seven of the eight models into NaN.
+# You now have eight models, each trained on an eighth of the data, and your checkpoint would save just one of them. JAX
+# can't warn you, because with `out_axes=None` you promised that all devices return the same thing, and
+# `is_fully_replicated` only repeats your promise: it reads the sharding, not the numbers. All you'd see is a loss that
+# falls more slowly, until a ragged batch turns seven of the eight models into NaN.
 #
-# You might expect the dashed curve in the middle of the others. But averaging takes noise out of the gradient, and Adam
-# divides each gradient by its recent size. So the step of the average isn't the average of the eight steps.
+# You might expect the dashed curve to run through the middle of the others. But averaging takes noise out of the
+# gradient, and Adam divides each gradient by its recent size. So a step along the average gradient isn't the average of
+# the eight steps.
 #
 # ## Mistake 3: a sum for a mean
 #
 # The third step sums the gradients with `psum`, but still averages the count. That makes the gradient eight times too
-# large, on all devices alike, so there's no drift and no NaN.
+# large on every device, so there's no drift and no NaN.
 #
 # **Predict:** compare the two runs below. Will you see the mistake in the losses?
 
@@ -374,9 +377,9 @@ sum_losses = run(make_step(sum_over_mean_count))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. Adam divides the gradient by its own size, so the factor cancels almost completely. You'd notice it only if somebody
-# clips the gradients, or if a gradient is nearly 0. With SGD, the factor acts like a learning rate that's eight times
-# too high, and on 64 devices 64 times. Don't judge by the loss.
+# No. Adam divides the gradient by its own size, so the factor cancels almost completely. You'd only notice it if you
+# clip the gradients, or if a gradient is nearly 0. With SGD, the factor acts like a learning rate that's eight times
+# too high, or 64 times on 64 devices. So don't judge by the loss.
 #
 # </details>
 #
@@ -412,8 +415,8 @@ for name, (full, padded) in distances.items():
 # <details><summary>Answer</summary>
 #
 # The program's step, and both means of means. Only the padded batch gives the means away: one is NaN, and the other is
-# off by 0.3, a tenth of the way that the model has moved. The sum for a mean fails at once, because SGD doesn't hide
-# the factor. `pmapdp.verify` makes this comparison for your own step, and says what differs.
+# off by 0.3, a tenth of the distance that the model has moved. The sum for a mean fails at once, because SGD doesn't
+# hide the factor. `pmapdp.verify` makes this comparison for your own step, and says what differs.
 #
 # </details>
 #
@@ -473,11 +476,11 @@ for name, *expected in (("with psum", 1_000, 0.35, 0.87), ("without psum", 128, 
 # %% [markdown]
 # ## Which batch size do you set?
 #
-# With DDP you set the per-device batch, so with eight GPUs the global batch is eight times as large. This program's B is
-# the global batch. Leave it alone, and you get the same result on 1, 2 or 8 devices, with the same learning rate. If you
-# let B grow with the devices, tune the learning rate again. A rule of thumb is to multiply it by the same factor for SGD
-# ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)), and by the square root of the factor for Adam ([Malladi et
-# al., 2022](https://arxiv.org/abs/2205.10287)).
+# With DDP you set the per-device batch, so with eight GPUs the global batch is eight times as large. This program's B
+# is the global batch. Leave it alone, and you get the same result on 1, 2 or 8 devices, with the same learning rate. If
+# you let B grow with the devices, tune the learning rate again. A rule of thumb is to multiply it by the same factor
+# for SGD ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)), and by the square root of the factor for Adam
+# ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)).
 #
 # ## Your step in pmapdp
 #
@@ -493,11 +496,11 @@ for name, *expected in (("with psum", 1_000, 0.35, 0.87), ("without psum", 128, 
 # lax.psum(loss_sums | lax.psum(evaluation_sums
 # train_step = | train_step =
 #
-# Open the file and read it from top to bottom. Some names are new there. `AXIS` is the name `"data"`. `place` is
+# Open the file and read it from top to bottom. A few names will be new to you. `AXIS` is the name `"data"`. `place` is
 # `jax.device_put`, unless several processes share the work (lesson 17). `task` holds what never changes, such as the
-# optimizer, and `model_state` is what batch norm keeps (lesson 07). The lines with `jax.grad` and `optimizer.update` are
-# the same for all four training steps, so each step calls `gradient_sums` and `update`, and there you find your lines
-# again:
+# optimizer, and `model_state` is what batch norm keeps (lesson 07). The lines with `jax.grad` and `optimizer.update`
+# are the same for all four training steps, so each step calls `gradient_sums` and `update`, and there you find your
+# lines again:
 #
 # include 05_pmap.py beside steps/shared.py
 # jax.grad( | jax.grad(
@@ -552,8 +555,8 @@ for exercise in (step, global_gradient, fixed_clipping):
 # %% [markdown]
 # ## Take away
 #
-# - Split the batch, compute gradients where the examples are, average them with one `lax.pmean`, and let every device
-#   make the same update. It's the update that one device would make on the whole batch.
+# - Split the batch, compute gradients where the examples are, average them with one `lax.pmean`, and every device makes
+#   the same update, the one that a single device would make on the whole batch.
 # - Average sums and counts, and divide once, because means of means are wrong as soon as a batch is ragged.
 # - A wrong all-reduce raises no error. So compare updates with one device's, with SGD and with a padded batch.
 #
@@ -566,5 +569,5 @@ for exercise in (step, global_gradient, fixed_clipping):
 # | `batches` | `Batches` | [data/batches.py](../pmapdp/data/batches.py) |
 # | the loop | `train` | [train.py](../pmapdp/train.py) |
 #
-# To read on: [PyTorch's notes on DDP](https://docs.pytorch.org/docs/stable/notes/ddp.html). Next, what your new line
-# costs: [06 Communicate between devices](06_communicate_between_devices.ipynb).
+# To read on: [PyTorch's notes on DDP](https://docs.pytorch.org/docs/stable/notes/ddp.html). Next comes what your new
+# line costs: [06 Communicate between devices](06_communicate_between_devices.ipynb).

@@ -15,11 +15,11 @@
 # %% [markdown]
 # # 06. Communicate between devices
 #
-# You rent more GPUs, and your training is hardly any faster. The line to suspect is `lax.pmean`, and how long it takes
-# depends on what connects your devices. Over the fast links inside a node, eight GPUs can average the gradients of a
-# ResNet-50 in about a millisecond. If each has an ordinary network cable of 10 Gbit/s, the same line takes at least 144
-# ms. In this lesson you'll take an all-reduce apart, build one of your own, and find a formula that predicts its time
-# from two numbers, before you rent anything. Then you'll see how far you can trust the formula.
+# You rent more GPUs, and your training is hardly any faster. The first suspect is `lax.pmean`, and how long that line
+# takes depends on what connects your devices. Over the fast links inside a node, eight GPUs can average the gradients
+# of a ResNet-50 in about a millisecond. If each GPU is on an ordinary 10 Gbit/s network cable, the same line takes at
+# least 144 ms. In this lesson you'll take an all-reduce apart, build one of your own, and find a formula that predicts
+# its time from two numbers, before you rent anything. Then you'll see how far you can trust that formula.
 #
 # **You will** explain a ring all-reduce, predict its time and compare it with measured ones, and use JAX's collectives:
 # `psum`, `pmean`, `pmax`, `all_gather`, `psum_scatter`, `all_to_all` and `ppermute`. 23 minutes, 43 with exercises. You
@@ -41,14 +41,14 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## By hand, in NumPy
 #
-# Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. At the end, each of them should hold the
+# Four devices hold [1, 2, 3, 4], [10, 20, 30, 40], [100, ...] and [1000, ...]. At the end, each device should hold the
 # sum, [1111, 2222, 3333, 4444].
 #
-# You could let every device send its vector to device 0, which sums them and sends the sum back. But then device 0
-# receives N - 1 vectors and sends N - 1, and the more devices you have, the longer all others wait.
+# You could let every device send its vector to device 0, which sums them and sends the sum back. But then device 0 has
+# to receive N - 1 vectors and send N - 1, and the more devices you have, the longer everybody else waits.
 #
-# A **ring** shares the work. We cut each vector into N chunks, and in each step every device sends *one chunk* to its
-# right neighbour. All devices send at the same time, so nobody waits.
+# A **ring** shares the work. Cut each vector into N chunks, and in each step let every device send *one chunk* to its
+# right neighbour. They all send at the same time, so nobody waits.
 #
 # - **Reduce-scatter**, N - 1 steps: each device adds the chunk that arrives to its own. At the end, each device has one
 #   finished chunk of the sum.
@@ -85,7 +85,7 @@ assert (states[-1].reshape(4, 4) == vectors.sum(0)).all()
 lesson_06.ring(states, vectors.sum(0))
 
 # %% [markdown]
-# Each row is a device, and each column a chunk. A coloured chunk has just arrived, in the colour of its sender, and a
+# Each row is a device, and each column is a chunk. A coloured chunk has just arrived, in its sender's colour, and a
 # bold number is a finished sum. Follow the first column: in each of the first three steps, the sum moves on to the next
 # device and grows.
 #
@@ -113,13 +113,13 @@ for N in (2, 4, 8, 64):
 # ## What it costs
 #
 # A message takes **latency + bytes / bandwidth**. The latency is the time until the first byte arrives, so you pay it
-# even for an empty message. In the ring, 2 (N - 1) messages follow each other, and each has 1/N of the bytes. That's
+# even for an empty message. In the ring, 2 (N - 1) messages follow one another, each with 1/N of the bytes, and that's
 # the whole formula.
 #
-# The bandwidths below are the peaks that vendors promise. For the TPU v5p, [the vendor says 1,200 GB/s for a
+# The bandwidths below are the peak rates that vendors promise. For the TPU v5p, [the vendor says 1,200 GB/s for a
 # chip](https://docs.cloud.google.com/tpu/docs/v5p-training), over six links and in both directions, so one link sends
 # 100 GB/s. In a ring of eight chips each chip can use two of its links, one in each direction, so we count 200 GB/s.
-# The latencies are round numbers that we assume, and yours may be half as long or several times as long.
+# The latencies are round numbers that we've assumed, so yours may be half as long, or several times as long.
 
 # %%
 def ring_seconds(size, N, latency, bandwidth):
@@ -141,7 +141,7 @@ networks = {name: 4 * number for name, number in parameters.items()}  # bytes in
 # Now let's average the gradients of three networks over eight devices, on each of these links. The largest network has
 # seven billion parameters, and its gradients are 28 GB in float32.
 #
-# **Predict:** roughly how long do these 28 GB take over NVLink, a tenth of a second, a second or ten?
+# **Predict:** roughly how long do these 28 GB take over NVLink: a tenth of a second, a second, or ten seconds?
 
 # %% tags=["prediction"]
 for link, (latency, bandwidth) in links.items():
@@ -153,23 +153,24 @@ for link, (latency, bandwidth) in links.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# A tenth: each GPU sends 2 * 7 / 8 times 28 GB at 450 GB/s, which takes 0.109 s, and the 14 latencies together are only
-# 0.00003 s. For lesson 05's small network it's the other way round, and on every link it pays for the latency. The two
-# cost the same at N x latency x bandwidth bytes, which is about 7 MB on NVLink.
+# A tenth of a second: each GPU sends 2 * 7 / 8 times 28 GB at 450 GB/s, which takes 0.109 s, and the 14 latencies
+# together are only 0.00003 s. For lesson 05's small network it's the other way round: on every link, most of the time
+# is latency. Latency and bytes cost the same at N x latency x bandwidth bytes, which is about 7 MB on NVLink.
 #
 # </details>
 #
-# Small messages are expensive, so send all gradients in one message rather than one for each layer. For small messages
+# Small messages are expensive, so send all the gradients in one message, and not in one per layer. For small messages
 # on many devices, libraries also use algorithms with fewer steps: trees, or the butterfly of exercise 2.
 #
 # ## Does the formula hold?
 #
-# On your laptop you can time an all-reduce on eight simulated devices. They share one memory, so there's no link, but
-# you'll see whether the time behaves as the formula says: flat at first, then proportional to the size.
+# You can time an all-reduce on your laptop, on eight simulated devices. They share one memory, so there's no link
+# between them, but you'll see whether the time behaves the way the formula says: flat at first, then proportional to
+# the size.
 #
-# For a real link we take two rates from JAX's [scaling book](https://jax-ml.github.io/scaling-book/gpus/), measured on
-# eight H100s in one node, whose switches were told not to do the summing themselves. With 58 MB the links of each GPU
-# carry about 150 GB/s, and with 10 GB about 370 GB/s. Their vendor promises 450.
+# For a real link we take two rates from JAX's [scaling book](https://jax-ml.github.io/scaling-book/gpus/). They were
+# measured on eight H100s in one node, with the switches told not to do any summing themselves. With 58 MB the links of
+# each GPU carry about 150 GB/s, and with 10 GB about 370 GB/s. The vendor promises 450.
 
 # %%
 all_reduce = jax.pmap(lambda x: lax.psum(x, "data"), axis_name="data")
@@ -191,22 +192,22 @@ for size, seconds in h100_seconds.items():
     print(f"H100, {size / 1e6:,.0f} MB: {comparison}; predicted {1e3 * prediction:.1f} ms")
 
 # %% [markdown]
-# The shape is roughly as predicted: from 1 KB to 1 MB the bytes grow a thousandfold, and the time far less. From there
-# on, the time grows with the bytes. Don't read anything into which line the grey dots fall on.
+# The shape is roughly what we predicted: from 1 KB to 1 MB the bytes grow a thousandfold, and the time grows far less.
+# From there on, the time grows with the bytes. Don't read anything into which line the grey dots fall on.
 #
-# Real H100s fall short of the data sheet. With 10 GB they need about 1.2 times as long as the formula says, and with
-# 58 MB even 2.7 times, because it takes large messages to fill the links. A ResNet-50 has 102 MB, so the 0.43 ms of the
-# table become about a millisecond, as this lesson's first paragraph says. Measure an all-reduce or two on your own
+# Real H100s fall short of their data sheet. With 10 GB they take about 1.2 times as long as the formula says, and with
+# 58 MB as much as 2.7 times, because it takes large messages to fill the links. A ResNet-50 has 102 MB of gradients, so
+# the 0.43 ms in the table become about a millisecond, as promised at the top. Measure an all-reduce or two on your own
 # machine, and put *those* numbers into the formula.
 #
 # ## How to live with a slow link
 #
-# The batch isn't in the formula at all. If you double the per-device batch, the computation takes about twice as long
-# and the all-reduce as long as before, so its *share* of the step falls.
+# The batch size isn't in the formula at all. If you double the per-device batch, the computation takes about twice as
+# long, but the all-reduce takes no longer than before, so its *share* of the step falls.
 #
 # You can also send while you compute. The backward pass finishes the last layer's gradient first, so why wait for the
 # others? DDP collects gradients in buckets of about 25 MB, and sends each bucket as soon as it's full, while the
-# backward pass is still working on the earlier layers. XLA can overlap like that, too. Or it can merge the all-reduces
+# backward pass is still working on the earlier layers. XLA can overlap like this, too. Or it can merge the all-reduces
 # into one, which saves latency.
 
 # %%
@@ -216,8 +217,8 @@ drawing.overlap("merged", "overlapped")
 
 # %% [markdown]
 # If you merge everything, you pay the latency only once, but nothing is left to overlap with. What does XLA do on your
-# CPU? We average four arrays, as many as lesson 05's network has, and count the all-reduces before the compiler gets
-# them and after.
+# CPU? Let's average four arrays, as many as lesson 05's network has, and count the all-reduces before and after
+# compiling.
 
 # %%
 gradients = [np.ones((8, *shape), np.float32) for shape in ((64, 32), (32,), (32, 10), (10,))]
@@ -229,22 +230,22 @@ print("before compiling:", count_before, "| after:", count_after)
 
 # %% [markdown]
 # XLA has merged the four into one. On GPUs, [XLA's flags](https://docs.jax.dev/en/latest/gpu_performance_tips.html)
-# decide up to which size it merges, and whether it overlaps.
+# decide how large a merged message may get, and whether XLA overlaps.
 #
 # ## JAX's collectives
 #
 # An operation that all devices take part in is a **collective**, and `psum` and `pmean` are only two of them. A
-# collective names the mapped axis: "sum this over `data`". All devices come to the same line, and wait for each other
-# there. In the picture, a box in the middle means an addition, and a plain arrow is a copy. `pmax` isn't drawn, because
+# collective names the mapped axis: "sum this over `data`". All devices arrive at the same line, and wait for each other
+# there. In the picture, a box in the middle is an addition, and a plain arrow is a copy. `pmax` isn't drawn, because
 # it's `psum` with a maximum in the box.
 
 # %%
 lesson_06.collectives()
 
 # %% [markdown]
-# Here are all seven, on the four vectors that went around the ring. Two more functions send nothing: `axis_index` tells
-# a device its number, and `axis_size` how many devices there are. Take the cell home as a reference. The comments say
-# which shape each result has on one device, and the second half computes the same in NumPy.
+# Here are all seven, on the four vectors that went around the ring. Two more functions don't send anything:
+# `axis_index` tells a device its number, and `axis_size` tells it how many devices there are. Take the cell home as a
+# reference. The comments give each result's shape on one device, and the second half computes the same thing in NumPy.
 #
 # **Predict:** what does device 1 get from `psum_scatter`?
 
@@ -309,8 +310,8 @@ for name, result in numpy_results(rows).items():
 # </details>
 #
 # `psum_scatter` is the first half of the ring, and `all_gather` is the second. So if you call one after the other, you
-# have an all-reduce. But you can also change something between the two halves. Let each device add its own number to
-# its chunk of the sum.
+# get an all-reduce. But you can also do something in between: let each device add its own number to its chunk of the
+# sum.
 #
 # **Predict:** what do the four devices hold at the end?
 
@@ -335,8 +336,8 @@ for d, output in enumerate(outputs):
 #
 # </details>
 #
-# In your own programs, write `psum` or `pmean`, not a ring. The library knows how the devices are wired, and chooses
-# between ring and tree for you.
+# In your own programs, write `psum` or `pmean`, not a ring. The library knows how your devices are wired, and chooses
+# between a ring and a tree for you.
 
 # %% tags=["proof"]
 # The asserts behind the answers, and behind the first paragraph.
@@ -377,26 +378,26 @@ except NameError as error:
 # JAX notices the mistake while it traces the function, before anything runs. The message names `jax.shard_map`, because
 # that's today's way to name an axis, as you'll see in lesson 10.
 #
-# There's a worse failure, and we won't run it. If only some devices reach a collective, they wait for the others, until
-# XLA gives up or someone kills the process. Never put a collective into a branch that depends on `axis_index`.
+# There's a worse failure, which we won't run. If only some of the devices reach a collective, they wait for the others
+# until XLA gives up or someone kills the process. So never put a collective into a branch that depends on `axis_index`.
 #
 # ## Exercises
 #
 # Each function is the code of one device. The checks map it with `axis_name="data"`. Solutions, with reasons:
 # [solutions/06_communicate_between_devices.py](solutions/06_communicate_between_devices.py).
 #
-# 1. `broadcast` (5 minutes): return device 0's `x` on every device, as it is. Any device may hold NaN, device 0, too.
+# 1. `broadcast` (5 minutes): return device 0's `x` on every device, as it is. Any device may hold NaN, even device 0.
 #    <details><summary>Hint</summary>Replace x by 0 on the others with <code>jnp.where</code>, and sum. Multiplying by 0
 #    isn't enough: 0 times NaN is NaN.</details>
 # 2. `butterfly_sum` (10 minutes): an all-reduce in log2 N rounds. N is a power of two. In round r = 1, 2, ..., device d
 #    and device `d ^ 2**(r - 1)` (exclusive or) exchange their sums, and each adds what arrives. The picture below shows
-#    the rounds. Communicate only with `ppermute`. The check runs on 2, 4 and 8 devices, and
-#    `lax.axis_size("data")` is N. It accepts any partners whose log2 N rounds give every device the sum, because the order
-#    of the rounds is free. Then ask yourself how many bytes a device sends. <details><summary>Hint</summary>The
-#    list of pairs has one entry for each device: from d to its partner.</details>
+#    the rounds. Communicate only with `ppermute`. The check runs on 2, 4 and 8 devices, and `lax.axis_size("data")` is
+#    N. The order of the rounds is free: the check accepts any partners that give every device the sum after log2 N
+#    rounds. Then ask yourself how many bytes a device sends. <details><summary>Hint</summary>The list of pairs has one
+#    entry for each device: from d to its partner.</details>
 # 3. `fixed_softmax` (5 minutes, find the mistake): a row of logits is split over the devices, `[b]` on each, and the
 #    softmax goes over all of them. `broken_softmax` subtracts the largest logit, so that no exp overflows, and its
-#    results sum to 1. But they're wrong. <details><summary>Hint</summary>Which number does each device
+#    results sum to 1, but they're wrong. <details><summary>Hint</summary>Which number does each device
 #    subtract?</details>
 
 # %%
@@ -438,11 +439,11 @@ for exercise in (broadcast, butterfly_sum, fixed_softmax):
 # ## Take away
 #
 # - In a ring all-reduce nobody sends more than twice its vector, in 2 (N - 1) messages. Its time is the latencies plus
-#   the bytes over the bandwidth, and you won't get all of the bandwidth that the vendor promises.
+#   the bytes over the bandwidth, and you won't get all the bandwidth that the vendor promises.
 # - An all-reduce is a reduce-scatter and an all-gather. Collectives name the mapped axis, and all devices must reach
 #   them.
-# - An all-reduce costs the same for any batch. A large per-device batch makes its share of the step small, and overlap
-#   can hide it.
+# - An all-reduce costs the same for any batch size. A large per-device batch makes its share of the step small, and
+#   overlap can hide it.
 #
 # In pmapdp, the collectives of a step are in [steps/pmap.py](../pmapdp/steps/pmap.py).
 # [collectives.py](../pmapdp/collectives.py) lists a compiled program's collectives with their bytes, and

@@ -14,10 +14,10 @@
 # %% [markdown]
 # # 07. Synchronize batch norm
 #
-# Put one layer of batch norm into your pmap program, and eight devices no longer train the network that one device trains.
-# Batch norm uses the mean of the batch, but each of your eight devices sees only an eighth of the batch. In this lesson
-# you'll write a batch norm that doesn't care how many devices there are. Then you'll train with a layer that forgot its
-# all-reduce, and see which numbers differ while JAX says they're equal.
+# Put a single batch norm layer into your pmap program, and eight devices no longer train the network that one device
+# trains. Batch norm uses the mean of the batch, but each of your eight devices sees only an eighth of it. In this
+# lesson you'll write a batch norm that doesn't care how many devices there are. Then you'll train with a layer that
+# forgets its all-reduce, and see which numbers differ while JAX says they're equal.
 #
 # **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
 # layer is enough, and count what synchronizing costs. 24 minutes, 46 with exercises. You need [05 Average
@@ -41,9 +41,9 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Four values, two devices
 #
 # In training, batch norm subtracts the batch's mean and divides by the batch's standard deviation, channel by channel.
-# But inside `pmap`, `x.mean(0)` is only the mean of this device's rows. To normalize with the whole batch, the layer has
-# to average over the devices in the middle of the forward pass, as PyTorch's `SyncBatchNorm` does. In this function
-# `synchronize` turns that average on or off:
+# But inside `pmap`, `x.mean(0)` is only the mean of this device's rows. To normalize with the whole batch, the layer
+# has to average over the devices in the middle of the forward pass, as PyTorch's `SyncBatchNorm` does. In this
+# function, `synchronize` turns the average on or off:
 
 
 # %%
@@ -72,19 +72,19 @@ for synchronize in (False, True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Without the average, both devices return -1 and 1, so 0 and 10 have become the same number, and so have 2 and 12. With
-# the average, both devices use the mean 6 and the variance 26, and 0 becomes (0 - 6) / 5.1, which is -1.18.
+# Both devices return -1 and 1, so 0 and 10 have become the same number, and so have 2 and 12. With the average, both
+# devices use the mean 6 and the variance 26, so 0 becomes (0 - 6) / 5.1, or -1.18.
 #
-# Why do we average the squares, and not the variances? Each device's own variance is 1, and so is their average. The true
-# variance is 26: 1 within each device, plus 25 because the means, 1 and 11, are each 5 away from 6.
+# Why do we average the squares, and not the variances? Each device's own variance is 1, so their average is 1 as well.
+# The true variance is 26: 1 within each device, plus 25 because the two means, 1 and 11, are each 5 away from 6.
 #
 # </details>
 #
 # ## When Flax's layer is enough
 #
 # Do you have to write the layer yourself? Flax's `nnx.BatchNorm(features, axis_name="data")` averages over the devices
-# as well, and its argument `mask` leaves padding out. Try it on a ragged batch: device 0 has three examples, 1, 2 and
-# 3, and device 1 has only a 7 and two rows of padding.
+# as well, and its `mask` argument leaves padding out. Try it on a ragged batch: device 0 has three examples, 1, 2 and
+# 3, and device 1 has just a 7 and two rows of padding.
 #
 # **Predict:** the four values have the mean 3.25. What does the layer find?
 
@@ -104,14 +104,14 @@ print("Flax finds", flax_means)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 4.5, because the layer averages the two devices' means, 2 and 7. The 7, alone on its device, counts three times as
-# much as each of the others. You know this mistake: it's the mean of means from lesson 05.
+# 4.5, because the layer averages the two devices' means, 2 and 7. The 7 is alone on its device, so it counts three
+# times as much as each of the others. You know this mistake: it's lesson 05's mean of means.
 #
 # </details>
 #
-# If you drop the ragged last batch, all devices have the same number of examples. Then use Flax's layer, and write
-# `momentum=0.9`. Flax's default is 0.99, which moves the running averages ten times as slowly as PyTorch's default: after
-# 200 updates, as many as our program makes, 13 % of their first values would still be in them.
+# If you drop the ragged last batch, all devices have the same number of examples. In that case use Flax's layer, with
+# `momentum=0.9`. Flax's default of 0.99 moves the running averages ten times as slowly as PyTorch's default: after 200
+# updates, as many as our program makes, 13 % of their initial values would still be in them.
 #
 # If you want to keep every example, you need sums and counts, as for the loss. The picture shows it for the mean:
 
@@ -119,11 +119,11 @@ print("Flax finds", flax_means)
 lesson_07.sums_and_counts()
 
 # %% [markdown]
-# The variance needs a third sum. Mean and variance are the heart of your layer, so write them yourself.
+# The variance needs a third sum. The mean and the variance are the heart of your layer, so write them yourself.
 #
 # 1. `global_moments` (7 minutes): the mean and the variance of the valid values on all devices. It runs on each device,
-#    inside `pmap`, and the mapped axis is `"data"`. `values` and `weights` `[b]` are this device's, and a weight is 1, or
-#    0 for padding. <details><summary>Hint</summary><code>lax.pmean</code> takes a tuple of three sums. Divide by the
+#    inside `pmap`, and the mapped axis is `"data"`. `values` and `weights` `[b]` are this device's, and a weight is 1,
+#    or 0 for padding. <details><summary>Hint</summary><code>lax.pmean</code> takes a tuple of three sums. Divide by the
 #    count after it, and never before. The variance is the mean of the squares minus the square of the mean.</details>
 
 # %%
@@ -150,21 +150,22 @@ verdict = check("07_synchronize_batch_norm", "global_moments", global_moments)
 #
 # </details>
 #
-# Before you can train with it, the layer needs **running averages**. When you evaluate, the output for an example mustn't
-# depend on the other examples in its batch. So the layer keeps a running mean and a running variance, moves both a
-# little in every update, and normalizes with them in evaluation. They're part of the state, but no gradient flows to
-# them. If you come from PyTorch, mind two differences: its momentum runs the other way, so that Flax's 0.9 is PyTorch's
-# 0.1, and its running variance divides by n - 1 instead of n.
+# Before you can train with it, the layer needs **running averages**. When you evaluate, the output for an example
+# mustn't depend on the other examples in its batch. So the layer keeps a running mean and a running variance, moves
+# both a little in every update, and uses them to normalize when you evaluate. They're part of the state, but no
+# gradient flows to them. If you come from PyTorch, watch out for two differences: its momentum runs the other way, so
+# Flax's 0.9 is PyTorch's 0.1, and its running variance divides by n - 1 instead of n.
 #
 # <details><summary>If your values are far from 0: why the program squares <code>x - mean</code>, with the running
 # mean</summary>
 #
 # Say your values lie around 20,000, with a variance of 1. Then both parts of `E[x²] - E[x]²` are around 400,000,000. At
-# that size float32 moves in steps of 32, so a variance of 1 is lost. There's a way out that costs no second all-reduce:
-# subtract the running mean from all values first. That doesn't change the variance, and once the running mean is near the
-# true one, the numbers you square are small. The running mean starts at 0 and needs some dozens of updates to catch up,
-# and until then the variance stays wrong. If you have such values, subtract a rough mean from them before the first
-# update. Flax's layer subtracts large squares as well, unless you pass `use_fast_variance=False`.
+# that size float32 moves in steps of 32, so a variance of 1 is lost. There's a way out that doesn't need a second
+# all-reduce: subtract the running mean from all the values first. That doesn't change the variance, and once the
+# running mean is near the true one, the numbers you square are small. The running mean starts at 0 and needs a few
+# dozen updates to catch up, and until then the variance stays wrong. So if you have such values, subtract a rough mean
+# from them before the first update. Flax's layer subtracts large squares as well, unless you pass
+# `use_fast_variance=False`.
 #
 # </details>
 #
@@ -175,16 +176,16 @@ verdict = check("07_synchronize_batch_norm", "global_moments", global_moments)
 #
 # include the difference of 05_pmap.py and 07_batch_norm.py
 #
-# - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias. In place of
-#   `weights @ x0` it writes `(rows * x0).sum(0)`. The sum is the same, but GPUs and TPUs may round the inputs of a matrix
-#   product to fewer digits. That's harmless in `weights @ losses`, because it changes only the loss that you print. But a
-#   variance is the difference of two sums, so a small error in each can become a large one. It may even end a little
-#   below 0, where the root is NaN, so `jnp.maximum` lifts it to 0.
+# - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias. Where you wrote
+#   `weights @ x0`, it has `(rows * x0).sum(0)`. The sum is the same, but GPUs and TPUs may round the inputs of a matrix
+#   product to fewer digits. In `weights @ losses` that's harmless, because it only changes the loss that you print. But
+#   a variance is the difference of two sums, so a small error in each can become a large one. The variance may even
+#   come out a little below 0, where its root is NaN, so `jnp.maximum` lifts it to 0.
 # - The model now holds two kinds of numbers: parameters, which the optimizer changes, and running averages, which it
 #   must leave alone. `jax.grad` would differentiate with respect to both. Flax's `nnx.grad` takes only the parameters,
 #   and lets the layer write its new averages into `model`.
-# - `nnx.state` picks the parameters for the optimizer, and `nnx.update` writes the new ones into `model`. Seen from
-#   outside, the step is still a pure function, because it works on its own copy of the model, and returns that copy.
+# - `nnx.state` picks the parameters for the optimizer, and `nnx.update` writes the new ones into `model`. From the
+#   outside, the step is still a pure function, because it works on its own copy of the model and returns that copy.
 # - The last lines of the program compare all eight copies of the running mean.
 
 # %%
@@ -192,13 +193,13 @@ lesson_07.all_reduces()
 
 # %% [markdown]
 # Each update waits for three all-reduces, drawn here for four devices. You wrote the first, in the layer, and the third
-# is lesson 05's. The second you didn't write at all. Every example moved the mean that all devices used, so its gradient
-# has a part from every device. When JAX differentiates `pmean`, it puts in the all-reduce that sums these parts.
+# is lesson 05's. The second one you didn't write at all. Every example moved the mean that all devices used, so its
+# gradient has a part from every device. When JAX differentiates `pmean`, it adds the all-reduce that sums these parts.
 #
-# But wasn't a `pmean` inside `jax.grad` lesson 05's second mistake? There it stood around the loss, in place of the
-# average of the gradients, so each device was left with the gradient for its own copy of the weights. In the layer the
-# mean is a part of the network, so what flows back through it belongs to the gradient. And the step still averages the
-# gradients of the eight copies afterwards. The next cell is the whole program, and you can skip its code.
+# But wasn't a `pmean` inside `jax.grad` lesson 05's second mistake? There the `pmean` was around the loss, and nobody
+# averaged the gradients, so each device was left with the gradient for its own copy of the weights. In the layer the
+# mean is part of the network, so what flows back through it belongs to the gradient. And afterwards the step still
+# averages the gradients of the eight copies. The next cell is the whole program, and you can skip its code.
 
 # %% tags=["take-home"]
 # include program/07_batch_norm.py
@@ -206,10 +207,10 @@ lesson_07.all_reduces()
 # %% [markdown]
 # ## Proof: one device and eight
 #
-# We run the program's step on one device and on eight, for a whole epoch. `pmap` uses as many devices as the batch
-# has parts, so we only have to cut the batch differently. The last batch is the hard one, because device 0 has all of
-# its 8 examples, and the other seven devices hold nothing but padding. SGD replaces Adam, as in lesson 05's proof.
-# Parameters *and* running averages must agree within 1e-4.
+# We run the program's step on one device and on eight, for a whole epoch. `pmap` uses as many devices as the batch has
+# parts, so we only have to cut the batch differently. The last batch is the hard one, because device 0 has all 8 of its
+# examples, and the other seven devices have nothing but padding. SGD replaces Adam, as in lesson 05's proof. Parameters
+# *and* running averages must agree within 1e-4.
 
 
 # %%
@@ -249,12 +250,12 @@ print(f"one device and eight differ by {distance(model_1, model_8):.0e}")
 assert distance(model_1, model_8) < 1e-4
 
 # %% [markdown]
-# They agree, and so must the gradients, although you wrote no backward pass for the all-reduce.
+# They agree, so the gradients must agree, too, even though you never wrote a backward pass for the all-reduce.
 #
 # ## What it costs
 #
-# Batch norm can't normalize before its all-reduce is done, and the next layer needs the result, so the devices can only
-# wait. The picture showed three all-reduces. But XLA can merge several into one, as you saw in lesson 06.
+# Batch norm can't normalize until its all-reduce is done, and the next layer needs the result, so all the devices can
+# do is wait. The picture showed three all-reduces. But XLA can merge several into one, as you saw in lesson 06.
 #
 # **Predict:** how many all-reduces does the compiled step have?
 
@@ -267,10 +268,10 @@ print("all-reduces in the compiled step:", all_reduces)
 # <details><summary>Answer</summary>
 #
 # Still three. XLA can't merge them, because each needs the result of the one before. The layer's own all-reduce carries
-# only 65 numbers, a count and two for each channel, so you pay for latency and not for bytes. In lesson 06's ring that's
-# 14 messages, or 28 µs if a message takes 2 µs, as that lesson assumes for NVLink. A network with 50 of these layers
-# waits a hundred times in every update, which makes 2.8 ms. Group norm and layer norm need none of this, because they
-# don't mix examples.
+# only 65 numbers, a count and two for each channel, so you pay for latency and not for bytes. In lesson 06's ring
+# that's 14 messages, or 28 µs at the 2 µs per message that lesson 06 assumed for NVLink. A network with 50 of these
+# layers waits a hundred times in every update, which adds up to 2.8 ms. Group norm and layer norm don't need any of
+# this, because they don't mix examples.
 #
 # </details>
 #
@@ -306,19 +307,20 @@ lesson_07.running_means(local_means, synchronized_means[:-1])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The parameters are equal, because their gradients were averaged. The running averages aren't, because each device has
-# made its own, from its own examples. JAX can't tell, since `out_axes=None` promised that they're equal. In the picture,
-# each curve is one device's running mean of the first unit, and the dashed one is the synchronized layer's.
+# Only the running averages. The parameters are equal, because their gradients were averaged, but each device has made
+# running averages of its own, from its own examples. JAX can't tell, because `out_axes=None` promised that they're
+# equal. In the picture, each curve is one device's running mean of the first unit, and the dashed curve is the
+# synchronized layer's.
 #
 # </details>
 #
 # A checkpoint saves just one of the eight copies, so the accuracy you report depends on which copy it happens to be.
-# The parameters are equal, but a single device would have found others, because here each device normalized with its
-# own 16 examples.
+# And although the parameters are equal, a single device would have found different ones, because here each device
+# normalized with its own 16 examples.
 #
 # Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass.
-# PyTorch's DDP does so by default, and copies process 0's running averages to all processes before each forward pass. If
-# you keep batch norm local in JAX, average its running averages before you evaluate or save.
+# PyTorch's DDP does so by default, and copies process 0's running averages to all processes before each forward pass.
+# If you keep batch norm local in JAX, average the running averages before you evaluate or save.
 #
 # Under `jit` the problem goes away, as you'll see in lesson 09. There the layer sees the global batch, so plain
 # `nnx.BatchNorm` is synchronized, and with `mask` it's correct for ragged batches.
@@ -364,7 +366,7 @@ assert local_step.compile().as_text().count(" all-reduce(") == 1
 #
 # 2. `standardize_backward` (10 minutes): the backward pass of `standardize(x, True)`, by hand. `x` and `g` `[b, C]` are
 #    this device's rows of the examples and of the gradient with respect to the output. Return this device's rows of the
-#    gradient with respect to `x`. All devices hold the same number of examples. <details><summary>Hint</summary>On one
+#    gradient with respect to `x`. All devices have the same number of examples. <details><summary>Hint</summary>On one
 #    device it is <code>(g - g.mean(0) - y * (g * y).mean(0)) / deviation</code>, where y is the standardized x. Which
 #    of these means have to be means over all devices?</details>
 # 3. `fixed_centre` (5 minutes, find the mistake): `broken_centre` subtracts the global mean, so training goes well. But
@@ -402,5 +404,5 @@ for exercise in (standardize_backward, fixed_centre):
 # | `BatchNorm` | `ExactBatchNorm`. You write `nnx.BatchNorm` in your model, and `make_exact(model)` swaps it | [layers.py](../pmapdp/layers.py) |
 # | the running averages in `model` | `model_state` in `TrainState` | [state.py](../pmapdp/state.py) |
 #
-# To read on: [Batch normalization](https://arxiv.org/abs/1502.03167), the paper. Next come the random numbers:
-# [08 Keep dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb).
+# To read on: the [batch normalization](https://arxiv.org/abs/1502.03167) paper. Next come the random numbers: [08 Keep
+# dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb).

@@ -14,12 +14,12 @@
 # %% [markdown]
 # # 12. Port a pmap program
 #
-# Somebody hands you a training program of 2022. You run it, and it stops at once, because a function of JAX is gone.
-# You repair that line, and the program stops at another one. Even when all of them are repaired, it uses `pmap`, and JAX's
-# developers [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html) instead. In this lesson you'll make four repairs, to see what the program used to print. Then sixteen new lines take
-# it to `shard_map`, where it prints the same losses up to rounding. Do the same losses prove that the port is correct?
-# You'll forget one line, and see that they don't. So you'll compare the updates, and find a flaw that the old program
-# always had.
+# Somebody hands you a training program from 2022. You run it, and it stops right away, because it calls a JAX function
+# that's gone. You fix that line, and the program stops at the next one. And even once everything is fixed, it still
+# uses `pmap`, where JAX's developers now [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html). In
+# this lesson you'll make four repairs, to see what the program used to print. Then sixteen new lines take it to
+# `shard_map`, where it prints the same losses up to rounding. Does that prove that the port is correct? You'll forget
+# one line, and see that it doesn't. So you'll compare the updates, and find a flaw that the old program always had.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
 # one device. 32 minutes, 52 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
@@ -40,17 +40,17 @@ devices.simulate(8)  # before any other use of JAX
 assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with JAX_PLATFORMS=cpu"
 
 # %% [markdown]
-# ## A program of 2022
+# ## A program from 2022
 #
-# It trains on the clouds you know, but it's written as people wrote such programs then:
+# It trains on the clouds you know, but it's written the way people wrote such programs back then:
 #
 # - The network is a module of Linen, Flax's API before NNX. A `TrainState` holds its parameters, its batch statistics
 #   and the optimizer's state.
 # - `device_put_replicated` makes N copies of the state, so every array in it is `[N, ...]`. `shard` reshapes a batch to
 #   `[N, b, ...]`.
 # - Each device folds its number into the dropout key, so that no two devices draw the same mask. Each device also has
-#   batch statistics of its own, which the program averages once an epoch.
-# - Batches that aren't full are dropped, even in the evaluation, which sees only 896 of the 1,000 examples.
+#   its own batch statistics, which the program averages once an epoch.
+# - Batches that aren't full are dropped, even in the evaluation, which only sees 896 of the 1,000 examples.
 #
 # Only the two lines that simulate eight devices are new.
 #
@@ -61,7 +61,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # include program/12_pmap_2022.py
 
 # %% [markdown]
-# Now run it. This is the last line of its error:
+# Now run it. Here's the last line of its error:
 
 # %%
 import os
@@ -79,8 +79,8 @@ old_error = run_python("old_train.py").stderr.splitlines()[-1]
 print(textwrap.fill(old_error, 100))
 
 # %% [markdown]
-# The message says *deprecated*, but the function is gone. You could repair the line, and wait for the next error. Or let
-# `pmapdp.port` read the program first: it runs nothing, and lists the lines that need your attention.
+# The message says *deprecated*, but the function is gone. You could fix the line and wait for the next error. Or you
+# can let `pmapdp.port` read the program first. It doesn't run anything, and lists the lines that need your attention.
 
 # %%
 port_report, _, _ = run_python("-m", "pmapdp.port", "old_train.py").stdout.partition("\nListed")
@@ -89,17 +89,17 @@ print(port_report)
 # %% [markdown]
 # ## Repair it first
 #
-# Why would you repair a program that you're about to replace? Because you need its numbers: without them, you can't tell
-# whether your port does the same. Four lines are enough:
+# Why repair a program that you're about to replace? Because you need its numbers: without them, you can't tell whether
+# your port does the same thing. Four lines are enough:
 #
 # - Flax's `jax_utils.replicate`, which the report names, still makes N copies.
 # - In 2022, Linen's `init` returned a `FrozenDict`, and its `pop` returned two values, the rest and what you asked for.
-#   Today `init` returns a plain dict, whose `pop` returns only what you asked for, so the program would stop again, with
-#   `ValueError: too many values to unpack (expected 2)`. You don't need any `pop`.
+#   Today `init` returns a plain dict, whose `pop` returns only what you asked for, so the program would stop again,
+#   with `ValueError: too many values to unpack (expected 2)`. You don't need any `pop`.
 #
 # The report also marks two `[0]`s as slow. Ignore them for now, because the port removes them. The next cell makes the
-# repairs, which `-` and `+` mark, and runs the program in this notebook. On your machine, these are the numbers that your
-# port must give:
+# repairs, marked by `-` and `+`, and runs the program in this notebook. On your machine, these are the numbers that
+# your port has to reproduce:
 
 # %%
 from pmapdp.lessons.programs import patch
@@ -122,9 +122,9 @@ patch.apply("old_train.py", repairs)
 # %run -i old_train.py
 
 # %% [markdown]
-# In the picture each colour is a device. Stripes mean that each device holds a slice, and a stack of cards that each
-# holds everything. Each bar in the last column is one run of your step. After the port there's only one state, and no
-# `[N, ...]` to choose a copy from.
+# In the picture each colour is a device. Stripes mean that each device holds a slice, and a stack of cards means that
+# each holds everything. Each bar in the last column is one run of your step. After the port there's only one state, and
+# no `[N, ...]` to pick a copy from.
 
 # %%
 old_train_step, old_p_train_step = train_step, p_train_step  # the port defines them anew
@@ -133,9 +133,9 @@ lesson_12.before_and_after()
 # %% [markdown]
 # ## The port to shard_map
 #
-# The old state has eight sets of batch statistics, and the new state has one. The new step must therefore average them in
-# every update, while the old program did it once an epoch. Doesn't that change the result? Try it in your head, on two
-# devices, with `running = (running + batch) / 2`:
+# The old state has eight sets of batch statistics, and the new state has one. So the new step has to average them in
+# every update, while the old program did it once an epoch. Doesn't that change the result? Work it out in your head, on
+# two devices, with `running = (running + batch) / 2`:
 #
 # | | old: device 0 | old: device 1 | their mean | new: one copy |
 # | --- | --- | --- | --- | --- |
@@ -143,24 +143,26 @@ lesson_12.before_and_after()
 # | after batch means 1 and 3 | 0.5 | 1.5 | **1** | (0 + 2) / 2 = **1** |
 # | after batch means 5 and 7 | 2.75 | 4.25 | **3.5** | (1 + 6) / 2 = **3.5** |
 #
-# The last two columns agree, because a running average and an average over devices are both weighted sums, so their order
-# doesn't matter. Nothing reads the running averages during training, so the parameters stay the same, too.
+# The last two columns agree, because a running average and an average over devices are both weighted sums, so it
+# doesn't matter which comes first. And nothing reads the running averages during training, so the parameters stay the
+# same, too.
 #
 # Here's everything that changes in the repaired program, whose file is called 12_old_pmap.py in this course:
 #
 # include the difference of 12_old_pmap.py and 12_ported.py
 #
 # - `replicate` becomes `device_put` onto a replicated sharding, `shard` becomes `device_put` onto a split one, and the
-#   `[0]`s go.
+#   `[0]`s are gone.
 # - The step still says what each device does. Now it averages the statistics along with the gradients.
-# - `lax.pcast` marks the parameters as this device's own. Then `jax.grad` gives this device's gradient, as it did under
-#   pmap, and lesson 10's check can stay on. Only the parameters need it, because nothing else is differentiated.
+# - `lax.pcast` marks the parameters as this device's own. Then `jax.grad` gives you this device's gradient, as it did
+#   under pmap, and lesson 10's check can stay on. Only the parameters need the cast, because you don't differentiate
+#   anything else.
 #
-# If your own program is too large to change at once, start with `my_pmap` in
+# If your own program is too big to change all at once, start with `my_pmap` in
 # [Porting](../docs/porting.md#replace-pmap-in-the-whole-program), which replaces `jax.pmap` in one line and leaves the
 # arrays as they are.
 #
-# Compare each epoch with the old program's. Even the dropout masks are the old ones, because each device still folds its
+# Compare each epoch with the old program's. Even the dropout masks are the same, because each device still folds its
 # number into the same key.
 
 # %% tags=["take-home"]
@@ -169,11 +171,11 @@ lesson_12.before_and_after()
 # %% [markdown]
 # ## Forget the statistics
 #
-# Suppose your step averages only what the old step averaged, the gradients and the metrics. With `out_specs=P()` you
+# Suppose your step only averages what the old step averaged, the gradients and the metrics. With `out_specs=P()` you
 # promise that the new state is the same on all devices, and the check is on.
 #
-# **Predict:** the state has 6 arrays of parameters, 2 of batch statistics, 13 of Adam, and the number of the update. How
-# many does JAX refuse?
+# **Predict:** the state has 6 arrays of parameters, 2 of batch statistics, 13 of Adam, and the number of the update.
+# How many does JAX refuse?
 
 
 # %% tags=["prediction"]
@@ -197,21 +199,22 @@ except ValueError as error:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Two, the statistics. Parameters and Adam's moments are computed from averaged gradients, so they're the same on all
-# devices. But each device updates the running mean and the running variance from its own 16 examples. Each of
-# the two has a bullet in the message.
+# Two, the statistics. The parameters and Adam's moments are computed from averaged gradients, so they're the same on
+# all devices. But each device updates the running mean and the running variance from its own 16 examples. Each of these
+# two has a bullet in the message.
 #
 # </details>
 #
-# JAX refuses the step before anything runs. With `check_vma=False` it would run, and every device would keep statistics of
-# its own. A checkpoint gets device 0's mean, and nothing tells you that it isn't the mean of the eight.
+# JAX refuses the step before anything runs. With `check_vma=False` it would run, and every device would keep its own
+# statistics. Your checkpoint would get device 0's mean, and nothing would tell you that it isn't the mean of all eight.
 #
 # ## Forget the `pcast`
 #
-# The check found that mistake. Will it find the next one, too? Leave out the line with `pcast`. `jax.grad` then adds up the
-# gradients of all devices by itself, and `pmean` averages eight equal sums, so the gradients are 8 times as large.
+# The check found that mistake. Will it find the next one? Leave out the line with `pcast`. Then `jax.grad` adds up the
+# gradients of all devices by itself, and `pmean` averages eight equal sums, so the gradients are 8 times too large.
 #
-# **Predict:** you train with Adam. What changes in the losses of the five epochs: nothing, a little, or do they explode?
+# **Predict:** you train with Adam. What changes in the losses of the five epochs: nothing, a little, or do they
+# explode?
 
 
 # %% tags=["prediction"]
@@ -251,21 +254,21 @@ for epoch in range(EPOCHS):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Nothing, up to rounding. Adam divides the mean of the gradients by the root of the mean of their squares, and a factor of
-# 8 in both cancels. The check doesn't complain either. It asks only whether all devices hold the same numbers, and eight
-# times too large is the same on all of them.
+# Nothing, up to rounding. Adam divides the mean of the gradients by the root of the mean of their squares, and a factor
+# of 8 in both cancels. The check doesn't complain either. It only asks whether all devices hold the same numbers, and
+# they do: eight times too large, on every one of them.
 #
 # </details>
 #
-# Why care? Because the day you switch to SGD, or clip the gradients, your learning rate or your limit is off by the number
-# of your devices.
+# So why care? Because the day you switch to SGD or clip the gradients, your learning rate or your limit is off by a
+# factor of eight.
 #
 # ## Does it match the old program? And one device?
 #
-# Five equal lines show only two numbers an epoch. `pmapdp.verify` compares your step with a
-# reference, update by update, in parameters, optimizer state, statistics and metrics. Your first reference is the old
-# step, with one more line that averages the statistics in every update, as the new step must. `old_program`
-# replays it on one device, with the batch in eight parts.
+# Five equal lines only show you two numbers an epoch. `pmapdp.verify` compares your step with a reference, update by
+# update: parameters, optimizer state, statistics and metrics. Your first reference is the old step, plus one line that
+# averages the statistics in every update, as the new step has to. `old_program` replays it on one device, with the
+# batch in eight parts.
 
 
 # %%
@@ -290,13 +293,14 @@ forgetful_report = verify(step=p_forgetful_step, reference=reference, state=init
 print("without pcast:", forgetful_report.failed[0])
 
 # %% [markdown]
-# The second comparison finds in three updates what five epochs didn't show: *the change is 8 times the reference's, on 8
-# devices*. `verify` compares Adam's averages, too, in which the factor shows. It doesn't test the evaluation. For that you have
-# the five matching lines.
+# In three updates the second comparison finds what five epochs didn't show: *the change is 8 times the reference's, on
+# 8 devices*. That's because `verify` also compares Adam's averages, where the factor doesn't cancel. It doesn't test
+# the evaluation, but for that you have the five matching lines.
 #
 # But does the step do what one device does? Your second reference is the step that you'd write for one device. Switch
-# dropout off, because one device would draw other masks than eight. Even then the comparison fails: each device
-# normalizes with its own 16 examples, and then the step averages the eight running means, and the eight running variances.
+# dropout off, because one device would draw different masks than eight do. Even then the comparison fails: each device
+# normalizes with its own 16 examples, and then the step averages the eight running means and the eight running
+# variances.
 #
 # **Predict:** after the first update, one of these two averages is wrong. Which?
 
@@ -316,19 +320,19 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The running variance. Every device has 16 examples, so the average of the eight means is the mean of all 128. The average
-# of the variances misses how far apart the devices' means are, as you saw in lesson 07. From the second update on both
-# differ, because by then the parameters do.
+# The running variance. Every device has 16 examples, so the average of the eight means is the mean of all 128. But the
+# average of the variances misses how far apart the devices' means are, as you saw in lesson 07. From the second update
+# on both differ, because by then the parameters do.
 #
 # </details>
 #
-# So the old program never trained the network that a single device would train. You may be happy with that, but you should
-# know.
+# So the old program never trained the network that a single device would have trained. You may be fine with that, but
+# you should know it.
 #
 # ## On to jit
 #
-# If you'd rather have one device's result, go on to `jit`. There the step *is* one device's step, `plain_step`, without
-# `pmean`, `pcast` and `fold_in`.
+# If you'd rather have one device's result, go on to `jit`. There the step *is* one device's step, `plain_step`, with no
+# `pmean`, `pcast` or `fold_in`.
 
 # %%
 shardings = {"in_shardings": (replicated, split, replicated), "out_shardings": replicated}
@@ -337,8 +341,8 @@ verify(step=jit_step, reference=plain_step, state=init_state(), **case).require(
 print("jit against one device, with dropout: equal")
 
 # %% [markdown]
-# This step is no longer the old program: batch norm uses the whole batch, and the dropout masks are different. How much
-# does that change in the first epoch?
+# This step no longer does what the old program did: batch norm uses the whole batch, and the dropout masks are
+# different. How much does that change in the first epoch?
 
 # %%
 losses = {
@@ -369,29 +373,29 @@ np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
 assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 
 # %% [markdown]
-# The curve of shard_map lies on the old one, within 1e-4 of the loss. The curve of jit takes a slightly different path. So
+# shard_map's curve lies right on the old one, within 1e-4 of the loss, and jit's takes a slightly different path. So
 # after a move to jit, expect one device's numbers, and an accuracy similar to the old program's.
 #
 # ## What else to port
 #
-# - **Evaluation.** The ported program still leaves out 104 of the 1,000 test examples. Pad the last batch instead, give
-#   the padding weight 0, and divide by the sum of the weights, as your own program has done since lesson 03.
+# - **Evaluation.** The ported program still skips 104 of the 1,000 test examples. Pad the last batch instead, give the
+#   padding weight 0, and divide by the sum of the weights, as your own program has done since lesson 03.
 # - **Checkpoints.** If the old program saved `unreplicate(state)`, they load as they are. If it saved the device axis,
-#   too, take copy 0 on the host, as in exercise 1. The batch statistics of the copies agree only after `p_average`, so
-#   if you don't know when the program saved, average those.
+#   too, take copy 0 on the host, as in exercise 1. The copies' batch statistics only agree after `p_average`, so if you
+#   don't know when the program saved, average those.
 # - **Several processes.** Under pmap each process passed its own rows. `jax.device_put(batch, split)` wants the same
-#   global batch in every process, and raises an error otherwise. Give your rows to
-#   `jax.make_array_from_process_local_data`. [Lesson 17](17_many_processes.ipynb) says which rows are yours.
+#   global batch in every process, and raises an error otherwise, so give your rows to
+#   `jax.make_array_from_process_local_data` instead. [Lesson 17](17_many_processes.ipynb) says which rows are yours.
 #
-# [Porting](../docs/porting.md) has a row for every construct of pmap.
+# [Porting](../docs/porting.md) has a row for every pmap construct.
 #
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/12_port_a_pmap_program.py](solutions/12_port_a_pmap_program.py).
 #
 # 1. `drop_device_axis` (5 minutes): an old checkpoint was saved with the device axis, so `tree` holds NumPy arrays `[N,
-#    ...]`. The copies aren't equal. Return the tree with copy 0 alone, placed on every device of `mesh`. The devices must
-#    never hold all N copies. <details><summary>Hint</summary>Index on the host, where it costs nothing. Then one
+#    ...]`. The copies aren't equal. Return the tree with copy 0 alone, placed on every device of `mesh`. The devices
+#    must never hold all N copies. <details><summary>Hint</summary>Index on the host, where it costs nothing. Then one
 #    device_put.</details>
 # 2. `make_step` (10 minutes): port the `step` below this list to `jit` or `shard_map`, over the axis "batch" of `mesh`.
 #    Return a compiled `step(w, x, y) -> (w, loss)` for `w` `[D]`, `x` `[B, D]` and `y` `[B]`, with the same results,
@@ -399,10 +403,10 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 #    <details><summary>Hint</summary>Under jit the loss is the mean over the whole batch. Under shard_map, mind the
 #    trap.</details>
 # 3. `corrected_variance` (5 minutes, find the mistake): `broken_variance` runs in a `shard_map` over the axis "batch",
-#    and `x` `[b, D]` holds this device's rows. All devices agree, on a wrong number. Return the variance `[D]` of the
-#    global batch. The numbers in the check are small, so any formula that's correct on paper will do, even the one in a
-#    single pass that lesson 07 warns you of. <details><summary>Hint</summary>The devices' rows have different means.
-#    Average the mean first.</details>
+#    and `x` `[b, D]` holds this device's rows. All devices agree, but on a wrong number. Return the variance `[D]` of
+#    the global batch. The numbers in the check are small, so any formula that's correct on paper will do, even the
+#    single-pass one that lesson 07 warns you about. <details><summary>Hint</summary>The devices' rows have different
+#    means. Average the mean first.</details>
 #
 # ```python
 # def step(w, x, y):  # exercise 2, inside pmap: w [D], x [b, D], y [b]
@@ -443,11 +447,12 @@ for exercise in (drop_device_axis, make_step, corrected_variance):
 # %% [markdown]
 # ## Take away
 #
-# - Make the old program run first, because its numbers are what you compare the port with.
-# - shard_map takes away the device axis and leaves the step. jit takes away the collectives as well.
-# - A replicated state has one value of each array, so average batch statistics in the step. The check finds a forgotten
-#   average. It doesn't find a forgotten `pcast`, and with Adam the losses don't show it either.
-# - So verify twice: against the old program, and against one device. The old program itself may not pass the second check.
+# - Get the old program running first, because its numbers are what you compare the port with.
+# - shard_map takes away the device axis and keeps the step. jit takes away the collectives as well.
+# - A replicated state has one value of each array, so average the batch statistics in the step. The check finds a
+#   forgotten average, but not a forgotten `pcast`, and with Adam the losses don't show that one either.
+# - So verify twice: against the old program, and against one device. The old program itself might not pass the second
+#   check.
 #
 # In pmapdp, [verify/](../pmapdp/verify/verification.py) compares, and [port/](../pmapdp/port/find.py) reads your
 # program. To read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html), and the pages

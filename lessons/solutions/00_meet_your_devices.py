@@ -4,7 +4,7 @@ import jax
 
 
 def add_on(device, a, b):
-    """`a + b` on `device`, wherever the two are."""
+    """`a + b` on `device`, wherever they are now."""
     # Moving only one of them would leave two arrays that are committed to different devices.
     return jax.device_put(a, device) + jax.device_put(b, device)
 
@@ -15,8 +15,8 @@ def sum_in_pairs(arrays):
     while len(rounds[-1]) > 1:
         last = rounds[-1]
         pairs = zip(last[::2], last[1::2], strict=True)
-        # Move the right array of each pair to the left one's device. The pairs of a round are independent, so all of
-        # them can be added at the same time.
+        # Move each pair's right array to the left one's device. The pairs of a round don't depend on each other, so
+        # they can all be added at the same time.
         rounds.append([left + jax.device_put(right, *left.devices()) for left, right in pairs])
     return rounds
 

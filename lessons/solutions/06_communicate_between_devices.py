@@ -6,7 +6,7 @@ from jax import lax
 
 def broadcast(x):
     """Return device 0's array on each device."""
-    # `where` chooses, so it drops a NaN of another device. Multiplied by 0, the NaN would stay.
+    # `where` picks one of the two, so it drops another device's NaN. Multiplied by 0, the NaN would stay.
     return lax.psum(jnp.where(lax.axis_index("data") == 0, x, 0), "data")
 
 
@@ -15,7 +15,7 @@ def butterfly_sum(x):
     N = lax.axis_size("data")
     distance = 1
     # After round r each device has the sum of 2^r devices. It sends its whole vector log2 N times, and in a ring it
-    # would send two at most. So the ring wins if vectors are large. If they're small, the few rounds win.
+    # would send at most two. So the ring wins for large vectors, and for small ones fewer rounds win.
     while distance < N:
         x = x + lax.ppermute(x, "data", [(d, d ^ distance) for d in range(N)])
         distance *= 2
@@ -24,6 +24,6 @@ def butterfly_sum(x):
 
 def fixed_softmax(logits):
     """This device's `[b]` of the softmax over all devices' logits."""
-    # Subtracting a number cancels only if all terms of the sum subtract the same one: the largest of all devices.
+    # Subtracting a number only cancels if every term of the sum subtracts the same one: the largest over all devices.
     exponentials = jnp.exp(logits - lax.pmax(logits.max(), "data"))
     return exponentials / lax.psum(exponentials.sum(), "data")

@@ -6,8 +6,8 @@ from jax import lax
 
 def global_moments(values, weights):
     """Mean and variance of the valid values on all devices: `[b]`, `[b]` to `[]`, `[]`."""
-    # The three means go through one all-reduce, and the number of devices cancels in both divisions. A division before
-    # the all-reduce would let each device count alike, however few examples it has.
+    # The three means go through one all-reduce, and the number of devices cancels in both divisions. If you divide
+    # before the all-reduce, each device counts the same, however few examples it has.
     sums = weights.sum(), weights @ values, weights @ values**2
     count, first, second = lax.pmean(sums, "data")
     mean = first / count
@@ -27,6 +27,6 @@ def standardize_backward(x, g):
 
 def fixed_centre(x, running):
     """The centred `x` `[b, C]`, and the new running mean `[C]`, equal on all devices."""
-    # Whatever goes into the state must be averaged first: the state is replicated only if all devices compute the same.
+    # Whatever goes into the state must be averaged first: the state is only replicated if all devices compute the same.
     mean = lax.pmean(x.mean(0), "data")
     return x - mean, 0.9 * running + 0.1 * mean

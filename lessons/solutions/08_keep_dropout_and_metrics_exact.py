@@ -7,13 +7,13 @@ from jax import lax
 
 def row_keys(seed, update, layer, indices):
     """One random key for each example: integers and `[b]` indices to `[b]` keys."""
-    # fold_in one after the other: seed + update would give update 2 of seed 1 the keys of update 1 of seed 2.
+    # Fold in one after another, because seed + update would give update 2 of seed 1 the keys of update 1 of seed 2.
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), update), layer)
     return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
 
 
 def exact_accuracy(predict, x, labels, b):
-    """Fraction of right answers among all n examples."""
+    """Fraction of correct answers among all n examples."""
 
     def sums(x, labels, weights):
         correct = weights * (predict(x).argmax(-1) == labels)

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 def drop_device_axis(tree, mesh):
     """The tree without its device axis, replicated over the mesh."""
-    # On the host an index is a view. On the devices it would send one device's copy to all others.
+    # On the host, indexing only makes a view. On the devices, it would send one device's copy to all the others.
     return jax.device_put(jax.tree.map(lambda x: x[0], tree), NamedSharding(mesh, PartitionSpec()))
 
 
@@ -27,6 +27,6 @@ def make_step(mesh):
 
 def corrected_variance(x):
     """[D], the variance over the rows of all devices."""
-    # Take the distances from the global mean. A mean of the devices' variances misses how far their means lie apart.
+    # Take the distances from the global mean. A mean of the devices' variances misses how far apart their means are.
     mean = lax.pmean(x.mean(0), "batch")
     return lax.pmean(jnp.square(x - mean).mean(0), "batch")

@@ -7,9 +7,9 @@ from jax import lax
 
 def global_gradient(loss, w, x, K):
     """Sums stay on the device until the last micro-batch is done. One pmean serves all of them."""
-    # With the check on, `jax.grad` would add up over the devices for every micro-batch. The cast keeps it from that. If you
-    # average the loss instead, it does add up: by an all-reduce in every round of the scan. And in a Python loop the
-    # compiler may keep the activations of all micro-batches, so you'd save no memory.
+    # With the check on, `jax.grad` would sum over the devices for every micro-batch, and the cast stops it. If you
+    # average the loss instead, it does sum, with an all-reduce in every round of the scan. And in a Python loop the
+    # compiler may keep the activations of all micro-batches, so you wouldn't save any memory.
     w = lax.pcast(w, "data", to="varying")
 
     def add(total, rows):
@@ -26,7 +26,7 @@ def join_rows(logits):
 
 
 def fixed_gradient(w, x, y, weights):
-    """A mean of means weighs a micro-batch with much padding as much as a full one. Sums can be added."""
+    """In a mean of means, a micro-batch with a lot of padding counts as much as a full one. Sums can be added."""
 
     def total(w, x, y, weights):
         return jnp.sum(weights * (x @ w - y) ** 2)

@@ -10,8 +10,8 @@ from jax import export
 
 
 def fixed_batches(seed, first, batch_size, examples):
-    """The generator's state is in no checkpoint, so a resumed run begins with the first epoch's order again. An order
-    that depends only on (seed, epoch) needs no checkpoint."""
+    """No checkpoint holds the generator's state, so a resumed run starts with the first epoch's order again. An order
+    that only depends on (seed, epoch) needs no checkpoint."""
     for number in itertools.count(first):
         epoch, position = divmod(number, -(-examples // batch_size))
         order = np.random.default_rng([seed, epoch]).permutation(examples)
@@ -32,7 +32,7 @@ def train_or_resume(folder, count, create, step):
 
 
 def export_bytes(function):
-    """A symbolic size stands for any number. Otherwise the program would take one shape only."""
+    """A symbolic size stands for any number. Without it, the program would only take one shape."""
     (n,) = export.symbolic_shape("n")
     inputs = jax.ShapeDtypeStruct((n, 4), jnp.float32)
     return export.export(jax.jit(function))(inputs).serialize()

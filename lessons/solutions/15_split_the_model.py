@@ -15,6 +15,6 @@ def two_layers(x, W1, W2):
 
 
 def fixed_layer(h, W2, bias):
-    """psum adds up over the devices whatever you give it. N partial products make one product, but N biases make N
-    times the bias. So add the bias after it."""
+    """psum sums whatever you give it over the devices. N partial products make one product, but N biases make N
+    times the bias, so add the bias afterwards."""
     return lax.psum(h @ W2, "model") + bias
