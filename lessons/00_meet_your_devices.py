@@ -16,7 +16,7 @@
 # # 00. Meet your devices
 #
 # A glider flies over a world that's cut into eight strips, one on each of eight devices. The function that moves the
-# glider knows nothing about devices. So what happens when the glider comes to a border? You'll run this one function in
+# glider knows nothing about devices. So what happens when the glider comes to a border? You'll run the same function in
 # two ways and see two very different flights, and neither of them raises an error.
 #
 # Why should you care about a glider? When you train on eight GPUs, gradients have to cross the same borders. If they
@@ -45,8 +45,8 @@ assert len(eight) == 8, "on a machine with a GPU, start JupyterLab with JAX_PLAT
 
 # %% [markdown]
 # A **device** is a GPU, a TPU or a CPU: a place where JAX keeps arrays, and computes with them. Your notebook now has
-# eight, and one process drives them all. If you come from PyTorch, you'd expect a process for each. In JAX you need
-# several processes only when you have several machines, as in lesson 17.
+# eight, and one process drives them all. If you come from PyTorch, you'd expect one process per device. In JAX you only
+# need several processes when you have several machines, as in lesson 17.
 #
 # ## A world on eight devices
 #
@@ -62,16 +62,16 @@ assert len(eight) == 8, "on a machine with a GPU, start JupyterLab with JAX_PLAT
 # 0 0 0 0        0 1 1 1
 # ```
 #
-# Our world has 40 rows, and `device_put` gives five of them to each device. It's still *one* array of 40 x 40 cells, and
-# you use it like any other array. Only the two lines with `Mesh` and `PartitionSpec` say which device has what. Read
-# past them for now, because lesson 04 explains them. Lesson 02 explains `jax.jit`, which compiles a function.
+# Our world has 40 rows, and `device_put` gives five of them to each device. It's still *one* array of 40 x 40 cells,
+# and you use it like any other array. Only the two lines with `Mesh` and `PartitionSpec` say which device gets what.
+# Skip over them for now: lesson 04 explains them, and lesson 02 explains `jax.jit`, which compiles a function.
 #
-# Look at `next_generation`. It adds up the 3 x 3 cells around each cell, the cell itself included, so a live cell with
-# two neighbours is a block of 3. `jnp.roll` moves all rows down or up by one, and joins the edges: what leaves the last
-# row comes in at the first.
+# Look at `next_generation`. It adds up the 3 x 3 cells around each cell, the cell itself included, so a living cell
+# with two living neighbours has a block of 3. `jnp.roll` moves all rows down or up by one and wraps around: what leaves
+# at the last row comes back in at the first.
 #
 # **Predict:** the glider starts in device 0's five rows. After 20 generations it's five rows further down. Does it stop
-# at the border, does it come in again at device 0's first row, or does it go on to device 1?
+# at the border, does it come back in at device 0's first row, or does it go on to device 1?
 
 # %% tags=["take-home", "prediction"]
 """Fly a glider over eight devices, each of which has a strip of the world."""
@@ -129,7 +129,7 @@ lesson_00.gliders(flight, "eight snapshots of one glider")
 #
 # </details>
 #
-# Does a single device, which has the whole world, see the same flight, cell by cell?
+# Does a single device that has the whole world see the same flight, cell by cell?
 
 # %%
 flight_on_one = fly(step, jax.device_put(start, eight[0]))
@@ -138,8 +138,9 @@ print("the same flight:", np.array_equal(flight, flight_on_one))
 # %% [markdown]
 # ## Who sent it across?
 #
-# For the first row of its strip, device 1 needs the row above, and that's on device 0. Your function says nothing about
-# that. But `jit` gives the function to a compiler, which sees where the array is, and adds the messages.
+# To compute the first row of its strip, device 1 needs the row above, and that row is on device 0. Your function
+# doesn't say a word about this. But `jit` hands the function to a compiler, which sees where the array is and adds the
+# messages.
 #
 # **Predict:** device 1's strip has five rows. Which of them does it send in each generation, and to whom?
 
@@ -150,16 +151,16 @@ for shape, receiver in lesson_00.messages(step, flight[0], sender=1):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Its first row to device 0, and its last row to device 2: two messages, each of 1 x 40 integers of 32 bits. Nobody needs
-# the three rows in between.
+# Its first row to device 0, and its last row to device 2: two messages, each of 1 x 40 integers of 32 bits. Nobody
+# needs the three rows in between.
 #
 # </details>
 #
 # ## And if nobody sends?
 #
-# `jax.pmap` runs a function on eight devices, too. It wants an axis with a strip for each device, so the world becomes
-# an array `[8, 5, 40]`, and `jax.pmap` takes the place of `jax.jit`. Nothing else changes. But with `pmap` the compiler
-# adds no messages.
+# `jax.pmap` also runs a function on eight devices. It wants a first axis with a strip for each device, so the world
+# becomes an array `[8, 5, 40]`, and `jax.pmap` takes the place of `jax.jit`. Nothing else changes. But with `pmap` the
+# compiler doesn't add any messages.
 #
 # **Predict:** where is the glider after 20 generations?
 
@@ -173,33 +174,33 @@ lesson_00.gliders(np.reshape(pmap_flight, (8, 40, 40)), "eight snapshots, with p
 # <details><summary>Answer</summary>
 #
 # Still on device 0. With `pmap`, each device runs the function on its own strip alone. So `roll` joins the strip's last
-# row to the strip's first row, and whatever leaves device 0 at the bottom comes in again at the top. The glider drifts
-# to the right, and never learns that there are seven other devices.
+# row to the strip's first row, and whatever leaves device 0 at the bottom comes back in at the top. The glider drifts
+# to the right, and never finds out that there are seven other devices.
 #
 # </details>
 #
-# Is `pmap` broken? No, it sends what you tell it to send, and you've told it nothing. In lesson 05 you'll tell it to
-# send gradients, with one line, and from lesson 09 on the compiler sends them for you. Either way, only a comparison
-# shows whether the result is correct. That's why the lessons keep comparing eight devices with one, as you've just done
-# with the glider.
+# Is `pmap` broken? No, it sends what you tell it to send, and you haven't told it to send anything. In lesson 05 you'll
+# tell it to send gradients, with one line, and from lesson 09 on the compiler sends them for you. Either way, only a
+# comparison shows whether the result is correct. That's why the lessons keep comparing eight devices with one, as
+# you've just done with the glider.
 #
 # ## An array on one device
 #
-# If an array lies on a single device, which device does the computing? Device 3 gets its strip of the world, and you
-# double it.
+# If an array sits on a single device, which device does the computing? Give device 3 its strip of the world, and double
+# it.
 #
-# **Predict:** on which device is the result?
+# **Predict:** which device is the result on?
 
 # %% tags=["prediction"]
 strip = jax.device_put(start[15:20], eight[3])
 print("2 * strip is on", (2 * strip).devices())
-print("jnp.ones(1), which we placed nowhere, is on", jnp.ones(1).devices())
+print("jnp.ones(1), which nobody placed, is on", jnp.ones(1).devices())
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Device 3, because the array is there. An array that you place nowhere goes to device 0. `jax.device_get` brings an
-# array back to the host, as a NumPy array.
+# Device 3, because that's where the array is. An array that you don't place anywhere goes to device 0. `jax.device_get`
+# brings an array back to the host, as a NumPy array.
 #
 # </details>
 #
@@ -211,18 +212,16 @@ print("jnp.ones(1), which we placed nowhere, is on", jnp.ones(1).devices())
 # | how your program is split, and its results, up to rounding | speed: they share your machine's cores |
 # | the messages that you write | how the messages travel, and how long they take |
 #
-# So a simulation shows you whether a program is **correct**, but never how **fast** it will be. Rounding is larger on a
-# GPU or a TPU, because it may multiply float32 matrices in a shorter format, such as TF32 or bfloat16. You can forbid
-# that with `JAX_DEFAULT_MATMUL_PRECISION=highest`.
+# So a simulation shows you whether a program is **correct**, but never how **fast** it will be. Rounding errors are
+# larger on a GPU or a TPU, because it may multiply float32 matrices in a shorter format, such as TF32 or bfloat16. You
+# can turn that off with `JAX_DEFAULT_MATMUL_PRECISION=highest`.
 #
 # In your own programs, ask for the devices as the glider's program does, before anything else. JAX looks for devices
-# once, at the first call that needs one. If you ask for another number later, `jax.config.update` raises an error. Many
-# tutorials set the environment variable `XLA_FLAGS` instead. If you set that too late, nothing happens and nothing is
-# said, so you train on one device and never know. The lessons call `devices.simulate(8)`, which also gives JAX [enough
+# once, at the first call that needs one. If you ask for a different number later, `jax.config.update` raises an error.
+# Many tutorials set the environment variable `XLA_FLAGS` instead. If you set that too late, JAX just ignores it, so you
+# train on one device and never know. The lessons call `devices.simulate(8)`, which also gives JAX [enough
 # threads](../docs/simulated_devices.md) for eight devices. On a machine with a GPU, start JupyterLab with
 # `JAX_PLATFORMS=cpu jupyter lab`, because otherwise JAX uses the GPU.
-#
-# You can skip the next cell, which holds the asserts behind the answers.
 
 # %% tags=["proof"]
 # The asserts behind the answers.
@@ -246,14 +245,14 @@ assert jnp.ones(1).devices() == {eight[0]}
 #
 # Solutions, with reasons: [solutions/00_meet_your_devices.py](solutions/00_meet_your_devices.py).
 #
-# 1. `add_on` (3 minutes): add `a` and `b` on `device`, wherever the two are. Move first, then add.
+# 1. `add_on` (3 minutes): add `a` and `b` on `device`, wherever they are now. Move first, then add.
 #    <details><summary>Hint</summary><code>device_put</code> moves both.</details>
 # 2. `sum_in_pairs` (10 minutes): N devices hold one array each, and N is a power of two. Compute the sum on the first
-#    device. If you add one array after the other, that takes N - 1 rounds, and in pairs it takes only log2 N. In round
-#    1 of the picture below, every even device adds its right neighbour's array. In round 2, devices 0 and 4 add the
-#    array two places over. Return the list of rounds: the N arrays, then N/2 sums, and so on down to one.
+#    device. If you add one array after another, that takes N - 1 rounds, but in pairs it takes only log2 N. In round 1
+#    of the picture below, every even device adds its right neighbour's array. In round 2, devices 0 and 4 add the array
+#    two places over. Return the list of rounds: the N arrays, then N/2 sums, and so on down to one.
 #    <details><summary>Hint</summary>In each round, neighbours in the list are the pairs: <code>arrays[::2]</code> and
-#    <code>arrays[1::2]</code>. The first of each pair is where it should be already.</details>
+#    <code>arrays[1::2]</code>. The first of each pair is already where it should be.</details>
 # 3. `fixed_standardize` (3 minutes, find the mistake): `broken_standardize` should compute on the given device, not
 #    move a finished result there. The numbers are correct, but the device is wrong.
 #    <details><summary>Hint</summary>What does <code>device_put</code> do to its argument?</details>
@@ -274,7 +273,7 @@ from pmapdp.lessons.checks import check
 
 
 def add_on(device, a, b):
-    """`a + b` on `device`, wherever the two are."""
+    """`a + b` on `device`, wherever they are now."""
     ...  # your code: 1 to 3 lines
 
 

@@ -484,8 +484,7 @@ for name, *expected in (("with psum", 1_000, 0.35, 0.87), ("without psum", 128, 
 #
 # ## Your step in pmapdp
 #
-# You can now read pmapdp's trainer, because you've written its step. On the left is a line of your program, and on the
-# right the line that does the same in pmapdp.
+# You can now read pmapdp's trainer, because you've written its step. Here are your lines beside pmapdp's:
 #
 # include 05_pmap.py beside steps/pmap.py
 # jax.device_put(state | jax.device_put(state
@@ -496,11 +495,10 @@ for name, *expected in (("with psum", 1_000, 0.35, 0.87), ("without psum", 128, 
 # lax.psum(loss_sums | lax.psum(evaluation_sums
 # train_step = | train_step =
 #
-# Open the file and read it from top to bottom. A few names will be new to you. `AXIS` is the name `"data"`. `place` is
-# `jax.device_put`, unless several processes share the work (lesson 17). `task` holds what never changes, such as the
-# optimizer, and `model_state` is what batch norm keeps (lesson 07). The lines with `jax.grad` and `optimizer.update`
-# are the same for all four training steps, so each step calls `gradient_sums` and `update`, and there you find your
-# lines again:
+# Read the file from top to bottom. A few names are new. `AXIS` is the name `"data"`. `place` is `jax.device_put`,
+# unless several processes share the work (lesson 17). `task` holds what never changes, such as the optimizer, and
+# `model_state` is what batch norm keeps (lesson 07). The lines with `jax.grad` and `optimizer.update` are the same for
+# all four training steps, so each step calls `gradient_sums` and `update`, and there you find your lines again:
 #
 # include 05_pmap.py beside steps/shared.py
 # jax.grad( | jax.grad(

@@ -439,7 +439,7 @@ for exercise in (broadcast, butterfly_sum, fixed_softmax):
 # ## Take away
 #
 # - In a ring all-reduce nobody sends more than twice its vector, in 2 (N - 1) messages. Its time is the latencies plus
-#   the bytes over the bandwidth, and you won't get all the bandwidth that the vendor promises.
+#   the bytes over the bandwidth, which is less than the vendor promises.
 # - An all-reduce is a reduce-scatter and an all-gather. Collectives name the mapped axis, and all devices must reach
 #   them.
 # - An all-reduce costs the same for any batch size. A large per-device batch makes its share of the step small, and

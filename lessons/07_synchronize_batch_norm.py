@@ -199,7 +199,7 @@ lesson_07.all_reduces()
 # But wasn't a `pmean` inside `jax.grad` lesson 05's second mistake? There the `pmean` was around the loss, and nobody
 # averaged the gradients, so each device was left with the gradient for its own copy of the weights. In the layer the
 # mean is part of the network, so what flows back through it belongs to the gradient. And afterwards the step still
-# averages the gradients of the eight copies. The next cell is the whole program, and you can skip its code.
+# averages the gradients of the eight copies.
 
 # %% tags=["take-home"]
 # include program/07_batch_norm.py
@@ -324,8 +324,6 @@ lesson_07.running_means(local_means, synchronized_means[:-1])
 #
 # Under `jit` the problem goes away, as you'll see in lesson 09. There the layer sees the global batch, so plain
 # `nnx.BatchNorm` is synchronized, and with `mask` it's correct for ragged batches.
-#
-# You can skip the next cell, which holds the asserts behind the answers.
 
 # %% tags=["proof"]
 # The asserts behind the answers.

@@ -14,11 +14,11 @@
 # %% [markdown]
 # # 08. Keep dropout and metrics exact
 #
-# Add dropout to your program, and run it on four devices and on eight. The two runs differ from the first update on.
-# Neither is wrong, because they just drew different masks. But when a loss looks odd on eight devices, a run on one
-# device can no longer tell you whether you have a bug. And when four devices break, you can't go on with the other four
-# and get the run you had. In this lesson you'll tie each mask to its example, and the runs agree again. Then you'll
-# meet a mean that many programs get wrong, because their examples have different lengths.
+# Add dropout to your program, and run it on four devices and then on eight. The two runs differ from the very first
+# update. Neither is wrong: they just drew different masks. But now, when a loss looks odd on eight devices, a run on
+# one device can't tell you whether you have a bug. And if four of your devices break, you can't carry on with the other
+# four and get the run you had. In this lesson you'll tie each mask to its example, and the runs agree again. Then
+# you'll meet a mean that many programs get wrong, because their examples have different lengths.
 #
 # **You will** draw dropout masks that don't depend on the number of devices, and compute means that count every
 # example, or every token, exactly once. 22 minutes, 42 with exercises. You need
@@ -40,10 +40,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Whose key is it?
 #
 # Dropout sets random activations to 0, here each with probability one half. In JAX the same key and the same shape
-# always give the same random numbers, and `fold_in(key, number)` makes a new key from a key and a number. Inside `pmap`
-# each device draws the masks of its own examples. But from which key? You could give all devices the same key, or each
-# device its own, or each example its own. Here are the three. `indices` says which examples of the data set this device
-# has, and each example has twelve activations. `draw_masks` runs one of the three on N devices.
+# always give you the same random numbers, and `fold_in(key, number)` makes a new key from a key and a number. Inside
+# `pmap` each device draws the masks of its own examples. But from which key? You could give all devices the same key,
+# or each device its own, or each example its own. Here are all three, where `indices` says which examples of the data
+# set this device has, and each example has twelve activations. `draw_masks` runs one of the three on N devices.
 
 
 # %%
@@ -69,8 +69,8 @@ def draw_masks(scheme, N, generator="threefry2x32"):
 
 
 # %% [markdown]
-# Let's draw the masks of eight examples on 1, 2 and 4 devices. In the picture each row is an example, and the
-# activations that dropout keeps have the colour of their device.
+# Let's draw the masks of eight examples on 1, 2 and 4 devices. In the picture each row is an example, and an activation
+# that dropout keeps has its device's colour.
 #
 # **Predict:** which of the three gives the same pattern on any number of devices?
 
@@ -85,21 +85,22 @@ lesson_08.masks(masks)
 #
 # Only the last one. With the same key, the devices repeat each other's masks, so four devices share just two masks, and
 # each is used four times. With a key per device the masks are independent, but they change with the number of devices.
-# With a key per example they're independent, and they stay.
+# With a key per example they're independent, and they stay the same.
 #
 # </details>
 #
-# A program that folds in the device's number trains just as well. What it loses is the comparison with one device, and
-# that comparison is how you find out that everything *else* is correct.
+# A program that folds in the device's number trains just as well. What you lose is the comparison with one device,
+# which is how you find out that everything *else* is correct.
 #
-# Stay with JAX's default generator, threefry, though. Some people switch to `rbg` or `unsafe_rbg`, which are faster on
-# TPUs. Under `vmap` these two use only the first key, so even with a key per example the masks change with the number
+# But stay with JAX's default generator, threefry. Some people switch to `rbg` or `unsafe_rbg`, which are faster on
+# TPUs. Under `vmap` these two only use the first key, so even with a key per example the masks change with the number
 # of devices.
 #
 # Under `pmap`, and later under `shard_map`, your function sees only one device's rows. Under `jit` it sees the whole
 # batch.
 #
-# **Predict:** if all rows share one key, does a batch that's split over eight devices get the mask of one device?
+# **Predict:** if all rows share one key, does a batch that's split over eight devices get the same mask as on one
+# device?
 
 # %% tags=["prediction"]
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -110,24 +111,13 @@ sharded_mask = draw(jax.random.key(3))
 print("devices:", len(sharded_mask.devices()))
 print("equal:", np.array_equal(sharded_mask, masks["same_key"][1]))
 
-# %% tags=["proof"]
-# The asserts behind the answers so far.
-for name, masks_by_N in masks.items():
-    equal = all(np.array_equal(mask, masks_by_N[1]) for mask in masks_by_N.values())
-    assert equal == (name == "key_per_example")
-assert np.array_equal(masks["same_key"][2][:4], masks["same_key"][2][4:])
-for generator in ("rbg", "unsafe_rbg"):
-    one, four = draw_masks(key_per_example, 1, generator), draw_masks(key_per_example, 4, generator)
-    assert not np.array_equal(one, four)
-assert np.array_equal(sharded_mask, masks["same_key"][1])
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Yes. You ask for one mask of eight rows, and the compiler lets each device draw its own row, with the numbers that a
+# Yes. You ask for one mask of eight rows, and the compiler has each device draw its own row, with the numbers that a
 # single device would have drawn. So under `jit` the masks don't depend on the number of devices, even without a key per
-# example, as long as you leave `jax_threefry_partitionable` on, which is JAX's default. They still depend on the shape of
-# the batch. If you cut it into micro-batches, as you will in lesson 13, you'll want a key per example again.
+# example, as long as you leave `jax_threefry_partitionable` on, which is JAX's default. They still depend on the shape
+# of the batch. If you cut it into micro-batches, as you will in lesson 13, you'll want a key per example again.
 #
 # </details>
 #
@@ -138,17 +128,18 @@ assert np.array_equal(sharded_mask, masks["same_key"][1])
 #
 # include the difference of 05_pmap.py and 08_exact.py
 #
-# - Each batch now has the indices of its examples, too.
+# - Each batch now comes with the indices of its examples.
 # - The state counts the updates, because every update needs new masks.
-# - `example_keys` starts from the seed's key, folds in the update, and then folds in the example. With the shorter
-#   `key(seed + step)`, a run with seed 1 would repeat the masks of seed 0, one update earlier.
-# - The network gets its keys as an argument. In evaluation it gets none, so there's no dropout. In training, dropout
-#   keeps 80 % of the activations and divides them by 0.8, so on average the next layer gets as much as in evaluation.
+# - `example_keys` starts from the seed's key, folds in the update, and then folds in the example. Why not just
+#   `key(seed + step)`? Because a run with seed 1 would then repeat the masks of seed 0, one update earlier.
+# - The network gets its keys as an argument. In evaluation it doesn't get any, so there's no dropout. In training,
+#   dropout keeps 80 % of the activations and divides them by 0.8, so on average the next layer gets as much as in
+#   evaluation.
 #
 # Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask,
-# as in the first row of the picture. If you call it with a key, it has no state, but one key draws all masks of a
-# device, and you're back in the first or the second row. What works is to call it with a key for each example inside
-# `jax.vmap`, and this is what the program's own lines do.
+# as in the first row of the picture. If you call it with a key, it has no state, but then one key draws all of a
+# device's masks, and you're back to the first or the second row. What works is to call it inside `jax.vmap` with a key
+# for each example, and that's what the program does in its own lines.
 
 # %% tags=["take-home"]
 # include program/08_exact.py
@@ -190,12 +181,12 @@ optimizer = optax.sgd(0.1)
 jax.clear_caches()  # so that JAX traces the step again, as in lesson 05
 
 # %% [markdown]
-# We train with the program's key per example, and then with a key per device. The program needn't change for that,
-# because `example_keys` makes keys from any numbers, and the second time we give it `device_numbers`. SGD replaces
-# Adam, as in lesson 05's proof. If the masks are the same, the parameters must agree within 1e-5.
+# First we train with the program's key per example, and then with a key per device. The program doesn't have to change
+# for that, because `example_keys` makes keys from any numbers, and the second time we give it `device_numbers`. SGD
+# replaces Adam, as in lesson 05's proof. If the masks are the same, the parameters must agree within 1e-5.
 #
-# **Predict:** with a key per device, by how much does the loss of an update on eight devices differ from the loss on one?
-# By about 0.0000001, 0.0001 or 0.05?
+# **Predict:** with a key per device, by how much does the loss of an update on eight devices differ from the loss on
+# one? By about 0.0000001, 0.0001 or 0.05?
 
 # %% tags=["prediction"]
 distances, differences = {}, {}
@@ -207,28 +198,20 @@ for name, numbers in {"key per example": example_numbers, "key per device": devi
     print(f"{name}: one device and eight differ by {distances[name]:.0e}")
 lesson_08.differences(differences)
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert distances["key per example"] < 1e-5
-assert distances["key per device"] > 1e-2
-assert differences["key per example"].max() < 1e-6
-assert differences["key per device"][0] > 1e-3
-assert 0.02 < np.median(differences["key per device"]) < 0.1
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# By about 0.05, because each loss is a mean over 128 examples with other masks. That's harmless, but a real bug of the
-# same size would hide behind it. With a key per example the losses agree as well as without dropout: they're equal, or
-# they differ in float32's last digit.
+# By about 0.05, because each loss is a mean over 128 examples with different masks. That's harmless, but a real bug of
+# the same size could hide behind it. With a key per example the losses agree as well as they do without dropout:
+# they're equal, or they differ in float32's last digit.
 #
 # </details>
 #
 # ## A mean over tokens
 #
-# A mask belongs to an example, wherever the example is. A mean needs the same care. In a language model it's the *tokens*
-# that count, and sentences have different lengths. Here are four sentences on two devices, padded to six tokens. The
-# numbers are the tokens' losses.
+# A mask belongs to its example, wherever that example is, and a mean needs the same care. In a language model it's the
+# *tokens* that count, and sentences have different lengths. Here are four sentences on two devices, padded to six
+# tokens. The numbers are the tokens' losses.
 
 # %%
 losses = np.zeros((2, 2, 6))  # [N, sentences, tokens]
@@ -240,7 +223,7 @@ lesson_08.tokens(losses, weights)
 
 # %% [markdown]
 # Eight tokens have loss 1, and two have loss 3, so the mean over the tokens is 14 / 10 = 1.4. The mean of the two
-# devices' means is (1 + 3) / 2 = 2, because the two tokens of device 1 count as much as the eight of device 0. Here are
+# devices' means is (1 + 3) / 2 = 2, because the two tokens on device 1 count as much as the eight on device 0. Here are
 # both as functions:
 
 
@@ -255,8 +238,8 @@ def mean_of_sums(losses, weights):
 
 
 # %% [markdown]
-# The first is lesson 05's first mistake, and with sentences it also depends on chance, because you shuffle your data.
-# Let's swap the second and the third sentence, and compute both means again.
+# The first is lesson 05's first mistake, and because you shuffle your data, its result now depends on chance as well.
+# Swap the second and the third sentence, and compute both means again.
 #
 # **Predict:** which of the two functions returns a different number after the swap?
 
@@ -269,33 +252,47 @@ for mean in (mean_of_means, mean_of_sums):
     results[mean.__name__] = float(before), float(after)
     print(f"{mean.__name__}: {before:.2f}, after the swap {after:.2f}")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-np.testing.assert_allclose(results["mean_of_means"], [2, (9 / 7 + 5 / 3) / 2], rtol=1e-6)
-np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # The mean of the means. Device 0 now holds seven tokens and device 1 three, with the means 9 / 7 and 5 / 3, so their
-# mean is 1.48 instead of 2. No token's loss has changed, only the device that holds it. The second function returns 1.4
+# mean is 1.48 instead of 2. No token's loss has changed, only the device that it's on. The second function returns 1.4
 # both times.
 #
 # </details>
 #
-# The gradient goes wrong in the same way, and with tokens even in a full batch, because two devices hardly ever have
-# equally many tokens. You can make the mistake on a single device, too, if you accumulate gradients and average the
-# means of the micro-batches. Until October 2024, Hugging Face's Trainer [did just
-# that](https://huggingface.co/blog/gradient_accumulation). The cure is always the same: sum values and counts over
-# devices *and* batches, and divide once, at the end.
-#
+# The gradient goes wrong in the same way, and with tokens it happens even in a full batch, because two devices hardly
+# ever have the same number of tokens. You can even make this mistake on a single device, if you accumulate gradients
+# and average the means of the micro-batches. Hugging Face's Trainer [did just
+# that](https://huggingface.co/blog/gradient_accumulation) until October 2024. The cure is always the same: sum values
+# and counts over devices *and* batches, and divide once, at the end.
+
+# %% tags=["proof"]
+# The asserts behind the answers.
+for name, masks_by_N in masks.items():
+    equal = all(np.array_equal(mask, masks_by_N[1]) for mask in masks_by_N.values())
+    assert equal == (name == "key_per_example")
+assert np.array_equal(masks["same_key"][2][:4], masks["same_key"][2][4:])
+for generator in ("rbg", "unsafe_rbg"):
+    one, four = draw_masks(key_per_example, 1, generator), draw_masks(key_per_example, 4, generator)
+    assert not np.array_equal(one, four)
+assert np.array_equal(sharded_mask, masks["same_key"][1])
+assert distances["key per example"] < 1e-5
+assert distances["key per device"] > 1e-2
+assert differences["key per example"].max() < 1e-6
+assert differences["key per device"][0] > 1e-3
+assert 0.02 < np.median(differences["key per device"]) < 0.1
+np.testing.assert_allclose(results["mean_of_means"], [2, (9 / 7 + 5 / 3) / 2], rtol=1e-6)
+np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
+
+# %% [markdown]
 # ## Exercises
 #
 # `row_keys` and `fixed_mean` run on each device, inside `pmap`, and the mapped axis is `"data"`. Solutions, with
 # reasons: [solutions/08_keep_dropout_and_metrics_exact.py](solutions/08_keep_dropout_and_metrics_exact.py).
 #
 # 1. `row_keys` (5 minutes): `example_keys` for a model with several dropout layers. Return `[b]` keys, one for each
-#    example. They depend on `seed`, `update`, the number `layer` and the example's index, and on nothing else.
+#    example. They depend on `seed`, `update`, the number `layer` and the example's index, and nothing else.
 #    <details><summary>Hint</summary><code>jax.random.fold_in</code> three times: with the update, with the layer, and
 #    inside <code>jax.vmap</code> with each index.</details>
 # 2. `exact_accuracy` (10 minutes): the whole evaluation. Return the accuracy over all n examples `x` `[n, D]`, `labels`
@@ -303,7 +300,7 @@ np.testing.assert_allclose(results["mean_of_sums"], 1.4, rtol=1e-6)
 #    for `N * b` rows at a time. Use pmap, or a split batch under jit (lesson 09). <details><summary>Hint</summary>Pad
 #    x, labels and weights to a multiple of <code>N * b</code> with <code>np.pad</code>. Map a function that returns
 #    <code>lax.psum</code> of two sums, and sum its results over the batches.</details>
-# 3. `fixed_mean` (5 minutes, find the mistake): `broken_mean` is correct for every full batch, and wrong for the last
+# 3. `fixed_mean` (5 minutes, find the mistake): `broken_mean` is correct for every full batch, but wrong for the last
 #    batch of an epoch. <details><summary>Hint</summary>What does <code>len(x)</code> count?</details>
 
 # %%
@@ -339,7 +336,7 @@ for exercise in (row_keys, exact_accuracy, fixed_mean):
 # - Make each example's key from the seed, the update and its index. Then no mask depends on the number of devices.
 # - Decide what a mean is over, examples or tokens. Then sum values and counts over devices and batches, and divide
 #   once.
-# - Randomness that depends on the devices isn't a mistake, but it takes away the test that would find one.
+# - Randomness that depends on the devices isn't a mistake, but it takes away the test that would find your mistakes.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
@@ -347,8 +344,8 @@ for exercise in (row_keys, exact_accuracy, fixed_mean):
 # | dropout in `Network` | `ExactDropout`. You write `nnx.Dropout` in your model, and `make_exact(model)` swaps it | [layers.py](../pmapdp/layers.py) |
 # | `batches`, with `rows` | `Batches`, with `indices` | [data/batches.py](../pmapdp/data/batches.py) |
 #
-# Do you want batch norm as well? The two don't get in each other's way, because batch norm needs the weights of the
-# batch and dropout its indices. In pmapdp, `make_exact(model)` swaps both kinds of layers.
+# If you want batch norm as well, the two don't get in each other's way: batch norm needs the batch's weights, and
+# dropout needs its indices.
 #
 # To read on: [JAX's random numbers](https://docs.jax.dev/en/latest/101/random.html). Next, delete what you've built by
 # hand: [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).

@@ -17,8 +17,8 @@
 #
 # In lesson 05 you wrote an all-reduce. Now delete it. Delete `pmap`, too, and the reshape to `[N, b, ...]`. What's left
 # is lesson 03's step for one device, and yet it trains on eight. The compiler sees where your arrays are and puts the
-# all-reduce in for you. There's one quiet way to get it wrong: you pay for eight devices and get the speed of one, and
-# the losses look perfect.
+# all-reduce in for you. But there's one quiet way to get it wrong: you pay for eight devices and get the speed of one,
+# and the losses look perfect.
 #
 # **You will** write a data-parallel step with `jax.jit` and shardings, find the compiler's all-reduce, and notice when
 # the batch isn't split. 22 minutes, 37 with exercises. You need [05 Average gradients](05_average_gradients.ipynb).
@@ -41,14 +41,14 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## The program so far, and what you delete
 #
-# You start from [program/05_pmap.py](program/05_pmap.py). This is everything that changes:
+# You start from [program/05_pmap.py](program/05_pmap.py). Here's everything that changes:
 #
 # include the difference of 05_pmap.py and 09_jit.py
 #
 # With `pmap` you wrote what *one device* does with its part. With `jit` you write what happens to the *global batch*,
-# as if there were one device. The sums in `loss_sums` are now sums over all 128 examples, and nothing is left to
-# average. `in_shardings` says where the arguments are: the state on every device, the batch split. `out_shardings` says
-# where you want the results. If you know PyTorch's DTensor, `replicated` is its `Replicate()` and `split` is its
+# as if there were just one device. The sums in `loss_sums` are now sums over all 128 examples, so there's nothing left
+# to average. `in_shardings` says where the arguments are: the state on every device, the batch split. `out_shardings`
+# says where you want the results. If you know PyTorch's DTensor, `replicated` is its `Replicate()` and `split` is its
 # `Shard(0)`.
 #
 # <details><summary>Do you come straight from lesson 03, without pmap?</summary>
@@ -67,8 +67,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # - An array that you've placed like that is **committed**. One that nobody has placed, such as a NumPy array, is
 #   **uncommitted**, and JAX moves it to where it's needed.
 #
-# An **all-reduce** sums an array over all devices and gives the sum to each of them. That's all you need from the
-# lessons in between.
+# An **all-reduce** sums an array over all devices and gives the sum to each of them.
 #
 # </details>
 #
@@ -81,23 +80,23 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With almost the same numbers again, and there's no `pmean` in sight. Eight devices sum in another order than one
-# device does, so the last digits may differ, and a few of the 5,000 examples may tip over to another class.
+# With almost the same numbers again, and no `pmean` in sight. Eight devices add in a different order than one device
+# does, so the last digits may differ, and a few of the 5,000 examples may tip over into another class.
 #
 # </details>
 #
 # Most of the course starts from this version. Explicit sharding, micro-batches, resume, a split model, ZeRO, several
 # processes and measuring each change a few of its lines.
 #
-# If you've read lessons 07 and 08, you can do without their layers here. Under `jit` a layer sees the global batch, so
+# If you've read lessons 07 and 08, you don't need their layers here. Under `jit` a layer sees the global batch, so
 # plain `nnx.BatchNorm` normalizes with the global mean, and its `mask` leaves the padding out. One key draws the same
-# dropout masks on any number of devices. But keep lesson 07's step, with `nnx.grad` and `nnx.update`. `jax.grad` gives
-# `loss_sums` a copy of the model, so batch norm's new running averages would be lost without a word. At the random state
-# of an `nnx.Dropout` it raises a `TypeError`.
+# dropout masks on any number of devices. But keep lesson 07's step, with `nnx.grad` and `nnx.update`: `jax.grad` gives
+# `loss_sums` a copy of the model, so batch norm's new running averages would silently be lost, and at an `nnx.Dropout`
+# with its random state it raises a `TypeError`.
 #
 # ## How does the compiler know?
 #
-# Take something smaller: an array of 16 rows, split over eight devices, and three functions of it.
+# Let's take something smaller: an array of 16 rows, split over eight devices, and three functions of it.
 
 # %%
 rows = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), split)
@@ -125,13 +124,13 @@ for name, function in functions.items():
 # <details><summary>Answer</summary>
 #
 # Only for `x.sum(0)`, because it sums rows that are on different devices. Each device sums its own two rows, and an
-# all-reduce sums the eight results. You see its line in the compiled program: it takes and returns an `f32[4]`, four
-# numbers in float32. The other two functions work row by row, so their results stay where the rows are.
+# all-reduce sums the eight results. You see the all-reduce's line above: it takes and returns an `f32[4]`, four numbers
+# in float32. The other two functions work row by row, so their results stay where the rows are.
 #
 # </details>
 #
 # That's how the compiler knows. It starts from the shardings that you give it, works out one for every other array, and
-# puts in the communication if an operation needs numbers from other devices. JAX's pages call this *sharding
+# adds communication wherever an operation needs numbers from other devices. JAX's pages call this *sharding
 # propagation*, and the part of the compiler that does it Shardy.
 #
 # Your gradient is a sum over the examples, and the examples are split, so it needs an all-reduce for the same reason.
@@ -147,36 +146,17 @@ all_reduces = lesson_09.all_reduces(program)
 for line in all_reduces:
     print(textwrap.fill(line, 100))
 
-# %% tags=["proof"]
-# The asserts behind the answers so far.
-from flax import nnx
-
-norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
-for grad, keeps_averages in ((jax.grad, False), (nnx.grad, True)):
-    grad(lambda norm: norm(rows, use_running_average=False).sum())(norm)
-    assert (norm.mean[...] != 0).all() == keeps_averages
-dropout_layer = nnx.Dropout(0.1, rngs=nnx.Rngs(0))
-try:
-    jax.grad(lambda dropout_layer: dropout_layer(rows).sum())(dropout_layer)
-    refused = False
-except TypeError:
-    refused = True
-assert refused
-assert [len(lines) for lines in communication.values()] == [0, 0, 1]
-assert len(all_reduces) == 1
-assert all_reduces[0].partition(" all-reduce(")[0].count("f32[") == 7
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # One. The part before `all-reduce(` lists its seven results: the gradients of two kernels, transposed, and of two
 # biases, and the three sums. XLA for CPUs has merged them into one message, because every message costs some time,
-# however short it is. On GPUs and TPUs there may be several.
+# however short it is. On GPUs and TPUs you may see several.
 #
 # </details>
 #
-# Here's one update on eight devices. You wrote a step for the global batch. The compiler made the coloured boxes of it,
-# what each device does with its part, and added the one in the middle.
+# Here's one update on eight devices. You wrote a step for the global batch. The compiler turned it into the coloured
+# boxes, what each device does with its part, and added the box in the middle.
 
 # %%
 lesson_09.training_step()
@@ -184,7 +164,7 @@ lesson_09.training_step()
 # %% [markdown]
 # ## The quiet mistake
 #
-# Suppose you leave out `in_shardings`, and you forget to place the batch. Without a placement an array is
+# Suppose you leave out `in_shardings`, and you also forget to place the batch. An array that nobody has placed is
 # *uncommitted*, and `jit` chooses where it goes. Here's a step without `in_shardings`, and four ways to pass it a
 # batch:
 
@@ -200,10 +180,10 @@ cases = {
 }
 
 # %% [markdown]
-# We compile the step for each of them, and ask the compiler how many operations each device will do.
+# Let's compile the step for each of them, and ask the compiler how many operations each device will do.
 #
 # **Predict:** for which of the first three does each device compute only its own 16 rows? You can't work out the last
-# case, because there the compiler has a choice.
+# one, because there the compiler has a choice.
 
 # %% tags=["prediction"]
 work = {}
@@ -211,29 +191,24 @@ for name, batch in cases.items():
     work[name] = loose_step.lower(state, batch).compile().cost_analysis()["flops"]
 lesson_09.work_by_device(work)
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert work["none is placed"] == work["none, as jnp arrays"] > 4 * work["all three are placed"]
-assert work["only the inputs are"] < 1.5 * work["all three are placed"]
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only for the first. The state is on eight devices, so all eight run the step. If nothing says that the batch is
-# split, every device gets the whole batch and computes the whole gradient. That's 1.4 million operations on each
-# device, as many as a single device needs for the whole batch, instead of 0.2 million. Nobody has to communicate, and
-# the gradient is correct, but eight devices are as fast as one.
+# Only for the first. The state is on eight devices, so all eight run the step. If nothing says that the batch is split,
+# every device gets the whole batch and computes the whole gradient. That's 1.4 million operations on each device, as
+# many as a single device needs for the whole batch, instead of 0.2 million. Nobody has to communicate, and the gradient
+# is correct, but your eight devices are no faster than one.
 #
-# In the last case one of the arrays is split, and this compiler splits the others to match. Another version may choose
-# differently, so don't count on it.
+# In the last case one of the arrays is split, and this compiler splits the others to match. Another version might
+# choose differently, so don't count on it.
 #
-# Even with a split batch a device does more than an eighth of the work, because every device runs Adam on all
+# Even with a split batch a device does more than an eighth of the work, because every device runs Adam on all the
 # parameters. In lesson 16 you'll split Adam's work, too.
 #
 # </details>
 #
 # Can you see the mistake in the numbers? Here's one update with each of the four batches, compared with lesson 03's
-# step on one device. All of them must agree within 1e-5, in float32.
+# step on one device. They must all agree within 1e-5, in float32.
 
 # %%
 state_1, _ = jax.device_get(jax.jit(train_step.__wrapped__)(jax.device_get(state), host_batch))
@@ -245,10 +220,10 @@ for name, batch in cases.items():
     assert difference < 1e-5
 
 # %% [markdown]
-# No number shows the mistake, so prevent it. Set `in_shardings`, as your program does, and a host array is split on its
-# way in. Or place every batch yourself. There's a third way: inside a step, `jax.lax.with_sharding_constraint(x, split)`
-# demands that x is split at this point. Here's the loose step with one such line. It gets the batch that nobody has
-# placed.
+# No number shows the mistake, so you have to prevent it. Set `in_shardings`, as your program does, and a host array is
+# split on its way in. Or place every batch yourself. There's a third way: inside a step,
+# `jax.lax.with_sharding_constraint(x, split)` demands that x is split at this point. Here's the loose step with one
+# such line, called with the batch that nobody has placed.
 #
 # **Predict:** will each device do 0.2 or 1.4 million operations?
 
@@ -264,19 +239,11 @@ operations = program.cost_analysis()["flops"]
 (_, batch_shardings), _ = program.input_shardings
 print(f"{operations / 1e6:.1f} million; the inputs go in as {batch_shardings[0].spec}")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-assert operations == work["all three are placed"]
-assert batch_shardings[0].spec == PartitionSpec("data")
-(_, batch_shardings), _ = train_step.lower(state, host_batch).compile().input_shardings
-assert batch_shardings[0].spec == PartitionSpec("data")
-assert place_batch(host_batch)[0].sharding == split
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 0.2 million. Propagation works backwards, too: because the batch must be split inside the step, the compiler splits it
-# on its way in. You need such a line where you know a better layout than the compiler would choose, as you will in
+# 0.2 million. Propagation works backwards, too: because the batch has to be split inside the step, the compiler splits
+# it on its way in. A line like this helps when you know a better layout than the compiler would choose, as you will in
 # lessons 16 and 19.
 #
 # </details>
@@ -293,27 +260,54 @@ except ValueError as error:
 assert refusal.startswith("ValueError")
 
 # %% [markdown]
-# That's the good case, because you notice the mistake. A batch that you've replicated over the mesh is refused, too,
-# and so is a batch of 100 rows, because 100 isn't divisible by 8. Your program never passes one, because `batches` pads
-# the last batch to 128 rows.
+# That's the good case, because you notice the mistake. JAX also refuses a batch that you've replicated over the mesh,
+# and a batch of 100 rows, because 100 isn't divisible by 8. That can't happen in your program, where `batches` pads the
+# last batch to 128 rows.
 #
 # Neither `place_batch` nor `train_step` waits for the devices. While the devices compute, Python already picks the rows
 # of the next batch and sends them.
-#
+
+# %% tags=["proof"]
+# The asserts behind the answers.
+from flax import nnx
+
+norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+for grad, keeps_averages in ((jax.grad, False), (nnx.grad, True)):
+    grad(lambda norm: norm(rows, use_running_average=False).sum())(norm)
+    assert (norm.mean[...] != 0).all() == keeps_averages
+dropout_layer = nnx.Dropout(0.1, rngs=nnx.Rngs(0))
+try:
+    jax.grad(lambda dropout_layer: dropout_layer(rows).sum())(dropout_layer)
+    refused = False
+except TypeError:
+    refused = True
+assert refused
+assert [len(lines) for lines in communication.values()] == [0, 0, 1]
+assert len(all_reduces) == 1
+assert all_reduces[0].partition(" all-reduce(")[0].count("f32[") == 7
+assert work["none is placed"] == work["none, as jnp arrays"] > 4 * work["all three are placed"]
+assert work["only the inputs are"] < 1.5 * work["all three are placed"]
+assert operations == work["all three are placed"]
+assert batch_shardings[0].spec == PartitionSpec("data")
+(_, batch_shardings), _ = train_step.lower(state, host_batch).compile().input_shardings
+assert batch_shardings[0].spec == PartitionSpec("data")
+assert place_batch(host_batch)[0].sharding == split
+
+# %% [markdown]
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/09_let_the_compiler_do_it.py](solutions/09_let_the_compiler_do_it.py).
 #
 # 1. `make_trainer` (10 minutes): the data-parallel step. You get `loss(params, batch)`, a mean over the examples of the
 #    batch. Return a jitted step `(params, batch) -> (params, loss)` of gradient descent with learning rate 0.1. Both
-#    arguments are pytrees of host arrays. Each device of `mesh` must compute only its share of the batch, and the results
-#    must be replicated. <details><summary>Hint</summary>Write the step for one device with <code>jax.value_and_grad</code>
-#    and <code>jax.tree.map</code>. In <code>in_shardings</code> and <code>out_shardings</code> one sharding stands for a
-#    whole pytree.</details>
+#    arguments are pytrees of host arrays. Each device of `mesh` must compute only its share of the batch, and the
+#    results must be replicated. <details><summary>Hint</summary>Write the step for one device with
+#    <code>jax.value_and_grad</code> and <code>jax.tree.map</code>. In <code>in_shardings</code> and
+#    <code>out_shardings</code> one sharding stands for a whole pytree.</details>
 # 2. `fixed_evaluation` (5 minutes, find the mistake): `broken_evaluation` returns a jitted function. Its result is
-#    correct, but each of eight devices evaluates all examples. Write it so that each evaluates its share.
-#    <details><summary>Hint</summary>If you pass one sharding as <code>in_shardings</code>, it applies to all three
-#    arguments.</details>
+#    correct, but each of the eight devices evaluates all the examples. Rewrite it so that each device evaluates its
+#    share. <details><summary>Hint</summary>If you pass one sharding as <code>in_shardings</code>, it applies to all
+#    three arguments.</details>
 
 
 # %%
@@ -345,7 +339,7 @@ for exercise in (make_trainer, fixed_evaluation):
 # %% [markdown]
 # ## Take away
 #
-# - Write the step for the global batch, say where the arrays are, and let the compiler communicate.
+# - Write the step for the global batch, say where the arrays are, and leave the communication to the compiler.
 # - Shardings change where the work happens, not the result (apart from rounding). So no number shows that a
 #   batch isn't split. Check its `sharding` once.
 # - `in_shardings` splits arrays that nobody has placed, and refuses arrays that you've placed differently. Without it,

@@ -146,8 +146,8 @@ lesson_11.shardings(arrays, arrows=((0, 1), (1, 2), (3, 1), (4, 2), (2, 5)))  # 
 # ## Where should a sum go?
 #
 # For the gradient JAX knew what you'd want. Sometimes it can't know. Take two vectors that are split over the devices:
-# `a` is 0, 1, ..., 7, and `b` is all ones. Each device multiplies its own two numbers, and `a @ b` is the sum of the
-# eight products, 28.
+# `a` is 0, 1, ..., 7, and `b` is all ones. Each device multiplies its own pair of numbers, and `a @ b` is the sum of
+# the eight products, 28.
 #
 # **Predict:** where could this sum be afterwards? Name two possibilities.
 
@@ -308,7 +308,7 @@ lesson_11.all_reduces_over_time()
 #
 # </details>
 #
-# Both runs found the gradient of the whole batch within 1e-4. We've counted on CPUs. XLA has a pass that can move an
+# Both runs found the gradient of the whole batch within 1e-4. We counted on CPUs. XLA has a pass that can move an
 # all-reduce out of a loop, so count on your own machine.
 
 # %% tags=["proof"]
