@@ -15,10 +15,10 @@
 # # 10. Three ways side by side
 #
 # You've written the same training step twice: with `pmap`, where you say what each device does, and with `jit`, where
-# the compiler works it out. There's a third way, `shard_map`. You pass global arrays, as with jit, and your function
-# sees one device's rows, as with pmap. Since jax 0.8, pmap itself is built on `shard_map`. You need it to port a pmap
-# program, or to see and decide what the devices send. There's a trap in it that raises no error, and you'll step into
-# it on purpose.
+# the compiler works that out. There's a third way, `shard_map`: you pass global arrays, as with jit, but your function
+# sees one device's rows, as with pmap. Since jax 0.8, pmap itself is built on it. You'll need `shard_map` to port a
+# pmap program, or to see and decide what the devices send. It has a trap that raises no error, and you'll step into it
+# on purpose.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
 # shard_map. 26 minutes, 41 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
@@ -42,8 +42,8 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## Three ways in one picture
 #
 # The three differ in what you pass, in how much of it your function sees, and in who sums the gradients. The picture
-# has four devices, each in its own colour. The global batch has B rows, and b of them are on each device. Who sums
-# under `shard_map` is the question of this lesson.
+# has four devices, each in its own colour. The global batch has B rows, with b of them on each device. Who does the
+# summing under `shard_map` is what this lesson is about.
 
 # %%
 lesson_10.three_ways()
@@ -55,15 +55,15 @@ lesson_10.three_ways()
 #
 # ## The program so far
 #
-# You start from [program/05_pmap.py](program/05_pmap.py) once more, because `shard_map` runs pmap's step:
+# You start from [program/05_pmap.py](program/05_pmap.py) again, because `shard_map` runs pmap's step:
 #
 # include the difference of 05_pmap.py and 10_shard_map.py
 #
-# - The reshape to `[N, b, ...]` goes, because `in_specs` does the cutting.
+# - The reshape to `[N, b, ...]` is gone, because `in_specs` does the cutting.
 # - `jax.shard_map` inside `jax.jit` takes the place of `jax.pmap`.
 # - And there's one strange new line, `lax.pcast`. You'll soon see why it's there.
 #
-# The step does what it did in lesson 05, so the program prints the same losses, up to rounding.
+# The step does the same thing as in lesson 05, so the program prints the same losses, up to rounding.
 
 # %% tags=["take-home"]
 # include program/10_shard_map.py
@@ -72,8 +72,8 @@ lesson_10.three_ways()
 # ## How much of the batch does your loss see?
 #
 # Let's take the smallest case: one weight `w`, and the numbers 0 to 15, two on each of eight devices. The loss is the
-# mean of `w * x`. At w = 1 the loss is 7.5, and its gradient, the mean of `x`, is 7.5 as well. `loss` appends the shape
-# of `x` to a list, so that you can see how much of the batch reaches it.
+# mean of `w * x`. At w = 1 the loss is 7.5, and its gradient, the mean of `x`, is 7.5 as well. `loss` also appends the
+# shape of `x` to a list, so you can see how much of the batch reaches it.
 
 
 # %%
@@ -112,14 +112,14 @@ print(f"shard_map: {shapes[2]}, result {shard_map_loss}")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Two under pmap and shard_map, so they need a `pmean` to get the global mean. All 16 under jit.
+# Two under pmap and shard_map, which is why they need a `pmean` to get the global mean. All 16 under jit.
 #
 # </details>
 #
 # ## And your gradient?
 #
-# The gradient should be 7.5, too. Under pmap you took the gradient of this device's loss, and then you averaged it over
-# the devices. Here's the same line under `shard_map`.
+# The gradient should be 7.5, too. Under pmap you took the gradient of this device's loss, and then averaged it over the
+# devices. Here's the same line under `shard_map`.
 #
 # **Predict:** the devices' own gradients have the mean 7.5. What do you get?
 
@@ -136,18 +136,18 @@ lesson_10.trap()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 60 on every device, the sum of the eight gradients: eight times too large, and there's no error. The `pmean` averages
-# eight equal sums, so it changes nothing.
+# 60 on every device, the sum of the eight gradients. That's eight times too large, and there's no error. The `pmean`
+# averages eight equal sums, so it changes nothing.
 #
 # </details>
 #
-# The check `check_vma` is on by default, and it changes what `jax.grad` does. With the check on, JAX knows that
-# all devices hold the same `w`. It sees one weight used eight times, so the gradient of this weight is the sum of
-# eight. `jax.grad` sums them for you, and you never see that all-reduce. pmap runs your step in a `shard_map` whose
-# check is off, so in lesson 05 the same line was correct.
+# The culprit is `check_vma`, a check that's on by default and changes what `jax.grad` does. With the check on, JAX
+# knows that all devices hold the same `w`. It sees one weight used eight times, so the gradient of that weight is a sum
+# of eight. `jax.grad` does this sum for you, and you never see the all-reduce. pmap runs your step in a `shard_map`
+# with the check off, which is why the same line was correct in lesson 05.
 #
-# **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `w`
-# doesn't vary, and `x` does.
+# **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `x`
+# varies, and `w` doesn't.
 #
 # <details><summary>The record, and the all-reduce you didn't write, in a jaxpr</summary>
 #
@@ -165,13 +165,13 @@ lesson_10.trap()
 # ## Two ways around it
 #
 # Once you know that `jax.grad` sums, you can let it: average the *loss*. Then each of the eight gradients is an eighth
-# of what it was, and their sum is the gradient you want. Or you can keep `jax.grad` from summing, with the strange line
+# of what it was, and their sum is the gradient you want. Or you can stop `jax.grad` from summing, with the strange line
 # in your program: `lax.pcast(w, "data", to="varying")` says that from here on, each device has a `w` of its own. Then
 # there's nothing to sum, and your `pmean` averages eight different gradients, as under pmap. The cast only relabels
 # `w`, so it's free.
 #
-# You can also switch the check off. Then JAX keeps no record of what varies, so `jax.grad` sums nothing. Here are all
-# three functions, with the check and without.
+# You can also switch the check off. Then JAX keeps no record of what varies, so `jax.grad` doesn't sum anything. Here
+# are all three functions, with and without the check.
 #
 # **Predict:** which of the three is wrong without the check?
 
@@ -198,7 +198,7 @@ for function in (average_gradient, average_loss, cast_first):
 # <details><summary>Answer</summary>
 #
 # `average_loss`. Nothing averages its gradient now, so each device ends up with the mean of its own two numbers. That
-# was mistake 2 in lesson 05. The other two call `pmean` on the gradient, so they find 7.5.
+# was mistake 2 in lesson 05. The other two call `pmean` on the gradient, so they get 7.5.
 #
 # | | with the check (default) | `check_vma=False` |
 # | --- | --- | --- |
@@ -211,8 +211,8 @@ for function in (average_gradient, average_loss, cast_first):
 # ## Why you want the check
 #
 # Why not switch the check off for good, and write what you wrote under pmap? Because the check finds a mistake that
-# pmap doesn't. In lesson 05 you forgot the all-reduce, and nobody noticed. Let's forget it again, first without the
-# check and then with it.
+# pmap doesn't. In lesson 05 you forgot the all-reduce, and nobody noticed. Forget it again, first without the check and
+# then with it.
 
 
 # %%
@@ -230,36 +230,23 @@ except ValueError as error:
     for line in f"with the check: {refusal}".splitlines():
         print(textwrap.fill(line, 100))
 
-# %% tags=["proof"]
-# The asserts behind the answers so far.
-assert pmap_loss == jit_loss == shard_map_loss == 7.5
-assert shapes[:3] == [(2,), (16,), (2,)]
-assert checked_gradients["average_gradient"] == [60.0] * 8
-assert checked_gradients["average_loss"] == checked_gradients["cast_first"] == [7.5] * 8
-assert unchecked_gradients["average_gradient"] == unchecked_gradients["cast_first"] == [7.5] * 8
-assert len(set(unchecked_gradients["average_loss"])) == len(set(wrong_gradients)) == 8
-assert "can't be statically inferred" in refusal
-jaxpr = jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x).pretty_print(use_color=False)
-assert "f32[]{V:data} = pvary[axes=('data',)] a" in jaxpr
-assert "psum_invariant[axes=('data',)]" in jaxpr
-
 # %% [markdown]
 # Without the check you get eight different gradients under one name. With the check, JAX notices before anything runs:
-# `out_specs=P()` promises that all devices return the same, and JAX sees that this gradient varies. **Keep the check on
-# in new code**, and either cast first, as your program does, or take the gradient of the averaged loss.
+# `out_specs=P()` promises that all devices return the same thing, and JAX sees that this gradient varies. **Keep the
+# check on in new code**, and either cast first, as your program does, or take the gradient of the averaged loss.
 #
 # pmapdp itself turns the check off. Its [steps/shard_map.py](../pmapdp/steps/shard_map.py) has `check_vma=False` and
-# pmap's `pmean`, because it has to run *your* model, whatever is in it, and the check refuses some models that have no
-# mistake. `nnx.RNN`, for example, loops over time and starts from zeros, which are equal on all devices. After one step
-# the state varies from device to device. JAX counts that as a change of type, and refuses a loop whose state changes
-# its type. In your own program you'd pass `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp can't do
-# that in a layer of yours. So it does without the check, and its tests compare every update with one device's, on one
-# to eight devices.
+# pmap's `pmean`, because it has to run *your* model, whatever is in it, and the check refuses some models that are
+# perfectly fine. `nnx.RNN`, for example, loops over time and starts from zeros, which are equal on all devices. After
+# one step the state varies from device to device. To JAX that's a change of type, and it refuses a loop whose state
+# changes its type. In your own program you'd pass `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp
+# can't do that inside a layer of yours. So it does without the check, and its tests compare every update with one
+# device's, on one to eight devices.
 #
 # ## What the trap does to a run
 #
-# Would you notice the trap in a training run? Here's your program's step without the cast. We'll train with it on the
-# 39 full batches of an epoch, and then with the correct step.
+# Would you notice the trap in a training run? Here's your program's step without the cast. You'll train on the 39 full
+# batches of an epoch, once with this step and once with the correct one.
 
 
 # %%
@@ -285,7 +272,7 @@ full_batches = list(batches(*train_data, seed=0))[:-1]
 steps = {"cast first": train_step, "trapped": map_over_devices(trapped_step)}
 
 # %% [markdown]
-# We do it once with SGD and once with Adam, and clear JAX's caches in between, because the compiled steps have read the
+# We do this with SGD and then with Adam, and clear JAX's caches in between, because the compiled steps have read the
 # old `optimizer`.
 #
 # **Predict:** with which of the two will you notice that every gradient is eight times too large?
@@ -301,16 +288,16 @@ lesson_10.loss_curves(losses)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With SGD you may, because the trap acts like a learning rate that's eight times too high. But on this easy problem the
-# loss even falls faster, so you might be pleased. With Adam you won't notice. It divides the gradient by the gradient's
-# own recent size, and the factor cancels, up to Adam's tiny epsilon. You'd see the factor if you clip the
-# gradient, add weight decay to the gradient, or read the gradient's norm in your log.
+# With SGD you might, because the trap acts like a learning rate that's eight times too high. But on this easy problem
+# the loss even falls faster, so you might just be pleased. With Adam you won't notice. It divides the gradient by the
+# gradient's own recent size, so the factor cancels, up to Adam's tiny epsilon. You'd see the factor if you clip the
+# gradient, add weight decay to it, or log its norm.
 #
 # </details>
 #
 # ## Proof: one update
 #
-# As in lesson 05, don't trust the curve. Compare one update with one device's.
+# As in lesson 05, don't trust the curve. Compare a single update with one device's.
 
 # %%
 optimizer = optax.sgd(0.1)
@@ -337,11 +324,10 @@ assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
 #
 # ## What jit won't show you
 #
-# Before the all-reduce, each device has a gradient of its own. Under `jit` that gradient has no name in your program,
-# because your function sees the whole batch, and only the compiler knows about devices. Under `shard_map` you can
-# return it: with `P("data")` in `out_specs`, each device's result becomes a row. `own_gradient_length` returns the
-# length of each device's mean gradient, over its 16 examples. Let's compare the eight lengths with the length of the
-# whole batch's gradient.
+# Before the all-reduce, each device has a gradient of its own. Under `jit` you can't get at that gradient, because your
+# function sees the whole batch, and only the compiler knows about devices. Under `shard_map` you can return it: with
+# `P("data")` in `out_specs`, each device's result becomes a row. `own_gradient_length` returns the length of each
+# device's mean gradient, over its 16 examples. Compare the eight lengths with the length of the whole batch's gradient.
 #
 # **Predict:** is the gradient of the whole batch longer or shorter than the devices' own, on average?
 
@@ -360,21 +346,12 @@ whole_length = float(optax.tree.norm(gradients) / sums["count"])
 print(f"the devices' own: {own_lengths.round(2)}, their mean {own_lengths.mean():.2f}")
 print(f"of the whole batch: {whole_length:.2f}")
 
-# %% tags=["proof"]
-# The asserts behind the answer.
-for d in range(8):
-    rows = [array[16 * d : 16 * (d + 1)] for array in batch]
-    own_gradients, own_sums = jax.grad(loss_sums, has_aux=True)(model, rows)
-    length = optax.tree.norm(own_gradients) / own_sums["count"]
-    np.testing.assert_allclose(own_lengths[d], length, rtol=1e-5)
-assert whole_length < own_lengths.min()
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # Shorter. A mean of eight vectors is never longer than the mean of their lengths, and the more the eight disagree, the
-# shorter it is. So these nine numbers tell you how noisy your gradients are. In
-# [lesson 21](21_choose_a_batch_size.ipynb) you'll use such lengths to find out how large a batch is worth it.
+# shorter it is. So these nine numbers tell you how noisy your gradients are. In [lesson
+# 21](21_choose_a_batch_size.ipynb) you'll use lengths like these to find out how large a batch is worth it.
 #
 # </details>
 #
@@ -393,16 +370,16 @@ assert whole_length < own_lengths.min()
 # | metric sums | `lax.psum(sums, "data")` | `lax.psum(sums, "data")` | `sums` |
 # | where arrays are | `in_axes=(None, 0)`<br>`out_axes=None` | `in_specs=`<br>`(P(), P("data"))`<br>`out_specs=P()` | `in_shardings=`<br>`(replicated, split)`<br>`out_shardings=replicated` |
 #
-# So `shard_map` shares its step with pmap, except for the cast, and its arrays with jit.
+# So `shard_map` has pmap's step, except for the cast, and jit's arrays.
 #
 # `python -m pmapdp.compare --dtype float64 --html page.html` trains a small CNN on one device and in all three ways,
-# and writes a page with the code, the arrays, the proof, and nine mistakes that raise no error. This is how the page
-# begins:
+# and writes a page with the code, the arrays, the proof, and nine mistakes that raise no error. Here's the top of the
+# page:
 #
 # ![The first screen of the page: a column each for single, pmap, shard_map and jit, with a yellow bar where the
 # gradients are summed](../docs/pictures/compare.png)
 #
-# All three give the same numbers, up to rounding. So choose by what you want to write:
+# All three give the same numbers, up to rounding, so choose by what you want to write:
 #
 # | you want | use | because |
 # | --- | --- | --- |
@@ -411,7 +388,27 @@ assert whole_length < own_lengths.min()
 # | to see or decide what devices send | `shard_map` | each device's values are yours, you write the collectives, and it works inside `jit` |
 # | to keep an old pmap program running | `pmap`, then port it | pmap is maintained, but gets nothing new (lesson 12) |
 # | to learn what each device does | `pmap` | it adds one idea to the program of one device |
-#
+
+# %% tags=["proof"]
+# The asserts behind the answers.
+assert pmap_loss == jit_loss == shard_map_loss == 7.5
+assert shapes[:3] == [(2,), (16,), (2,)]
+assert checked_gradients["average_gradient"] == [60.0] * 8
+assert checked_gradients["average_loss"] == checked_gradients["cast_first"] == [7.5] * 8
+assert unchecked_gradients["average_gradient"] == unchecked_gradients["cast_first"] == [7.5] * 8
+assert len(set(unchecked_gradients["average_loss"])) == len(set(wrong_gradients)) == 8
+assert "can't be statically inferred" in refusal
+jaxpr = jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x).pretty_print(use_color=False)
+assert "f32[]{V:data} = pvary[axes=('data',)] a" in jaxpr
+assert "psum_invariant[axes=('data',)]" in jaxpr
+for d in range(8):
+    rows = [array[16 * d : 16 * (d + 1)] for array in batch]
+    own_gradients, own_sums = jax.grad(loss_sums, has_aux=True)(model, rows)
+    length = optax.tree.norm(own_gradients) / own_sums["count"]
+    np.testing.assert_allclose(own_lengths[d], length, rtol=1e-5)
+assert whole_length < own_lengths.min()
+
+# %% [markdown]
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/10_three_ways_side_by_side.py](solutions/10_three_ways_side_by_side.py).
@@ -420,10 +417,10 @@ assert whole_length < own_lengths.min()
 #    `shard_map` with the check on, over the axis `"data"`. Return the gradient of the mean over all devices.
 #    <details><summary>Hint</summary>With the check on there are three correct ways, and you've seen two of them. The
 #    third starts from the sum that <code>jax.grad</code> returns.</details>
-# 2. `make_step` (10 minutes): the whole lesson. You get `loss(params, x, y)`, the mean over the examples that it's
-#    given, and an Optax optimizer. Return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state,
-#    loss)` with `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays, and all results are
-#    replicated. <details><summary>Hint</summary>Start from your program. One spec, <code>P()</code>, stands for a whole
+# 2. `make_step` (10 minutes): the whole lesson. You get `loss(params, x, y)`, the mean over the examples it's given,
+#    and an Optax optimizer. Return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state, loss)`
+#    with `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays, and all results are replicated.
+#    <details><summary>Hint</summary>Start from your program. One spec, <code>P()</code>, stands for a whole
 #    pytree.</details>
 
 # %%
