@@ -1,5 +1,6 @@
 """The pages about your own model run as printed, and so does the README's example."""
 
+import ast
 import re
 import shlex
 import sys
@@ -16,6 +17,7 @@ from flax import nnx
 from launch import python
 from PIL import Image
 
+from pmapdp.config import Config
 from pmapdp.custom.data import make_data_set
 from pmapdp.train import load_run, train
 
@@ -239,19 +241,64 @@ def write_photos(folder: Path) -> None:
 
 
 def test_the_copied_resnet_gives_the_logits_of_torchvision(folder):
-    """The page itself compares them, in its third block."""
+    """The page itself compares them, in its check."""
     weights, images = draw_resnet()
     np.savez("weights.npz", **weights)
     logits = np.tile(weights["fc.bias"], (2, 1))
     logits[:, :4] = OF_TORCHVISION
     np.savez("answers.npz", images=images, logits=logits)
     page = (ROOT / "docs" / "pytorch_loop.md").read_text(encoding="utf-8")
-    network, copy, compare, *_ = [block for _, block in BLOCK.findall(page)]
-    Path("net.py").write_text(network)
-    Path("weights.py").write_text(copy)
+    for _, block in BLOCK.findall(page):
+        if file := re.match(r"# (\w+\.py)\n", block):
+            Path(file[1]).write_text(block)
     names: dict = {}
-    exec(compare, names)
+    exec(Path("check.py").read_text(), names)
     np.testing.assert_allclose(names["answers"], logits, rtol=1e-4, atol=1e-4)
+
+
+def block_of(page: str, name: str) -> str:
+    """Return the block of docs/pytorch_loop.md that has this line."""
+    (block,) = [block for _, block in BLOCK.findall(page) if name in block]
+    return block
+
+
+@pytest.mark.slow
+def test_the_first_program_of_the_loop_learns_and_resumes(folder):
+    """Its comments have the defaults of `Config`."""
+    page = (ROOT / "docs" / "pytorch_loop.md").read_text(encoding="utf-8")
+    first = block_of(page, "# first.py\n")
+    defaults = re.findall(r"(\w+)=.*,  # default: ([^,\n]+)", first)
+    assert len(defaults) == 8
+    for field, default in defaults:
+        assert getattr(Config(), field) == ast.literal_eval(default), field
+    names: dict = {}
+    exec(first, names)
+    epochs = names["result"].epochs
+    assert len(epochs) == 10
+    assert epochs[-1]["test"]["accuracy"] > 0.9
+    exec(first, names)
+    assert names["result"].epochs == epochs
+
+
+def test_a_crop_of_the_loop_is_a_part_of_the_image():
+    """Its rows and columns rise evenly, by less than 1, and half are mirrored."""
+    page = (ROOT / "docs" / "pytorch_loop.md").read_text(encoding="utf-8")
+    program = block_of(page, "def crop_and_flip").partition("train_photos")[0]
+    names: dict = {}
+    exec(program, names)
+    rows, columns = np.mgrid[:40, :40]
+    image = np.stack([rows, columns, 0 * rows], axis=-1).astype(np.uint8)
+    keys = jax.random.split(jax.random.key(0), 200)
+    crops = jax.vmap(names["crop_and_flip"], (None, 0))(image, keys)
+    assert crops.shape == (200, 40, 40, 3)
+    inner = np.asarray(crops)[:, 4:-4, 4:-4]
+    heights = np.diff(inner[..., 0], axis=1)
+    widths = np.diff(inner[..., 1], axis=2)
+    assert max(np.ptp(heights, (1, 2)).max(), np.ptp(widths, (1, 2)).max()) < 1e-3
+    np.testing.assert_allclose(heights[:, 0, 0], abs(widths[:, 0, 0]), atol=1e-3)
+    assert 0.49 < heights.min() < 0.55
+    assert 0.9 < heights.max() < 1.01
+    assert 70 < (widths[:, 0, 0] < 0).sum() < 130
 
 
 @pytest.mark.slow

@@ -314,16 +314,6 @@ def test_a_loss_over_tokens_that_ignores_some_trains():
     assert epochs[-1]["train"]["loss"] < epochs[0]["train"]["loss"]
 
 
-def test_the_defaults_of_the_page_are_those_of_config():
-    """And the third column's values are taken."""
-    table = LOOP.partition("### Defaults that aren't")[2].partition("\n**Two")[0]
-    rows = re.findall(r"^\| .* \| `(\w+)=(.*?)`.* \| `(.*)` \|$", table, re.MULTILINE)
-    assert len(rows) == 6
-    for name, default, cure in rows:
-        assert getattr(Config(), name) == eval(default), name
-        eval(f"Config({cure}, optimizer='adamw')")
-
-
 def test_the_flags_beside_those_of_lightning_are_taken():
     table = LOOP.partition("## If you use Lightning")[2]
     cells = re.findall(r"^\|.*\| (.*) \|$", table, re.MULTILINE)
