@@ -2,6 +2,7 @@
 recipes against too little memory save some and change nothing else.
 """
 
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -25,26 +26,24 @@ from pmapdp.state import Task, build, initial_state
 from pmapdp.steps import STRATEGIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text()
-PROGRAM, MEASURE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(PROGRAM,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 HEADER = re.search(r"```\n(run  .*?)```", PAGE, re.DOTALL)[1]
 (COMMAND,) = re.findall(r"^    python -m pmapdp\.train (.*)$", PAGE, re.MULTILINE)
 
 
-def test_the_programs_train_on_all_devices_and_measure(capsys):
+def test_the_program_trains_on_all_devices_and_measures(capsys):
     """Reading one by one is slower than an array in memory."""
     names: dict = {}
     exec(PROGRAM, names)
-    last = names["result"].epochs[-1]
-    assert last["step"] == 5 * 4096 // (128 * len(jax.devices()))
-    assert np.isfinite(last["train"]["loss"])
-    shown = capsys.readouterr().out
-    assert "bfloat16" in shown
-    end_of_a_run = r"; last epoch [\d,]+ examples/s$"
-    assert re.search(end_of_a_run, shown, re.MULTILINE)
-    assert re.search(r"`last epoch [\d,]+ examples/s`", PAGE)
-    exec(MEASURE, names)
     assert 0 < names["reached"] < names["needed"]
-    assert re.search(r"^[\d,]+ of [\d,]+ examples/s", capsys.readouterr().out, re.M)
+    shown = capsys.readouterr().out
+    updates = 2 * 4096 // (128 * len(jax.devices()))
+    assert shown.count(f"updates  {updates}, ") == 2
+    assert "nan" not in shown
+    end_of_a_run = r"; last epoch [\d,]+ examples/s$"
+    assert len(re.findall(end_of_a_run, shown, re.MULTILINE)) == 2
+    assert re.search(r"`last epoch [\d,]+ examples/s`", PAGE)
+    assert re.search(r"^[\d,]+ of [\d,]+ examples/s", shown, re.MULTILINE)
 
 
 def test_how_many_examples_eight_gpus_need():
@@ -99,16 +98,6 @@ def test_the_header_is_what_the_command_prints():
     assert done.returncode == 0, done.stderr
     printed = re.sub(r"on \d+ cores?", "on 2 cores", done.stdout)
     assert printed.startswith(HEADER)
-
-
-def test_xla_knows_the_settings_of_the_compiler():
-    """It aborts on a name that it doesn't know."""
-    (flags,) = re.findall(r'^    export XLA_FLAGS="(.*)"$', PAGE, re.MULTILINE)
-    program = "import jax; jax.devices()"
-    assert python("-c", program, env={"XLA_FLAGS": flags}).returncode == 0
-    wrong = {"XLA_FLAGS": flags.replace("latency", "latencies")}
-    assert python("-c", program, env=wrong).returncode != 0
-    assert int(flags.rpartition("=")[2]) == 128 * 2**20
 
 
 def test_the_check_says_if_there_is_only_a_cpu():
@@ -257,3 +246,128 @@ def test_a_split_state_takes_the_part_that_the_page_says(number, percent, capsys
     shown = re.search(r"each device holds ([\d.]+) % of it", capsys.readouterr().out)
     assert float(shown[1]) == pytest.approx(percent, abs=0.5)
     assert re.search(rf"recipe {number} left {percent:.0f}|left {percent} %", PAGE)
+
+
+class Bottleneck(nnx.Module):
+    def __init__(self, inputs, width, stride, **options):
+        conv = functools.partial(nnx.Conv, use_bias=False, **options)
+        norm = functools.partial(nnx.BatchNorm, **options)
+        outputs = 4 * width
+        self.conv1 = conv(inputs, width, (1, 1))
+        self.conv2 = conv(width, width, (3, 3), strides=stride)
+        self.conv3 = conv(width, outputs, (1, 1))
+        self.norms = nnx.List([norm(width), norm(width), norm(outputs)])
+        shortcut = []
+        if inputs != outputs:
+            shortcut = [conv(inputs, outputs, (1, 1), strides=stride), norm(outputs)]
+        self.shortcut = nnx.List(shortcut)
+
+    def __call__(self, x):
+        norm1, norm2, norm3 = self.norms
+        hidden = nnx.relu(norm1(self.conv1(x)))
+        hidden = nnx.relu(norm2(self.conv2(hidden)))
+        hidden = norm3(self.conv3(hidden))
+        for layer in self.shortcut:
+            x = layer(x)
+        return nnx.relu(hidden + x)
+
+
+class ResNet50(nnx.Module):
+    """`[b, 224, 224, 3]` uint8 to 1,000 logits, as torchvision's, stride in conv2."""
+
+    def __init__(self, **options):
+        self.conv = nnx.Conv(3, 64, (7, 7), strides=2, use_bias=False, **options)
+        self.norm = nnx.BatchNorm(64, **options)
+        blocks = []
+        inputs = 64
+        for width, count in ((64, 3), (128, 4), (256, 6), (512, 3)):
+            for number in range(count):
+                stride = 2 if number == 0 and width > 64 else 1
+                blocks.append(Bottleneck(inputs, width, stride, **options))
+                inputs = 4 * width
+        self.blocks = nnx.List(blocks)
+        self.logits = nnx.Linear(2048, 1000, **options)
+
+    def __call__(self, images):
+        x = nnx.relu(self.norm(self.conv(images)))
+        x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+        for block in self.blocks:
+            x = block(x)
+        return self.logits(x.mean((1, 2)))
+
+
+class GPTBlock(nnx.Module):
+    def __init__(self, **options):
+        self.norm1 = nnx.LayerNorm(768, **options)
+        self.norm2 = nnx.LayerNorm(768, **options)
+        self.attention = nnx.MultiHeadAttention(12, 768, decode=False, **options)
+        self.hidden = nnx.Linear(768, 3072, **options)
+        self.out = nnx.Linear(3072, 768, **options)
+
+    def __call__(self, x):
+        x = x + self.attention(self.norm1(x), mask=nnx.make_causal_mask(x[..., 0]))
+        return x + self.out(nnx.gelu(self.hidden(self.norm2(x))))
+
+
+class GPT2Small(nnx.Module):
+    """`[b, 1024]` tokens to as many logits of 50,257, with the embedding's weights."""
+
+    def __init__(self, **options):
+        self.tokens = nnx.Embed(50257, 768, **options)
+        self.places = nnx.Embed(1024, 768, **options)
+        self.blocks = nnx.List([GPTBlock(**options) for _ in range(12)])
+        self.norm = nnx.LayerNorm(768, **options)
+
+    def __call__(self, tokens):
+        x = self.tokens(tokens) + self.places(jnp.arange(1024))
+        for block in self.blocks:
+            x = block(x)
+        return self.tokens.attend(self.norm(x))
+
+
+def kept_bytes(network, inputs_shape, b: int) -> tuple[int, int]:
+    """Return the parameters of a network in bfloat16, and the bytes that its backward
+    pass keeps of b examples. Nothing is computed.
+    """
+    model = nnx.eval_shape(lambda: network(dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params, rest, inputs, labels):
+        logits = nnx.merge(graph, params, rest, copy=True)(inputs)
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits.astype(jnp.float32), labels
+        ).mean()
+
+    def backward(params, *others):
+        return jax.vjp(lambda params: loss(params, *others), params)[1]
+
+    inputs = jax.ShapeDtypeStruct((b, *inputs_shape), np.uint8)
+    labels_shape = (b,)
+    if network is GPT2Small:
+        inputs = jax.ShapeDtypeStruct((b, 1024), np.int32)
+        labels_shape = (b, 1024)
+    labels = jax.ShapeDtypeStruct(labels_shape, np.int32)
+    leaves = jax.tree.leaves(jax.eval_shape(backward, params, rest, inputs, labels))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return sum(leaf.size for leaf in jax.tree.leaves(params)), size
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "shape"),
+    [("ResNet-50", ResNet50, (224, 224, 3)), ("GPT-2 small", GPT2Small, (1024,))],
+)
+def test_the_memory_of_two_real_models(name, network, shape):
+    row = re.search(
+        rf"^\| {name}, .* \| ([\d.]+) million \| ([\d.]+) GB \| ([\d.]+) GB "
+        r"\| (\d+) \w+ \|$",
+        PAGE,
+        re.MULTILINE,
+    )
+    millions, state, activations, fit = map(float, row.groups())
+    parameters, two = kept_bytes(network, shape, 2)
+    _, three = kept_bytes(network, shape, 3)
+    each = (three - two) / 1e9
+    assert parameters / 1e6 == pytest.approx(millions, abs=0.05)
+    assert 20 * parameters / 1e9 == pytest.approx(state, rel=0.02)
+    assert each == pytest.approx(activations, rel=0.05)
+    assert (0.9 * 80 - state) / each == pytest.approx(fit, rel=0.1)
