@@ -19,7 +19,7 @@ from pmapdp.devices import simulate
 
 simulate(8)  # before the constants below use JAX
 PAGE = (Path(__file__).parents[2] / "docs" / "newer_jax.md").read_text(encoding="utf-8")
-TRAP, MESHES, NEW_NAMES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+TRAP, MESHES, NEW_NAMES, NNX_STEP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 NAMES = re.findall(
     r"^\| `(jax\.[\w.]+)` \| (gone|warns) \| [^|]* \| (.*) \|$", PAGE, re.M
 )
@@ -64,7 +64,7 @@ def resolve(name: str) -> None:
 
 
 def test_the_list_and_the_table_are_read_whole():
-    assert len(NAMES) == 16
+    assert len(NAMES) == 9
     assert FIRST_LIST.count("\n- ") == len(MESSAGES) + 1  # the last has no message
 
 
@@ -97,6 +97,25 @@ def test_new_names_do_what_the_page_says(capsys):
         assert hasattr(jax, name) == (VERSION >= (0, 12))
     with pytest.raises(TypeError, match="positional"):
         jax.shard_map(double, mesh, P(), P())
+
+
+def test_an_nnx_step_trains_as_on_one_device():
+    """Once as printed, and once with batch norm."""
+    norm = NNX_STEP.replace(
+        "nnx.Linear(3, 3, rngs=nnx.Rngs(0))",
+        "nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(0)),"
+        " nnx.BatchNorm(3, rngs=nnx.Rngs(0)))",
+    )
+    assert norm != NNX_STEP
+    for program in (NNX_STEP, norm):
+        losses = []
+        for devices in (jax.devices(), jax.devices()[:1]):
+            mesh = jax.make_mesh((len(devices),), ("data",), devices=devices)
+            names: dict = {"jax": jax, "np": np, "mesh": mesh}
+            exec(program, names)
+            losses.append(names["losses"])
+        np.testing.assert_allclose(*losses, rtol=1e-4)
+        assert losses[0][-1] < 0.5 * losses[0][0]
 
 
 def test_old_and_new_keys_draw_the_same_numbers():
