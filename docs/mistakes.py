@@ -10,11 +10,19 @@ from pmapdp.verify.mistakes import MISTAKES, find_address
 
 
 class WrongLine(NamedTuple):
-    """A mistake in a line of tests/verify/program.py, as people write it."""
+    """A mistake in a line of tests/verify/program.py.
+
+    Attributes:
+        wrong: The line with the mistake.
+        correct: The line as it should be.
+        under: The strategies under which it's a mistake.
+        is_shown: False if people write it otherwise, so that the page leaves it out.
+    """
 
     wrong: str
     correct: str
     under: tuple[str, ...] = ("pmap", "shard_map", "jit")
+    is_shown: bool = True
 
 
 class Section(NamedTuple):
@@ -22,17 +30,15 @@ class Section(NamedTuple):
 
     Attributes:
         symptom: What you notice without `verify`.
-        fact: What `verify` says of it, in short.
-        unnoticed: Why a training run doesn't show it.
+        unnoticed: Why a training run hardly shows it, if the symptom doesn't say so.
         write: The correction.
         no_mistake_if: When the program is correct as it is, as a clause, if ever.
         lines: Examples.
     """
 
     symptom: str
-    fact: str
-    unnoticed: str
     write: str
+    unnoticed: str = ""
     no_mistake_if: str = ""
     lines: tuple[WrongLine, ...] = ()
 
@@ -40,8 +46,7 @@ class Section(NamedTuple):
 SECTIONS = {
     "no all-reduce": Section(
         symptom="The devices hold different parameters, so the result depends on whose copy you save",
-        fact="each device holds the reference's result on its own examples, or only the devices' mean is the reference's value, and other results depend on it",
-        unnoticed="Each device then trains a model of its own, and every one of these losses falls as usual.",
+        unnoticed="Each device trains a model of its own, whose loss falls as usual.",
         write="Average all gradients in one pytree before the update, over every axis of the mesh that splits the batch.",
         no_mistake_if="each device trains its own model",
         lines=(
@@ -59,32 +64,35 @@ SECTIONS = {
     ),
     "sum for mean": Section(
         symptom="The gradient's norm is N times one device's. SGD jumps about or diverges, and Adam hardly notices",
-        fact="the change is N times the reference's, or each example counts N times as much",
-        unnoticed="Adam divides the factor out again, so its loss curve looks healthy. SGD takes steps that are N times as long.",
+        unnoticed="Adam divides the factor N out again.",
         write="Use `lax.pmean` instead of `lax.psum`, divide by the number of micro-batches, or take one device's learning rate.",
-        no_mistake_if="your step divides the loss by a number of devices that it read before it was traced. Then the reference "
-        "is N times too small: divide by `lax.axis_size(axis_name)`",
+        no_mistake_if="your step sums losses that it divided by `jax.device_count()`. The reference, on one device, divides by N as "
+        "well, so it's N times too small: divide by `lax.axis_size(axis_name)`",
         lines=(
             WrongLine(
                 'gradients = lax.psum(gradients, "data")',
                 'gradients = lax.pmean(gradients, "data")',
             ),
-            WrongLine("rate, decay = N, 0.001", "rate, decay = 1, 0.001"),
+            WrongLine(
+                "rate, decay = N, 0.001", "rate, decay = 1, 0.001", is_shown=False
+            ),
         ),
     ),
     "check_vma": Section(
         symptom="The gradient's norm is N times one device's since you ported the step from pmap to shard_map",
-        fact="the change is N or N² times the reference's, and the step has a `shard_map` with `check_vma=True`",
         unnoticed="Under pmap and `check_vma=False` the same lines are correct, and JAX says nothing.",
         write='Differentiate `lax.pcast(params, axis_name, to="varying")` and average the gradient: JAX then refuses a step that '
         "forgets to. `check_vma=False` is also correct, but turns that check off.",
         no_mistake_if="the learning rate is multiplied by N on purpose",
-        lines=(WrongLine("check_vma=True", "check_vma=False", ("shard_map",)),),
+        lines=(
+            WrongLine(
+                "check_vma=True", "check_vma=False", ("shard_map",), is_shown=False
+            ),
+        ),
     ),
     "averaged twice": Section(
         symptom="The gradient's norm is 1/N of one device's, and under SGD the loss falls more slowly",
-        fact="the change is 1/N of the reference's, or each example counts 1/N as much",
-        unnoticed="Adam also divides this factor out, and SGD only trains more slowly.",
+        unnoticed="Adam divides this factor out.",
         write="Remove one of the two divisions.",
         no_mistake_if="the learning rate is divided by N on purpose",
         lines=(
@@ -96,9 +104,8 @@ SECTIONS = {
     ),
     "mean of means": Section(
         symptom="The loss or the update is slightly off, most of all in a padded batch",
-        fact="a value is the mean of the reference's results on each device's examples, and other results depend on it",
-        unnoticed="As long as all devices hold equally many valid examples, a mean of their means is the mean over the batch. So a "
-        "missing count shows only in padded or uneven batches. Local clipping and local batch norm change every update.",
+        unnoticed="If all devices hold equally many valid examples, the mean of their means is the batch's mean, so a missing count "
+        "shows only in padded or uneven batches.",
         write="Divide sums: `lax.psum(gradient_sums, axis_name) / lax.psum(count, axis_name)`. Average before you clip. Give batch "
         "norm the global mean and mean of squares (Flax: `axis_name`).",
         no_mistake_if="clipping, batch norm or a contrastive loss is local on purpose",
@@ -119,8 +126,7 @@ SECTIONS = {
     ),
     "local statistics": Section(
         symptom="The training loss is as on one device, and the test loss isn't",
-        fact="a value is the result on one device's examples, or the mean of such results, and nothing else depends on it",
-        unnoticed="Training normalizes with the statistics of the batch at hand, so the running ones matter only in evaluation.",
+        unnoticed="Running statistics matter only in evaluation.",
         write="Average the mean and the mean of squares (Flax: `axis_name`), and take the variance from them. Add counts up.",
         no_mistake_if="the values are environments, an accumulator that is averaged later, or statistics that are local on purpose",
         lines=(
@@ -136,8 +142,7 @@ SECTIONS = {
     ),
     "same mask": Section(
         symptom="Eight devices equal one without dropout, but not with it",
-        fact="if every device gets the same examples, all draw the same random numbers",
-        unnoticed="Each mask is as random as it should be, but the batch `[B, ...]` gets only B/N different ones.",
+        unnoticed="Each mask is random, but B examples share B/N masks.",
         write="Fold each example's index in the global batch into the key (`jax.random.fold_in`).",
         no_mistake_if="all devices share their noise, as in some reinforcement learning",
         lines=(
@@ -146,8 +151,7 @@ SECTIONS = {
     ),
     "key stands still": Section(
         symptom="Dropout or augmentation has hardly any effect",
-        fact="the second update draws the random numbers of the first again",
-        unnoticed="One mask looks as random as any other. You'd have to compare the masks of two updates to see that they're the same.",
+        unnoticed="Only two updates side by side show that their masks are the same.",
         write="Take `jax.random.fold_in(key, state.step)`, or return the new key.",
         no_mistake_if="the random numbers are fixed, as in a random projection",
         lines=(
@@ -162,38 +166,36 @@ SECTIONS = {
     ),
     "dropped": Section(
         symptom="An epoch counts fewer examples than the data set has",
-        fact="some examples have no influence",
-        unnoticed="All other examples train as they should.",
         write="Pad an uneven batch with examples of weight 0, and drop none.",
         no_mistake_if="these examples are padding. Give them the weight 0 in the reference as well",
         lines=(
             WrongLine(
                 'weight = batch["weight"].at[-1].multiply(device < N - 1)',
                 'weight = batch["weight"]',
+                is_shown=False,
             ),
         ),
     ),
     "counted unequally": Section(
         symptom="An epoch counts more examples than the data set has",
-        fact="some examples count more than others",
-        unnoticed="The loss still falls, for a data set with other weights than you meant.",
         write="If you repeat examples to fill up a batch, give the repeated ones the weight 0.",
         no_mistake_if="you weight examples on purpose, and the reference doesn't",
         lines=(
             WrongLine(
                 'weight = batch["weight"].at[1].multiply(1 + (device == 0))',
                 'weight = batch["weight"]',
+                is_shown=False,
             ),
             WrongLine(
                 'weight = batch["weight"] * (1 + 0.5 * (device == 0))',
                 'weight = batch["weight"]',
+                is_shown=False,
             ),
         ),
     ),
     "drift": Section(
         symptom="The devices start with equal parameters, and move apart slowly",
-        fact="the devices hold different values, which aren't the results on their own examples",
-        unnoticed="Most programs save and evaluate only device 0's copy, and nobody looks at the others.",
+        unnoticed="Most programs save and evaluate only device 0's copy.",
         write="Compute the update only from averaged values.",
         no_mistake_if="each device has its own key or environments",
         lines=(
@@ -201,19 +203,18 @@ SECTIONS = {
                 "p + rate * u - decay * p + 1e-4 * device",
                 "p + rate * u - decay * p",
                 ("pmap", "shard_map"),
+                is_shown=False,
             ),
         ),
     ),
     "NaN on one device": Section(
         symptom="The loss becomes NaN in an epoch's last, padded batch",
-        fact="on the examples of one device alone, the reference is also NaN",
         unnoticed="The all-reduce then spreads the NaN to all devices, so you can't see where it began.",
         write="Divide after summing: `lax.psum(sums, axis_name) / lax.psum(count, axis_name)`.",
     ),
     "one device's metrics": Section(
         symptom="The printed loss depends on the device, or jumps about more than on one",
-        fact="a metric differs between devices, or it's the reference's result on one device's examples",
-        unnoticed="The training itself is correct. But the number that you look at comes from an eighth of the examples.",
+        unnoticed="The training is correct, but you look at a fraction of the examples.",
         write="Add up sums and counts with `lax.psum`, and average means over equally many examples with `lax.pmean`.",
         no_mistake_if="the loop averages the devices' metrics",
         lines=(
@@ -225,8 +226,6 @@ SECTIONS = {
     ),
     "scaled metrics": Section(
         symptom="A metric is N or 1/N times what one device prints, and the model is the same",
-        fact="a metric is N, N² or 1/N times the reference's value, or the sum of its results on each device's examples",
-        unnoticed="The training itself is correct, and so is the curve's shape.",
         write="Take `lax.pmean` for means, `lax.psum` for sums, and `lax.pmax` for maxima.",
         no_mistake_if="the loop divides or multiplies it",
         lines=(
@@ -238,8 +237,7 @@ SECTIONS = {
     ),
     "every device computes everything": Section(
         symptom="Eight devices take as long as one for the same global batch",
-        fact="the busiest device does more than its share of the work",
-        unnoticed="All numbers are correct, so no comparison of results finds it.",
+        unnoticed="All numbers are correct.",
         write='Place it with `jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))`, or give `in_shardings` or '
         "`in_specs`.",
         no_mistake_if="the step computes more than the reference, such as a second pass",
@@ -248,6 +246,7 @@ SECTIONS = {
                 "specs = (P(), P(), *[P()] * keys)",
                 'specs = (P(), P("data"), *[P()] * keys)',
                 ("shard_map",),
+                is_shown=False,
             ),
             WrongLine(
                 "batch = lax.with_sharding_constraint(batch, NamedSharding(mesh, P()))",
@@ -285,13 +284,13 @@ your step isn't. Otherwise look where you noticed something, and follow the link
 | --- | --- | --- |"""
 
 CHECK = """
-If none of these is what you see, begin with the check below, because under Adam many mistakes leave the loss curve as it was. Then
-let [`verify`](verify.md) compare your step with one device. Its report links to the sections of this page.
+If you see none of these, begin with the check below, because under Adam many mistakes leave the loss curve as it was. Then let
+[`verify`](verify.md) compare your step with one device. Its report names sections of this page.
 
 ## Do all devices hold the same parameters?
 
-This function returns the largest difference between any two devices' copies of a parameter. Make a few updates, and call it with the
-parameters as your step returned them, before anything selects device 0's copy:
+Make a few updates, and call this function with the parameters as your step returned them, before anything selects device 0's copy.
+It returns the largest difference between any two devices' copies:
 
 ```python
 import jax
@@ -306,23 +305,21 @@ def largest_spread(params):
     return max(spreads)
 ```
 
-It takes pmap's stacked parameters `[N, ...]` and replicated ones, but none that you split over the devices on purpose. If it returns 0,
-all devices hold the same numbers. If not, look at [no all-reduce](#no-all-reduce) first, and then at [drift](#drift).
-Unfortunately the devices may also agree on wrong numbers: if you sum gradients that you should average, the result is also 0. That's
-why `verify` compares with one device."""
+The parameters may be pmap's stacked ones, `[N, ...]`, or replicated ones, but none that you split on purpose. If you get more than 0,
+look at [no all-reduce](#no-all-reduce) first, and then at [drift](#drift). At 0 all devices hold the same numbers, but these may
+still be wrong, for example after a sum of gradients that should be a mean. That's why `verify` compares with one device."""
 
 SECTIONS_HEAD = """
 ## Mistakes of a step
 
-The examples are lines of [a small training step](../tests/verify/program.py). A line with a minus is wrong, and the line with a plus
-is its correction. Under jit the compiler adds the all-reduces, so you can't forget one. If the devices are supposed to hold
-different values, name these in `per_device`, and take `old_program` as the reference."""
+In the examples a minus marks a wrong line, and a plus its correction. They're lines of [a small training
+step](../tests/verify/program.py). Under jit the compiler adds the all-reduces, so you can't forget one. If your devices are meant to
+hold different values, [tell `verify` so](verify.md#which-reference)."""
 
 FOOT = """
 ## Mistakes outside of the step
 
-`verify` calls your step in one process, and places the batch and the key itself. What goes wrong in your loop, before and after the
-step, it can't see:
+`verify` calls your step in one process, so it can't see what goes wrong in your loop:
 
 | what you see | what it usually is | look at |
 | --- | --- | --- |
@@ -337,13 +334,17 @@ def print_section(mistake: str) -> None:
     """Print a section of the page."""
     section = SECTIONS[mistake]
     print(f"\n### {mistake}\n")
-    print(f"Usually {MISTAKES[mistake]}. {section.unnoticed}\n")
-    print(f"- **`verify` says** that {section.fact}.")
-    print(f"- **To correct it:** {section.write}")
+    cause = f"Usually {MISTAKES[mistake]}."
+    if section.unnoticed:
+        cause += f" {section.unnoticed}"
+    print(f"{section.symptom}.\n")
+    print(f"- **Why?** {cause}")
+    print(f"- **What to write:** {section.write}")
     if section.no_mistake_if:
         print(f"- **It's no mistake if** {section.no_mistake_if}.")
-    if section.lines:
-        examples = [f"- {line.wrong}\n+ {line.correct}\n" for line in section.lines]
+    shown = [line for line in section.lines if line.is_shown]
+    if shown:
+        examples = [f"- {line.wrong}\n+ {line.correct}\n" for line in shown]
         print("\n```diff\n" + "\n".join(examples) + "```")
 
 
