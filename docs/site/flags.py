@@ -15,31 +15,16 @@ from pmapdp.recipes import RECIPES
 
 TOP = """# Flags
 
-`pmapdp train` needs no flag: it trains a small network on scans of digits, on all your
-devices. For most changes one or two are enough:
+Look up a flag with your browser's search, or with `--help`, which has the same texts.
+You need none to begin: `pmapdp train`, short for `python -m pmapdp.train`, trains a
+small network on scans of digits, on all your devices.
 
-```
-# four devices, jit instead of pmap
-pmapdp train --strategy jit --devices 4
-
-# keep checkpoints; run it again to resume
-pmapdp train --workdir runs/first
-
-# your network, your images
-pmapdp train --model net.py:Net --dataset photos
-
-# a recipe with another batch size
-pmapdp train mirrored --global-batch-size 256
-```
-
-`pmapdp train` is short for `python -m pmapdp.train`, and every command has a `--help`
-with the texts of this page. Each example below has a value that works. *Fixed* marks
-what a run can't change when it resumes, because its result depends on it. Only a
-finished run may get more `--epochs`.
+Every example has a value that works. *Fixed* marks what you can't change when a run
+resumes, because its result depends on it. Only a finished run may get more `--epochs`.
 
 From Python, the trainer's flags are the fields of [`Config`](api.md#config), with
-underscores: `Config(learning_rate=0.001)`. If you know the flags of PyTorch Lightning
-or Accelerate, [this table](pytorch_loop.md#if-you-use-lightning-or-accelerate) has ours
+underscores: `Config(learning_rate=0.001)`. Do you know the flags of PyTorch Lightning
+or Accelerate? [This table](pytorch_loop.md#if-you-use-lightning-or-accelerate) has ours
 beside them.
 """
 # The flags that most people want, in the order in which they need them.
@@ -116,6 +101,9 @@ NOTES = {
 }
 
 
+RECIPES_HEAD = """A recipe sets several flags at once, and the flags that you add
+replace its own: `pmapdp train mirrored --epochs 3`. The settings of each are in
+[recipes.py](../pmapdp/recipes.py)."""
 # The settings of a table: {example: (default, help)}.
 Rows = dict[str, tuple[str, str]]
 
@@ -188,6 +176,8 @@ def describe_setting(field: Any, hint: Any) -> tuple[str, str]:
             default = f"on; `{as_argument(field.name, False)}` turns it off"
     elif not default and field.default not in (None, (), dataclasses.MISSING):
         default = f"`{as_typed(field.default)}`"
+    elif not default and not field.metadata["positional"]:
+        default = "none"
     if choices_of(hint):
         text += f" One of {', '.join(f'`{choice}`' for choice in choices_of(hint))}."
     if field.metadata["fixed_on_resume"]:
@@ -259,17 +249,10 @@ def make_command(command: str) -> str:
 
 
 def make_recipes() -> str:
-    """Return a list of the recipes, with the settings that aren't the defaults."""
-    text = ""
+    """Return a table of the recipes."""
+    text = "| recipe | what it trains |\n| --- | --- |\n"
     for name, recipe in RECIPES.items():
-        flags = []
-        for field in dataclasses.fields(Config):
-            value = getattr(recipe.config, field.name)
-            if field.name != "recipe" and value != field.default:
-                flags.append(as_argument(field.name, value))
-        text += f"- `{name}`: {recipe.summary}.\n"
-        if flags:
-            text += f"  `{' '.join(flags)}`\n"
+        text += f"| `{name}` | {recipe.summary} |\n"
     return text
 
 
@@ -279,8 +262,7 @@ def page() -> str:
     for command in COMMANDS:
         text += make_command(command)
         if command == "train":
-            text += "\n## Recipes\n\n`python -m pmapdp.train RECIPE` runs one. "
-            text += f"Flags replace its settings.\n\n{make_recipes()}"
+            text += f"\n## Recipes\n\n{RECIPES_HEAD}\n\n{make_recipes()}"
     return text
 
 
