@@ -7,29 +7,27 @@ from pmapdp.port.rows import ROWS, Row
 
 TOP = """# Pmap, construct by construct
 
-A line of a pmap program puzzles you, or `python -m pmapdp.port train.py` has sent you
-here. Search this page for the function in the line. [Porting](porting.md) takes a whole
-program through the work.
+`python -m pmapdp.port train.py` has sent you here, or a line of a pmap program
+puzzles you. Search this page for the function in the line. If you have an error
+message, [search for that](newer_jax.md#find-your-error-message) first.
+[Porting](porting.md) takes a whole program through the work.
 
-Each column shows how the line looks under `shard_map` and under `jit`. *Stays*
-means that you keep it, and *not needed* that you remove it. N is the number of devices,
-`[B, ...]` the global batch, and `b = B / N`. Tests run every line that fails, and the
-collectives and steps in their old and new form.
+*Stays* means that you keep the line, and *not needed* that you remove it. N is the
+number of devices, `[B, ...]` the global batch, and `b = B / N`. Tests run every line
+that fails, and the collectives and steps in their old and new form.
 """
-FIRST = """
-## Lines to look at first
-
-Those marked **wrong** run, and give wrong numbers. **check** means that it depends on
-the rest of your step. The others raise an error or run slowly.
-
-"""
-# The order of these lines.
-SEVERITY = ("wrong", "check", "fails", "slow")
+# The headings of the lines to look at first, by what you see, with port's word for it.
+FIRST = {
+    "wrong": "Wrong: the line runs, and gives wrong numbers",
+    "check": "Check: it depends on the rest of your step",
+    "fails": "Fails: the line raises an error",
+    "slow": "Slow: the numbers are correct",
+}
 OLD_NAMES = """
 ## Names that are gone or deprecated
 
-A name of this table raises an error, unless it's marked *deprecated*. The new name
-serves shard_map and jit alike, unless the row says something else.
+These names raise an error, unless they're marked *deprecated*. The new name serves
+shard_map and jit alike, unless the row says otherwise.
 
 | old | new |
 | --- | --- |
@@ -61,7 +59,7 @@ def written(row: Row) -> str:
 
 def list_item(row: Row) -> str:
     """Return a line to look at first as an item of a list."""
-    text = f"- **{row.status}** {written(row)}: {row.today}\n"
+    text = f"- {written(row)}: {row.today}\n"
     if row.jit in (SAME, row.shard_map):
         return f"{text}  - shard_map, jit: {row.shard_map}\n"
     return f"{text}  - shard_map: {row.shard_map}\n  - jit: {row.jit}\n"
@@ -89,8 +87,9 @@ def fine_line(row: Row) -> str:
 
 def main() -> None:
     """Print the page."""
-    first, old, fine = FIRST, OLD_NAMES, FINE
-    for status in SEVERITY:
+    first, old, fine = "", OLD_NAMES, FINE
+    for status, heading in FIRST.items():
+        first += f"\n## {heading}\n\n"
         for row in ROWS.values():
             if row.status == status:
                 first += list_item(row)
