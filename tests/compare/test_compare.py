@@ -395,7 +395,7 @@ def test_a_phone_shows_two_columns_beside_each_other(compared, tmp_path, chromiu
     found = look.run_page(tmp_path, PHONE)
     assert found["names"] == ["single", "pmap", "jit"]
     assert found["lefts"] == 2
-    line = 'grads = lax.pmean(grads, "data")'
+    line = 'grads = lax.psum(grads, "data")'
     single = ["single", "# no all-reduce"]
     jit = ["jit", "# the compiler adds the all-reduce"]
     assert found["lines"] == [[*single, "pmap", line, *jit]]

@@ -167,13 +167,13 @@ def test_the_programs_to_copy_are_aligned_at_the_all_reduce():
     rows = align(columns)
     for name, lines in columns.items():
         assert [line for row in rows for line in row[name]] == lines
-    (reduce,) = [row for row in rows if "lax.pmean" in str(row["pmap"])]
+    (reduce,) = [row for row in rows if "lax.psum" in str(row["pmap"])]
     assert reduce["pmap"] == reduce["shard_map"]
     assert reduce["jit"] == ["    # the compiler adds the all-reduce"]
     assert reduce["single"] == []
     before = rows[rows.index(reduce) - 1]
     last_lines = {lines[-1] for lines in before.values()}
-    assert last_lines == {"    value, grads = grad(params, batch)"}
+    assert last_lines == {"    sums, grads = grad(params, batch)"}
 
 
 def test_a_strategy_without_a_program_to_copy_has_no_column():
