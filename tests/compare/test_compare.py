@@ -371,6 +371,14 @@ def test_taps_on_tabs_show_any_two_columns_and_scroll_nowhere(
     assert abs(found["moved"]) < 20
 
 
+@pytest.mark.slow
+def test_without_a_tick_all_columns_are_shown(all_strategies, tmp_path, chromium):
+    (tmp_path / "page.html").write_text(all_strategies)
+    found = look.run_page(tmp_path, TAP.replace("TAPPED", "[2, 4]"))
+    assert found["second"] == found["code"] == ["1", "2", "3", "4"]
+    assert (found["lefts"], found["tops"]) == (2, 2)
+
+
 PHONE = """<title>begun</title>
 <iframe id="frame" src="page.html" style="width:400px;height:800px"></iframe><script>
 frame.onload = () => setTimeout(() => {
@@ -379,9 +387,13 @@ frame.onload = () => setTimeout(() => {
   const names = [...row.querySelectorAll(".cell > .name")];
   const shown = names.filter(name => name.getBoundingClientRect().width);
   const lists = [...page.querySelectorAll(".on-phone")];
+  const places = [...page.querySelectorAll(".column")].map(
+    column => column.getBoundingClientRect()
+  );
   document.title = JSON.stringify({
     names: shown.map(name => name.innerText),
     lefts: new Set(shown.map(name => name.getBoundingClientRect().left)).size,
+    code: [new Set(places.map(place => place.top)).size, places[0].width],
     lines: lists.map(list => list.innerText.trim().split(/\\s*\\n\\s*/)),
   });
 }, 100);
@@ -390,11 +402,14 @@ frame.onload = () => setTimeout(() => {
 
 @pytest.mark.slow
 def test_a_phone_shows_two_columns_beside_each_other(compared, tmp_path, chromium):
-    """Above the whole programs stand their lines of the all-reduce."""
+    """The programs are in one row, and above them stand their lines of the all-reduce."""
     (tmp_path / "page.html").write_text(compared[2])
     found = look.run_page(tmp_path, PHONE)
     assert found["names"] == ["single", "pmap", "jit"]
     assert found["lefts"] == 2
+    rows, width = found["code"]
+    assert rows == 1
+    assert 300 < width < 360  # so that the next program is seen at the edge
     line = 'grads = lax.psum(grads, "data")'
     single = ["single", "# no all-reduce"]
     jit = ["jit", "# the compiler adds the all-reduce"]
