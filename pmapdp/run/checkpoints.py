@@ -8,13 +8,16 @@ also holds the run's progress as JSON: the open epoch's sums, the best and last 
 and the provenance of all results as "belongs_to".
 """
 
-import functools
+import contextlib
+import gc
 import glob
 import json
 import logging
 import re
 import shutil
 import sys
+import time
+import traceback
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -29,6 +32,10 @@ from etils.epath.gpath import PosixGPath
 from pmapdp.errors import UserError, explain_errors
 from pmapdp.run.same_run import Provenance, require_same_run
 from pmapdp.state import Task, TrainState, initial_state, named_leaves, use_host
+
+# When one read has failed, the others end in this time. A local disk takes a few
+# milliseconds.
+SECONDS_OF_LATE_READS = 0.5
 
 
 class LiteralPath(PosixGPath):  # type: ignore[misc] # etils has no types
@@ -68,7 +75,6 @@ class Checkpoints:
             raise UserError(
                 f"{folder} is a file, but checkpoints go there: move it away"
             )
-        hide_further_errors()
         self.folder = folder
         self.provenance = provenance
         self.args = ocp.args
@@ -197,34 +203,52 @@ class Checkpoints:
 
         # In a notebook's thread, which has an event loop, Orbax would start a thread of
         # its own, without float64.
-        with ThreadPoolExecutor(1) as pool:
+        with hide_further_errors(), ThreadPoolExecutor(1) as pool:
             return pool.submit(read, jax.config.read("jax_enable_x64")).result()
 
 
-@functools.cache  # once in a process
-def hide_further_errors() -> None:
+@contextlib.contextmanager
+def hide_further_errors() -> Iterator[None]:
     """Hide what Orbax has to say beside the error that it raises.
 
     It reads all arrays at once. When one read has failed, nobody waits for the others,
     and their errors would be printed below the message that says what to do. They come
     in one of four ways, depending on which read fails first.
     """
-    # Orbax's threads log the errors that the caller gets as well.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    # asyncio logs an error for which nobody has asked.
-    logging.getLogger("asyncio").addFilter(
-        lambda record: not re.search("tensorstore|orbax", record.getMessage())
-    )
-    # Python warns of a read that wasn't started any more.
-    warnings.filterwarnings("ignore", "coroutine 'Store", RuntimeWarning)
-    # TensorStore's threads tell of a read that ends later still. They can't raise.
+    absl = logging.getLogger("absl")
+    asyncio = logging.getLogger("asyncio")
+    absl_level = absl.level
     show = sys.unraisablehook
+
+    def is_not_a_read(record: logging.LogRecord) -> bool:
+        return not re.search("tensorstore|orbax", record.getMessage())
 
     def show_unless_late(error: Any) -> None:
         if "Event loop is closed" not in str(error.exc_value):
             show(error)
 
+    # Orbax's threads log the errors that the caller gets as well.
+    absl.setLevel(logging.CRITICAL)
+    # asyncio logs an error for which nobody has asked.
+    asyncio.addFilter(is_not_a_read)
+    # TensorStore's threads tell of a read that ends later still. They can't raise.
     sys.unraisablehook = show_unless_late
+    try:
+        with warnings.catch_warnings():
+            # Python warns of a read that wasn't started any more.
+            warnings.filterwarnings("ignore", "coroutine 'Store", RuntimeWarning)
+            try:
+                yield
+            except Exception as error:
+                # The others are heard of once they have ended, and nothing holds them.
+                time.sleep(SECONDS_OF_LATE_READS)
+                traceback.clear_frames(error.__traceback__)
+                gc.collect()
+                raise
+    finally:
+        absl.setLevel(absl_level)
+        asyncio.removeFilter(is_not_a_read)
+        sys.unraisablehook = show
 
 
 def require_intact(

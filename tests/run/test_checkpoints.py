@@ -6,10 +6,12 @@ import asyncio
 import dataclasses
 import gc
 import json
+import logging
 import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import forks
@@ -27,7 +29,7 @@ from pmapdp.errors import DivergedError, UserError
 from pmapdp.export import export_run
 from pmapdp.job import CustomParts, make_job, make_task
 from pmapdp.registry import MODELS
-from pmapdp.run.checkpoints import Checkpoints
+from pmapdp.run.checkpoints import Checkpoints, hide_further_errors
 from pmapdp.run.same_run import Provenance, fixed_settings, require_same_run
 from pmapdp.run.saved_run import load_weights
 from pmapdp.state import Task, build, create_state
@@ -337,20 +339,30 @@ def test_checkpoints_that_are_a_file_are_one_message(folder):
             use()
 
 
-def test_reads_that_nobody_waits_for_are_not_logged(tmp_path, caplog):
+def test_reads_that_nobody_waits_for_are_not_logged(caplog):
     """asyncio logs them if one read fails before the others. A user's own are still logged."""
-    Checkpoints(tmp_path / "checkpoints", RUN)
 
     async def forget(error):
         asyncio.get_running_loop().create_future().set_exception(error)
 
-    asyncio.run(forget(ValueError("DATA_LOSS: ... [tensorstore_spec='{...}']")))
-    gc.collect()
+    def forget_a_read():
+        asyncio.run(forget(ValueError("DATA_LOSS: ... [tensorstore_spec='{...}']")))
+
+    before = (sys.unraisablehook, logging.getLogger("absl").level, warnings.filters[:])
+    with pytest.raises(ValueError, match="the first"), hide_further_errors():
+        forget_a_read()
+        raise ValueError("the first")
     assert not caplog.records
-    asyncio.run(forget(ValueError("the user's own")))
+    with hide_further_errors():
+        asyncio.run(forget(ValueError("the user's own")))
+        gc.collect()
+    forget_a_read()  # not in a read of ours
     gc.collect()
-    (record,) = caplog.records
-    assert "the user's own" in record.getMessage()
+    own, foreign = caplog.records
+    assert "the user's own" in own.getMessage()
+    assert "tensorstore_spec" in foreign.getMessage()
+    after = (sys.unraisablehook, logging.getLogger("absl").level, warnings.filters[:])
+    assert after == before
 
 
 @pytest.mark.parametrize("damaged", ["state/**/d/*", "state/manifest.ocdbt"])
