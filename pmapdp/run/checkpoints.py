@@ -33,8 +33,8 @@ from pmapdp.errors import UserError, explain_errors
 from pmapdp.run.same_run import Provenance, require_same_run
 from pmapdp.state import Task, TrainState, initial_state, named_leaves, use_host
 
-# When one read has failed, the others end in this time. A local disk takes a few
-# milliseconds.
+# When one read has failed, the others end in this time, which is much more than they
+# take from a local disk.
 SECONDS_OF_LATE_READS = 0.5
 
 
@@ -82,16 +82,18 @@ class Checkpoints:
         self.steps_to_keep = managers.CustomSteps
         # `save` puts the best epoch's step into the second.
         self.policies = [managers.LatestN(keep), self.steps_to_keep([])]
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=managers.AnyPreservationPolicy(self.policies),
-            # What a killed run left half-written.
-            cleanup_tmp_directories=not read_only,
-            read_only=read_only,
-            # Otherwise a folder that can't be made keeps threads waiting for minutes.
-            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-        )
         path = LiteralPath(folder.absolute())
-        self.manager = ocp.CheckpointManager(path, options=options)
+        with hide_further_errors():  # and warnings of what read_only means
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=managers.AnyPreservationPolicy(self.policies),
+                # What a killed run left half-written.
+                cleanup_tmp_directories=not read_only,
+                read_only=read_only,
+                # Otherwise a folder that can't be made keeps threads waiting for
+                # minutes.
+                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+            )
+            self.manager = ocp.CheckpointManager(path, options=options)
         # The updates after which there are checkpoints, oldest first.
         self.steps = self.manager.all_steps
         self.wait = self.manager.wait_until_finished
