@@ -12,6 +12,7 @@ fails or gives wrong numbers with this JAX.
 import json
 import logging
 import sys
+from collections import defaultdict
 from dataclasses import MISSING, dataclass
 from importlib.metadata import version
 from textwrap import shorten
@@ -24,7 +25,7 @@ from pmapdp.port.find import BROKEN, Line, find_constructs
 from pmapdp.port.names import Program
 from pmapdp.port.pmaps import find_pmaps
 from pmapdp.port.read import read_files
-from pmapdp.port.rows import ROWS
+from pmapdp.port.rows import STATUSES
 from pmapdp.port.verify_step import choose_step, write_verification
 from pmapdp.verify.report import wrap
 
@@ -54,29 +55,34 @@ def report_program(path: str) -> dict[str, Any]:
     """Report on a program as one object."""
     files, unread = read_files(path)
     program = Program(files)
-    uses = find_pmaps(program)
-    step = choose_step(uses)
+    pmaps = find_pmaps(program)
+    step = choose_step(pmaps)
+    verification = None
+    if step:
+        verification = write_verification(program, step)
     return {
         "jax": version("jax"),
-        "lines": find_constructs(program, has_pmap=bool(uses)),
+        "lines": find_constructs(program, has_pmap=bool(pmaps)),
         "unread": unread,
-        "verify": step and write_verification(program, step),
+        "verify": verification,
     }
 
 
 def as_text(report: dict[str, Any], everything: bool) -> str:
     """Return the report as text. Lines that are fine are listed if `everything` is."""
+    listed = report["lines"]
+    if not everything:
+        listed = [line for line in listed if line["status"] != "fine"]
+    lines_of = defaultdict(list)  # by construct, as they come in the program
+    for line in listed:
+        lines_of[line["construct"]].append(line)
     text = [*report["unread"]]
-    listed = 0
-    for construct in ROWS:
-        lines = [line for line in report["lines"] if line["construct"] == construct]
-        if lines and (everything or lines[0]["status"] != "fine"):
-            text += describe_construct(lines)
-            listed += len(lines)
+    for lines in sorted(lines_of.values(), key=urgency):
+        text += describe_construct(lines)
     end = "No construct of pmap was found."
     if report["lines"]:
         end = (
-            f"Listed: {listed} of {len(report['lines'])} constructs of pmap. "
+            f"Listed: {len(listed)} of {len(report['lines'])} constructs of pmap. "
             "--all lists the fine ones too."
         )
     text += ["", end]
@@ -88,16 +94,22 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
     return "\n".join(text).strip("\n")
 
 
+def urgency(lines: list[Line]) -> int:
+    """Return the place of a construct in the report: first comes what stops a run."""
+    return STATUSES.index(lines[0]["status"])
+
+
 def describe_construct(lines: list[Line]) -> list[str]:
     """Return what the table says of a construct, and the program's lines with it."""
     row = lines[0]
     text = ["", f"  {row['status']:5}  {row['construct']:20}  {row['link']}"]
-    parts = [part for part in ("today", "shard_map", "jit") if row[part]]
-    text += [wrap(f"    {part + ':':10} {row[part]}", " " * 15) for part in parts]
-    text += [
-        f"    {line['path']}:{line['line']}  {shorten(line['code'], 70)}"
-        for line in lines
-    ]
+    for field in ("today", "shard_map", "jit"):
+        if row[field]:
+            label = f"{field}:"
+            text.append(wrap(f"    {label:10} {row[field]}", " " * 15))
+    for line in lines:
+        code = shorten(line["code"], 70)
+        text.append(f"    {line['path']}:{line['line']}  {code}")
     return text
 
 

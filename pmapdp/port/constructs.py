@@ -1,18 +1,18 @@
 """Recognize the constructs of pmap that a name or a keyword alone doesn't show.
 
-`TESTS` at the end has a function for each of these rows. The others find the names in
-an expression.
+`RECOGNIZERS` at the end lists the functions that do. The first functions of this file
+find the names in an expression, and what it comes from.
 """
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
 
 import jax
 
 from pmapdp.port.names import Program, Value
-from pmapdp.port.pmaps import keywords_of, pmap_options, read_pmap, unwrap
+from pmapdp.port.pmaps import is_pmap, keywords_of, read_pmap, unwrap
 
 MESHES = {
     "jax.make_mesh",
@@ -47,27 +47,31 @@ def last_name(node: ast.AST) -> str:
 def names_in(program: Program, node: ast.AST) -> str:
     """Return all names of an expression in one text, in small letters.
 
-    A name whose value comes from `jax.grad` or `jax.value_and_grad` counts as "grad" or
-    as "loss", too.
+    A gradient counts as "grad", and its loss as "loss", whatever their names are.
     """
     names = []
     for part in ast.walk(node):
         names.append(getattr(part, "id", getattr(part, "attr", "")))
-        names.append(part_of_gradient(program, part))
+        names.append(gradient_or_loss(program, part))
     return " ".join(names).lower()
 
 
-def part_of_gradient(program: Program, node: ast.AST) -> str:
-    """Return "grad" for `jax.grad(f)(x)`, "loss" for `jax.value_and_grad(f)(x)[0]`."""
+def gradient_or_loss(program: Program, node: ast.AST) -> str:
+    """Return "grad" for `jax.grad(f)(x)`, "loss" for `jax.value_and_grad(f)(x)[0]`.
+
+    Another expression gives an empty text.
+    """
     value: Any = program.resolve(node)
     is_first = False
     while isinstance(value, ast.Subscript):
         is_first = is_first_row(value)
         value = program.resolve(value.value)
-    made_by = program.called_path(getattr(value, "func", None))  # jax.grad(f)
-    if made_by == "jax.value_and_grad" and is_first:
+    transformation = program.called_path(getattr(value, "func", None))
+    if transformation.endswith("value_and_grad") and is_first:
         return "loss"
-    return made_by
+    if transformation.endswith("grad"):
+        return "grad"
+    return ""
 
 
 def is_first_row(node: ast.AST) -> TypeGuard[ast.Subscript]:
@@ -80,54 +84,82 @@ def is_first_row(node: ast.AST) -> TypeGuard[ast.Subscript]:
     return False
 
 
-def is_partial_of_pmap(program: Program, call: ast.Call) -> bool:
+def find_origin(program: Program, node: ast.expr) -> tuple[Any, bool]:
+    """Return what an expression is a part of: `f(x)` for `f(x)["a"].b`.
+
+    Returns:
+        The whole expression, and True if the one given is only a part of it. For an
+        attribute of an array, such as `x.shape`, the whole is None.
+    """
+    whole: Any = program.resolve(node)
+    is_part = False
+    while isinstance(whole, ast.Subscript | ast.Attribute):
+        if getattr(whole, "attr", "") in dir(jax.Array):
+            return None, True
+        is_part = True
+        whole = program.resolve(whole.value)
+    return whole, is_part
+
+
+def is_call_by_own_name(program: Program, call: ast.Call) -> bool:
     """Return True for a call of pmap by a name that the program gave it."""
-    is_named = program.path_of(call.func) != ""
-    return not is_named and pmap_options(program, call.func) is not None
+    is_library_name = program.path_of(call.func) != ""
+    return is_pmap(program, call.func) and not is_library_name
 
 
-def is_nested(program: Program, call: ast.Call) -> bool:
+def is_nested_call(program: Program, call: ast.Call) -> bool:
     """Return True for a pmap around another one, or around a shard_map."""
-    use = read_pmap(program, call)
-    if use is None:
+    pmap = read_pmap(program, call)
+    if pmap is None:
         return False
-    for part in [*ast.walk(use.mapped), *ast.walk(use.function or use.mapped)]:
-        if read_pmap(program, part) or program.called_path(part) in SHARD_MAPS:
+    parts = [*ast.walk(pmap.argument), *ast.walk(pmap.function or pmap.argument)]
+    return has_mapped_call(program, parts)
+
+
+def is_nested_decorator(program: Program, function: ast.FunctionDef) -> bool:
+    """Return True for a second pmap above a function, or for one in it."""
+    pmaps = [node for node in function.decorator_list if is_pmap(program, node)]
+    if not pmaps:
+        return False
+    body = ast.Module(function.body, [])
+    return len(pmaps) > 1 or has_mapped_call(program, ast.walk(body))
+
+
+def has_mapped_call(program: Program, nodes: Iterable[ast.AST]) -> bool:
+    """Return True if one of these nodes is a use of pmap or shard_map."""
+    for node in nodes:
+        if read_pmap(program, node) or program.called_path(node) in SHARD_MAPS:
             return True
     return False
 
 
 def is_first_copy(program: Program, node: ast.Subscript) -> bool:
-    """Return True for `[0]` of what has a device axis, `[N, ...]`.
+    """Return True for `[0]` of an array with a device axis, `[N, ...]`.
 
     That's a part of a replicated tree, or of a pmapped function's result. The whole
     result counts only if it's known to be one array: `[0]` of a tuple isn't a row.
     """
     if not is_first_row(node):
         return False
-    whole: Any = program.resolve(node.value)
-    is_part = False
-    while isinstance(whole, ast.Subscript | ast.Attribute):
-        if getattr(whole, "attr", "") in dir(jax.Array):  # as in `x.shape[0]`
-            return False
-        is_part = True
-        whole = program.resolve(whole.value)
-    if program.called_path(whole) == "flax.jax_utils.replicate":
+    call, is_part = find_origin(program, node.value)
+    if program.called_path(call) == "flax.jax_utils.replicate":
         return True
-    mapped: Any = program.resolve(getattr(whole, "func", None))
-    made = program.returned(getattr(mapped, "func", None))  # by a function of yours
-    use = read_pmap(program, made or mapped)
-    if use is None:
+    function: Any = program.resolve(getattr(call, "func", None))
+    made = program.result(getattr(function, "func", None))  # by a function of yours
+    pmap = read_pmap(program, made or function)
+    if pmap is None:
         return False
-    match program.resolve(use.options.get("out_axes")):
+    match program.resolve(pmap.options.get("out_axes")):
         case ast.Constant(value=None):
             return False
-    return is_part or (not use.inside and returns_array(program, use.function))
+    if is_part:
+        return True
+    return not pmap.wrappers and returns_array(program, pmap.function)
 
 
 def returns_array(program: Program, function: Value) -> bool:
     """Return True if a function shows that it returns one array, no tuple."""
-    result: Any = program.returned(function)
+    result: Any = program.result(function)
     if program.called_path(result) in AVERAGES:  # of all arrays of a tuple
         result = program.resolve(next(iter(result.args), None))
     if not isinstance(result, ast.Call):
@@ -136,7 +168,7 @@ def returns_array(program: Program, function: Value) -> bool:
     return function_name(program, result) in dir(jax.numpy)
 
 
-def maps_first_row(program: Program, call: ast.Call) -> bool:
+def is_map_of_first_rows(program: Program, call: ast.Call) -> bool:
     """Return True for `jax.tree.map(lambda x: x[0], tree)`, if it may be stacked."""
     if function_name(program, call) not in TREE_MAPS or len(call.args) < 2:
         return False
@@ -152,13 +184,13 @@ def maps_first_row(program: Program, call: ast.Call) -> bool:
     return any(program.resolve(row.value) in function.args.args for row in rows)
 
 
-def adds_up_gradients(program: Program, call: ast.Call) -> bool:
+def is_sum_of_gradients(program: Program, call: ast.Call) -> bool:
     """Return True for a psum of gradients."""
     is_psum = program.path_of(call.func) == "jax.lax.psum"
     return is_psum and "grad" in names_in(program, call)
 
 
-def checks_averages(program: Program, call: ast.Call) -> bool:
+def is_checked_average(program: Program, call: ast.Call) -> bool:
     """Return True for a shard_map with its check on, if it averages gradients."""
     if program.path_of(call.func) not in SHARD_MAPS or not call.args:
         return False
@@ -176,7 +208,7 @@ def checks_averages(program: Program, call: ast.Call) -> bool:
     return False
 
 
-def divides_loss(program: Program, node: ast.BinOp) -> bool:
+def is_divided_loss(program: Program, node: ast.BinOp) -> bool:
     """Return True for a loss or a gradient divided by the number of devices."""
     is_division = isinstance(node.op, ast.Div)
     if not is_division or program.called_path(node.right) not in DEVICE_COUNTS:
@@ -184,25 +216,25 @@ def divides_loss(program: Program, node: ast.BinOp) -> bool:
     return re.search("loss|grad", names_in(program, node.left)) is not None
 
 
-def scales_without_axis(program: Program, call: ast.Call) -> bool:
+def is_scale_without_axis(program: Program, call: ast.Call) -> bool:
     """Return True for `dynamic_scale.value_and_grad` without `axis_name`."""
     names = names_in(program, call.func)
     is_scaled = "scal" in names and "value_and_grad" in names
     return is_scaled and "axis_name" not in keywords_of(call)
 
 
-def makes_explicit_mesh(program: Program, call: ast.Call) -> bool:
+def is_explicit_mesh(program: Program, call: ast.Call) -> bool:
     """Return True for `jax.make_mesh` without `axis_types`."""
     is_mesh = program.path_of(call.func) == "jax.make_mesh"
     return is_mesh and "axis_types" not in keywords_of(call)
 
 
-def enters_mesh(program: Program, node: ast.withitem) -> bool:
+def is_entered_mesh(program: Program, node: ast.withitem) -> bool:
     """Return True for the `mesh` of `with mesh:`."""
     return program.called_path(node.context_expr) in MESHES
 
 
-def unpacks_popped_params(program: Program, node: ast.Assign) -> bool:
+def is_pop_of_params(program: Program, node: ast.Assign) -> bool:
     """Return True for `stats, params = variables.pop("params")`.
 
     A plain dictionary's `pop` returns the parameters alone, so the two names get the
@@ -219,19 +251,20 @@ def unpacks_popped_params(program: Program, node: ast.Assign) -> bool:
     return False
 
 
-# The rows that more than a name or a keyword decides, by the type of their nodes.
-TESTS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
+# By the type of the node in the syntax tree, and by the name of the construct.
+RECOGNIZERS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
     ast.Call: {
-        "pmap": is_partial_of_pmap,
-        "nested": is_nested,
-        "first-copy": maps_first_row,
-        "psum-gradients": adds_up_gradients,
-        "check-vma": checks_averages,
-        "make-mesh": makes_explicit_mesh,
-        "scale-without-axis": scales_without_axis,
+        "pmap": is_call_by_own_name,
+        "nested": is_nested_call,
+        "first-copy": is_map_of_first_rows,
+        "psum-gradients": is_sum_of_gradients,
+        "check-vma": is_checked_average,
+        "make-mesh": is_explicit_mesh,
+        "scale-without-axis": is_scale_without_axis,
     },
+    ast.FunctionDef: {"nested": is_nested_decorator},
     ast.Subscript: {"first-copy": is_first_copy},
-    ast.BinOp: {"divided-loss": divides_loss},
-    ast.withitem: {"with-mesh": enters_mesh},
-    ast.Assign: {"pop-params": unpacks_popped_params},
+    ast.BinOp: {"divided-loss": is_divided_loss},
+    ast.withitem: {"with-mesh": is_entered_mesh},
+    ast.Assign: {"pop-params": is_pop_of_params},
 }

@@ -1,7 +1,7 @@
 """Find the constructs of pmap in a program, node by node of its syntax trees.
 
 A construct has a row in `ROWS`. It's found by the names and keywords in its row, or by
-a function in `TESTS`.
+a function in `RECOGNIZERS`.
 """
 
 import ast
@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pmapdp.port.constructs import TESTS, function_name, names_in
+from pmapdp.port.constructs import RECOGNIZERS, function_name, names_in
 from pmapdp.port.names import Node, Program
-from pmapdp.port.pmaps import keywords_of, pmap_options
+from pmapdp.port.pmaps import is_pmap, keywords_of
 from pmapdp.port.rows import ROW_OF_NAME, ROWS, Row, row_of_path
 
 BROKEN = ("gone", "fails", "wrong")
@@ -31,7 +31,7 @@ def find_constructs(program: Program, has_pmap: bool) -> list[Line]:
     lines: dict[tuple[str, int, str], Line] = {}
     for path, tree in program.files.items():
         for node in ast.walk(tree):
-            for name in filter(None, constructs_of(program, node)):
+            for name in constructs_of(program, node):
                 if is_listed(program, name, node, has_pmap):
                     line = describe_line(path, node, ROWS[name])
                     lines.setdefault((path, line["line"], name), line)
@@ -56,17 +56,19 @@ def describe_line(path: str, node: Any, row: Row) -> Line:
 
 
 def constructs_of(program: Program, node: ast.AST) -> Iterator[str]:
-    """Find the constructs of one node by the names of their rows, some of them ""."""
-    yield construct_of_name(program, node)
+    """Yield the names of the rows that a node belongs to."""
+    name = row_of_node(program, node)
+    if name:
+        yield name
     if isinstance(node, ast.Call):
-        yield from constructs_of_keywords(program, node)
-    for name, test in TESTS.get(type(node), {}).items():
-        if test(program, node):
+        yield from rows_of_keywords(program, node)
+    for name, is_construct in RECOGNIZERS.get(type(node), {}).items():
+        if is_construct(program, node):
             yield name
 
 
-def construct_of_name(program: Program, node: ast.AST) -> str:
-    """Find what a name stands for where it's read: `jax.lax.pmean`, not its parts.
+def row_of_node(program: Program, node: ast.AST) -> str:
+    """Return the row of a name where it's read: of `jax.lax.pmean`, not of its parts.
 
     An import counts only if the name is gone. Others are found where they're used.
     """
@@ -81,14 +83,15 @@ def construct_of_name(program: Program, node: ast.AST) -> str:
     return ""
 
 
-def constructs_of_keywords(program: Program, call: ast.Call) -> Iterator[str]:
-    """Find the keywords of a call. They're pmap's in a partial of pmap, too."""
+def rows_of_keywords(program: Program, call: ast.Call) -> Iterator[str]:
+    """Yield the rows of a call's keywords. In a partial of pmap they're pmap's, too."""
     function = function_name(program, call)
-    for node in (call, call.func):
-        if pmap_options(program, node) is not None:
-            function = "pmap"
+    if is_pmap(program, call) or is_pmap(program, call.func):
+        function = "pmap"
     for keyword in keywords_of(call):
-        yield ROW_OF_NAME.get(f"{function}({keyword})", "")
+        name = f"{function}({keyword})"
+        if name in ROW_OF_NAME:
+            yield ROW_OF_NAME[name]
 
 
 def is_listed(program: Program, name: str, node: ast.AST, has_pmap: bool) -> bool:

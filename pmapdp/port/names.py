@@ -30,7 +30,7 @@ class Program(ast.NodeVisitor):
         self._parents: dict[Node, ast.AST] = {}
         self._values: dict[Value, Value] = {}  # of names and attributes that are read
         self._members: dict[Value, dict[str, Value]] = {}  # of modules and classes
-        self._returned: dict[Value, Value] = {}  # by function
+        self._results: dict[Value, Value] = {}  # by function
         self._names: Names = ChainMap()  # of the scope whose statements are visited
         self._functions: deque[tuple[ast.AST, Names]] = deque()  # not visited yet
         for path, tree in files.items():
@@ -49,11 +49,11 @@ class Program(ast.NodeVisitor):
             self._visit_scope(function, names.new_child())
 
     def parent(self, node: Node) -> Node:
-        """Return the node that a node is a part of, or None."""
+        """Return the node that contains a node, or None."""
         return self._parents.get(node)
 
-    def around(self, node: Node, types: Any) -> Node:
-        """Return the innermost node of some types around a node, or None."""
+    def enclosing(self, node: Node, types: Any) -> Node:
+        """Return the innermost node of these types around a node, or None."""
         node = self.parent(node)
         while node and not isinstance(node, types):
             node = self.parent(node)
@@ -61,7 +61,7 @@ class Program(ast.NodeVisitor):
 
     def file_of(self, node: Node) -> str:
         """Return the path of the file that a node is in, or an empty text."""
-        module = self.around(node, ast.Module)
+        module = self.enclosing(node, ast.Module)
         for path, tree in self.files.items():
             if tree is module:
                 return path
@@ -72,14 +72,14 @@ class Program(ast.NodeVisitor):
         return self._values.get(node, node)
 
     def path_of(self, node: Node) -> str:
-        """Return the dotted path of a library's name, otherwise an empty text."""
+        """Return the dotted path of a library's name, or an empty text."""
         value = self.resolve(node)
         if isinstance(value, str):
             return value
         return ""
 
     def called_path(self, node: Value) -> str:
-        """Return the dotted path of what a call calls, otherwise an empty text."""
+        """Return the dotted path of what a call calls, or an empty text."""
         return self.path_of(getattr(self.resolve(node), "func", None))
 
     def imported_path(self, node: ast.alias) -> str:
@@ -93,9 +93,9 @@ class Program(ast.NodeVisitor):
             self._visit_module(owner)
         return self._members[owner].get(name)
 
-    def returned(self, function: Value) -> Value:
+    def result(self, function: Value) -> Value:
         """Return what a function of the program returns in the end, or None."""
-        return self.resolve(self._returned.get(self.resolve(function)))
+        return self.resolve(self._results.get(self.resolve(function)))
 
     def _visit_module(self, module: ast.Module) -> None:
         if module not in self._members:
@@ -109,11 +109,25 @@ class Program(ast.NodeVisitor):
         self._names = names_around
 
     def visit_Name(self, node: ast.Name) -> None:
-        """Note the value of a name that's read. A loop's variable stands for itself."""
+        """Note the value of a name that's read. A new name first stands for itself."""
         if isinstance(node.ctx, ast.Load):
             self._values[node] = self._names.get(node.id)
         else:
-            self._names[node.id] = node
+            self._names[node.id] = self._loop_value(node) or node
+
+    def _loop_value(self, name: ast.Name) -> Node:
+        """Return a part of d for the x of `for x in d.values()`, otherwise None."""
+        target: Any = name
+        method = "values"
+        parent = self.parent(name)
+        if isinstance(parent, ast.Tuple) and name is parent.elts[-1]:
+            target = parent
+            method = "items"  # `for name, x in d.items()`
+        match getattr(self.parent(target), "iter", None):
+            case ast.Call(func=ast.Attribute(value=owner, attr=called)):
+                if called == method:
+                    return self._make_part(owner, "any")
+        return None
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         """Note the value of `module.name`, `self.name`, or `library.name`."""
@@ -138,7 +152,8 @@ class Program(ast.NodeVisitor):
         name = node.asname or node.name
         path = self.imported_path(node)
         if name == path:  # `import a.b` binds a
-            name = path = path.partition(".")[0]
+            path = path.partition(".")[0]
+            name = path
         self._names[name] = self._value_of_path(path)
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -162,9 +177,19 @@ class Program(ast.NodeVisitor):
                 self._members[owner][target.attr] = self.resolve(value)
         elif isinstance(target, ast.Tuple):
             for number, name in enumerate(target.elts):
-                part = ast.Subscript(value, ast.Constant(number))
-                self._parents[part] = value
-                self._bind(name, part)
+                self._bind(name, self._make_part(value, number))
+
+    def _make_part(self, whole: Any, index: int | str) -> ast.expr:
+        """Make `whole[index]`, which the program doesn't spell out."""
+        part = ast.Subscript(whole, ast.Constant(index))
+        self._parents[part] = whole
+        return part
+
+    def generic_visit(self, node: ast.AST) -> None:
+        """Visit the parts of a node. A comprehension's loops come first: they bind."""
+        for loop in getattr(node, "generators", []):
+            self.visit(loop)
+        super().generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         """Bind a class, and visit its statements."""
@@ -182,7 +207,7 @@ class Program(ast.NodeVisitor):
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         """Note what a lambda returns, and leave it for later."""
-        self._returned[node] = node.body
+        self._results[node] = node.body
         self._functions.append((node, self._names))
 
     def visit_arg(self, node: ast.arg) -> None:
@@ -190,9 +215,9 @@ class Program(ast.NodeVisitor):
         self.generic_visit(node)
         self._names[node.arg] = node
         if node.arg == "self":
-            self._names[node.arg] = self.around(node, ast.ClassDef)
+            self._names[node.arg] = self.enclosing(node, ast.ClassDef)
 
     def visit_Return(self, node: ast.Return) -> None:
         """Note what a function returns."""
         self.generic_visit(node)
-        self._returned[self.around(node, FUNCTIONS)] = node.value
+        self._results[self.enclosing(node, FUNCTIONS)] = node.value

@@ -9,20 +9,22 @@ Keywords = dict[str | None, ast.expr]  # None is the name of `**options`
 PMAPS = {"jax.pmap", "equinox.filter_pmap", "flax.nnx.pmap"}
 
 
-class Use(NamedTuple):
-    """A use of pmap.
+class Pmap(NamedTuple):
+    """A use of pmap: a call of it with a function, or a function that it decorates.
 
     Attributes:
+        path: The pmap itself, "jax.pmap" for example.
         options: Its keywords and their values, also those that a partial gives.
-        mapped: The expression that is mapped, or the function with pmap as decorator.
+        argument: The expression that is mapped, or the decorated function.
         function: The function that is mapped in the end, or None if it can't be found.
-        inside: The calls of partials and transformations around the function.
+        wrappers: The calls of partials and transformations around the function.
     """
 
+    path: str
     options: Keywords
-    mapped: Any
+    argument: Any
     function: Any
-    inside: list[ast.Call]
+    wrappers: list[ast.Call]
 
     @property
     def name(self) -> str:
@@ -40,45 +42,51 @@ def is_partial(program: Program, call: ast.Call) -> bool:
     return program.path_of(call.func) == "functools.partial"
 
 
-def pmap_options(program: Program, node: Node) -> Keywords | None:
-    """Return the keywords if an expression is pmap without its function, or None.
+def read_options(program: Program, node: Node) -> tuple[str, Keywords]:
+    """Read pmap without its function: `jax.pmap`, or `partial(jax.pmap, ...)`.
 
-    Partials around pmap give keywords too.
+    Returns:
+        The path of the pmap, empty if it's none, and its keywords.
     """
-    call = program.resolve(node)
-    if call in PMAPS:
-        return {}
-    if not isinstance(call, ast.Call):
-        return None
-    wrapped: Node = call.func  # as in `filter_pmap(axis_name="i")`
-    if call.args:
-        if not is_partial(program, call):
-            return None
-        wrapped = call.args[0]
-    options = pmap_options(program, wrapped)
-    if options is None:
-        return None
-    return options | keywords_of(call)
+    value = program.resolve(node)
+    if isinstance(value, str) and value in PMAPS:
+        return value, {}
+    if not isinstance(value, ast.Call):
+        return "", {}
+    function: Node = value.func  # as in `filter_pmap(axis_name="i")`
+    if value.args:
+        if not is_partial(program, value):
+            return "", {}
+        function = value.args[0]
+    path, options = read_options(program, function)
+    return path, options | keywords_of(value)
 
 
-def read_pmap(program: Program, node: Value) -> Use | None:
+def is_pmap(program: Program, node: Node) -> bool:
+    """Return True for pmap without its function."""
+    path, _ = read_options(program, node)
+    return path != ""
+
+
+def read_pmap(program: Program, node: Value) -> Pmap | None:
     """Read a call of pmap, or a function with pmap as its decorator."""
     value = program.resolve(node)
     if isinstance(value, ast.FunctionDef):
         for decorator in value.decorator_list:
-            options = pmap_options(program, decorator)
-            if options is not None:
-                return Use(options, value, value, [])
+            path, options = read_options(program, decorator)
+            if path:
+                return Pmap(path, options, value, value, [])
     if isinstance(value, ast.Call) and value.args:
-        options = pmap_options(program, value.func)
-        if options is not None:
+        path, options = read_options(program, value.func)
+        if path:
             options = options | keywords_of(value)
             if len(value.args) > 1:
                 options["axis_name"] = value.args[1]
-            mapped: Any = program.resolve(value.args[0])
-            if not isinstance(mapped, ast.FunctionDef | ast.Call):
-                mapped = value.args[0]
-            return Use(options, mapped, *unwrap(program, mapped))
+            argument: Any = program.resolve(value.args[0])
+            if not isinstance(argument, ast.FunctionDef | ast.Call):
+                argument = value.args[0]
+            function, wrappers = unwrap(program, argument)
+            return Pmap(path, options, argument, function, wrappers)
     return None
 
 
@@ -92,20 +100,20 @@ def unwrap(program: Program, node: Node) -> tuple[Any, list[ast.Call]]:
     calls: list[ast.Call] = []
     while isinstance(value, ast.Call) and value not in calls:
         calls.append(value)
-        made = program.returned(value.func)
-        value = made or program.resolve(next(iter(value.args), None))
+        first_argument = next(iter(value.args), None)
+        value = program.result(value.func) or program.resolve(first_argument)
     if isinstance(value, FUNCTIONS):
         return value, calls
     return None, calls
 
 
-def find_pmaps(program: Program) -> list[Use]:
+def find_pmaps(program: Program) -> list[Pmap]:
     """Find all calls of pmap, and functions with pmap as their decorator."""
-    uses = []
+    pmaps = []
     for tree in program.files.values():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call | ast.FunctionDef):
-                use = read_pmap(program, node)
-                if use:
-                    uses.append(use)
-    return uses
+                pmap = read_pmap(program, node)
+                if pmap:
+                    pmaps.append(pmap)
+    return pmaps

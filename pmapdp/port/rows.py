@@ -10,6 +10,9 @@ from typing import Any
 
 from pmapdp.port.names import LIBRARIES
 
+# From what stops a program to what it may keep.
+STATUSES = ("gone", "fails", "wrong", "check", "slow", "old", "fine")
+
 
 @dataclass(frozen=True)
 class Row:

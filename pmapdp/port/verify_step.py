@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pmapdp.port.constructs import gradient_or_loss
 from pmapdp.port.names import FUNCTIONS, Program
-from pmapdp.port.pmaps import Use, is_partial, keywords_of
+from pmapdp.port.pmaps import Pmap, is_partial, keywords_of
 
 TRAINS = re.compile("train|update|epoch|step|learn", re.IGNORECASE)
 DOES_NOT_TRAIN = re.compile("eval|test|predict|valid|init|metric", re.IGNORECASE)
@@ -89,42 +90,36 @@ def step({arguments}):
     """
     # {question}
     raise SystemExit("verify_step.py: fill in step")'''
-# The arguments of steps that verify can call, by which of their parameters are keys.
-SIGNATURES = {
-    (False, False): ["state", "batch"],
-    (False, False, True): ["state", "batch", "key"],
-    (False, True): ["state", "key"],
-}
 
 
-def choose_step(uses: list[Use]) -> Use | None:
+def choose_step(pmaps: list[Pmap]) -> Pmap | None:
     """Choose the pmapped function that seems to train, or None.
 
     It has an axis to average over, and a name that fits. Otherwise it's one that can't
     be found, or computes gradients.
     """
-    averaging = [use for use in uses if "axis_name" in use.options]
-    for use in averaging:
-        name = use.name or ast.unparse(use.mapped)
+    averaging = [pmap for pmap in pmaps if "axis_name" in pmap.options]
+    for pmap in averaging:
+        name = pmap.name or ast.unparse(pmap.argument)
         if TRAINS.search(name) and not DOES_NOT_TRAIN.search(name):
-            return use
-    for use in averaging:
-        if use.function is None or "grad" in ast.unparse(use.function):
-            return use
+            return pmap
+    for pmap in averaging:
+        if pmap.function is None or "grad" in ast.unparse(pmap.function):
+            return pmap
     return None
 
 
-def write_verification(program: Program, use: Use) -> dict[str, Any]:
+def write_verification(program: Program, pmap: Pmap) -> dict[str, Any]:
     """Write the program that verifies a step, and the questions that are open in it.
 
     Returns:
         The name of the step, its file, the program, and the questions.
     """
-    name = use.name or "your step"
-    path = program.file_of(use.mapped)
-    known, unknown = split_names(program, program.files[path], use.mapped)
+    name = pmap.name or "your step"
+    path = program.file_of(pmap.argument)
+    known, unknown = split_names(program, program.files[path], pmap.argument)
     lines = [f"{name} = program.{name}" for name in known]
-    axis = program.resolve(use.options["axis_name"])
+    axis = program.resolve(pmap.options["axis_name"])
     if isinstance(axis, ast.Constant):
         lines.append(f"AXIS = {axis.value!r}")
     else:
@@ -132,30 +127,16 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     lines += [BLANK.format(name=name) for name in unknown]
     questions = [f"What is {name}?" for name in unknown]
 
-    mapped = getattr(use.mapped, "name", None) or ast.unparse(use.mapped)
-    parameters = free_parameters(program, use)
-    are_keys = tuple(KEY.search(parameter) is not None for parameter in parameters)
-    question = ask_about_call(program, use, parameters, are_keys in SIGNATURES)
-    usual = (False, False, True) if any(are_keys) else (False, False)
-    arguments = SIGNATURES.get(are_keys, SIGNATURES[usual])
-    step = WITHOUT_DECORATOR
-    if use.inside:  # it would take a transformation or a partial off
-        step = "{name} = {mapped}"
-    step_name = "step"
+    arguments = choose_arguments(free_parameters(program, pmap))
+    question = ask_about_call(program, pmap)
     if question:
         questions.append(question)
-        step_name = "unmapped"
-        step += OPEN_STEP
-    signature = ", ".join(arguments)
-    lines.append(
-        step.format(
-            name=step_name, mapped=mapped, arguments=signature, question=question
-        )
-    )
+    lines.append(write_step(pmap, arguments, question))
 
     source = ast.unparse(program.files[path])
     per_device = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
-    if "key" in arguments and "in_axes" not in use.options:  # each device has its row
+    # Each device has its row of the keys.
+    if "key" in arguments and "in_axes" not in pmap.options:
         per_device.insert(0, "key")
     folder, module = find_module(Path(path))
     text = PROGRAM.format(
@@ -169,27 +150,41 @@ def write_verification(program: Program, use: Use) -> dict[str, Any]:
     return {"step": name, "path": path, "questions": questions, "program": text}
 
 
+def write_step(pmap: Pmap, arguments: list[str], question: str) -> str:
+    """Write the lines that define `step`: one, or a function to fill in."""
+    mapped = getattr(pmap.argument, "name", None) or ast.unparse(pmap.argument)
+    name = "step"
+    if question:
+        name = "unmapped"
+    step = WITHOUT_DECORATOR.format(name=name, mapped=mapped)
+    if pmap.wrappers:  # of a transformation, __wrapped__ would be the function in it
+        step = f"{name} = {mapped}"
+    if question:
+        step += OPEN_STEP.format(arguments=", ".join(arguments), question=question)
+    return step
+
+
 def split_names(
-    program: Program, module: ast.Module, mapped: Any
+    program: Program, module: ast.Module, argument: Any
 ) -> tuple[list[str], list[str]]:
-    """Split the names in what's mapped: those that an import defines, and the others.
+    """Split the names in pmap's argument: what an import defines, and what it doesn't.
 
     A name under `if __name__ == "__main__"` isn't there after an import.
     """
     values: dict[str, Any] = {}
-    if isinstance(mapped, ast.FunctionDef):
-        values[mapped.name] = mapped
+    if isinstance(argument, ast.FunctionDef):
+        values[argument.name] = argument
     else:
-        for part in ast.walk(mapped):
+        for part in ast.walk(argument):
             value: Any = program.resolve(part)
-            if isinstance(part, ast.Name) and not program.around(value, ast.Lambda):
+            if isinstance(part, ast.Name) and not program.enclosing(value, ast.Lambda):
                 values[part.id] = value
     known = []
     unknown = []
     for name, value in values.items():
         if value is None and hasattr(builtins, name):
             continue
-        is_inner = program.around(value, (*FUNCTIONS, ast.ClassDef, ast.If))
+        is_inner = program.enclosing(value, (*FUNCTIONS, ast.ClassDef, ast.If))
         if value is None or is_inner or program.member(module, name) is None:
             unknown.append(name)
         else:
@@ -197,29 +192,54 @@ def split_names(
     return known, unknown
 
 
-def ask_about_call(
-    program: Program, use: Use, parameters: list[str], is_known: bool
-) -> str:
+def choose_arguments(parameters: list[str]) -> list[str]:
+    """Return the arguments that `verify` passes to a step with these parameters."""
+    are_keys = [is_key(parameter) for parameter in parameters]
+    if are_keys == [False, True]:
+        return ["state", "key"]
+    if any(are_keys):
+        return ["state", "batch", "key"]
+    return ["state", "batch"]
+
+
+def is_key(parameter: str) -> bool:
+    """Return True if a parameter has the name of a random key."""
+    return KEY.search(parameter) is not None
+
+
+def ask_about_call(program: Program, pmap: Pmap) -> str:
     """Ask how the step is called, unless its parameters and its result are known."""
-    result = program.returned(use.function)
-    if use.function is None:
-        return f"How does {ast.unparse(use.mapped)} make one update?"
-    if not is_known:
+    if pmap.function is None:
+        return f"How does {ast.unparse(pmap.argument)} make one update?"
+    if pmap.path == "flax.nnx.pmap":
+        return (
+            f"nnx.pmap changes the arguments of {pmap.name} in place: how does it "
+            "return the new state?"
+        )
+    parameters = free_parameters(program, pmap)
+    are_keys = [is_key(parameter) for parameter in parameters]
+    arguments = choose_arguments(parameters)
+    if are_keys != [argument == "key" for argument in arguments]:
         listed = ", ".join(parameters)
-        return f"{use.name} takes ({listed}): which are state, batch and key?"
-    if isinstance(result, ast.Tuple) and len(result.elts) != 2:
+        return f"{pmap.name} takes ({listed}): which are state, batch and key?"
+    result = program.result(pmap.function)
+    if not isinstance(result, ast.Tuple):
+        return ""
+    if len(result.elts) != 2:
         listed = ast.unparse(result)
-        return f"{use.name} returns {listed}: which are new state and metrics?"
+        return f"{pmap.name} returns {listed}: which are new state and metrics?"
+    if gradient_or_loss(program, result.elts[0]) == "grad":
+        return f"{pmap.name} returns gradients: how does your loop apply them?"
     return ""
 
 
-def free_parameters(program: Program, use: Use) -> list[str]:
+def free_parameters(program: Program, pmap: Pmap) -> list[str]:
     """Return the parameters of the mapped function that partials leave free."""
-    if use.function is None:
+    if pmap.function is None:
         return []
-    names = [argument.arg for argument in use.function.args.args]
+    names = [argument.arg for argument in pmap.function.args.args]
     parameters = [name for name in names if name != "self"]
-    for call in use.inside:
+    for call in pmap.wrappers:
         if is_partial(program, call):
             free = parameters[len(call.args) - 1 :]
             parameters = [name for name in free if name not in keywords_of(call)]

@@ -14,8 +14,8 @@ import pytest
 from launch import python
 from pmap_programs import FOLDER, NAMES
 
-from pmapdp.port.__main__ import report_program
-from pmapdp.port.rows import ROW_OF_NAME, ROWS, is_missing
+from pmapdp.port.__main__ import as_text, report_program
+from pmapdp.port.rows import ROW_OF_NAME, ROWS, STATUSES, is_missing
 
 LESSON_12 = FOLDER.parents[1] / "lessons" / "program" / "12_old_pmap.py"
 
@@ -94,6 +94,10 @@ PMAPS = [
      "2 pmap, 4 nested, 4 pmap"),
     ("import jax\ndef f(x):\n  return jax.pmap(h)(x)\ng = jax.pmap(f, 'i')",
      "3 pmap, 4 nested, 4 pmap"),
+    ("import jax\n@jax.pmap\n@jax.pmap\ndef f(x): return x",
+     "2 pmap, 3 pmap, 4 nested"),
+    ("import jax\n@jax.pmap\ndef f(x):\n  return jax.pmap(h)(x)",
+     "2 pmap, 3 nested, 4 pmap"),
     ("try:\n    from jax import linear_util\n"
      "except ImportError:\n    linear_util = None\n", ""),
     (AVERAGE + "jax.shard_map(f, mesh=m)", "4 check-vma"),
@@ -127,6 +131,8 @@ PMAPS = [
      "  z[0]", "3 pmap, 6 first-copy"),
     ("import jax\nfrom flax import jax_utils as j\njax.pmap(f)\ns = j.replicate(s)\n"
      "s.step[0]", "3 pmap, 4 replicate, 5 first-copy"),
+    ("import jax\np = jax.pmap(f)\ns, m = p(x)\nfor k, v in m.items():\n  v[0]",
+     "2 pmap, 5 first-copy"),
     # A name belongs to its own function alone.
     ("import jax\ndef f():\n  p = jax.pmap(g, 'i')\ndef h(p):\n  return p(x)[1][0]",
      "3 pmap"),
@@ -193,6 +199,11 @@ LINES = [
      ["axis-shapes"]),
     ("q = jax.pmap(lambda x: (x, x), 'i'); y, z = q(x); y[0]", ["pmap", "first-copy"]),
     ("y = p(x); z = y.params['w'][0]; u = y.mean(1)[0]", ["first-copy"]),
+    # The values of a dictionary, in a loop.
+    ("s, m = p(x); y = {k: float(v[0]) for k, v in m.items()}", ["first-copy"]),
+    ("s, m = p(x); y = [v[0] for v in m.values()]", ["first-copy"]),
+    ("y = [v[0] for v in batch.values()]", []),
+    ("y = [v[0] for v in p(x)]", []),
     ("y = x.device_buffers", ["device-buffers"]),
     ("device_buffers = g(x); y = device_buffers", []),
     ("jax.shard_map(f, check_rep=False)", ["check-rep"]),
@@ -433,6 +444,7 @@ STEPS = {
     "p = jax.pmap(apply_model, 'i')",
     "update": "def update(s, b): return s, 0\n"
     "p = jax.pmap(lambda s, b: update(s, b), 'i')",
+    "train": "@nnx.pmap(axis_name='i')\ndef train(m, b): return f(m, b)",
     "": "def sync(x): return jax.lax.psum(x, 'i')\np = jax.pmap(sync, 'i')\n"
     "q = jax.pmap(lambda x: jax.lax.pmean(x, 'i'), 'i')",
 }
@@ -440,10 +452,20 @@ STEPS = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_the_step_is_what_trains_or_computes_gradients(tmp_path, name):
-    (tmp_path / "main.py").write_text(f"import jax\n{STEPS[name]}\n")
+    imports = "import jax\nfrom flax import nnx\n"
+    (tmp_path / "main.py").write_text(f"{imports}{STEPS[name]}\n")
     verify = report_program(str(tmp_path))["verify"]
+    questions = {
+        "apply_model": [
+            "apply_model returns gradients: how does your loop apply them?"
+        ],
+        "train": [
+            "nnx.pmap changes the arguments of train in place: how does it return the "
+            "new state?"
+        ],
+    }
     if name:
-        assert verify["questions"] == []
+        assert verify["questions"] == questions.get(name, [])
         assert f"\n{name} = program.{name}\n" in verify["program"]
     else:  # a barrier, and the average of statistics
         assert verify is None
@@ -708,6 +730,24 @@ def test_status_1_if_a_line_fails_and_fine_lines_only_with_all(tmp_path):
         "No construct of pmap was found.\n",
         "",
     )
+
+
+def test_what_stops_the_program_is_listed_first(tmp_path):
+    (tmp_path / "main.py").write_text(
+        "import jax\np = jax.pmap(f, 'i')\ns, m = p(x)\nm['loss'][0]\n"
+        "g = jax.lax.psum(grads, 'i')\nm = jax.tree_map(f, m)\n"
+        "m['loss'][0]\njax.random.KeyArray\n"
+    )
+    text = as_text(report_program(str(tmp_path)), everything=True)
+    assert re.findall(r"^  (\w+) +([\w-]+) +docs", text, re.MULTILINE) == [
+        ("gone", "tree-map"),
+        ("gone", "key-array"),
+        ("check", "psum-gradients"),
+        ("slow", "first-copy"),
+        ("fine", "pmap"),
+        ("fine", "psum"),
+    ]
+    assert set(STATUSES) == {row.status for row in ROWS.values()}
 
 
 def test_what_cannot_be_read_is_said(tmp_path):
