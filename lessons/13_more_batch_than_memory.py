@@ -16,9 +16,9 @@
 #
 # You want to repeat a published result. The paper used a batch of 8,192, but your GPUs run out of memory above 2,048.
 # You don't need more GPUs: cut the batch into four parts, compute their gradients one after another, sum them, and
-# update once. Seventeen lines of your program are new, and the losses stay. But the obvious place to cut is a trap. XLA for
-# CPUs makes a program of it that gives the correct gradient with four times the work, and in a loop it needs more memory
-# than no cut at all.
+# update once. It takes seventeen new lines, and the losses stay the same. But the obvious place to cut is a trap: XLA
+# for CPUs then does four times the work for the same gradient, and in a loop it needs more memory than if you hadn't
+# cut at all.
 #
 # **You will** accumulate gradients, watch memory over an update, count what the devices send each other, and see why
 # batch norm is an exception. 23 minutes, 43 with exercises. You need
@@ -42,10 +42,10 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # ## What fills the memory?
 #
 # Parameters, gradients and optimizer state take the same memory, however large the batch is. What grows with the batch
-# is the **activations**, the results of the layers, which the forward pass keeps because the backward pass needs them.
+# is the **activations**, the layers' results, which the forward pass keeps because the backward pass needs them.
 #
-# How much is that? Your network of two layers keeps next to nothing, so this lesson measures with one that has 12 layers of
-# width 128. The compiler plans the memory of a device before anything runs, and `memory_analysis()` shows you the plan.
+# How much is that? Your two-layer network keeps next to nothing, so this lesson measures one that has 12 layers of
+# width 128. The compiler plans each device's memory before anything runs, and `memory_analysis()` shows you the plan.
 
 # %%
 mesh = Mesh(jax.devices(), ("data",))
@@ -73,7 +73,7 @@ def temp_megabytes(program):
 
 
 # %% [markdown]
-# Each of the eight devices gets 1,024 of the 8,192 examples, and a number takes 4 bytes.
+# Each of the eight devices gets 1,024 of the 8,192 examples, and each number takes 4 bytes.
 #
 # **Predict:** how many megabytes of activations does a device keep?
 
@@ -84,15 +84,15 @@ print(f"planned: {temp_megabytes(whole_batch):.1f} MB")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 12 layers x 1,024 examples x 128 numbers x 4 bytes is 6.3 MB. The plan has 0.8 MB more, for the gradients, which are as
+# 12 layers x 1,024 examples x 128 numbers x 4 bytes is 6.3 MB. The plan adds 0.8 MB for the gradients, which are as
 # large as the parameters.
 #
 # </details>
 #
 # ## Four numbers, two halves
 #
-# Smaller pieces need less memory. But do their gradients add up to the gradient of the whole? Try it by hand: the loss is
-# the mean of `(w - x)²`, w is 0, and x is 1, 2, 3 and 4. An example has the gradient `-2 * x`, so the mean is -5.
+# Smaller pieces need less memory. But do their gradients add up to the gradient of the whole? Try it by hand: the loss
+# is the mean of `(w - x)²`, w is 0, and x is 1, 2, 3 and 4. Each example's gradient is `-2 * x`, so the mean is -5.
 #
 # **Predict:** if you cut the batch into [1, 2] and [3, 4], the mean of the two gradients is -5 again. Is it -5 for
 # [1, 2, 3] and [4], too?
@@ -113,13 +113,13 @@ print(f"unequal parts {unequal_parts[0]} and {unequal_parts[1]}, mean {sum(unequ
 #
 # </details>
 #
-# Lesson 05 had the same trap, and your program already avoids it by working with sums and counts. So sum the sums of
+# Lesson 05 had the same trap, and your program already avoids it by working with sums and counts. So add up the sums of
 # all **micro-batches**, and divide once, at the end.
 #
 # ## Which rows are a micro-batch?
 #
-# Under `jit` each row lies on one of eight devices, but your program sees the whole batch, and that's what you cut. Here are
-# two ways to cut 32 rows into four micro-batches. The colour of a row is the device that holds it.
+# Under `jit` each row is on one of eight devices, but your program sees the whole batch, so that's what you cut. Here
+# are two ways to cut 32 rows into four micro-batches. A row's colour is the device that holds it.
 
 
 # %%
@@ -134,10 +134,10 @@ def every_fourth(x):
 lesson_13.cuts()
 
 # %% [markdown]
-# Both cuts give the correct gradient. `neighbours` is what `reshape` does by itself, and there the rows of a
-# micro-batch are on only two devices.
+# Both cuts give the correct gradient. `neighbours` is what `reshape` does by itself, and it leaves the rows of a
+# micro-batch on just two devices.
 #
-# **Predict:** what do the other six devices do meanwhile? The cell counts the work of one device, in a Python loop,
+# **Predict:** what do the other six devices do meanwhile? The cell counts one device's work. It uses a Python loop,
 # because `cost_analysis` counts the body of a `scan` only once.
 
 
@@ -158,16 +158,16 @@ lesson_13.work_by_device(work)
 # <details><summary>Answer</summary>
 #
 # They repeat the work of the other two. Only two devices have rows of this micro-batch, so the compiler gives each half
-# to four devices, and all four compute the same thing. Your eight devices are only as fast as two, and nothing warns
+# to four devices, and all four compute the same thing. Your eight devices are no faster than two, and nothing warns
 # you, because the gradient is correct.
 #
 # </details>
 #
 # ## How often do the devices communicate?
 #
-# With `every_fourth` all devices work. But a Python loop saves no memory if the compiler starts all forward passes first,
-# so a real program loops in a `scan`, whose rounds run one after the other. Compile a scan for each cut, and count the
-# collectives that run in one update.
+# With `every_fourth` all devices work. But a Python loop doesn't save memory if the compiler starts all the forward
+# passes first, so a real program loops in a `scan`, whose rounds run one after another. Compile a scan for each cut,
+# and count the collectives that run in one update.
 #
 # **Predict:** you need the gradients only once, after the last of four micro-batches. How often do the devices
 # all-reduce them with `every_fourth`?
@@ -197,39 +197,39 @@ for name, scan in scans.items():
 # <details><summary>Answer</summary>
 #
 # Four times, once after each micro-batch. The scan carries a sum that all devices share, so the compiler completes each
-# gradient on all devices before the scan adds it. XLA for CPUs doesn't see that it could wait until the end.
+# gradient on all devices before the scan adds it in. XLA for CPUs doesn't see that it could wait until the end.
 #
 # </details>
 #
 # `every_fourth` leaves each row where it is, and takes about half of the 7.1 MB that the whole batch took. With
-# `neighbours` each device first gathers rows that other devices hold, and needs 12.3 MB for that.
+# `neighbours` each device first gathers rows from other devices, and needs 12.3 MB.
 #
 # Lesson 10 has the remedy. Inside a `shard_map` *you* decide when the devices communicate: let each device sum the
 # gradients of its own rows, and all-reduce the total once, as `no_sync` lets you do in PyTorch.
 #
-# There even the bad cut becomes a good one. The program below cuts with `x.reshape(K, -1, ...)`, as `neighbours` did. But
-# inside a `shard_map`, and in every pmap step, the function gets only the 16 rows of one device. Each device cuts its own
+# There even the bad cut becomes a good one. The program below cuts with `x.reshape(K, -1, ...)`, as `neighbours` did.
+# But inside a `shard_map`, as in every pmap step, the function only gets one device's 16 rows. Each device cuts its own
 # rows into four micro-batches of four, so all eight work all the time, and no row moves.
 #
-# The rule behind both: **a micro-batch needs rows of every device.** Under `jit` you have to choose them. Under `shard_map`
-# any choice works, because each device chooses among its own.
+# The rule behind both: **a micro-batch needs rows of every device.** Under `jit` you have to pick the rows accordingly.
+# Under `shard_map` any cut works, because each device cuts its own rows.
 #
 # ## The program so far, and what changes
 #
-# You start from [program/09_jit.py](program/09_jit.py). Everything that changes for micro-batches:
+# You start from [program/09_jit.py](program/09_jit.py). Here's everything that changes:
 #
 # include the difference of 09_jit.py and 13_accumulate.py
 #
-# `accumulate` runs a function on one micro-batch after the other and sums the results. To start the sums at 0, it needs
-# their shapes, which `eval_shape` finds without computing anything. The cast with `pcast` is lesson 10's, because without
-# it `jax.grad` itself would all-reduce, K times.
+# `accumulate` runs a function on one micro-batch after another and sums the results. To start the sums at 0, it needs
+# their shapes, which `eval_shape` finds without computing anything. You know the `pcast` from lesson 10: without it,
+# `jax.grad` itself would all-reduce, K times.
 
 # %% tags=["take-home"]
 # include program/13_accumulate.py
 
 # %% [markdown]
-# These are lesson 09's digits. On another processor the last ones may differ, because the numbers are summed in another
-# order.
+# These are lesson 09's digits. On another processor the last ones may differ, because the numbers are summed in a
+# different order.
 #
 # ## What it saves, and what it costs
 #
@@ -249,6 +249,33 @@ for count, program in programs.items():
 lesson_13.memory_over_time({f"K = {count}": programs[count] for count in (1, 4, 16)})
 communication = collectives(programs[4].as_text())
 print("K = 4:", *[f"{each.kind}, runs {each.runs} time" for each in communication])
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# No. Each hill is the activations of one micro-batch, so K = 4 has four lower hills. But two arrays don't shrink with
+# K: the sum of the gradients so far, and the gradients of the current micro-batch. Each is as large as the parameters,
+# 0.8 MB. With K = 16 the activations are down to 0.4 MB, and the two gradients take the other 1.6 MB.
+#
+# </details>
+#
+# The whole batch's hill looks half a megabyte too high, because the picture counts some shared memory twice.
+#
+# Take the smallest K that fits. An update doesn't get faster, because the work stays the same, and it usually gets a
+# little slower, because small micro-batches keep a GPU less busy. The learning rate stays as it is, because B does.
+#
+# Why not use `optax.MultiSteps(optimizer, K)`, which collects gradients for you? It wants the gradient of every
+# micro-batch, and under `jit` each one has been all-reduced before it gets there. By default it also averages them,
+# which is a mean of means.
+#
+# ## Batch norm sees the micro-batch
+#
+# One layer breaks all this. Batch norm subtracts the batch's mean and divides by its standard deviation, so it matters
+# which examples come together. If the halves of the batch 0, 1, 2, 3 come one after the other, batch norm makes -1, 1,
+# -1, 1 of them. The 0 and the 2 have become the same number, and you get the gradient of a different loss, in PyTorch
+# as in pmapdp. So with batch norm, K is part of the recipe. Group norm and layer norm don't mind, because they look at
+# one example at a time. Dropout doesn't mind either, as long as you make a key for each example *before* the cut, as in
+# lesson 08, and let the keys travel with the rows.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
@@ -271,48 +298,21 @@ assert [(each.kind, each.runs) for each in collectives(scan_text)] == [("all-red
 assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# No. Each hill is the activations of one micro-batch, so K = 4 has four lower hills. But two arrays don't shrink with
-# K: the sum of the gradients so far, and the gradients of the current micro-batch. Both are as large as the parameters,
-# 0.8 MB. With K = 16 the activations are down to 0.4 MB, and the two gradients take the other 1.6 MB.
-#
-# </details>
-#
-# The hill of the whole batch looks half a megabyte too high, because the picture counts some arrays twice that share their
-# memory.
-#
-# Take the smallest K that fits. An update gets no faster, because the work stays the same, and usually a little slower,
-# because small micro-batches keep a GPU less busy. The learning rate stays, because it belongs to B.
-#
-# Why not use `optax.MultiSteps(optimizer, K)`, which collects gradients for you? It wants the gradient of every
-# micro-batch, and under `jit` each of them has been all-reduced before it gets there. By default it also averages them,
-# which is a mean of means.
-#
-# ## Batch norm sees the micro-batch
-#
-# One layer breaks the promise. Batch norm subtracts the batch's mean and divides by its standard deviation, so it matters
-# which examples come together. If the halves of the batch 0, 1, 2, 3 come one after the other, batch norm makes
-# -1, 1, -1, 1 of them. The 0 and the 2 have become the same number, and you get the gradient of a different loss, in
-# PyTorch as in pmapdp. So with batch norm, K is part of the recipe. Group norm and layer norm don't mind, because they
-# look at one example at a time. Dropout doesn't mind either, if you draw a key for each example *before* the cut, as in
-# lesson 08, and let the keys travel with the rows.
-#
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/13_more_batch_than_memory.py](solutions/13_more_batch_than_memory.py).
 #
-# 1. `global_gradient` (10 minutes): the gradient under `shard_map`, with one all-reduce. It runs with the check on, as in
-#    lesson 10, and the mapped axis is `"data"`. `loss(w, x)` is a mean over the rows of x. You get this device's rows `x`
-#    `[b, D]`, and `w`, which is the same on all devices. Return the gradient for `w` of the mean over *all* devices' rows.
-#    Call `loss` with b / K rows at a time, and communicate once. <details><summary>Hint</summary>Your program has it for
-#    sums. Cast w first. Then a scan over <code>x.reshape(K, -1, D)</code>, and one pmean at the end. Why no Python
-#    loop? The compiler may keep the activations of all its rounds.</details>
+# 1. `global_gradient` (10 minutes): the gradient under `shard_map`, with one all-reduce. It runs with the check on, as
+#    in lesson 10, and the mapped axis is `"data"`. `loss(w, x)` is a mean over the rows of x. You get this device's
+#    rows `x` `[b, D]`, and `w`, which is the same on all devices. Return the gradient for `w` of the mean over *all*
+#    devices' rows. Call `loss` with b / K rows at a time, and communicate once. <details><summary>Hint</summary>Your
+#    program does this for sums. Cast w first. Then a scan over <code>x.reshape(K, -1, D)</code>, and one pmean at the
+#    end. Why no Python loop? The compiler may keep the activations of all its rounds.</details>
 # 2. `join_rows` (5 minutes): you've cut a batch with `every_fourth`, and your network has turned the micro-batches into
 #    logits `[K, B / K, C]`. Return them as `[B, C]` in the order of the batch. No row may leave its device.
 #    <details><summary>Hint</summary>Undo the cut, step by step: first the swap, then the reshape.</details>
-# 3. `fixed_gradient` (5 minutes, find the mistake): padding has weight 0. `broken_gradient` should return the gradient for
-#    `w` of `sum(weights * (x @ w - y) ** 2) / sum(weights)` over all micro-batches. It does so only if every
+# 3. `fixed_gradient` (5 minutes, find the mistake): padding has weight 0. `broken_gradient` should return the gradient
+#    for `w` of `sum(weights * (x @ w - y) ** 2) / sum(weights)` over all micro-batches. It only does so if every
 #    micro-batch has the same amount of padding. x is `[K, rows, D]`, y and weights are `[K, rows]`.
 #    <details><summary>Hint</summary>Accumulate two sums, and divide once.</details>
 
@@ -349,11 +349,11 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # %% [markdown]
 # ## Take away
 #
-# - Sum the sums of K micro-batches, and divide once, at the end.
+# - Add up the sums of K micro-batches, and divide once, at the end.
 # - Cut in a `shard_map`, or under pmap: there each device cuts its own rows, and you all-reduce once, after the loop. K
 #   must divide a device's rows.
-# - If you cut under jit, use `reshape(-1, K)` and a swap, so that every micro-batch has rows of every device. The compiler
-#   then all-reduces in every round.
+# - If you cut under jit, use `reshape(-1, K)` and a swap, so that every micro-batch has rows of every device. The
+#   compiler then all-reduces in every round.
 # - Accumulation saves memory, usually costs a little time, and leaves the gradients the same, except with batch norm.
 #
 # | your program | in pmapdp | file |
@@ -362,14 +362,15 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # | `add_up`, without its `psum` | `add_micro_batches`, with the same cut of a device's own rows | [steps/shared.py](../pmapdp/steps/shared.py) |
 # | `accumulate`, with the `shard_map` | `accumulated_sums` | [steps/jit.py](../pmapdp/steps/jit.py) |
 #
-# `accumulated_sums` differs in two places from your `accumulate`. It needs no cast, because it turns the check off, and its
-# `shard_map` returns a row of sums for each device. The compiler's all-reduce then adds up these rows. `add_micro_batches`
-# unrolls its scan on CPUs, where convolutions in a loop are slow.
+# `accumulated_sums` differs in two places from your `accumulate`. It needs no cast, because it turns the check off, and
+# its `shard_map` returns a row of sums for each device. The compiler's all-reduce then adds up these rows.
+# `add_micro_batches` unrolls its scan on CPUs, where convolutions in a loop are slow.
 #
 # **With pmap** a device has only its own rows anyway. The loop goes into your step as it is, without `shard_map` and
-# without the cast, and lesson 05's `pmean` comes after it. That's `python -m pmapdp.train --strategy pmap --accumulate 4`.
+# without the cast, and lesson 05's `pmean` comes after it. That's `python -m pmapdp.train --strategy pmap --accumulate
+# 4`.
 #
-# If not even one example fits, recompute activations and store them in bfloat16. That's
-# [20 Fit a larger network](20_fit_a_larger_network.ipynb), a branch that leaves the course here. To read on:
-# the [scaling book on training](https://jax-ml.github.io/scaling-book/training/). Next, your run survives a kill:
-# [14 Survive a kill](14_survive_a_kill.ipynb).
+# If not even one example fits, recompute activations and store them in bfloat16. That's [20 Fit a larger
+# network](20_fit_a_larger_network.ipynb), which branches off here. To read on: the [scaling book on
+# training](https://jax-ml.github.io/scaling-book/training/). Next, your run learns to survive a kill: [14 Survive a
+# kill](14_survive_a_kill.ipynb).
