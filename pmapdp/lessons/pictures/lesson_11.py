@@ -48,7 +48,7 @@ def values_by_device(*rows: tuple[str, Any]) -> None:
     axes = drawing.canvas(31, 0.7 + 2 * len(rows), inches=7.6)
     axes.text(13.2, 0.1, "device", ha="right", fontsize=8)
     for d in range(8):
-        axes.text(14.9 + 2.1 * d, 0.1, d, ha="center", fontsize=8)
+        axes.text(14.9 + 2.1 * d, 0.1, str(d), ha="center", fontsize=8)
     for number, (name, array) in enumerate(rows):
         top = 0.7 + 2 * number
         axes.text(0, top + 0.8, name, va="center", fontsize=9)
