@@ -17,13 +17,13 @@
 # One weight matrix of GPT-3 is 12,288 x 49,152. In float32, with its gradient and Adam's moments, it takes 9.7 GB, and
 # the model has 192 matrices of this size. No device can hold 1.9 TB, so you'll split the matrices themselves. It takes
 # about twenty new lines, none of them in the training step, and the compiler works out who has to talk to whom. But you
-# should be able to predict its answer, because a matrix that's split the wrong way raises no error. The result is correct,
-# and the program is slow.
+# should be able to predict what it comes up with, because a matrix that's split the wrong way raises no error: you get
+# the correct result, just slowly.
 #
-# **You will** split a network by tensor parallelism, predict its all-reduces forward and backward, split attention by heads,
-# and say when all this sends less than data parallelism. 28 minutes, 48 with exercises. You need
-# [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
-# [10 Three ways side by side](10_three_ways_side_by_side.ipynb) for the exercises.
+# **You will** split a network by tensor parallelism, predict its all-reduces forward and backward, split attention by
+# heads, and say when this sends less than data parallelism. 28 minutes, 48 with exercises. You need [09 Let the
+# compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from [10 Three ways side by
+# side](10_three_ways_side_by_side.ipynb) for the exercises.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -41,16 +41,16 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Three ways to split a product
 #
-# Which axis should you cut? In `x @ w`, x is `[B, D]` and w is `[D, H]`. The result keeps B and H, and sums over D. You
-# can split any of the three:
+# Which axis should you split? In `x @ w`, x is `[B, D]` and w is `[D, H]`. The result keeps B and H, and sums over D.
+# You can split any of the three:
 #
 # - **B**, the rows of x. That's data parallelism.
 # - **D**, the columns of x and the rows of w.
 # - **H**, the columns of w.
 #
-# Try each of them on two devices, with B = 2, D = 4 and H = 2. Because w is a matrix of ones, `[1, 2, 3, 4]` gives
-# `[10, 10]`. Where B or H is split, the result may stay split along the same axis. Where D is split, there's no such axis
-# in the result, so both devices should hold all of it.
+# Try each of them on two devices, with B = 2, D = 4 and H = 2. Because w is all ones, `[1, 2, 3, 4]` gives `[10, 10]`.
+# If you split B or H, the result may stay split along the same axis. If you split D, the result has no such axis, so
+# both devices should hold all of it.
 #
 # **Predict:** in which of the three cases do the devices have to communicate?
 
@@ -87,17 +87,17 @@ for axis, (x_sharding, w_sharding, result_sharding) in cases.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only if D is split. One device has 1 + 2 = 3 of the first 10, the other one has 3 + 4 = 7, and an **all-reduce** sums
-# the two. If B or H is split, each device computes two of the four results from beginning to end.
+# Only if D is split. Of the first 10, one device has 1 + 2 = 3 and the other has 3 + 4 = 7, and an **all-reduce** sums
+# the two. If B or H is split, each device computes two of the four results from start to finish.
 #
 # </details>
 #
 # ## Columns, then rows
 #
-# A network multiplies twice in a row: `h = relu(x @ W1)`, then `y = h @ W2`. The shapes are `[D, H]` for W1 and `[H, C]` for
-# W2. What if you split **H** in both? The first product keeps H, so each device computes its own hidden units and sends
-# nothing. The relu works on each unit alone, so it needs no other device either. Only the second product sums over H, and
-# needs one all-reduce.
+# A network multiplies twice in a row: `h = relu(x @ W1)`, then `y = h @ W2`, with W1 `[D, H]` and W2 `[H, C]`. What if
+# you split **H** in both? The first product keeps H, so each device computes its own hidden units and sends nothing.
+# The relu works on each unit alone, so it doesn't need the other device either. Only the second product sums over H,
+# and that takes one all-reduce.
 #
 # ```python
 # W1: PartitionSpec(None, "model")   # [D, H]: columns
@@ -106,8 +106,8 @@ for axis, (x_sharding, w_sharding, result_sharding) in cases.items():
 #
 # This is **tensor parallelism** as in [Megatron-LM](https://arxiv.org/abs/1909.08053), with one all-reduce for two
 # products. On a mesh with two axes you can combine it with data parallelism. In the picture, the upper row is data
-# parallelism alone, and the lower row is the combination. Each box is a shard, with the numbers of the devices that
-# hold it. Above each array you see the shape of one shard.
+# parallelism alone, and the lower row is the combination. Each box is a shard, labelled with the devices that hold it.
+# Above each array is the shape of one shard.
 
 # %%
 B, D, H, C = 64, 784, 512, 10
@@ -130,19 +130,20 @@ lesson_15.layouts(layouts, SHAPES)
 # %% [markdown]
 # ## The program so far, and what changes
 #
-# You start from [program/09_jit.py](program/09_jit.py), and give it the layout of the lower row. Everything that changes:
+# You start from [program/09_jit.py](program/09_jit.py), and give it the layout in the lower row. Here's everything that
+# changes:
 #
 # include the difference of 09_jit.py and 15_split.py
 #
-# - The mesh has two axes. Its four groups of two devices split the batch, and the two devices of a group split the hidden
-#   units.
+# - The mesh has two axes. Its four groups of two devices split the batch, and the two devices of a group split the
+#   hidden units.
 # - `SPECS` says which parameters are split, and how. `shard` looks for their names at the end of each array's path. A
-#   kernel's own path ends with `hidden.kernel.value`, and the path of its first moment in Adam's state with
-#   `mu.hidden.kernel.value`, so the moment is split as its parameter is.
+#   kernel's own path ends in `hidden.kernel.value`, and the path of its first moment in Adam's state ends in
+#   `mu.hidden.kernel.value`, so the moment is split the same way as its parameter.
 # - `jax.eval_shape` finds shapes and paths without computing anything, and `jax.jit(init_state, out_shardings=...)`
-#   makes the state where it belongs. Lesson 16 explains both.
-# - If you misspell a name in `SPECS`, its array is simply replicated, without an error. That's why the last line prints
-#   what a device holds.
+#   makes the state right where it belongs. Lesson 16 explains both.
+# - If you misspell a name in `SPECS`, you get no error, and its array is simply replicated. That's why the last line
+#   prints what a device holds.
 
 # %% tags=["take-home"]
 # include program/15_split.py
@@ -156,17 +157,16 @@ paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(sta
 assert any(path.endswith("mu.hidden.kernel.value") for path in paths)
 
 # %% [markdown]
-# The losses are lesson 09's within 1e-3, although each device holds only half of the first kernel.
+# The losses are lesson 09's within 1e-3, even though each device holds only half of the first kernel.
 #
 # ## The backward pass
 #
 # A training step also goes backward, and there the products sum over other axes. The gradient for W1 is `x.T @ dh`,
-# `[D, B]` times `[B, H]`. It sums over B, so splitting H costs nothing. The gradient for x is `dh @ W1.T`, `[B, H]` times
-# `[H, D]`. It sums over H, which costs a second all-reduce, before the pair. You're spared that only if nothing before the
-# pair is trained.
+# `[D, B]` times `[B, H]`. It sums over B, so splitting H costs nothing. The gradient for x is `dh @ W1.T`, `[B, H]`
+# times `[H, D]`. It sums over H, which costs a second all-reduce, unless nothing before the pair is trained.
 #
-# To count them, take several pairs in a row after an embedding that's trained, too, and split H over eight devices. Now x
-# is `[B, D]` before and after each pair.
+# To count them, put several pairs in a row after an embedding that you train, too, and split H over eight devices. Now
+# x is `[B, D]` before and after each pair.
 
 # %%
 lesson_15.pair()
@@ -214,13 +214,13 @@ for pairs in (1, 2, 3):
 # </details>
 #
 # While one of these all-reduces is running, the devices mostly wait, because the next layer needs the sum. That's why
-# people use tensor parallelism only where links are fast, between the GPUs of one machine or between neighbouring TPUs.
+# people only use tensor parallelism where links are fast, between the GPUs of one machine or between neighbouring TPUs.
 #
 # ## Attention: split the heads
 #
-# How would you split the attention of a transformer? Its heads don't depend on each other until the end, so give each
-# device some of them: split the matrix that makes queries, keys and values along the heads, and the output matrix by its
-# rows.
+# How would you split a transformer's attention? The heads don't depend on each other until the end, so give each device
+# some of them: split the matrix that makes the queries, keys and values along the heads, and split the output matrix by
+# its rows.
 
 
 # %%
@@ -250,17 +250,17 @@ print(*(f"{found.kind}s: {found.count}" for found in attention_collectives))
 #
 # ## When does it send less?
 #
-# If your model fits on a device, should you still split it? Data parallelism all-reduces the gradients, whose size has
-# nothing to do with the batch. Tensor parallelism all-reduces activations, which grow with the batch, because every device
-# works on all the examples. So somewhere the two send the same number of bytes.
+# If your model fits on one device, should you still split it? Data parallelism all-reduces the gradients, whose size
+# has nothing to do with the batch. Tensor parallelism all-reduces activations, which grow with the batch, because every
+# device works on all the examples. So at some batch size the two send the same number of bytes.
 #
 # Take a layer of GPT-3 on eight devices. D is 12,288, attention has 96 heads, and a sequence is 2,048 tokens ([Brown et
 # al., 2020](https://arxiv.org/abs/2005.14165), table 2.1). The layer has 4 D² weights in its attention and 8 D² in its
-# pair. Each token is a row of x, so B now counts tokens. Compiling needs only shapes, so you can compile such a layer even
-# here.
+# pair. Each token is a row of x, so B now counts tokens. Compiling only takes shapes, so you can compile a layer of
+# this size even on your laptop.
 #
-# **Predict:** for how many tokens do both send the same number of bytes? You know how many all-reduces of `[B, D]` tensor
-# parallelism makes for the attention and the pair, forward and backward.
+# **Predict:** at how many tokens do both send the same number of bytes? You know how many all-reduces of `[B, D]`
+# tensor parallelism needs for the attention and the pair, forward and backward.
 
 
 # %% tags=["prediction"]
@@ -300,22 +300,22 @@ print(f"the same number of bytes for {crossover:g} sequences, or {crossover * 20
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# For 36,864. There are four all-reduces of B D numbers, two for the attention and two for the pair, and 12 D² gradients. So
-# B is 3 D, which is 18 sequences.
+# At 36,864. There are four all-reduces of B D numbers, two for the attention and two for the pair, and there are 12 D²
+# gradients. So 4 B D equals 12 D² when B is 3 D, which is 18 sequences.
 #
 # </details>
 #
-# The dotted line is the batch of GPT-3's training, 3.2 million tokens. There tensor parallelism alone would send 87 times
-# as many bytes as data parallelism. Data parallelism can also hide its all-reduces, because the gradients of the last layers
-# are ready while the backward pass is still working on the first ones.
+# The dotted line is the batch that GPT-3 was trained with, 3.2 million tokens. There tensor parallelism alone would
+# send 87 times as many bytes as data parallelism. Data parallelism can also hide its all-reduces, because the last
+# layers' gradients are ready while the backward pass is still working on the first layers.
 #
-# That's why models that large combine the two, as your program does. Tensor parallelism splits the matrices inside a small
-# group of devices with fast links, because a layer wouldn't fit on one device. Data parallelism splits the batch over many
-# such groups, whose links may be slower.
+# That's why people combine the two for models that large, as your program does. Tensor parallelism splits the matrices
+# inside a small group of devices with fast links, because a layer wouldn't fit on one device. Data parallelism splits
+# the batch over many such groups, whose links may be slower.
 #
 # ## The mistake: columns, then columns
 #
-# What if you split both matrices by their columns: H in W1 `[D, H]`, and C in W2 `[H, C]`? Each device still holds half of
+# What if you split both matrices by columns: H in W1 `[D, H]`, and C in W2 `[H, C]`? Each device still holds half of
 # each matrix, and the result is the same.
 #
 # **Predict:** h is split along H. What does a device still need for its columns of the second product?
@@ -342,8 +342,20 @@ for name, W2_sharding in W2_shardings.items():
     (traffic[name],) = read_collectives(program, x, W1, W2)
     print(f"{name:22s} {traffic[name].kind} of {traffic[name].bytes:,} bytes")
 
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# The other half of h, because a column of W2 needs all the hidden units. XLA gathers h `[B, H]` on both devices, and
+# then it gathers the result `[B, C]`, too. With rows, an all-reduce of `[B, C]` was enough.
+#
+# </details>
+#
+# The difference is so large here because C is only 10. In a transformer, h is four times as wide as the result.
+# Gathering both sends 4 + 1 = 5 parts, while an all-reduce of the result sends one part twice, so the wrong split sends
+# 5 / 2 times as much in every layer. Nothing warns you unless you look at the collectives.
+
 # %% tags=["proof"]
-# The asserts behind all answers so far.
+# The asserts behind the answers.
 assert kinds == {"B": [], "D": ["all-reduce"], "H": []}
 assert counts == {1: [1, 2], 2: [2, 4], 3: [3, 6]}
 assert [(found.kind, found.count) for found in attention_collectives] == [("all-reduce", 1)]
@@ -359,32 +371,21 @@ assert columns_traffic.kind == "all-gather"
 assert columns_traffic.bytes > 40 * rows_traffic.bytes
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# The other half of h, because a column of W2 needs all hidden units. XLA gathers h `[B, H]` on both devices, and then it
-# gathers the result `[B, C]`, too. With rows, an all-reduce of `[B, C]` was enough.
-#
-# </details>
-#
-# The difference is so large here because C is only 10. In a transformer, h is four times as wide as the result. Gathering
-# both sends 4 + 1 = 5 parts, and an all-reduce of the result sends one part twice, so the wrong split sends 5 / 2 times as
-# much in every layer. Nothing warns you, unless you look at the collectives.
-#
 # ## Exercises
 #
 # Solutions, with reasons: [solutions/15_split_the_model.py](solutions/15_split_the_model.py).
 #
-# 1. `split_in_pairs` (5 minutes): return the PartitionSpecs of W1 `[D, H]` and W2 `[H, C]`, so that each of two devices of the
-#    mesh axis `"model"` holds half of each matrix, and the forward pass needs a single all-reduce.
+# 1. `split_in_pairs` (5 minutes): return the PartitionSpecs of W1 `[D, H]` and W2 `[H, C]`, so that each of two devices
+#    of the mesh axis `"model"` holds half of each matrix, and the forward pass needs a single all-reduce.
 #    <details><summary>Hint</summary>Which axis do the two matrices share?</details>
-# 2. `two_layers` (10 minutes): tensor parallelism by hand, in `shard_map` over the axis `"model"`. `x` `[B, D]` is replicated,
-#    `W1` `[D, h]` holds this device's columns, and `W2` `[h, C]` its rows. Return `relu(x @ W1) @ W2` of the whole matrices on
-#    every device, with a single collective. <details><summary>Hint</summary>The relu works on each hidden unit alone. Which
-#    product sums over a split axis?</details>
-# 3. `fixed_layer` (5 minutes, find the mistake): `broken_layer` is the second layer with a bias, in the same `shard_map`: `h`
-#    `[B, h]` and `W2` `[h, C]` hold this device's hidden units, and `bias` `[C]` is replicated. On one device the result is
-#    correct. On four there's no error, and the result is wrong. <details><summary>Hint</summary>Let <code>h</code> be 0, and compute the
-#    result in your head.</details>
+# 2. `two_layers` (10 minutes): tensor parallelism by hand, in `shard_map` over the axis `"model"`. `x` `[B, D]` is
+#    replicated, `W1` `[D, h]` holds this device's columns, and `W2` `[h, C]` its rows. Return `relu(x @ W1) @ W2` of
+#    the whole matrices on every device, with a single collective. <details><summary>Hint</summary>The relu works on
+#    each hidden unit alone. Which product sums over a split axis?</details>
+# 3. `fixed_layer` (5 minutes, find the mistake): `broken_layer` is the second layer with a bias, in the same
+#    `shard_map`: `h` `[B, h]` and `W2` `[h, C]` hold this device's hidden units, and `bias` `[C]` is replicated. On one
+#    device the result is correct. On four it's wrong, and there's no error. <details><summary>Hint</summary>Let
+#    <code>h</code> be 0, and compute the result in your head.</details>
 
 # %%
 from jax import lax
@@ -417,12 +418,12 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 # %% [markdown]
 # ## Take away
 #
-# - `[B, D]` times `[D, H]`: split B or H, and the devices needn't communicate. Split D, and they need an all-reduce. The
-#   backward pass sums over other axes, so check its products, too.
-# - Columns, then rows: one all-reduce for a pair forward, and one backward if something before the pair is trained. Attention
-#   is a pair, too, if you split it by heads.
-# - Tensor parallelism sends activations, data parallelism sends gradients. A layer of GPT-3 breaks even at 3 D tokens. A wrong
-#   split shows only in the collectives.
+# - `[B, D]` times `[D, H]`: split B or H, and the devices don't have to communicate. Split D, and they need an
+#   all-reduce. The backward pass sums over other axes, so check its products, too.
+# - Columns, then rows: one all-reduce for a pair forward, and one backward if something before the pair is trained.
+#   Attention is a pair, too, if you split it by heads.
+# - Tensor parallelism sends activations, data parallelism sends gradients. A GPT-3 layer breaks even at 3 D tokens. A
+#   wrong split only shows in the collectives.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
