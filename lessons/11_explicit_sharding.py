@@ -385,11 +385,11 @@ assert error_name(reduced_model, batch[0]) == "ShardingTypeError"
 #    result, and you'll see where JAX has to ask. Return the logits, `[B@data, C]`. Each device keeps its rows of the
 #    batch and its part of the matrices. <details><summary>Hint</summary>The second product sums over the columns of the
 #    first one's result. Which axis are they split over?</details>
-# 2. `normalized_step` (10 minutes): one gradient step for `w` `[D]`, which is replicated. The loss is the mean of `(z @
-#    w - y) ** 2`, and the learning rate is 0.1. z is `x` `[B@data, D]`, each column minus its mean and divided by its
-#    standard deviation, both over the global batch. Raise an AssertionError for a batch that isn't split, and let each
-#    device keep its rows. <details><summary>Hint</summary>It's the program of one device. Only the assert mentions a
-#    sharding.</details>
+# 2. `normalized_step` (10 minutes): one gradient step for `w` `[D]`, which is replicated. The loss is the mean of
+#    `(z @ w - y) ** 2`, and the learning rate is 0.1. z is `x` `[B@data, D]`, each column minus its mean and divided by
+#    its standard deviation, both over the global batch. Raise an AssertionError for a batch that isn't split, and let
+#    each device keep its rows. <details><summary>Hint</summary>It's the program of one device. Only the assert mentions
+#    a sharding.</details>
 # 3. `sum_gradients` (8 minutes): `w` `[D, C]` is replicated, and `xs` `[K, B@data, D]` are K micro-batches. Return the
 #    sum of the gradients of `loss(w, xs[k])` for `w`, replicated, with a single all-reduce of `[D, C]` numbers.
 #    <details><summary>Hint</summary>Two casts before a <code>lax.scan</code>, and a <code>jax.reshard</code> after

@@ -393,10 +393,10 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 #
 # Solutions, with reasons: [solutions/12_port_a_pmap_program.py](solutions/12_port_a_pmap_program.py).
 #
-# 1. `drop_device_axis` (5 minutes): an old checkpoint was saved with the device axis, so `tree` holds NumPy arrays `[N,
-#    ...]`. The copies aren't equal. Return the tree with copy 0 alone, placed on every device of `mesh`. The devices
-#    must never hold all N copies. <details><summary>Hint</summary>Index on the host, where it costs nothing. Then one
-#    device_put.</details>
+# 1. `drop_device_axis` (5 minutes): an old checkpoint was saved with the device axis, so `tree` holds NumPy arrays
+#    `[N, ...]`. The copies aren't equal. Return the tree with copy 0 alone, placed on every device of `mesh`. The
+#    devices must never hold all N copies. <details><summary>Hint</summary>Index on the host, where it costs nothing.
+#    Then one device_put.</details>
 # 2. `make_step` (10 minutes): port the `step` below this list to `jit` or `shard_map`, over the axis "batch" of `mesh`.
 #    Return a compiled `step(w, x, y) -> (w, loss)` for `w` `[D]`, `x` `[B, D]` and `y` `[B]`, with the same results,
 #    replicated. You get NumPy arrays, and each device must compute only its own rows.

@@ -367,8 +367,8 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # `add_micro_batches` unrolls its scan on CPUs, where convolutions in a loop are slow.
 #
 # **With pmap** a device has only its own rows anyway. The loop goes into your step as it is, without `shard_map` and
-# without the cast, and lesson 05's `pmean` comes after it. That's `python -m pmapdp.train --strategy pmap --accumulate
-# 4`.
+# without the cast, and lesson 05's `pmean` comes after it. That's
+# `python -m pmapdp.train --strategy pmap --accumulate 4`.
 #
 # If not even one example fits, recompute activations and store them in bfloat16. That's [20 Fit a larger
 # network](20_fit_a_larger_network.ipynb), which branches off here. To read on: the [scaling book on
