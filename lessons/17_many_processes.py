@@ -98,10 +98,9 @@ lesson_17.one_array()
 # %%
 import sys
 import tempfile
-from pathlib import Path
 
-folder = Path(tempfile.mkdtemp())
-sys.argv = ["17_processes.py", str(folder / "one_process")]
+folder = tempfile.mkdtemp()
+sys.argv = ["17_processes.py", f"{folder}/one_process"]
 
 # %% tags=["take-home"]
 # include program/17_processes.py
@@ -114,7 +113,8 @@ sys.argv = ["17_processes.py", str(folder / "one_process")]
 
 # %% tags=["prediction"]
 program = launch.take_home().replace("EPOCHS = 128, 5", "EPOCHS = 128, 1")
-first, second = launch.outputs(launch.start(2, "-c", program, str(folder / "one_epoch")))
+processes = launch.start(2, "-c", program, f"{folder}/one_epoch")
+first, second = launch.outputs(processes)
 print("process 0:", *first, sep="\n  ")
 print("process 1:", *second, sep="\n  ")
 
@@ -128,11 +128,11 @@ print("process 1:", *second, sep="\n  ")
 #
 # ## The mistake: rows by process number
 #
-# If the batch is large, each process passes only its own rows, to `jax.make_array_from_process_local_data`. But which rows
-# are its own? Many programs give the first half of the batch to process 0, and the second half to process 1. This works if
-# the mesh lists the devices process by process. But on TPUs `jax.make_mesh` orders chips by their wiring, so on a v5e of
-# 4 x 2 chips, four wide, the hosts come in the order 0 0 1 1 1 1 0 0. Place eight numbers on such a mesh, first by process
-# number, and then by asking the sharding for this process's rows:
+# Many programs give the first half of the batch to process 0 and the second half to process 1, and call
+# `jax.make_array_from_process_local_data`, which takes one process's rows. This works if the mesh lists the devices process
+# by process. But on TPUs `jax.make_mesh` orders chips by their wiring, so on a v5e of 4 x 2 chips, four wide, the hosts
+# come in the order 0 0 1 1 1 1 0 0. Place eight numbers on such a mesh, first by process number, and then as your program
+# does, by callback:
 
 
 # %%
@@ -141,12 +141,9 @@ def place_halves():
     split = NamedSharding(mesh, PartitionSpec("data"))
     half = np.arange(4.0) + 4 * jax.process_index()
     by_number = jax.make_array_from_process_local_data(split, half)
-    my_slices = split.addressable_devices_indices_map((8,)).values()  # one for each device
-    my_rows = np.unique([np.arange(8.0)[rows] for rows in my_slices])  # in the order of the batch
-    by_sharding = jax.make_array_from_process_local_data(split, my_rows)
-    print("my rows", my_rows)
+    by_callback = jax.make_array_from_callback((8,), split, lambda rows: np.arange(8.0)[rows])
     print("by process number", multihost_utils.process_allgather(by_number, tiled=True))
-    print("by the sharding", multihost_utils.process_allgather(by_sharding, tiled=True))
+    print("by callback", multihost_utils.process_allgather(by_callback, tiled=True))
 
 
 # %% [markdown]
@@ -161,14 +158,16 @@ lesson_17.who_holds_what()
 # <details><summary>Answer</summary>
 #
 # 0, 1, 4, 5, 6, 7, 2, 3, without an error. Process 0's devices are the first two and the last two in the mesh, so its
-# numbers end up there. The same call puts all numbers in their places if process 0 passes the rows 0, 1, 6, 7.
+# numbers end up there. The callback is asked for each device's rows, so it can't mix them up.
 #
 # </details>
 #
+# If making the whole batch takes too long, read just the rows that the callback is asked for.
+#
 # For training, the wrong order does no harm, because inputs and labels are mixed up in the same way, and a batch has no
-# order. Each process can read its own files, or its own indices of one data set, as with PyTorch's `DistributedSampler`.
-# Just make sure that all have the same number of batches, of the same size. But predictions that you write to a file would
-# be in the wrong order. So put the example's number into the batch as one more array, and sort by it.
+# order. So each process may also read its own files, or its own indices of one data set, as with PyTorch's
+# `DistributedSampler`, if all have the same number of batches, of the same size. But predictions that you write to a file
+# would be in the wrong order. Put the example's number into the batch as one more array, and sort by it.
 #
 # ## If a run hangs
 #
@@ -186,8 +185,9 @@ lesson_17.who_holds_what()
 # %% tags=["prediction"]
 import textwrap
 import time
+from pathlib import Path
 
-killed = str(folder / "killed")
+killed = f"{folder}/killed"
 process_0, process_1 = launch.start(2, "-c", launch.take_home(), killed)
 while not Path(killed, "0").exists() and process_1.poll() is None:
     time.sleep(0.01)
@@ -216,15 +216,15 @@ print(textwrap.fill("".join(reasons[:1]), 90))
 # global arrays. Only the batch must be divisible by the number of all devices. Finish the run with one process.
 
 # %%
-(resumed,) = launch.outputs(launch.start(1, "-c", launch.take_home(), killed))
+processes = launch.start(1, "-c", launch.take_home(), killed)
+(resumed,) = launch.outputs(processes)
 print(*resumed, sep="\n")
 lesson_17.a_process_is_lost()
 
 # %% [markdown]
-# The losses match the undisturbed run's to 0.002. If your own program comes from lesson 09, add lesson 14's thirteen lines
-# first.
+# The losses match the undisturbed run's to 0.002.
 #
-# Slurm may warn you first, with SIGTERM, but not all processes at the same time. So ask
+# Slurm may warn your processes with SIGTERM, but not all at the same time. So ask
 # `multihost_utils.reached_preemption_sync_point(step)` after each update. It becomes true after the same update on every
 # process. Then save and stop.
 
@@ -252,15 +252,14 @@ np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=
 # devices". If nothing is printed, the processes haven't found each other, and `initialize` gives up after five minutes.
 # [It hangs at the start](../docs/processes.md#it-hangs-at-the-start) says what to check.
 #
-# With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so `initialize()` needs no arguments. On
-# Kubernetes that takes the package `kubernetes` as well, from `pip install "jax[k8s]"`. But under Slurm and Open MPI, JAX
-# assumes one process for each GPU: process k on a machine sees GPU k and no other. If you start one task on each of two
-# machines with eight GPUs, seven stay idle on each, without an error. So either start eight tasks on each machine, as the
-# docstring's last two commands do, or one task
-# (`--ntasks-per-node=1`, or `--map-by ppr:1:node`), which names its GPUs:
+# With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so `initialize()` needs no arguments. But
+# under Slurm and Open MPI, JAX assumes one process for each GPU: process k on a machine sees GPU k and no other. If you
+# start one task on each of two machines with eight GPUs, seven stay idle on each, without an error. So either start eight
+# tasks on each machine, as the docstring's last two commands do, or start one and let it name its GPUs, with
 # `jax.distributed.initialize(local_device_ids=range(8))`.
 #
-# Assert what you expect, such as `jax.device_count() == 16`. [docs/processes.md](../docs/processes.md) has whole commands.
+# Assert what you expect, such as `jax.device_count() == 16`. [docs/processes.md](../docs/processes.md) has whole commands,
+# also for Kubernetes.
 #
 # ## Exercises
 #
@@ -319,7 +318,7 @@ for exercise in (assemble, group_by_machine, fixed_log):
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
 # | `jax.distributed.initialize`, the variables | `connect_processes`, the flags `--coordinator`, ... | [distributed.py](../pmapdp/distributed.py) |
-# | `place_batch` | `place`, which makes the array from the rows of this process's devices, like `by_sharding` | [steps/placing.py](../pmapdp/steps/placing.py) |
+# | `place_batch` | `place`, which makes the array from the rows of this process's devices | [steps/placing.py](../pmapdp/steps/placing.py) |
 #
 # To read on: [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/501/multiprocess.html). Next, what all
 # this buys: [18 Measure and predict](18_measure_and_predict.ipynb).

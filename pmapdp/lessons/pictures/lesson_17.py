@@ -31,30 +31,29 @@ def one_array() -> None:
 
 @drawing.picture
 def who_holds_what() -> None:
-    """Eight places of a mesh: process 0 owns the two at each end. By process number they hold 0 1 4 5 6 7 2 3, by the sharding 0 to 7."""
-    axes = drawing.canvas(21, 5.4, inches=8)
-    rows = {
-        "place in the mesh": None,
-        "its process": None,
-        "by process\nnumber": ORDER,
-        "by the\nsharding": range(8),
-    }
-    for y, (name, numbers) in zip((0.3, 1.35, 2.7, 4.2), rows.items(), strict=True):
+    """Eight rows of an array: process 0 holds the first two and the last two, process 1 the four between. By process number, the rows 2 to 7 hold 4 5 6 7 2 3, which is wrong. By callback they hold 2 to 7."""
+    axes = drawing.canvas(21, 6.1, inches=8)
+    left = 5.2
+    step = 1.95
+    axes.text(0, 0.3, "row", va="center")
+    for place in range(8):
+        middle = left + step * place + 0.9
+        axes.text(middle, 0.3, f"{place}", ha="center", va="center")
+    axes.text(0, 1.3, "held by", va="center")
+    for first, count, process in ((0, 2, 0), (2, 4, 1), (6, 2, 0)):
+        width = step * count - 0.15
+        text = f"process {process}"
+        drawing.box(axes, left + step * first, 0.9, text, width=width)
+    numbers_of = {"by process\nnumber": ORDER, "by callback": range(8)}
+    for y, (name, numbers) in zip((2.7, 4.9), numbers_of.items(), strict=True):
         axes.text(0, y, name, va="center")
-        for place, device in enumerate(ORDER):
-            if numbers:
-                drawing.box(
-                    axes,
-                    5.2 + 1.95 * place,
-                    y - 0.5,
-                    f"{numbers[place]}",
-                    device=device,
-                    height=1,
-                    size=12,
-                )
-            else:
-                text = f"{device // 4}" if y > 1 else f"{place}"
-                axes.text(6.1 + 1.95 * place, y, text, ha="center", va="center")
+        for place, (device, number) in enumerate(zip(ORDER, numbers, strict=True)):
+            look = {"device": device, "height": 1, "size": 12}
+            drawing.box(axes, left + step * place, y - 0.5, f"{number}", **look)
+    end = left + 8 * step - 0.15
+    axes.plot((left + 2 * step, end), (3.5, 3.5), color=drawing.ACCENT, linewidth=2)
+    middle = (left + 2 * step + end) / 2
+    axes.text(middle, 3.85, "in the wrong rows", ha="center", va="center")
 
 
 @drawing.picture
