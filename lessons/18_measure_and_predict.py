@@ -15,9 +15,9 @@
 # # 18. Measure and predict
 #
 # Your program trains on one GPU, and somebody offers you 64. How much faster would that be? Hardly 64 times, because
-# they also have to talk to each other. You can find out without having them: time a step on one device, count what it
-# would send, and calculate the rest. Then you'll hold three such predictions against published runs. One is good, one
-# comes close by luck, and one is far too optimistic.
+# they also have to talk to each other. What's the best you could get? You can work that out with one device: time a step,
+# count what it would send, and calculate the rest. Then you'll compare three such predictions with published runs. One is
+# good, one comes close by luck, and one is far too optimistic.
 #
 # **You will** time a step without fooling yourself, predict the speed of 64 devices for a batch that grows and for one
 # that doesn't, and decide what to try first. 20 minutes, 45 with exercises. You need [06 Communicate between
@@ -139,12 +139,14 @@ lesson_18.speedup_by_devices(counts, weak, strong, published)
 #
 # ## How wrong is it?
 #
-# Would you bet on this? The three points in the picture are published runs of ResNet-50, under weak scaling. The last one
-# compares servers, so each of them counts as one device.
+# Would you bet on this? The three points in the picture are published runs of ResNet-50. In each of them a device has as
+# many images at a time as before, as on the left. The last run compares servers, so each of these counts as one device.
 #
 # - [NVIDIA](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
 #   trained on one and on eight A100s of one machine, with 256 images on each, in TF32. NVLink sums in 0.65 ms, and a step
-#   takes 273 ms, so each of the eight should lose at most 0.2 % of its speed.
+#   takes 273 ms, so each of the eight should lose at most 0.2 % of its speed. NVIDIA's table calls it strong scaling,
+#   because its [settings](https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/configs.yml)
+#   make an update of 2,048 images, which one GPU adds up in eight steps.
 # - NVIDIA did the same in mixed precision. One A100 then trains 2.6 times as fast, but its gradients stay in float32.
 # - [Goyal et al.](https://arxiv.org/abs/1706.02677) went from one server of 8 P100s to 32. On one it took 29 hours for 90
 #   epochs, as NVIDIA's blog reported in 2017, so a step of 256 images took 232 ms. Each server has a network card of 6.25
@@ -173,10 +175,10 @@ lesson_18.predicted_against_found(runs)
 # </details>
 #
 # In TF32 the calculation is 3 points off, but in mixed precision it's 15. Eight GPUs take 10 ms longer for a step in
-# TF32, and 20 ms longer in mixed precision. Yet both send the same bytes, so something else must make the difference.
+# TF32, and 20 ms longer in mixed precision. Yet both send the same bytes, so these alone don't explain it.
 #
-# The P100s' 90 % is inside its range, but so is everything from 88 to 100 %. And that's luck: Goyal et al. hid their
-# all-reduce behind the backward pass, so the calculation says 100 %. Most of their 10 % went somewhere else.
+# The P100s' 90 % is inside its range, but so is everything from 88 to 100 %. And that's luck: Goyal et al. ran their
+# all-reduce during the backward pass. If all of it was hidden, you'd expect 100 %, and their 10 % went somewhere else.
 #
 # The calculation only knows *communication*. It knows nothing about loading data, launching kernels, or waiting for the
 # slowest device. So its answer is the best that you can get: if it says five times, don't hope for six.
@@ -251,13 +253,14 @@ assert 0.87 < goyal[0] < goyal[2] < goyal[1] == 1
 # 1. **Time one device.** Put your model and data into [18_measure.py](program/18_measure.py), with your device's peak and
 #    your network's bandwidth from their data sheets. For the latency we assume 20 µs on Ethernet, and NCCL 4 µs on
 #    InfiniBand.
-# 2. **Fill it.** Double the batch until a step takes twice as long, too. Before that the device was waiting, and more
-#    devices would only wait together.
+# 2. **Fill it.** Double the batch until a step takes twice as long, too. As long as it takes less, the device isn't busy, and
+#    more devices would only be idle together.
 # 3. **Say no if the range does.** If its lower end for 64 is less than 32, the all-reduce takes longer than the computing.
-#    Then you need a larger batch on each device, a faster network, or fewer devices. Exercise 3 finds that batch.
+#    Then you need a larger batch on each device, a faster network, or fewer devices. Exercise 3 finds that batch. If you
+#    want to keep your batch, pass `seconds / N` to `speedup`.
 # 4. **Before you say yes, rent two machines for an hour.** Start lesson 17's processes, give `measure` the step of all
 #    devices, `jax.jit(step_of_one, **options)`, with a placed state and batch, and compare the time with the prediction.
-#    What's left isn't communication, so look for it in a profile before you rent more.
+#    If you find more, the formula doesn't know the reason, so look for it in a profile before you rent the rest.
 
 # %% [markdown]
 # ## Exercises

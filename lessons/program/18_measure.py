@@ -126,7 +126,7 @@ optimizer = optax.adam(3e-3)
 on_one = init_state(), next(batches(*train_data, seed=0))
 seconds, flops = measure(step_of_one, *jax.device_put(on_one, jax.devices()[0]))
 print(f"one device: {1e3 * seconds:.2f} ms a step, {flops / seconds / PEAK:.1%} of the peak")
-n = 4 * (sum(w.size for w in jax.tree.leaves(on_one[0][0])) + 3)  # bytes of an all-reduce
+n = 4 * (sum(w.size for w in jax.tree.leaves(on_one[0][0])) + 3)  # bytes: gradients, metric sums
 for N in (2, 8, 64):
     ring = ring_seconds(n, N)
     low, high = speedup(seconds, ring, N)
