@@ -4,6 +4,7 @@
 """
 
 import ast
+import dataclasses
 import inspect
 import pkgutil
 import re
@@ -15,9 +16,9 @@ from pmapdp.config import Config
 
 TOP = """# API
 
-These thirteen names are what most programs import, each from its module. The page is
-made from their docstrings, which your editor also shows. [More names](#more-names) are
-listed at the end. Anything else may change without notice.
+Most programs import only these names, each from its module. Your editor shows the same
+docstrings. [More names](#more-names) are at the end, and anything else may change
+without notice.
 """
 # What the examples need. Pasted one after the other, they run.
 SETUP = """
@@ -100,11 +101,18 @@ MORE_NAMES = {
     "pmapdp.errors.StoppedError": "statuses.md",
 }
 # A setting's help text stands beside its flag, so this page doesn't repeat it.
-CONFIG_FIELDS = (
-    "Each field is a flag of `pmapdp.train`, with underscores for hyphens. "
-    "[Flags](flags.md#pmapdptrain) says what each does, and so does `help(Config)`."
-)
-# Nor has one of them an example.
+CONFIG_FIELDS = """Each field is a flag of `pmapdp.train`, with underscores for hyphens.
+[Flags](flags.md#pmapdptrain) says what each does, and so does `help(Config)`. These are
+the fields and their defaults:
+"""
+# The rows of that table, each with its sections of `--help`.
+CONFIG_SUBJECTS = {
+    "data and model": ("arguments", "data", "model"),
+    "devices and batch": ("parallel",),
+    "optimizer and loss": ("optimization",),
+    "length and seed": ("run",),
+    "logs and checkpoints": ("output", "workdir"),
+}
 CONFIG_EXAMPLE = """from dataclasses import replace
 
 first = Config(strategy="jit", epochs=5)  # --strategy jit --epochs 5
@@ -116,6 +124,7 @@ TITLES = {
     "Raises:": "Raises",
 }
 EXAMPLE = "Example:\n"
+WIDTH = 88  # columns of a call
 ITEM = re.compile(r"(\w+): (.*)", re.DOTALL)
 
 
@@ -146,22 +155,33 @@ def short_parameter(parameter: inspect.Parameter) -> str:
 
 
 def signature_of(name: str, public: Any) -> str:
-    """Return the call of a function or class, a parameter a line.
-
-    The types stand in the list below the call, but for `Config`, which has no list.
-    """
+    """Return the call of a function or class. Its types stand in the list below."""
     texts = []
     for parameter in inspect.signature(public).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in texts:
             texts.append("*")
-        if public is Config:
-            texts.append(str(parameter).replace("'", '"'))
-        else:
-            texts.append(short_parameter(parameter))
-    if len(texts) < 2:
-        return f"{name}({', '.join(texts)})"
-    lines = [f"    {text}," for text in texts]
-    return "\n".join([f"{name}(", *lines, ")"])
+        texts.append(short_parameter(parameter))
+    call = f"{name}({', '.join(texts)})"
+    if len(call) <= WIDTH:
+        return call
+    indent = "    "
+    lines = textwrap.fill(
+        f"{', '.join(texts)},", WIDTH, initial_indent=indent, subsequent_indent=indent
+    )
+    return f"{name}(\n{lines}\n)"
+
+
+def list_config_fields() -> str:
+    """Return a table of the fields of `Config` and their defaults, by subject."""
+    text = "| about | fields |\n| --- | --- |\n"
+    for subject, sections in CONFIG_SUBJECTS.items():
+        cells = []
+        for field in dataclasses.fields(Config):
+            if field.metadata["section"] in sections:
+                default = repr(field.default).replace("'", '"')
+                cells.append(f"`{field.name}={default}`")
+        text += f"| {subject} | {', '.join(cells)} |\n"
+    return text
 
 
 def describe_items(text: str, types: dict[str, str]) -> str:
@@ -203,7 +223,7 @@ def describe_details(public: Any) -> str:
     sections as lists.
     """
     if public is Config:
-        return CONFIG_FIELDS
+        return f"{CONFIG_FIELDS}\n{list_config_fields()}".rstrip()
     types = types_of(public)
     text, _, _ = inspect.getdoc(public).partition(EXAMPLE)
     _, *details = text.strip().split("\n\n")
@@ -242,9 +262,10 @@ def describe(path: str) -> str:
     public = pkgutil.resolve_name(path)
     module, _, name = path.rpartition(".")
     text = f"### {name}\n\n{summary_of(public)}\n\n"
-    text += (
-        f"```python\nfrom {module} import {name}\n\n{signature_of(name, public)}\n```\n"
-    )
+    text += f"```python\nfrom {module} import {name}\n"
+    if public is not Config:  # its fields are in a table
+        text += f"\n{signature_of(name, public)}\n"
+    text += "```\n"
     if details := describe_details(public):
         text += f"\n{details}\n"
     members = list(members_of(public)) if inspect.isclass(public) else []
@@ -257,13 +278,12 @@ def describe(path: str) -> str:
 
 
 def contents() -> str:
-    """Return a table of the entries, with links and summaries."""
-    text = "| name | what it is or does |\n| --- | --- |\n"
-    for paths in SECTIONS.values():
-        for path in paths:
-            name = path.rpartition(".")[2]
-            summary = summary_of(pkgutil.resolve_name(path))
-            text += f"| [`{name}`](#{name.lower()}) | {summary} |\n"
+    """Return a list of the headings, each with its names."""
+    text = ""
+    for title, paths in SECTIONS.items():
+        names = [path.rpartition(".")[2] for path in paths]
+        links = [f"[`{name}`](#{name.lower()})" for name in names]
+        text += f"- {title}: {', '.join(links)}\n"
     return text
 
 

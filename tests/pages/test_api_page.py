@@ -3,6 +3,7 @@
 The docstrings list what a caller needs.
 """
 
+import dataclasses
 import importlib.util
 import inspect
 import pkgutil
@@ -14,6 +15,7 @@ from launch import python
 from PIL import Image
 
 from pmapdp.compare.strategies import compare_strategies
+from pmapdp.config import Config
 
 DOCS = Path(__file__).parents[2] / "docs"
 SPEC = importlib.util.spec_from_file_location("api", DOCS / "api.py")
@@ -81,3 +83,9 @@ def test_the_example_of_compare_runs(folder):
     assert done.returncode == 0, done.stderr
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert names == ["single", "pmap", "jit"]
+
+
+def test_the_table_of_config_has_every_field_once():
+    table = api.list_config_fields()
+    for field in dataclasses.fields(Config):
+        assert table.count(f"`{field.name}=") == 1, field.name
