@@ -6,8 +6,8 @@
     This fits 'sum for mean' of the usual mistakes. ...
 
 The devices' gradients are added up with `lax.psum`, but each is already a mean over the
-device's examples. So the update is as many times too long as there are devices. The
-correct function is `lax.pmean`.
+device's examples. So on N devices the update is N times too long. The correct function
+is `lax.pmean`.
 """
 
 import jax
