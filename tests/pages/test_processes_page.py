@@ -4,11 +4,14 @@ installed JAX.
 
 import inspect
 import re
+import sys
 from pathlib import Path
 
 import jax
+import pytest
 from jax._src import distributed
 from jax._src.clusters import cluster
+from jax._src.clusters.k8s_cluster import K8sCluster
 from jax._src.clusters.slurm_cluster import SlurmCluster
 
 from pmapdp.distributed import ProcessesOptions
@@ -65,7 +68,22 @@ def test_how_long_the_others_wait():
     assert "waits five minutes" in PAGE
     parameters = inspect.signature(jax.distributed.initialize).parameters
     seconds = parameters["heartbeat_timeout_seconds"].default
-    assert f"decides: {seconds} seconds" in PAGE
+    assert f"`heartbeat_timeout_seconds` ({seconds} s)" in PAGE
+
+
+def test_what_jax_needs_on_kubernetes(monkeypatch):
+    """It warns about the missing client, and asks for pods and jobs."""
+    (extra,) = re.findall(r'`pip install "(jax\[\w+\])"`', PAGE)
+    warning = re.search(r"JAX warns `(Kubernetes .*), but \.\.\.`", PAGE)[1]
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.warns(UserWarning, match=warning) as warned:
+        assert not K8sCluster.is_env_present()
+    assert extra in str(warned[0].message)
+    source = inspect.getsource(K8sCluster)
+    assert "list_namespaced_pod" in source
+    assert "read_namespaced_job" in source
+    assert "headless service" in source
 
 
 def test_jax_warns_about_proxies():
