@@ -133,7 +133,7 @@ print(double(1.0), double(2.0), double(3.0))
 #
 # In the first call, JAX runs your Python code with tracers, writes down every operation that they meet, and compiles the
 # list. From then on, arguments of the same shapes and types go straight to the compiled program, and your Python code is
-# left out. The `~` marks the type of a Python number. An array's type is another, so
+# left out. The `~` marks a weak type, the type of a Python number. An array's type is another, so
 # `double(jnp.float32(1))` would be traced anew. To see the values in every call, write `jax.debug.print`, which becomes
 # one of the operations.
 
@@ -236,8 +236,9 @@ for function in (python_if, jnp_where, numpy_tanh):
 #
 # `vmap` refuses `python_if`, too. `grad` alone doesn't, because its tracers carry values. But the branch that `jnp.where`
 # doesn't pick can spoil the gradient: at 0, the derivative of `jnp.where(x > 0, jnp.sqrt(x), 0.0)` is NaN, because the
-# root's slope is infinite there. Give the root a harmless number, `jnp.sqrt(jnp.where(x > 0, x, 1.0))`. And if your loss
-# is NaN, `with jax.debug_nans(True):` stops at the operation that made the first one.
+# root's slope is infinite there, and 0 times infinity is NaN. Give the root a harmless number,
+# `jnp.sqrt(jnp.where(x > 0, x, 1.0))`. If your loss is NaN, `with jax.debug_nans(True):` stops at the operation that
+# made the first NaN.
 #
 # ## Trap 2: a global variable
 #

@@ -101,9 +101,9 @@ for path, array in jax.tree.leaves_with_path(gradients):
 #
 # </details>
 #
-# This works as long as all arrays of the module are parameters. Dropout also has a random key, which `jax.grad` refuses
-# with an error. Batch norm also has running averages, which `jax.grad` takes for parameters without a word, until lesson
-# 07 separates them.
+# This works as long as all arrays of the module are parameters. Dropout also holds a random key, and `jax.grad` refuses
+# it with an error. Batch norm also holds running averages, and `jax.grad` takes them for parameters without a word. You'll
+# separate them in lesson 07.
 #
 # ## The optimizer is two functions
 #
@@ -135,9 +135,9 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 # 1. `update_state` (10 minutes): lesson 02's `update_model`, with an optimizer. `state` is now the pair `(model,
 #    optimizer_state)`. `loss_sums(model, batch)` and `sums["count"]` are as before. Make one update with the gradient of
 #    the *mean* loss, leave the old state as it is, and return the new one and the sums. Any Flax module that has only
-#    parameters must work, and any Optax optimizer. <details><summary>Hint</summary>Five lines: take the state apart, call <code>jax.grad</code> with
-#    <code>has_aux=True</code>, divide the gradients by the count, call <code>optimizer.update</code> and
-#    <code>optax.apply_updates</code>.</details>
+#    parameters must work, and any Optax optimizer. <details><summary>Hint</summary>Five lines: take the state apart, call
+#    <code>jax.grad</code> with <code>has_aux=True</code>, divide the gradients by the count, call
+#    <code>optimizer.update</code> and <code>optax.apply_updates</code>.</details>
 
 # %%
 from pmapdp.lessons.checks import check
@@ -211,7 +211,8 @@ verdict = check("03_train_with_flax_and_optax", "pad_rows", pad_rows)
 #
 # </details>
 #
-# Then `batches` pads its rows as `pad_rows` does, and `loss_sums` multiplies the losses, now from Optax, by the weights.
+# Then `batches` pads its rows as `pad_rows` does, and `loss_sums` multiplies the losses, now from Optax, by the weights. A
+# loss times 0 has the gradient 0, so padding doesn't move the model, either.
 #
 # <details><summary>Solution of 2, and what prepares for eight devices</summary>
 #
@@ -354,6 +355,7 @@ assert (jnp.ones(3, bool) @ jnp.ones(3, bool)).dtype == bool
 model_kilobytes = sum(array.nbytes for array in jax.tree.leaves(state[0])) / 1000
 for (old, new, _), times in zip(memory.values(), (6, 3), strict=True):
     np.testing.assert_allclose((old + new) / model_kilobytes, times, rtol=0.02)
+assert memory["with donation"][2] > memory["without donation"][2]
 assert jax.tree.leaves(old_state)[0].is_deleted()
 
 # %% [markdown]
