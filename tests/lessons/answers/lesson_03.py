@@ -58,6 +58,11 @@ WRONG = {
         ("0 for padding alone", WEIGHTS, "np.ones(B)"),
         ("0 for padding alone", "<", ">="),
         ("0 for padding alone", "<", "<="),
+        (
+            "0 for padding alone",
+            WEIGHTS,
+            "(np.pad(rows, (0, B - len(rows))) > 0).astype(np.float32)",
+        ),
         ("True and False", WEIGHTS, "np.arange(B) < len(rows)"),
         ("one weight a row", WEIGHTS, "np.ones(len(rows))"),
         ("not (8,)", RESIZE, "rows"),
