@@ -269,7 +269,7 @@ print(shrink(jnp.ones(3)))
 # </details>
 #
 # **Whatever changes from step to step must be an argument.** To try another `RATE`, change it in the program's cell and
-# run that cell again. Later lessons call `jax.clear_caches()` instead, and JAX traces everything again.
+# run that cell again, or call `jax.clear_caches()`, after which JAX traces everything again.
 #
 # A function is **pure** if its result depends on its arguments alone and it changes nothing else. JAX doesn't check that
 # yours is.
