@@ -14,18 +14,17 @@
 # %% [markdown]
 # # 20. Fit a larger network
 #
-# In lesson 13 you cut the batch until it fit. What if a single example is too much? The parameters of GPT-2 small take
-# 2 GB with their gradients and Adam's moments. But the activations of its twelve blocks take over 2.5 GB more for a single
-# text of 1,024 tokens. In this lesson you'll save most of the 2.5 GB by wrapping one function, and then store each number
-# in two bytes instead of four. After that you'll use two bytes in the wrong place, and watch a third of the weights freeze
-# without an error.
+# In lesson 13 you cut the batch until it fit. What if a single example is already too much? The parameters of GPT-2 small
+# take 2 GB with their gradients and Adam's moments, but the activations of its twelve blocks take over 2.5 GB more for a
+# single text of 1,024 tokens. In this lesson you'll save most of the 2.5 GB by wrapping one function, and then store each
+# number in two bytes instead of four. After that you'll use two bytes in the wrong place, and watch a third of the weights
+# freeze without an error.
 #
-# **You will** see what a backward pass keeps, recompute activations with `jax.checkpoint`, compute in bfloat16, and say
-# which numbers must stay in float32. 22 minutes, 42 with exercises.
+# **You will** see what a backward pass keeps, recompute activations with `jax.checkpoint`, compute in bfloat16, say which
+# numbers must stay in float32, and know what to try first when memory runs out. 22 minutes, 42 with exercises.
 #
-# **This lesson is a branch.** Do [13 Train with more batch than memory](13_more_batch_than_memory.ipynb) first. Take it if
-# your activations don't fit, or if your GPU should compute in bfloat16. You'll meet `jax.checkpoint` again in lesson 16, and
-# bfloat16 in lesson 19.
+# **This lesson is a branch.** Do [13 Train with more batch than memory](13_more_batch_than_memory.ipynb) first, and take it
+# if your activations don't fit, or if your GPU should compute in bfloat16.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -82,9 +81,10 @@ print(kept)
 #
 # ## Compute again instead of keeping
 #
-# All but the input can be computed again from the input, which is called **rematerialization**. Wrap the layer in
-# `jax.checkpoint`, and JAX keeps only its input, besides the weights, which are there anyway. When the backward pass
-# arrives at the layer, it repeats the layer's forward pass first. PyTorch has the same in `torch.utils.checkpoint`.
+# You can get all the others back from the layer's input, by computing them again. That's called **rematerialization**.
+# If you wrap the layer in `jax.checkpoint`, JAX keeps only its input, besides the weights, which are there anyway. When
+# the backward pass arrives at the layer, it first repeats the layer's forward pass. PyTorch's `torch.utils.checkpoint`
+# does the same.
 #
 # A *policy* says what to keep besides the input, for example the results of matrix products:
 
@@ -121,6 +121,15 @@ for name, variant in variants.items():
 #
 # </details>
 #
+# Does a third more work take a third more time? About that: [Chen et al., 2016](https://arxiv.org/abs/1604.06174) trained a
+# residual network of 1,000 layers in 7 GB instead of 48, and it took 30 % longer. This lesson's CPU can't tell you how
+# long your GPU will take, so time it there.
+#
+# In a Python loop over the layers, the compiler sees a layer's forward pass and its repeat side by side. They're equal, so
+# it would merge them, and keep everything again. `jax.checkpoint` forbids that with `prevent_cse=True`, its default, which
+# [JAX says](https://docs.jax.dev/en/latest/_autosummary/jax.checkpoint.html) can slow down GPUs above all. In a `scan` the
+# forward and the backward pass are two loops that can't be merged, so there you may write `prevent_cse=False`.
+#
 # ## The blocks of GPT-2
 #
 # [gpt2.py](../pmapdp/lessons/programs/gpt2.py) has one block of GPT-2 in a dozen lines: attention with twelve heads, and
@@ -152,13 +161,14 @@ lesson_20.in_the_backward_pass()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it's near 280 MB. To go back through a block, JAX first repeats its forward pass and keeps everything in it. That's over
-# 200 MB, but for one block at a time. The other eleven blocks keep nothing but their inputs. The second picture shows a network of six blocks at the moment when the backward pass is at the fourth.
+# No, it's near 280 MB. To go back through a block, JAX first repeats its forward pass and keeps everything in it. That's
+# over 200 MB, but only for one block at a time, because the other eleven keep nothing but their inputs. The second picture
+# has six blocks, at the moment when the backward pass is at the fourth.
 #
 # </details>
 #
-# About half of what a block keeps is attention's arrays `[12, 1024, 1024]`, and they grow with the square of the text's
-# length. *Flash attention* never stores them, because it computes them in pieces, forward and again backward. On NVIDIA
+# About half of what a block keeps is attention's arrays `[12, 1024, 1024]`, which grow with the square of the text's
+# length. *Flash attention* never stores them, because it computes them in pieces, and again in the backward pass. On NVIDIA
 # GPUs you get it from `jax.nn.dot_product_attention(..., implementation="cudnn")`, which wants float16 or bfloat16.
 #
 # ## Two bytes for a number
@@ -170,10 +180,10 @@ lesson_20.number_formats()
 
 # %% [markdown]
 # The exponent's bits give a number its range, and the fraction's bits its precision. So a bfloat16 has the range of a
-# float32, but it has only 8 significant bits instead of 24, counting the leading 1 that isn't stored. In return, what
-# `jax.vjp` keeps of GPT-2's activations takes about half of the bytes. A compiler may still add arrays of its own: the plan
-# for this CPU is larger with bfloat16 in jax 0.10, and smaller in 0.12. And GPUs multiply faster. On an A100, bfloat16 is
-# up to twice as fast as JAX's default for float32, which rounds the factors to TF32. Its data sheet has 312 and 156 TFLOP/s.
+# float32, but only 8 significant bits instead of 24, counting the leading 1 that isn't stored. In return, the activations
+# that `jax.vjp` keeps of GPT-2 take about half of the bytes. A compiler may still add arrays of its own: the plan for this
+# CPU is larger with bfloat16 in jax 0.10, and smaller in 0.12. GPUs also multiply faster. An A100's data sheet promises
+# 312 TFLOP/s for bfloat16, and 156 for TF32, to which JAX rounds the factors of a float32 product there.
 #
 # Is 8 bits of precision enough for a parameter? Let it be 1 and its update 0.001, both in bfloat16. The next number
 # after 1 is 1 + 1/128.
@@ -187,17 +197,17 @@ print("1 + 0.001 =", after_update)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Still 1. The update is less than half of the step to the next number, so rounding takes it away.
+# Still 1. The update is less than half of the way to the next number, so rounding takes it away.
 #
 # </details>
 #
-# That's why parameters need float32. Activations are made anew in each step, so their rounding errors don't pile up over
-# the training. A Flax layer with `dtype=jnp.bfloat16` does exactly this: it keeps its parameters in float32, and casts them
-# and its inputs to bfloat16 when it computes.
+# That's why parameters need float32. Activations don't, because each step makes them anew, so their rounding errors don't
+# pile up over the training. A Flax layer with `dtype=jnp.bfloat16` does exactly this: it keeps its parameters in float32,
+# and casts them and its inputs to bfloat16 when it computes.
 #
 # But a network also adds inside one step: a product adds up 768 terms, a softmax or a layer norm hundreds, and the loss all
-# examples. GPUs and TPUs add up the terms of a bfloat16 product in float32. For softmax, norms and loss, see to it
-# yourself: cast their inputs to float32, as the program casts its logits.
+# examples. GPUs and TPUs add up the terms of a bfloat16 product in float32. For softmax, norms and loss you have to take
+# care of it yourself: cast their inputs to float32, as the program casts its logits.
 #
 # ## The program so far, and what changes
 #
@@ -207,8 +217,8 @@ print("1 + 0.001 =", after_update)
 # include the difference of 13_accumulate.py and 20_fit.py
 #
 # Why `nnx.remat`? It's `jax.checkpoint` for Flax layers that have state. `nnx.BatchNorm` moves its running mean in place,
-# and `nnx.Dropout` counts its calls. `jax.checkpoint` works on a copy of the layer that you pass. Whatever the layer changes
-# in itself is lost without an error: the running mean never moves, and dropout draws the same mask each time. `nnx.Linear`
+# and `nnx.Dropout` counts its calls. But `jax.checkpoint` works on a copy of the layer, so whatever the layer changes in
+# itself is lost without an error: the running mean never moves, and dropout draws the same mask each time. `nnx.Linear`
 # has no state, but the layers of your larger network may.
 #
 # The gradients arrive as float32, because the derivative of a cast casts back. A micro-batch's sum is rounded to bfloat16
@@ -238,11 +248,10 @@ class Network(nnx.Module):
 # %% [markdown]
 # ## The mistake: parameters in bfloat16
 #
-# If two bytes are enough for activations, why not store the parameters in bfloat16 and save even more? `dtypes.train`
-# trains your network on one device, with parameters of one dtype and products of another. You find it in
-# [dtypes.py](../pmapdp/lessons/programs/dtypes.py): the data of this course, and Adam with moments that stay in float32, so
-# that nothing else differs. Its learning rate is a tenth of the program's, and was chosen to show the mistake. The
-# smaller weights of a wide layer would freeze at a smaller rate.
+# If two bytes are enough for activations, why not store the parameters in bfloat16 and save even more? `dtypes.train` in
+# [dtypes.py](../pmapdp/lessons/programs/dtypes.py) trains your network on one device, with parameters of one dtype and
+# products of another. Adam's moments stay in float32, so that nothing else differs. The learning rate is a tenth of the
+# program's, chosen to show the mistake. The smaller weights of a wide layer would freeze at a smaller rate.
 #
 # Adam usually moves a weight by about the learning rate, 0.0003, or less. Between 1/8 and 1/4, neighbouring bfloat16 numbers
 # are 1/1024 apart. Between 1/32 and 1/16 they're 1/4096 apart.
@@ -284,9 +293,20 @@ for name, group in {"above": is_large, "below": ~is_large}.items():
 # Every number that you add to again and again can get stuck like this. Compute in bfloat16, and **keep parameters,
 # optimizer state and sums in float32**.
 #
-# What about float16, which also takes two bytes? Below 6e-5 it loses precision, and below 6e-8 it soon has only 0.
-# So people multiply the loss by a large number, and divide the gradients by it, as you'll do in exercise 2. bfloat16
-# keeps full precision down to 1e-38, so it needs no such factor.
+# What about float16? Below 6e-5 it loses precision, and below 6e-8 there's soon only 0. So people multiply the loss by a
+# large number, and divide the gradients by it, as you'll do in exercise 2. bfloat16 keeps full precision down to 1e-38.
+#
+# ## When memory runs out
+#
+# If the activations don't fit, try these in order, and stop as soon as they do:
+#
+# 1. **Compute in bfloat16.** It halves what's kept, and a GPU can get faster.
+# 2. **Use flash attention** if your texts are long, because then attention's arrays are the largest.
+# 3. **Accumulate**, as in lesson 13. It computes nothing twice, but tiny micro-batches don't keep a GPU busy.
+# 4. **Recompute.** First keep the products, then only the inputs, then the inputs of groups of layers, as in exercise 3.
+#
+# If the parameters, gradients and moments don't fit, none of these helps. Then you split the state:
+# [16 Born sharded](16_born_sharded.ipynb).
 
 # %% tags=["proof"]
 # The asserts behind all answers and numbers.
@@ -362,13 +382,11 @@ for exercise in (fixed_mean, scaled_gradient, in_groups):
 # - `jax.checkpoint` keeps a function's inputs and computes the rest again: about a third more work, much less memory,
 #   and the same gradient. Around a Flax layer use `nnx.remat`.
 # - Compute in bfloat16. Keep parameters, optimizer state, softmax, norms, loss and sums in float32.
-# - Start with bfloat16, because a GPU can also multiply faster in it. Then accumulate, because that computes nothing twice. Recompute
-#   when micro-batches get too small to keep the GPU busy, or when not even one example fits. If the *parameters* don't fit,
-#   none of the three helps, and you split the state: [16 Born sharded](16_born_sharded.ipynb).
+# - When memory runs out: bfloat16, flash attention, micro-batches, recomputing, in this order.
 #
-# In pmapdp, `--dtype bfloat16` computes as your program does: [job.py](../pmapdp/job.py) gives the dtype to `build_model`. In
-# a [model of your own](../docs/custom.md), you wrap its layers in `nnx.remat` yourself. **With pmap** the same lines work.
-# A layer that communicates, such as lesson 07's batch norm, does so again when it's recomputed.
+# In pmapdp, `--dtype bfloat16` computes as your program does: [job.py](../pmapdp/job.py) gives the dtype to `build_model`.
+# Wrap the layers of [your own model](../docs/custom.md) in `nnx.remat` yourself. **With pmap** the same lines work. A layer
+# that communicates, such as lesson 07's batch norm, does so again when it's recomputed.
 #
 # To read on: JAX on [rematerialization](https://docs.jax.dev/en/latest/notebooks/autodiff_remat.html), and [Mixed
 # Precision Training](https://arxiv.org/abs/1710.03740), which scales the loss. Next, back on the course:

@@ -523,6 +523,36 @@ def test_what_gpt2_needs_for_its_parameters_and_activations():
     assert 0.4 < attention / gigabytes[jnp.float32] < 0.6
 
 
+def test_a_repeated_layer_is_merged_in_a_python_loop_and_not_in_a_scan():
+    """Lesson 20: unless `jax.checkpoint` forbids it, as it does by default."""
+    layers = np.full((12, 128, 128), 0.01, np.float32)
+    inputs = np.ones((1024, 128), np.float32)
+
+    def layer(x, w):
+        return jnp.tanh(jax.nn.silu(x @ w))
+
+    def megabytes_planned(layer, is_scan):
+        def loss(layers):
+            if is_scan:
+                x, _ = lax.scan(lambda x, w: (layer(x, w), None), inputs, layers)
+                return jnp.square(x).sum()
+            x = inputs
+            for w in layers:
+                x = layer(x, w)
+            return jnp.square(x).sum()
+
+        compiled = jax.jit(jax.grad(loss)).lower(layers).compile()
+        return compiled.memory_analysis().temp_size_in_bytes / 1e6
+
+    merging = jax.checkpoint(layer, prevent_cse=False)
+    in_loop = megabytes_planned(layer, is_scan=False)
+    assert megabytes_planned(merging, is_scan=False) == in_loop
+    assert megabytes_planned(jax.checkpoint(layer), is_scan=False) < 0.7 * in_loop
+    in_scan = megabytes_planned(jax.checkpoint(layer), is_scan=True)
+    assert megabytes_planned(merging, is_scan=True) == in_scan
+    assert in_scan < 0.3 * megabytes_planned(layer, is_scan=True)
+
+
 def test_the_plan_for_cpus_in_bfloat16_is_larger_before_jax_0_12():
     """Lesson 20."""
     gradient = jax.jit(jax.grad(gpt2.make_loss(gpt2.block)))
