@@ -15,15 +15,14 @@
 # # 21. Choose a batch size
 #
 # Suppose that each device takes 16 examples. With one device your batch has 16, and with 64 devices it has 1,024. Will
-# you then need 64 times fewer updates? For the network of this course it's about ten times fewer. You can predict the
-# order of magnitude before you rent a single device, because the answer is hidden in gradients that your program computes
-# anyway.
+# 64 times fewer updates be enough then? For the network of this course, it's only about ten times fewer. You can predict
+# that roughly before you rent a single device, because the answer is hidden in gradients that your program computes anyway.
 #
-# **You will** measure the gradient noise scale, estimate the largest batch that still pays off, and change the learning
-# rate with the batch. 19 minutes, 44 with exercises.
+# **You will** measure the gradient noise scale, estimate the largest batch that still pays off, choose a number of devices,
+# and change the learning rate with the batch. 21 minutes, 46 with exercises.
 #
 # **This lesson is a branch** that no later lesson needs. You need [10 Three ways side by
-# side](10_three_ways_side_by_side.ipynb), and best read [18 Measure and predict](18_measure_and_predict.ipynb) before.
+# side](10_three_ways_side_by_side.ipynb), and it helps to have read [18 Measure and predict](18_measure_and_predict.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -41,14 +40,13 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## Signal and noise
 #
-# Start with a network of a single weight. For half of the examples its gradient is 3, and for the other half -1. The
-# gradient that you're after is the mean over all of them, G = 1. But if you draw one example, the square of its
-# gradient is 9 or 1, so 5 on average. Of these, 1 is signal. The other 4 are the variance of one example's
-# gradient: noise.
+# Start with a network of a single weight. For half of the examples its gradient is 3, and for the other half -1. What
+# you're after is the mean over all of them, G = 1. But if you draw one example, the square of its gradient is 9 or 1, so 5
+# on average. Of this, 1 is signal. The other 4 are the variance of one example's gradient: noise.
 #
-# In the mean of B examples the signal stays, but much of the noise cancels: the variance of a mean is a B-th of one
-# example's. Call the signal's squared length |G|², and the variance of one example's gradient S, summed over all weights.
-# Then the squared length of a batch's gradient is on average
+# If you take the mean of B examples, the signal stays, but much of the noise cancels, because the variance of a mean is a
+# B-th of one example's. Call the signal's squared length |G|², and the variance of one example's gradient S, summed over
+# all weights. Then the squared length of a batch's gradient is on average
 #
 # ```
 # |G|² + S / B
@@ -66,8 +64,8 @@ for size in (1, 4, 100):
 # With four examples, 1 is signal and 1 is noise. The batch size at which both are equal, S / |G|², is called the
 # **gradient noise scale** ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)).
 #
-# Nobody tells you S and G of your own network. But if you have the squared length for two batch sizes, you have two
-# equations. With data parallelism, each update gives you both: a device's own gradient, and the average of all.
+# Nobody tells you S and G of your own network. But the squared lengths for two batch sizes give you two equations, and with
+# data parallelism you get both in each update: one from a device's own gradient, and one from the average of all devices.
 #
 # **Predict:** the squared length is 9 on average for a device's 16 examples, and 2 for the 128 examples of eight devices.
 # How large is the noise scale?
@@ -92,8 +90,9 @@ print(f"noise scale {S / squared_G:.0f}")
 #
 # include the difference of 10_shard_map.py and 21_noise.py
 #
-# - `noise_scale` solves the two equations, with means over many updates. In a single one |G|² may even come out negative.
-# - The program prints two noise scales after each epoch: its own, and that of all epochs so far.
+# - `noise_scale` solves the two equations, with means over many updates, because from a single one |G|² may even come out
+#   negative.
+# - After each epoch the program prints two noise scales: the epoch's own, and that of all epochs so far.
 #
 # **Predict:** does the epoch's own noise scale rise or fall from epoch to epoch?
 
@@ -104,13 +103,13 @@ print(f"noise scale {S / squared_G:.0f}")
 # <details><summary>Answer</summary>
 #
 # It rises, from 145 in the first epoch to thousands in the last. At the beginning everything is wrong, and all examples
-# pull in much the same direction. Later the network knows what they have in common, so G gets short, and what
-# remains is whatever is special about each device's 16 examples.
+# pull in much the same direction. Later the network has learned what they have in common, so G gets short, and what's left
+# is whatever is special about each device's 16 examples.
 #
 # </details>
 #
-# Is the estimate any good? Train for two epochs again, and three times measure S and |G|² directly, from the gradients of
-# all 5,000 examples one by one. The curve estimates from 20 updates at a time.
+# Is the estimate any good? Train for two epochs again, and measure S and |G|² directly three times, from the gradients of
+# all 5,000 examples one by one. The curve in the picture is estimated from 20 updates at a time.
 
 # %%
 state, lengths, direct = place_state(init_state()), [], {}
@@ -128,25 +127,26 @@ lesson_21.noise_scale(smoothed, by_direct, both_epochs)
 # %% [markdown]
 # The middle dot lies on the curve. At the ends, at 60 and 2,205, an average over 20 updates can't follow the fast change.
 #
-# For a plan you need one number. Take the one of all epochs so far, when the loss is low enough for you. After two epochs
-# it's 193, the dashed line: the mean S divided by the mean |G|². The first updates have the longest gradients and count
-# most, so over five epochs this number only grows from 145 to 303. And the last epoch's 8,498, more than all your
-# examples? It only says that so late in training no batch is too large.
+# For a plan you need one number. Take the one of all epochs so far, as soon as the loss is low enough for you. After two
+# epochs it's 193, the dashed line: the mean S divided by the mean |G|². The first updates have the longest gradients and
+# count most, so over five epochs this number only grows from 145 to 303. The last epoch's 8,498, which is more than all
+# your examples, only says that so late in the training no batch is too large.
 #
 # ## How many updates?
 #
-# McCandlish et al. derive from the same picture how many updates a batch size needs: some minimum, and more if the
-# gradients are noisy. Their exact noise scale also has the curvature of the loss in it. Usually, they found, S / |G|²
-# differs only by a small factor.
+# From S and G, McCandlish et al. also derive how many updates a batch size needs: some minimum, and more if the gradients
+# are noisy. Their exact noise scale has the curvature of the loss in it, too, but they found that S / |G|² usually differs
+# from it only by a small factor.
 #
 # ```
 # updates = minimum x (1 + noise scale / B)
 # ```
 #
-# Try it on real training runs, with SGD, for which it was derived. They go to a test loss of 0.5, about that of your
+# Try it on real training runs, with SGD, for which it was derived. They go on until the test loss is 0.5, as it is in your
 # program after two epochs. Each of five batch sizes gets nine learning rates, three seeds and fresh examples in every
-# update. The best rate's mean over the seeds counts. Two `vmap`s in [noise.py](../pmapdp/lessons/programs/noise.py) train
-# all runs of a batch size at once. In the picture the curve passes through the first dot, and then follows the formula.
+# update, and then the best rate's mean over the seeds counts. Two `vmap`s in
+# [noise.py](../pmapdp/lessons/programs/noise.py) train all runs of a batch size at once. In the picture, the curves follow
+# the formula from the first dot on, one for the updates and one for the examples in them.
 #
 # **Predict:** suppose that your batch already equals the noise scale. With unlimited devices, how many times fewer
 # updates would be enough?
@@ -160,7 +160,7 @@ for size, most in {16: 160, 32: 100, 64: 60, 256: 30, 1024: 20}.items():
     measured[size], best_rates[size] = noise.fewest_updates(losses, noise.RATES, target=0.5)
     test_losses[size] = losses
     print(f"B = {size}: {measured[size]:.0f} updates, learning rate {best_rates[size]:.2f}")
-lesson_21.updates_by_batch_size(measured, both_epochs)
+lesson_21.updates_and_examples(measured, both_epochs)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -171,25 +171,18 @@ lesson_21.updates_by_batch_size(measured, both_epochs)
 #
 # The runs agree with the formula to within a quarter. From 16 to 1,024 examples it promises 11 times fewer updates, and
 # here it's 10. But we chose a target that suits the 193. The noise scale grows while you train, so down to a loss of 0.7
-# it's only 7 times, and down to 0.45 it's 15.
+# it's only 7 times fewer, and down to 0.45 it's 15 times.
 #
-# Fewer updates aren't free, as each takes B examples:
-#
-# | B | updates, over the minimum | examples, over the minimum |
-# | --- | --- | --- |
-# | 16 | 13 times | 1.1 times |
-# | 193, the noise scale | 2 times | 2 times |
-# | 1,024 | 1.2 times | 6.3 times |
-#
-# Well below the noise scale, more devices buy you time almost for free. Well above it, you pay for examples that tell you
-# hardly anything.
+# And fewer updates aren't free, because each of them takes B examples: updates are your time, and examples your money. On
+# the left of the picture, twice the devices need nearly half the updates, for hardly any more examples. On the right,
+# nearly every further example is wasted. At the noise scale, both curves are at twice their minimum.
 #
 # ## The mistake: the batch grows, and the learning rate doesn't fit
 #
-# In these runs the best rate grew with the batch, because a less noisy gradient deserves a larger step. By how much
-# should you raise yours from 16 examples to 1,024? Three answers are usual: not at all, 8 times by the square root, or 64
-# times by the *linear rule*, with which [Goyal et al., 2017](https://arxiv.org/abs/1706.02677) trained up to 8,192 images
-# at a time. The paper on the noise scale has a fourth:
+# In these runs the best rate grew with the batch, because a less noisy gradient deserves a larger step. If you go from 16
+# examples to 1,024, by how much should you raise yours? Three answers are common: not at all, 8 times by the square root,
+# or 64 times by the *linear rule*, with which [Goyal et al., 2017](https://arxiv.org/abs/1706.02677) trained on up to 8,192
+# images at a time. The paper on the noise scale has a fourth:
 #
 # ```
 # rate = largest / (1 + noise scale / B)
@@ -210,18 +203,18 @@ lesson_21.learning_rates(dict(zip(factors, np.asarray(curves), strict=True)))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 64 times. Noise isn't to blame, because it diverges with the gradient of all 5,000 examples, too. The loss is
-# *curved*, like a valley. Too long a step ends higher up on the other side, where the gradient is longer, and so is the
-# next step. Even after a warm-up it ends as NaN.
+# 64 times. Noise isn't to blame, because the run diverges with the gradient of all 5,000 examples, too. The loss is
+# *curved*, like a valley. If a step is too long, it ends higher up on the other side, where the gradient is longer, and so
+# is the next step. Even after a warm-up the loss ends as NaN.
 #
 # </details>
 #
-# Eight and eleven times are fine here. The old rate is the mistake that you don't see: its curve is smooth, but it needs
-# five times the updates.
+# Eight and eleven times are fine here. The mistake that you don't see is to keep the old rate: its curve is smooth, but it
+# needs five times the updates.
 #
 # ## And with Adam?
 #
-# The formulas are for SGD, but your program trains with Adam. Try that, too:
+# The formulas are for SGD, but your program trains with Adam. So try that, too:
 
 # %%
 adam = {}
@@ -232,8 +225,22 @@ for size, most in {16: 120, 64: 50, 1024: 20}.items():
     print(f"B = {size}: {adam[size]:.0f} updates, learning rate {rate:.3f}")
 
 # %% [markdown]
-# Again the formula with 193 holds to within a quarter. But the best rate grows only 3 times. The usual advice for Adam,
-# the square root ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)), says 8.
+# Again the formula with 193 holds to within a quarter. But the best rate grows only 3 times, where the usual advice for
+# Adam, the square root ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)), says 8.
+#
+# ## From the number to a decision
+#
+# How many devices would you rent for this network, with 16 examples on each?
+#
+# 1. **Read the noise scale** "so far" when the loss is about what you want. Here it's 193.
+# 2. **Divide it by a device's examples**: 193 / 16 is 12. Up to 12 devices pay off, so take 8, with a batch of 128.
+# 3. **Compare with an offer** of 64 devices. By the formula, 8 devices need 2.5 times the minimum of updates, and 64 need
+#    1.2 times. So 64 are at best 2.1 times as fast, for 3.8 times the examples.
+# 4. **Raise the learning rate**, with SGD by the formula above, and with Adam at most by the square root.
+# 5. **Check it.** Train with both batches down to one loss. If the larger one doesn't save the updates that you predicted,
+#    try other rates, and then go back to the smaller one.
+#
+# On more devices an update also takes longer. Exercise 3 adds that.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
@@ -255,6 +262,8 @@ for updates in (measured, adam):
     minimum = updates[16] / (1 + both_epochs / 16)
     predicted = [minimum * (1 + both_epochs / size) for size in updates]
     np.testing.assert_allclose(predicted, list(updates.values()), rtol=0.25)
+from_8_to_64 = (1 + both_epochs / 128) / (1 + both_epochs / 1024)  # devices of 16 examples
+assert (round(from_8_to_64, 1), round(8 / from_8_to_64, 1)) == (2.1, 3.8)
 assert 10.5 < (1 + both_epochs / 16) / (1 + both_epochs / 1024) < 11.5
 assert round((1 + both_epochs / 16) / (1 + both_epochs / 32), 1) == 1.9
 assert 9.5 < measured[16] / measured[1024] < 10.5
@@ -325,8 +334,8 @@ for exercise in (fixed_noise_scale, squared_lengths, best_device_count):
 #
 # - A batch's gradient has the squared length |G|² + S / B on average. Data parallelism gives you two batch sizes in each
 #   update, and so |G|² and S.
-# - The noise scale S / |G|² is a good batch size: take the one of all epochs until your loss is low enough. Well below
-#   it, twice the batch needs half the updates, and well above it, nearly as many as before.
+# - The noise scale S / |G|² is a good batch size. Well below it, twice the batch needs half the updates, and well above
+#   it, nearly as many as before.
 # - Raise the learning rate with the batch, but by less and less as you pass the noise scale.
 #
 # pmapdp doesn't measure the noise scale, so this program is yours to keep. With pmap its new lines are the same.

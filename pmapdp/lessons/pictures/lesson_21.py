@@ -38,32 +38,30 @@ def noise_scale(
 
 
 @drawing.picture
-def updates_by_batch_size(measured: dict[int, float], noise_scale: float) -> None:
-    """Updates over batch size, both on logarithmic axes: five dots fall from 77 at B = 16 to 8 at B = 1,024, and lie near a curve that flattens. A dotted line falls in a straight line, down to 1.2."""
+def updates_and_examples(measured: dict[int, float], noise_scale: float) -> None:
+    """Updates and examples over batch size, as multiples of their minimum, all on logarithmic axes. The curve of the updates falls from 13 to 1.2, the curve of the examples rises from 1.1 to 6.3, and they cross at the noise scale, where both are 2. The dots of the trained runs lie near both curves."""
     sizes = np.geomspace(16, 1024, 100)
-    first = measured[16]
-    minimum = first / (1 + noise_scale / 16)
-    plt.plot(
-        sizes,
-        minimum * (1 + noise_scale / sizes),
-        color=drawing.DEVICE_COLOURS[0],
-        label="formula, from the first dot",
-    )
-    plt.plot(
-        list(measured),
-        list(measured.values()),
-        "o",
-        color=drawing.DEVICE_COLOURS[5],
-        label="trained",
-    )
-    plt.plot(sizes, first * 16 / sizes, ":", color=drawing.INK, label="64 times fewer")
+    runs = np.array(list(measured))
+    minimum = measured[16] / (1 + noise_scale / 16)
+    updates = np.array(list(measured.values())) / minimum
+    curves = {
+        "updates: time": (1 + noise_scale / sizes, updates, 0),
+        "examples: money": (1 + sizes / noise_scale, updates * runs / noise_scale, 1),
+    }
+    for index, (name, (curve, dots, colour)) in enumerate(curves.items()):
+        colour = drawing.DEVICE_COLOURS[colour]
+        dashes = drawing.DASHES[index]
+        plt.plot(sizes, curve, dashes, color=colour, linewidth=2, label=name)
+        plt.plot(runs, dots, "o", color=colour)
+    plt.plot([], [], "o", color=drawing.INK, label="trained")
     plt.axvline(noise_scale, color=drawing.ACCENT, linewidth=1)
-    plt.text(1.05 * noise_scale, 60, "noise scale", color=drawing.ACCENT)
-    plt.gca().set(xlabel="B", ylabel="updates", xscale="log", yscale="log")
+    plt.text(1.05 * noise_scale, 9, "noise scale", color=drawing.ACCENT)
+    axes = plt.gca()
+    axes.set(xlabel="B", ylabel="times the minimum", xscale="log", yscale="log")
     plt.xticks(list(measured), [f"{size:,}" for size in measured])
-    plt.yticks((1, 10, 100), ("1", "10", "100"))
+    plt.yticks((1, 2, 5, 10), ("1", "2", "5", "10"))
     plt.minorticks_off()
-    drawing.legend_beside(plt.gca())
+    drawing.legend_beside(axes)
 
 
 @drawing.picture
