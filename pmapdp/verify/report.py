@@ -89,10 +89,10 @@ class Check(NamedTuple):
     update: int = 0
 
     @property
-    def rows(self) -> tuple[str, ...]:
+    def mistakes(self) -> list[str]:
         """The names of the usual mistakes that the facts point to, each once."""
-        mistakes = [fact.mistake for fact in self.facts if fact.mistake]
-        return tuple(dict.fromkeys(mistakes))
+        names = [fact.mistake for fact in self.facts if fact.mistake]
+        return list(dict.fromkeys(names))
 
     @classmethod
     def from_error(
@@ -182,12 +182,12 @@ class Report(NamedTuple):
         return self.verdict == "passed"
 
     @property
-    def rows(self) -> list[str]:
+    def mistakes(self) -> list[str]:
         """The names of the usual mistakes that fit the facts, each once."""
-        rows: dict[str, None] = {}
+        names = []
         for check in self.failed:
-            rows |= dict.fromkeys(check.rows)
-        return list(rows)
+            names += check.mistakes
+        return list(dict.fromkeys(names))
 
     @property
     def unstable(self) -> list[str]:
@@ -218,7 +218,7 @@ class Report(NamedTuple):
             )
             lines.append(wrap(note))
         lines += [str(check) for check in self.failed]
-        lines += [wrap(text) for text in self.describe_rows()]
+        lines += [wrap(text) for text in self.describe_mistakes()]
         for check in self.checks:
             if check.status in ("passed", "not compared"):
                 lines.append(str(check))
@@ -226,15 +226,15 @@ class Report(NamedTuple):
         lines.append(wrap(self.conclude()))
         return "\n".join(lines)
 
-    def describe_rows(self) -> list[str]:
+    def describe_mistakes(self) -> list[str]:
         """Say which usual mistakes fit the facts, and where to read about them."""
-        if self.updates and self.failed and not self.rows:
+        if self.updates and self.failed and not self.mistakes:
             return ["None of the usual mistakes fits what was found."]
         return [
             f"This fits {name!r} of the usual mistakes: usually {MISTAKES[name]}. "
             "What to write, and when it's no mistake: "
             f"docs/mistakes.md#{find_address(name)} in pmapdp's repository"
-            for name in self.rows[:MAX_MISTAKES]
+            for name in self.mistakes[:MAX_MISTAKES]
         ]
 
     def describe_limits(self) -> list[str]:
@@ -282,12 +282,12 @@ class Report(NamedTuple):
         checks = []
         for check in self.checks:
             sentences = [fact.sentence for fact in check.facts]
-            values = check._asdict() | {"facts": sentences, "rows": check.rows}
+            values = check._asdict() | {"facts": sentences, "mistakes": check.mistakes}
             checks.append(values)
         report = {
             "ok": self.ok,
             "verdict": self.verdict,
-            "rows": self.rows,
+            "mistakes": self.mistakes,
             **self._asdict(),
             "checks": checks,
         }

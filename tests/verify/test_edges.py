@@ -182,12 +182,12 @@ def examples_left_out_by_another_key():
     return {"reference": step, "step": jitted, "key": KEY, "layout": "sharded"}
 
 
-NO_ROW = "None of the usual mistakes fits"
+NO_MISTAKE = "None of the usual mistakes fits"
 WRONG = [  # a program, the mistakes that fit, and what is said
-    (an_error_near_rounding, [], NO_ROW),
-    (errors_near_rounding_of_each_device, [], NO_ROW),
-    (a_loss_near_rounding, [], NO_ROW),
-    (a_metric_near_rounding, [], NO_ROW),
+    (an_error_near_rounding, [], NO_MISTAKE),
+    (errors_near_rounding_of_each_device, [], NO_MISTAKE),
+    (a_loss_near_rounding, [], NO_MISTAKE),
+    (a_metric_near_rounding, [], NO_MISTAKE),
     (a_mean_over_sixteen, [], "from update 4 on, the only one with 8 examples"),
     (a_number_of_each_device, ["drift"], "number: the devices hold different values"),
     (
@@ -204,8 +204,8 @@ WRONG = [  # a program, the mistakes that fit, and what is said
         ["counted unequally"],
         "The examples at 0, 1 count 2 times as much as those at 2, 3, 4",
     ),
-    (noise_that_no_example_has, [], NO_ROW),
-    (examples_left_out_by_another_key, [], NO_ROW),
+    (noise_that_no_example_has, [], NO_MISTAKE),
+    (examples_left_out_by_another_key, [], NO_MISTAKE),
 ]
 
 
@@ -213,7 +213,7 @@ WRONG = [  # a program, the mistakes that fit, and what is said
 def test_a_wrong_program_gets_no_wrong_mistake(program, mistakes, said):
     report = verify(**{"state": W, "batch": BATCH} | program())
     assert report.failed, str(report)
-    assert report.rows == mistakes, str(report)
+    assert report.mistakes == mistakes, str(report)
     assert said in flat(report), str(report)
 
 

@@ -1,4 +1,4 @@
-"""Steps of a few lines, each with the rows that fit, and what the report says."""
+"""Steps of a few lines, each with the mistakes that fit, and what the report says."""
 
 from functools import partial
 
@@ -151,7 +151,7 @@ def a_key_stands_still():
     return given(step, state, BATCH["x"], per_device="key", reference=reference)
 
 
-TABLE = {  # a program, the rows that fit, and what is said
+TABLE = {  # a program, the mistakes that fit, and what is said
     "psum under check_vma": (
         lambda: {"reference": descend, "state": W, "layout": "sharded",
                  "step": sharded(lambda w, b: (descend(w, b, total)[0], mean(descend(w, b)[1])))},
@@ -176,11 +176,11 @@ TABLE = {  # a program, the rows that fit, and what is said
 
 
 @quick(8, "name", TABLE)
-def test_no_row_fits_but_these(name):
-    program, rows, said = TABLE[name]
+def test_no_mistake_fits_but_these(name):
+    program, mistakes, said = TABLE[name]
     report = verify(**{"batch": BATCH} | program())
     assert report.failed, str(report)
-    assert report.rows == rows, str(report)
+    assert report.mistakes == mistakes, str(report)
     assert all(text in " ".join(str(report).split()) for text in said), str(report)
 
 

@@ -63,7 +63,7 @@ def test_a_planted_line_fits_its_mistake_and_the_program_as_it_is_passes(
     report = verify(**arguments, float64=float64)
     expected = {plant.mistake for plant in plants if plant.mistake}
     true_too = set().union(*(TRUE_TOO.get(mistake, set()) for mistake in expected))
-    assert expected <= set(report.rows) <= expected | true_too, str(report)
+    assert expected <= set(report.mistakes) <= expected | true_too, str(report)
     if "every device computes everything" in expected:
         assert report.failed[0].name == "the work is split", str(report)
     if plants:

@@ -159,7 +159,7 @@ def test_an_old_program_is_compared_masks_and_statistics_included():
     }
     wrong_step = functools.partial(old_style, average=alone)
     wrong = verify(**OLD, step=jax.pmap(wrong_step, "i"))
-    assert wrong.rows == ["no all-reduce"], str(wrong)
+    assert wrong.mistakes == ["no all-reduce"], str(wrong)
 
 
 @quick(
@@ -193,7 +193,7 @@ def test_random_numbers_must_advance(arguments, verdict, said):
     assert report.verdict == verdict, str(report)
     assert said in flat(report), str(report)
     if verdict == "failed":
-        assert report.rows == ["key stands still"], str(report)
+        assert report.mistakes == ["key stands still"], str(report)
 
 
 @pytest.mark.slow
@@ -319,7 +319,7 @@ def test_what_was_not_checked_is_one_line_and_in_the_json():
         "devices",
         "sentence",
         "facts",
-        "rows",
+        "mistakes",
         "leaves",
         "update",
     }

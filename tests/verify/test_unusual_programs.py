@@ -248,7 +248,7 @@ WRONG = [  # a program, the mistakes that fit, and what is said
 def test_a_wrong_program_gets_no_wrong_mistake(program, mistakes, said):
     report = verify(**{"batch": BATCH} | program())
     assert report.failed, str(report)
-    assert report.rows == mistakes, str(report)
+    assert report.mistakes == mistakes, str(report)
     assert said in " ".join(str(report).split()), str(report)
 
 

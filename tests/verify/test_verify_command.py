@@ -60,7 +60,9 @@ def test_the_command_verifies_a_file_and_writes_the_report(
     assert done.status == status
     assert said in " ".join((done.out + done.err).split())
     if target == "example.py:check":
-        assert json.loads(Path("report.json").read_text())["rows"] == ["sum for mean"]
+        assert json.loads(Path("report.json").read_text())["mistakes"] == [
+            "sum for mean"
+        ]
     assert Path("step.py").read_text() == FILE
 
 
@@ -188,7 +190,7 @@ def test_the_reference_with_a_key_for_each_device_tells_a_sum_from_a_mean(averag
     exec(KEYS, page)
     report = page["report"]
     assert report.ok == (average is lax.pmean), str(report)
-    assert report.rows == ([] if report.ok else ["sum for mean"]), str(report)
+    assert report.mistakes == ([] if report.ok else ["sum for mean"]), str(report)
     advance = [check for check in report.checks if check.name.startswith("random")]
     assert [check.status for check in advance] == ["passed"]
 
