@@ -195,8 +195,8 @@ def draws_new_numbers(update: StepUpdate, again: Copies) -> bool:
             metrics_differ.append(differs)
             continue
         reseeded = update.reseeded.leaves[name].value
-        _, rest = fit_factor(reseeded - old, leaf.expected.value - old)
-        if leaf.is_array and rest > ROUGH_TOLERANCE:
+        _, residual = fit_factor(reseeded - old, leaf.expected.value - old)
+        if leaf.is_array and residual > ROUGH_TOLERANCE:
             ratio, error = fit_factor(second - old, first - old)
             no_multiples.append(error > PREDICTION_TOLERANCE * abs(ratio))
         else:

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from pmapdp.verify.influence import (
+    are_equal,
+    are_zero,
     compare_examples,
-    count_equally,
     find_used_leaves,
-    have_no_influence,
     measure_weights,
 )
 from pmapdp.verify.mistakes import Fact
@@ -87,7 +87,7 @@ def compare_devices(update: StepUpdate) -> Iterator[Fact]:
             continue
         if leaf.is_predicted(update.local_values(leaf)):
             local.append(leaf.name)
-        elif mean_is_correct(leaf, update.N):
+        elif has_correct_mean(leaf, update.N):
             correct_mean.append(leaf.name)
         else:
             unexplained.append(leaf.name)
@@ -118,15 +118,15 @@ def describe_leaves(names: list[str], sentence: str, mistake: str = "") -> list[
     return [Fact(f"{first_names(names)}: {sentence}.", mistake)]
 
 
-def mean_is_correct(leaf: ComparedLeaf, N: int) -> bool:
+def has_correct_mean(leaf: ComparedLeaf, N: int) -> bool:
     """Return True if the mean over all devices is the reference's value.
 
     Without an all-reduce, that holds for Adam's first moments, and not for parameters.
     """
     if leaf.expected.kind != "close" or len(leaf.copies) != N:
         return False
-    rest = distance(np.mean(leaf.copies, 0), leaf.expected.value)
-    return leaf.is_clearly_wrong and leaf.is_explained(rest)
+    residual = distance(np.mean(leaf.copies, 0), leaf.expected.value)
+    return leaf.is_clearly_wrong and leaf.is_explained(residual)
 
 
 def describe_use(
@@ -197,7 +197,7 @@ def state_differs(update: StepUpdate, first: Leaves, second: Leaves) -> bool:
 
     Metrics don't count, because one device's sums are smaller than all devices' sums.
     """
-    names = update.differences(first, second)
+    names = update.find_differences(first, second)
     return any(not update.leaves[name].expected.is_metric for name in names)
 
 
@@ -219,14 +219,14 @@ def weigh_examples(update: StepUpdate) -> Iterator[Fact]:
         weights = measure_weights(update, range(B), update.wrong_arrays())
     if not weights:
         return
-    unmoved = [name for name in weights if have_no_influence(weights[name])]
+    unmoved = [name for name in weights if are_zero(weights[name])]
     if unmoved:
         yield from describe_leaves(
             unmoved, "the examples of this update have no influence"
         )
         return
     most_exact = next(iter(weights.values()))
-    if not count_equally(most_exact):
+    if not are_equal(most_exact):
         yield from compare_examples(update, most_exact)
         return
     medians = {name: float(np.nanmedian(weights[name])) for name in weights}
@@ -285,7 +285,7 @@ def compare_with_local_results(update: StepUpdate) -> Iterator[Fact]:
     if not update.local_results:
         return
     means = []
-    of_first_device = []
+    first_device = []
     for leaf in update.wrong_leaves("state"):
         # All local results draw the first device's random numbers, so they predict
         # nothing for a leaf that depends on these.
@@ -296,17 +296,17 @@ def compare_with_local_results(update: StepUpdate) -> Iterator[Fact]:
         if is_float and leaf.is_predicted([np.mean(local_values, 0)]):
             means.append(leaf.name)
         elif leaf.is_predicted(local_values[:1]):
-            of_first_device.append(leaf.name)
+            first_device.append(leaf.name)
     yield from describe_leaves(
         means, "the mean of the reference's results on each device's own examples"
     )
     yield from describe_leaves(
-        of_first_device, "the reference's result on the first device's examples"
+        first_device, "the reference's result on the first device's examples"
     )
-    mistake = ""
+    mistake = "no all-reduce"  # or one that leaves out the other devices
     if means:
         mistake = "mean of means"
-    yield from describe_use(update, means + of_first_device, mistake)
+    yield from describe_use(update, means + first_device, mistake)
 
 
 def describe_change(update: StepUpdate) -> Iterator[Fact]:

@@ -75,13 +75,13 @@ def fit_moves(
     return np.array(weights), errors
 
 
-def have_no_influence(weights: np.ndarray) -> bool:
-    """Return True if all examples have the weight 0."""
+def are_zero(weights: np.ndarray) -> bool:
+    """Return True if all weights are 0, within rounding."""
     return bool(np.nanmax(np.abs(weights)) < WEIGHT_TOLERANCE)
 
 
-def count_equally(weights: np.ndarray) -> bool:
-    """Return True if all examples have the same weight."""
+def are_equal(weights: np.ndarray) -> bool:
+    """Return True if all weights are equal, within rounding."""
     spread = np.nanmax(weights) - np.nanmin(weights)
     # Both may be off by the tolerance.
     return bool(spread < 3 * WEIGHT_TOLERANCE * abs(np.nanmax(weights)))

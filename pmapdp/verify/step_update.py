@@ -121,16 +121,16 @@ class ComparedLeaf:
         """
         if len(predicted) not in (1, len(self.copies)):
             return False
-        rests = []
+        residuals = []
         for device, copy in enumerate(self.copies):
-            rests.append(distance(copy, predicted[device % len(predicted)]))
-        return self.is_explained(max(rests))
+            residuals.append(distance(copy, predicted[device % len(predicted)]))
+        return self.is_explained(max(residuals))
 
-    def is_explained(self, rest: float) -> bool:
-        """Return True if a prediction explains the error, up to this rest."""
-        if not rest < self.error / 4:  # the error is small, or both are infinite
+    def is_explained(self, residual: float) -> bool:
+        """Return True if a prediction explains the error, up to this residual."""
+        if not residual < self.error / 4:  # the error is small, or both are infinite
             return False
-        return rest <= max(PREDICTION_TOLERANCE * self.error, self.expected.allowed)
+        return residual <= max(PREDICTION_TOLERANCE * self.error, self.expected.allowed)
 
     def fit_change(self) -> tuple[float, float]:
         """Return the leaf's change as a multiple of the reference's, and its error.
@@ -177,8 +177,8 @@ class StepUpdate:
         batch = self.expected.select_examples(index)
         changed = self.expected._replace(batch=batch)
         copies = self.run(changed)
-        of_first_device = {name: copies[name][0] for name in copies}
-        return of_first_device, self.reference(changed.arguments)
+        first_copies = {name: copies[name][0] for name in copies}
+        return first_copies, self.reference(changed.arguments)
 
     def leaves_of(self, output: Output) -> list[ComparedLeaf]:
         """Return the compared leaves of the state, or of the metrics."""
@@ -218,8 +218,8 @@ class StepUpdate:
         examples don't divide over the devices, or if the reference can't take so few.
         """
         update = self.expected
-        b, rest = divmod(update.examples, self.N)
-        if not b or rest:
+        b, remainder = divmod(update.examples, self.N)
+        if not b or remainder:
             return []
         results = []
         for device in range(self.N):
@@ -250,9 +250,9 @@ class StepUpdate:
     @cached_property
     def random_leaves(self) -> dict[str, float]:
         """The leaves that random numbers move, and how far."""
-        return self.differences(self.expected.values, self.reseeded.values)
+        return self.find_differences(self.expected.values, self.reseeded.values)
 
-    def differences(self, first: Leaves, second: Leaves) -> dict[str, float]:
+    def find_differences(self, first: Leaves, second: Leaves) -> dict[str, float]:
         """Return the leaves in which two results differ, and by how much."""
         differences = {}
         for name, leaf in self.leaves.items():

@@ -4,22 +4,35 @@ Each has its reason beside it. A leaf's tolerance is measured in `tolerances.py`
 these numbers as factors.
 """
 
-# Equal within rounding, by the bytes of the type in which the reference adds (8 for
-# float64). The first number multiplies the spread of the nudged runs. It's above 1,
-# because three runs don't show the largest spread, and float64 has room for more. The
-# second is a fraction of the change in the update.
-TOLERANCES = {8: (8, 1e-7), 4: (4, 7e-4)}
-# Types of 16 bits: the multiple, and the units in their last place.
-NARROW_TOLERANCES = (2, 4)
+from typing import NamedTuple
+
+
+class Factors(NamedTuple):
+    """A leaf may be off by these multiples of what was measured.
+
+    Attributes:
+        spread: A multiple of the spread of the perturbed runs. It's above 1, because
+            three runs don't show the largest spread, and float64 has room for more.
+        change: A fraction of the leaf's change in the update.
+    """
+
+    spread: float
+    change: float
+
+
+# By the bytes of the type in which the reference adds.
+TOLERANCES = {8: Factors(spread=8, change=1e-7), 4: Factors(spread=4, change=7e-4)}
+# For types of 16 bits. Here `change` counts units in their last place.
+NARROW_TOLERANCES = Factors(spread=2, change=4)
 # A leaf may be off by so many units in its own last place, which a few operations more
 # or less make. Stored in 16 bits, it's rounded once by the step and once by the
 # reference.
 LAST_PLACES = 4
 NARROW_LAST_PLACES = 2
-NUDGED_RUNS = 3  # runs with numbers changed by rounding
+PERTURBED_RUNS = 3  # runs with numbers changed by rounding
 # A step in mixed precision rounds the numbers to 16 bits first. Moved by this part of
 # the unit, about an eighth of them round the other way, which is enough.
-NARROW_NUDGE = 1 / 8
+NARROW_PERTURBATION = 1 / 8
 
 # Not compared: rounding may change the leaf's update by more than this fraction, as in
 # a chaotic map, or for the bias in front of a batch norm under Adam.

@@ -27,10 +27,10 @@ from pmapdp.verify.report import ArgumentsError
 from pmapdp.verify.thresholds import (
     LAST_PLACES,
     NARROW_LAST_PLACES,
-    NARROW_NUDGE,
+    NARROW_PERTURBATION,
     NARROW_TOLERANCES,
     NEGLIGIBLE_FRACTION,
-    NUDGED_RUNS,
+    PERTURBED_RUNS,
     TOLERANCES,
     UNSTABLE_FRACTION,
 )
@@ -119,8 +119,8 @@ class ReferenceUpdate(NamedTuple):
 
     def select_examples(self, index: np.ndarray) -> Any:
         """Return a batch of the examples at `index`."""
-        places = (*[slice(None)] * self.batch_axis, index)
-        return jax.tree.map(lambda leaf: leaf[places], self.batch)  # keys, too
+        all_axes = (*[slice(None)] * self.batch_axis, index)
+        return jax.tree.map(lambda leaf: leaf[all_axes], self.batch)  # keys, too
 
 
 def make_updates(
@@ -162,19 +162,34 @@ def measure_leaves(
         narrowest: The narrowest type in which the reference adds.
     """
     state, batch, key = arguments
-    unit = float(jnp.finfo(narrowest).eps)
+    size = float(jnp.finfo(narrowest).eps)
     if narrowest.itemsize < 4:
-        unit *= NARROW_NUDGE
-    nudged_results = []
-    for seed in range(NUDGED_RUNS):
-        near_state, near_batch = nudge((state, batch), unit, seed)
-        nudged_results.append(reference((near_state, near_batch, key)))
+        size *= NARROW_PERTURBATION
+    perturbed_results = []
+    for seed in range(PERTURBED_RUNS):
+        near_state, near_batch = perturb((state, batch), size, seed)
+        perturbed_results.append(reference((near_state, near_batch, key)))
     old = reference.to_numpy({"state": state, "metrics": {}})
     leaves = {}
-    for name, leaf in reference.leaves(new).items():
-        nudged = [result[name] for result in nudged_results]
-        old_leaf = old.get(name, np.zeros(()))
-        leaves[name] = measure_leaf(reference, name, old_leaf, leaf, nudged, narrowest)
+    for name, array in reference.leaves(new).items():
+        value = trees.to_numpy(array)
+        leaf = ReferenceLeaf(
+            name=name,
+            is_metric=name.startswith(reference.metric_prefix),
+            old=old.get(name, np.zeros(())),
+            value=value,
+            kind="close",
+        )
+        spread = max(distance(result[name], value) for result in perturbed_results)
+        if reference.is_per_device(name) and reference.groups == 1:
+            leaf.kind = "per_device"
+        elif np.issubdtype(value.dtype, np.inexact):
+            allow_rounding(leaf, spread, array.dtype, narrowest)
+        elif spread:
+            leaf.kind = "unstable"
+        else:
+            leaf.kind = "exact"
+        leaves[name] = leaf
     mark_unstable(list(leaves.values()))
     return leaves
 
@@ -192,51 +207,33 @@ def refuse_nan(leaves: dict[str, ReferenceLeaf], number: int) -> None:
         )
 
 
-def measure_leaf(
-    reference: Reference,
-    name: str,
-    old: np.ndarray,
-    new: Any,
-    nudged: list[np.ndarray],
-    narrowest: np.dtype,
-) -> ReferenceLeaf:
-    """Decide how a leaf is compared, and how large its error may be.
+def allow_rounding(
+    leaf: ReferenceLeaf, spread: float, stored: np.dtype, narrowest: np.dtype
+) -> None:
+    """Set how far a leaf of floats moves, and how large its error may be.
 
     Args:
-        reference: The reference that returned it.
-        name: Its path.
-        old: Its value before the update.
-        new: Its value after the update.
-        nudged: Its value in each run with numbers changed by rounding.
+        leaf: The leaf. If it isn't finite, no error is allowed.
+        spread: Its largest change in the perturbed runs.
+        stored: The type in which the reference returns it.
         narrowest: The narrowest type in which the reference adds.
     """
-    value = trees.to_numpy(new)
-    spread = max(distance(near_value, value) for near_value in nudged)
-    if reference.is_per_device(name) and reference.groups == 1:
-        kind = "per_device"
-    elif np.issubdtype(value.dtype, np.inexact):
-        kind = "close"
-    elif spread:
-        kind = "unstable"
-    else:
-        kind = "exact"
-    is_metric = name.startswith(reference.metric_prefix)
-    leaf = ReferenceLeaf(name, is_metric, old, value, kind)
-    if kind == "close" and np.isfinite(value).all():
-        change = distance(value, old)
-        size = max(distance(value), change)
-        times, fraction = TOLERANCES.get(narrowest.itemsize, NARROW_TOLERANCES)
-        if narrowest.itemsize < 4:
-            fraction *= float(jnp.finfo(narrowest).eps)
-        leaf.change = change
-        places = LAST_PLACES
-        if new.dtype.itemsize < 4:
-            # Momentum in bfloat16, for example, is rounded by a fraction of its size.
-            leaf.change = size
-            places = NARROW_LAST_PLACES
-        rounded = places * float(jnp.finfo(new.dtype).eps) * size
-        leaf.allowed = times * spread + fraction * change + rounded
-    return leaf
+    if not np.isfinite(leaf.value).all():
+        return
+    change = distance(leaf.value, leaf.old)
+    size = max(distance(leaf.value), change)
+    factors = TOLERANCES.get(narrowest.itemsize, NARROW_TOLERANCES)
+    fraction = factors.change
+    if narrowest.itemsize < 4:
+        fraction *= float(jnp.finfo(narrowest).eps)
+    leaf.change = change
+    places = LAST_PLACES
+    if stored.itemsize < 4:
+        # Momentum in bfloat16, for example, is rounded by a fraction of its size.
+        leaf.change = size
+        places = NARROW_LAST_PLACES
+    last_places = places * float(jnp.finfo(stored).eps) * size
+    leaf.allowed = factors.spread * spread + fraction * change + last_places
 
 
 def mark_unstable(leaves: list[ReferenceLeaf]) -> None:
@@ -253,8 +250,8 @@ def mark_unstable(leaves: list[ReferenceLeaf]) -> None:
                 leaf.kind = "unstable"
 
 
-def nudge(tree: Any, unit: float, seed: int) -> Any:
-    """Change every float by up to `unit` of itself.
+def perturb(tree: Any, size: float, seed: int) -> Any:
+    """Change every float by up to `size` of itself.
 
     Floats that are whole numbers stay, because they are counts, weights and labels.
     """
@@ -263,7 +260,7 @@ def nudge(tree: Any, unit: float, seed: int) -> Any:
     def change(leaf: Any) -> Any:
         if not trees.is_float(leaf):
             return leaf
-        factor = 1 + unit * random.uniform(-1, 1, np.shape(leaf))
+        factor = 1 + size * random.uniform(-1, 1, np.shape(leaf))
         changed = np.asarray(leaf * factor, leaf.dtype)
         return np.where(leaf == np.round(leaf), leaf, changed)
 

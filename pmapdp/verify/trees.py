@@ -161,7 +161,8 @@ def distance(a: Any, b: Any = 0.0) -> float:
         return np.inf
     with np.errstate(invalid="ignore"):
         difference = np.abs(np.asarray(a, np.result_type(a, np.float64)) - b)
-        is_equal = (a == b) | ((a != a) & (b != b))
+        are_nan = (a != a) & (b != b)  # only NaN differs from itself
+        is_equal = (a == b) | are_nan
         difference = np.where(is_equal, 0, difference)
     largest = np.max(difference, initial=0)
     return float(np.nan_to_num(largest, nan=np.inf, posinf=np.inf))
@@ -176,6 +177,6 @@ def fit_factor(array: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = np.vdot(reference, array).real / np.vdot(reference, reference).real
-        rest = np.linalg.norm(array - factor * reference)
-        error = rest / np.linalg.norm(reference)
+        residual = np.linalg.norm(array - factor * reference)
+        error = residual / np.linalg.norm(reference)
     return float(factor), float(error)

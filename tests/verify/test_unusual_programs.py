@@ -97,6 +97,18 @@ def an_accumulator_never_averaged():
     return given(step, {"w": W, "sum": np.zeros_like(W), "step": np.int32(0)})
 
 
+def gradients_of_the_first_device():
+    """All devices gather the gradients, and take the first one."""
+
+    def step(state, batch, average=lambda tree: lax.all_gather(tree, "i")[0]):
+        gradient = average(jax.grad(loss_of)(state["w"], batch))
+        velocity = 0.9 * state["velocity"] + gradient
+        return {"w": state["w"] - 0.1 * velocity, "velocity": velocity}
+
+    state = {"w": W, "velocity": np.zeros_like(W)}
+    return given(step, state, reference=partial(step, average=alone))
+
+
 def maxima_added_up():
     def step(w, batch, average=mean, add=total):
         w_new, _ = descend(w, batch, average)
@@ -235,6 +247,11 @@ WRONG = [  # a program, the mistakes that fit, and what is said
         "1 of 7 leaves differ, from update 1 on; 3 differ in update 2",
     ),
     (an_accumulator_never_averaged, ["no all-reduce"], "1 differ in update 2"),
+    (
+        gradients_of_the_first_device,
+        ["no all-reduce"],
+        "velocity, w: the reference's result on the first device's examples.",
+    ),
     (maxima_added_up, ["scaled metrics"], "metrics/largest: the sum of the reference"),
     (two_random_bits, ["same mask"], "all draw the same random numbers"),
     (complex_weights, ["sum for mean"], "the change is 8 times the reference's"),
