@@ -9,6 +9,6 @@
 - `words.py` makes sentences, for table and page.
 - `page.py` puts all of it into `page.html`, in the look of `page.css`, with the
   mistakes of `mistakes.toml`, the programs of `to_copy.toml`, the cells of
-  `cells.html`, and the pictures of `pictures.html`, whose curves come from
-  `pictures.py`.
+  `cells.html`, the lines of `code.html`, and the pictures of `pictures.html`, whose
+  curves come from `pictures.py`.
 """

@@ -13,10 +13,11 @@ the command is wrong.
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from rich import box
@@ -27,7 +28,7 @@ from pmapdp import cli, flags
 from pmapdp.compare import words
 from pmapdp.compare.page import load_data, make_page
 from pmapdp.compare.programs import compare_programs
-from pmapdp.compare.results import Comparison
+from pmapdp.compare.results import Comparison, Measurement
 from pmapdp.compare.sources import read_programs, read_strategies
 from pmapdp.compare.strategies import compare_strategies
 from pmapdp.compare.wrong_strategies import WRONG_STRATEGIES
@@ -168,9 +169,7 @@ def make_strategy_comparison(config: Config, options: CompareOptions) -> Compari
         columns=columns,
         runs=[run for run in runs if run.strategy not in WRONG_STRATEGIES],
         wrong=[run for run in runs if run.strategy in WRONG_STRATEGIES],
-        code=read_strategies(
-            {name: STRATEGIES[name] for name in columns}, load_data("to_copy.toml")
-        ),
+        code=read_strategies(columns, load_data("to_copy.toml")),
     )
 
 
@@ -191,27 +190,28 @@ def make_program_comparison(programs: list[str], devices: int | None) -> Compari
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print a table of the runs, and the conclusion."""
+    """Print what differs between the runs, their results, and the conclusion."""
     console = Console(highlight=False, markup=False)
     console.print(words.summary(comparison))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    result = "verify"
+    names = {"run": attrgetter("name")}
+    labels = {"run": attrgetter("label")}
+    who = {"who adds up": words.who_adds_up}
+    results = {
+        "difference": words.describe_difference,
+        "ms an update": words.describe_time,
+    }
     if comparison.config:
-        result = "loss"
-    for head in ("run", result, "difference", "ms an update", "who adds up"):
-        table.add_column(head, overflow="fold")
-    for run in comparison.runs:
-        name = run.name
-        if comparison.config is None:  # all on the same devices
-            name = run.label
-        table.add_row(
-            name,
-            words.describe_result(run),
-            words.describe_difference(run),
-            words.describe_time(run),
-            words.who_adds_up(run),
-        )
-    console.print(table)
+        shapes = {
+            "you pass": words.describe_batch,
+            "your function sees": words.describe_inputs,
+        }
+        print_table(console, comparison.runs, names | shapes | who)
+        losses = {"loss": words.describe_result}
+        print_table(console, comparison.runs, names | losses | results)
+    else:
+        verdicts = {"verify": words.describe_result}
+        print_table(console, comparison.runs, labels | verdicts | results | who)
+    console.print()
     for run in comparison.runs:
         if run.verdict not in ("", "equal"):
             console.print(f"{run.name}:\n{run.report}", soft_wrap=True)
@@ -221,6 +221,20 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(
             "Simulated devices share cores: their times don't predict an accelerator's."
         )
+
+
+def print_table(
+    console: Console,
+    runs: Sequence[Measurement],
+    columns: dict[str, Callable[[Measurement], str]],
+) -> None:
+    """Print a row for each run. A column is its head and what it says about a run."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0, 0, 1))
+    for head in columns:
+        table.add_column(head, overflow="fold")
+    for run in runs:
+        table.add_row(*[describe(run) for describe in columns.values()])
+    console.print("", table, sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Write a comparison as one HTML file that needs no network and no script.
 
-`page.html` is its template, `pictures.html` draws its pictures, and `page.css` says how
-it looks.
+`page.html` is its template, `pictures.html` draws its pictures, `code.html` shows lines
+of code, and `page.css` says how all of it looks.
 """
 
 import re
 import tomllib
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from itertools import combinations
 from typing import Any
@@ -45,11 +46,12 @@ def make_page(comparison: Comparison) -> str:
         comparison=comparison,
         runs_of=runs_of,
         mistakes=load_data("mistakes.toml")["mistakes"],
-        pairs=list(combinations(comparison.columns, 2)),
+        pairs=list(combinations(comparison.code.sources, 2)),
         most_memory=max(sum(run.memory.values()) for run in comparison.runs),
     )
 
 
+@cache
 def load_template(name: str) -> Template:
     """Load a template of this folder, with the functions that it calls."""
     environment = Environment(
@@ -69,6 +71,9 @@ def load_template(name: str) -> Template:
         "find_changes": find_changes,
         "all_reduce_lines": all_reduce_lines,
         "as_html": as_html,
+        "class_of": class_of,
+        "colour": colour,
+        "find_new_words": find_new_words,
         "decimal": decimal,
     }
     return environment.get_template(name)
@@ -81,22 +86,9 @@ def load_data(name: str) -> dict[str, Any]:
 
 
 def as_html(lines: Sequence[str], others: Sequence[str] | None = None) -> Markup:
-    """Colour lines of Python. Each wraps at spaces, below its own beginning.
-
-    A line that computes gradients, adds them up or updates has a class of its own. If
-    there are `others`, the words that they lack are marked.
-    """
-    html = Markup("")
-    for line in join_comments(lines):
-        indent = len(line) - len(line.lstrip())
-        old_lines = [line]  # nothing is new
-        if others is not None:
-            old_lines = list(others)
-        coloured_line = colour_words(line, old_lines)
-        html += Markup('<div class="line {}" style="--i:{}">{}</div>').format(
-            class_of(line), indent, coloured_line
-        )
-    return Markup("<code>{}</code>").format(html)
+    """Colour lines of Python, and mark the words that `others` lack."""
+    template = load_template("code.html")
+    return Markup(template.render(lines=join_comments(lines), others=others))
 
 
 def join_comments(lines: Sequence[str]) -> list[str]:
@@ -124,13 +116,7 @@ def all_reduce_lines(lines: Sequence[str]) -> list[str]:
     return [line.strip() for line in lines if class_of(line).startswith("all-reduce")]
 
 
-def colour_words(line: str, others: Sequence[str]) -> Markup:
-    """Colour the words of a line of Python, and mark those that other lines lack."""
-    html = Markup("")
-    for is_new, text in find_new_words(line, others):
-        coloured = highlight(text, PythonLexer(), HtmlFormatter(nowrap=True))
-        coloured_text = Markup(coloured.rstrip("\n"))
-        if is_new:
-            coloured_text = Markup("<mark>{}</mark>").format(coloured_text)
-        html += coloured_text
-    return html or Markup("<br>")
+def colour(text: str) -> Markup:
+    """Colour a piece of Python."""
+    coloured = highlight(text, PythonLexer(), HtmlFormatter(nowrap=True))
+    return Markup(coloured.rstrip("\n"))

@@ -94,7 +94,7 @@ class Code:
     Attributes:
         sections: The parts that the page shows, by title, with the lines of each
             column.
-        sources: Each column's code as a whole.
+        sources: The whole code of each of your programs. Empty for strategies.
     """
 
     sections: dict[str, dict[str, list[str]]]

@@ -1,8 +1,7 @@
 """Read the source of strategies and of your programs, part by part."""
 
 import ast
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +18,13 @@ GAP = Line(None, "")
 Parts = dict[str, list[Line]]  # by title
 
 
-def read_strategies(
-    makers: dict[str, Callable[..., Any]], programs: dict[str, str]
-) -> Code:
-    """Read the functions in `steps/` that make the strategies.
-
-    The one section shows `programs`, which stand in `to_copy.toml`.
-    """
-    sources = {name: read_body(maker) for name, maker in makers.items()}
+def read_strategies(names: Iterable[str], programs: dict[str, str]) -> Code:
+    """Read the strategies' programs, which stand in `to_copy.toml`."""
     columns = {}
-    for name in makers:
+    for name in names:
         if name in programs:
             columns[name] = programs[name].strip().splitlines()
-    return Code({"A training loop": columns}, sources)
-
-
-def read_body(maker: Callable[..., Any]) -> list[Line]:
-    """Read a function from its docstring to its `return`."""
-    lines, first = inspect.getsourcelines(maker)
-    start = 2 + str(maker.__doc__).count("\n")  # after the first line and the docstring
-    body = []
-    for number, line in enumerate(lines[start:], first + start):
-        if line.startswith("    return "):
-            break
-        body.append(Line(number, line.rstrip().removeprefix("    ")))
-    return body
+    return Code({"A training loop": columns}, sources={})
 
 
 def read_programs(targets: Sequence[str]) -> Code:

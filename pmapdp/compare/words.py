@@ -18,6 +18,16 @@ HLO_LINE = re.compile(r'(?:ROOT )?(\S+) = (.*?) [\w-]+\(.*op_name="([^"]*)"')
 LONGEST_ORIGIN = 100  # characters, because the compiler joins the names of many
 
 
+def describe_batch(run: Measurement) -> str:
+    """Return the shape of the batch that a strategy's step gets."""
+    return str(run.holds["batch"].shape)
+
+
+def describe_inputs(run: Measurement) -> str:
+    """Return the shape of the inputs in your function."""
+    return str(run.sees)
+
+
 def describe_result(run: Measurement) -> str:
     """Return a training's last loss, or verify's verdict of a program."""
     if run.losses:

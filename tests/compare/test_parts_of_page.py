@@ -150,16 +150,6 @@ def test_two_programs_in_one_file_have_their_own_steps():
     assert "def new(" not in text_of(old["Around the step"])
 
 
-def test_the_sources_of_strategies_are_the_lines_of_their_files():
-    code = read_strategies(STRATEGIES, {})
-    for name, lines in code.sources.items():
-        file = (STEPS / f"{name}.py").read_text().splitlines()
-        for line in lines:
-            assert line.text == file[line.number - 1].removeprefix("    ")
-        assert file[lines[0].number - 2] == '    """'  # the end of the docstring
-        assert file[lines[-1].number].startswith("    return ")
-
-
 def test_the_programs_to_copy_are_aligned_at_the_all_reduce():
     """In one row, you write it, the compiler adds it, or nobody has to."""
     code = read_strategies(STRATEGIES, load_data("to_copy.toml"))
