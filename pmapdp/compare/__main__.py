@@ -37,6 +37,8 @@ from pmapdp.errors import FailedError, UserError, unknown_name
 from pmapdp.files import PAGE_SIGNATURES, REPORT_SIGNATURES, check_output, write_file
 from pmapdp.steps import STRATEGIES
 
+# The columns of a table: a head, and a function that fills it in for a run.
+Columns = dict[str, Callable[[Measurement], str]]
 PARALLEL = tuple(name for name in STRATEGIES if name != "single")
 
 
@@ -193,24 +195,29 @@ def print_comparison(comparison: Comparison) -> None:
     """Print what differs between the runs, their results, and the conclusion."""
     console = Console(highlight=False, markup=False)
     console.print(words.summary(comparison))
-    names = {"run": attrgetter("name")}
-    labels = {"run": attrgetter("label")}
-    who = {"who adds up": words.who_adds_up}
-    results = {
-        "difference": words.describe_difference,
-        "ms an update": words.describe_time,
-    }
     if comparison.config:
-        shapes = {
+        what_differs: Columns = {
+            "run": attrgetter("name"),
             "you pass": words.describe_batch,
             "your function sees": words.describe_inputs,
+            "who adds up": words.who_adds_up,
         }
-        print_table(console, comparison.runs, names | shapes | who)
-        losses = {"loss": words.describe_result}
-        print_table(console, comparison.runs, names | losses | results)
+        results: Columns = {
+            "run": attrgetter("name"),
+            "loss": words.describe_result,
+            "difference": words.describe_difference,
+            "ms an update": words.describe_time,
+        }
+        print_table(console, comparison.runs, what_differs)
     else:
-        verdicts = {"verify": words.describe_result}
-        print_table(console, comparison.runs, labels | verdicts | results | who)
+        results = {
+            "run": attrgetter("label"),  # all are on the same devices
+            "verify": words.describe_result,
+            "difference": words.describe_difference,
+            "ms an update": words.describe_time,
+            "who adds up": words.who_adds_up,
+        }
+    print_table(console, comparison.runs, results)
     console.print()
     for run in comparison.runs:
         if run.verdict not in ("", "equal"):
@@ -224,11 +231,9 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def print_table(
-    console: Console,
-    runs: Sequence[Measurement],
-    columns: dict[str, Callable[[Measurement], str]],
+    console: Console, runs: Sequence[Measurement], columns: Columns
 ) -> None:
-    """Print a row for each run. A column is its head and what it says about a run."""
+    """Print a row for each run, below an empty line."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0, 0, 1))
     for head in columns:
         table.add_column(head, overflow="fold")

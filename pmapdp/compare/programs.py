@@ -65,24 +65,9 @@ def run_program(target: str, count: int | None) -> tuple[Measurement, Any, Any]:
     if not hasattr(arguments["step"], "lower"):  # a plain function around the step
         arguments["step"] = jax.jit(arguments["step"])
     devices = list(arguments["devices"] or jax.devices())
-    inputs = place_first_update(arguments, devices)
-    holds = {"state": describe_arrays(inputs[0])}
-    examples = len(devices)
-    if arguments["batch"] is not None:
-        holds["batch"] = describe_arrays(inputs[1])
-        batch = resolve_value(0, arguments["batch"])
-        shape = np.shape(jax.tree.leaves(batch)[0])
-        examples = shape[arguments["batch_axis"]]
-    run = make_measurement(
-        target,
-        devices=devices,
-        global_batch_size=examples,
-        milliseconds=time_calls(arguments, devices),
-        program=arguments["step"].lower(*inputs).compile(),
-        holds=holds,
-        verdict=VERDICTS[report.verdict],
-        report=str(report),
-    )
+    run = measure_step(target, arguments, devices)
+    run.verdict = VERDICTS[report.verdict]
+    run.report = str(report)
     # In float64, rounding is far smaller than a mistake. Not all programs allow it.
     if report.precision == "float64":
         run.dtype = "float64"
@@ -91,6 +76,28 @@ def run_program(target: str, count: int | None) -> tuple[Measurement, Any, Any]:
     else:
         start, end = make_first_update(arguments, devices)
     return run, start, end
+
+
+def measure_step(
+    target: str, arguments: dict[str, Any], devices: list[jax.Device]
+) -> Measurement:
+    """Compile and time a program's step, and describe its arrays."""
+    inputs = place_first_update(arguments, devices)
+    holds = {"state": describe_arrays(inputs[0])}
+    examples = len(devices)
+    if arguments["batch"] is not None:
+        holds["batch"] = describe_arrays(inputs[1])
+        batch = resolve_value(0, arguments["batch"])
+        shape = np.shape(jax.tree.leaves(batch)[0])
+        examples = shape[arguments["batch_axis"]]
+    return make_measurement(
+        target,
+        devices=devices,
+        global_batch_size=examples,
+        milliseconds=time_calls(arguments, devices),
+        program=arguments["step"].lower(*inputs).compile(),
+        holds=holds,
+    )
 
 
 def time_calls(arguments: dict[str, Any], devices: list[jax.Device]) -> list[float]:

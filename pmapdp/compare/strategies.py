@@ -56,19 +56,23 @@ def compare_strategies(
             for run in runs:
                 print(run.strategy, run.largest_difference)
     """
-    results: list[tuple[Measurement, Any]] = []
-    for count in counts:
-        config = replace(config, devices=count)
-        results += in_new_process(run_strategies, config, names)
-        # All have the batch of the first run, and the wrong strategies run there only.
-        size = results[0][0].global_batch_size
-        config = replace(config, global_batch_size=size, per_device_batch_size=None)
-        names = [name for name in names if name not in WRONG_STRATEGIES]
+    most, *fewer = counts
+    results = in_new_process(run_strategies, replace(config, devices=most), names)
+    # All runs have the batch of the first, and the wrong strategies run there only.
+    size = results[0][0].global_batch_size
+    config = replace(config, global_batch_size=size, per_device_batch_size=None)
+    correct = [name for name in names if name not in WRONG_STRATEGIES]
+    for count in fewer:
+        few_devices = replace(config, devices=count)
+        results += in_new_process(run_strategies, few_devices, correct)
     one_device = replace(config, devices=1)
-    ((single, reference),) = in_new_process(run_strategies, one_device, ["single"])
-    for run, parameters in [(single, reference), *results]:
+    single = in_new_process(run_strategies, one_device, ["single"])
+    _, reference = single[0]
+    runs = []
+    for run, parameters in single + results:
         run.largest_difference = largest_difference(parameters, reference)
-    return [single, *(run for run, _ in results)]
+        runs.append(run)
+    return runs
 
 
 def run_strategies(
@@ -118,21 +122,20 @@ def sum_one_weights_gradients(job: Job) -> list[float]:
 class Training:
     """A run of one strategy that stops after every group of updates."""
 
-    def __init__(self, config: Config, name: str):
+    def __init__(self, config: Config, name: Any):
         self.name = name
-        strategy: Any = name
-        purpose = ""
         if name in WRONG_STRATEGIES:
-            strategy = "pmap"  # which they change
-            purpose = ", wrong on purpose"
-        job = make_job(replace(config, strategy=strategy))
-        self.job = job
+            self.job = make_job(replace(config, strategy="pmap"))  # which they change
+            show_progress(f"compiling {name}, wrong on purpose")
+        else:
+            self.job = make_job(replace(config, strategy=name))
+            show_progress(f"compiling {name} \u00d7 {len(self.job.devices)}")
+        job = self.job
         if job.total_steps < GROUPS:
             raise UserError(
                 f"--steps {job.total_steps} is too few to time, as a single update "
                 "varies: try --steps 20"
             )
-        show_progress(f"compiling {name} \u00d7 {len(job.devices)}{purpose}")
 
         def loss(model: Any, batch: Any) -> Any:
             # Python runs this when JAX traces the step, so it sees the step's shapes.

@@ -402,7 +402,7 @@ frame.onload = () => setTimeout(() => {
 
 @pytest.mark.slow
 def test_a_phone_shows_two_columns_beside_each_other(compared, tmp_path, chromium):
-    """The programs are in one row, and above them stand their lines of the all-reduce."""
+    """The programs are in one row, below their lines of the all-reduce."""
     (tmp_path / "page.html").write_text(compared[2])
     found = look.run_page(tmp_path, PHONE)
     assert found["names"] == ["single", "pmap", "jit"]
