@@ -39,12 +39,9 @@ def make_measurement(
     global_batch_size: int,
     milliseconds: Sequence[float],
     program: Any,
-    **others: Any,
+    holds: dict[str, Arrays],
 ) -> Measurement:
-    """Describe where a step ran, how fast, and its compiled program.
-
-    `others` are more attributes of the measurement.
-    """
+    """Describe where a step ran, how fast, its compiled program and its arrays."""
     label = os.path.basename(strategy)
     name = label
     if len(devices) > 1:
@@ -67,7 +64,7 @@ def make_measurement(
             "results": plan.output_size_in_bytes - plan.alias_size_in_bytes,
             "temporary": plan.temp_size_in_bytes,
         },
-        **others,
+        holds=holds,
     )
 
 

@@ -181,15 +181,16 @@ class Training:
 
     def measure(self, gradient_sums: list[float]) -> Measurement:
         """Return what was measured, and what arrays and compiled program say."""
-        return make_measurement(
+        run = make_measurement(
             self.name,
             devices=self.job.devices,
             global_batch_size=self.job.batches["train"].batch_size,
             milliseconds=self.milliseconds[1:],
             program=self.program,
             holds=self.holds,
-            sees=self.sees,
-            losses=self.losses,
-            gradient_sums=gradient_sums,
-            dtype=self.job.config.dtype,
         )
+        run.sees = self.sees
+        run.losses = self.losses
+        run.gradient_sums = gradient_sums
+        run.dtype = self.job.config.dtype
+        return run

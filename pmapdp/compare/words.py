@@ -131,7 +131,7 @@ def conclude(comparison: Comparison) -> str:
     runs = comparison.runs
     if comparison.config is None:
         return conclude_programs(runs)
-    names = [run.name for run in runs if is_different(run, runs[0])]
+    names = find_unequal(runs)
     # NaN counts as the largest.
     farthest = runs[int(np.argmax([run.largest_difference or 0.0 for run in runs]))]
     reason = explain_difference(farthest, runs[0])
