@@ -1,4 +1,7 @@
-"""Read the source of strategies and of your programs, part by part."""
+"""Read the code of strategies and of your programs, part by part.
+
+`pmapdp.port` follows the names of a program through its files, so its reader helps.
+"""
 
 import ast
 from collections.abc import Iterable, Sequence
