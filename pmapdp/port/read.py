@@ -30,23 +30,9 @@ def read_files(path: str) -> tuple[dict[str, ast.Module], list[str]]:
         UserError: There is nothing to read, or the one file that was named can't be
             read.
     """
-    start = Path(path)
-    if not start.exists():
-        raise UserError(
-            f"{path!r} is missing: name a Python file or folder, such as . for the "
-            "current folder"
-        )
-    if start.is_dir():
-        waiting = sorted(source_files(start))
-    elif start.suffix == ".py":
-        waiting = [start]
-    else:
-        raise UserError(
-            f"{path!r} is no Python file or folder: try {start.stem}.py, which "
-            f"`jupyter nbconvert --to script {start.name}` makes of a notebook"
-        )
+    waiting = list_files(path)
     trees: dict[str, ast.Module] = {}
-    unread: dict[str, None] = {}  # in their order, each once
+    unread: list[str] = []
     while waiting:
         file = waiting.pop(0)
         if str(file) in trees:
@@ -55,17 +41,40 @@ def read_files(path: str) -> tuple[dict[str, ast.Module], list[str]]:
             with warnings.catch_warnings(action="ignore"):  # about the file's strings
                 tree = ast.parse(file.read_bytes())
         except (SyntaxError, ValueError) as error:
-            unread[f"{file} can't be read ({first_line(error)}): is it Python 3?"] = (
-                None
-            )
+            message = f"{file} can't be read ({first_line(error)}): is it Python 3?"
+            if message not in unread:  # several files may import it
+                unread.append(message)
             continue
         trees[str(file)] = tree
-        if start.is_file():
+        if not Path(path).is_dir():
             waiting += imported_files(file, tree)
+    if unread and not trees:
+        raise UserError(unread[0])
     if not trees:
-        nothing = f"the folder {path!r} holds no Python: name one with .py files"
-        raise UserError([*unread, nothing][0])
-    return trees, list(unread)
+        raise UserError(f"the folder {path!r} holds no Python: name one with .py files")
+    return trees, unread
+
+
+def list_files(path: str) -> list[Path]:
+    """List the files of a folder, or the one file that was named.
+
+    Raises:
+        UserError: It's missing, or no Python.
+    """
+    start = Path(path)
+    if not start.exists():
+        raise UserError(
+            f"{path!r} is missing: name a Python file or folder, such as . for the "
+            "current folder"
+        )
+    if start.is_dir():
+        return sorted(source_files(start))
+    if start.suffix != ".py":
+        raise UserError(
+            f"{path!r} is no Python file or folder: try {start.stem}.py, which "
+            f"`jupyter nbconvert --to script {start.name}` makes of a notebook"
+        )
+    return [start]
 
 
 def source_files(folder: Path) -> Iterator[Path]:
