@@ -6,7 +6,7 @@ same numbers in every update, or computes the whole batch on every device.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -144,16 +144,8 @@ def check_random_numbers(updates: list[StepUpdate]) -> list[Fact]:
         raise CheckError("no result depends on a key")
     if len(updates) == 1:
         raise CheckError("it takes updates=2")
-    # The first update once more, with the keys and counters of the later ones. A few
-    # random bits may be the same by chance, but hardly in all of them.
-    step = first.step
-    returned = step.call(*step.place(*first.expected.arguments))
-    for later in updates[1:]:
-        arguments = first.expected._replace(key=later.expected.key).arguments
-        state, *batch_and_key = step.place(*arguments)
-        state = jax.tree.map(advance_counter, state, returned["state"])
-        returned = step.call(state, *batch_and_key)
-        if draws_new_numbers(first, step.read(returned, first.expected.leaves)):
+    for copies in rerun_with_later_keys(updates):
+        if draws_new_numbers(first, copies):
             return []
     first_key = first.expected.key
     has_one_key = first_key is not None and first_key is updates[1].expected.key
@@ -166,6 +158,22 @@ def check_random_numbers(updates: list[StepUpdate]) -> list[Fact]:
         )
     sentence = "The second update draws the random numbers of the first again."
     return [Fact(sentence, "key stands still")]
+
+
+def rerun_with_later_keys(updates: list[StepUpdate]) -> Iterator[Copies]:
+    """Run the first update again, with the keys and counters of each later one.
+
+    A few random bits may be the same by chance, but hardly in all of these runs.
+    """
+    first = updates[0]
+    step = first.step
+    returned = step.call(*step.place(*first.expected.arguments))
+    for later in updates[1:]:
+        arguments = first.expected._replace(key=later.expected.key).arguments
+        state, *batch_and_key = step.place(*arguments)
+        state = jax.tree.map(advance_counter, state, returned["state"])
+        returned = step.call(state, *batch_and_key)
+        yield step.read(returned, first.expected.leaves)
 
 
 def advance_counter(before: Any, after: Any) -> Any:
@@ -182,9 +190,10 @@ def draws_new_numbers(update: StepUpdate, again: Copies) -> bool:
     without drawing anything. Two things show that the numbers are the same: metrics
     that stay equal, and a change of the state that is a multiple of the first run's.
     """
-    metrics_differ = []
-    state_differs = []
-    no_multiples = []
+    # For each random leaf, if it shows other random numbers.
+    metrics = []
+    arrays = []
+    numbers = []
     for name, random_difference in update.random_leaves.items():
         leaf = update.leaves[name]
         old = leaf.expected.old
@@ -192,20 +201,21 @@ def draws_new_numbers(update: StepUpdate, again: Copies) -> bool:
         second = np.stack(again[name])
         differs = distance(second, first) > PREDICTION_TOLERANCE * random_difference
         if leaf.expected.is_metric:
-            metrics_differ.append(differs)
+            metrics.append(differs)
             continue
+        # A multiple says something only if other random numbers give no multiple.
         reseeded = update.reseeded.leaves[name].value
         _, residual = fit_factor(reseeded - old, leaf.expected.value - old)
         if leaf.is_array and residual > ROUGH_TOLERANCE:
             ratio, error = fit_factor(second - old, first - old)
-            no_multiples.append(error > PREDICTION_TOLERANCE * abs(ratio))
+            arrays.append(error > PREDICTION_TOLERANCE * abs(ratio))
         else:
-            state_differs.append(differs)
-    if metrics_differ and not any(metrics_differ):
+            numbers.append(differs)
+    if metrics and not any(metrics):
         return False
-    if no_multiples:
-        return any(no_multiples)
-    return any(metrics_differ) or any(state_differs)
+    if arrays:
+        return any(arrays)
+    return any(metrics) or any(numbers)
 
 
 def check_work(updates: list[StepUpdate]) -> list[Fact]:

@@ -136,16 +136,11 @@ def describe_use(
 
     Statistics, on which nothing depends, may differ on purpose.
     """
-    leaves = []
-    has_other_array = False
-    for name, leaf in update.expected.leaves.items():
-        is_float = np.issubdtype(leaf.value.dtype, np.inexact)
-        if leaf.is_metric or not is_float:
-            continue
-        if name in names:
-            leaves.append(name)
-        elif leaf.value.size > 1:
-            has_other_array = True
+    state = [leaf for leaf in update.expected.leaves.values() if not leaf.is_metric]
+    floats = [leaf for leaf in state if np.issubdtype(leaf.value.dtype, np.inexact)]
+    leaves = [leaf.name for leaf in floats if leaf.name in names]
+    other_leaves = [leaf for leaf in floats if leaf.name not in names]
+    has_other_array = any(leaf.value.size > 1 for leaf in other_leaves)
     if not leaves:
         return
     updates = [update.expected]

@@ -114,7 +114,8 @@ class Check(NamedTuple):
         if self.leaves:
             text += f" {self.describe_largest()}"
         lines = [wrap(text, INDENT)]
-        lines += [wrap(f"{INDENT}- {x.sentence}", f"{INDENT}  ") for x in self.facts]
+        sentences = [f"{INDENT}- {fact.sentence}" for fact in self.facts]
+        lines += [wrap(sentence, f"{INDENT}  ") for sentence in sentences]
         return "\n".join(lines)
 
     def describe_largest(self) -> str:
@@ -174,7 +175,9 @@ class Report(NamedTuple):
         """`failed`, `passed`, or `incomplete` if something was not compared."""
         if self.failed:
             return "failed"
-        return "incomplete" if self.missing else "passed"
+        if self.missing:
+            return "incomplete"
+        return "passed"
 
     @property
     def ok(self) -> bool:
@@ -296,7 +299,9 @@ class Report(NamedTuple):
 
 def count(number: int, noun: str) -> str:
     """Return `1 device` or `8 devices`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"
 
 
 def wrap(text: str, indent: str = "") -> str:
