@@ -144,9 +144,10 @@ def is_first_copy(program: Program, node: ast.Subscript) -> bool:
     call, is_part = find_origin(program, node.value)
     if program.called_path(call) == "flax.jax_utils.replicate":
         return True
-    function: Any = program.resolve(getattr(call, "func", None))
-    made = program.result(getattr(function, "func", None))  # by a function of yours
-    pmap = read_pmap(program, made or function)
+    pmapped: Any = program.resolve(getattr(call, "func", None))
+    if isinstance(pmapped, ast.Call):  # perhaps of your own `make_step`
+        pmapped = program.result(pmapped.func) or pmapped
+    pmap = read_pmap(program, pmapped)
     if pmap is None:
         return False
     match program.resolve(pmap.options.get("out_axes")):
@@ -160,7 +161,7 @@ def is_first_copy(program: Program, node: ast.Subscript) -> bool:
 def returns_array(program: Program, function: Value) -> bool:
     """Return True if a function shows that it returns one array, no tuple."""
     result: Any = program.result(function)
-    if program.called_path(result) in AVERAGES:  # of all arrays of a tuple
+    if program.called_path(result) in AVERAGES:  # they take tuples, too
         result = program.resolve(next(iter(result.args), None))
     if not isinstance(result, ast.Call):
         return False

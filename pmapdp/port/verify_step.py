@@ -115,7 +115,7 @@ def write_verification(program: Program, pmap: Pmap) -> dict[str, Any]:
     Returns:
         The name of the step, its file, the program, and the questions.
     """
-    name = pmap.name or "your step"
+    step_name = pmap.name or "your step"
     path = program.file_of(pmap.argument)
     known, unknown = split_names(program, program.files[path], pmap.argument)
     lines = [f"{name} = program.{name}" for name in known]
@@ -140,18 +140,18 @@ def write_verification(program: Program, pmap: Pmap) -> dict[str, Any]:
         per_device.insert(0, "key")
     folder, module = find_module(Path(path))
     text = PROGRAM.format(
-        name=name,
+        name=step_name,
         folder=folder.as_posix(),
         module=module,
         step="\n".join(lines),
         arguments=", ".join(f"{argument}=..." for argument in arguments),
         per_device=per_device,
     )
-    return {"step": name, "path": path, "questions": questions, "program": text}
+    return {"step": step_name, "path": path, "questions": questions, "program": text}
 
 
 def write_step(pmap: Pmap, arguments: list[str], question: str) -> str:
-    """Write the lines that define `step`: one, or a function to fill in."""
+    """Write the line that defines `step`, or a function to fill in."""
     mapped = getattr(pmap.argument, "name", None) or ast.unparse(pmap.argument)
     name = "step"
     if question:
