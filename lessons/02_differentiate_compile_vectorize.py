@@ -141,9 +141,9 @@ print(double(1.0), double(2.0), double(3.0))
 lesson_02.trace()
 
 # %% [markdown]
-# Now time your `train_step` on batches of different sizes. It's called by a new function, `watched_step`, so nothing is
-# compiled yet. Each entry in `traced` is one compilation. JAX doesn't wait for a result before it returns, so you wait
-# yourself, with `jax.block_until_ready`.
+# Now time your `train_step` on batches of different sizes. `watched_step`, which calls it, is new, so nothing is compiled
+# yet. It notes each compilation in `traced`. JAX returns before the result is ready, so you wait for it yourself, with
+# `jax.block_until_ready`.
 #
 # **Predict:** which of the five calls will be slow?
 
@@ -175,8 +175,8 @@ print("traced for batches of", traced)
 # ## What JAX writes down
 #
 # The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Here are five layers, each only a
-# tanh, in a Python loop and with `lax.scan`, which hands each result to the next of five calls. The `_` and the `None` are
-# an input and an output of each call, which we don't need.
+# tanh, in a Python loop and with `lax.scan`. It runs a function five times, and hands each result to the next round. The
+# `_` and the `None` stand for more inputs and outputs, which we don't need.
 #
 # **Predict:** how many times does `tanh` appear in each jaxpr?
 
