@@ -20,7 +20,7 @@
 # start it again in two processes, kill both, and let a single device go on. How near do the losses of the two runs come?
 #
 # **You will** write three places where the parts meet, read the trainer around them, break one of them, and guard a run
-# against changed settings. 22 minutes, 52 with exercises, and another 15 to read the program. You need lessons
+# against changed settings. 22 minutes, 52 with exercises, and another 17 to read the program. You need lessons
 # [08](08_keep_dropout_and_metrics_exact.ipynb), [13](13_more_batch_than_memory.ipynb), [14](14_survive_a_kill.ipynb),
 # [16](16_born_sharded.ipynb) and [17](17_many_processes.ipynb).
 
@@ -49,28 +49,31 @@ folder = Path(tempfile.mkdtemp())
 lesson_19.one_update()
 
 # %% [markdown]
-# Nothing in the picture is new to you. What's new is that each row depends on the one above, which another lesson made.
+# You've written every row of this picture in one lesson or another. But a row only works if it fits the one above it.
 #
 # ## Write three of the joints
 #
-# You know all the parts, so join them before you see how the program does it.
+# You know all the parts, so join them yourself before you see how the program does it.
 #
-# 1. `update_once` (10 minutes) joins lessons 08, 09 and 13. The state is `(model, optimizer_state, step)`, and the batch
-#    is `(examples, weights, indices)`, where `indices` says which example each row is. `example_keys(step, indices)`
-#    makes a random key for each row. `loss_sums(model, (examples, weights, keys))` returns the summed loss and a dictionary
-#    of sums, one of them `"count"`. `accumulate(f, model, batch)` calls `f(model, micro_batch)` for each micro-batch on
-#    each device, and returns the sum of all the results, after one all-reduce. Return the new state and the sums.
-#    <details><summary>Hint</summary>f may be <code>jax.grad(loss_sums, has_aux=True)</code>. What do you divide by, and
+# 1. `update_once` (10 minutes) joins lessons 08, 09 and 13. Update the state `(model, optimizer_state, step)` with the
+#    batch `(examples, weights, indices)`, and return the new state and the sums. You get three functions, besides the
+#    optimizer:
+#    - `example_keys(step, indices)` makes a random key for each row.
+#    - `loss_sums(model, (examples, weights, keys))` returns the summed loss, and a dictionary of sums with a `"count"`.
+#    - `accumulate(f, model, batch)` calls `f(model, micro_batch)` for each micro-batch on each device, and returns the sum
+#      of all results, after one all-reduce.
+#
+#    <details><summary>Hint</summary>f can be <code>jax.grad(loss_sums, has_aux=True)</code>. What do you divide by, and
 #    when?</details>
-# 2. `place_rows` (5 minutes) joins lessons 03 and 17. The examples are shuffled, so row i of the batch is example
-#    `rows[i]`. Return the batch as a global array with this shape and sharding. `read(numbers)` reads examples from the
-#    disk. Call it once for each device of this process, with the numbers of that device's rows, because another process
-#    reads the others. <details><summary>Hint</summary><code>jax.make_array_from_callback(shape, sharding, f)</code> calls
-#    f with the place of a device's rows in the array: a slice for each axis.</details>
-# 3. `resume` (5 minutes) joins lessons 14 and 16. `checkpoints` is an Orbax manager. After epoch 0, 1 and so on, a run has
-#    saved the leaves of its state, a list, perhaps from other devices than yours. Return the newest state, and the number
-#    of the epoch that comes next. `state` is a new state on your devices: yours should lie on them in the same way. If
-#    there's no checkpoint, return `state` and 0. <details><summary>Hint</summary><code>jax.tree.flatten</code>, and
+# 2. `place_rows` (5 minutes) joins lessons 03 and 17. After shuffling, row i of the batch is example `rows[i]`. Return the
+#    batch as a global array with this shape and sharding. `read(numbers)` reads examples from the disk. Call it for each
+#    device of this process, and only with the numbers of that device's rows, because other processes read the rest.
+#    <details><summary>Hint</summary><code>jax.make_array_from_callback(shape, sharding, f)</code> calls f with the place
+#    of a device's rows in the array, as a slice for each axis.</details>
+# 3. `resume` (5 minutes) joins lessons 14 and 16. `checkpoints` is an Orbax manager. After epochs 0, 1 and so on, an
+#    earlier run saved the leaves of its state, as a list, and perhaps from other devices. `state` is a new state on your
+#    devices. Return the newest saved state, placed like `state`, and the number of the next epoch. If nothing was saved,
+#    return `state` and 0. <details><summary>Hint</summary><code>jax.tree.flatten</code>, and
 #    <code>ocp.args.StandardRestore(leaves)</code>.</details>
 
 # %%
@@ -124,7 +127,7 @@ verdicts = [check("19_train_a_small_gpt", joint.__name__, joint) for joint in jo
 #   first, or the test would be on the first few files, which differ from the rest.
 # - **08**, 11 lines: `example_keys` and `dropout`. A mask depends on the example and on the update's number, so the number
 #   must survive a kill. That's why it's part of the state.
-# - **09**, 11 lines: `train_step`. It's your `update_once`, with one more line.
+# - **09**, 11 lines: `train_step`. It's your `update_once`, with one line more.
 # - **13**, 13 lines: `accumulate`. Its `lax.psum` and the division in `train_step` are what `lax.pmean` was in lesson 05.
 # - **14**, 11 lines: those below "Resume" that save and restore. They have your `resume`. All processes run them, because
 #   each has its own shards.
@@ -134,11 +137,11 @@ verdicts = [check("19_train_a_small_gpt", joint.__name__, joint) for joint in jo
 #   batch, and each places its own devices' rows. For a long one, take your `place_rows`.
 # - **20**, 1 line: `compute_dtype`. On a GPU or TPU the blocks compute in bfloat16, and the logits in float32.
 #
-# The one more line is `lax.with_sharding_constraint`. Clipping needs the norm of the whole gradient. Left alone, the
-# compiler keeps only its device's shard of each array, and asks the other devices for the rest of the norm: that's 18
+# The line more is `lax.with_sharding_constraint`. Clipping needs the norm of the whole gradient. If you leave it alone, the
+# compiler keeps only a shard of each gradient on each device, and adds up the norm with an all-reduce for each array: 18
 # all-reduces instead of one. The line makes it keep whole gradients, and the price is their memory on each device.
 #
-# The next cell stands for `python 19_gpt.py never_killed`, and keeps what that prints. Then read the program.
+# The next cell does what `python 19_gpt.py never_killed` does in a terminal, and keeps the output. Then read the program.
 
 # %%
 import sys
@@ -229,8 +232,8 @@ lesson_19.two_runs(losses, interrupted_losses, pair_loss)
 # ## Break it: each device numbers its own rows
 #
 # Now for a mistake that's easy to make. Say that each device numbers its own rows from 0, and makes the keys from these
-# numbers and not from the examples'. The next cell gives `train_step` the numbers that 8 devices would make, and then
-# those that a single device would make.
+# numbers instead of the examples' indices. The next cell gives `train_step` the numbers that 8 devices would make, and
+# then those that a single device would make.
 #
 # **Predict:** a batch has 16 examples. How many different masks do they get on 8 devices?
 
@@ -378,8 +381,8 @@ check("19_train_a_small_gpt", "fixed_check_settings", fixed_check_settings)
 # | `train_step`, jitted | `make_split_strategy` | [sharding/split_step.py](../pmapdp/sharding/split_step.py) |
 # | `fixed_check_settings` | `require_same_run` | [run/same_run.py](../pmapdp/run/same_run.py) |
 #
-# pmapdp's three work in other ways than yours. `accumulated_sums` adds the devices' sums outside `shard_map`, so it needs no `psum`.
-# `make_split_strategy` constrains the gradients to *shards*, so that no device must keep them whole. On a CPU, that
+# Each works in another way than yours. `accumulated_sums` adds up the devices' sums outside `shard_map`, so it needs no
+# `psum`. `make_split_strategy` constrains the gradients to *shards*, so that no device must keep them whole. On a CPU, that
 # would take the 18 all-reduces. `require_same_run` finds the settings in the checkpoint, and skips those that it lacks.
 #
 # **This is the end of the course.** Two branches are left, [20](20_fit_a_larger_network.ipynb) and
