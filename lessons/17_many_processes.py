@@ -165,9 +165,9 @@ lesson_17.who_holds_what()
 # If making the whole batch takes too long, read just the rows that the callback is asked for.
 #
 # For training, the wrong order does no harm, because inputs and labels are mixed up in the same way, and a batch has no
-# order. So each process may also read its own files, or its own indices of one data set, as with PyTorch's
-# `DistributedSampler`, if all have the same number of batches, of the same size. But predictions that you write to a file
-# would be in the wrong order. Put the example's number into the batch as one more array, and sort by it.
+# order. So each process may also pass rows of its own files, or of its own indices, as with PyTorch's `DistributedSampler`,
+# if all have the same number of batches, of the same size. But predictions that you write to a file would be in the wrong
+# order. Put the example's number into the batch as one more array, and sort by it.
 #
 # ## If a run hangs
 #
