@@ -188,8 +188,7 @@ lesson_21.updates_and_examples(measured, both_epochs)
 # rate = largest / (1 + noise scale / B)
 # ```
 #
-# Well below the noise scale that's nearly the linear rule: from 16 to 32 examples the rate grows 1.9 times. But from 16
-# to 1,024 it's only 11 times.
+# From 16 to 32 examples the rate grows 1.9 times, which is nearly the linear rule. But from 16 to 1,024 it's only 11 times.
 #
 # **Predict:** which of the four diverges?
 
@@ -233,7 +232,8 @@ for size, most in {16: 120, 64: 50, 1024: 20}.items():
 # How many devices would you rent for this network, with 16 examples on each?
 #
 # 1. **Read the noise scale** "so far" when the loss is about what you want. Here it's 193.
-# 2. **Divide it by a device's examples**: 193 / 16 is 12. Up to 12 devices pay off, so take 8, with a batch of 128.
+# 2. **Divide it by a device's examples**: 193 / 16 is 12. Up to 12 devices pay off, so rent a machine with 8 of them, for a
+#    batch of 128.
 # 3. **Compare with an offer** of 64 devices. By the formula, 8 devices need 2.5 times the minimum of updates, and 64 need
 #    1.2 times. So 64 are at best 2.1 times as fast, for 3.8 times the examples.
 # 4. **Raise the learning rate**, with SGD by the formula above, and with Adam at most by the square root.

@@ -9,7 +9,8 @@ import orbax.checkpoint as ocp
 
 def update_once(loss_sums, optimizer, accumulate, example_keys, state, batch):
     """The keys travel with the rows, so it doesn't matter how `accumulate` cuts the batch. The sums are divided once, by a
-    count that has been added up over all micro-batches and devices. And the step counts on, or all masks would be alike."""
+    count that has been added up over all micro-batches and devices. And the step counts on, because otherwise an example
+    would get the same mask in every epoch."""
     model, optimizer_state, step = state
     examples, weights, indices = batch
     batch = examples, weights, example_keys(step, indices)
