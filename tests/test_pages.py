@@ -163,9 +163,8 @@ COMMAND = re.compile(
     "page", [*TODAY, *LESSONS, ROOT / "pmapdp" / "train.py"], ids=name_of
 )
 def test_commands_of_the_trainer_are_taken(page):
-    for flags in COMMAND.findall(
-        text_of(page) if page in PAGES else page.read_text(encoding="utf-8")
-    ):
+    text = text_of(page) if page in PAGES else page.read_text(encoding="utf-8")
+    for flags in COMMAND.findall(re.sub(r" \\\n *", " ", text)):
         if not re.search(r"[A-Z\[{$]{2,}|\.\.\.|\[|\$", flags):  # placeholders
             parse_with_recipe(train.COMMAND, ProcessesOptions, shlex.split(flags))
 

@@ -26,6 +26,7 @@ from pmapdp.state import Task, build, initial_state
 from pmapdp.steps import STRATEGIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text()
+PAGE = re.sub(r" \\\n *", " ", PAGE)  # a command's lines become one
 (PROGRAM,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 HEADER = re.search(r"```\n(run  .*?)```", PAGE, re.DOTALL)[1]
 (COMMAND,) = re.findall(r"^    python -m pmapdp\.train (.*)$", PAGE, re.MULTILINE)
