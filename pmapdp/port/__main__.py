@@ -25,7 +25,7 @@ from pmapdp.port.find import BROKEN, Line, find_constructs
 from pmapdp.port.names import Program
 from pmapdp.port.pmaps import find_pmaps
 from pmapdp.port.read import read_files
-from pmapdp.port.rows import STATUSES
+from pmapdp.port.rows import PLACES
 from pmapdp.port.verify_step import choose_step, write_verification
 from pmapdp.verify.report import wrap
 
@@ -77,7 +77,7 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
     for line in listed:
         lines_of[line["construct"]].append(line)
     text = [*report["unread"]]
-    for lines in sorted(lines_of.values(), key=urgency):
+    for lines in sorted(lines_of.values(), key=place_in_report):
         text += describe_construct(lines)
     end = "No construct of pmap was found."
     if report["lines"]:
@@ -94,9 +94,9 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
     return "\n".join(text).strip("\n")
 
 
-def urgency(lines: list[Line]) -> int:
-    """Return the place of a construct in the report: first comes what stops a run."""
-    return STATUSES.index(lines[0]["status"])
+def place_in_report(lines: list[Line]) -> int:
+    """Return the place of a construct, whose lines all have the same status."""
+    return PLACES[lines[0]["status"]]
 
 
 def describe_construct(lines: list[Line]) -> list[str]:

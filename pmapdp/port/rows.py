@@ -10,8 +10,16 @@ from typing import Any
 
 from pmapdp.port.names import LIBRARIES
 
-# From what stops a program to what it may keep.
-STATUSES = ("gone", "fails", "wrong", "check", "slow", "old", "fine")
+# The places of the statuses in a report: first comes what stops a program.
+PLACES = {
+    "gone": 0,
+    "fails": 0,
+    "wrong": 1,
+    "check": 2,
+    "slow": 3,
+    "old": 4,
+    "fine": 5,
+}
 
 
 @dataclass(frozen=True)

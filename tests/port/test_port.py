@@ -15,7 +15,7 @@ from launch import python
 from pmap_programs import FOLDER, NAMES
 
 from pmapdp.port.__main__ import as_text, report_program
-from pmapdp.port.rows import ROW_OF_NAME, ROWS, STATUSES, is_missing
+from pmapdp.port.rows import PLACES, ROW_OF_NAME, ROWS, is_missing
 
 LESSON_12 = FOLDER.parents[1] / "lessons" / "program" / "12_old_pmap.py"
 
@@ -736,18 +736,19 @@ def test_what_stops_the_program_is_listed_first(tmp_path):
     (tmp_path / "main.py").write_text(
         "import jax\np = jax.pmap(f, 'i')\ns, m = p(x)\nm['loss'][0]\n"
         "g = jax.lax.psum(grads, 'i')\nm = jax.tree_map(f, m)\n"
-        "m['loss'][0]\njax.random.KeyArray\n"
+        "m['loss'][0]\njax.shard_map(f, check_rep=False)\njax.random.KeyArray\n"
     )
     text = as_text(report_program(str(tmp_path)), everything=True)
     assert re.findall(r"^  (\w+) +([\w-]+) +docs", text, re.MULTILINE) == [
         ("gone", "tree-map"),
+        ("fails", "check-rep"),
         ("gone", "key-array"),
         ("check", "psum-gradients"),
         ("slow", "first-copy"),
         ("fine", "pmap"),
         ("fine", "psum"),
     ]
-    assert set(STATUSES) == {row.status for row in ROWS.values()}
+    assert set(PLACES) == {row.status for row in ROWS.values()}
 
 
 def test_what_cannot_be_read_is_said(tmp_path):
