@@ -35,7 +35,7 @@ def test_the_data_fill_a_batch_on_four_nodes():
         "digits": len(load_data("digits").train.labels),
     }
     lines = re.findall(r"slurm\.sbatch (--.*?)(?: +#.*)?$", PAGE, re.MULTILINE)
-    assert len(lines) == 2
+    assert len(lines) == 3
     for line in lines:
         config, _ = parse_with_recipe(COMMAND, ProcessesOptions, line.split())
         assert config.per_device_batch_size in (32, 64)
