@@ -144,9 +144,9 @@ lesson_18.speedup_by_devices(counts, weak, strong, published)
 #
 # - [NVIDIA](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
 #   trained on one and on eight A100s of one machine, with 256 images on each, in TF32. NVLink sums in 0.65 ms, and a step
-#   takes 273 ms, so each of the eight should lose at most 0.2 % of its speed. NVIDIA's table calls it strong scaling,
-#   because its [settings](https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/configs.yml)
-#   make an update of 2,048 images, which one GPU adds up in eight steps.
+#   takes 273 ms, so each of the eight should lose at most 0.2 % of its speed. NVIDIA's table calls it strong scaling:
+#   its [settings](https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/configs.yml)
+#   ask for 2,048 images in an update, which one GPU adds up in eight steps.
 # - NVIDIA did the same in mixed precision. One A100 then trains 2.6 times as fast, but its gradients stay in float32.
 # - [Goyal et al.](https://arxiv.org/abs/1706.02677) went from one server of 8 P100s to 32. On one it took 29 hours for 90
 #   epochs, as NVIDIA's blog reported in 2017, so a step of 256 images took 232 ms. Each server has a network card of 6.25
