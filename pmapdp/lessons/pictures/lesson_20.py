@@ -43,9 +43,7 @@ def in_the_backward_pass() -> None:
             if name == "keep everything":
                 drawing.box(axes, x, 1.2, "all\nothers", device=0, height=3.2, **look)
             elif block == 4:
-                drawing.box(
-                    axes, x, 1.2, "others,\nagain", device=0, height=3.2, **look
-                )
+                drawing.box(axes, x, 1.2, "others\nagain", device=0, height=3.2, **look)
         drawing.arrow(axes, (left + 12.9, 3.4), (left + 8.8, 3.4))
         axes.text(left + 10.9, 2.1, "backward\npass", ha="center", va="center", size=9)
 
@@ -74,7 +72,7 @@ def number_formats() -> None:
                 device=colour,
                 width=width,
                 height=1.2,
-                size=9 if bits > 7 else 6.5,
+                size=7,
             )
             left += bits
 
