@@ -148,12 +148,18 @@ def train(
         keep_compiled_programs()
     # Only a float64 run uses 64 bits, whatever the caller has set, because with them
     # JAX's random numbers change.
-    with jax.enable_x64(config.dtype == "float64"):
+    with (
+        jax.enable_x64(config.dtype == "float64"),
+        watch_signals(processes) as stop_request,
+    ):
         job = make_job(config, custom, processes)
+        if stop_request.agreed:
+            name = stop_request.agreed.name
+            status = 128 + stop_request.agreed
+            raise StoppedError(f"stopped by {name} before the first update", status)
         with (
             explain_divergence(job),
             open_workdir(job) as checkpoints,  # None without a workdir
-            watch_signals(processes) as stop_request,
             contextlib.ExitStack() as stack,  # closes what the report opens
         ):
             if processes.count > 1:

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import entry
@@ -15,7 +16,7 @@ import pytest
 from points import DATA, Net, run
 
 from pmapdp.config import REMOVED_SETTINGS, Config
-from pmapdp.errors import DivergedError, UserError
+from pmapdp.errors import DivergedError, StoppedError, UserError
 from pmapdp.loss import MetricSums
 from pmapdp.run.same_run import fixed_settings
 from pmapdp.run.workdir import (
@@ -47,6 +48,18 @@ def test_it_holds_what_the_page_says(finished):
         b"configuration/text_summary": 1,
     }
     assert {tag: tensorboard.count(tag) for tag in wanted} == wanted
+
+
+def test_a_signal_before_the_first_update_stops_the_run_in_good_order(tmp_path):
+    """An error inside JAX, which compiles meanwhile, may end the process with 139."""
+
+    def make_model(*, rngs):
+        signal.raise_signal(signal.SIGINT)
+        return Net(rngs=rngs)
+
+    with pytest.raises(StoppedError, match="stopped by SIGINT before the first up"):
+        run(make_model, workdir=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_result_has_all_epochs_of_the_run_once(tmp_path):
