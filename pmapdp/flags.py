@@ -82,8 +82,10 @@ def parse_with_recipe(
     if sections:  # a command that borrows settings has its own first
         recipe_field, *borrowed = config_fields
         fields = [recipe_field, *option_fields, *borrowed]
-    # --help shows the defaults of the recipe that is named.
-    named = [text for text in arguments if text in RECIPES] or ["digits"]
+    # --help shows the defaults of the recipe that is named, before or after all flags.
+    # Between them, "speedrun" may also be the value of --model.
+    ends = [*arguments[:1], *arguments[-1:]]
+    named = [text for text in ends if text in RECIPES] or ["digits"]
     shown = RECIPES[named[0]].config
     defaults = {field.name: getattr(shown, field.name) for field in config_fields}
     command = describe_recipes(command, only_names=bool(sections))

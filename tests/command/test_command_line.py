@@ -83,6 +83,13 @@ def test_help_shows_the_defaults_of_the_recipe():
     )
 
 
+def test_help_takes_the_value_of_a_flag_for_no_recipe():
+    """`speedrun` is also a model's name."""
+    plain = entry.run_command("train", "--help").out
+    assert entry.run_command("train", "--model", "speedrun", "--help").out == plain
+    assert entry.run_command("train", "speedrun", "--help").out != plain
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_gives_its_configuration_and_flags_override_it(recipe):
     assert parse(recipe) == RECIPES[recipe].config
