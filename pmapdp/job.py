@@ -300,6 +300,18 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
     return size
 
 
+def refuse_without_effect(config: Config) -> None:
+    """Refuse settings of the learning rate that your own schedule ignores."""
+    ignored = {"warmup_steps": 0, "scale_learning_rate": "none"}
+    for name, neutral in ignored.items():
+        value = getattr(config, name)
+        if value != neutral:
+            raise UserError(
+                f"{flag(name)} {value} has no effect on your schedule: let the "
+                f"schedule do it, and use {flag(name)} {neutral}"
+            )
+
+
 def build_optimizer(
     config: Config, custom: CustomParts, task: Task, batches: Batches
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
@@ -310,6 +322,7 @@ def build_optimizer(
     else:
         schedule = custom.schedule
         check_schedule(schedule)
+        refuse_without_effect(config)
     if custom.optimizer is not None:
         check_optimizer(custom.optimizer, schedule, task)
     return make_optimizer(config, schedule, custom.optimizer), schedule

@@ -43,6 +43,9 @@ class Fails(Net):
 def rate(step):
     return "high"
 
+def falling(step):
+    return 0.1 / (1 + step)
+
 def data():
     return 5
 
@@ -228,6 +231,10 @@ MISTAKES = [
     ),
     (yours("--model", "nets.py:Fails"), ["Fails", "(7, 7)"]),
     (yours("--schedule", "nets.py:rate"), ["high", "step"]),
+    (
+        yours("--schedule", "nets.py:falling", "--warmup-steps", "5"),
+        ["--warmup-steps 5", "no effect", "--warmup-steps 0"],
+    ),
     (yours("--optimizer", "nets.py:optimizer"), ["optax"]),
     (yours("--best", "lowest:error"), ["lowest:error", "lowest:loss"]),
     # files and folders of a run
