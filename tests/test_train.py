@@ -304,11 +304,11 @@ def test_the_end_says_where_a_run_is_saved_and_how_to_go_on(tmp_path, capsys):
     run(**settings, steps=3)
     saved = f"saved in {folder}; "
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == f"{saved}without --steps the same command goes on"
+    assert lines[-1] == f"{saved}to go on, leave out --steps"
     assert (folder / "log.txt").read_text().splitlines() == lines
     run(**settings)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == f"{saved}with more --epochs the same command goes on"
+    assert lines[-1] == f"{saved}to go on, raise --epochs"
     run(**settings)
     assert "no update was left" in capsys.readouterr().out.splitlines()[-2]
     assert run(**settings | {"epochs": 3}).epochs[-1]["epoch"] == 3

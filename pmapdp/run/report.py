@@ -201,9 +201,9 @@ class Report:
             return ["not saved: add --workdir runs/first to save and resume a run"]
         saved = f"saved in {config.workdir}"
         if step == config.epochs * self.job.batches["train"].per_epoch:
-            saved += "; with more --epochs the same command goes on"
+            saved += "; to go on, raise --epochs"
         elif step == config.steps:
-            saved += "; without --steps the same command goes on"
+            saved += "; to go on, leave out --steps"
         lines = [saved]
         # The command can't evaluate a model that only your program has.
         if self.job.evaluated_part and not parts_from_python(config):
