@@ -205,7 +205,8 @@ class Options:
     model: str = setting(
         "arguments",
         MISSING,
-        "Folder of a run, or an exported file from people you trust.",
+        "Folder of a run, or an exported file, which holds a program: open only files "
+        "from people you trust.",
         positional="MODEL",
     )
     strategy: StrategyName | None = setting(

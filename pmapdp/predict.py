@@ -65,7 +65,7 @@ class Options:
     model: str = setting(
         "arguments",
         MISSING,
-        "Exported file from people you trust, because it's a program.",
+        "Exported file. It holds a program, so open only files from people you trust.",
         positional="MODEL",
     )
     input: str = setting(

@@ -4,7 +4,8 @@
 
 A step is the two passes, an all-reduce of the gradients and the update by Adam,
 one after the other. Lesson 18 explains this model, and docs/speed.md shows how
-wrong it is. For your own model and machine call `predict` from Python.
+wrong it is. The command takes no flags. For your own model and machine call
+`predict` from Python.
 """
 
 import math

@@ -72,7 +72,9 @@ class CompareOptions(SharedOptions):
     """
 
     strategies: tuple[str, ...] = setting(
-        "comparison", PARALLEL, "Strategies to compare with a single device."
+        "comparison",
+        PARALLEL,
+        f"Which of {', '.join(PARALLEL)} to compare with a single device.",
     )
     devices: tuple[int, ...] = setting(
         "comparison",
