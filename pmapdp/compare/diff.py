@@ -11,6 +11,7 @@ CONTEXT = 2  # equal lines that are shown around a change
 # Lines are versions of one if they're this alike: a call whose arguments now stand on
 # lines of their own, for example.
 LIKENESS = 0.4
+WORD = r"#.*|\w+|\W"  # A comment is one word, because a part isn't coloured as one.
 
 Row = dict[str, list[str]]  # the lines of each column
 
@@ -84,8 +85,8 @@ def find_new_words(line: str, others: Sequence[str]) -> list[tuple[bool, str]]:
         True for each piece that's new, and its text.
     """
     nearest = difflib.get_close_matches(line, others, n=1, cutoff=LIKENESS)
-    old_words = re.findall(r"\w+|\W", "".join(nearest))
-    words = re.findall(r"\w+|\W", line)
+    old_words = re.findall(WORD, "".join(nearest))
+    words = re.findall(WORD, line)
     matcher = difflib.SequenceMatcher(str.isspace, old_words, words, autojunk=False)
     pieces = []
     for operation, _, _, start, stop in matcher.get_opcodes():

@@ -39,9 +39,7 @@ def describe_difference(run: Measurement) -> str:
     """Return the largest difference from the first run, to two digits."""
     if run.largest_difference is None:
         return "another start"
-    if run.largest_difference == 0:
-        return "0"
-    return f"{run.largest_difference:.1e}"
+    return f"{run.largest_difference:.2g}"
 
 
 def describe_time(run: Measurement) -> str:
@@ -165,12 +163,13 @@ def conclude_programs(runs: Sequence[Measurement]) -> str:
     for run in others:
         if run.largest_difference is None:
             text += f" {run.label} starts from another state than {first.label}."
+            continue
+        text += f" After one update, the states of {first.label} and {run.label} "
+        if run.largest_difference == 0:
+            text += "are equal."
         else:
-            text += (
-                f" After one update, the states of {first.label} and {run.label} "
-                f"differ by {describe_difference(run)}, "
-                f"{explain_difference(run, first)}."
-            )
+            reason = explain_difference(run, first)
+            text += f"differ by {describe_difference(run)}, {reason}."
     return text
 
 

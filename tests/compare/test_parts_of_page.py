@@ -118,6 +118,7 @@ def test_a_line_of_code_is_copied_with_its_indentation():
         ("return mean(f(x))", "return f(x)", "return [mean(]f(x)[)]"),
         ("y, lax.psum(g, 'i')", "y, lax.pmean(g, 'i')", "y, lax.[psum](g, 'i')"),
         ("other = 1", "return f(x)", "[other = 1]"),
+        ("f(x)  # the global x", "f(x)  # a part of x", "f(x)  [# the global x]"),
         (
             '"step": jit(',
             '"step": pmap(step, axis="i"),',
