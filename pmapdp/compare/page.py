@@ -31,7 +31,7 @@ LINES = {
     "all-reduce dashed": r"\s*# the compiler adds the all-reduce",
     "comment": r"\s*(#|\"\"\")",
     # The all-reduce of the gradients takes gradients, or returns them.
-    "all-reduce": rf".*{COLLECTIVE}\(.*grad|[^=]*grad[^=]*=.*{COLLECTIVE}",
+    "all-reduce": rf".*{COLLECTIVE}\(.*(grad|one_device)|[^=]*grad[^=]*=.*{COLLECTIVE}",
     "sums": r".*\b(gradient_sums|compute_sums|value_and_grad|grad)\(",
     "weights": r".*\b(update|apply_updates|apply_gradients)\(",
 }

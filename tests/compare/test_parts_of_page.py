@@ -89,6 +89,7 @@ def test_sums_all_reduce_and_update_have_classes_and_code_is_escaped():
         "updates, moments = optimizer.update(gradients, moments)": "weights",
         "gradients = jax.grad(loss)(params, batch)": "sums",
         "loss, gradients = lax.pmean(jax.value_and_grad(f)(w), 'i')": "all-reduce",
+        "return lax.pmean(one_device(params, batch, key), 'i')": "all-reduce",
         "# lax.pmean(gradients, 'i')": "comment",
         "    # the compiler adds the all-reduce": "all-reduce dashed",
         "f = jax.pmap(f)": "",
