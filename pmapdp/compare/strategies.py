@@ -126,16 +126,17 @@ class Training:
         self.name = name
         if name in WRONG_STRATEGIES:
             self.job = make_job(replace(config, strategy="pmap"))  # which they change
-            show_progress(f"compiling {name}, wrong on purpose")
+            progress = f"compiling {name}, wrong on purpose"
         else:
             self.job = make_job(replace(config, strategy=name))
-            show_progress(f"compiling {name} \u00d7 {len(self.job.devices)}")
+            progress = f"compiling {name} \u00d7 {len(self.job.devices)}"
         job = self.job
         if job.total_steps < GROUPS:
             raise UserError(
                 f"--steps {job.total_steps} is too few to time, as a single update "
                 "varies: try --steps 20"
             )
+        show_progress(progress)
 
         def loss(model: Any, batch: Any) -> Any:
             # Python runs this when JAX traces the step, so it sees the step's shapes.
