@@ -47,11 +47,15 @@ def backward(answer):
     back = (probabilities - np.eye(10)[labels]) @ W2.T
     columns = probabilities.copy()
     columns[:, labels] -= 1
+    replaced = probabilities.copy()
+    replaced[np.arange(B), labels] = -1
     mistakes = {
         "W2": {
             "rule 1: subtract 1 at the correct class": hidden.T @ probabilities,
             "rule 1 subtracts 1 once in each row, and g[:, labels] changes these columns "
             "in every row: index the rows, too": hidden.T @ columns,
+            "rule 1 subtracts 1 from the probability, and yours replaces it by -1: "
+            "write -= 1": hidden.T @ replaced,
             "the sign is wrong: g is the probabilities, minus 1 at the correct class": (
                 -B * of_the_mean["W2"]
             ),
@@ -176,6 +180,14 @@ def fixed_update(answer):
             not close(result[layer], parameters[layer]),
             f"layer {layer + 1} did not change: subtract rate times its gradients",
         )
+    of_the_sum = jax.tree.map(
+        lambda w, gradient: w - rate * len(labels) * gradient, parameters, gradients
+    )
+    require(
+        not close(result[1], of_the_sum[1]),
+        "this follows the gradient of the summed loss: divide g by the number of "
+        "examples, as the broken update does",
+    )
     require(
         close(result[1], expected[1]),
         "the second layer is wrong: its gradients are hidden.T @ g and g.sum(0)",
