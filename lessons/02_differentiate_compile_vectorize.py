@@ -17,8 +17,8 @@
 #
 # Three things drive newcomers to JAX mad: a `print` in the training step, an `if`, and a learning rate that they change
 # in their notebook. In a compiled step none of them does what it does in PyTorch, and one idea explains all three. JAX
-# runs your Python function on stand-ins in place of arrays and writes down what happens to them. From that record it can
-# build three things: the derivative, a compiled program, or a version for a whole batch.
+# runs your Python function on stand-ins in place of arrays. `jit` keeps a record of what happens to them and compiles
+# it, and `grad` and `vmap` use the same trick with other stand-ins.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and pass random keys by hand.
 # 26 minutes, 46 with exercises. You need NumPy, and to know what a gradient is, for example from
@@ -109,33 +109,36 @@ print("with", "your" if verdict.solved else "the program's own", "train_step")
 # %% [markdown]
 # ## jit: compile a step
 #
-# The program compiles its steps with `jax.jit`. See what that does to a tiny function. `@jax.jit` above it is short for
-# `double = jax.jit(double)` below it.
+# The program compiles its steps with `jax.jit`. See what it does to a tiny function, next to `grad` and `vmap`.
 #
-# **Predict:** you call `double` three times. How many times does "Python sees" appear?
+# **Predict:** each calls `double` three times. How many times does "Python sees" appear under `jit`?
 
 
 # %% tags=["prediction"]
-@jax.jit
 def double(x):
     print("Python sees", x)
     return 2 * x
 
 
-print(double(1.0), double(2.0), double(3.0))
+numbers = (1.0, 2.0, 3.0)
+for transform, arguments in ((jax.jit, numbers), (jax.grad, numbers), (jax.vmap, jnp.ones((3, 2)))):
+    print(f"\n{transform.__name__}:")
+    function = transform(double)
+    print("results:", [function(x).tolist() for x in arguments])
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Once, and what Python sees isn't 1.0. It's a **tracer**, a stand-in. Under `jit` it has a shape and a type but no value.
+# Once, and three times under `grad` and under `vmap`. What Python sees is a stand-in, called a **tracer**. Under `jit`
+# it has a shape and a type but no value. Under `grad` it carries the value, and follows the derivative along. Under
+# `vmap` it looks like a single number and stands for all rows.
 #
 # </details>
 #
-# In the first call, JAX runs your Python code with tracers, writes down every operation that they meet, and compiles the
-# list. From then on, arguments of the same shapes and types go straight to the compiled program, and your Python code is
-# left out. The `~` marks a weak type, the type of a Python number. An array's type is another, so
-# `double(jnp.float32(1))` would be traced anew. To see the values in every call, write `jax.debug.print`, which becomes
-# one of the operations.
+# In the first call under `jit`, JAX writes down every operation that the tracers meet, and compiles the list. From then
+# on, arguments of the same shapes and types go straight to the compiled program, and your Python code is left out. A
+# JAX array has an ordinary type where a Python number has a weak one, marked `~`, so `jnp.float32(1)` triggers a second
+# trace. To see the values in every call, write `jax.debug.print`, which becomes one of the operations.
 
 # %%
 lesson_02.trace()
@@ -175,8 +178,8 @@ print("traced for batches of", traced)
 # ## What JAX writes down
 #
 # The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Here are five layers, each only a
-# tanh, in a Python loop and with `lax.scan`. It runs a function five times, and hands each result to the next round. The
-# `_` and the `None` stand for more inputs and outputs, which we don't need.
+# tanh, in a Python loop and with `lax.scan`. `scan` calls the function five times and feeds each result into the next
+# call. It can also read an input and keep an output per round. We need neither, hence `_` and `None`.
 #
 # **Predict:** how many times does `tanh` appear in each jaxpr?
 
@@ -234,11 +237,9 @@ for function in (python_if, jnp_where, numpy_tanh):
 #
 # </details>
 #
-# `vmap` refuses `python_if`, too. `grad` alone doesn't, because its tracers carry values. But the branch that `jnp.where`
-# doesn't pick can spoil the gradient: at 0, the derivative of `jnp.where(x > 0, jnp.sqrt(x), 0.0)` is NaN, because the
-# root's slope is infinite there, and 0 times infinity is NaN. Give the root a harmless number,
-# `jnp.sqrt(jnp.where(x > 0, x, 1.0))`. If your loss is NaN, `with jax.debug_nans(True):` stops at the operation that
-# made the first NaN.
+# `vmap` refuses `python_if`, too, and `grad` alone doesn't. But the branch that `jnp.where` doesn't pick can spoil a
+# gradient. At 0, the slope of the root is infinite, and `jnp.where(x > 0, jnp.sqrt(x), 0.0)` has the gradient NaN. So
+# guard the root as well: `jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)`.
 #
 # ## Trap 2: a global variable
 #
@@ -269,7 +270,7 @@ print(shrink(jnp.ones(3)))
 # </details>
 #
 # **Whatever changes from step to step must be an argument.** To try another `RATE`, change it in the program's cell and
-# run that cell again, or call `jax.clear_caches()`, after which JAX traces everything again.
+# run that cell again.
 #
 # A function is **pure** if its result depends on its arguments alone and it changes nothing else. JAX doesn't check that
 # yours is.
@@ -307,35 +308,35 @@ for step in range(3):
 #
 # </details>
 #
-# Use a key **once**, for one draw or for one split, or your random numbers aren't independent. In a training loop, keep
-# one key for the whole run, call `fold_in(key, step)` in each step, and do nothing else with it, because `split(key)[0]`
-# is the same key as `fold_in(key, 0)`. Under `with jax.debug_key_reuse(True):` JAX refuses to use a key twice, but it
-# doesn't notice two keys that are equal.
+# If two draws use the same key, they aren't independent. So keep one base key for the whole run. Never draw from it and
+# never split it. Derive each step's key with `fold_in(key, step)`, and split that one if a step needs several. Under
+# `with jax.debug_key_reuse(True):` JAX refuses to use a key twice.
 #
 # ## vmap: write it for one example
 #
-# What if you want the gradient of *each* example? Write a function of one example, and hand it to `jax.vmap`. It traces
-# your function with stand-ins for one example and makes each operation work on all of them at once.
-# `in_axes=(None, 0, 0)` says that all examples share the model, and each has its own row of inputs and label.
+# What if you want the gradient of *each* example? Write a function of one example, and hand it to `jax.vmap`, which
+# makes each operation work on all examples at once. `in_axes=(None, 0, 0)` says that all examples share the model, and
+# each has its own row of inputs and label.
 #
 # Your function sees one example, and yet it can ask for the mean over all of them. Name the axis that `vmap` maps over,
-# and call `lax.pmean` with this name: `jax.vmap(lambda x: x - lax.pmean(x, "batch"), axis_name="batch")` turns
-# `[1, 2, 6]` into `[-2, -1, 3]`. Every example gets the same mean, so with `None` in `out_axes` it comes back once.
+# and call `lax.pmean` with this name: `jax.vmap(lambda x: x - lax.pmean(x, "data"), axis_name="data")` turns 1, 2 and 6
+# into -2, -1 and 3. All examples get the same mean. With `None` in `out_axes`, `vmap` returns it once instead of 128
+# times.
 #
-# **Predict:** below, `pmean` takes the mean of 128 gradients. How far is it from the gradient of the mean loss?
+# **Predict:** below, `pmean` takes the mean of 128 gradients, and of their counts, which are all 1. How far is the
+# first from the gradient of the mean loss?
 
 
 # %% tags=["prediction"]
-def loss_one(model, inputs, label):  # [64], []
-    return loss_sums(model, (inputs[None], label[None]))[0]
+def gradients_one(model, inputs, label):  # [64], []
+    batch = inputs[None], label[None]  # of one example
+    gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
+    own_gradients = gradients
+    gradients, count = lax.pmean((gradients, sums["count"]), "data")
+    return own_gradients, jax.tree.map(lambda g: g / count, gradients)
 
 
-def grads_one(model, inputs, label):
-    grad = jax.grad(loss_one)(model, inputs, label)
-    return grad, lax.pmean(grad, "batch")
-
-
-mapped = jax.vmap(grads_one, in_axes=(None, 0, 0), out_axes=(0, None), axis_name="batch")
+mapped = jax.vmap(gradients_one, in_axes=(None, 0, 0), out_axes=(0, None), axis_name="data")
 example_grads, mean_grad = jax.jit(mapped)(init_model(), inputs, labels)
 mean_loss_grad = jax.grad(lambda model: loss_sums(model, (inputs, labels))[0] / 128)(init_model())
 print("one from each example:", example_grads["W1"].shape, "| their mean:", mean_grad["W1"].shape)
@@ -345,14 +346,15 @@ lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is one
-# example's gradient, for the biases of two hidden units. They disagree, and yet their mean, the cross, lies in the
-# circle, the gradient of the mean loss.
+# They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is
+# one example's gradient, for the biases of two hidden units. The dots disagree, and yet their mean, the cross, lies in
+# the circle, the gradient of the mean loss.
 #
 # </details>
 #
 # That's why eight devices can share a batch: only the mean needs all of them. In lesson 05, `pmap` takes the place of
-# `vmap`, each device has a part of the batch, and the line with `lax.pmean` stays.
+# `vmap`, and each device has a part of the batch. The line with `lax.pmean` stays as it is. There the counts differ,
+# because the last batch doesn't fill all devices.
 #
 # ## Exercises
 #
@@ -400,7 +402,7 @@ assert "Error" in lesson_02.result_or_error(jax.jit(numpy_tanh), 3.0)
 np.testing.assert_allclose((shrink(1.0), *shrink(jnp.ones(3))), (0.9, 0.5, 0.5, 0.5))
 assert len({float(numpy_noise(0.0)) for _ in range(3)}) == 1
 assert len({float(jax_noise(0.0, jax.random.fold_in(key, step))) for step in range(3)}) == 3
-minus_mean = jax.vmap(lambda x: x - lax.pmean(x, "batch"), axis_name="batch")
+minus_mean = jax.vmap(lambda x: x - lax.pmean(x, "data"), axis_name="data")
 assert minus_mean(jnp.array([1.0, 2, 6])).tolist() == [-2, -1, 3]
 assert jnp.zeros(2).at[0].set(1).tolist() == [1, 0]
 for name, gradient in mean_loss_grad.items():
@@ -410,12 +412,13 @@ for name, gradient in mean_loss_grad.items():
 # %% [markdown]
 # ## Take away
 #
-# - `jit` runs your Python code once for each combination of shapes and types, with tracers that have no values. Whatever
-#   changes must be an argument, even the random key.
+# - `jit` runs your Python code once for each combination of shapes and types, with tracers that have no values.
+#   Whatever changes must be an argument, even the random key.
 # - The gradient of a mean is the mean of the gradients. `lax.pmean` takes it over the axis that you've named, here of
 #   examples, and soon of devices.
 #
-# In pmapdp, `metric_sums` in [loss.py](../pmapdp/loss.py) is your `loss_sums`. To read on:
+# In pmapdp, your `loss_sums` is `cross_entropy` in [loss.py](../pmapdp/loss.py). It returns only the sums, and the
+# training steps call it as `task.loss_sums`. To read on:
 # [transformations](https://docs.jax.dev/en/latest/101/transformations.html), and [why float64 becomes
 # float32](https://docs.jax.dev/en/latest/101/default_dtypes.html). Next, nobody writes layers by hand: [03 Train with
 # Flax and Optax](03_train_with_flax_and_optax.ipynb).

@@ -391,3 +391,13 @@ def test_two_tasks_that_jax_does_not_connect_train_nothing(tmp_path):
         assert status == 1
         assert any(words in output for words in refusals), output
         assert "epoch" not in output
+
+
+def test_lesson_02_averages_with_the_line_of_pmap():
+    """Its text says that the line stays as it is."""
+    (line,) = [
+        line.partition("  #")[0]
+        for line in PROGRAMS["05"].read_text().splitlines()
+        if "lax.pmean" in line
+    ]
+    assert f"{line}\n" in build.source_of("02").read_text()
