@@ -117,6 +117,10 @@ def compare_with_nnx(step, optimizer):
         )
         new_state, sums = result
         require(
+            jax.tree.structure(new_state) != jax.tree.structure(expected_sums),
+            "the two results are swapped: return the new state first, then the sums",
+        )
+        require(
             isinstance(new_state, tuple | list) and len(new_state) == 2,
             "the new state must be a pair again, (model, optimizer_state)",
         )

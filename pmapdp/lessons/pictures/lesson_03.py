@@ -1,8 +1,5 @@
 """Pictures of lesson 03, and what measures for them."""
 
-from typing import Any
-
-import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -51,47 +48,3 @@ def shares(losses: np.ndarray, weights: np.ndarray) -> None:  # [batches, B], tw
         axes.set_xticklabels([f"{loss:.0f}" for loss in losses.ravel()])
     charts[0].set(ylabel="share in the mean")
     charts[0].text(places[-1], 0.13, "padding", color=drawing.ACCENT, ha="center")
-
-
-def state_memory(
-    step: Any, state: Any, batch: Any
-) -> dict[str, tuple[float, float, float]]:
-    """Compile a jitted step without donation and with it.
-
-    Returns:
-        {name: (kilobytes of the old state, kilobytes that the step's results need beside
-        it, kilobytes of what the step computes in between)}.
-    """
-    old = sum(array.nbytes for array in jax.tree.leaves(state))
-    memory = {}
-    for name, donated in (("without donation", ()), ("with donation", (0,))):
-        jitted = jax.jit(step.__wrapped__, donate_argnums=donated)
-        plan = jitted.lower(state, batch).compile().memory_analysis()
-        new = plan.output_size_in_bytes - plan.alias_size_in_bytes
-        memory[name] = (old / 1000, new / 1000, plan.temp_size_in_bytes / 1000)
-    return memory
-
-
-@drawing.picture
-def states(memory: dict[str, tuple[float, float, float]]) -> None:
-    """Two bars of memory: without donation the old state and a new one of the same size, with donation just one state. In both, gradients and activations come on top."""
-    plt.figure(figsize=(8, 1.5))
-    old, new, temporary = zip(*memory.values(), strict=True)
-    names = list(memory)
-    bars = plt.barh(names, old, 0.6, color=drawing.INK)
-    texts = (
-        f"old state\n{old[0]:.1f} KB",
-        f"old, then new state\n{old[1]:.1f} KB",
-    )
-    plt.bar_label(bars, texts, label_type="center", color="white")
-    bars = plt.barh(names, new, 0.6, left=old, color=drawing.ACCENT)
-    texts = (f"new state\n{new[0]:.1f} KB", "")
-    plt.bar_label(bars, texts, label_type="center", color="white")
-    ends = [sum(sizes) for sizes in zip(old, new, strict=True)]
-    bars = plt.barh(
-        names, temporary, 0.6, left=ends, color="none", edgecolor=drawing.INK
-    )
-    texts = [f"gradients, activations\n{size:.1f} KB" for size in temporary]
-    plt.bar_label(bars, texts, label_type="center")
-    plt.gca().invert_yaxis()
-    plt.gca().set(xlabel="kilobytes")

@@ -45,6 +45,7 @@ WRONG = {
             RETURN,
             f'return ({APPLY}, optimizer_state), sums["loss"]',
         ),
+        ("are swapped", RETURN, f"return sums, ({APPLY}, optimizer_state)"),
         ("two things", RETURN, f"return {APPLY}"),
         (
             "without jit your step changes the state",
