@@ -16,10 +16,9 @@
 # # 04. Map over devices
 #
 # `vmap` ran your function for every row of a batch, on one device. Change one letter, and each row runs on a device of
-# its own: `pmap`. In lesson 00 that kept a glider on device 0, because no device knew of its neighbours. But you don't
-# need a neighbour to test a network on your part of the data, so that's what eight devices will do in this lesson. With
-# `pmap` you also make a promise that JAX never checks. Break it and you get a wrong number, with no error. Let's break
-# it here, where it costs nothing.
+# its own: `pmap`. In lesson 00 that kept a glider on device 0, because no device knew of its neighbours. Testing needs
+# no neighbour: each device can score its own part of the data. That's what we'll do. With `pmap` you also make a
+# promise that JAX never checks. Break it and you get a wrong number, with no error.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and test
 # lesson 03's network on eight devices. 20 minutes, 45 with exercises. You need [00 Meet your
@@ -76,8 +75,9 @@ for shard in dots.addressable_shards:
 #
 # </details>
 #
-# `pmap` gives each device at most one row. If you pass six, two devices stay idle, without a warning, and nine are an
-# error. For sixteen rows you reshape `[16, 10]` to `[8, 2, 10]`, and give each device two.
+# `pmap` gives each device at most one row. If you pass six, two devices stay idle, without a warning. Nine are an
+# error, and so are sixteen: `cannot select an axis to squeeze out which has size not equal to one`. Reshape `[16, 10]`
+# to `[8, 2, 10]`, and each device gets two.
 
 # %%
 lesson_04.dot_products(xs.sum(1))
@@ -91,7 +91,7 @@ lesson_04.dot_products(xs.sum(1))
 # step. Two things say where an array goes:
 #
 # - A **mesh** is an array of devices with named axes. Ours is a row of eight devices, and its axis is called `"data"`.
-# - A **partition spec** says how to cut an array: for each axis of the array, which axis of the mesh it goes over.
+# - A **partition spec** says how to cut an array: for each array axis it names the mesh axis that splits it, or none.
 #   `PartitionSpec("data")` cuts the first axis into eight parts. `PartitionSpec()` cuts nothing, so everyone gets all
 #   of it: the array is **replicated**.
 #
@@ -113,9 +113,8 @@ lesson_04.mesh_and_specs()
 # %% [markdown]
 # ## A network on eight devices
 #
-# Now half of your program can move to eight devices. Training has to wait for lesson 05, because there the devices must
-# talk to each other. For a test they needn't: each device counts its own correct answers, and the host adds up the eight
-# counts. You know all the parts, so write it before you see it.
+# Now half of your program can move to eight devices. Training has to wait for lesson 05, where the devices talk to each
+# other. In a test, each device counts its own correct answers, and the host adds up the eight counts.
 #
 # 1. `sums_on_devices` (10 minutes): `eval_step(state, batch)` returns a dictionary of sums over a batch, such as the
 #    number of correct answers. `batch` is a tuple of NumPy arrays with B rows each, a multiple of the number of devices
@@ -144,9 +143,9 @@ verdict = check("04_map_over_devices", "sums_on_devices", sums_on_devices)
 #
 # </details>
 #
-# You still train on one device, and after each epoch `place_state` copies the state to all eight. Don't keep `copies` for
-# later, though. On device 0 nothing had to be copied, so there `copies` is the state itself. The next `train_step` gives
-# the state's memory away, and `copies` is gone with it.
+# You still train on one device, and after each epoch `place_state` copies the state to all eight. Don't keep `copies`
+# for later, though: `copies` shares device 0's memory with `state`. When the next `train_step` donates `state`,
+# `copies` is deleted too.
 #
 # The next cell is the whole program, so you can skip its code. It prints lesson 03's test losses and accuracies, up to
 # rounding. If the check has accepted your `sums_on_devices`, the cell below it tests the trained network with it. You
@@ -191,10 +190,10 @@ lesson_04.last_batch(is_correct, weights)
 #
 # ## Arrays in the wrong place
 #
-# Why place the state at all, if `in_axes=None` gives it to every device anyway? What JAX does with an array that's in
-# the wrong place depends on whether it's **committed**. Arrays that you've placed with a device or a sharding are
-# committed, and so are the results computed from them. NumPy arrays and `jnp.ones(3)` aren't, and JAX may move them.
-# Below, `on_5` is committed to device 5, and `pmap` runs on all eight.
+# Why place the state at all, if `in_axes=None` gives it to every device anyway? Arrays that you've placed with a device
+# or a sharding are **committed** to their place, and so are the results computed from them. NumPy arrays and
+# `jnp.ones(3)` aren't, and JAX moves them to wherever they're needed. Below, `on_5` is committed to device 5, and
+# `pmap` runs on all eight.
 #
 # **Predict:** which of the three calls does JAX refuse?
 
@@ -214,10 +213,10 @@ for name, call in calls.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first two. JAX can't know on which of two devices it should add, and it won't cut up what you've put on one device.
-# The third call runs, and that's the trap: in every call, JAX copies the array from device 5 to the seven others, and
-# nobody tells you. That's why you place the state on all devices, once. If you suspect a copy, wrap the call in
-# `with jax.transfer_guard_device_to_device("disallow"):`, which turns it into an error.
+# The first two: `+` and a split argument refuse a committed array in the wrong place. An argument with `in_axes=None`
+# is copied, committed or not, and that's the trap: in every call, JAX copies the array from device 5 to the seven
+# others, and nobody tells you. That's why you place the state on all devices, once. If you suspect a copy, wrap the
+# call in `with jax.transfer_guard_device_to_device("disallow"):`, which turns it into an error.
 #
 # </details>
 #
@@ -251,7 +250,7 @@ lesson_04.one_label_for_eight_rows(lie)
 # 2. `block_product` (10 minutes): the matrix product of `a` `[2 m, K]` and `b` `[K, 4 p]` in 2 x 4 blocks, one on each
 #    of eight devices. Device 4 i + j multiplies row block i of `a` by column block j of `b`. Return `[8, m, p]`, a JAX
 #    array with one block on each device. <details><summary>Hint</summary>Build two stacked arrays, <code>[8, m,
-#    K]</code> in which each row block occurs four times running (<code>repeat</code>), and <code>[8, K, p]</code> in
+#    K]</code> with each row block repeated four times in a row (<code>repeat</code>), and <code>[8, K, p]</code> in
 #    which the four column blocks occur twice (<code>tile</code>).</details>
 # 3. `fixed_accuracy` (5 minutes, find the mistake): `broken_accuracy` raises no error and returns a number between 0
 #    and 1, but it isn't the accuracy over all examples. Return that accuracy. You may compute it in any way, but the
@@ -302,6 +301,7 @@ def is_refused(compute):
 
 
 assert is_refused(lambda: jax.pmap(jnp.sum)(np.ones((9, 10))))
+assert is_refused(lambda: jax.pmap(jnp.sum)(np.ones((16, 10))))
 assert [is_refused(call) for call in calls.values()] == [True, True, False]
 with jax.transfer_guard_device_to_device("disallow"):
     assert is_refused(calls["hand one to everyone"])
@@ -316,8 +316,12 @@ with jax.transfer_guard_device_to_device("disallow"):
 # - With `out_axes=None` you promise that all devices agree, and JAX doesn't check. To see what each of them holds, read
 #   `addressable_shards`.
 #
-# In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) has this mesh, these two shardings, `place_state`, `place_batch`
-# and `eval_step`. Old tutorials call `jax.device_put_replicated`, which JAX 0.10 no longer has. Write
-# `jax.device_put(x, replicated)` instead. To read on: [Migrating to the new
-# jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next, the devices talk to each other:
-# [05 Average gradients](05_average_gradients.ipynb).
+# In pmapdp, [steps/pmap.py](../pmapdp/steps/pmap.py) has this mesh, these two shardings, `place_state` and
+# `place_batch`. Its `eval_step` is lesson 05's, which adds up on the devices. Old tutorials call
+# `jax.device_put_replicated`, which JAX 0.10 no longer has. Write `jax.device_put(x, replicated)` instead. To read on:
+# [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html).
+#
+# Next, the devices talk to each other: [05 Average gradients](05_average_gradients.ipynb). To add up gradients, the
+# host would have to fetch eight arrays as large as the model, and send the new model back, in every update. So the
+# devices do it themselves, in one line: `lax.pmean` takes the mean of the gradients and of the counts. Divide one by
+# the other and N cancels, so you still add up and divide once.

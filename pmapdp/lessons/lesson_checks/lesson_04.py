@@ -149,8 +149,17 @@ def fixed_accuracy(answer):
         "this is the accuracy of device 0 alone: "
         "out_axes=None promises that all devices return the same"
     )
+    alone_in_all = (
+        "this is the number of device 0's correct answers, divided by that of all "
+        "examples: out_axes=None promises that all devices return the same"
+    )
     summed = f"this is the sum of the {N} devices' accuracies: take their mean"
-    refuse(result, {alone: accuracies[0], summed: accuracies.sum()})
+    mistakes = {
+        alone: accuracies[0],
+        alone_in_all: accuracies[0] / N,
+        summed: accuracies.sum(),
+    }
+    refuse(result, mistakes)
     require(
         np.isclose(result, expected),
         f"the accuracy over all examples is {expected:.4f}, yours is {result:.4f}",

@@ -27,6 +27,13 @@ BY_PMEAN = """jax.pmap(
     )(w, x, labels)"""
 
 
+BY_THE_COUNT_OF_ALL = """jax.pmap(
+        lambda w, x, own: (jnp.dot(x, w).argmax(-1) == own).sum() / labels.size,
+        in_axes=(None, 0, 0),
+        out_axes=None,
+    )(w, x, labels)"""
+
+
 def accuracy_of_two(w, x, labels):
     return np.mean([(x[d] @ w).argmax(-1) == labels[d] for d in (0, len(x) - 1)])
 
@@ -104,6 +111,7 @@ WRONG = {
             "in_axes=(None, 0, 0))(w, x, labels).mean()",
             "in_axes=(None, 0, 0), out_axes=None)(w, x, labels)",
         ),
+        ("correct answers, divided by", f"{MAPPED}.mean()", BY_THE_COUNT_OF_ALL),
         ("one number", f"{MAPPED}.mean()", MAPPED),
         ("over all examples", accuracy_of_two),
     ],
