@@ -17,8 +17,8 @@
 #
 # Three things drive newcomers to JAX mad: a `print` in the training step, an `if`, and a learning rate that they change
 # in their notebook. In a compiled step none of them does what it does in PyTorch, and one idea explains all three. JAX
-# runs your Python function on stand-ins in place of arrays. `jit` keeps a record of what happens to them and compiles
-# it, and `grad` and `vmap` use the same trick with other stand-ins.
+# runs your Python function on stand-ins in place of arrays. `jit` records what happens to them and compiles the record,
+# so later calls never reach your Python code. `grad` and `vmap` use the same trick with other stand-ins.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and pass random keys by hand.
 # 26 minutes, 46 with exercises. You need NumPy, and to know what a gradient is, for example from
@@ -111,7 +111,8 @@ print("with", "your" if verdict.solved else "the program's own", "train_step")
 #
 # The program compiles its steps with `jax.jit`. See what it does to a tiny function, next to `grad` and `vmap`.
 #
-# **Predict:** each calls `double` three times. How many times does "Python sees" appear under `jit`?
+# **Predict:** you call each of the three new functions three times. How many times does "Python sees" appear below
+# `jit:`?
 
 
 # %% tags=["prediction"]
@@ -309,8 +310,8 @@ for step in range(3):
 # </details>
 #
 # If two draws use the same key, they aren't independent. So keep one base key for the whole run. Never draw from it and
-# never split it. Derive each step's key with `fold_in(key, step)`, and split that one if a step needs several. Under
-# `with jax.debug_key_reuse(True):` JAX refuses to use a key twice.
+# never split it. Derive each step's key with `fold_in(key, step)`, and split the derived key if a step makes several
+# draws. Under `with jax.debug_key_reuse(True):` JAX refuses to use a key twice.
 #
 # ## vmap: write it for one example
 #

@@ -17,8 +17,8 @@
 #
 # In PyTorch, `optimizer.step()` changes your model in place. JAX's arrays never change, so who keeps the model, and
 # where does Adam keep its averages? You keep both. They go into the training step as arguments and come out as results,
-# and together they're called the **state**. In this lesson your program learns to pass its state around like this, and
-# to give all its batches one size. Then fifteen new lines, in lessons 04 and 05, let it train on eight devices.
+# and together they're called the **state**. In this lesson your program starts to pass its state around like this, and
+# all its batches get one size. After that, fifteen new lines in lessons 04 and 05 are enough to train on eight devices.
 #
 # **You will** write a training step without side effects, with Flax NNX and Optax, and count every example exactly
 # once. 21 minutes, 41 with exercises. You need [02 Differentiate, compile,
