@@ -172,22 +172,28 @@ def fixed_update(answer):
             "`W - ...` makes a new array, `W -= ...` does not",
         )
     gradients = jax.grad(mean_loss)(parameters, x, labels)
-    expected = jax.tree.map(
-        lambda w, gradient: w - rate * gradient, parameters, gradients
-    )
+
+    def stepped(factor):
+        return jax.tree.map(
+            lambda w, gradient: w - factor * gradient, parameters, gradients
+        )
+
+    expected = stepped(rate)
     for layer in (0, 1):
         require(
             not close(result[layer], parameters[layer]),
             f"layer {layer + 1} did not change: subtract rate times its gradients",
         )
-    of_the_sum = jax.tree.map(
-        lambda w, gradient: w - rate * len(labels) * gradient, parameters, gradients
-    )
-    require(
-        not close(result[1], of_the_sum[1]),
+    summed = (
         "this follows the gradient of the summed loss: divide g by the number of "
-        "examples, as the broken update does",
+        "examples, as the broken update does"
     )
+    wrong_factors = {
+        summed: rate * len(labels),
+        "this step goes up: subtract the gradients": -rate,
+        "the learning rate is missing": 1,
+    }
+    refuse(result[1], {name: stepped(wrong_factors[name])[1] for name in wrong_factors})
     require(
         close(result[1], expected[1]),
         "the second layer is wrong: its gradients are hidden.T @ g and g.sum(0)",

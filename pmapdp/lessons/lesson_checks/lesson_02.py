@@ -46,6 +46,10 @@ def update_model(answer):
     errors = x @ w + b - y
     expected_sums = {"loss": (errors**2).sum(), "count": count}
     require(
+        jax.tree.structure(new_model) != jax.tree.structure(expected_sums),
+        "the two results are swapped: return the new model first, then the sums",
+    )
+    require(
         jax.tree.structure(sums) == jax.tree.structure(expected_sums)
         and close(sums, expected_sums),
         "the second result must be the sums, as `loss_sums` returns them",
@@ -140,17 +144,23 @@ def clipped_mean_gradient(answer):
         mean_factor = 1 / max(tree_length(plain_mean) / limit, 1)
         clipped_mean = weighted_mean(gradients, np.full(6, mean_factor))
         stretched = weighted_mean(gradients, limit / lengths)
+        batch_factor = 1 / max(tree_length(gradients) / limit, 1)
         no_clipping = "no gradient was clipped: compare each length with the limit"
         late = (
             "the mean was clipped: clip the gradient of each example first, "
             "then take the mean"
         )
         short = "short gradients were stretched to the limit: only longer ones change"
+        together = (
+            "this is one length for all examples: each example's gradient has its own, "
+            "so take it inside the function that you vmap"
+        )
         total = "this is the sum over the examples: take the mean"
         mistakes = {
             no_clipping: plain_mean,
             late: clipped_mean,
             short: stretched,
+            together: weighted_mean(gradients, np.full(6, batch_factor)),
             total: weighted_mean(gradients, 6 / np.maximum(lengths / limit, 1)),
         }
         for message, wrong in mistakes.items():

@@ -70,6 +70,8 @@ WRONG = {
         ("changed in place", UPDATES, ASSIGNED),
         ("layer 1 did not change", UPDATES, "return parameters"),
         ("of the summed loss", " / len(labels)", ""),
+        ("goes up", UPDATES, UPDATES.replace(" - rate", " + rate")),
+        ("rate is missing", UPDATES, UPDATES.replace("rate * ", "")),
         ("the first pair", UPDATES, f"{NEW}\n    return new[::-1]"),
         ("the second layer is wrong", "b2 - rate * g.sum(0)", "b2 - rate * g.mean(0)"),
     ],

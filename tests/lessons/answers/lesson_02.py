@@ -10,6 +10,11 @@ BY_NAME = """{
 LENGTH = "length = jnp.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(gradient)))"
 CLIPPED = "leaf / jnp.maximum(length / limit, 1)"
 MEAN = "jax.tree.map(lambda leaf: leaf.mean(0), jax.vmap(clipped_gradient)(x, labels))"
+ONE_LENGTH = """per_example = jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0))
+    gradients = per_example(parameters, x, labels)
+    length = jnp.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(gradients)))
+    factor = 1 / jnp.maximum(length / limit, 1)
+    return jax.tree.map(lambda leaf: factor * leaf.mean(0), gradients)"""
 MEAN_FIRST = """per_example = jax.vmap(jax.grad(loss_one), in_axes=(None, 0, 0))
     gradients = per_example(parameters, x, labels)
     gradient = jax.tree.map(lambda leaf: leaf.mean(0), gradients)
@@ -30,6 +35,7 @@ WRONG = {
         ("sum over the examples", "leaf.mean(0)", "leaf.sum(0)"),
         ("no gradient was clipped", CLIPPED, "leaf"),
         ("the gradient of each example first", f"return {MEAN}", MEAN_FIRST),
+        ("one length for all examples", f"return {MEAN}", ONE_LENGTH),
         (
             "only longer ones change",
             "jnp.maximum(length / limit, 1)",
@@ -108,6 +114,7 @@ WRONG = {
         ("the model of this check is nested", NEW_MODEL, ONE_LEVEL),
         ("this is the gradient", STEP, 'g / sums["count"]'),
         ("did not change", STEP, "w"),
+        ("are swapped", f"return {NEW_MODEL}, sums", f"return sums, {NEW_MODEL}"),
         ("two things", f"return {NEW_MODEL}, sums", f"return {NEW_MODEL}"),
         ("must be the sums", "gradients), sums", 'gradients), sums["loss"]'),
         ("nested like the old one", NEW_MODEL, f"jax.tree.leaves({NEW_MODEL})"),
