@@ -17,8 +17,8 @@
 #
 # `vmap` ran your function for every row of a batch, on one device. Change one letter, and each row runs on a device of
 # its own: `pmap`. In lesson 00 that kept a glider on device 0, because no device knew of its neighbours. Testing needs
-# no neighbour: each device can score its own part of the data. That's what we'll do. With `pmap` you also make a
-# promise that JAX never checks. Break it and you get a wrong number, with no error.
+# no neighbour: each device can score its own part of the data, and that's what we'll do. But with `pmap` you also make
+# a promise that JAX never checks, and if you break it, you get a wrong number and no error.
 #
 # **You will** run a function on eight devices with `jax.pmap`, place arrays with a mesh and a partition spec, and test
 # lesson 03's network on eight devices. 20 minutes, 45 with exercises. You need [00 Meet your
@@ -144,8 +144,8 @@ verdict = check("04_map_over_devices", "sums_on_devices", sums_on_devices)
 # </details>
 #
 # You still train on one device, and after each epoch `place_state` copies the state to all eight. Don't keep `copies`
-# for later, though: `copies` shares device 0's memory with `state`. When the next `train_step` donates `state`,
-# `copies` is deleted too.
+# for later, though. It shares device 0's memory with `state`, so when the next `train_step` donates `state`, `copies`
+# is deleted too.
 #
 # The next cell is the whole program, so you can skip its code. It prints lesson 03's test losses and accuracies, up to
 # rounding. If the check has accepted your `sums_on_devices`, the cell below it tests the trained network with it. You
