@@ -145,9 +145,8 @@ for transform, arguments in ((jax.jit, numbers), (jax.grad, numbers), (jax.vmap,
 lesson_02.trace()
 
 # %% [markdown]
-# Now time your `train_step` on batches of different sizes. `watched_step`, which calls it, is new, so nothing is compiled
-# yet. It notes each compilation in `traced`. JAX returns before the result is ready, so you wait for it yourself, with
-# `jax.block_until_ready`.
+# Now time your `train_step` on batches of different sizes. `watched_step`, which calls it, is new, so nothing is
+# compiled yet. JAX returns before the result is ready, so you wait for it yourself, with `jax.block_until_ready`.
 #
 # **Predict:** which of the five calls will be slow?
 
@@ -240,7 +239,8 @@ for function in (python_if, jnp_where, numpy_tanh):
 #
 # `vmap` refuses `python_if`, too, and `grad` alone doesn't. But the branch that `jnp.where` doesn't pick can spoil a
 # gradient. At 0, the slope of the root is infinite, and `jnp.where(x > 0, jnp.sqrt(x), 0.0)` has the gradient NaN. So
-# guard the root as well: `jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)`.
+# guard the root as well: `jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)`. `with jax.debug_nans(True):`
+# stops at the operation that made the first NaN.
 #
 # ## Trap 2: a global variable
 #
@@ -348,8 +348,8 @@ lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 # <details><summary>Answer</summary>
 #
 # They're equal, up to rounding: **the gradient of a mean is the mean of the gradients**. In the picture, each dot is
-# one example's gradient, for the biases of two hidden units. The dots disagree, and yet their mean, the cross, lies in
-# the circle, the gradient of the mean loss.
+# one example's gradient, for the biases of two hidden units. The dots disagree, and yet their mean is the gradient of
+# the mean loss.
 #
 # </details>
 #
