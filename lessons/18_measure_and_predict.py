@@ -14,19 +14,20 @@
 # %% [markdown]
 # # 18. Measure and predict
 #
-# Your program trains on one GPU, and somebody offers you 64. How much faster would that be? Hardly 64 times, because
-# they also have to talk to each other. What's the best you could get? You can work that out with one device: time a step,
-# count what it would send, and calculate the rest. Then you'll compare three such predictions with published runs. One is
-# good, one comes close by luck, and one is far too optimistic.
+# Your program trains on one GPU, and somebody offers you 64. How much faster would that be? Not 64 times: the GPUs also
+# have to communicate. What's the best you could hope for? You can work that out with one device: time a step, count what
+# it would send, and calculate the rest. Then you'll compare three such predictions with published runs. One is good, one
+# comes close by luck, and one is far too optimistic.
 #
 # **You will** time a step without fooling yourself, predict the speed of 64 devices for a batch that grows and for one
-# that doesn't, and decide what to try first. 20 minutes, 45 with exercises. You need [06 Communicate between
+# that doesn't, and decide what to try first. 21 minutes, 46 with exercises. You need [06 Communicate between
 # devices](06_communicate_between_devices.ipynb) and [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
 import jax
 import numpy as np
+from jax import lax
 from jax import lax
 
 from pmapdp import devices, scaling
@@ -54,46 +55,55 @@ lesson_18.three_durations()
 # You start from [program/09_jit.py](program/09_jit.py), and let it measure itself before it trains. Three functions are
 # new:
 #
-# - `measure` times the step on one device. `cost_analysis` counts the operations of the compiled step. Divide them by the
-#   time and by your device's peak, and you know how busy it is. A simulated device has no data sheet, so this `PEAK` is
-#   made up.
-# - `ring_seconds` is lesson 06's formula: 2 (N - 1) messages, one after the other, and each takes a latency and the time of
-#   its bytes.
-# - `speedup` gives a **range**, because the all-reduce may run while the devices still compute. At worst it comes on top of
-#   the step. At best it hides behind the backward pass, about two thirds of the step, and only what doesn't fit costs time.
+# - `measure` times the step on one device.
+# - `all_reduce_seconds` is the fastest all-reduce that we know. A device exchanges half of its numbers with a partner, then
+#   a quarter with another, and so on, until it has the sums of an N-th. The same way back, it gathers the rest. It sends no
+#   more bytes than lesson 06's ring, in 2 log2(N) messages instead of 2 (N - 1), and each message takes a latency.
+# - `speedup` gives a **range**, because the all-reduce may run while the devices still compute. The lower end is without
+#   any overlap. At the upper end the all-reduce hides behind the backward pass, about two thirds of the step, and only what
+#   doesn't fit costs time.
 #
 # include the difference of 09_jit.py and 18_measure.py
-#
-# **Predict:** suppose that a step takes 0.2 ms on one device. The all-reduce of 64 devices takes 2.5 ms. How many times as
-# fast as one do 64 get through the data, if each works on 128 examples: about 60, 30, or 5 times?
 
-# %% tags=["prediction", "take-home"]
+# %% tags=["take-home"]
 # include program/18_measure.py
+
+# %% [markdown]
+# Your machine isn't mine, so your numbers differ. From here on, suppose that a step takes 0.2 ms on one device. What would
+# lesson 06's ring cost you? Each of 64 devices sends 126 messages, one after the other, and each takes at least 20 µs.
+#
+# **Predict:** each device works on 128 examples. How many times as fast as one do 64 get through the data in a ring: about
+# 60, 30, or 5 times?
+
+# %% tags=["prediction"]
+ring = 2 * (64 - 1) * (LATENCY + n / 64 / BANDWIDTH)
+for name, all_reduce in {"ring": ring, "halving": all_reduce_seconds(n, 64)}.items():
+    low, high = speedup(2e-4, all_reduce, 64)
+    print(f"{name:8s} {1e3 * all_reduce:.2f} ms, {low:.1f} to {high:.1f} times as fast")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# About 5 times: 64 x 0.2 / (0.2 + 2.5) is 4.7. Even if it could, a backward pass of 0.13 ms wouldn't hide 2.5 ms. Your own
-# step takes another time, so the program prints other numbers for you.
+# About 5 times. The ring takes 2.5 ms, and 64 x 0.2 / (0.2 + 2.5) is 4.7. A backward pass of 0.13 ms can't hide 2.5 ms.
 #
 # </details>
 #
-# Why 2.5 ms for 9,652 bytes, when a ring of 8 needs only 0.3 ms? Nearly all of it is latency, of 126 messages instead of
-# 14. Libraries like NCCL can also send along **trees**, with 2 log2(N) messages, here 12. That makes 28 to 40 times. Expect
-# the 28, because XLA merges the gradients of this network into one all-reduce, which has to wait for the last of them.
+# The gradients are only 9,652 bytes, so nearly all of the ring's time is latency. Halving needs 12 messages, and gets you
+# 28 to 40 times. That's why libraries like NCCL choose by size, between rings and trees. Expect the 28, because XLA merges
+# this network's gradients into one all-reduce, which has to wait for the last of them.
 #
 # ## Keep your batch, or let it grow?
 #
 # "64 times as fast" can mean two things. Under **weak scaling** each device gets a batch like yours, so 64 devices work on
 # 64 x 128 examples at a time. Under **strong scaling** they share your batch of 128, and each computes with 2 examples. At
-# best it then needs a 64th of the time, but the all-reduce stays as long as it was.
+# best, computing shrinks to a 64th. The all-reduce doesn't shrink.
 #
 # The next cell draws both ranges as bands, for your network and for a ResNet-50 on A100s, with 256 images in a batch. The
 # ResNet's steps take 273 ms on one GPU, and its 102 MB of gradients take 1.6 ms on 64: first NVLink sums them among the 8
 # GPUs of a machine, then each GPU sums an eighth of them with the other machines. [scaling.py](../pmapdp/scaling.py)
 # calculates that, and names the sources of its numbers.
 #
-# **Predict:** your 64 devices share your batch of 128. Are they still 5 times as fast as one?
+# **Predict:** your 64 devices share your batch of 128. Are they still 28 times as fast as one?
 
 # %% tags=["prediction"]
 RESNET_BYTES = 4 * 25_557_032  # its parameters in float32
@@ -110,7 +120,7 @@ def resnet_seconds(N):
 
 
 def your_seconds(N):
-    return ring_seconds(9652, N)
+    return all_reduce_seconds(9652, N)
 
 
 counts = [1, 2, 4, 8, 16, 32, 64]
@@ -124,18 +134,17 @@ lesson_18.speedup_by_devices(counts, weak, strong, published)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, they're 13 times *slower* than one. Two examples need 3 µs at best, and the all-reduce still takes 2.5 ms.
+# No, they're *slower* than one. Two examples need 3 µs at best, and the all-reduce still takes 255 µs, more than the
+# 200 µs of one device.
 #
 # </details>
 #
 # Look for the place where the all-reduce takes as long as the computing. Without overlap, N devices are then N / 2 times
-# as fast as one, and from there on you pay for devices that mostly wait. Your network gets there between 4 and 8 devices,
-# or between 2 and 4 if they share a batch. A ResNet-50 computes for so long that it's nowhere near: with a batch on each,
-# 64 GPUs lose at most 0.6 %. If they share one, and 4 images keep a GPU as busy as 256, they're 46 to 64 times as fast.
+# as fast as one, and from there on you pay for devices that mostly wait. Your network gets there between 16 and 32 devices,
+# or between 2 and 4 if they share a batch. A ResNet-50 is nowhere near: with a batch on each, 64 GPUs lose at most 0.6 %. If they share one, and 4 images keep a GPU as busy as 256, they're 46 to 64 times as fast.
 #
-# So the offer is bad for your small network, and good for a ResNet-50. What you need is a long step on each device. A
-# growing batch gives you that, but it may change how well you learn, and [lesson 21](21_choose_a_batch_size.ipynb) shows
-# how far it can grow.
+# So the offer is poor for your small network, and good for a ResNet-50, because its steps are long. A growing batch gives
+# you long steps, but may change how well you learn: [lesson 21](21_choose_a_batch_size.ipynb) shows how far it can grow.
 #
 # ## How wrong is it?
 #
@@ -144,13 +153,13 @@ lesson_18.speedup_by_devices(counts, weak, strong, published)
 #
 # - [NVIDIA](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
 #   trained on one and on eight A100s of one machine, with 256 images on each, in TF32. NVLink sums in 0.65 ms, and a step
-#   takes 273 ms, so each of the eight should lose at most 0.2 % of its speed. NVIDIA's table calls it strong scaling:
-#   its [settings](https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/configs.yml)
-#   ask for 2,048 images in an update, which one GPU adds up in eight steps.
+#   takes 273 ms, so each of the eight should lose at most 0.2 % of its speed. NVIDIA says strong scaling, because one
+#   GPU accumulates eight steps per update
+#   ([settings](https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/configs.yml)).
 # - NVIDIA did the same in mixed precision. One A100 then trains 2.6 times as fast, but its gradients stay in float32.
-# - [Goyal et al.](https://arxiv.org/abs/1706.02677) went from one server of 8 P100s to 32. On one it took 29 hours for 90
-#   epochs, as NVIDIA's blog reported in 2017, so a step of 256 images took 232 ms. Each server has a network card of 6.25
-#   GB/s. They sum by halving and doubling, with as many messages as trees. We assume 20 µs for each.
+# - [Goyal et al.](https://arxiv.org/abs/1706.02677) went from one server of 8 P100s to 32. On one, 90 epochs took
+#   [29 hours](https://developer.nvidia.com/blog/facebook-trains-imagenet-in-1-hour/), so a step of 256 images took 232 ms.
+#   They sum by halving and doubling, over network cards of 6.25 GB/s. We assume 20 µs for each message.
 #
 # **Predict:** should the A100s lose less than 0.2 % in mixed precision, as much, or more?
 
@@ -175,13 +184,14 @@ lesson_18.predicted_against_found(runs)
 # </details>
 #
 # In TF32 the calculation is 3 points off, but in mixed precision it's 15. Eight GPUs take 10 ms longer for a step in
-# TF32, and 20 ms longer in mixed precision. Yet both send the same bytes, so these alone don't explain it.
+# TF32, and 20 ms longer in mixed precision. Part of that is the optimizer, which runs in every step on eight GPUs and in
+# every eighth on one. The bytes alone can't explain it, because both runs send the same ones.
 #
-# The P100s' 90 % is inside its range, but so is everything from 88 to 100 %. And that's luck: Goyal et al. ran their
-# all-reduce during the backward pass. If all of it was hidden, you'd expect 100 %, and their 10 % went somewhere else.
+# The P100s' 90 % is inside its range of 88 to 100 %, but by luck: Goyal et al. ran their all-reduce during the backward
+# pass. If all of it was hidden, you'd expect 100 %, and their 10 % went somewhere else.
 #
 # The calculation only knows *communication*. It knows nothing about loading data, launching kernels, or waiting for the
-# slowest device. So its answer is the best that you can get: if it says five times, don't hope for six.
+# slowest device. So don't hope for more than the upper end, and be ready for less than the lower one.
 #
 # ## What it can't see
 #
@@ -217,22 +227,28 @@ placed = place_state(init_state()), place_batch(host_batches[0])
 program = train_step.lower(*placed).compile()
 assert [(row.kind, row.bytes) for row in collectives(program.as_text())] == [("all-reduce", n)]
 assert n == 9652
-assert measure(jax.jit(step_of_one, **options), *placed)[0] > 0
-for N in (8, 64):
-    network = scaling.Level(64, LATENCY, BANDWIDTH, trees=False)
+B = 128 * jax.device_count()  # below, step 4 of "Tomorrow"
+batch = place_batch(next(batches(*train_data, seed=0)))
+assert batch[0].shape == (1024, 64)
+assert batch[0].addressable_shards[0].data.shape == (128, 64)
+assert measure(jax.jit(train_step, **options), place_state(init_state()), batch) > 0
+network = scaling.Level(64, LATENCY, BANDWIDTH)
+for N in (2, 8, 64):
     half = scaling.reduce_scatter(n, N, [network])  # the all-gather takes as long
     assert abs(your_seconds(N) / (2 * half) - 1) < 1e-9
-assert [round(1e3 * your_seconds(N), 1) for N in (8, 64)] == [0.3, 2.5]
-in_trees = 2 * scaling.reduce_scatter(n, 64, [network._replace(trees=True)])
-low, high = speedup(2e-4, in_trees, 64)
-assert 28 < low < high < 40
+half_ring = scaling.reduce_scatter(n, 64, [network._replace(trees=False)])
+assert abs(ring / (2 * half_ring) - 1) < 1e-9
+assert [round(1e3 * seconds, 2) for seconds in (ring, your_seconds(64))] == [2.54, 0.26]
+assert 126 * LATENCY / ring > 0.99
+assert 4.6 < speedup(2e-4, ring, 64)[0] < speedup(2e-4, ring, 64)[1] < 5
 yours, yours_shared = weak["your network"], strong["your network"]
 resnet, resnet_shared = weak["ResNet-50 on A100s"], strong["ResNet-50 on A100s"]
-assert 4.6 < yours[-1][0] < yours[-1][1] < 5
-assert round(1 / yours_shared[-1][0]) == 13
+assert np.round(yours[-1]).tolist() == [28, 40]
+assert max(yours_shared[-1]) < 1
+assert round(1e6 * your_seconds(64)) == 255
 lower_ends = [[low for low, _ in pairs] for pairs in (yours, yours_shared)]
 waits = np.array(lower_ends) < np.array(counts) / 2
-assert [counts[row.argmax()] for row in waits] == [8, 4]
+assert [counts[row.argmax()] for row in waits] == [32, 4]
 assert round(1 - resnet[-1][0] / 64, 3) == 0.006
 assert np.round(resnet_shared[-1]).tolist() == [46, 64]
 assert round(1e3 * resnet_seconds(64), 1) == 1.6
@@ -250,17 +266,23 @@ assert 0.87 < goyal[0] < goyal[2] < goyal[1] == 1
 # %% [markdown]
 # ## Tomorrow, on your machine
 #
-# 1. **Time one device.** Put your model and data into [18_measure.py](program/18_measure.py), with your device's peak and
-#    your network's bandwidth from their data sheets. For the latency we assume 20 µs on Ethernet, and NCCL 4 µs on
-#    InfiniBand.
-# 2. **Fill it.** Double the batch until a step takes twice as long, too. As long as it takes less, the device isn't busy, and
-#    more devices would only be idle together.
-# 3. **Say no if the range does.** If its lower end for 64 is less than 32, the all-reduce takes longer than the computing.
-#    Then you need a larger batch on each device, a faster network, or fewer devices. Exercise 3 finds that batch. If you
-#    want to keep your batch, pass `seconds / N` to `speedup`.
-# 4. **Before you say yes, rent two machines for an hour.** Start lesson 17's processes, give `measure` the step of all
-#    devices, `jax.jit(step_of_one, **options)`, with a placed state and batch, and compare the time with the prediction.
-#    If you find more, the formula doesn't know the reason, so look for it in a profile before you rent the rest.
+# 1. **Time one device.** Put your model and data into [18_measure.py](program/18_measure.py), with your network's bandwidth
+#    from its data sheet. For the latency we assume 20 µs on Ethernet, and NCCL 4 µs on InfiniBand.
+# 2. **Fill it.** Double the batch until the time doubles as well. Before that, one device still has room.
+# 3. **Say no if the upper end does.** If even the upper end for 64 is less than 32, you'd pay for devices that mostly wait.
+#    Then you need a larger batch on each device, a faster network, or fewer devices. Exercise 3 finds that batch for a
+#    ring. If you want to keep your batch, pass `seconds / N` to `speedup`.
+# 4. **Before you say yes, rent two machines for an hour.** Copy `measure` into lesson 17's program, and time the step of
+#    all devices before its loop. Each device needs as many examples as one had, so the batch has to grow:
+#
+#    ```python
+#    B = 128 * jax.device_count()
+#    batch = place_batch(next(batches(*train_data, seed=0)))
+#    print(measure(jax.jit(train_step, **options), state, batch))  # without donation, to call it often
+#    ```
+#
+#    You predicted `seconds` plus what the all-reduce adds. If it takes longer, the formula doesn't know the reason, so
+#    look for it in a profile before you rent the rest.
 
 # %% [markdown]
 # ## Exercises
@@ -270,9 +292,9 @@ assert 0.87 < goyal[0] < goyal[2] < goyal[1] == 1
 # 1. `fixed_timer` (5 minutes, find the mistakes): `broken_timer` should return how many seconds a call of the jitted
 #    `function(x)` takes, until its result is there, and without compiling. `clock()` gives the time in seconds.
 #    <details><summary>Hint</summary>There are two mistakes. The first picture shows both.</details>
-# 2. `scan_flops` (10 minutes): how many operations does `lax.scan(layer, x, weights)` take, all rounds together?
-#    `layer(x, w)` returns `(x, None)`. Let JAX count with `cost_analysis()`, to within 1 %.
-#    <details><summary>Hint</summary>It counts the body of a scan once, however often it runs. Count one layer and
+# 2. `scan_flops` (10 minutes): `jax.jit(f).lower(...).compile().cost_analysis()["flops"]` counts a program's operations.
+#    How many does `lax.scan(layer, x, weights)` take, all rounds together? `layer(x, w)` returns `(x, None)`. Be exact
+#    to 1 %. <details><summary>Hint</summary>JAX counts the body of a scan once, however often it runs. Count one layer and
 #    multiply, or let the compiler see all layers.</details>
 # 3. `least_examples` (10 minutes): suppose a program overlaps its all-reduce with the backward pass. What's the smallest
 #    number of examples per device for which the backward pass is at least as long as a ring all-reduce of `n` bytes over
@@ -315,10 +337,10 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 #
 # - Compile first, wait for the result, and measure one device. Simulated devices share your machine's cores.
 # - Say which speed-up you mean: with a batch on each device, or with one batch in all.
-# - A prediction is a range, and the best that you can get. It refuses bad offers, and two machines check the good ones.
+# - A prediction knows communication alone, so it's optimistic. It refuses bad offers, and two machines check the good ones.
 #
-# In [scaling.py](../pmapdp/scaling.py), `predict` calculates the lower end of the range, and adds Adam's update. Try it for
-# [a GPT-2](../docs/speed.md#predict-more-devices). `python -m pmapdp.train --workdir runs/first --profile` records a
+# In [scaling.py](../pmapdp/scaling.py), `predict` also assumes no overlap, but it sums over two levels of a network, as for
+# the ResNet-50 above, and adds Adam's update. Try it for [a GPT-2](../docs/speed.md#predict-more-devices). `python -m pmapdp.train --workdir runs/first --profile` records a
 # profile.
 #
 # To read on: JAX on [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
