@@ -28,7 +28,6 @@
 import jax
 import numpy as np
 from jax import lax
-from jax import lax
 
 from pmapdp import devices, scaling
 from pmapdp.lessons.pictures import lesson_18
