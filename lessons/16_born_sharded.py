@@ -20,7 +20,7 @@
 # others** when they need it. That changes fifteen lines of your program, none of them in the training step.
 #
 # **You will** count the bytes of a training state, create it in shards (ZeRO, also called FSDP), keep the peak of a step
-# low, and count what that costs in messages. 22 minutes, 42 with exercises. You need
+# low, and count what that costs in messages. 24 minutes, 44 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
@@ -43,7 +43,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # For each parameter, training with Adam keeps four numbers: the parameter, its gradient, and Adam's two moments. In
 # float32 that's 16 bytes, and 7 billion times 16 bytes is 112 GB. Activations come on top. With parameters and gradients
-# in 16 bits you'd save nothing, because Adam then needs a float32 copy of the parameters: 2 + 2 + 4 + 4 + 4 is 16 again.
+# in 16 bits you'd save nothing, because you usually keep a float32 copy of the parameters: 2 + 2 + 4 + 4 + 4 is 16 again.
 #
 # Suppose you split only one of the three over the devices, so that each device keeps an eighth of it.
 #
@@ -73,8 +73,8 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # ## Eight weights, eight devices
 #
 # How can a device compute with weights that it doesn't have? Here are eight weights with the values 0 to 7, and weight d
-# lives on device d. Each device also has one example of eight numbers, which are all d + 1 on device d. Its loss is the
-# dot product of the weights and the example.
+# lives on device d. Each device has one example of eight equal numbers: all 1 on device 0, all 2 on device 1, and so on.
+# Its loss is the dot product of the weights and the example.
 
 # %%
 from jax import lax
@@ -125,12 +125,12 @@ lesson_16.a_weight_visits()
 # </details>
 #
 # In the picture, a colour is the device where a weight lives. The weights go out by an all-gather, and their gradients
-# come home by a reduce-scatter. Adam's moments would stay at home, because each device updates only its own weight.
+# come home by a reduce-scatter. Adam's moments would never leave.
 #
 # ## The program so far, and what changes
 #
 # You start from [program/09_jit.py](program/09_jit.py). Under `jit` you only say where the state lives, and the compiler
-# inserts the all-gathers.
+# chooses the messages. Below you'll see that they aren't always the ones you'd choose.
 #
 # include the difference of 09_jit.py and 16_zero.py
 #
@@ -138,6 +138,7 @@ lesson_16.a_weight_visits()
 #   `jax.jit(init_state, out_shardings=...)` lets each device make only its own part: the state is **born sharded**.
 # - To choose those shardings you need the shapes before there's a state. `jax.eval_shape` finds them, and computes nothing.
 # - `shard` splits the longest of the axes whose length is divisible by the number of devices.
+# - On CPUs, the compiled step has three all-gathers, and an all-reduce where `update` has a reduce-scatter.
 
 # %% tags=["take-home"]
 # include program/16_zero.py
@@ -145,10 +146,10 @@ lesson_16.a_weight_visits()
 # %% [markdown]
 # The losses match lesson 09's to within 1e-3. An eighth of the state is 12.5 %, and the last line says 12.9 %, because the
 # bias of the last layer has 10 numbers, which eight devices can't share equally. So it stays whole, and so do its two
-# moments. If such an array is large, pad it: GPT-2's vocabulary of 50,257 tokens is often padded to 50,304.
+# moments.
 #
-# Lesson 14's lines save this state, too, and Orbax restores it into the shardings of the state that you pass to `restore`.
-# So a checkpoint of eight devices comes back in the shards of four.
+# Lesson 14's checkpoint code still works. To restore, pass a state with the shardings you want: a checkpoint of eight
+# devices comes back in the shards of four.
 
 # %% tags=["proof"]
 # The asserts behind the answers so far.
@@ -159,6 +160,8 @@ assert sorted(count_messages(program)) == ["all-gather", "reduce-scatter"]
 totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(train_sums))
 assert abs(totals["loss"] / totals["count"] - 0.2486) < 1e-3
 assert 1 / 8 < bytes_per_device / total < 0.15
+compiled = train_step.lower(state, next(batches(*train_data, seed=0))).compile()
+assert count_messages(compiled) == {"all-reduce": 1, "all-gather": 3}
 init_plan = jax.jit(init_state, out_shardings=shardings).lower().compile().memory_analysis()
 most_bytes = init_plan.output_size_in_bytes + init_plan.temp_size_in_bytes
 assert abs(init_plan.output_size_in_bytes / total - bytes_per_device / total) < 0.01
@@ -170,8 +173,8 @@ assert replicated_shapes == [(10,)]
 # ## The peak is inside the step
 #
 # An eighth is what a device holds *between* two steps. You run out of memory *during* a step, while the gathered
-# weights are there. Your network is too small to show that, so take sixteen layers of 512 x 512 in a `lax.scan`, as in
-# many large JAX models. `gather_first` asks for all the layers at once.
+# weights are there. Your network is too small to show that, so take sixteen layers of 512 x 512 in a `lax.scan`.
+# `gather_first` asks for all the layers at once.
 
 
 # %%
@@ -228,16 +231,17 @@ lesson_16.memory_over_time(programs)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. The full layers and the full gradients stay in memory until the end. Together with an eighth of the state that makes
+# No. The full layers and gradients stay in memory until the end. Together with an eighth of the state that makes
 # 6.3 + 16.8 + 16.8 = 40 MB. The plan is worse, 57 MB, because XLA for CPUs keeps the gathered layers twice for a moment.
 #
 # </details>
 #
 # *Left to the compiler* takes 11 MB, because each layer comes when it's used and leaves right after. Ask for the plan on
-# your own machine: `memory_analysis()` gives you the peak without running anything.
+# your own machine: `memory_analysis()` runs nothing. These peaks are its `argument_size_in_bytes` plus its
+# `temp_size_in_bytes`: on CPUs its `peak_memory_in_bytes` is only the state at rest, 6.3 MB.
 #
-# `rows` splits an axis *inside* each layer. Your `shard` does the same, because it takes the longest axis. If you split the
-# first one, the axis of the scan, each device owns two whole layers, and the compiler gathers the stack before the scan.
+# `rows` splits an axis *inside* each layer. If you split the axis of the scan, the compiler gathers all layers before the
+# scan, and the peak is 44 MB.
 #
 # ## What a low peak costs
 #
@@ -269,7 +273,6 @@ by_hand = jax.shard_map(make_step(loss_by_hand), mesh=mesh, **options)
 by_hand = jax.jit(by_hand, donate_argnums=(0, 1)).lower(layers, adam_state, x)
 programs |= {
     "moments split": compile_step(make_step(deep_loss), replicated, rows),
-    "split on the scan's axis": compile_step(make_step(deep_loss), split, split),
     "by hand": by_hand.compile(),
 }
 for name, program in programs.items():
@@ -283,8 +286,8 @@ for name, program in programs.items():
 #
 # </details>
 #
-# Messages that run 16 or 32 times bring one layer each, and the others all sixteen. If the layers take n bytes, a device
-# sends nearly n to gather or to reduce-scatter all of them, and nearly 2n to all-reduce them:
+# A count of 16 or 32 means one message per layer. A count of 1 means all 16 layers at once. Call the size of all layers n.
+# A gather or a reduce-scatter sends about n, an all-reduce about 2n.
 #
 # | sent for gradients + for layers | here | with a reduce-scatter |
 # | --- | --- | --- |
@@ -293,8 +296,35 @@ for name, program in programs.items():
 # | left to the compiler, stage 3 | 2n + 2n | n + 2n |
 # | by hand, stage 3 | n + 2n | n + 2n |
 #
-# XLA for CPUs all-reduces each layer's gradient and then keeps a part of it. XLA for GPUs and TPUs has a pass that merges
-# the two into a reduce-scatter. Only bytes are counted here, not time.
+# On CPUs, XLA sums the full gradient on every device, then throws seven eighths away. For GPUs and TPUs, a pass of XLA
+# merges the two into a reduce-scatter. Only bytes are counted here, not time.
+#
+# ## When the compiler moves something else
+#
+# You only said where the layers *live*. Write them as a Python loop, split their columns, and count the bytes, too:
+
+
+# %%
+def loop_loss(layers, x):
+    for w in layers:
+        x = jnp.tanh(x @ w)
+    return jnp.square(x).mean()
+
+
+def gathers(loss):
+    """The all-gathers of a step, if the columns of all layers are split."""
+    columns = NamedSharding(mesh, PartitionSpec(None, None, "data"))
+    program = compile_step(make_step(loss), columns, columns)
+    return [row for row in collectives(program.as_text()) if row.kind == "all-gather"]
+
+
+gathers(loop_loss)
+
+# %% [markdown]
+# These sixteen all-gathers bring 2.1 MB, but the layers have 16.8. So they bring the *activations* of all 64 examples,
+# which are smaller than a layer, and each device computes an eighth of the columns. That's lesson 15's tensor parallelism,
+# with the same result. But with a large batch, activations may be what fills your memory. If you say
+# `x = lax.with_sharding_constraint(x, split)` after each layer, the layers come instead.
 
 # %% tags=["proof"]
 # The asserts behind the last answers, and behind the step by hand.
@@ -303,12 +333,24 @@ wanted = {
     "gathered first": (57, {"all-reduce": 16, "all-gather": 1}),
     "left to the compiler": (11, {"all-reduce": 16, "all-gather": 32}),
     "moments split": (40, {"all-reduce": 16, "all-gather": 1}),
-    "split on the scan's axis": (44, {"all-reduce": 16, "all-gather": 2}),
     "by hand": (10, {"all-gather": 32, "reduce-scatter": 16}),
+    "split on the scan's axis": (44, {"all-reduce": 16, "all-gather": 2}),
     "--shard-state parameters": (28, {"all-reduce": 16, "all-gather": 1}),
     "the same in rows": (42.6, {"all-reduce": 16, "all-gather": 1}),
 }
 assert shard(layers) == rows
+at_rest = programs["left to the compiler"].memory_analysis().peak_memory_in_bytes
+assert abs(at_rest / 1e6 - 6.3) < 0.1
+
+
+def loop_loss_in_place(layers, x):
+    for w in layers:
+        x = lax.with_sharding_constraint(jnp.tanh(x @ w), split)
+    return jnp.square(x).mean()
+
+
+for loss, received in {loop_loss: 16 * x.nbytes, loop_loss_in_place: layers.nbytes}.items():
+    assert [(row.runs, row.bytes) for row in gathers(loss)] == [(16, received)]
 
 
 def pmapdp_step(sharding):  # the constraints of make_split_strategy
@@ -321,6 +363,7 @@ def pmapdp_step(sharding):  # the constraints of make_split_strategy
     return compile_step(step, sharding, sharding)
 
 
+programs["split on the scan's axis"] = compile_step(make_step(deep_loss), split, split)
 programs["--shard-state parameters"] = pmapdp_step(split)
 programs["the same in rows"] = pmapdp_step(rows)
 for name, (megabytes, messages) in wanted.items():
@@ -388,16 +431,17 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # - Training with Adam takes 16 bytes for each parameter, or 16 / N on each of N devices if you split everything.
 # - Find the shapes with `eval_shape`, choose the shardings, and make the state with `jit(init, out_shardings=...)`. The
 #   training step stays as it is.
-# - The peak stays low only if one layer visits at a time. So scan over the layers, and split an axis inside the layer.
+# - The peak stays low if few layers visit at a time. Measure it, and count what the compiler sends.
 #
-# If stage 1 saves enough memory, take it, because no other stage sends less. Otherwise take stage 3. If even one layer is
-# too large for a device, add tensor parallelism (lesson 15) on a second mesh axis.
+# If stage 1 saves enough memory, take it. Stage 2 sends as much and needs less memory, but you write it by hand. If that
+# isn't enough, take stage 3. If even one layer is too large for a device, add tensor parallelism (lesson 15) on a second
+# mesh axis.
 #
 # In pmapdp, `make_split_strategy` ([sharding/split_step.py](../pmapdp/sharding/split_step.py)) makes the step for
-# `--shard-state`. It can't know where your layers begin, so with `parameters` it gathers all of them first. But it splits
-# the gradients as soon as they're there, so the layers above take 28 MB, not 57. They'd take 43 MB in `rows`, with the same
-# messages. That's why `zero_sharding` ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, takes
-# the first axis that the devices divide, and not the longest.
+# `--shard-state`. It can't know where your layers begin, so with `parameters` it gathers all of them first, and the layers
+# above take 28 MB. In `rows` they'd take 43 MB. So `zero_sharding`
+# ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, takes the first axis that the devices
+# divide. And the core's state isn't born sharded: the host makes it and sends each device its shards.
 # **With pmap** you'd write the all-gather into every layer yourself, so pmapdp splits the state only under `jit`.
 #
 # To read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) and [the scaling
