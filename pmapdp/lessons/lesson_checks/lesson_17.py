@@ -135,7 +135,7 @@ def check_groups(answer, machines, per_machine):
         for number, process in enumerate(processes)
     ]
     gpus = gpus[1:] + gpus[:1]  # in no order at all
-    groups = np.asarray(answer(list(gpus), per_machine), dtype=object)
+    groups = np.asarray(answer(list(gpus), per_machine), dtype=object)  # or lists
     shape = (machines, per_machine)
     require(
         groups.shape == shape,

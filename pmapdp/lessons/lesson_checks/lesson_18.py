@@ -175,6 +175,7 @@ def least_examples(answer):
         seconds = ring / BACKWARD_SHARE / exact
         least = math.ceil(exact)
         found = answer(n, N, latency, bandwidth, seconds)
+        # A float like 20.0 is whole, too, as `np.ceil` returns it.
         require(
             np.shape(found) == () and float(found) == int(found),
             f"examples are whole: yours is {found}",
