@@ -15,7 +15,7 @@
 # # 17. Train with many processes
 #
 # Your program from lesson 14 survives a kill, but it uses the devices of one machine only. For two machines you need two
-# processes, one on each, and they have to agree on every array. Change twenty lines, none of them in the training
+# processes, one on each, and they have to agree on every array. Change nineteen lines, none of them in the training
 # step, and two processes compute the losses that one computed, up to rounding. Then you'll kill one of the two, and
 # finish the run from its last checkpoint.
 #
@@ -53,15 +53,13 @@ def print_eight_numbers():
 
 
 # %% [markdown]
-# `make_array_from_callback` looks at the sharding, and for each device of your process it calls your function with the
-# rows that belong there. `launch.run` starts two Pythons with four simulated devices each, connects them, and gives them
-# the imports above. Then both call the function.
+# For each of your process's devices, `make_array_from_callback` asks your function for its rows. `launch.run` starts two
+# Pythons with four simulated devices each, connects them, and gives them the imports above. Then both call the function.
 #
 # **Predict:** can process 0 carry out all three prints?
 
 # %% tags=["prediction"]
 launch.run(print_eight_numbers)
-lesson_17.one_array()
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -78,17 +76,17 @@ lesson_17.one_array()
 #
 # include the difference of 14_resume.py and 17_processes.py
 #
-# - `counts` lists three variables that may say how many processes were started. You set `PROCESSES` yourself, and `srun`
-#   and `mpirun` set theirs.
+# - You say in `PROCESSES` how many processes you start, on all machines together.
 # - `jax.distributed.initialize` connects the processes, before JAX starts its devices. Process 0 listens at the address,
 #   because it's the *coordinator*. From then on, `jax.devices()` lists the devices of all processes.
 # - `place_batch` gives each device its rows. Every process makes the whole batch, because the data is small.
-# - `init_state` runs in every process with the same seed, and all devices together make one state.
+# - Every process runs the same `init_state`. The result is one global state.
 # - Only process 0 prints the results. But every process calls `restore` and `save`, and all need the same folder, on a
 #   disk that they share.
 #
-# The line that saves you is the `assert`. Without it, processes that aren't connected may not fail: each trains a whole
-# run of its own, and writes its checkpoints over the others'. On Kubernetes and Cloud TPU, set `PROCESSES` yourself.
+# `PROCESSES` saves you from a silent mistake: processes that aren't connected would each train a whole run, and write their
+# checkpoints over the others'. So if you ask for more than one process and they don't find each other, `initialize` fails.
+# If another number of them does, the `assert` fails.
 #
 # **With pmap** each process passes only its own rows, `[local devices, b, ...]`, and gets its own devices' results back.
 # The rest stays the same, and `lax.pmean` averages over all processes' devices.
@@ -96,10 +94,12 @@ lesson_17.one_array()
 # Alone, as in this notebook, it's one process with eight devices, and its losses are lesson 14's.
 
 # %%
+import os
 import sys
 import tempfile
 
 folder = tempfile.mkdtemp()
+os.environ["PROCESSES"] = "1"
 sys.argv = ["17_processes.py", f"{folder}/one_process"]
 
 # %% tags=["take-home"]
@@ -130,8 +130,8 @@ print("process 1:", *second, sep="\n  ")
 #
 # Many programs give the first half of the batch to process 0 and the second half to process 1, and call
 # `jax.make_array_from_process_local_data`, which takes one process's rows. This works if the mesh lists the devices process
-# by process. But on TPUs `jax.make_mesh` orders chips by their wiring, so on a v5e of 4 x 2 chips, four wide, the hosts
-# come in the order 0 0 1 1 1 1 0 0. Place eight numbers on such a mesh, first by process number, and then as your program
+# by process. But on TPUs `jax.make_mesh` orders chips by their wiring, so on a v5e of 4 x 2 chips, the hosts may come in the
+# order 0 0 1 1 1 1 0 0. Place eight numbers on such a mesh, first by process number, and then as your program
 # does, by callback:
 
 
@@ -167,12 +167,14 @@ lesson_17.who_holds_what()
 # For training, the wrong order does no harm, because inputs and labels are mixed up in the same way, and a batch has no
 # order. So each process may also pass rows of its own files, or of its own indices, as with PyTorch's `DistributedSampler`,
 # if all have the same number of batches, of the same size. But predictions that you write to a file would be in the wrong
-# order. Put the example's number into the batch as one more array, and sort by it.
+# order. Put the example's number into the batch as one more array, and sort by it. And if a second mesh axis crosses
+# processes without splitting the batch, these processes must pass the same rows. JAX doesn't check that.
 #
 # ## If a run hangs
 #
 # All processes must run the same computations in the same order. If one of them skips an all-reduce, for instance because
-# it has a batch less, the others wait for it. Or worse, their all-reduce pairs up with its next one. Process 0 may call
+# it has a batch less, the others wait for it. Or worse: the others' all-reduce matches a later one of this process, and the
+# sum is silently wrong. Process 0 may call
 # `report` alone, because every process holds the metric sums already. When a run hangs, `py-spy dump --pid ...` shows the
 # line where a process is. Find the process that's stuck on a different line.
 #
@@ -188,7 +190,8 @@ import time
 from pathlib import Path
 
 killed = f"{folder}/killed"
-process_0, process_1 = launch.start(2, "-c", launch.take_home(), killed)
+program = launch.take_home().replace("process_id)", "process_id, heartbeat_timeout_seconds=10)")
+process_0, process_1 = launch.start(2, "-c", program, killed)
 while not Path(killed, "0").exists() and process_1.poll() is None:
     time.sleep(0.01)
 process_1.kill()
@@ -204,7 +207,7 @@ print(textwrap.fill("".join(reasons[:1]), 90))
 # No. We've seen it end in two ways:
 #
 # - **"stopped sending heartbeats", after several seconds.** Every process sends a *heartbeat* to the coordinator. If one
-#   of them is silent for 100 s, JAX aborts all the others. Your program says 10 s, so that this cell ends soon.
+#   of them is silent for 100 s, JAX aborts all the others. The cell above asks for 10 s, so that it ends soon.
 # - **`gloo::EnforceNotMet`, within a second.** gloo, which carries data between CPUs, missed process 1.
 #
 # The exit status -6 says that signal 6, SIGABRT, ended the process. A `try` around your loop doesn't catch that. On GPUs,
@@ -223,10 +226,6 @@ lesson_17.a_process_is_lost()
 
 # %% [markdown]
 # The losses match the undisturbed run's to 0.002.
-#
-# Slurm may warn your processes with SIGTERM, but not all at the same time. So ask
-# `multihost_utils.reached_preemption_sync_point(step)` after each update. It becomes true after the same update on every
-# process. Then save and stop.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
@@ -252,14 +251,16 @@ np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=
 # devices". If nothing is printed, the processes haven't found each other, and `initialize` gives up after five minutes.
 # [It hangs at the start](../docs/processes.md#it-hangs-at-the-start) says what to check.
 #
-# With Slurm, Open MPI 4 and Cloud TPU, JAX finds the other processes by itself, so `initialize()` needs no arguments. But
-# under Slurm and Open MPI, JAX assumes one process for each GPU: process k on a machine sees GPU k and no other. If you
-# start one task on each of two machines with eight GPUs, seven stay idle on each, without an error. So either start eight
-# tasks on each machine, as the docstring's last two commands do, or start one and let it name its GPUs, with
-# `jax.distributed.initialize(local_device_ids=range(8))`.
+# On a cluster, `initialize()` may need no arguments:
+#
+# - On **Cloud TPU**, JAX finds the other processes by itself.
+# - Under **Slurm and Open MPI 4**, it does as well, but assumes one process for each GPU: process k on a machine sees GPU k
+#   and no other. If you start one task on a machine with eight GPUs, seven stay idle, without an error. So start eight, as
+#   the docstring's last two commands do.
+# - Or start one task on each machine, and let it name its GPUs: `jax.distributed.initialize(local_device_ids=range(8))`.
 #
 # Assert what you expect, such as `jax.device_count() == 16`. [docs/processes.md](../docs/processes.md) has whole commands,
-# also for Kubernetes.
+# also for Kubernetes, and says how to save when Slurm is about to take a node.
 #
 # ## Exercises
 #
@@ -273,7 +274,7 @@ np.testing.assert_allclose(last_metrics, [0.2486, 0.9184, 0.3540, 0.8730], atol=
 #    <code>jax.make_array_from_single_device_arrays(shape, sharding, parts)</code>.</details>
 # 2. `group_by_machine` (5 minutes): GPUs of one machine have the fast connections. So if you shard the state as in lesson
 #    16, split the parameters along a second mesh axis that stays inside a machine, as PyTorch's `HYBRID_SHARD` does.
-#    Return that mesh's NumPy array `[machines, per_machine]` of GPUs. `gpus` is in any order, and each GPU has a
+#    Return the GPUs for that mesh, as an array or lists, `[machines, per_machine]`. `gpus` is in any order, and each GPU has a
 #    `.process_index` and an `.id`. There's one process for each GPU, numbered machine by machine.
 #    <details><summary>Hint</summary>Sort by the number of the process, then reshape.</details>
 # 3. `fixed_log` (5 minutes, find the mistake): every process calls `broken_log` after each epoch. With one process it
@@ -312,13 +313,16 @@ for exercise in (assemble, group_by_machine, fixed_log):
 # ## Take away
 #
 # - All processes run one program on global arrays. Let the sharding say which rows each gives.
-# - When a process is lost, JAX ends the others, too, by default. The same command resumes from the last checkpoint.
+# - When a process is lost, JAX ends the others by default. The same command resumes from the last checkpoint.
 # - Under Slurm and Open MPI, start a task for each GPU or name the GPUs.
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
 # | `jax.distributed.initialize`, the variables | `connect_processes`, the flags `--coordinator`, ... | [distributed.py](../pmapdp/distributed.py) |
-# | `place_batch` | `place`, which makes the array from the rows of this process's devices | [steps/placing.py](../pmapdp/steps/placing.py) |
+# | `place_batch` | `place` | [steps/placing.py](../pmapdp/steps/placing.py) |
+#
+# `place` calls `make_array_from_process_local_data`, and that's correct there, because each process reads its own devices'
+# rows, in the devices' order: `local_shards` in [data/batches.py](../pmapdp/data/batches.py) says which ones.
 #
 # To read on: [Introduction to multi-controller JAX](https://docs.jax.dev/en/latest/501/multiprocess.html). Next, what all
 # this buys: [18 Measure and predict](18_measure_and_predict.ipynb).

@@ -1,9 +1,9 @@
 """Train a small network on the devices of all processes: `python 17_processes.py FOLDER`.
 
-COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=0 python 17_processes.py FOLDER  # in a terminal
-COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=1 python 17_processes.py FOLDER  # in another
-srun --ntasks-per-node=8 --gpus-per-node=8 python 17_processes.py FOLDER  # with Slurm
-mpirun --map-by ppr:8:node python 17_processes.py FOLDER  # with Open MPI 4
+PROCESSES=2 COORDINATOR=127.0.0.1:1234 PROCESS_ID=0 python 17_processes.py FOLDER  # in a terminal
+PROCESSES=2 COORDINATOR=127.0.0.1:1234 PROCESS_ID=1 python 17_processes.py FOLDER  # in another
+PROCESSES=16 srun --ntasks-per-node=8 --gpus-per-node=8 python 17_processes.py FOLDER  # Slurm
+mpirun -x PROCESSES=16 --map-by ppr:8:node python 17_processes.py FOLDER  # Open MPI 4
 """
 
 import os
@@ -22,16 +22,15 @@ if len(sys.argv) != 2:
 B, EPOCHS = 128, 5  # examples per update, passes over the data
 
 os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
-counts = ("PROCESSES", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # yours, srun's, mpirun's
-processes = max(int(os.environ.get(name, 1)) for name in counts)
+processes = int(os.environ["PROCESSES"])  # all that you start, on all machines together
 devices = max(1, 8 // processes)
 jax.config.update("jax_num_cpu_devices", devices)  # simulated, unless there are GPUs or TPUs
 if "COORDINATOR" in os.environ:  # before JAX starts its devices
-    by_hand = (os.environ["COORDINATOR"], processes, int(os.environ["PROCESS_ID"]))
-    jax.distributed.initialize(*by_hand, heartbeat_timeout_seconds=10)  # for lesson 17, or else 100
+    process_id = int(os.environ["PROCESS_ID"])
+    jax.distributed.initialize(os.environ["COORDINATOR"], processes, process_id)
 elif processes > 1:
     jax.distributed.initialize()  # asks Slurm or Open MPI, and takes one GPU for each process
-assert jax.process_count() == processes, "set COORDINATOR, or start all with one srun or mpirun"
+assert jax.process_count() == processes, f"{jax.process_count()} processes are connected"
 mesh = Mesh(jax.devices(), ("data",))  # the devices of all processes
 print(f"process {jax.process_index()} has {jax.local_device_count()} of {mesh.size} devices")
 replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))

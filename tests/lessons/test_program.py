@@ -165,7 +165,7 @@ def new_code_lines(earlier: str, later: str) -> int:
         ("09", "14", 13, "With thirteen lines, new or changed"),
         ("09", "15", 20, "about twenty new lines"),
         ("09", "16", 15, "changes fifteen lines of your program"),
-        ("14", "17", 20, "Change twenty lines"),
+        ("14", "17", 19, "Change nineteen lines"),
     ],
 )
 def test_a_lesson_counts_its_new_lines(earlier, later, count, words):
@@ -339,9 +339,11 @@ RANKS = {
 }
 
 
-def run_two_tasks(launcher: dict[str, str], folder: Path) -> list[tuple[int, str]]:
+def run_two_tasks(
+    launcher: dict[str, str], folder: Path, expected: str = "2"
+) -> list[tuple[int, str]]:
     """The exit status and the output of lesson 17's program as both tasks of a
-    launcher, which is known by the variables that it sets.
+    launcher, which is known by the variables that it sets. `expected` is PROCESSES.
     """
     port = launch.free_port()
     name = next(iter(launcher)).partition("_")[0]
@@ -349,6 +351,7 @@ def run_two_tasks(launcher: dict[str, str], folder: Path) -> list[tuple[int, str
     for task in range(2):
         variables = {"JAX_COORDINATOR_PORT": str(port), "JAX_PLATFORMS": "cpu"}
         variables |= launcher | dict.fromkeys(RANKS[name], str(task))
+        variables["PROCESSES"] = expected
         process = subprocess.Popen(
             [sys.executable, PROGRAMS["17"], folder],
             env=os.environ | variables,
@@ -381,6 +384,32 @@ def test_two_tasks_of_slurm_are_one_run(tmp_path):
 @pytest.mark.slow
 def test_two_tasks_of_open_mpi_4_are_one_run(tmp_path):
     require_one_run(run_two_tasks(OPEN_MPI_4, tmp_path))
+
+
+@pytest.mark.slow
+def test_two_tasks_train_nothing_if_four_were_expected(tmp_path):
+    for status, output in run_two_tasks(SLURM, tmp_path, expected="4"):
+        assert status != 0
+        assert "2 processes are connected" in output
+        assert "epoch" not in output
+
+
+def test_lesson_17s_script_asks_for_the_number_of_processes(tmp_path):
+    command = [sys.executable, PROGRAMS["17"], tmp_path]
+    variables = {key: os.environ[key] for key in os.environ if key != "PROCESSES"}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "KeyError: 'PROCESSES'"
+
+
+def test_lesson_17s_script_does_not_train_alone_if_two_were_expected(tmp_path):
+    command = [sys.executable, PROGRAMS["17"], tmp_path]
+    for unknown in ({}, {"WORLD_SIZE": "2", "RANK": "0"}, {"SLURM_NTASKS": "2"}):
+        variables = os.environ | {"PROCESSES": "2", "JAX_PLATFORMS": "cpu"} | unknown
+        done = subprocess.run(command, env=variables, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "coordinator_address should be defined" in done.stderr
+        assert "epoch" not in done.stdout
 
 
 @pytest.mark.slow

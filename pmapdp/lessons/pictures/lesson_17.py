@@ -15,21 +15,6 @@ ORDER = (
 
 
 @drawing.picture
-def one_array() -> None:
-    """A global array of eight numbers on eight devices: process 0 holds 0 to 3, and process 1 holds 4 to 7."""
-    axes = drawing.canvas(19, 3.6)
-    axes.text(0, 0.8, "x, shape [8]", va="center")
-    axes.text(0, 2.2, "held by", va="center")
-    for device in range(8):
-        left = 3.2 + 1.9 * device + 0.5 * (device // 4)
-        drawing.box(axes, left, 0.3, f"{device}", device=device, width=1.7, height=1)
-    for process in range(2):
-        left = 3.2 + 8.1 * process
-        text = f"process {process}: its four devices"
-        drawing.box(axes, left, 1.7, text, width=7.4, height=1)
-
-
-@drawing.picture
 def who_holds_what() -> None:
     """Eight rows of an array: process 0 holds the first two and the last two, process 1 the four between. By process number, the rows 2 to 7 hold 4 5 6 7 2 3, which is wrong. By callback they hold 2 to 7."""
     axes = drawing.canvas(21, 6.1, inches=8)
