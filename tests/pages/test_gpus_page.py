@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib import xla_client
 from launch import python
 
@@ -173,13 +174,18 @@ class NetThatRecomputes(Net):
 def temporary_memory(accumulate: int) -> int:
     """Return the bytes that the compiler plans on a device beside the arguments."""
     task = Task(build(Net), optax.adam(1e-3), accumulate=accumulate)
-    step = STRATEGIES["jit"](task, jax.devices()[:8]).train_step
+    strategy = STRATEGIES["jit"](task, jax.devices()[:8])
+    mesh = strategy.state_sharding.mesh
     B = 8 * 512
-    numbers = jax.ShapeDtypeStruct((B,), np.int32)
-    weights = jax.ShapeDtypeStruct((B,), np.float32)
-    inputs = jax.ShapeDtypeStruct((B, 64), np.float32)
-    batch = Batch(inputs, numbers, numbers, weights)
+
+    def rows(shape, dtype):
+        split = NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=split)
+
+    numbers = rows((B,), np.int32)
+    batch = Batch(rows((B, 64), np.float32), numbers, numbers, rows((B,), np.float32))
     state = jax.eval_shape(lambda: initial_state(task))
+    step = strategy.train_step
     compiled = step.lower(state, batch).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
