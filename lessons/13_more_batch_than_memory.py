@@ -16,9 +16,8 @@
 #
 # You want to repeat a published result. The paper used a batch of 8,192, but your GPUs run out of memory above 2,048.
 # You don't need more GPUs: cut the batch into four parts, compute their gradients one after another, sum them, and
-# update once. It takes seventeen new lines, and the losses stay the same. But the obvious place to cut is a trap: XLA
-# for CPUs then does four times the work for the same gradient, and in a loop it needs more memory than if you hadn't
-# cut at all.
+# update once. It takes seventeen new lines, and the losses stay the same. But be careful where you cut: the obvious
+# place is a trap, and no error tells you.
 #
 # **You will** accumulate gradients, watch memory over an update, count what the devices send each other, and see why
 # batch norm is an exception. 23 minutes, 43 with exercises. You need
@@ -108,8 +107,8 @@ print(f"unequal parts {unequal_parts[0]} and {unequal_parts[1]}, mean {sum(unequ
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. The halves give -3 and -7, with the mean -5. The unequal parts give -4 and -8, with the mean -6, because the 4
-# counts as much as the other three together.
+# No. The halves give -3 and -7, with the mean -5. The unequal parts give -4 and -8, with the mean -6. There
+# the 4 has a mean of its own, so it counts as much as 1, 2 and 3 together.
 #
 # </details>
 #
@@ -152,14 +151,14 @@ def count_work(cut):
 
 work = {"the whole batch": whole_batch.cost_analysis()["flops"]}
 work |= {cut.__name__: count_work(cut) for cut in (neighbours, every_fourth)}
-lesson_13.work_by_device(work)
+lesson_13.work_of_a_device(work)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# They repeat the work of the other two. Only two devices have rows of this micro-batch, so the compiler gives each half
-# to four devices, and all four compute the same thing. Your eight devices are no faster than two, and nothing warns
-# you, because the gradient is correct.
+# They repeat the work of the other two. The micro-batch lives on two devices, so the compiler copies each half to four
+# devices, and those four do identical work. Your eight devices are no faster than two, and nothing warns you, because
+# the gradient is correct.
 #
 # </details>
 #
@@ -196,13 +195,14 @@ for name, scan in scans.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Four times, once after each micro-batch. The scan carries a sum that all devices share, so the compiler completes each
-# gradient on all devices before the scan adds it in. XLA for CPUs doesn't see that it could wait until the end.
+# Four times, once after each micro-batch. The running total is replicated, so each gradient must be all-reduced before
+# it can be added. XLA for CPUs doesn't see that it could wait until the end.
 #
 # </details>
 #
-# `every_fourth` leaves each row where it is, and takes about half of the 7.1 MB that the whole batch took. With
-# `neighbours` each device first gathers rows from other devices, and needs 12.3 MB.
+# `every_fourth` leaves each row where it is, and takes about half of the 7.1 MB that the whole batch took. The scan of
+# `neighbours` still repeats the work four times, and because each device first gathers rows from other devices, it
+# needs 12.3 MB, more than if you hadn't cut at all.
 #
 # Lesson 10 has the remedy. Inside a `shard_map` *you* decide when the devices communicate: let each device sum the
 # gradients of its own rows, and all-reduce the total once, as `no_sync` lets you do in PyTorch.
@@ -211,8 +211,7 @@ for name, scan in scans.items():
 # But inside a `shard_map`, as in every pmap step, the function only gets one device's 16 rows. Each device cuts its own
 # rows into four micro-batches of four, so all eight work all the time, and no row moves.
 #
-# The rule behind both: **a micro-batch needs rows of every device.** Under `jit` you have to pick the rows accordingly.
-# Under `shard_map` any cut works, because each device cuts its own rows.
+# The rule behind both: **a micro-batch needs rows of every device.**
 #
 # ## The program so far, and what changes
 #
@@ -259,28 +258,23 @@ print("K = 4:", *[f"{each.kind}, runs {each.runs} time" for each in communicatio
 #
 # </details>
 #
-# The whole batch's hill looks half a megabyte too high, because the picture counts some shared memory twice.
-#
 # Take the smallest K that fits. An update doesn't get faster, because the work stays the same, and it usually gets a
 # little slower, because small micro-batches keep a GPU less busy. The learning rate stays as it is, because B does.
 #
-# Why not use `optax.MultiSteps(optimizer, K)`, which collects gradients for you? It wants the gradient of every
-# micro-batch, and under `jit` each one has been all-reduced before it gets there. By default it also averages them,
-# which is a mean of means.
+# Why not use `optax.MultiSteps(optimizer, K)`, which collects gradients for you? You call it once for each micro-batch,
+# and under `jit` each gradient has been all-reduced by then. By default it also takes a mean of means.
 #
 # ## Batch norm sees the micro-batch
 #
 # One layer breaks all this. Batch norm subtracts the batch's mean and divides by its standard deviation, so it matters
 # which examples come together. If the halves of the batch 0, 1, 2, 3 come one after the other, batch norm makes -1, 1,
 # -1, 1 of them. The 0 and the 2 have become the same number, and you get the gradient of a different loss, in PyTorch
-# as in pmapdp. So with batch norm, K is part of the recipe. Group norm and layer norm don't mind, because they look at
-# one example at a time. Dropout doesn't mind either, as long as you make a key for each example *before* the cut, as in
-# lesson 08, and let the keys travel with the rows.
+# as in pmapdp. So with batch norm, K is part of the recipe. Group norm and layer norm are unaffected, because they look
+# at one example at a time. So is dropout, if you make a key for each example *before* the cut, as in lesson 08, and cut
+# the keys along with the rows.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
-from pmapdp.lessons.programs import memory
-
 assert 6.3 < temp_megabytes(whole_batch) < 8
 assert sum(equal_parts) / 2 == -5
 assert sum(unequal_parts) / 2 == -6
@@ -288,10 +282,12 @@ assert work["neighbours"] > 3.5 * work["the whole batch"] > 3.4 * work["every_fo
 sizes = [temp_megabytes(program) for program in programs.values()]
 assert sizes == sorted(sizes, reverse=True)
 assert 1.6 < sizes[-1] < sizes[0] / 2
-assert 7 < sizes[0] < 7.2 < 7.5 < max(memory.curve(programs[1])) < 7.7
+assert 7 < sizes[0] < 7.2
 outputs = [program(layers, big_batch) for program in (programs[1], programs[16])]
 np.testing.assert_allclose(*outputs, rtol=1e-3, atol=1e-3 * np.abs(outputs[0]).max())
 assert 12 < temp_megabytes(scans["neighbours"]) < 12.5
+rounds = {name: scan.cost_analysis()["flops"] for name, scan in scans.items()}  # of one round
+assert 3.9 < rounds["neighbours"] / rounds["every_fourth"] < 4.1
 assert temp_megabytes(scans["every_fourth"]) < 0.6 * temp_megabytes(whole_batch)
 scan_text = scans["every_fourth"].as_text()
 assert [(each.kind, each.runs) for each in collectives(scan_text)] == [("all-reduce", 4)]
@@ -313,7 +309,8 @@ assert [(each.kind, each.runs) for each in communication] == [("all-reduce", 1)]
 #    <details><summary>Hint</summary>Undo the cut, step by step: first the swap, then the reshape.</details>
 # 3. `fixed_gradient` (5 minutes, find the mistake): padding has weight 0. `broken_gradient` should return the gradient
 #    for `w` of `sum(weights * (x @ w - y) ** 2) / sum(weights)` over all micro-batches. It only does so if every
-#    micro-batch has the same amount of padding. x is `[K, rows, D]`, y and weights are `[K, rows]`.
+#    micro-batch has the same amount of padding. x is `[K, rows, D]`, y and weights are `[K, rows]`. Memory
+#    doesn't matter in this one, so any way that gives the correct gradient will do.
 #    <details><summary>Hint</summary>Accumulate two sums, and divide once.</details>
 
 
@@ -363,8 +360,9 @@ for exercise in (global_gradient, join_rows, fixed_gradient):
 # | `accumulate`, with the `shard_map` | `accumulated_sums` | [steps/jit.py](../pmapdp/steps/jit.py) |
 #
 # `accumulated_sums` differs in two places from your `accumulate`. It needs no cast, because it turns the check off, and
-# its `shard_map` returns a row of sums for each device. The compiler's all-reduce then adds up these rows.
-# `add_micro_batches` unrolls its scan on CPUs, where convolutions in a loop are slow.
+# its `shard_map` returns a row of sums for each device. The compiler's all-reduce then adds up these rows. XLA for CPUs
+# is slow at convolutions in a loop, so there `add_micro_batches` unrolls the scan of a network that has any, and
+# accumulation saves such a network little memory. On GPUs it never unrolls.
 #
 # **With pmap** a device has only its own rows anyway. The loop goes into your step as it is, without `shard_map` and
 # without the cast, and lesson 05's `pmean` comes after it. That's

@@ -16,12 +16,11 @@
 #
 # One weight matrix of GPT-3 is 12,288 x 49,152. In float32, with its gradient and Adam's moments, it takes 9.7 GB, and
 # the model has 192 matrices of this size. No device can hold 1.9 TB, so you'll split the matrices themselves. It takes
-# about twenty new lines, none of them in the training step, and the compiler works out who has to talk to whom. But you
-# should be able to predict what it comes up with, because a matrix that's split the wrong way raises no error: you get
-# the correct result, just slowly.
+# about twenty new lines, none of them in the training step, and the compiler adds the communication. Learn to predict
+# it, because a matrix that's split the wrong way raises no error: you get the correct result, just slowly.
 #
 # **You will** split a network by tensor parallelism, predict its all-reduces forward and backward, split attention by
-# heads, and say when this sends less than data parallelism. 28 minutes, 48 with exercises. You need [09 Let the
+# heads, and say when this sends less than data parallelism. 29 minutes, 49 with exercises. You need [09 Let the
 # compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from [10 Three ways side by
 # side](10_three_ways_side_by_side.ipynb) for the exercises.
 
@@ -137,28 +136,34 @@ lesson_15.layouts(layouts, SHAPES)
 #
 # - The mesh has two axes. Its four groups of two devices split the batch, and the two devices of a group split the
 #   hidden units.
-# - `SPECS` says which parameters are split, and how. `shard` looks for their names at the end of each array's path. A
-#   kernel's own path ends in `hidden.kernel.value`, and the path of its first moment in Adam's state ends in
-#   `mu.hidden.kernel.value`, so the moment is split the same way as its parameter.
+# - `SPECS` says which parameters are split, and how.
 # - `jax.eval_shape` finds shapes and paths without computing anything, and `jax.jit(init_state, out_shardings=...)`
 #   makes the state right where it belongs. Lesson 16 explains both.
-# - If you misspell a name in `SPECS`, you get no error, and its array is simply replicated. That's why the last line
-#   prints what a device holds.
 
 # %% tags=["take-home"]
 # include program/15_split.py
 
-# %% tags=["proof"]
-# The asserts behind the next text.
-totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(train_sums))
-assert abs(totals["loss"] / totals["count"] - 0.2486) < 1e-3
-assert abs(totals["correct"] / totals["count"] - 0.9184) < 2e-3
-paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(state)]
-assert any(path.endswith("mu.hidden.kernel.value") for path in paths)
-
 # %% [markdown]
 # The losses are lesson 09's within 1e-3, even though each device holds only half of the first kernel.
 #
+# Adam's moments are split like their parameter, because their paths end in its name, too. If you misspell a name in
+# `SPECS`, no path ends in it, and its arrays are simply replicated, without an error. So check the names in your own
+# programs as well:
+
+# %%
+paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(state)]
+for name in SPECS:
+    matches = [path for path in paths if path.endswith(f".{name}.value")]
+    print(*matches)
+    assert len(matches) == 3, f"{name}: a parameter has two moments, and here are {matches}"
+
+# %% tags=["proof"]
+# The asserts behind the text above.
+totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(train_sums))
+assert abs(totals["loss"] / totals["count"] - 0.2486) < 1e-3
+assert abs(totals["correct"] / totals["count"] - 0.9184) < 2e-3
+
+# %% [markdown]
 # ## The backward pass
 #
 # A training step also goes backward, and there the products sum over other axes. The gradient for W1 is `x.T @ dh`,
@@ -244,7 +249,8 @@ print(*(f"{found.kind}s: {found.count}" for found in attention_collectives))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One, for the output matrix, because its product sums over all heads. Attention is a pair, too.
+# One, for the output matrix, because its product sums over all heads. Attention has the same shape as the pair: columns
+# (the heads), then rows (the output matrix).
 #
 # </details>
 #
@@ -256,10 +262,10 @@ print(*(f"{found.kind}s: {found.count}" for found in attention_collectives))
 #
 # Take a layer of GPT-3 on eight devices. D is 12,288, attention has 96 heads, and a sequence is 2,048 tokens ([Brown et
 # al., 2020](https://arxiv.org/abs/2005.14165), table 2.1). The layer has 4 D² weights in its attention and 8 D² in its
-# pair. Each token is a row of x, so B now counts tokens. Compiling only takes shapes, so you can compile a layer of
-# this size even on your laptop.
+# pair. Each token is a row of x, so T tokens have activations `[T, D]`. Compiling only takes shapes, so you can compile a
+# layer of this size even on your laptop.
 #
-# **Predict:** at how many tokens do both send the same number of bytes? You know how many all-reduces of `[B, D]`
+# **Predict:** at how many tokens T do both send the same number of bytes? You know how many all-reduces of `[T, D]`
 # tensor parallelism needs for the attention and the pair, forward and backward.
 
 
@@ -300,8 +306,8 @@ print(f"the same number of bytes for {crossover:g} sequences, or {crossover * 20
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# At 36,864. There are four all-reduces of B D numbers, two for the attention and two for the pair, and there are 12 D²
-# gradients. So 4 B D equals 12 D² when B is 3 D, which is 18 sequences.
+# At 36,864. There are four all-reduces of T D numbers, two for the attention and two for the pair, and there are 12 D²
+# gradients. So 4 T D equals 12 D² when T is 3 D, which is 18 sequences.
 #
 # </details>
 #
@@ -350,9 +356,11 @@ for name, W2_sharding in W2_shardings.items():
 #
 # </details>
 #
-# The difference is so large here because C is only 10. In a transformer, h is four times as wide as the result.
-# Gathering both sends 4 + 1 = 5 parts, while an all-reduce of the result sends one part twice, so the wrong split sends
-# 5 / 2 times as much in every layer. Nothing warns you unless you look at the collectives.
+# The difference is so large here because C is only 10. In a transformer, h is four times as wide as the result. So take
+# one of the pairs from above, and count a whole training step in activations `[B, D]`. Columns, then rows, all-reduces
+# two of them. Columns, then columns, gathers 4 + 1 = 5 going forward and all-reduces 5 going backward. An all-reduce
+# sends everything twice, so that's 15 to 4, almost four times as much in every layer. Nothing warns you unless you look
+# at the collectives.
 
 # %% tags=["proof"]
 # The asserts behind the answers.
@@ -369,6 +377,18 @@ rows_traffic, columns_traffic = traffic.values()
 assert rows_traffic.kind == "all-reduce"
 assert columns_traffic.kind == "all-gather"
 assert columns_traffic.bytes > 40 * rows_traffic.bytes
+
+pair = {"embedding": np.ones((32, 128), np.float32)}
+pair["pairs"] = [(np.ones((128, 512), np.float32), np.ones((512, 128), np.float32))]
+activations = {}
+for name, W2_sharding in {"rows": rows, "columns": columns}.items():
+    layout = {"embedding": replicated, "pairs": [(columns, W2_sharding)]}
+    options = {"in_shardings": (layout, replicated), "out_shardings": (replicated, layout)}
+    step = jax.jit(jax.value_and_grad(loss), **options)
+    found = read_collectives(step, pair, np.ones((64, 32), np.float32))
+    # The embedding adds half an activation, once, which the division leaves out.
+    activations[name] = {each.kind: each.bytes // (64 * 128 * 4) for each in found}
+assert activations == {"rows": {"all-reduce": 2}, "columns": {"all-reduce": 5, "all-gather": 5}}
 
 # %% [markdown]
 # ## Exercises
@@ -421,7 +441,7 @@ for exercise in (split_in_pairs, two_layers, fixed_layer):
 # - `[B, D]` times `[D, H]`: split B or H, and the devices don't have to communicate. Split D, and they need an
 #   all-reduce. The backward pass sums over other axes, so check its products, too.
 # - Columns, then rows: one all-reduce for a pair forward, and one backward if something before the pair is trained.
-#   Attention is a pair, too, if you split it by heads.
+#   Attention works in the same way if you split it by heads.
 # - Tensor parallelism sends activations, data parallelism sends gradients. A GPT-3 layer breaks even at 3 D tokens. A
 #   wrong split only shows in the collectives.
 #

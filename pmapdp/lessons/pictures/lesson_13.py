@@ -3,11 +3,11 @@
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 from pmapdp.lessons import drawing
 from pmapdp.lessons.programs import memory
 
-work_by_device = drawing.work_by_device
 N, K, ROWS = 8, 4, 32
 
 
@@ -43,13 +43,28 @@ def cuts() -> None:
 
 
 @drawing.picture
+def work_of_a_device(work: dict[str, float]) -> None:
+    """A bar for each case, the operations of one device: with one cut it's four times as long as the others."""
+    operations = [number / 1e9 for number in work.values()]
+    _, axes = plt.subplots(figsize=(7, 1.8))
+    axes.barh(list(work), operations, 0.5, color=drawing.DEVICE_COLOURS[0])
+    for row, number in enumerate(operations):
+        axes.text(number, row, f"  {number:.2g} billion", va="center")
+    axes.invert_yaxis()
+    axes.set(xlabel="billion operations of one device")
+
+
+@drawing.picture
 def memory_over_time(programs: dict[str, Any]) -> None:
     """Memory of one device during an update: one high hill for the whole batch, K lower hills with K micro-batches."""
     _, grid = plt.subplots(
         1, len(programs), figsize=(7, 2), sharey=True, layout="constrained"
     )
     for axes, (name, program) in zip(grid, programs.items(), strict=True):
-        megabytes = memory.curve(program)  # after each instruction
+        planned = program.memory_analysis().temp_size_in_bytes / 1e6
+        # After each instruction. An array may lie where the result will be, so the sum
+        # can exceed the plan.
+        megabytes = np.minimum(memory.curve(program), planned)
         axes.fill_between(
             range(len(megabytes)), megabytes, color=drawing.DEVICE_COLOURS[0]
         )
