@@ -15,6 +15,7 @@ from pmapdp.lessons.checks import require
 
 BATCH_SIZE = 8
 EPOCHS = 3
+MOST_EPOCHS = 1000  # of a run, for which another seed's orders must differ
 
 
 def fixed_batches(answer):
@@ -64,6 +65,13 @@ def check_batches(answer, examples):
         "seed 1 begins with the order of epoch 1 of seed 0, because the two numbers "
         "were added up: give default_rng both, as a list",
     )
+    starts = read_batches(0, 0, (MOST_EPOCHS + 1) * per_epoch)[::per_epoch]
+    for epoch, rows in enumerate(starts):
+        require(
+            not np.array_equal(rows, of_other_seed[:BATCH_SIZE]),
+            f"seed 1 begins with the order of epoch {epoch} of seed 0: give default_rng "
+            "both numbers, as a list",
+        )
     for first in (1, per_epoch - 1, per_epoch, per_epoch + 2):
         for number, rows in enumerate(read_batches(0, first, 3), first):
             require(

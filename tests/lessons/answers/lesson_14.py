@@ -22,6 +22,7 @@ WRONG = {
         ("epoch 1 repeats the order", "[seed, epoch]", "seed"),
         ("use `seed`", "[seed, epoch]", "epoch"),
         ("were added up", "[seed, epoch]", "seed + epoch"),
+        ("epoch 1000 of seed 0", "[seed, epoch]", "1000 * seed + epoch"),
         ("ends after 3 batches", COUNT, "range(first, first + 3)"),
         ("do not hold each of the", "[seed, epoch]", "[seed, number]"),
         (
