@@ -196,6 +196,8 @@ def test_micro_batches_take_the_temporary_memory_that_the_page_says():
     for accumulate, megabytes in ((1, found[1]), (4, found[2])):
         measured = temporary_memory(accumulate) / 1e6
         assert measured == pytest.approx(float(megabytes), rel=0.25)
+    params = jax.tree.leaves(nnx.state(Net(rngs=nnx.Rngs(0)), nnx.Param))
+    assert measured < 1.1 * 2 * sum(leaf.nbytes for leaf in params) / 1e6
 
 
 def test_recomputing_keeps_less_for_the_backward_pass():
