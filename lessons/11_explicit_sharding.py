@@ -17,12 +17,16 @@
 # Twice in this course a step went wrong and nothing told you. In lesson 05 you left out `pmean`, and eight devices
 # trained eight different networks. In lesson 09 nobody had placed the batch, so every device did the work of all eight.
 # JAX couldn't warn you, because your program never said where each array was supposed to live. Change ten lines, and it
-# can: the sharding becomes part of an array's **type**, which you can print and assert on any line of your step. And if
-# you decide yourself when your gradients are summed, JAX refuses a step that forgets to sum them.
+# can: the sharding becomes part of an array's **type**, which you can print and assert on any line of your step.
 #
-# **You will** read shardings as types, answer when JAX asks you for one, recognize a sum that isn't finished, and get
-# the gradients of four micro-batches with a single all-reduce. 26 minutes, 52 with exercises. You need [09 Let the
-# compiler do it](09_let_the_compiler_do_it.ipynb).
+# Should you? For data parallelism, we keep the compiler's choice, in [pmapdp](../pmapdp/steps/jit.py) and in the rest
+# of this course, and check once that the batch is split. Explicit sharding is for you in two cases. The first is that
+# you'd rather have an error than the compiler's silent guess. The second is that you want to decide yourself when
+# gradients are summed. The second half of this lesson is about that case. It's optional, and easier after lesson 13.
+#
+# **You will** read shardings as types, answer when JAX asks you for one, recognize a sum that isn't finished, and in
+# the second half get the gradients of four micro-batches with a single all-reduce. 26 minutes, 52 with exercises. You
+# need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -83,7 +87,7 @@ results = print_types(x)
 # include the difference of 09_jit.py and 11_explicit.py
 #
 # - The mesh is back to one axis, because only the batch is split.
-# - `jit` no longer needs shardings, because the arguments bring theirs along in their types.
+# - `jit` needs no shardings now: each argument's type already has one.
 # - `loss_sums` asserts that the inputs are split. Both `train_step` and `eval_step` call it, so both are guarded.
 # - `weights @ losses` becomes a sum. You'll see why when JAX asks its first question.
 #
@@ -109,9 +113,9 @@ for step in (train_step, eval_step):
         print("AssertionError:", error)
 
 # %% [markdown]
-# It's *your* assert that complains, and you need it, because to JAX this is a replicated batch, which you might have
-# wanted. The assert runs while JAX traces, so it costs nothing once the step is compiled. A batch of another type makes
-# JAX trace again, so the assert catches even a single wrong batch in the middle of a run.
+# JAX itself doesn't object. It takes this for a replicated batch, which is legal. So the assert is yours to write. It
+# runs while JAX traces, so it costs nothing once the step is compiled. A batch of another type makes JAX trace again,
+# so the assert catches even a single wrong batch in the middle of a run.
 #
 # ## Where your step communicates
 #
@@ -185,11 +189,27 @@ print("not_yet + not_yet is", jax.typeof(not_yet + not_yet))
 # such arrays, because you can add the parts of a sum in any order. But their cosine is an error, as it should be: the
 # cosine of a sum isn't the sum of the cosines.
 #
-# ## A gradient that isn't summed yet
+# ## What it costs
 #
-# Can a gradient have this type? Yes, if you mark its parameter as *reduced*, `{R:data}`. A reduced array holds the same
-# numbers as a replicated one. The mark only tells `jax.grad` to leave the gradient unreduced. Try it with a weight
-# that's 1 on every device, and with the input d on device d.
+# Explicit axes don't make your step faster: each device computes what it computed on an Auto axis. The price is that
+# sometimes you have to name the sharding of a result. Most Flax layers need no help with a split batch: `Linear`,
+# `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and `MultiHeadAttention` work unchanged. But `embed(tokens)`,
+# which looks up rows of a table, raises an error until you write `embed(tokens, out_sharding=P("data"))`. If a layer
+# has no such argument, let the compiler decide inside it. Pass the layer as an argument, because JAX refuses a function
+# that closes over it:
+#
+# ```python
+# call = jax.sharding.auto_axes(lambda layer, x: layer(x), out_sharding=P("data"))
+# result = call(embed, tokens)
+# ```
+#
+# If that's all you came for, go on to the first two exercises.
+#
+# ## Optional: a gradient that isn't summed yet
+#
+# Can a gradient be unreduced? Yes, if you mark its parameter as *reduced*, `{R:data}`. The numbers don't change. The
+# mark says: when you differentiate, don't sum over devices. This part of JAX is young: version 0.10 doesn't even have a
+# rule for `-not_yet`. Try it with a weight that's 1 on every device, and with the input d on device d.
 #
 # **Predict:** what does device 3 hold of the reduced weight's gradient?
 
@@ -214,12 +234,12 @@ lesson_11.values_by_device(
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# 3, the gradient of its own row. The replicated weight has its gradient summed already, and if you reshard the other
-# one to `P()`, you get the same 28 everywhere.
+# 3, the gradient of its own row. The replicated weight's gradient is summed already. Reshard the other gradient to
+# `P()`, and it's 28 everywhere, too.
 #
 # </details>
 #
-# ## Lesson 05's mistake, refused
+# ## Optional: lesson 05's mistake, refused
 #
 # In lesson 05 your devices had eight such parts before `pmean`. Forget the all-reduce once more, and add the gradient
 # to the weight as it is.
@@ -241,19 +261,17 @@ except Exception as error:
 #
 # </details>
 #
-# The updates of `optax.sgd` and `optax.adam` are refused, too. Adam's error doesn't explain itself: it ends with
-# "Please file an issue", because JAX has no rule for the square of an unreduced array. So reshard the gradients before
-# you hand them to the optimizer.
+# JAX refuses the updates of `optax.sgd` and `optax.adam`, too, so reshard the gradients before you hand them to the
+# optimizer.
 #
 # With replicated parameters you can't make this mistake, because JAX sums each gradient as soon as it's computed. So
 # why would you do it yourself? Because JAX sums every time, and sometimes once at the end is enough.
 #
-# ## The gradient of four micro-batches
+# ## Optional: the gradient of four micro-batches
 #
-# If a batch doesn't fit into memory, you can cut it into *micro-batches*, compute their gradients one after another,
-# and add them up, as you will in lesson 13. Take four micro-batches of 32 rows, and your network's two kernels without
-# the biases. `accumulate` adds up the gradients in a loop, and counts how often an all-reduce runs. `spec` is the
-# sharding of the running total.
+# In lesson 13 you cut a batch that's too large into *micro-batches*, and add up their gradients. Take four
+# micro-batches of 32 rows, and your network's two kernels without the biases. `accumulate` adds up the gradients in a
+# loop, and counts how often an all-reduce runs. `spec` is the sharding of the running total.
 
 # %%
 from jax import lax
@@ -309,10 +327,11 @@ lesson_11.all_reduces_over_time()
 # </details>
 #
 # Both runs found the gradient of the whole batch within 1e-4. We counted on CPUs. XLA has a pass that can move an
-# all-reduce out of a loop, so count on your own machine.
+# all-reduce out of a loop, so count on your own machine. And not every layer takes reduced parameters: JAX can't add a
+# reduced bias to split rows, so `Linear` refuses one.
 
 # %% tags=["proof"]
-# The asserts behind the answers so far.
+# The asserts behind the answers.
 def error_name(function, *arguments):
     try:
         function(*arguments)
@@ -359,22 +378,17 @@ for found in (replicated_gradients, unreduced_gradients):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
 reduced_model = jax.reshard(model, P(reduced={"data"}))
 assert error_name(reduced_model, batch[0]) == "ShardingTypeError"
+assert error_name(jnp.negative, not_yet) in (no_rule, None)  # jax 0.10.2, 0.12
+
+embed = nnx.Embed(10, 8, rngs=nnx.Rngs(0))
+tokens = jax.device_put(np.ones((16, 5), np.int32), P("data"))
+assert error_name(embed, tokens) == "ShardingTypeError"
+call = jax.sharding.auto_axes(lambda layer, x: layer(x), out_sharding=P("data"))
+assert str(jax.typeof(call(embed, tokens))) == "float32[16@data,5,8]"
+closure = jax.sharding.auto_axes(lambda x: embed(x), out_sharding=P("data"))
+assert error_name(closure, tokens) == "ValueError"
 
 # %% [markdown]
-# ## When is it worth it?
-#
-# Explicit axes don't make your step faster: each device computes what it computed on an Auto axis. What you get is a
-# step without surprises. The price is that sometimes you have to tell JAX the sharding of a result. Most Flax layers
-# need no help with a split batch: `Linear`, `Conv`, `BatchNorm`, `LayerNorm`, `Dropout`, `max_pool` and
-# `MultiHeadAttention` work unchanged. But `embed(tokens)`, which looks up rows of a table, wants to know how to split
-# them: `embed(tokens, out_sharding=P("data"))`. If a layer has no such argument, `jax.sharding.auto_axes` hands the
-# decision back to the compiler. Reduced parameters go less far: JAX can't add a reduced bias to split rows, so `Linear`
-# refuses one.
-#
-# So for data parallelism keep Auto axes, as pmapdp ([steps/jit.py](../pmapdp/steps/jit.py)) and the rest of this course
-# do, and check once that the batch is split. Explicit axes are for you if you'd rather have an error than the
-# compiler's silent guess.
-#
 # ## Exercises
 #
 # Each runs under a mesh with Explicit axes. Solutions, with reasons:
@@ -390,9 +404,9 @@ assert error_name(reduced_model, batch[0]) == "ShardingTypeError"
 #    its standard deviation, both over the global batch. Raise an AssertionError for a batch that isn't split, and let
 #    each device keep its rows. <details><summary>Hint</summary>It's the program of one device. Only the assert mentions
 #    a sharding.</details>
-# 3. `sum_gradients` (8 minutes): `w` `[D, C]` is replicated, and `xs` `[K, B@data, D]` are K micro-batches. Return the
-#    sum of the gradients of `loss(w, xs[k])` for `w`, replicated, with a single all-reduce of `[D, C]` numbers.
-#    <details><summary>Hint</summary>Two casts before a <code>lax.scan</code>, and a <code>jax.reshard</code> after
+# 3. `sum_gradients` (8 minutes, optional): `w` `[D, C]` is replicated, and `xs` `[K, B@data, D]` are K micro-batches.
+#    Return the sum of the gradients of `loss(w, xs[k])` for `w`, replicated, with a single all-reduce of `[D, C]`
+#    numbers. <details><summary>Hint</summary>Two casts before a <code>lax.scan</code>, and a <code>jax.reshard</code> after
 #    it.</details>
 
 # %%

@@ -15,14 +15,14 @@
 # # 12. Port a pmap program
 #
 # Somebody hands you a training program from 2022. You run it, and it stops right away, because it calls a JAX function
-# that's gone. You fix that line, and the program stops at the next one. And even once everything is fixed, it still
-# uses `pmap`, where JAX's developers now [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html). In
-# this lesson you'll make four repairs, to see what the program used to print. Then sixteen new lines take it to
-# `shard_map`, where it prints the same losses up to rounding. Does that prove that the port is correct? You'll forget
-# one line, and see that it doesn't. So you'll compare the updates, and find a flaw that the old program always had.
+# that's gone. You fix that line, and the program stops at the next one. Even once everything is fixed, it still uses
+# `pmap`, and JAX's developers now [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html). In this
+# lesson you'll make four repairs, to see what the program used to print. Then sixteen new lines take it to `shard_map`,
+# where it prints the same losses up to rounding. Does that prove that the port is correct? You'll forget one line, and
+# see that it doesn't. So you'll compare the updates, and find a flaw that the old program always had.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
-# one device. 32 minutes, 52 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
+# one device. 33 minutes, 53 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
 # side by side](10_three_ways_side_by_side.ipynb), and what [07](07_synchronize_batch_norm.ipynb) and
 # [08](08_keep_dropout_and_metrics_exact.ipynb) say about the variance of a batch and about dropout keys.
 
@@ -81,10 +81,15 @@ print(textwrap.fill(old_error, 100))
 # %% [markdown]
 # The message says *deprecated*, but the function is gone. You could fix the line and wait for the next error. Or you
 # can let `pmapdp.port` read the program first. It doesn't run anything, and lists the lines that need your attention.
+# Without `--json`, it also says what to write in their place.
 
 # %%
-port_report, _, _ = run_python("-m", "pmapdp.port", "old_train.py").stdout.partition("\nListed")
-print(port_report)
+import json
+
+port_report = json.loads(run_python("-m", "pmapdp.port", "old_train.py", "--json").stdout)
+marked_lines = [line for line in port_report["lines"] if line["status"] != "fine"]
+for line in marked_lines:
+    print(f"line {line['line']:3d}, {line['status']}: {line['code']}")
 
 # %% [markdown]
 # ## Repair it first
@@ -92,14 +97,14 @@ print(port_report)
 # Why repair a program that you're about to replace? Because you need its numbers: without them, you can't tell whether
 # your port does the same thing. Four lines are enough:
 #
-# - Flax's `jax_utils.replicate`, which the report names, still makes N copies.
+# - Flax's `jax_utils.replicate` still makes N copies.
 # - In 2022, Linen's `init` returned a `FrozenDict`, and its `pop` returned two values, the rest and what you asked for.
 #   Today `init` returns a plain dict, whose `pop` returns only what you asked for, so the program would stop again,
 #   with `ValueError: too many values to unpack (expected 2)`. You don't need any `pop`.
 #
 # The report also marks two `[0]`s as slow. Ignore them for now, because the port removes them. The next cell makes the
 # repairs, marked by `-` and `+`, and runs the program in this notebook. On your machine, these are the numbers that
-# your port has to reproduce:
+# your port has to reproduce. Each loss is the last batch's alone, as in many old programs, so it may also rise:
 
 # %%
 from pmapdp.lessons.programs import patch
@@ -206,7 +211,7 @@ except ValueError as error:
 # </details>
 #
 # JAX refuses the step before anything runs. With `check_vma=False` it would run, and every device would keep its own
-# statistics. Your checkpoint would get device 0's mean, and nothing would tell you that it isn't the mean of all eight.
+# statistics. You would save device 0's mean, and never notice.
 #
 # ## Forget the `pcast`
 #
@@ -293,9 +298,9 @@ forgetful_report = verify(step=p_forgetful_step, reference=reference, state=init
 print("without pcast:", forgetful_report.failed[0])
 
 # %% [markdown]
-# In three updates the second comparison finds what five epochs didn't show: *the change is 8 times the reference's, on
-# 8 devices*. That's because `verify` also compares Adam's averages, where the factor doesn't cancel. It doesn't test
-# the evaluation, but for that you have the five matching lines.
+# `verify` needs three updates to find what five epochs hid: *the change is 8 times the reference's, on 8 devices*. It
+# also compares Adam's averages, where the factor doesn't cancel. It doesn't test the evaluation, but for that you have
+# the five matching lines.
 #
 # But does the step do what one device does? Your second reference is the step that you'd write for one device. Switch
 # dropout off, because one device would draw different masks than eight do. Even then the comparison fails: each device
@@ -355,7 +360,8 @@ lesson_12.loss_curves(losses)
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert "device_put_replicated is deprecated" in old_error
-assert port_report.count("old_train.py:") == 5
+statuses = [line["status"] for line in marked_lines]
+assert statuses == ["fails", "gone", "gone", "slow", "slow"]
 assert "can't be statically inferred" in refusal
 assert refusal.count("* out_specs") == 2
 wrong_state, _ = jax.jit(jax.shard_map(careless_step, **specs, check_vma=False))(*arguments)

@@ -14,8 +14,8 @@ def shardings(
 ) -> None:
     """Six arrays in the colours of their devices: stripes of rows, or a stack of eight cards, because all devices hold all of it.
 
-    `arrows` are pairs of the arrays' numbers. One that points down is the backward
-    pass, with its all-reduce.
+    `arrows` are pairs of the arrays' numbers. One that points down stands for the loss
+    and the backward pass, with its all-reduce.
     """
     axes = drawing.canvas(27.4, 14.6, inches=8)
     corners = [
@@ -30,7 +30,8 @@ def shardings(
         if left == right:
             head = (left + 3.3, height - 1.6)
             drawing.arrow(axes, (left + 3.3, top + 4.7), head, dashed=True)
-            axes.text(left + 3.8, top + 5.6, "all-reduce", va="center", weight="bold")
+            axes.text(left + 3.8, top + 5.15, "loss, backward,", va="center", size=9)
+            axes.text(left + 3.8, top + 5.9, "all-reduce", va="center", weight="bold")
             continue
         drawing.arrow(
             axes,

@@ -51,6 +51,11 @@ WRONG = {
             ASSERT,
             'assert jax.typeof(y).sharding.spec[0] == "data"',
         ),
+        (
+            "compare its first entry alone",
+            ASSERT,
+            'assert jax.typeof(x).sharding.spec == jax.P("data")',
+        ),
         ("x wasn't normalized", Z, "x"),
         ("not by one less", "x.std(0)", "x.std(0, ddof=1)"),
         ("yours is", "x.std(0)", "x.var(0)"),
