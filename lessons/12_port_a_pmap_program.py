@@ -252,8 +252,7 @@ p_forgetful_step = jax.jit(jax.shard_map(forgetful_step, **specs))  # the check 
 ported_losses = train(p_train_step, EPOCHS)
 forgetful_losses = train(p_forgetful_step, EPOCHS)
 updates = len(ported_losses) // EPOCHS  # of an epoch
-for epoch in range(EPOCHS):
-    last = (epoch + 1) * updates - 1
+for epoch, last in enumerate(range(updates - 1, len(ported_losses), updates)):
     print(f"epoch {epoch}: {ported_losses[last]:.4f}, without pcast {forgetful_losses[last]:.4f}")
 
 # %% [markdown]
@@ -360,8 +359,7 @@ lesson_12.loss_curves(losses)
 # %% tags=["proof"]
 # The asserts behind the answers so far.
 assert "device_put_replicated is deprecated" in old_error
-statuses = [line["status"] for line in marked_lines]
-assert statuses == ["fails", "gone", "gone", "slow", "slow"]
+assert [line["status"] for line in marked_lines] == ["fails", "gone", "gone", "slow", "slow"]
 assert "can't be statically inferred" in refusal
 assert refusal.count("* out_specs") == 2
 wrong_state, _ = jax.jit(jax.shard_map(careless_step, **specs, check_vma=False))(*arguments)
@@ -371,8 +369,8 @@ assert len({float(shard.data[0]) for shard in mean.addressable_shards}) == 8
 sizes = [len(jax.tree.leaves(part)) for part in (state.params, state.batch_stats, state.opt_state)]
 assert (*sizes, len(jax.tree.leaves(state))) == (6, 2, 13, 22)
 np.testing.assert_allclose(forgetful_losses, ported_losses, rtol=0, atol=2e-4)
-words = str(forgetful_report).split()
-assert "the change is 8 times the reference's, on 8 devices" in " ".join(words)
+words = " ".join(str(forgetful_report).split())
+assert "the change is 8 times the reference's, on 8 devices" in words
 assert "batch_stats/BatchNorm_0/mean" not in differences
 assert "batch_stats/BatchNorm_0/var" in differences
 np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
