@@ -24,6 +24,17 @@ SHARD_MAPS = {"jax.shard_map", "jax.experimental.shard_map.shard_map"}
 TREE_MAPS = {"map", "tree_map", "tree_multimap", "map_structure"}
 AVERAGES = {"jax.lax.pmean", "jax.lax.psum"}
 DEVICE_COUNTS = {"jax.device_count", "jax.local_device_count"}
+FROZEN_DICTS = {
+    "flax.core.freeze",
+    "flax.core.FrozenDict",
+    "flax.core.frozen_dict.freeze",
+    "flax.core.frozen_dict.FrozenDict",
+}
+CHECKPOINTS = {
+    "flax.training.checkpoints.save_checkpoint",
+    "flax.training.checkpoints.save_checkpoint_multiprocess",
+    "flax.training.checkpoints.restore_checkpoint",
+}
 # Names of trees on the host end like this. Their [0] isn't the copy of a device.
 HOST_TREES = re.compile(
     "(^|_)(batch|batches|(data|image|label|input|example|ob|token)s?|dataset)$",
@@ -252,6 +263,43 @@ def is_pop_of_params(program: Program, node: ast.Assign) -> bool:
     return False
 
 
+def is_method_of_frozen_dict(program: Program, call: ast.Call) -> bool:
+    """Return True for `variables.unfreeze()` and `variables.copy({...})`.
+
+    Only Flax's frozen dictionaries have them, as `flax.core.freeze` makes one.
+    """
+    if not isinstance(call.func, ast.Attribute) or program.path_of(call.func):
+        return False
+    whole, _ = find_origin(program, call.func.value)
+    if program.called_path(whole) in FROZEN_DICTS:
+        return False
+    if call.func.attr == "unfreeze":
+        return not call.args
+    adds_items = "add_or_replace" in keywords_of(call)
+    adds_items = adds_items or [type(value) for value in call.args] == [ast.Dict]
+    return call.func.attr == "copy" and adds_items
+
+
+def is_clip_by_old_names(program: Program, call: ast.Call) -> bool:
+    """Return True for `jnp.clip(x, a_min=0)`. NumPy's own still takes these names."""
+    is_clip = program.path_of(call.func) == "jax.numpy.clip"
+    return is_clip and not keywords_of(call).keys().isdisjoint({"a_min", "a_max"})
+
+
+def may_have_relative_folder(program: Program, call: ast.Call) -> bool:
+    """Return True for a checkpoint in a folder that isn't seen to be absolute."""
+    if program.path_of(call.func) not in CHECKPOINTS:
+        return False
+    folder = keywords_of(call).get("ckpt_dir", next(iter(call.args), None))
+    match program.resolve(folder):
+        case ast.Constant(value=str(path)):
+            return not path.startswith("/") and "://" not in path
+        case ast.Call(func=function):
+            path = program.path_of(function) or getattr(function, "attr", "")
+            return path not in ("os.path.abspath", "absolute", "resolve")
+    return True
+
+
 # By the type of the node in the syntax tree, and by the name of the construct.
 RECOGNIZERS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
     ast.Call: {
@@ -262,6 +310,9 @@ RECOGNIZERS: dict[type, dict[str, Callable[[Program, Any], bool]]] = {
         "check-vma": is_checked_average,
         "make-mesh": is_explicit_mesh,
         "scale-without-axis": is_scale_without_axis,
+        "frozen-dict": is_method_of_frozen_dict,
+        "clip": is_clip_by_old_names,
+        "checkpoint-folder": may_have_relative_folder,
     },
     ast.FunctionDef: {"nested": is_nested_decorator},
     ast.Subscript: {"first-copy": is_first_copy},

@@ -5,7 +5,7 @@ from collections import ChainMap, deque
 from collections.abc import Mapping
 from typing import Any
 
-LIBRARIES = ("jax", "flax", "optax")
+LIBRARIES = ("jax", "flax", "optax", "numpy")
 FUNCTIONS = (ast.FunctionDef, ast.Lambda)
 Node = ast.AST | None
 # What an expression stands for: a node of the program (for a module its tree), a dotted

@@ -28,7 +28,7 @@ class Row:
 
     Attributes:
         name: A short name, which is also the row's anchor in docs/constructs.md.
-        status: "gone" (JAX, Flax or Optax no longer has the name), "fails" (the call
+        status: "gone" (the library no longer has the name), "fails" (the call
             raises), "wrong" (it runs, and the numbers are wrong), "check" (it depends
             on the rest of the step), "slow" (there's a faster way), "old" (deprecated,
             but it runs) or "fine".
@@ -73,7 +73,7 @@ def row_of_path(path: str) -> str:
 
 
 def is_missing(path: str) -> bool:
-    """Return True if the installed JAX, Flax or Optax lacks a name.
+    """Return True if the installed JAX, Flax, Optax or NumPy lacks a name.
 
     A module that's there, and needs another library, isn't missing.
     """

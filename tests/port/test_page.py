@@ -2,6 +2,7 @@
 the code gives the old numbers, and the rows are run.
 """
 
+import contextlib
 import re
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -109,6 +111,9 @@ def test_the_page_of_constructs_is_made_from_the_table():
 OLD_PROGRAM = """from jax.config import config
 from flax import optim
 import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.training import checkpoints
 from jax import lax
 from jax.lib import xla_bridge
 platform = xla_bridge.get_backend().platform
@@ -116,10 +121,15 @@ config.update("jax_debug_nans", False)
 def step(w, batch):
     return w - 0.1 * lax.pmean(jax.grad(loss)(w, batch), "batch")
 stats, w = {"params": w, "batch_stats": {}}.pop("params")
+stats = stats.unfreeze()
+stats = stats.copy({"scale": 1.0})
+rate = np.float(0.1)
+rate = jnp.clip(rate, a_min=0, a_max=1)
 w = jax.device_put_replicated(w, jax.devices())
 batch = jax.device_put(batch, jax.devices()[0])
 batch = jax.tree_map(lambda x: x.reshape(8, 2, *x.shape[1:]), batch)
 w = jax.pmap(step, axis_name="batch")(w, batch)
+checkpoints.save_checkpoint("folder", {"w": flax.jax_utils.unreplicate(w)}, 1)
 """
 CURES = [  # in the order of the page and of the program
     ("from jax.config import config\n", ""),
@@ -128,14 +138,20 @@ CURES = [  # in the order of the page and of the program
      "platform = jax.default_backend()"),
     ('{"params": w, "batch_stats": {}}.pop("params")',
      'flax.core.pop({"params": w, "batch_stats": {}}, "params")'),
+    ("stats.unfreeze()", "flax.core.unfreeze(stats)"),
+    ('stats.copy({"scale": 1.0})', 'flax.core.copy(stats, {"scale": 1.0})'),
+    ("np.float(", "float("),
+    ("a_min=0, a_max=1", "0, 1"),
     ("jax.device_put_replicated(w, jax.devices())", "flax.jax_utils.replicate(w)"),
     ("jax.tree_map", "jax.tree.map"),
     ("(step, axis_name=\"batch\")(w, batch)",
      "(step, axis_name=\"batch\")(w, jax.device_get(batch))"),
+    ('"folder"', '__import__("os").path.abspath("folder")'),
 ]  # fmt: skip
 
 
-def test_an_old_program_stops_with_the_messages_of_the_page():
+def test_an_old_program_stops_with_the_messages_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # it saves a checkpoint
     section = PAGE.partition("## Get it to start first")[2].partition("\n## ")[0]
     messages = re.findall(r"^\| `(.+?)`,? .*\| .* \|$", section, re.MULTILINE)
     assert len(messages) == len(CURES)
@@ -150,7 +166,10 @@ def test_an_old_program_stops_with_the_messages_of_the_page():
     names = {"w": W, "batch": BATCH, "loss": loss}
     exec(program, names)
     assert names["platform"] == "cpu"
-    same(jax_utils.unreplicate(names["w"]), plain_step(W, BATCH, None)[0])
+    result, _ = plain_step(W, BATCH, None)
+    same(jax_utils.unreplicate(names["w"]), result)
+    saved = checkpoints.restore_checkpoint(tmp_path / "folder", {"w": W})
+    same(saved["w"], result)
 
 
 def test_the_random_numbers_of_2021():
@@ -219,7 +238,7 @@ def step_with_rng(state, batch):
 
 
 @pytest.fixture(scope="module")
-def page():
+def page(tmp_path_factory):
     """All names of the page after its code has run in its order, and in "states" the
     state after each block.
     """
@@ -235,10 +254,18 @@ def page():
         "state_with_rng": {"w": W, "dropout_rng": KEYS},
         "states": [W],
     }
-    for block in BLOCKS:
-        exec(block, names)
-        names["states"].append(jax.device_get(names["state"]))
+    with contextlib.chdir(tmp_path_factory.mktemp("page")):  # it saves a checkpoint
+        for block in BLOCKS:
+            exec(block, names)
+            names["states"].append(jax.device_get(names["state"]))
     return names
+
+
+def test_orbax_gives_back_the_state_where_it_was(page):
+    before, after = page["states"][-2:]
+    assert "manager.restore(" in BLOCKS[-1]
+    np.testing.assert_array_equal(before, after)
+    assert page["state"].sharding == page["replicated"]
 
 
 def test_the_code_gives_the_numbers_and_the_masks_of_the_old_program(page):
@@ -568,6 +595,16 @@ def pop_params(layers):
     )
 
 
+def init_dense():
+    return nn.Dense(3).init(jax.random.key(0), ROWS)
+
+
+def test_what_takes_the_place_of_the_methods_of_a_frozen_dict():
+    variables = init_dense()
+    assert flax.core.unfreeze(variables) == variables
+    assert flax.core.copy(variables, {"a": 1}) == variables | {"a": 1}
+
+
 RAISES = {
     "nested": [
         (
@@ -587,6 +624,14 @@ RAISES = {
     "pop-params": [
         (ValueError, "too many values", lambda: pop_params(layers=3)),
         (TypeError, "must be a mapping, not str", lambda: pop_params(layers=2)),
+    ],
+    "frozen-dict": [
+        (AttributeError, "unfreeze", lambda: init_dense().unfreeze()),
+        (TypeError, "argument", lambda: init_dense().copy({"a": 1})),
+    ],
+    "clip": [
+        (TypeError, "unexpected keyword", lambda: jnp.clip(W, a_min=0)),
+        (TypeError, "unexpected keyword", lambda: jnp.clip(W, a_max=1)),
     ],
     "device-call": [(TypeError, "not callable", lambda: jnp.ones(3).device())],
     "axis-resources": [
@@ -628,3 +673,24 @@ def test_old_checkpoints_load(tmp_path):
     )
     for target in ({"w": np.zeros(3, np.float32)}, None):
         same(checkpoints.restore_checkpoint(tmp_path, target), {"w": W})
+
+
+def test_a_checkpoint_in_a_relative_folder_stops(tmp_path, monkeypatch):
+    """Also one that was saved, unless it's in Flax's old format."""
+    monkeypatch.chdir(tmp_path)
+    state = {"w": W}
+    with pytest.raises(ValueError, match="Checkpoint path should be absolute"):
+        checkpoints.save_checkpoint("folder", state, 1)
+    checkpoints.save_checkpoint(tmp_path / "folder", state, 1)
+    with pytest.raises(ValueError, match="Checkpoint path should be absolute"):
+        checkpoints.restore_checkpoint("folder", state)
+
+
+def test_the_old_names_of_processes_warn():
+    for old, new in (("host_id", "process_index"), ("host_count", "process_count")):
+        with pytest.warns(UserWarning, match=new):
+            assert getattr(jax, old)() == getattr(jax, new)()
+
+
+def test_the_docstring_of_pmap_recommends_smap():
+    assert ":py:func:`jax.shard_map` or ``jax.smap`` instead" in jax.pmap.__doc__

@@ -216,6 +216,37 @@ LINES = [
      ["old-optimizer", "xla-bridge"]),
     ("from jax.lib import xla_client", ["gone"]),
     ("if hasattr(jax, 'tree_map'): jax.tree_map(f, x)", []),
+    ("from jax.config import config; config.enable_omnistaging()",
+     ["old-config", "omnistaging"]),
+    ("jax.config.enable_omnistaging()", ["omnistaging"]),
+    ("from jax.config import config; config.parse_flags_with_absl()", ["old-config"]),
+    ("jax.config.parse_flags_with_absl()", []),
+    ("p = variables['params'].unfreeze()", ["frozen-dict"]),
+    ("v = variables.copy({'params': p})", ["frozen-dict"]),
+    ("v = variables.copy(add_or_replace=new)", ["frozen-dict"]),
+    ("v = variables.copy(); v = x.copy('K'); import copy; w = copy.copy({})", []),
+    ("import flax; v = flax.core.freeze(v); w = v.unfreeze(); w = v.copy({})", []),
+    ("import flax; v = flax.core.unfreeze(v); w = flax.core.copy(v, {})", []),
+    ("import jax.numpy as jnp; y = jnp.clip(x, a_min=0)", ["clip"]),
+    ("import jax.numpy as jnp; y = jnp.clip(x, 0, 1) + jnp.clip(x, max=1)", []),
+    ("import numpy as np; y = np.clip(x, a_min=0, a_max=1)", []),
+    ("import numpy as np; y = x.astype(np.float)", ["numpy-types"]),
+    ("import numpy as np; y = np.product(x)", ["gone"]),
+    ("import numpy as np; y = np.prod(x, dtype=np.float32); np.random.seed(0)", []),
+    ("if jax.host_id() == 0: print(jax.host_count())", ["process-index"]),
+    ("from jax.ops import index; y = index[0]", ["index-update"]),
+    # A folder that's absolute, as far as the program shows, is fine.
+    ("from flax.training import checkpoints as c; c.save_checkpoint('ck', s, 1)",
+     ["checkpoint", "checkpoint-folder"]),
+    ("from flax.training import checkpoints as c; c.restore_checkpoint(FLAGS.dir, s)",
+     ["checkpoint", "checkpoint-folder"]),
+    ("from flax.training import checkpoints as c; c.save_checkpoint('/ck', s, 1)",
+     ["checkpoint"]),
+    ("from flax.training import checkpoints as c; import os; "
+     "folder = os.path.abspath(d); c.save_checkpoint(ckpt_dir=folder, target=s)",
+     ["checkpoint"]),
+    ("from flax.training import checkpoints as c; c.save_checkpoint(p.resolve(), s, 1)",
+     ["checkpoint"]),
 ]  # fmt: skip
 LINES = [
     (MAPPED + line, ", ".join(["2 pmap", *sorted(f"3 {row}" for row in rows)]))
@@ -237,7 +268,7 @@ def test_every_name_of_the_table_is_found_and_what_is_gone_is_gone(tmp_path):
             calls[f"{called}(x, {keyword}=1)"] = row
         else:
             calls[f"x{name}" if name.startswith(".") else f"{name}(x)"] = row
-    source = "import chex, equinox, flax, jax\n" + "\n".join(calls)
+    source = "import chex, equinox, flax, jax, numpy\n" + "\n".join(calls)
     lines = found(tmp_path, main=source)
     missed = [
         call
@@ -246,7 +277,7 @@ def test_every_name_of_the_table_is_found_and_what_is_gone_is_gone(tmp_path):
     ]
     assert missed == []
     for name, row in ROW_OF_NAME.items():
-        if name.startswith(("jax.", "flax.")) and name != "jax.config.config":
+        if name.startswith(("jax.", "flax.", "numpy.")):
             assert is_missing(name) == (ROWS[row].status == "gone"), name
 
 
@@ -263,6 +294,8 @@ REPLACEMENTS = {
     ),
     "from flax import optim": "Optax",
     "from flax import nn": "`flax.linen`",
+    "import numpy as np\nx = np.float(0)": "`float`",
+    "import jax\njax.config.enable_omnistaging()": "not needed",
 }
 
 
@@ -647,7 +680,9 @@ def test_what_the_report_accepts_can_be_pasted_into_the_file(tmp_path):
 def test_the_file_of_lesson_12_runs_as_the_page_fills_it_in(tmp_path):
     """It trains first, and then compares: with one device, and with the old program."""
     page = (FOLDER.parents[1] / "docs" / "porting.md").read_text()
-    filled = page.partition("The function becomes:\n\n```\n")[2].partition("```")[0]
+    filled = page.partition("`first_arguments` becomes:\n\n```\n")[2]
+    filled = filled.partition("```")[0]
+    assert filled
     program = report_program(str(LESSON_12))["verify"]["program"]
     start = program.index("def first_arguments():")
     end = program.index("PER_DEVICE = ")
