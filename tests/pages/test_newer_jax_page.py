@@ -1,5 +1,7 @@
 """docs/newer_jax.md: what it says of JAX is true of the JAX that is installed."""
 
+import contextlib
+import os
 import pkgutil
 import re
 import warnings
@@ -11,18 +13,34 @@ import numpy as np
 import optax
 import pytest
 from flax import jax_utils, linen, nnx
+from flax.training import checkpoints
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pmapdp.devices import simulate
+from pmapdp.port.rows import ROWS
 
 simulate(8)  # before the constants below use JAX
+OLD_NAMES = (
+    "jax.tree_map",
+    "jax.device_put_replicated",
+    "jax.device_put_sharded",
+    "jax.sharding.use_mesh",
+    "jax.lax.pvary",
+    "jax.experimental.maps",
+    "jax.experimental.PartitionSpec",
+    "jax.experimental.pjit.pjit",
+    "jax.experimental.shard_map",
+)
 PAGE = (Path(__file__).parents[2] / "docs" / "newer_jax.md").read_text(encoding="utf-8")
 TRAP, MESHES, NEW_NAMES, NNX_STEP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-NAMES = re.findall(
-    r"^\| `(jax\.[\w.]+)` \| (gone|warns) \| [^|]* \| (.*) \|$", PAGE, re.M
-)
+NAMES = [  # the names that are gone or warn, from the table of `port`
+    (name, row.status, row.shard_map)
+    for row in ROWS.values()
+    for name in row.names
+    if name in OLD_NAMES
+]
 FIRST_LIST = PAGE.partition("## No message")[0]
 MESSAGES = re.findall(r"^- (`+)(.+?) ?\1 (?:at .+ )?\([^)]+\)\\$", FIRST_LIST, re.M)
 VERSION = tuple(map(int, jax.__version__.split(".")[:2]))
@@ -42,7 +60,7 @@ def test_a_name_is_gone_or_warns_and_the_new_one_exists(old, today, new):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         error: tuple = (AttributeError, ImportError)
-        if today == "warns":
+        if today == "old":
             error = (DeprecationWarning,)
         with pytest.raises(error):
             resolve(old)
@@ -57,6 +75,7 @@ def resolve(name: str) -> None:
         module.__getattr__.cache_clear()
     found = pkgutil.resolve_name(name)
     if name.endswith("shard_map"):
+        found = found.shard_map
         mesh = Mesh(np.array(jax.devices()), ("data",))
         found(lambda x: x, mesh, in_specs=P(), out_specs=P())
     else:
@@ -100,14 +119,17 @@ def test_new_names_do_what_the_page_says(capsys):
 
 
 def test_an_nnx_step_trains_as_on_one_device():
-    """Once as printed, and once with batch norm."""
+    """Once as printed, once with batch norm, and in the modes of `nnx.jit`."""
     norm = NNX_STEP.replace(
-        "nnx.Linear(3, 3, rngs=nnx.Rngs(0))",
-        "nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(0)),"
-        " nnx.BatchNorm(3, rngs=nnx.Rngs(0)))",
+        "nnx.Linear(8, 3, rngs=rngs)",
+        "nnx.Sequential(nnx.Linear(8, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs))",
     )
-    assert norm != NNX_STEP
-    for program in (NNX_STEP, norm):
+    trees, graphs = (
+        NNX_STEP.replace("@nnx.jit", f"@nnx.jit({mode}=False)")
+        for mode in ("graph", "graph_updates")
+    )
+    assert NNX_STEP not in (norm, trees, graphs)
+    for program in (NNX_STEP, norm, trees, graphs):
         losses = []
         for devices in (jax.devices(), jax.devices()[:1]):
             mesh = jax.make_mesh((len(devices),), ("data",), devices=devices)
@@ -116,6 +138,30 @@ def test_an_nnx_step_trains_as_on_one_device():
             losses.append(names["losses"])
         np.testing.assert_allclose(*losses, rtol=1e-4)
         assert losses[0][-1] < 0.5 * losses[0][0]
+
+
+def test_the_modes_of_nnx_and_shared_layers():
+    class Shared(nnx.Module):
+        def __init__(self):
+            self.first = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+            self.second = self.first
+
+    def add_layer(model):
+        model.third = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    def read(model):
+        return model.first.kernel[...]
+
+    with pytest.raises(ValueError, match="Duplicate Param"):
+        nnx.jit(read, graph=False)(Shared())
+    nnx.jit(read, graph_updates=False)(Shared())
+    model = Shared()
+    nnx.jit(add_layer)(model)
+    assert hasattr(model, "third")
+    model = Shared()
+    with contextlib.suppress(Exception):
+        nnx.jit(add_layer, graph_updates=False)(model)
+    assert not hasattr(model, "third")
 
 
 def test_old_and_new_keys_draw_the_same_numbers():
@@ -291,6 +337,22 @@ def split_variables(pop):
     assert "params" not in stats
 
 
+def look_up(placement=None):
+    """Read rows of a table at split indices: in a layer, and without one."""
+    _, ids = batch_on(EXPLICIT)
+    embed = nnx.Embed(3, 2, rngs=nnx.Rngs(0))
+    table = jax.numpy.asarray(embed.embedding[...])
+    if placement is None:
+        return table[ids]
+    rows = table.at[ids].get(out_sharding=placement)
+    np.testing.assert_array_equal(rows, embed(ids, out_sharding=placement))
+    return rows
+
+
+def save(folder):
+    return checkpoints.save_checkpoint(os.path.join(folder, "saved"), {"w": ROWS}, 1)
+
+
 # A part of the message, what raises it, and the cure.
 FAILURES = {
     "Sharding passed to jit": (
@@ -350,6 +412,12 @@ FAILURES = {
         lambda: optimizer(wrt=nnx.Param).update(nnx.state(MODEL)),
         lambda: optimizer(wrt=nnx.Param).update(MODEL, nnx.state(MODEL)),
     ),
+    "Checkpoint path": (lambda: save(""), lambda: save(os.getcwd())),
+    ".get(out_sharding=)": (
+        lambda: set_explicit(look_up),
+        lambda: set_explicit(look_up, P("data")),
+    ),
+    "Resource axis": (look_up, lambda: set_explicit(look_up, P("data"))),
     "Found data on value": (lambda: make_layers(list), lambda: make_layers(nnx.List)),
     "too many values to unpack": (
         lambda: split_variables(lambda variables: variables.pop("params")),
@@ -358,7 +426,7 @@ FAILURES = {
 }
 # On jax 0.10.2 these two run.
 FAILURES_OF_0_12 = {
-    "ShardingTypeError": (
+    ".set/add/mul": (
         explicit_gradient,
         lambda: set_explicit(gradient_on, EXPLICIT),
     ),
@@ -377,16 +445,16 @@ def test_every_message_of_the_page_is_raised():
 
 
 @pytest.mark.parametrize("part", [*FAILURES, *FAILURES_OF_0_12])
-def test_a_message_is_raised_and_cured(part):
+def test_a_message_is_raised_and_cured(part, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     fail, cure = {**FAILURES, **FAILURES_OF_0_12}[part]
     if part in FAILURES_OF_0_12 and VERSION < (0, 12):
         fail()
     else:
         (text,) = [text for _, text in MESSAGES if part in text]
-        text = text.removeprefix("ShardingTypeError: ")
         pattern = ".*".join(map(re.escape, re.split(r" ?\.\.\. ?", text)))
-        if part == "ShardingTypeError":
-            pattern = re.escape("Use `.at[...]")
+        if part in (".get(out_sharding=)", ".set/add/mul"):
+            pattern = re.escape(text)
         with pytest.raises(Exception, match=f"(?s){pattern}"):
             fail()
     if cure:
