@@ -29,17 +29,17 @@ class Section(NamedTuple):
     """The page's section on a mistake.
 
     Attributes:
-        symptom: What you notice without `verify`.
+        symptom: What you notice without `verify`, which the first table says.
         unnoticed: Why a training run hardly shows it, if the symptom doesn't say so.
         write: The correction.
-        no_mistake_if: When the program is correct as it is, as a clause, if ever.
+        intended_if: When the program is correct as it is, as a clause, if ever.
         lines: Examples.
     """
 
     symptom: str
     write: str
     unnoticed: str = ""
-    no_mistake_if: str = ""
+    intended_if: str = ""
     lines: tuple[WrongLine, ...] = ()
 
 
@@ -48,7 +48,7 @@ SECTIONS = {
         symptom="The devices hold different parameters, so the result depends on whose copy you save",
         unnoticed="Each device trains a model of its own, whose loss falls as usual.",
         write="Average all gradients in one pytree before the update, over every axis of the mesh that splits the batch.",
-        no_mistake_if="each device trains its own model",
+        intended_if="each device trains its own model",
         lines=(
             WrongLine(
                 "gradients = gradients",
@@ -63,10 +63,10 @@ SECTIONS = {
         ),
     ),
     "sum for mean": Section(
-        symptom="The gradient's norm is N times one device's. SGD jumps about or diverges, and Adam hardly notices",
-        unnoticed="Adam divides the factor N out again.",
+        symptom="The gradient's norm is N times too large. SGD jumps about or diverges, and Adam hardly notices",
+        unnoticed="Adam cancels the factor N.",
         write="Use `lax.pmean` instead of `lax.psum`, divide by the number of micro-batches, or take one device's learning rate.",
-        no_mistake_if="your step sums losses that it divided by `jax.device_count()`. The reference, on one device, divides by N as "
+        intended_if="your step sums losses that it divided by `jax.device_count()`. The reference, on one device, divides by N as "
         "well, so it's N times too small: divide by `lax.axis_size(axis_name)`",
         lines=(
             WrongLine(
@@ -79,11 +79,11 @@ SECTIONS = {
         ),
     ),
     "check_vma": Section(
-        symptom="The gradient's norm is N times one device's since you ported the step from pmap to shard_map",
+        symptom="After porting from pmap to shard_map, the gradient's norm is N times too large",
         unnoticed="Under pmap and `check_vma=False` the same lines are correct, and JAX says nothing.",
         write='Differentiate `lax.pcast(params, axis_name, to="varying")` and average the gradient: JAX then refuses a step that '
         "forgets to. `check_vma=False` is also correct, but turns that check off.",
-        no_mistake_if="the learning rate is multiplied by N on purpose",
+        intended_if="you multiplied the learning rate by N",
         lines=(
             WrongLine(
                 "check_vma=True", "check_vma=False", ("shard_map",), is_shown=False
@@ -91,10 +91,10 @@ SECTIONS = {
         ),
     ),
     "averaged twice": Section(
-        symptom="The gradient's norm is 1/N of one device's, and under SGD the loss falls more slowly",
-        unnoticed="Adam divides this factor out.",
+        symptom="The gradient's norm is N times too small, and under SGD the loss falls more slowly",
+        unnoticed="Adam cancels this factor, too.",
         write="Remove one of the two divisions.",
-        no_mistake_if="the learning rate is divided by N on purpose",
+        intended_if="you divided the learning rate by N",
         lines=(
             WrongLine(
                 'gradients = jax.tree.map(lambda g: g / N, lax.pmean(gradients, "data"))',
@@ -108,7 +108,7 @@ SECTIONS = {
         "shows only in padded or uneven batches.",
         write="Divide sums: `lax.psum(gradient_sums, axis_name) / lax.psum(count, axis_name)`. Average before you clip. Give batch "
         "norm the global mean and mean of squares (Flax: `axis_name`).",
-        no_mistake_if="clipping, batch norm or a contrastive loss is local on purpose",
+        intended_if="clipping, batch norm or a contrastive loss should be local",
         lines=(
             WrongLine(
                 "count = weight.sum()",
@@ -128,7 +128,7 @@ SECTIONS = {
         symptom="The training loss is as on one device, and the test loss isn't",
         unnoticed="Running statistics matter only in evaluation.",
         write="Average the mean and the mean of squares (Flax: `axis_name`), and take the variance from them. Add counts up.",
-        no_mistake_if="the values are environments, an accumulator that is averaged later, or statistics that are local on purpose",
+        intended_if="the values are environments, an accumulator that is averaged later, or statistics that should be local",
         lines=(
             WrongLine(
                 "mean, square = moments(h)",
@@ -144,7 +144,7 @@ SECTIONS = {
         symptom="Eight devices equal one without dropout, but not with it",
         unnoticed="Each mask is random, but B examples share B/N masks.",
         write="Fold each example's index in the global batch into the key (`jax.random.fold_in`).",
-        no_mistake_if="all devices share their noise, as in some reinforcement learning",
+        intended_if="all devices share their noise, as in some reinforcement learning",
         lines=(
             WrongLine("index = jnp.arange(b)", "index = device * b + jnp.arange(b)"),
         ),
@@ -153,7 +153,7 @@ SECTIONS = {
         symptom="Dropout or augmentation has hardly any effect",
         unnoticed="Only two updates side by side show that their masks are the same.",
         write="Take `jax.random.fold_in(key, state.step)`, or return the new key.",
-        no_mistake_if="the random numbers are fixed, as in a random projection",
+        intended_if="the random numbers are fixed, as in a random projection",
         lines=(
             WrongLine(
                 "key = key[0]", 'key = jax.random.fold_in(key[0], state["step"])'
@@ -167,7 +167,7 @@ SECTIONS = {
     "dropped": Section(
         symptom="An epoch counts fewer examples than the data set has",
         write="Pad an uneven batch with examples of weight 0, and drop none.",
-        no_mistake_if="these examples are padding. Give them the weight 0 in the reference as well",
+        intended_if="these examples are padding. Give them the weight 0 in the reference as well",
         lines=(
             WrongLine(
                 'weight = batch["weight"].at[-1].multiply(device < N - 1)',
@@ -179,7 +179,7 @@ SECTIONS = {
     "counted unequally": Section(
         symptom="An epoch counts more examples than the data set has",
         write="If you repeat examples to fill up a batch, give the repeated ones the weight 0.",
-        no_mistake_if="you weight examples on purpose, and the reference doesn't",
+        intended_if="you weight examples, and the reference doesn't",
         lines=(
             WrongLine(
                 'weight = batch["weight"].at[1].multiply(1 + (device == 0))',
@@ -197,7 +197,7 @@ SECTIONS = {
         symptom="The devices start with equal parameters, and move apart slowly",
         unnoticed="Most programs save and evaluate only device 0's copy.",
         write="Compute the update only from averaged values.",
-        no_mistake_if="each device has its own key or environments",
+        intended_if="each device has its own key or environments",
         lines=(
             WrongLine(
                 "p + rate * u - decay * p + 1e-4 * device",
@@ -216,7 +216,7 @@ SECTIONS = {
         symptom="The printed loss depends on the device, or jumps about more than on one",
         unnoticed="The training is correct, but you look at a fraction of the examples.",
         write="Add up sums and counts with `lax.psum`, and average means over equally many examples with `lax.pmean`.",
-        no_mistake_if="the loop averages the devices' metrics",
+        intended_if="the loop averages the devices' metrics",
         lines=(
             WrongLine(
                 "total, hits, count = total, hits, weight.sum()",
@@ -227,7 +227,7 @@ SECTIONS = {
     "scaled metrics": Section(
         symptom="A metric is N or 1/N times what one device prints, and the model is the same",
         write="Take `lax.pmean` for means, `lax.psum` for sums, and `lax.pmax` for maxima.",
-        no_mistake_if="the loop divides or multiplies it",
+        intended_if="the loop divides or multiplies it",
         lines=(
             WrongLine(
                 'norm = lax.psum(optax.tree.norm(params), "data")',
@@ -240,7 +240,7 @@ SECTIONS = {
         unnoticed="All numbers are correct.",
         write='Place it with `jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))`, or give `in_shardings` or '
         "`in_specs`.",
-        no_mistake_if="the step computes more than the reference, such as a second pass",
+        intended_if="the step computes more than the reference, such as a second pass",
         lines=(
             WrongLine(
                 "specs = (P(), P(), *[P()] * keys)",
@@ -278,10 +278,10 @@ HEAD = """# Usual mistakes
 
 Your training is worse on eight devices than on one, and nothing raised an error. First train on one device with the same global
 batch. If that run is just as bad, [the larger batch](slower_or_worse.md#my-loss-is-worse-on-eight-devices) is the reason, and
-your step isn't. Otherwise look where you noticed something, and follow the link. N is the number of devices.
+your step isn't. Otherwise find what you see, and follow the link. N is the number of devices.
 
-| where | what you see | look at |
-| --- | --- | --- |"""
+| where | what you see |
+| --- | --- |"""
 
 CHECK = """
 If you see none of these, begin with the check below, because under Adam many mistakes leave the loss curve as it was. Then let
@@ -337,11 +337,10 @@ def print_section(mistake: str) -> None:
     cause = f"Usually {MISTAKES[mistake]}."
     if section.unnoticed:
         cause += f" {section.unnoticed}"
-    print(f"{section.symptom}.\n")
-    print(f"- **Why?** {cause}")
+    print(f"- **Cause:** {cause}")
     print(f"- **What to write:** {section.write}")
-    if section.no_mistake_if:
-        print(f"- **It's no mistake if** {section.no_mistake_if}.")
+    if section.intended_if:
+        print(f"- **Intended if** {section.intended_if}.")
     shown = [line for line in section.lines if line.is_shown]
     if shown:
         examples = [f"- {line.wrong}\n+ {line.correct}\n" for line in shown]
@@ -354,8 +353,8 @@ def main() -> None:
     for place, mistakes in PLACES.items():
         where = f"**{place}**"
         for mistake in mistakes:
-            link = f"[{mistake}](#{find_address(mistake)})"
-            print(f"| {where} | {SECTIONS[mistake].symptom} | {link} |")
+            symptom = SECTIONS[mistake].symptom
+            print(f"| {where} | [{symptom}](#{find_address(mistake)}) |")
             where = ""  # the next rows have the same place
     print(CHECK)
     print(SECTIONS_HEAD)

@@ -2,7 +2,7 @@
 
 An experiment returns facts, and says which mistake each of them usually is.
 docs/mistakes.md has a section for every mistake: how it looks without `verify`, what to
-write instead, and when it's no mistake.
+write instead, and when it's intended.
 """
 
 from typing import NamedTuple
