@@ -235,6 +235,17 @@ def test_the_job_script_gives_each_process_all_gpus_of_its_node(tmp_path, gpus, 
         assert (config.devices, processes.distributed) == (int(gpus), True)
 
 
+def test_the_job_script_starts_a_process_for_each_gpu(tmp_path):
+    """JAX then takes one GPU for each, and the processes share the cores."""
+    slurm = {"SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_ON_NODE": "96"}
+    _, out = run_script(tmp_path, "mirrored", SLURM_NTASKS_PER_NODE="8", **slurm)
+    assert "ids \n" in out
+    assert "arguments --cpus-per-task=12 python" in out
+    train = out.split("pmapdp.train ")[1]
+    config, _ = parse_with_recipe(COMMAND, ProcessesOptions, train.split())
+    assert config.devices == 1
+
+
 def test_the_job_script_starts_a_program_of_yours(tmp_path):
     status, out = run_script(tmp_path, "my_train.py", "--fast", SLURM_CPUS_ON_NODE="4")
     assert status == 0
@@ -300,4 +311,8 @@ def test_the_job_script_goes_on_after_a_loss(tmp_path, statuses, ended, is_reque
     assert run_script(tmp_path, "mirrored", **apart)[0] == ended
     tired = slurm | {"SLURM_RESTART_COUNT": "20"}
     assert "scontrol" not in run_script(tmp_path, "mirrored", **tired)[1]
+    few = slurm | {"SLURM_RESTART_COUNT": "3"}
+    assert ("scontrol" in run_script(tmp_path, "mirrored", **few)[1]) == is_requeued
+    few["MOST_RESTARTS"] = "3"
+    assert "scontrol" not in run_script(tmp_path, "mirrored", **few)[1]
     assert "scontrol" not in run_script(tmp_path, "check", **slurm)[1]
