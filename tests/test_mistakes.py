@@ -40,6 +40,8 @@ class Fails(Net):
     def __call__(self, x):
         return self.out(x).reshape(7, 7)
 
+net = Net(rngs=nnx.Rngs(0))
+
 def rate(step):
     return "high"
 
@@ -223,6 +225,7 @@ MISTAKES = [
     (yours("--model", "broken.py:Net"), ["broken.py", "line 1"]),
     (yours("--model", "raises.py:Net"), ["raises.py", "ZeroDivisionError"]),
     (yours("--model", "nets.py:NoRngs"), ["NoRngs", "rngs"]),
+    (yours("--model", "nets.py:net"), ["a Net that is built already", "model=Net"]),
     (yours("--model", "nets.py:Narrow"), ["Narrow", "(6,)", "(5,)"]),
     (yours("--model", "nets.py:OneNumber"), ["OneNumber", "[n, C]"]),
     (

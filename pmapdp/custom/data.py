@@ -87,10 +87,10 @@ def make_part(name: str, part: Any, classes: tuple[str, ...] = ()) -> Any:
     if is_map_style and not isinstance(part, Mapping | str | bytes):
         return MapStyleSplit(part, name, classes)
     raise UserError(
-        f"{name} data={name_or_repr(part)} are no examples: give (inputs, labels), or "
-        "an object with len(data) and data[i], a pair (inputs, label); of a loader "
-        "give its data set, and of a stream arrays or files, because each epoch visits "
-        "the examples in another order"
+        f"{name} data={name_or_repr(part)} does not contain examples: give (inputs, "
+        "labels), or an object with len(data) and data[i], a pair (inputs, label); of "
+        "a loader give its data set, and of a stream arrays or files, because each "
+        "epoch visits the examples in another order"
     )
 
 

@@ -53,6 +53,13 @@ def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.
         "give a class or function of rngs that makes a flax.nnx.Module; one of Linen "
         "needs flax.nnx.bridge.ToNNX"
     )
+    if isinstance(model, nnx.Module):
+        name = type(model).__name__
+        raise UserError(
+            f"the model is a {name} that is built already: give the class or function "
+            f"that makes it, as in model={name}, and functools.partial({name}, "
+            "width=64) if it takes arguments"
+        )
     with explain_errors(
         f"{name_or_repr(model)} cannot be built", advice, YourCodeError
     ):
