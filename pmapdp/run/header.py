@@ -149,7 +149,7 @@ def describe_loss(job: Job) -> str:
     if job.task.augment is not None:
         text += f" of examples changed by {name_of_function(job.task.augment)}"
     if job.task.classifies and job.config.label_smoothing:
-        text += ", smoothed in training alone"
+        text += ", smoothed during training only"
     return text
 
 

@@ -265,10 +265,8 @@ def test_with_a_validation_set_and_without_any(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "100 to train, 40 to test, 100 to validate" in shown
     assert "validation accuracy: best" in shown
-    loss = (
-        "cross_entropy(label_smoothing=0.1) of examples changed by moved, smoothed in"
-    )
-    assert f"{loss} training alone" in shown
+    loss = "cross_entropy(label_smoothing=0.1) of examples changed by moved, smoothed"
+    assert f"{loss} during training only" in shown
     assert epoch["validation"]["examples"] == 100
     assert "test" not in epoch
     assert "test" not in alone
