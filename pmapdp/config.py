@@ -73,7 +73,7 @@ def list_settings(config: type[T]) -> type[T]:
 @list_settings
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run. A `UserError` names a value that no run can work with.
+    """The settings of a run. Raises `UserError` if a setting is invalid.
 
     Each field is a flag of `python -m pmapdp.train`, with underscores for hyphens.
     `help(Config)` says what each does, and so does docs/flags.md in pmapdp's

@@ -73,7 +73,7 @@ class DivergedError(UserError):
 
 # A KeyboardInterrupt, so that `except Exception` doesn't go on after Ctrl-C.
 class StoppedError(KeyboardInterrupt):
-    """A signal ended the run in good order.
+    """A signal stopped the run cleanly.
 
     Attributes:
         status: 128 + the number of the signal.
