@@ -16,9 +16,18 @@ from pmapdp.config import Config
 
 TOP = """# API
 
-Most programs import only these names, each from its module. Your editor shows the same
-docstrings. [More names](#more-names) are at the end, and anything else may change
-without notice.
+Most programs need only these five names:
+
+```python
+from pmapdp.config import Config  # the settings
+from pmapdp.data.dataset import DataSet, Split  # your arrays
+from pmapdp.loss import MetricSums  # what a loss of your own returns
+from pmapdp.train import train  # trains, or resumes a run
+```
+
+Your editor shows the same docstrings. Until version 1.0 the names on this page may
+change, and the [changelog](../CHANGELOG.md) then says so. A run may have to be finished
+with the version that began it. Anything else may change without notice. All entries:
 """
 # What the examples need. Pasted one after the other, they run.
 SETUP = """
@@ -232,7 +241,8 @@ def describe_details(public: Any) -> str:
         heading, _, rest = paragraph.partition("\n")
         if heading in TITLES:
             items = describe_items(rest, types)
-            paragraphs.append(f"**{TITLES[heading]}**\n\n{items}")
+            space = "\n\n" if items.startswith("- ") else ": "
+            paragraphs.append(f"**{TITLES[heading]}**{space}{items}")
         else:
             paragraphs.append(paragraph)
     return "\n\n".join(paragraphs)
@@ -298,7 +308,7 @@ def list_more_names() -> str:
 
 def page() -> str:
     """Return the text of docs/api.md."""
-    parts = [TOP, contents()]
+    parts = [TOP, contents() + "- [More names](#more-names)\n"]
     parts.append(
         "The examples run one after the other, after these lines:\n\n"
         f"```python{SETUP}```\n"
