@@ -21,7 +21,7 @@
 # on purpose.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
-# shard_map. 26 minutes, 41 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
+# shard_map. 23 minutes, 38 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -50,23 +50,15 @@ lesson_10.three_ways()
 
 # %% [markdown]
 # `shard_map` cuts the global arrays the way `in_specs` says, runs your function once on each device, and puts the
-# results together the way `out_specs` says. `P("data")` means split along the mesh axis "data", and `P()` means a copy
-# on every device.
-#
-# ## The program so far
-#
-# You start from [program/05_pmap.py](program/05_pmap.py) again, because `shard_map` runs pmap's step:
-#
-# include the difference of 05_pmap.py and 10_shard_map.py
-#
-# - The reshape to `[N, b, ...]` is gone, because `in_specs` does the cutting.
-# - `jax.shard_map` inside `jax.jit` takes the place of `jax.pmap`.
-# - And there's one strange new line, `lax.pcast`. You'll soon see why it's there.
-#
-# The step does the same thing as in lesson 05, so the program prints the same losses, up to rounding.
+# results together the way `out_specs` says. These are the specs of a training step: the state is on every device, the
+# batch is split along the mesh axis "data", and the result is on every device again.
 
-# %% tags=["take-home"]
-# include program/10_shard_map.py
+# %%
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+mesh = Mesh(jax.devices(), ("data",))
+replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
 
 # %% [markdown]
 # ## How much of the batch does your loss see?
@@ -141,8 +133,8 @@ lesson_10.trap()
 #
 # </details>
 #
-# The culprit is `check_vma`, a check that's on by default and changes what `jax.grad` does. With the check on, JAX
-# knows that all devices hold the same `w`. It sees one weight used eight times, so the gradient of that weight is a sum
+# The culprit is `check_vma`, which is on by default. It is called a check, but it also changes gradients. With the
+# check on, JAX knows that all devices hold the same `w`. It sees one weight used eight times, so the gradient of that weight is a sum
 # of eight. `jax.grad` does this sum for you, and you never see the all-reduce. pmap runs your step in a `shard_map`
 # with the check off, which is why the same line was correct in lesson 05.
 #
@@ -165,10 +157,9 @@ lesson_10.trap()
 # ## Two ways around it
 #
 # Once you know that `jax.grad` sums, you can let it: average the *loss*. Then each of the eight gradients is an eighth
-# of what it was, and their sum is the gradient you want. Or you can stop `jax.grad` from summing, with the strange line
-# in your program: `lax.pcast(w, "data", to="varying")` says that from here on, each device has a `w` of its own. Then
-# there's nothing to sum, and your `pmean` averages eight different gradients, as under pmap. The cast only relabels
-# `w`, so it's free.
+# of what it was, and their sum is the gradient you want. Or you can stop `jax.grad` from summing:
+# `lax.pcast(w, "data", to="varying")` says that from here on, each device has a `w` of its own. Then there's nothing
+# to sum, and your `pmean` averages eight different gradients, as under pmap. The cast only relabels `w`, so it's free.
 #
 # You can also switch the check off. Then JAX keeps no record of what varies, so `jax.grad` doesn't sum anything. Here
 # are all three functions, with and without the check.
@@ -232,128 +223,92 @@ except ValueError as error:
 
 # %% [markdown]
 # Without the check you get eight different gradients under one name. With the check, JAX notices before anything runs:
-# `out_specs=P()` promises that all devices return the same thing, and JAX sees that this gradient varies. **Keep the
-# check on in new code**, and either cast first, as your program does, or take the gradient of the averaged loss.
+# `out_specs` promises that all devices return the same thing, and JAX sees that this gradient varies. So **keep
+# the check on in new code, and cast first.**
 #
 # pmapdp itself turns the check off. Its [steps/shard_map.py](../pmapdp/steps/shard_map.py) has `check_vma=False` and
 # pmap's `pmean`, because it has to run *your* model, whatever is in it, and the check refuses some models that are
 # perfectly fine. `nnx.RNN`, for example, loops over time and starts from zeros, which are equal on all devices. After
-# one step the state varies from device to device. To JAX that's a change of type, and it refuses a loop whose state
-# changes its type. In your own program you'd pass `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp
+# one step the state varies from device to device, and JAX refuses a loop whose state starts equal and ends different.
+# In your own program you'd pass `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp
 # can't do that inside a layer of yours. So it does without the check, and its tests compare every update with one
 # device's, on one to eight devices.
 #
-# ## What the trap does to a run
+# ## The program so far
 #
-# Would you notice the trap in a training run? Here's your program's step without the cast. You'll train on the 39 full
-# batches of an epoch, once with this step and once with the correct one.
+# Now take all this to training. You start from [program/05_pmap.py](program/05_pmap.py) again, because `shard_map` runs
+# pmap's step:
+#
+# include the difference of 05_pmap.py and 10_shard_map.py
+#
+# - The reshape to `[N, b, ...]` is gone, because `in_specs` does the cutting.
+# - `jax.shard_map` inside `jax.jit` takes the place of `jax.pmap`.
+# - `lax.pcast` casts the whole model, so that the `pmean` below does the averaging.
+#
+# The step does the same thing as in lesson 05, so the program prints the same losses, up to rounding.
+
+# %% tags=["take-home"]
+# include program/10_shard_map.py
+
+# %% [markdown]
+# ## Proof, and a ragged batch
+#
+# Don't trust the losses: Adam hides a gradient that's eight times too large, as you saw in lesson 05. So compare the
+# gradients with one device's, on the epoch's last batch. Device 0 has its eight examples, and the other seven devices
+# have nothing but padding. With a learning rate of 1, an update of SGD is the gradient, so you get the program's own
+# gradient from its step. The three functions below do without the cast.
 
 
 # %%
-def trapped_step(state, batch):
-    model, optimizer_state = state
+def trapped(model, batch):  # the program's lines, without the cast
     gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
     gradients, count = lax.pmean((gradients, sums["count"]), "data")
-    gradients = jax.tree.map(lambda g: g / count, gradients)
-    updates, optimizer_state = optimizer.update(gradients, optimizer_state, model)
-    return (optax.apply_updates(model, updates), optimizer_state), lax.psum(sums, "data")
+    return jax.tree.map(lambda g: g / count, gradients)
 
 
-def train(step):
-    """The loss of each update, from the start."""
-    state, losses = place_state(init_state()), []
-    for batch in full_batches:
-        state, sums = step(state, place_batch(batch))
-        losses.append(float(sums["loss"] / sums["count"]))
-    return losses
+def mean_of_means(model, batch):
+    total, sums = loss_sums(model, batch)
+    return lax.pmean(total / sums["count"], "data")
 
 
-full_batches = list(batches(*train_data, seed=0))[:-1]
-steps = {"cast first": train_step, "trapped": map_over_devices(trapped_step)}
+def divided_sum(model, batch):
+    total, sums = loss_sums(model, batch)
+    return total / lax.psum(sums["count"], "data")
+
 
 # %% [markdown]
-# We do this with SGD and then with Adam, and clear JAX's caches in between, because the compiled steps have read the
-# old `optimizer`.
-#
-# **Predict:** with which of the two will you notice that every gradient is eight times too large?
+# **Predict:** which of the three finds one device's gradient: `trapped`, the gradient of `mean_of_means`, or the
+# gradient of `divided_sum`?
 
 # %% tags=["prediction"]
-losses = {}
-for name, new_optimizer in {"SGD": optax.sgd(0.1), "Adam": optax.adam(3e-3)}.items():
-    optimizer = new_optimizer
-    jax.clear_caches()  # or the compiled steps keep the old one
-    losses[name] = {strategy: train(step) for strategy, step in steps.items()}
-lesson_10.loss_curves(losses)
+*_, last_batch = batches(*train_data, seed=0)
+model, placed = init_state()[0], place_batch(last_batch)
+gradients, sums = jax.grad(loss_sums, has_aux=True)(model, last_batch)
+expected = jax.tree.map(lambda g: g / sums["count"], gradients)  # one device's
+
+optimizer = optax.sgd(1.0)
+jax.clear_caches()  # the compiled step has read the old optimizer
+(new_model, _), _ = train_step(place_state(init_state()), placed)
+results = {"the program": jax.tree.map(np.subtract, *jax.device_get((model, new_model)))}
+for function in (trapped, jax.grad(mean_of_means), jax.grad(divided_sum)):
+    results[function.__name__] = jax.device_get(map_over_devices(function)(model, placed))
+ratios = {}
+for name, found in results.items():
+    ratios[name] = float(optax.tree.norm(found) / optax.tree.norm(expected))
+    print(f"{name}: {ratios[name]:.4f} times as long as one device's gradient")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With SGD you might, because the trap acts like a learning rate that's eight times too high. But on this easy problem
-# the loss even falls faster, so you might just be pleased. With Adam you won't notice. It divides the gradient by the
-# gradient's own recent size, so the factor cancels, up to Adam's tiny epsilon. You'd see the factor if you clip the
-# gradient, add weight decay to it, or log its norm.
+# The gradient of `divided_sum`. Each device divides by the global count, and `jax.grad` sums over the devices.
+# `mean_of_means` is correct for full batches. But here seven devices divide 0 by 0, so the result is NaN, which is
+# lesson 05's first mistake.
 #
 # </details>
 #
-# ## Proof: one update
-#
-# As in lesson 05, don't trust the curve. Compare a single update with one device's.
-
-# %%
-optimizer = optax.sgd(0.1)
-jax.clear_caches()
-model, batch = init_state()[0], full_batches[0]
-gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
-right_update = jax.tree.map(lambda g: -0.1 * g / sums["count"], gradients)  # one device's
-
-updates, ratios = {}, {}
-for name, step in steps.items():
-    (new_model, _), _ = step(place_state(init_state()), place_batch(batch))
-    updates[name] = jax.tree.map(np.subtract, *jax.device_get((new_model, model)))
-    ratios[name] = float(optax.tree.norm(updates[name]) / optax.tree.norm(right_update))
-    print(f"{name}: the update is {ratios[name]:.4f} times as long as one device's")
-difference = jax.tree.map(lambda a, b: a - b, updates["cast first"], right_update)
-assert optax.tree.norm(difference) < 1e-6
-assert np.isclose(ratios["trapped"], 8, rtol=1e-4)
-assert abs(losses["SGD"]["trapped"][1] - losses["SGD"]["cast first"][1]) > 0.1  # the curves above
-assert np.abs(np.subtract(*losses["Adam"].values())).max() < 1e-2
-
-# %% [markdown]
-# [`pmapdp.verify`](../docs/verify.md) makes this comparison for your own step. You'll use it in
-# [lesson 12](12_port_a_pmap_program.ipynb).
-#
-# ## What jit won't show you
-#
-# Before the all-reduce, each device has a gradient of its own. Under `jit` you can't get at that gradient, because your
-# function sees the whole batch, and only the compiler knows about devices. Under `shard_map` you can return it: with
-# `P("data")` in `out_specs`, each device's result becomes a row. `own_gradient_length` returns the length of each
-# device's mean gradient, over its 16 examples. Compare the eight lengths with the length of the whole batch's gradient.
-#
-# **Predict:** is the gradient of the whole batch longer or shorter than the devices' own, on average?
-
-
-# %% tags=["prediction"]
-def own_gradient_length(model, batch):
-    model = lax.pcast(model, "data", to="varying")
-    gradients, sums = jax.grad(loss_sums, has_aux=True)(model, batch)
-    return optax.tree.norm(gradients)[None] / sums["count"]  # [1] on each device
-
-
-own_specs = specs | {"out_specs": PartitionSpec("data")}
-parallel_lengths = jax.jit(jax.shard_map(own_gradient_length, mesh=mesh, **own_specs))
-own_lengths = np.asarray(parallel_lengths(model, place_batch(batch)))  # [8]
-whole_length = float(optax.tree.norm(gradients) / sums["count"])
-print(f"the devices' own: {own_lengths.round(2)}, their mean {own_lengths.mean():.2f}")
-print(f"of the whole batch: {whole_length:.2f}")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Shorter. A mean of eight vectors is never longer than the mean of their lengths, and the more the eight disagree, the
-# shorter it is. So these nine numbers tell you how noisy your gradients are. In [lesson
-# 21](21_choose_a_batch_size.ipynb) you'll use lengths like these to find out how large a batch is worth it.
-#
-# </details>
+# So why does the program cast? `divided_sum` needs the count before the backward pass and the gradients after it, so it
+# waits for two all-reduces. After the cast, one `pmean` averages both. [`pmapdp.verify`](../docs/verify.md) makes such
+# a comparison for your own step, and you'll use it in [lesson 12](12_port_a_pmap_program.ipynb).
 #
 # ## The three, side by side
 #
@@ -370,7 +325,7 @@ print(f"of the whole batch: {whole_length:.2f}")
 # | metric sums | `lax.psum(sums, "data")` | `lax.psum(sums, "data")` | `sums` |
 # | where arrays are | `in_axes=(None, 0)`<br>`out_axes=None` | `in_specs=`<br>`(P(), P("data"))`<br>`out_specs=P()` | `in_shardings=`<br>`(replicated, split)`<br>`out_shardings=replicated` |
 #
-# So `shard_map` has pmap's step, except for the cast, and jit's arrays.
+# So `shard_map` is pmap's step plus a cast, on jit's arrays.
 #
 # `python -m pmapdp.compare --dtype float64 --html page.html` trains a small CNN on one device and in all three ways,
 # and writes a page with the code, the arrays, the proof, and nine mistakes that raise no error. Here's the top of the
@@ -401,12 +356,19 @@ assert "can't be statically inferred" in refusal
 jaxpr = jax.make_jaxpr(map_over_devices(jax.grad(loss)))(w, x).pretty_print(use_color=False)
 assert "f32[]{V:data} = pvary[axes=('data',)] a" in jaxpr
 assert "psum_invariant[axes=('data',)]" in jaxpr
-for d in range(8):
-    rows = [array[16 * d : 16 * (d + 1)] for array in batch]
-    own_gradients, own_sums = jax.grad(loss_sums, has_aux=True)(model, rows)
-    length = optax.tree.norm(own_gradients) / own_sums["count"]
-    np.testing.assert_allclose(own_lengths[d], length, rtol=1e-5)
-assert whole_length < own_lengths.min()
+for name, ratio in {"the program": 1, "trapped": 8, "divided_sum": 1}.items():
+    assert np.isclose(ratios[name], ratio, rtol=1e-4)
+for name in ("the program", "divided_sum"):
+    difference = jax.tree.map(np.subtract, results[name], jax.device_get(expected))
+    assert optax.tree.norm(difference) < 1e-5
+assert np.isnan(ratios["mean_of_means"])
+full_batch = next(batches(*train_data, seed=0))
+gradients, sums = jax.grad(loss_sums, has_aux=True)(model, full_batch)
+full_gradient = map_over_devices(jax.grad(mean_of_means))(model, place_batch(full_batch))
+difference = jax.tree.map(lambda a, b: a - b / B, *jax.device_get((full_gradient, gradients)))
+assert optax.tree.norm(difference) < 1e-6
+program = map_over_devices(jax.grad(divided_sum)).lower(model, placed).compile().as_text()
+assert program.count(" all-reduce(") == 2
 
 # %% [markdown]
 # ## Exercises
@@ -414,12 +376,14 @@ assert whole_length < own_lengths.min()
 # Solutions, with reasons: [solutions/10_three_ways_side_by_side.py](solutions/10_three_ways_side_by_side.py).
 #
 # 1. `fixed_gradient` (5 minutes, find the mistake): `broken_gradient` is correct under pmap. But here it runs inside a
-#    `shard_map` with the check on, over the axis `"data"`. Return the gradient of the mean over all devices.
+#    `shard_map` with the check on, over the axis `"data"`. Return the gradient of the mean over all devices, which all
+#    have the same number of examples.
 #    <details><summary>Hint</summary>With the check on there are three correct ways, and you've seen two of them. The
 #    third starts from the sum that <code>jax.grad</code> returns.</details>
 # 2. `make_step` (10 minutes): the whole lesson. You get `loss(params, x, y)`, the mean over the examples it's given,
 #    and an Optax optimizer. Return a compiled step `(params, optimizer_state, x, y) -> (params, optimizer_state, loss)`
-#    with `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays, and all results are replicated.
+#    with `shard_map` over the axis `"data"` of `mesh`. `x` and `y` are global arrays without padding, cut into equal
+#    parts, and all results are replicated.
 #    <details><summary>Hint</summary>Start from your program. One spec, <code>P()</code>, stands for a whole
 #    pytree.</details>
 
@@ -449,8 +413,8 @@ for exercise in (fixed_gradient, make_step):
 #
 # - `shard_map` takes jit's arrays and runs pmap's step. `in_specs` says how to cut the arrays, and
 #   `out_specs` how to put the results together.
-# - With the check on, `jax.grad` of a replicated weight is already summed over the devices. Cast first, or average the
-#   loss.
+# - With the check on, `jax.grad` of a replicated weight is already summed over the devices. Cast first, and average
+#   gradients and count, as under pmap.
 # - The check finds a forgotten all-reduce before anything runs. Without it, compare one update with one device's.
 #
 # | your program | in pmapdp | file |

@@ -10,6 +10,8 @@ def fixed_gradient(loss, w, x):
     # `grad` adds up the gradients of all devices, and the mean inside of it divides each of them by N. Two other ways:
     # - `w = lax.pcast(w, "data", to="varying")` before the line of `broken_gradient`, so that `grad` adds up nothing
     # - `grad` of this device's loss, divided by the number of devices, because the sum is already there
+    # All three average the devices' means, so they need devices with equally many examples. For a ragged batch, average
+    # gradients and count, as the program does.
     return jax.grad(lambda w: lax.pmean(loss(w, x), "data"))(w)
 
 
@@ -18,6 +20,7 @@ def make_step(loss, optimizer, mesh):
 
     def step(params, optimizer_state, x, y):
         # The check stays on, so JAX would refuse a step whose results differ from device to device.
+        # All devices have equally many examples, so a mean of their means is the mean over all.
         def mean_loss(params):
             return lax.pmean(loss(params, x, y), "data")
 

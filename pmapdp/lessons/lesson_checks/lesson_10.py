@@ -133,6 +133,12 @@ def make_step(answer):
             "the place of pmean, or this is the trap: see check_vma",
         )
         require(
+            not np.isclose(ratio, N / jax.device_count(), rtol=1e-2),
+            f"update {update} is {ratio:.3f} times as long as on one device: you divide "
+            f"by {jax.device_count()}, but this mesh has {N} devices. Use "
+            "lax.axis_size('data') or mesh.size",
+        )
+        require(
             close(found[0], wanted[0]),
             f"update {update} is {ratio:.3f} times as long as on one device",
         )

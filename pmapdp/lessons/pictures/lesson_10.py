@@ -1,7 +1,5 @@
 """Pictures of lesson 10."""
 
-import matplotlib.pyplot as plt
-
 from pmapdp.lessons import drawing
 
 
@@ -72,19 +70,3 @@ def trap() -> None:
     drawing.box(axes, 3.7, 5.2, "jax.grad sums them: 60 on every device", width=11.6)
     drawing.arrow(axes, (9.5, 6.0), (9.5, 6.7))
     drawing.box(axes, 3.7, 6.7, "pmean of eight times 60: still 60", width=11.6)
-
-
-@drawing.picture
-def loss_curves(losses: dict[str, dict[str, list[float]]]) -> None:
-    """Loss over 39 updates: with SGD the trapped step has a curve of its own, with Adam its curve lies on the correct one."""
-    _, panels = plt.subplots(1, len(losses), sharey=True)
-    for axes, (rule, curves) in zip(panels, losses.items(), strict=True):
-        looks = (
-            {"lw": 6, "alpha": 0.4, "color": drawing.ACCENT},
-            {"ls": "--", "color": drawing.INK},
-        )
-        for (name, curve), look in zip(curves.items(), looks, strict=True):
-            axes.plot(range(1, len(curve) + 1), curve, label=name, **look)
-        axes.set(title=rule, xlabel="update", ylim=(0, None))
-    panels[0].set_ylabel("loss")
-    panels[1].legend()

@@ -8,6 +8,7 @@ OWN, AVERAGED = (
 CAST_STEP = 'lax.pmean(jax.value_and_grad(loss)(lax.pcast(params, "data", to="varying"), x, y), "data")'
 GRADIENTS_AVERAGED = f'{OWN}\n        gradients = lax.pmean(gradients, "data")'
 UNCHECKED = ("**specs)", "**specs, check_vma=False)")
+DIVIDED_BY_8 = f"{OWN}\n        gradients = jax.tree.map(lambda g: g / 8, gradients)\n        value = lax.pmean(value, 'data')"
 PSUM_OF_CAST = CAST_STEP.replace("pmean", "psum")
 LOSS = 'lax.pmean(loss(params, x, y), "data")'
 # A shard_map that does nothing, and jit's gradient.
@@ -49,6 +50,7 @@ WRONG = {
         ),
         ("return jax.jit", COMPILED, "loss"),
         ("Either psum took the place", STEP, PSUM_OF_CAST),
+        ("this mesh has 5 devices", STEP, DIVIDED_BY_8),
         (
             "loss was called with 15 rows",
             'in_specs": (P(), P(), P("data"), P("data"))',
