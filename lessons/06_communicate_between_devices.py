@@ -116,10 +116,8 @@ for N in (2, 4, 8, 64):
 # even for an empty message. In the ring, 2 (N - 1) messages follow one another, each with 1/N of the bytes, and that's
 # the whole formula.
 #
-# The bandwidths below are the peak rates that vendors promise. For the TPU v5p, [the vendor says 1,200 GB/s for a
-# chip](https://docs.cloud.google.com/tpu/docs/v5p-training), over six links and in both directions, so one link sends
-# 100 GB/s. In a ring of eight chips each chip can use two of its links, one in each direction, so we count 200 GB/s.
-# The latencies are round numbers that we've assumed, so yours may be half as long, or several times as long.
+# The bandwidths below are the peak rates that vendors promise, in one direction. The latencies are round numbers that
+# we've assumed, so yours may be half as long, or several times as long.
 
 # %%
 def ring_seconds(size, N, latency, bandwidth):
@@ -130,7 +128,6 @@ def ring_seconds(size, N, latency, bandwidth):
 
 links = {  # seconds until the first byte, bytes per second that a device can send
     "NVLink, in a node of GPUs": (2e-6, 450e9),
-    "TPU v5p, in a ring of chips": (1e-6, 200e9),
     "InfiniBand, 400 Gbit/s": (4e-6, 50e9),
     "Ethernet, 10 Gbit/s": (50e-6, 1.25e9),
 }
@@ -155,7 +152,7 @@ for link, (latency, bandwidth) in links.items():
 #
 # A tenth of a second: each GPU sends 2 * 7 / 8 times 28 GB at 450 GB/s, which takes 0.109 s, and the 14 latencies
 # together are only 0.00003 s. For lesson 05's small network it's the other way round: on every link, most of the time
-# is latency. Latency and bytes cost the same at N x latency x bandwidth bytes, which is about 7 MB on NVLink.
+# is latency. On NVLink the two costs are equal at 8 × 2 µs × 450 GB/s = 7 MB.
 #
 # </details>
 #
@@ -193,7 +190,7 @@ for size, seconds in h100_seconds.items():
 
 # %% [markdown]
 # The shape is roughly what we predicted: from 1 KB to 1 MB the bytes grow a thousandfold, and the time grows far less.
-# From there on, the time grows with the bytes. Don't read anything into which line the grey dots fall on.
+# From there on, the time grows with the bytes. Which line the grey dots happen to be near means nothing.
 #
 # Real H100s fall short of their data sheet. With 10 GB they take about 1.2 times as long as the formula says, and with
 # 58 MB as much as 2.7 times, because it takes large messages to fill the links. A ResNet-50 has 102 MB of gradients, so
@@ -262,6 +259,7 @@ from jax import lax
 os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 four = jax.devices()[:4]
+assert len(four) == 4, "this needs four devices: run it with JAX_PLATFORMS=cpu"
 ring = [(d, (d + 1) % 4) for d in range(4)]  # (from, to): each device sends to its right neighbour
 
 
@@ -355,6 +353,8 @@ latency, bandwidth = links["NVLink, in a node of GPUs"]
 even = 8 * latency * bandwidth  # bytes for which the latencies cost as much as the bytes
 assert round(even / 1e6) == 7
 np.testing.assert_allclose(*ring_seconds(even, 8, latency, bandwidth))
+for size in (10**4, 10**5):
+    assert cpu_seconds[10**3] < 2 * cpu_seconds[size]  # flat at first: no outlier
 assert cpu_seconds[10**6] < 100 * cpu_seconds[10**3]
 assert cpu_seconds[10**7] > 2 * cpu_seconds[10**6]
 assert (count_before, count_after) == (4, 1)

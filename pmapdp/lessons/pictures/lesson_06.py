@@ -11,9 +11,11 @@ from pmapdp.lessons import drawing
 
 
 def shortest_time(function: Callable, x: jax.Array) -> float:
-    """Return the seconds of the fastest of ten calls."""
-    times = []
+    """Return the seconds of the fastest of 50 calls, after 10 to warm up."""
     for _ in range(10):
+        jax.block_until_ready(function(x))
+    times = []
+    for _ in range(50):
         start = time.perf_counter()
         jax.block_until_ready(function(x))
         times.append(time.perf_counter() - start)
@@ -139,7 +141,7 @@ def collectives() -> None:
 def seconds_by_size(
     ring_seconds: Callable[..., tuple], links: dict, networks: dict, dots: dict
 ) -> None:
-    """Time of an all-reduce on eight devices against its size, predicted for four links: flat, then rising; dots are measured, or come from measured rates."""
+    """Time of an all-reduce on eight devices against its size, predicted for three links: flat, then rising; dots are measured, or come from measured rates."""
     _, axes = plt.subplots(figsize=(6, 3.2))
     sizes = np.logspace(3, 11, 100)
     for number, (name, (latency, bandwidth)) in enumerate(links.items()):

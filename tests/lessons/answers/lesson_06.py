@@ -70,6 +70,7 @@ WRONG = {
             "while False:",
         ),
         ("4 devices need 2 rounds of ppermute, yours has 3", LOOP, RING),
+        ("adds some vectors twice", "distance *= 2", "distance += 1"),
         ("do not hold the sum of all", "distance *= 2", "distance *= N"),
         # Rounds that are counted from 1, with the distance 2**r.
         (
