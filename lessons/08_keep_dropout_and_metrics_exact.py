@@ -16,9 +16,9 @@
 #
 # Add dropout to your program, and run it on four devices and then on eight. The two runs differ from the very first
 # update. Neither is wrong: they just drew different masks. But now, when a loss looks odd on eight devices, a run on
-# one device can't tell you whether you have a bug. And if four of your devices break, you can't carry on with the other
-# four and get the run you had. In this lesson you'll tie each mask to its example, and the runs agree again. Then
-# you'll meet a mean that many programs get wrong, because their examples have different lengths.
+# one device can't tell you whether you have a bug. And if four of your devices break, you can't continue the same run
+# on the other four. In this lesson you'll tie each mask to its example, and the runs agree again. Then you'll meet a
+# mean that many programs get wrong, because their examples have different lengths.
 #
 # **You will** draw dropout masks that don't depend on the number of devices, and compute means that count every
 # example, or every token, exactly once. 22 minutes, 42 with exercises. You need
@@ -92,12 +92,9 @@ lesson_08.masks(masks)
 # A program that folds in the device's number trains just as well. What you lose is the comparison with one device,
 # which is how you find out that everything *else* is correct.
 #
-# But stay with JAX's default generator, threefry. Some people switch to `rbg` or `unsafe_rbg`, which are faster on
-# TPUs. Under `vmap` these two only use the first key, so even with a key per example the masks change with the number
-# of devices.
+# All this holds for JAX's default generator, threefry. Under `vmap`, `rbg` and `unsafe_rbg` only use the first key.
 #
-# Under `pmap`, and later under `shard_map`, your function sees only one device's rows. Under `jit` it sees the whole
-# batch.
+# Under `jit`, your function sees the whole batch.
 #
 # **Predict:** if all rows share one key, does a batch that's split over eight devices get the same mask as on one
 # device?
@@ -114,10 +111,10 @@ print("equal:", np.array_equal(sharded_mask, masks["same_key"][1]))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Yes. You ask for one mask of eight rows, and the compiler has each device draw its own row, with the numbers that a
-# single device would have drawn. So under `jit` the masks don't depend on the number of devices, even without a key per
-# example, as long as you leave `jax_threefry_partitionable` on, which is JAX's default. They still depend on the shape
-# of the batch. If you cut it into micro-batches, as you will in lesson 13, you'll want a key per example again.
+# Yes. You ask for one mask of eight rows, and each device draws its own row of that mask. So under `jit` one key is
+# enough, as long as you leave `jax_threefry_partitionable` on, which is JAX's default. But the mask still depends on
+# the shape of the batch. If you cut it into micro-batches, as you will in lesson 13, you'll want a key per example
+# again.
 #
 # </details>
 #
@@ -138,8 +135,8 @@ print("equal:", np.array_equal(sharded_mask, masks["same_key"][1]))
 #
 # Why not `nnx.Dropout`? It keeps random state inside the module, so inside `pmap` all devices would draw the same mask,
 # as in the first row of the picture. If you call it with a key, it has no state, but then one key draws all of a
-# device's masks, and you're back to the first or the second row. What works is to call it inside `jax.vmap` with a key
-# for each example, and that's what the program does in its own lines.
+# device's masks, and you're back to the first or the second row. So the program draws its masks itself: it maps
+# `jax.random.bernoulli` over the keys of the examples.
 
 # %% tags=["take-home"]
 # include program/08_exact.py
@@ -238,7 +235,6 @@ def mean_of_sums(losses, weights):
 
 
 # %% [markdown]
-# The first is lesson 05's first mistake, and because you shuffle your data, its result now depends on chance as well.
 # Swap the second and the third sentence, and compute both means again.
 #
 # **Predict:** which of the two functions returns a different number after the swap?
@@ -256,8 +252,8 @@ for mean in (mean_of_means, mean_of_sums):
 # <details><summary>Answer</summary>
 #
 # The mean of the means. Device 0 now holds seven tokens and device 1 three, with the means 9 / 7 and 5 / 3, so their
-# mean is 1.48 instead of 2. No token's loss has changed, only the device that it's on. The second function returns 1.4
-# both times.
+# mean is 1.48 instead of 2. No token's loss has changed, only the device that it's on. You shuffle your data, so the
+# result of this mistake, the first of lesson 05, depends on chance. The second function returns 1.4 both times.
 #
 # </details>
 #
@@ -334,7 +330,7 @@ for exercise in (row_keys, exact_accuracy, fixed_mean):
 # ## Take away
 #
 # - Make each example's key from the seed, the update and its index. Then no mask depends on the number of devices.
-# - Decide what a mean is over, examples or tokens. Then sum values and counts over devices and batches, and divide
+# - Decide what you average over, examples or tokens. Then sum values and counts over devices and batches, and divide
 #   once.
 # - Randomness that depends on the devices isn't a mistake, but it takes away the test that would find your mistakes.
 #
@@ -344,8 +340,8 @@ for exercise in (row_keys, exact_accuracy, fixed_mean):
 # | dropout in `Network` | `ExactDropout`. You write `nnx.Dropout` in your model, and `make_exact(model)` swaps it | [layers.py](../pmapdp/layers.py) |
 # | `batches`, with `rows` | `Batches`, with `indices` | [data/batches.py](../pmapdp/data/batches.py) |
 #
-# If you want batch norm as well, the two don't get in each other's way: batch norm needs the batch's weights, and
-# dropout needs its indices.
+# Your network gets its keys as an argument. Flax's layers take no such argument, so `ExactDropout` fetches the keys from
+# a context that pmapdp's step sets, with `current_context().next_keys()`.
 #
 # To read on: [JAX's random numbers](https://docs.jax.dev/en/latest/101/random.html). Next, delete what you've built by
 # hand: [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).

@@ -89,6 +89,9 @@ def row_keys(answer):
         "1000 * seed + update": {"seed": 1, "update": -1000},
         "update * layer": {"update": 300 - 1040, "layer": 1040 - 300},
     }
+    for factor in (10, 100, 1000):
+        formulas[f"{factor} * update + layer"] = {"update": -1, "layer": factor}
+        formulas[f"{factor} * layer + update"] = {"layer": -1, "update": factor}
     for formula, changes in formulas.items():
         require(
             not (keys(indices, **changes) == original).all(axis=1).any(),

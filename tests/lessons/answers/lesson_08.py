@@ -43,6 +43,7 @@ WRONG = {
         ("one each", VMAP, "key"),
         ("update * layer", LAYER, "update * layer), 0)"),
         ("1000 * seed + update", UPDATE, "key(1000 * seed + update), 0)"),
+        ("1000 * update + layer", LAYER, "0), 1000 * update + layer)"),
         (
             "index 1000 of a layer",
             VMAP,
