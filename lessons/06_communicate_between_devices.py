@@ -152,7 +152,7 @@ for link, (latency, bandwidth) in links.items():
 #
 # A tenth of a second: each GPU sends 2 * 7 / 8 times 28 GB at 450 GB/s, which takes 0.109 s, and the 14 latencies
 # together are only 0.00003 s. For lesson 05's small network it's the other way round: on every link, most of the time
-# is latency. On NVLink the two costs are equal at 8 × 2 µs × 450 GB/s = 7 MB.
+# is latency. On NVLink the two costs are equal at 8 * 2 µs * 450 GB/s = 7 MB.
 #
 # </details>
 #

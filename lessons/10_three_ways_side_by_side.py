@@ -134,9 +134,9 @@ lesson_10.trap()
 # </details>
 #
 # The culprit is `check_vma`, which is on by default. It is called a check, but it also changes gradients. With the
-# check on, JAX knows that all devices hold the same `w`. It sees one weight used eight times, so the gradient of that weight is a sum
-# of eight. `jax.grad` does this sum for you, and you never see the all-reduce. pmap runs your step in a `shard_map`
-# with the check off, which is why the same line was correct in lesson 05.
+# check on, JAX knows that all devices hold the same `w`. It sees one weight used eight times, so the gradient of that
+# weight is a sum of eight. `jax.grad` does this sum for you, and you never see the all-reduce. pmap runs your step in a
+# `shard_map` with the check off, which is why the same line was correct in lesson 05.
 #
 # **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `x`
 # varies, and `w` doesn't.
