@@ -25,7 +25,7 @@
 # them, because JAX can pretend that one CPU is eight devices.
 #
 # **You will** start eight simulated devices, keep one array on all of them, and see who computes and who sends.
-# 15 minutes, 31 with exercises. You need Python and NumPy.
+# 16 minutes, 32 with exercises. You need Python and NumPy.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -66,9 +66,9 @@ assert len(eight) == 8, "on a machine with a GPU, start JupyterLab with JAX_PLAT
 # and you use it like any other array. Only the two lines with `Mesh` and `PartitionSpec` say which device gets what.
 # Skip over them for now: lesson 04 explains them, and lesson 02 explains `jax.jit`, which compiles a function.
 #
-# Look at `next_generation`. It adds up the 3 x 3 cells around each cell, the cell itself included, so a living cell
-# with two living neighbours has a block of 3. `jnp.roll` moves all rows down or up by one and wraps around: what leaves
-# at the last row comes back in at the first.
+# Look at `next_generation`. `block` counts the living cells in a 3 x 3 square, the middle one too. So a living cell
+# survives if the count is 3 or 4, and a dead one is born at 3. `jnp.roll` moves all rows down or up by one and wraps
+# around: what leaves at the last row comes back in at the first.
 #
 # **Predict:** the glider starts in device 0's five rows. After 20 generations it's five rows further down. Does it stop
 # at the border, does it come back in at device 0's first row, or does it go on to device 1?
@@ -86,6 +86,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
 jax.config.update("jax_num_cpu_devices", 8)  # simulated, unless there are GPUs or TPUs
 mesh = Mesh(jax.devices(), ("strips",))  # all devices, one after the other
+assert mesh.size > 1, "one device has no border to cross: run it with JAX_PLATFORMS=cpu"
 by_strips = NamedSharding(mesh, PartitionSpec("strips"))  # the rows are cut into a part for each
 
 start = np.zeros((5 * mesh.size, 40), np.int32)  # [40, 40] on eight devices
@@ -212,9 +213,9 @@ print("jnp.ones(1), which nobody placed, is on", jnp.ones(1).devices())
 # | how your program is split, and its results, up to rounding | speed: they share your machine's cores |
 # | the messages that you write | how the messages travel, and how long they take |
 #
-# So a simulation shows you whether a program is **correct**, but never how **fast** it will be. Rounding errors are
-# larger on a GPU or a TPU, because it may multiply float32 matrices in a shorter format, such as TF32 or bfloat16. You
-# can turn that off with `JAX_DEFAULT_MATMUL_PRECISION=highest`.
+# So a simulation lets you compare **results**, but it never shows you how **fast** a program will be. Rounding errors
+# are larger on a GPU or a TPU, because it may multiply float32 matrices in a shorter format, such as TF32 or bfloat16.
+# You can turn that off with `JAX_DEFAULT_MATMUL_PRECISION=highest`.
 #
 # In your own programs, ask for the devices as the glider's program does, before anything else. JAX looks for devices
 # once, at the first call that needs one. If you ask for a different number later, `jax.config.update` raises an error.
@@ -296,7 +297,7 @@ for exercise in (add_on, sum_in_pairs, fixed_standardize):
 # - One array can live on eight devices. The work goes where the data is, and `jax.device_put` says where that is.
 # - If a device needs what another one has, somebody must send it: the compiler under `jit`, and you under `pmap`. If
 #   nobody does, you get a wrong result and no error.
-# - Simulated devices show you whether a program is correct. They never show you how fast it is.
+# - Simulated devices show you where the work happens and what the result is. They never show you how fast it is.
 #
 # In pmapdp, [devices.py](../pmapdp/devices.py) simulates and describes the devices. If you've never written a backward
 # pass, go on with [01 Train a network in NumPy](01_train_a_network_in_numpy.ipynb). Otherwise:

@@ -17,11 +17,11 @@
 #
 # Your program can test a network on eight devices, but it still trains on one. In this lesson you'll change nine lines,
 # two of them inside the training step, and all eight devices train the same network. Then you'll break the program in
-# four ways. None of them raises an error, and most of them print numbers that you'd believe, so it's better to meet
+# three ways. None of them raises an error, and most of them print numbers that you'd believe, so it's better to meet
 # them here first.
 #
 # **You will** train on eight devices with `jax.pmap`, show that one device gets the same result, and recognize an
-# all-reduce that's missing or wrong. 34 minutes, 54 with exercises. You need
+# all-reduce that's missing or wrong. 35 minutes, 50 with exercises. You need
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
 # [04 Map over devices](04_map_over_devices.ipynb).
 #
@@ -46,7 +46,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #
 # Let's do it by hand first. The model is one number `w`, it predicts `w * x`, and the loss of an example is
 # `(w * x - y)² / 2`. At `w = 0` the gradient of an example is simply `-x * y`, so you can check everything in your
-# head. Our four examples have the gradients -2, -2, -5 and -7. Their mean is -4.
+# head. Our four examples have the gradients -2, -2, -5 and -7.
 #
 # Now device 0 gets the first two examples, and device 1 gets the last two.
 #
@@ -68,7 +68,7 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Device 0 finds -2, device 1 finds -6, and their mean is -4: exactly the gradient of the whole batch.
+# Device 0 finds -2, device 1 finds -6, and their mean is -4. One device with all four examples finds -4, too.
 #
 # </details>
 #
@@ -87,14 +87,14 @@ print("one device:", one_device, "| two devices:", local, "| their mean:", local
 # name, but `pmap` doesn't use it.
 #
 # If you've used PyTorch's `DistributedDataParallel` (DDP), it did this for you, hidden in `loss.backward()`. In JAX
-# it's a line in your own step, so you can read it, move it, and forget it.
+# it's a line in your own step, so you can see it, move it, and also leave it out by accident.
 #
 # ## Three examples, two devices
 #
 # Now take the last example away. Device 0 still has two examples, with the gradients -2 and -2, but device 1 has only
-# one, with -5. The mean of the three is -3.
+# one, with -5.
 #
-# **Predict:** does the mean of the two means still give -3?
+# **Predict:** what's the mean of the two means now, and what should it be?
 
 
 # %% tags=["prediction"]
@@ -114,19 +114,40 @@ for average in (mean_of_means, mean_of_sums):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No, it gives (-2 - 5) / 2 = -3.5, because device 1's only example counts as much as both examples of device 0. The
-# second function is correct.
+# The mean of the three gradients is -3. But the mean of the two means is (-2 - 5) / 2 = -3.5, because device 1's only
+# example counts as much as both examples of device 0. The second function is correct.
 #
 # </details>
 #
-# What we want is the total gradient divided by the total count. Two sums give you that. So do two means, because both
-# are divided by N, and N cancels. The rule is to **all-reduce gradients and counts, and divide once.** We write
-# `lax.pmean`, because you'll find it in most pmap programs.
+# What we want is the total gradient divided by the total count. Sum both over the devices and divide. You may also
+# average both: N cancels. The rule is to **all-reduce gradients and counts, and divide once.** We write `lax.pmean`,
+# because you'll find it in most pmap programs.
 #
 # The last batch of an epoch is hardly ever full, so we pad it, and some devices get more padding than others. That's
 # why our program works with sums and counts, and not with means. DDP doesn't protect you here: if each process takes
 # the mean loss of its own examples, and some processes have fewer than others, DDP gives you -3.5, too.
 #
+# Now it's your turn. The picture below shows one update, and you write the all-reduce in its middle.
+#
+# 1. `global_gradient` (5 minutes): the gradient of the mean loss over all *valid* examples of all devices. The model is
+#    linear: it predicts `x @ w`. Each device has its own `x` `[b, D]`, `y` `[b]` and `weights` `[b]`, which are 0 for
+#    padding, and a device may hold nothing but padding. Start from the sum over this device's examples, which is
+#    `x.T @ (weights * (x @ w - y))`. <details><summary>Hint</summary>As in <code>mean_of_sums</code>: divide after the
+#    all-reduce.</details>
+
+# %%
+from pmapdp.lessons.checks import check
+
+
+def global_gradient(w, x, y, weights):
+    """Gradient `[D]` over all devices' examples; `weights` `[b]` are 0 for padding."""
+    ...  # your code: 3 or 4 lines
+
+
+lesson_05.data_parallel_step()
+verdict = check("05_average_gradients", "global_gradient", global_gradient)
+
+# %% [markdown]
 # ## The program so far
 #
 # You start from [program/04_evaluate.py](program/04_evaluate.py), which already has a mesh, places the state replicated
@@ -136,16 +157,12 @@ for average in (mean_of_means, mean_of_sums):
 #
 # - `train_step` gets its all-reduce: gradients and count are averaged over the devices, and then divided. The host adds
 #   up the metrics of many batches, so for them we need true sums, which only `psum` gives.
-# - `jax.pmap` takes the place of `jax.jit`, and compiles the function as `jit` did. The state goes in and comes out
-#   replicated, so its axis is `None`. The batch is split along its first axis, so its axis is `0`.
+# - `jax.pmap` takes the place of `jax.jit`, and compiles the function as `jit` did. The axis `None` means: every
+#   device has all of it. That's the state, on its way in and out. The batch is split along its first axis, `0`.
 # - The state is placed once, before the loop, and stays on the devices. So `copies` is gone.
 #
 # Compared with lesson 03's program for one device, only fifteen lines are new.
-
-# %%
-lesson_05.data_parallel_step()
-
-# %% [markdown]
+#
 # ## Your program, on eight devices
 #
 # Take the whole program home: copy the cell into an empty file, put in your own data and network, and it trains on all
@@ -160,10 +177,8 @@ lesson_05.data_parallel_step()
 # assert B % mesh.size == 0, f"B = {B} is not divisible by {mesh.size} devices"
 # ```
 #
-# On one device, the program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set. In exact
-# arithmetic, this one would end with the same numbers, digit for digit.
-#
-# **Predict:** why might the last digits still differ?
+# **Predict:** on one device, the program ended with a training loss of 0.25 and an accuracy of 0.87 on the test set. Do
+# eight devices end with the same numbers, to the last digit?
 
 # %% tags=["prediction", "take-home"]
 # include program/05_pmap.py
@@ -171,10 +186,11 @@ lesson_05.data_parallel_step()
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Because the additions come in a different order, and each addition rounds. Every device sums the gradients of its own
-# 16 examples, and then the eight sums are added. When the notebooks were built, the test accuracy after epoch 1 was
-# 0.8430 in lesson 03's and 0.8440 in this one: rounding decided one example in 1,000. In float64 the numbers that the
-# two programs print agree to about fourteen digits, and a test in this repository checks that they do.
+# With the same numbers, but not to the last digit. The additions come in a different order, and each addition rounds.
+# Every device sums the gradients of its own 16 examples, and then the eight sums are added. When the notebooks were
+# built, the test accuracy after epoch 1 was 0.8430 in lesson 03's and 0.8440 in this one: rounding decided one example
+# in 1,000. In float64 the numbers that the two programs print agree to about fourteen digits, and a test in this
+# repository checks that they do.
 #
 # </details>
 #
@@ -414,28 +430,14 @@ for name, (full, padded) in distances.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The program's step, and both means of means. Only the padded batch gives the means away: one is NaN, and the other is
-# off by 0.3, a tenth of the distance that the model has moved. The sum for a mean fails at once, because SGD doesn't
-# hide the factor. `pmapdp.verify` makes this comparison for your own step, and says what differs.
+# The program's step, and both means of means. Only the padded batch exposes the two means of means: one is NaN, and the
+# other is off by 0.3, a tenth of the distance that the model has moved. The sum for a mean fails at once, because SGD
+# doesn't hide the factor. `pmapdp.verify` makes this comparison for your own step, and says what differs.
 #
 # </details>
 #
-# ## Mistake 4: one device's metrics
-#
-# The last mistake isn't in the training step at all: the evaluation forgets its `psum`. Then `out_axes=None` returns
-# what device 0 has, and device 0 saw an eighth of each batch. Its loss and its accuracy look reasonable. Only the count
-# gives the mistake away, 128 test examples instead of 1,000, so print it at least once.
-
-# %%
-forgetful_eval = jax.pmap(
-    lambda state, batch: loss_sums(state[0], batch)[1], "data", in_axes=(None, 0), out_axes=None
-)
-test_totals = {}
-for name, evaluation in (("with psum", eval_step), ("without psum", forgetful_eval)):
-    test_sums = [evaluation(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
-    totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(test_sums))
-    print(f"{name}: {report(test_sums)}, {totals['count']:.0f} examples")
-    test_totals[name] = totals
+# You can also forget the `psum` of the evaluation. Then `out_axes=None` returns what device 0 has, and the loss and the
+# accuracy look reasonable. Only the count tells you, with 128 test examples instead of 1,000, so print it once.
 
 # %% tags=["proof"]
 # The asserts behind the answers.
@@ -467,6 +469,14 @@ for name, passes in {
     assert tuple(error < 1e-5 for error in distances[name]) == passes
 assert np.isnan(distances["1. mean of means"][1])
 assert 0.1 < distances["1. repaired"][1] < 1
+forgetful_eval = jax.pmap(
+    lambda state, batch: loss_sums(state[0], batch)[1], "data", in_axes=(None, 0), out_axes=None
+)
+test_totals = {}
+for name, evaluation in (("with psum", eval_step), ("without psum", forgetful_eval)):
+    test_sums = [evaluation(state, place_batch(batch)) for batch in batches(*test_data, seed=0)]
+    totals = jax.tree.map(lambda *sums: float(sum(sums)), *jax.device_get(test_sums))
+    test_totals[name] = totals
 for name, *expected in (("with psum", 1_000, 0.35, 0.87), ("without psum", 128, 0.48, 0.84)):
     totals = test_totals[name]
     count = totals["count"]
@@ -476,56 +486,37 @@ for name, *expected in (("with psum", 1_000, 0.35, 0.87), ("without psum", 128, 
 # %% [markdown]
 # ## Which batch size do you set?
 #
-# With DDP you set the per-device batch, so with eight GPUs the global batch is eight times as large. This program's B
-# is the global batch. Leave it alone, and you get the same result on 1, 2 or 8 devices, with the same learning rate. If
-# you let B grow with the devices, tune the learning rate again. A rule of thumb is to multiply it by the same factor
-# for SGD ([Goyal et al., 2017](https://arxiv.org/abs/1706.02677)), and by the square root of the factor for Adam
-# ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)).
+# B is the global batch, while with DDP you set the per-device batch. So you get the same result on 1, 2 or 8 devices,
+# with the same learning rate. If you want B to grow with the devices, [lesson 21](21_choose_a_batch_size.ipynb) says
+# how far, and what to do with the learning rate.
 #
 # ## Your step in pmapdp
 #
 # You can now read pmapdp's trainer, because you've written its step. Here are your lines beside pmapdp's:
 #
 # include 05_pmap.py beside steps/pmap.py
-# jax.device_put(state | jax.device_put(state
-# x.reshape( | x.reshape(
 # jax.grad( | gradient_sums(
 # lax.pmean( | lax.pmean(
 # lax.psum(sums | lax.psum(sums
-# lax.psum(loss_sums | lax.psum(evaluation_sums
 # train_step = | train_step =
 #
-# Read the file from top to bottom. A few names are new. `AXIS` is the name `"data"`. `place` is `jax.device_put`,
-# unless several processes share the work (lesson 17). `task` holds what never changes, such as the optimizer, and
-# `model_state` is what batch norm keeps (lesson 07). The lines with `jax.grad` and `optimizer.update` are the same for
-# all four training steps, so each step calls `gradient_sums` and `update`, and there you find your lines again:
-#
-# include 05_pmap.py beside steps/shared.py
-# jax.grad( | jax.grad(
-# optimizer.update( | optimizer.update(
-# optax.apply_updates( | optax.apply_updates(
+# Read the file from top to bottom. `AXIS` is the name `"data"`, `task` holds what never changes, such as the optimizer,
+# and `model_state` is what batch norm keeps (lesson 07). All four training steps differentiate and update in the same
+# way, so your lines with `jax.grad` and `optimizer.update` are in [steps/shared.py](../pmapdp/steps/shared.py).
 #
 # ## Exercises
 #
-# Your functions run on each device, inside `pmap`, and the mapped axis is `"data"`. In the first two the model is
-# linear: it predicts `x @ w` from parameters `w` `[D]` and examples `x` `[b, D]`, `y` `[b]`, and the loss of an example
-# is `(x @ w - y)² / 2`. Solutions, with reasons:
+# Your functions run on each device, inside `pmap`, and the mapped axis is `"data"`. Solutions, with reasons:
 # [solutions/05_average_gradients.py](solutions/05_average_gradients.py).
 #
-# 1. `step` (5 minutes): the parameters after one data-parallel step of SGD with learning rate 0.1.
-#    <details><summary>Hint</summary>The local mean gradient is <code>x.T @ (x @ w - y) / len(y)</code>, or
-#    <code>jax.grad</code> of the mean loss. Average it before you use it.</details>
-# 2. `global_gradient` (10 minutes): the gradient of the mean loss over all *valid* examples of all devices. A device
-#    may hold nothing but padding. <details><summary>Hint</summary>As in <code>mean_of_sums</code>: divide after the
-#    all-reduce.</details>
+# 2. `step` (5 minutes): a whole update of the linear model, by SGD with learning rate 0.1. All devices have the same
+#    number of examples, without padding. <details><summary>Hint</summary>The local mean gradient is
+#    <code>x.T @ (x @ w - y) / len(y)</code>. Average it before you use it.</details>
 # 3. `fixed_clipping` (5 minutes, find the mistake): `broken_clipping` should clip the gradient of the global batch to a
 #    length of at most 1. It raises no error, all copies agree, and on one device it's correct. On several it isn't.
 #    <details><summary>Hint</summary>Which gradient should have a length of at most 1?</details>
 
 # %%
-from pmapdp.lessons.checks import check
-
-
 def broken_clipping(gradient):  # [D], the mean over this device's examples
     length = jnp.sqrt((gradient**2).sum())
     clipped = gradient / jnp.maximum(length, 1)
@@ -537,17 +528,12 @@ def step(w, x, y):
     ...  # your code: 2 to 3 lines
 
 
-def global_gradient(w, x, y, weights):
-    """Gradient `[D]` over all devices' examples; `weights` `[b]` are 0 for padding."""
-    ...  # your code: 3 to 4 lines
-
-
 def fixed_clipping(gradient):
     """The global batch's gradient `[D]`, with a length of at most 1."""
     ...  # your code: 2 to 3 lines
 
 
-for exercise in (step, global_gradient, fixed_clipping):
+for exercise in (step, fixed_clipping):
     check("05_average_gradients", exercise.__name__, exercise)
 
 # %% [markdown]
