@@ -20,7 +20,7 @@
 # forgets its all-reduce, and see which numbers differ while JAX says they're equal.
 #
 # **You will** write a batch norm layer that gives one device's result on any number of devices, say when Flax's own
-# layer is enough, and count what synchronizing costs. 24 minutes, 46 with exercises. You need [05 Average
+# layer is enough, and count what synchronizing costs. 25 minutes, 47 with exercises. You need [05 Average
 # gradients](05_average_gradients.ipynb), and for the cost [06 Communicate between
 # devices](06_communicate_between_devices.ipynb).
 
@@ -156,18 +156,9 @@ verdict = check("07_synchronize_batch_norm", "global_moments", global_moments)
 # gradient flows to them. If you come from PyTorch, watch out for two differences: its momentum runs the other way, so
 # Flax's 0.9 is PyTorch's 0.1, and its running variance divides by n - 1 instead of n.
 #
-# <details><summary>If your values are far from 0: why the program squares <code>x - mean</code>, with the running
-# mean</summary>
-#
-# Say your values lie around 20,000, with a variance of 1. Then both parts of `E[x²] - E[x]²` are around 400,000,000. At
-# that size float32 moves in steps of 32, so a variance of 1 is lost. There's a way out that doesn't need a second
-# all-reduce: subtract the running mean from all the values first. That doesn't change the variance, and once the
-# running mean is near the true one, the numbers you square are small. The running mean starts at 0 and needs a few
-# dozen updates to catch up, and until then the variance stays wrong. So if you have such values, subtract a rough mean
-# from them before the first update. Flax's layer subtracts large squares as well, unless you pass
-# `use_fast_variance=False`.
-#
-# </details>
+# There's one more thing to watch. If your values are far from 0, `E[x²] - E[x]²` is a small difference of two large
+# numbers, and float32 loses it. So the program subtracts the running mean before it squares the values, which helps as
+# soon as the running mean has caught up.
 #
 # ## The program so far
 #
@@ -176,16 +167,14 @@ verdict = check("07_synchronize_batch_norm", "global_moments", global_moments)
 #
 # include the difference of 05_pmap.py and 07_batch_norm.py
 #
-# - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias. Where you wrote
-#   `weights @ x0`, it has `(rows * x0).sum(0)`. The sum is the same, but GPUs and TPUs may round the inputs of a matrix
-#   product to fewer digits. In `weights @ losses` that's harmless, because it only changes the loss that you print. But
-#   a variance is the difference of two sums, so a small error in each can become a large one. The variance may even
-#   come out a little below 0, where its root is NaN, so `jnp.maximum` lifts it to 0.
 # - The model now holds two kinds of numbers: parameters, which the optimizer changes, and running averages, which it
-#   must leave alone. `jax.grad` would differentiate with respect to both. Flax's `nnx.grad` takes only the parameters,
-#   and lets the layer write its new averages into `model`.
-# - `nnx.state` picks the parameters for the optimizer, and `nnx.update` writes the new ones into `model`. From the
-#   outside, the step is still a pure function, because it works on its own copy of the model and returns that copy.
+#   must leave alone. So the layer marks its running averages with `nnx.BatchStat`.
+# - In the step, `nnx.state` picks the parameters for the optimizer, and `nnx.update` writes the new ones into `model`.
+#   `nnx.grad` differentiates with respect to the parameters alone, and lets the layer write its new averages into
+#   `model`. From the outside, the step is still a pure function, because it changes and returns its own copy.
+# - `BatchNorm` is `global_moments` with the running averages, a learned scale and a learned bias. Where you wrote
+#   `weights @ values`, the layer has `(rows * x0).sum(0)`, because GPUs and TPUs may round the inputs of a matrix
+#   product to fewer digits. If rounding still brings the variance below 0, `jnp.maximum` lifts it to 0.
 # - The last lines of the program compare all eight copies of the running mean.
 
 # %%
@@ -193,13 +182,13 @@ lesson_07.all_reduces()
 
 # %% [markdown]
 # Each update waits for three all-reduces, drawn here for four devices. You wrote the first, in the layer, and the third
-# is lesson 05's. The second one you didn't write at all. Every example moved the mean that all devices used, so its
-# gradient has a part from every device. When JAX differentiates `pmean`, it adds the all-reduce that sums these parts.
+# is lesson 05's. The second one you didn't write at all. Each example changed the shared mean, and the mean changed
+# every output. So every device contributes to an example's gradient. When JAX differentiates `pmean`, it adds the
+# all-reduce that sums these parts.
 #
 # But wasn't a `pmean` inside `jax.grad` lesson 05's second mistake? There the `pmean` was around the loss, and nobody
-# averaged the gradients, so each device was left with the gradient for its own copy of the weights. In the layer the
-# mean is part of the network, so what flows back through it belongs to the gradient. And afterwards the step still
-# averages the gradients of the eight copies.
+# averaged the gradients. The layer's `pmean` is part of the network. The step's `pmean` combines the copies. You need
+# both.
 
 # %% tags=["take-home"]
 # include program/07_batch_norm.py
@@ -318,12 +307,16 @@ lesson_07.running_means(local_means, synchronized_means[:-1])
 # And although the parameters are equal, a single device would have found different ones, because here each device
 # normalized with its own 16 examples.
 #
-# Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass.
-# PyTorch's DDP does so by default, and copies process 0's running averages to all processes before each forward pass.
-# If you keep batch norm local in JAX, average the running averages before you evaluate or save.
+# Some people keep batch norm local on purpose, because then no device waits for the others in the middle of a pass. If
+# you do that in JAX, average the running averages before you evaluate or save. Here are your choices:
 #
-# Under `jit` the problem goes away, as you'll see in lesson 09. There the layer sees the global batch, so plain
-# `nnx.BatchNorm` is synchronized, and with `mask` it's correct for ragged batches.
+# | layer | normalizes with | if devices have different numbers of examples |
+# | --- | --- | --- |
+# | PyTorch's `BatchNorm2d` under DDP | its own device's batch | each device has its own mean; process 0's running averages go to all |
+# | PyTorch's `SyncBatchNorm` | the global batch | correct: [it gathers the counts, too](https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/_functions.py) |
+# | `nnx.BatchNorm(axis_name="data")` | the mean of the devices' means | the mean of means from above |
+# | this lesson's `BatchNorm` | the global batch | correct |
+# | `nnx.BatchNorm` under `jit` (lesson 09) | the global batch | correct with `mask` |
 
 # %% tags=["proof"]
 # The asserts behind the answers.
@@ -401,6 +394,9 @@ for exercise in (standardize_backward, fixed_centre):
 # | --- | --- | --- |
 # | `BatchNorm` | `ExactBatchNorm`. You write `nnx.BatchNorm` in your model, and `make_exact(model)` swaps it | [layers.py](../pmapdp/layers.py) |
 # | the running averages in `model` | `model_state` in `TrainState` | [state.py](../pmapdp/state.py) |
+#
+# You pass `weights` to the layer as an argument. Flax's layers take no such argument, so pmapdp's step puts the weights
+# into a context, and `ExactBatchNorm` fetches them with `current_context()`.
 #
 # To read on: the [batch normalization](https://arxiv.org/abs/1502.03167) paper. Next come the random numbers: [08 Keep
 # dropout and metrics exact](08_keep_dropout_and_metrics_exact.ipynb).

@@ -5,12 +5,6 @@ from pmapdp.lessons import drawing
 work_by_device = drawing.work_by_device
 
 
-def all_reduces(program) -> list[str]:
-    """Return the all-reduces of a compiled program as text, a line each, without their details."""
-    lines = [line for line in program.as_text().splitlines() if " all-reduce(" in line]
-    return [line.partition(", channel_id")[0].strip() for line in lines]
-
-
 @drawing.picture
 def training_step() -> None:
     """Each of eight devices has the model and its rows of the batch, and computes a gradient; an all-reduce adds them up, and each device updates its model."""
