@@ -157,9 +157,10 @@ lesson_10.trap()
 # ## Two ways around it
 #
 # Once you know that `jax.grad` sums, you can let it: average the *loss*. Then each of the eight gradients is an eighth
-# of what it was, and their sum is the gradient you want. Or you can stop `jax.grad` from summing:
-# `lax.pcast(w, "data", to="varying")` says that from here on, each device has a `w` of its own. Then there's nothing
-# to sum, and your `pmean` averages eight different gradients, as under pmap. The cast only relabels `w`, so it's free.
+# of what it was, and their sum is the gradient you want, because here all devices have two numbers. Or you can stop
+# `jax.grad` from summing: `lax.pcast(w, "data", to="varying")` says that from here on, each device has a `w` of its
+# own. Then there's nothing to sum, and your `pmean` averages eight different gradients, as under pmap. The cast only
+# relabels `w`, so it's free.
 #
 # You can also switch the check off. Then JAX keeps no record of what varies, so `jax.grad` doesn't sum anything. Here
 # are all three functions, with and without the check.
@@ -223,16 +224,16 @@ except ValueError as error:
 
 # %% [markdown]
 # Without the check you get eight different gradients under one name. With the check, JAX notices before anything runs:
-# `out_specs` promises that all devices return the same thing, and JAX sees that this gradient varies. So **keep
-# the check on in new code, and cast first.**
+# `out_specs` promises that all devices return the same thing, and JAX sees that this gradient varies. So **keep the
+# check on in new code, and cast first.**
 #
 # pmapdp itself turns the check off. Its [steps/shard_map.py](../pmapdp/steps/shard_map.py) has `check_vma=False` and
 # pmap's `pmean`, because it has to run *your* model, whatever is in it, and the check refuses some models that are
 # perfectly fine. `nnx.RNN`, for example, loops over time and starts from zeros, which are equal on all devices. After
 # one step the state varies from device to device, and JAX refuses a loop whose state starts equal and ends different.
-# In your own program you'd pass `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp
-# can't do that inside a layer of yours. So it does without the check, and its tests compare every update with one
-# device's, on one to eight devices.
+# In your own program you'd pass `initial_carry=lax.pcast(zeros, "data", to="varying")`, but pmapdp can't do that inside
+# a layer of yours. So it does without the check, and its tests compare every update with one device's, on one to eight
+# devices.
 #
 # ## The program so far
 #
@@ -312,7 +313,8 @@ for name, found in results.items():
 #
 # ## The three, side by side
 #
-# Here are the three steps of your programs, one column each. A dash means that you write nothing.
+# Here are the three steps of your programs, one column each. A dash means that you write nothing, and `P` is short for
+# `PartitionSpec`.
 #
 # | | pmap (05) | shard_map (10) | jit (09) |
 # | :-- | :-- | :-- | :-- |
