@@ -1,6 +1,6 @@
 """Train a small GPT, on one device or on many machines: `python 19_gpt.py FOLDER`.
 
-The same command goes on after the last epoch in FOLDER. DEVICES=1 simulates one device, not eight.
+Run it again to continue from the last finished epoch. DEVICES=1 simulates one device, not eight.
 
 COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=0 python 19_gpt.py FOLDER  # in one terminal
 COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=1 python 19_gpt.py FOLDER  # in another

@@ -5,7 +5,6 @@ A smaller network and text than the lesson's, so that most of the time goes into
 starting the processes.
 """
 
-import ast
 import os
 import re
 import subprocess
@@ -65,40 +64,22 @@ def kill_after_first_epoch(process: subprocess.Popen[str], folder: Path) -> None
     assert process.returncode == -9, output
 
 
-def count_lines(text: str) -> int:
-    return sum(bool(line.strip()) for line in text.splitlines())
-
-
-def program_lines() -> dict[str, int]:
-    """Count the lines of each top-level function, and of what else lesson 19 names."""
-    text = PROGRAM.read_text()
-    functions = [
-        node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)
-    ]
-    counts = {
-        function.name: count_lines(ast.get_source_segment(text, function))
-        for function in functions
-    }
-    connect = re.search(r"# Many processes.*\n\n((?:.|\n)*?)\n\n\n# ", text)
-    counts["Many processes"] = count_lines(connect[1])
-    resume = text[text.index("# Resume") :]
-    saves = r"^.*(?:directory|checkpoints|last_epoch|leaves).*$"
-    counts["Resume"] = len(re.findall(saves, resume, re.MULTILINE))
-    counts["compute_dtype"] = 1
-    return counts
-
-
-def test_lesson_19_counts_the_lines_that_each_lesson_gave_it():
-    text = build.source_of("19").read_text().replace("\n#  ", "")
-    row = r"^# - \*\*(\d\d)\*\*.*?, (\d+) lines?: (.*?)\."
-    rows = re.findall(row, text, re.MULTILINE)
-    lessons = [lesson for lesson, *_ in rows]
-    assert lessons == ["03", "08", "09", "13", "14", "16", "17", "20"]
-    counts = program_lines()
-    for lesson, stated, words in rows:
-        names = re.findall(r"`(\w+)`|\"(.+?)\"", words)
-        lines = sum(counts[function or heading] for function, heading in names)
-        assert lines == int(stated), lesson
+def test_the_program_has_what_lesson_19_says_each_lesson_gave_it():
+    lesson = build.source_of("19").read_text().replace("\n#  ", "")
+    row = r"^# - \*\*(\d\d)\*\*: (.*?)\. "
+    rows = re.findall(row, lesson, re.MULTILINE)
+    numbers = [number for number, _ in rows]
+    assert numbers == ["03", "08", "09", "13", "14", "16", "17", "20"]
+    program = PROGRAM.read_text()
+    for number, words in rows:
+        for name, heading in re.findall(r"`(\w+)`|\"(.+?)\"", words):
+            if heading:
+                line = rf"^# {heading} \("
+            elif name == "resume":
+                continue  # of an exercise
+            else:
+                line = rf"^(def {name}\(|{name} = )"
+            assert re.search(line, program, re.MULTILINE), (number, name or heading)
 
 
 ALL_REDUCES = """
@@ -133,7 +114,8 @@ for constraint in (constrain, lambda x, sharding: x, constrain_to_shards):
     compiled = step_with(constraint).lower(program["state"], batch).compile()
     kinds = {message.kind: message for message in collectives(compiled.as_text())}
     reduces, gathers = kinds["all-reduce"], kinds["all-gather"]
-    print(reduces.runs, reduces.bytes, gathers.runs, gathers.bytes)
+    memory = compiled.memory_analysis().temp_size_in_bytes
+    print(reduces.runs, reduces.bytes, gathers.runs, gathers.bytes, memory)
 """
 
 
@@ -150,6 +132,7 @@ def test_one_line_of_the_step_saves_seventeen_all_reduces(tmp_path):
     assert without_line[1] - with_line[1] == 18 * 4  # 18 sums in float32
     np.testing.assert_allclose((with_line[1], with_line[3]), size, rtol=0.01)
     assert with_line[2] == without_line[2] == 18
+    np.testing.assert_allclose(with_line[4], without_line[4], rtol=0.01)
 
 
 @pytest.mark.slow
