@@ -15,10 +15,9 @@
 # # 20. Fit a larger network
 #
 # In lesson 13 you cut the batch until it fit. What if a single example is already too much? The parameters of GPT-2 small
-# take 2 GB with their gradients and Adam's moments, but the activations of its twelve blocks take over 2.5 GB more for a
-# single text of 1,024 tokens. In this lesson you'll save most of the 2.5 GB by wrapping one function, and then store each
-# number in two bytes instead of four. After that you'll use two bytes in the wrong place, and watch a third of the weights
-# freeze without an error.
+# take 2 GB with their gradients and Adam's moments. Activations need another 2.5 GB, for one text of 1,024 tokens. You'll
+# save most of it by wrapping one function, and then store numbers in two bytes instead of four. After that you'll use two
+# bytes in the wrong place, and watch a third of the weights freeze without an error.
 #
 # **You will** see what a backward pass keeps, recompute activations with `jax.checkpoint`, compute in bfloat16, say which
 # numbers must stay in float32, and know what to try first when memory runs out. 22 minutes, 42 with exercises.
@@ -41,11 +40,11 @@ assert jax.default_backend() == "cpu", "with a GPU, start JupyterLab with JAX_PL
 # ## What does the backward pass keep?
 #
 # Start with a network that's small enough to count: lesson 13's twelve layers of width 128, and 1,024 examples. This time
-# the layers run in a `lax.scan`, as in many large JAX models. If each of them keeps one array `[1024, 128]` of float32,
-# that's 12 x 1,024 x 128 x 4 bytes, or 6.3 MB.
+# the layers run in a `lax.scan`, as in many large JAX models. One array `[1024, 128]` of float32 for each layer takes
+# 12 x 1,024 x 128 x 4 bytes, or 6.3 MB.
 #
-# But does a layer keep only one? `jax.vjp` runs the forward pass and returns the backward pass as a function. This
-# function is a pytree, and its leaves are the arrays that have been kept.
+# How many arrays does each layer keep? Count them. `jax.vjp` runs the forward pass and returns the backward pass as a
+# function. This function is a pytree, and its leaves are the arrays that have been kept.
 
 # %%
 random = np.random.default_rng(0)
@@ -122,13 +121,17 @@ for name, variant in variants.items():
 # </details>
 #
 # Does a third more work take a third more time? About that: [Chen et al., 2016](https://arxiv.org/abs/1604.06174) trained a
-# residual network of 1,000 layers in 7 GB instead of 48, and it took 30 % longer. This lesson's CPU can't tell you how
+# residual network of 1,000 layers in 7 GB instead of 48, for 30 % more running time. This lesson's CPU can't tell you how
 # long your GPU will take, so time it there.
 #
-# In a Python loop over the layers, the compiler sees a layer's forward pass and its repeat side by side. They're equal, so
-# it would merge them, and keep everything again. `jax.checkpoint` forbids that with `prevent_cse=True`, its default, which
-# [JAX says](https://docs.jax.dev/en/latest/_autosummary/jax.checkpoint.html) can slow down GPUs above all. In a `scan` the
-# forward and the backward pass are two loops that can't be merged, so there you may write `prevent_cse=False`.
+# <details><summary>What is prevent_cse?</summary>
+#
+# In a Python loop over the layers, the compiler sees a layer's forward pass and its equal repeat, and would merge them. Then
+# everything is kept again. `prevent_cse=True`, the default of `jax.checkpoint`, forbids that, though it [can cost
+# speed](https://docs.jax.dev/en/latest/_autosummary/jax.checkpoint.html). A `scan` runs the two passes as two loops, which
+# can't be merged. So there you may write `prevent_cse=False`.
+#
+# </details>
 #
 # ## The blocks of GPT-2
 #
@@ -181,9 +184,10 @@ lesson_20.number_formats()
 # %% [markdown]
 # The exponent's bits give a number its range, and the fraction's bits its precision. So a bfloat16 has the range of a
 # float32, but only 8 significant bits instead of 24, counting the leading 1 that isn't stored. In return, the activations
-# that `jax.vjp` keeps of GPT-2 take about half of the bytes. A compiler may still add arrays of its own: the plan for this
-# CPU is larger with bfloat16 in jax 0.10, and smaller in 0.12. GPUs also multiply faster. An A100's data sheet promises
-# 312 TFLOP/s for bfloat16, and 156 for TF32, to which JAX rounds the factors of a float32 product there.
+# that `jax.vjp` keeps of GPT-2 take about two thirds of the bytes. It isn't half, because softmax and norms stay in float32.
+# A compiler may still add arrays of its own: the plan for this CPU is larger with bfloat16 in jax 0.10, and smaller in 0.12.
+# GPUs also multiply faster. An A100's data sheet promises 312 TFLOP/s for bfloat16. On an A100, JAX computes float32
+# products in TF32, at 156.
 #
 # Is 8 bits of precision enough for a parameter? Let it be 1 and its update 0.001, both in bfloat16. The next number
 # after 1 is 1 + 1/128.
@@ -197,7 +201,7 @@ print("1 + 0.001 =", after_update)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Still 1. The update is less than half of the way to the next number, so rounding takes it away.
+# Still 1. The update is less than half of the gap to the next number, so it rounds away.
 #
 # </details>
 #
@@ -206,8 +210,9 @@ print("1 + 0.001 =", after_update)
 # and casts them and its inputs to bfloat16 when it computes.
 #
 # But a network also adds inside one step: a product adds up 768 terms, a softmax or a layer norm hundreds, and the loss all
-# examples. GPUs and TPUs add up the terms of a bfloat16 product in float32. For softmax, norms and loss you have to take
-# care of it yourself: cast their inputs to float32, as the program casts its logits.
+# examples. GPUs and TPUs add up the terms of a bfloat16 product in float32. `nnx.LayerNorm` and
+# `jax.nn.dot_product_attention` switch to float32 inside, too. But `jax.nn.softmax` and Optax's losses compute in the dtype
+# you give them, and so does a norm you write yourself. So cast their inputs to float32, as the program casts its logits.
 #
 # ## The program so far, and what changes
 #
@@ -218,8 +223,9 @@ print("1 + 0.001 =", after_update)
 #
 # Why `nnx.remat`? It's `jax.checkpoint` for Flax layers that have state. `nnx.BatchNorm` moves its running mean in place,
 # and `nnx.Dropout` counts its calls. But `jax.checkpoint` works on a copy of the layer, so whatever the layer changes in
-# itself is lost without an error: the running mean never moves, and dropout draws the same mask each time. `nnx.Linear`
-# has no state, but the layers of your larger network may.
+# itself is lost without an error: the running mean never moves, and dropout draws the same mask each time. If you write
+# `jax.checkpoint(lambda x: layer(x))`, Flax notices and raises a `TraceContextError`. `nnx.Linear` has no state, but the
+# layers of your larger network may.
 #
 # The gradients arrive as float32, because the derivative of a cast casts back. A micro-batch's sum is rounded to bfloat16
 # before that. What you add up afterwards, over micro-batches and devices, is in float32.
@@ -281,8 +287,8 @@ for name, group in {"above": is_large, "below": ~is_large}.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The large ones. Above 1/8 a usual update is less than half of the step to the next number, so adding it changes nothing.
-# In six epochs not one of the weights that began above 1/8 has moved.
+# The large ones. Above 1/8, the update is smaller than half the gap, so it rounds away. In six epochs not one of the weights
+# that began above 1/8 has moved.
 #
 # </details>
 #
@@ -293,14 +299,14 @@ for name, group in {"above": is_large, "below": ~is_large}.items():
 # Every number that you add to again and again can get stuck like this. Compute in bfloat16, and **keep parameters,
 # optimizer state and sums in float32**.
 #
-# What about float16? Below 6e-5 it loses precision, and below 6e-8 there's soon only 0. So people multiply the loss by a
-# large number, and divide the gradients by it, as you'll do in exercise 2. bfloat16 keeps full precision down to 1e-38.
+# What about float16? Gradients below 6e-8 soon become 0. So people multiply the loss by a large number and divide the
+# gradients by it, as you'll do in exercise 2. bfloat16 keeps its precision down to 1e-38.
 #
 # ## When memory runs out
 #
 # If the activations don't fit, try these in order, and stop as soon as they do:
 #
-# 1. **Compute in bfloat16.** It halves what's kept, and a GPU can get faster.
+# 1. **Compute in bfloat16.** It keeps a third less or better, and a GPU can get faster.
 # 2. **Use flash attention** if your texts are long, because then attention's arrays are the largest.
 # 3. **Accumulate**, as in lesson 13. It computes nothing twice, but tiny micro-batches don't keep a GPU busy.
 # 4. **Recompute.** First keep the products, then only the inputs, then the inputs of groups of layers, as in exercise 3.

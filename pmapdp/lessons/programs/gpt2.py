@@ -18,17 +18,21 @@ WEIGHTS = {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in SHAPES.item
 
 
 def normalize(x: jax.Array) -> jax.Array:
-    """Layer norm, without a gain."""
-    return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+    """Layer norm, without a gain. It computes in float32, as Flax's does."""
+    dtype = x.dtype
+    x = x.astype(jnp.float32)
+    x = (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+    return x.astype(dtype)
 
 
 def block(x: jax.Array, weights: dict[str, jax.Array]) -> jax.Array:
-    """One block, from x `[TOKENS, WIDTH]` to the same shape. It computes in the dtype of x."""
+    """One block, from x `[TOKENS, WIDTH]` to the same shape. Its products are in the dtype of x."""
     w = {name: weight.astype(x.dtype) for name, weight in weights.items()}
     q, k, v = jnp.einsum("td,dphe->phte", normalize(x), w["query_key_value"])
     scores = jnp.einsum("hqe,hke->hqk", q, k) / (WIDTH // HEADS) ** 0.5
     scores = jnp.where(jnp.tri(TOKENS, dtype=bool), scores, -1e9)
-    attended = jnp.einsum("hqk,hke->qhe", jax.nn.softmax(scores), v)
+    weighting = jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype)
+    attended = jnp.einsum("hqk,hke->qhe", weighting, v)
     x = x + jnp.einsum("qhe,hed->qd", attended, w["mix"])
     return x + jax.nn.gelu(normalize(x) @ w["up"]) @ w["down"]
 
