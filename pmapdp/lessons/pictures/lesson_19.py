@@ -15,8 +15,8 @@ STEP = 2.1  # from one device to the next
 
 def losses(lines: Iterable[str]) -> np.ndarray:
     """The training and the test loss of each epoch, `[epochs, 2]`, from the program's lines."""
-    found = [re.findall(r"loss ([\d.]+)", line) for line in lines]
-    return np.array([numbers for numbers in found if numbers], float)
+    epochs = [line for line in lines if line.startswith("epoch")]
+    return np.array([re.findall(r"loss ([\d.]+)", line) for line in epochs], float)
 
 
 def status_lines(lines: Iterable[str]) -> list[str]:
