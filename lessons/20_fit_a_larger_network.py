@@ -306,7 +306,7 @@ for name, group in {"above": is_large, "below": ~is_large}.items():
 #
 # If the activations don't fit, try these in order, and stop as soon as they do:
 #
-# 1. **Compute in bfloat16.** It keeps a third less or better, and a GPU can get faster.
+# 1. **Compute in bfloat16.** About a third fewer bytes are kept, and a GPU can get faster.
 # 2. **Use flash attention** if your texts are long, because then attention's arrays are the largest.
 # 3. **Accumulate**, as in lesson 13. It computes nothing twice, but tiny micro-batches don't keep a GPU busy.
 # 4. **Recompute.** First keep the products, then only the inputs, then the inputs of groups of layers, as in exercise 3.
