@@ -210,6 +210,18 @@ class Checkpoints:
 
 
 @contextlib.contextmanager
+def hide_log() -> Iterator[None]:
+    """Hide what Orbax logs. It raises what a user has to know."""
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        absl.setLevel(level)
+
+
+@contextlib.contextmanager
 def hide_further_errors() -> Iterator[None]:
     """Hide what Orbax has to say beside the error that it raises.
 
@@ -217,9 +229,7 @@ def hide_further_errors() -> Iterator[None]:
     and their errors would be printed below the message that says what to do. They come
     in one of four ways, depending on which read fails first.
     """
-    absl = logging.getLogger("absl")
     asyncio = logging.getLogger("asyncio")
-    absl_level = absl.level
     show = sys.unraisablehook
 
     def is_not_a_read(record: logging.LogRecord) -> bool:
@@ -229,14 +239,13 @@ def hide_further_errors() -> Iterator[None]:
         if "Event loop is closed" not in str(error.exc_value):
             show(error)
 
-    # Orbax's threads log the errors that the caller gets as well.
-    absl.setLevel(logging.CRITICAL)
     # asyncio logs an error for which nobody has asked.
     asyncio.addFilter(is_not_a_read)
     # TensorStore's threads tell of a read that ends later still. They can't raise.
     sys.unraisablehook = show_unless_late
     try:
-        with warnings.catch_warnings():
+        # Orbax's threads log the errors that the caller gets as well.
+        with hide_log(), warnings.catch_warnings():
             # Python warns of a read that wasn't started any more.
             warnings.filterwarnings("ignore", "coroutine 'Store", RuntimeWarning)
             try:
@@ -248,7 +257,6 @@ def hide_further_errors() -> Iterator[None]:
                 gc.collect()
                 raise
     finally:
-        absl.setLevel(absl_level)
         asyncio.removeFilter(is_not_a_read)
         sys.unraisablehook = show
 

@@ -31,7 +31,7 @@ from pmapdp.files import (
 )
 from pmapdp.job import Job
 from pmapdp.registry import DATA_SETS
-from pmapdp.run.checkpoints import Checkpoints
+from pmapdp.run.checkpoints import Checkpoints, hide_log
 from pmapdp.run.same_run import find_provenance
 
 FORMAT = "pmapdp run 2"
@@ -71,6 +71,7 @@ def open_workdir(job: Job) -> Iterator[Checkpoints | None]:
         return
     folder = Path(job.config.workdir)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(hide_log())
         if job.processes.is_process_0:
             stack.enter_context(lock_workdir(job.config.workdir))
         job.processes.wait("the workdir")  # until process 0 has made its lock
