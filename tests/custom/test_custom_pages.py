@@ -301,7 +301,7 @@ def test_a_crop_of_the_loop_is_a_part_of_the_image():
     assert 70 < (widths[:, 0, 0] < 0).sum() < 130
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_program_of_the_loop_trains_on_eight_simulated_devices(folder):
     """It runs as `python my_train.py` does, where JAX hasn't started before."""
     weights, _ = draw_resnet(width=8)
