@@ -92,7 +92,7 @@ print(f"noise scale {S / squared_G:.0f}")
 #
 # - `noise_scale` solves the two equations, with means over many updates, because from a single one |G|² may even come out
 #   negative.
-# - After each epoch the program prints two noise scales: the epoch's own, and that of all epochs so far.
+# - After each epoch the program prints two noise scales: one of the epoch, and one of all epochs so far.
 #
 # **Predict:** does the epoch's own noise scale rise or fall from epoch to epoch?
 

@@ -150,8 +150,8 @@ def fixed_accuracy(answer):
         "out_axes=None promises that all devices return the same"
     )
     alone_in_all = (
-        "this is the number of device 0's correct answers, divided by that of all "
-        "examples: out_axes=None promises that all devices return the same"
+        "this is the number of device 0's correct answers, divided by the number of "
+        "all examples: out_axes=None promises that all devices return the same"
     )
     summed = f"this is the sum of the {N} devices' accuracies: take their mean"
     mistakes = {

@@ -253,7 +253,7 @@ def require_state(found, wanted, next_epoch, case):
         require(
             sharding is not None
             and sharding.is_equivalent_to(expected.sharding, expected.ndim),
-            f"{case}: the arrays should lie where those of the new state lie, over "
+            f"{case}: the arrays should lie where the new state's arrays lie, over "
             f"{expected.sharding}, and one of yours has {sharding}. Restore into the "
             "leaves of the new state",
         )
