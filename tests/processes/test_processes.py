@@ -86,6 +86,8 @@ RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
 )
 
+GLOO_CONNECTS = "Gloo Rank is connected to peer ranks Expected number of connected"
+
 
 def launched(launcher: dict[str, str]) -> dict[str, list]:
     """Two processes with the variables that srun or mpirun sets."""
@@ -171,7 +173,10 @@ def test_two_processes_that_are_killed_and_hang_and_resumed_equal_one_device(
             )[1].replace(",", "")
         )
         assert steps[-1] == stopped
-    assert all("connected" in line for line in second.out.splitlines()), second
+    # Process 1 prints nothing but Gloo's only sentence, whose lines may be torn apart,
+    # because several threads write them. So the words are compared.
+    words = set(re.findall("[A-Za-z]+", second.out))
+    assert words <= set(GLOO_CONNECTS.split()), second
     assert "restored from the checkpoint of step" in first.out
     assert "4 in 2 processes, each 2 simulated CPU devices" in first.out
     end = ["--steps", 26 * (stopped // 26 + 1)]
