@@ -191,37 +191,54 @@ FUNCTIONS = {{
 VALUES = {"weight": 5.0, "inner": 2, "default": 1, "width": 4, "rate": 0.1}
 
 
-def hashes(tmp_path, seed="0", **changes):
-    """The hashes of the program's functions in a process of its own."""
-    program = PROGRAM.format(**VALUES | changes)
-    program += "import json\nfrom pmapdp.run.code_hash import hash_function\n"
-    program += "print(json.dumps({n: hash_function(f) for n, f in FUNCTIONS.items()}))"
-    (tmp_path / "program.py").write_text(program)
+RUNNER = """
+import runpy
+import sys
+for program in sys.argv[1:]:
+    runpy.run_path(program, run_name="__main__")
+"""
+
+
+def run_in_a_process(programs: list[Path], seed="0") -> list[dict]:
+    """Run programs one after the other in one process, and return what each prints."""
     result = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
+        [sys.executable, "-c", RUNNER, *programs],
         env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,
     )
-    return json.loads(result.stdout)
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def hashes(folder, *all_changes, seed="0") -> list[dict]:
+    """The hashes of the program's functions after each of the changes, in one process."""
+    programs = []
+    for number, changes in enumerate(all_changes):
+        program = PROGRAM.format(**VALUES | changes)
+        program += "import json\nfrom pmapdp.run.code_hash import hash_function\n"
+        program += (
+            "print(json.dumps({n: hash_function(f) for n, f in FUNCTIONS.items()}))"
+        )
+        programs.append(folder / f"{number}.py")
+        programs[-1].write_text(program)
+    return run_in_a_process(programs, seed)
 
 
 def test_hashes_are_the_same_in_two_processes_and_show_each_number(tmp_path):
-    first = hashes(tmp_path)
-    assert all(first.values()), first
-    assert len(set(first.values())) == len(first)
-    assert hashes(tmp_path, seed="1") == first
     calls_outer = {"function", "object", "partial", "jitted"}
-    for change, changed in (
+    cases = (
         ({"weight": 8.0}, calls_outer),
         ({"inner": 3}, calls_outer),
         ({"default": 4}, calls_outer),
         ({"width": 5}, {"class"}),
         ({"rate": 0.01}, {"update"}),
-    ):
-        second = hashes(tmp_path, **change)
+    )
+    first, *others = hashes(tmp_path, {}, *(change for change, _ in cases))
+    assert all(first.values()), first
+    assert len(set(first.values())) == len(first)
+    assert hashes(tmp_path, {}, seed="1") == [first]
+    for (_, changed), second in zip(cases, others, strict=True):
         assert {name for name in first if first[name] != second[name]} == changed
 
 
@@ -260,31 +277,28 @@ print(json.dumps({{name: hash_function(f) for name, f in FUNCTIONS.items()}}))
 """
 
 
-def hash_held(**changes):
-    """Hash functions that hold a teacher, arrays and so on, in a process of its own."""
+def hash_held(folder, *all_changes) -> list[dict]:
+    """Hash functions that hold a teacher, arrays and so on, in one process."""
     values = {"width": 2, "rate": 0.5, "seed": 0, "change": 0.0, "scale": 1.0}
-    result = subprocess.run(
-        [sys.executable, "-c", HELD.format(**values | changes)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(result.stdout)
+    programs = []
+    for number, changes in enumerate(all_changes):
+        programs.append(folder / f"{number}.py")
+        programs[-1].write_text(HELD.format(**values | changes))
+    return run_in_a_process(programs)
 
 
-def test_what_a_loss_holds_is_hashed_by_its_numbers():
+def test_what_a_loss_holds_is_hashed_by_its_numbers(tmp_path):
     """A frozen teacher, for example. Nothing of it needs a flag to be resumed."""
-    first = hash_held()
-    assert all(first.values()), first
-    assert hash_held() == first
-    for change, changed in (
+    cases = (
         ({"rate": 0.25}, {"nnx", "split"}),
         ({"change": 0.5}, {"nnx", "split", "state"}),
         ({"width": 3, "scale": 2.0}, {"linen", "arrays", "optimizer"}),
         ({"seed": 1}, {"nnx", "split", "state", "key"}),
-    ):
-        second = hash_held(**change)
+    )
+    first, *others = hash_held(tmp_path, {}, *(change for change, _ in cases))
+    assert all(first.values()), first
+    assert hash_held(tmp_path, {}) == [first]
+    for (_, changed), second in zip(cases, others, strict=True):
         assert {name for name in first if first[name] != second[name]} == changed
 
 
