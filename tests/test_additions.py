@@ -133,6 +133,7 @@ def test_an_optimizer_takes_a_line(package):
     assert "lion, cosine" in shown
 
 
+@pytest.mark.slow
 def test_a_flag_takes_a_setting(package, tmp_path):
     """A run that began without it goes on with it."""
     workdir = tmp_path / "run"

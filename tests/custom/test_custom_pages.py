@@ -240,6 +240,7 @@ def write_photos(folder: Path) -> None:
                 Image.fromarray(pixels).save(path)
 
 
+@pytest.mark.slow
 def test_the_copied_resnet_gives_the_logits_of_torchvision(folder):
     """The page itself compares them, in its check."""
     weights, images = draw_resnet()

@@ -18,7 +18,12 @@ EXAMPLES = [
         {"strategy": "jit", "weighted": False},
         lambda test: test["loss"] > 0.035,
     ),
-    ("next_token", {"strategy": "shard_map"}, lambda test: test["loss"] < 2.75),
+    pytest.param(
+        "next_token",
+        {"strategy": "shard_map"},
+        lambda test: test["loss"] < 2.75,
+        marks=pytest.mark.nightly,
+    ),
     (
         "images_in_folders",
         {"strategy": "pmap"},

@@ -456,7 +456,7 @@ print("connected")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_that_nobody_joins_ends_with_an_error_after_five_minutes():
     """Lesson 17: here after two seconds."""
     run = python("-c", WAIT_ALONE.replace("PORT", str(launch_processes.free_port())))

@@ -384,7 +384,7 @@ def test_two_tasks_of_slurm_are_one_run(tmp_path):
     require_one_run(run_two_tasks(SLURM, tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_tasks_of_open_mpi_4_are_one_run(tmp_path):
     require_one_run(run_two_tasks(OPEN_MPI_4, tmp_path))
 
@@ -405,6 +405,7 @@ def test_lesson_17s_script_asks_for_the_number_of_processes(tmp_path):
     assert done.stderr.splitlines()[-1] == "KeyError: 'PROCESSES'"
 
 
+@pytest.mark.slow
 def test_lesson_17s_script_does_not_train_alone_if_two_were_expected(tmp_path):
     command = [sys.executable, PROGRAMS["17"], tmp_path]
     for unknown in ({}, {"WORLD_SIZE": "2", "RANK": "0"}, {"SLURM_NTASKS": "2"}):

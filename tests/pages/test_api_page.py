@@ -46,6 +46,7 @@ def test_the_page_has_thirteen_entries_with_short_examples():
         assert 1 <= len(re.findall(r"^.*\S", example, re.MULTILINE)) <= 6, path
 
 
+@pytest.mark.slow
 def test_the_examples_run(folder):
     """Each comes after the import of its name, and has the names of those before it."""
     picture = Image.new("RGB", (80, 64))
@@ -73,6 +74,7 @@ def test_the_examples_run(folder):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_example_of_compare_runs(folder):
     """It's a program of its own, because it starts processes."""
     imports = "from pmapdp.config import Config\n"

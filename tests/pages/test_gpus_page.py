@@ -361,6 +361,7 @@ def kept_bytes(network, inputs_shape, b: int) -> tuple[int, int]:
     return sum(leaf.size for leaf in jax.tree.leaves(params)), size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "network", "shape"),
     [("ResNet-50", ResNet50, (224, 224, 3)), ("GPT-2 small", GPT2Small, (1024,))],

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import entry
 import numpy as np
+import pytest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "slower_or_worse.md").read_text()
 NUMBER = re.compile(r"\d\.\d+")
@@ -18,6 +19,7 @@ def numbers_of(lines: list[str]) -> list[list[float]]:
     return [[float(text) for text in NUMBER.findall(line)] for line in lines]
 
 
+@pytest.mark.slow
 def test_one_device_and_eight_print_what_the_page_shows():
     commands = re.findall(r"^python -m pmapdp.train (.*)$", PAGE, re.MULTILINE)
     assert len(commands) == 2

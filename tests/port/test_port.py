@@ -676,7 +676,7 @@ def test_what_the_report_accepts_can_be_pasted_into_the_file(tmp_path):
     assert advice in done.stdout  # still said, and accepted
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_file_of_lesson_12_runs_as_the_page_fills_it_in(tmp_path):
     """It trains first, and then compares: with one device, and with the old program."""
     page = (FOLDER.parents[1] / "docs" / "porting.md").read_text()
