@@ -3,31 +3,30 @@
 python docs/constructs.py > docs/constructs.md
 """
 
-from pmapdp.port.rows import ROWS, Row
+from pmapdp.port.rows import ROWS, SAME, Row
 
 TOP = """# Pmap, construct by construct
 
-`python -m pmapdp.port train.py` has sent you here, or a line of a pmap program
-puzzles you. Search this page for the function in the line. If you have an error
-message, [search for that](newer_jax.md#find-your-error-message) first.
-[Porting](porting.md) takes a whole program through the work.
+Search this page for the function in your line. If you have an error message instead,
+[search for the message](newer_jax.md#find-your-error-message), and if you have a whole
+program, let [`port`](porting.md) find its lines.
 
 *Stays* means that you keep the line, and *not needed* that you remove it. N is the
 number of devices, `[B, ...]` the global batch, and `b = B / N`. Tests run every line
 that fails, and the collectives and steps in their old and new form.
 """
-# The headings of the lines to look at first, by what you see, with port's word for it.
+# The headings of the lines to look at first, as port reports them, by its words.
 FIRST = {
+    "fails": "Fails: the line raises an error",
     "wrong": "Wrong: the line runs, and gives wrong numbers",
     "check": "Check: it depends on the rest of your step",
-    "fails": "Fails: the line raises an error",
     "slow": "Slow: the numbers are correct",
 }
 OLD_NAMES = """
 ## Names that are gone or deprecated
 
 These names raise an error, unless they're marked *deprecated*. The new name serves
-shard_map and jit alike, unless the row says otherwise.
+under pmap, shard_map and jit alike, unless the row says otherwise.
 
 | old | new |
 | --- | --- |
@@ -49,7 +48,6 @@ HEADINGS = {
     "batch-norm": "Batch norm, random keys, losses and metrics",
     "hosts": "Several hosts, and checkpoints",
 }
-SAME = "as under shard_map"
 
 
 def written(row: Row) -> str:
@@ -61,7 +59,7 @@ def list_item(row: Row) -> str:
     """Return a line to look at first as an item of a list."""
     text = f"- {written(row)}: {row.today}\n"
     if row.jit in (SAME, row.shard_map):
-        return f"{text}  - shard_map, jit: {row.shard_map}\n"
+        return f"{text}  - write: {row.shard_map}\n"
     return f"{text}  - shard_map: {row.shard_map}\n  - jit: {row.jit}\n"
 
 
@@ -87,7 +85,7 @@ def fine_line(row: Row) -> str:
 
 def main() -> None:
     """Print the page."""
-    first, old, fine = "", OLD_NAMES, FINE
+    old, first, fine = OLD_NAMES, "", FINE
     for status, heading in FIRST.items():
         first += f"\n## {heading}\n\n"
         for row in ROWS.values():
@@ -100,7 +98,7 @@ def main() -> None:
             old += old_name(row)
         elif row.status == "fine":
             fine += fine_line(row)
-    print(TOP + first + old + fine, end="")
+    print(TOP + old + first + fine, end="")
 
 
 if __name__ == "__main__":

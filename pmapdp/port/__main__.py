@@ -25,7 +25,7 @@ from pmapdp.port.find import BROKEN, Line, find_constructs
 from pmapdp.port.names import Program
 from pmapdp.port.pmaps import find_pmaps
 from pmapdp.port.read import read_files
-from pmapdp.port.rows import PLACES
+from pmapdp.port.rows import PLACES, SAME
 from pmapdp.port.verify_step import choose_step, write_verification
 from pmapdp.verify.report import wrap
 
@@ -103,10 +103,13 @@ def describe_construct(lines: list[Line]) -> list[str]:
     """Return what the table says of a construct, and the program's lines with it."""
     row = lines[0]
     text = ["", f"  {row['status']:5}  {row['construct']:20}  {row['link']}"]
-    for field in ("today", "shard_map", "jit"):
-        if row[field]:
-            label = f"{field}:"
-            text.append(wrap(f"    {label:10} {row[field]}", " " * 15))
+    texts = {"today": row["today"], "shard_map": row["shard_map"], "jit": row["jit"]}
+    if row["status"] != "fine" and row["jit"] == SAME:
+        texts = {"today": row["today"], "write": row["shard_map"]}
+    for label, words in texts.items():
+        if words:
+            start = f"    {label}:"
+            text.append(wrap(f"{start:15}{words}", " " * 15))
     for line in lines:
         code = shorten(line["code"], 70)
         text.append(f"    {line['path']}:{line['line']}  {code}")

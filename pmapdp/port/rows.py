@@ -20,6 +20,8 @@ PLACES = {
     "old": 4,
     "fine": 5,
 }
+# What a row says under jit if it's the same as under shard_map.
+SAME = "as under shard_map"
 
 
 @dataclass(frozen=True)

@@ -739,8 +739,11 @@ def test_status_1_if_a_line_fails_and_fine_lines_only_with_all(tmp_path):
     assert f"first {path}:3 (tree-map): gone" in err
     assert "  gone   tree-map" in out
     assert "docs/constructs.md#tree-map" in out
+    assert "    write:     `jax.tree.map`, " in out
     assert "fine   pmap" not in out
-    assert "fine   pmap" in entry.run_command("port", path, "--all").out
+    everything = entry.run_command("port", path, "--all").out
+    assert "fine   pmap" in everything
+    assert "    shard_map: `jax.jit(" in everything
     keys = {
         "path",
         "line",
