@@ -34,15 +34,15 @@ OLD_NAMES = (
     "jax.experimental.shard_map",
 )
 PAGE = (Path(__file__).parents[2] / "docs" / "newer_jax.md").read_text(encoding="utf-8")
-TRAP, MESHES, NEW_NAMES, NNX_STEP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+MESHES, TRAP, NEW_NAMES, NNX_STEP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 NAMES = [  # the names that are gone or warn, from the table of `port`
     (name, row.status, row.shard_map)
     for row in ROWS.values()
     for name in row.names
     if name in OLD_NAMES
 ]
-FIRST_LIST = PAGE.partition("## No message")[0]
-MESSAGES = re.findall(r"^- (`+)(.+?) ?\1 (?:at .+ )?\([^)]+\)\\$", FIRST_LIST, re.M)
+LISTS = PAGE.partition("\n## No message")[0].partition("\n## Find your")[2]
+MESSAGES = re.findall(r"^(?:- |\| )(`+)(.+?) ?\1", LISTS, re.MULTILINE)
 VERSION = tuple(map(int, jax.__version__.split(".")[:2]))
 
 
@@ -82,9 +82,10 @@ def resolve(name: str) -> None:
         found(lambda x: x)
 
 
-def test_the_list_and_the_table_are_read_whole():
+def test_the_lists_and_the_table_are_read_whole():
     assert len(NAMES) == 9
-    assert FIRST_LIST.count("\n- ") == len(MESSAGES) + 1  # the last has no message
+    rows = LISTS.count("\n| ") - 2  # without the head of the table
+    assert LISTS.count("\n- ") + rows == len(MESSAGES)
 
 
 def test_new_names_do_what_the_page_says(capsys):
@@ -231,7 +232,7 @@ def test_explicit_axes_stop_the_gradient_and_not_the_loss():
 def test_the_gradient_runs_once_the_mesh_is_set(weights_on_mesh, jitted):
     """It equals the gradient on one device. Not jitted, it stops without the mesh."""
     mesh = jax.make_mesh((len(jax.devices()),), ("data",))
-    assert f"`{NOT_JITTED}`" in PAGE
+    assert f"`{NOT_JITTED}" in PAGE
     gradient = jax.grad(cross_entropy)
     x, y = batch_on(mesh)
     expected = gradient(HOST_WEIGHTS, np.asarray(x), np.asarray(y))
@@ -337,6 +338,10 @@ def split_variables(pop):
     assert "params" not in stats
 
 
+def init_dense():
+    return linen.Dense(2).init(jax.random.key(0), ROWS)
+
+
 def look_up(placement=None):
     """Read rows of a table at split indices: in a layer, and without one."""
     _, ids = batch_on(EXPLICIT)
@@ -419,6 +424,14 @@ FAILURES = {
     ),
     "Resource axis": (look_up, lambda: set_explicit(look_up, P("data"))),
     "Found data on value": (lambda: make_layers(list), lambda: make_layers(nnx.List)),
+    "clip()": (
+        lambda: jax.numpy.clip(ROWS, a_min=0, a_max=1),
+        lambda: jax.numpy.clip(ROWS, 0, 1),
+    ),
+    "'unfreeze'": (
+        lambda: init_dense().unfreeze(),
+        lambda: flax.core.copy(flax.core.unfreeze(init_dense()), {"a": 1}),
+    ),
     "too many values to unpack": (
         lambda: split_variables(lambda variables: variables.pop("params")),
         lambda: split_variables(lambda variables: flax.core.pop(variables, "params")),
@@ -462,7 +475,7 @@ def test_a_message_is_raised_and_cured(part, tmp_path, monkeypatch):
 
 
 def test_shardy_splits_a_step_and_gspmd_can_still_be_asked():
-    (setting,) = re.findall(r'config\.update\("(\w+)", False\)', PAGE)
+    (setting,) = re.findall(r'config\.update\("(jax_use_\w+)", False\)', PAGE)
     split = put(NamedSharding(MESH, P("data")))
 
     def lowered():

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import traceback
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -53,12 +54,10 @@ def free_port():
 
 
 def test_the_report_is_that_of_the_command():
-    text = as_text(report_program("lessons/program/12_old_pmap.py"), everything=False)
-    report, _, program = text.partition(
-        "\n\nTo verify train_step, save this as verify_step.py:\n\n"
-    )
-    assert f"```\n{report}\n```" in PAGE
-    assert f"```\n{program.rstrip()}\n```" in PAGE
+    text = as_text(report_program("lessons/program/12_pmap_2022.py"), everything=False)
+    shown = PAGE.partition("12_pmap_2022.py):\n\n```\n")[2].partition("\n```\n")[0]
+    assert shown.startswith("  gone ")
+    assert f"\n\n{shown}\n\n" in text
 
 
 DECAY = 0.5  # in place of 1e-4, so that it changes more than rounding does
@@ -131,52 +130,74 @@ batch = jax.tree_map(lambda x: x.reshape(8, 2, *x.shape[1:]), batch)
 w = jax.pmap(step, axis_name="batch")(w, batch)
 checkpoints.save_checkpoint("folder", {"w": flax.jax_utils.unreplicate(w)}, 1)
 """
-CURES = [  # in the order of the page and of the program
-    ("from jax.config import config\n", ""),
-    ("from flax import optim", "import optax, flax.jax_utils"),
-    ("from jax.lib import xla_bridge\nplatform = xla_bridge.get_backend().platform",
+COMMITTED = "Sharding passed to jit does not match"
+CURES = [  # the error messages in the order of the program, and their lines
+    ("No module named 'jax.config'", "from jax.config import config\n", ""),
+    ("cannot import name 'optim' from 'flax'",
+     "from flax import optim", "import optax, flax.jax_utils"),
+    ("cannot import name 'xla_bridge' from 'jax.lib'",
+     "from jax.lib import xla_bridge\nplatform = xla_bridge.get_backend().platform",
      "platform = jax.default_backend()"),
-    ('{"params": w, "batch_stats": {}}.pop("params")',
+    ("too many values to unpack", '{"params": w, "batch_stats": {}}.pop("params")',
      'flax.core.pop({"params": w, "batch_stats": {}}, "params")'),
-    ("stats.unfreeze()", "flax.core.unfreeze(stats)"),
-    ('stats.copy({"scale": 1.0})', 'flax.core.copy(stats, {"scale": 1.0})'),
-    ("np.float(", "float("),
-    ("a_min=0, a_max=1", "0, 1"),
-    ("jax.device_put_replicated(w, jax.devices())", "flax.jax_utils.replicate(w)"),
-    ("jax.tree_map", "jax.tree.map"),
-    ("(step, axis_name=\"batch\")(w, batch)",
+    ("'dict' object has no attribute 'unfreeze'",
+     "stats.unfreeze()", "flax.core.unfreeze(stats)"),
+    ("dict.copy() takes no arguments",
+     'stats.copy({"scale": 1.0})', 'flax.core.copy(stats, {"scale": 1.0})'),
+    ("module 'numpy' has no attribute 'float'", "np.float(", "float("),
+    ("clip() got an unexpected keyword argument", "a_min=0, a_max=1", "0, 1"),
+    ("device_put_replicated is deprecated",
+     "jax.device_put_replicated(w, jax.devices())", "flax.jax_utils.replicate(w)"),
+    ("module 'jax' has no attribute 'tree_map'", "jax.tree_map", "jax.tree.map"),
+    (COMMITTED, "(step, axis_name=\"batch\")(w, batch)",
      "(step, axis_name=\"batch\")(w, jax.device_get(batch))"),
-    ('"folder"', '__import__("os").path.abspath("folder")'),
+    ("Checkpoint path should be absolute",
+     '"folder"', '__import__("os").path.abspath("folder")'),
 ]  # fmt: skip
 
 
-def test_an_old_program_stops_with_the_messages_of_the_page(tmp_path, monkeypatch):
+def run_old_program(program):
+    """Run a program of 2021, and return its names."""
+    names = {"w": W, "batch": BATCH, "loss": loss}
+    exec(compile(program, "train.py", "exec"), names)
+    return names
+
+
+def test_the_report_lists_the_lines_that_stop_an_old_program(tmp_path, monkeypatch):
+    """All but an array on one device, which only a run shows, as the page says."""
     monkeypatch.chdir(tmp_path)  # it saves a checkpoint
-    section = PAGE.partition("## Get it to start first")[2].partition("\n## ")[0]
-    messages = re.findall(r"^\| `(.+?)`,? .*\| .* \|$", section, re.MULTILINE)
-    assert len(messages) == len(CURES)
     program = OLD_PROGRAM
-    for message, (old, new) in zip(messages, CURES, strict=True):
-        names = {"w": W, "batch": BATCH, "loss": loss}
-        with pytest.raises(Exception, match=re.escape(message)):
-            exec(program, names)
+    for message, old, new in CURES:
+        with pytest.raises(Exception, match=re.escape(message)) as stopped:
+            run_old_program(program)
+        frames = traceback.extract_tb(stopped.tb)
+        stops = [frame.lineno for frame in frames if frame.filename == "train.py"]
+        Path("train.py").write_text(program)
+        lines = report_program("train.py")["lines"]
+        listed = {line["line"] for line in lines if line["status"] != "fine"}
+        if message == COMMITTED:
+            assert f"`{message}`" in PAGE
+        else:
+            assert stops[-1] in listed
         assert program.count(old) == 1
         program = program.replace(old, new)
         program = program.replace("\nconfig.update", "\njax.config.update")
-    names = {"w": W, "batch": BATCH, "loss": loss}
-    exec(program, names)
+    names = run_old_program(program)
     assert names["platform"] == "cpu"
     result, _ = plain_step(W, BATCH, None)
     same(jax_utils.unreplicate(names["w"]), result)
     saved = checkpoints.restore_checkpoint(tmp_path / "folder", {"w": W})
     same(saved["w"], result)
+    Path("train.py").write_text(program)
+    lines = report_program("train.py")["lines"]
+    assert {line["status"] for line in lines} <= {"fine", "check"}
 
 
 def test_the_random_numbers_of_2021():
     call, today, then = re.search(
         r"`(jax\.random\.normal\(.*\))` begins with ([\d.]+) today, and began with "
         r"([\d.]+) then",
-        PAGE,
+        " ".join(PAGE.split()),
     ).groups()
     for partitionable, number in ((True, today), (False, then)):
         with jax.threefry_partitionable(partitionable):
@@ -290,10 +311,24 @@ def test_the_code_gives_the_numbers_and_the_masks_of_the_old_program(page):
     )
 
 
+@pytest.mark.parametrize("average", ["", "grads", "value"])
+def test_the_check_refuses_a_forgotten_average(page, average):
+    """Of the gradients, of the metric, or of both."""
+    block = next(block for block in BLOCKS if "def checked_step" in block)
+    line = 'value, grads = jax.lax.pmean((value, grads), "batch")'
+    assert block.count(line) == 1
+    new_line = f'{average} = jax.lax.pmean({average}, "batch")' if average else "pass"
+    names = {name: page[name] for name in ("jax", "P", "loss", "mesh")}
+    exec(block.replace(line, new_line), names)
+    with pytest.raises(ValueError, match="can't be statically inferred"):
+        names["checked_step"](W, BATCH)
+
+
 def test_a_key_for_each_device_moves_as_the_table_says(page):
     """The old step takes its row of the keys, the new one `[1]`."""
-    (row,) = re.findall(r"^\| a key for each device, .*\|$", PAGE, re.MULTILINE)
-    assert row.endswith('| `P("batch")` in `in_specs`, and `key[0]` in the step |')
+    row = CONSTRUCTS["prng-key"].shard_map
+    new = '`P("batch")` for `jax.random.split(key, N)`, and `key[0]` in the step'
+    assert row.startswith(f"{new};")
 
     def noisy_step(w, batch, key):
         keep = jax.random.bernoulli(key, 0.5, batch["y"].shape)
@@ -312,17 +347,17 @@ def test_a_key_for_each_device_moves_as_the_table_says(page):
 
 
 def test_metrics_of_many_updates_come_to_the_host_as_the_table_says():
-    call = re.search(r"`common_utils.get_metrics\(metrics\)` \| `(.*?)`", PAGE)[1]
+    call = re.match(r"`(.*?)`", CONSTRUCTS["get-metrics"].shard_map)[1]
     names = {"common_utils": common_utils, "jax": jax}
     losses = [{"loss": np.float32(number)} for number in range(3)]
-    names["metrics"] = list(map(jax_utils.replicate, losses))
-    old = common_utils.get_metrics(names["metrics"])
-    names["metrics"] = jax.device_put(losses, place())
+    old = common_utils.get_metrics(list(map(jax_utils.replicate, losses)))
+    names["list"] = jax.device_put(losses, place())
     same(old, eval(call, names))
 
 
 def test_batches_are_split_in_order_and_padded_with_weight_0(page):
-    for rows in np.asarray(page["micro_batches"](np.arange(16), 2)):
+    (reshape,) = re.findall(r"`(x\.reshape\(-1, K, .*?\))`", PAGE)
+    for rows in eval(reshape, {"x": np.arange(16), "K": 2}):
         assert sorted(rows // 2) == list(
             range(8)
         )  # device d holds the rows 2 d and 2 d + 1
