@@ -680,7 +680,7 @@ def test_what_the_report_accepts_can_be_pasted_into_the_file(tmp_path):
 def test_the_file_of_lesson_12_runs_as_the_page_fills_it_in(tmp_path):
     """It trains first, and then compares: with one device, and with the old program."""
     page = (FOLDER.parents[1] / "docs" / "porting.md").read_text()
-    filled = page.partition("`first_arguments` becomes:\n\n```\n")[2]
+    filled = page.partition("`first_arguments` becomes:\n\n```py\n")[2]
     filled = filled.partition("```")[0]
     assert filled
     program = report_program(str(LESSON_12))["verify"]["program"]
