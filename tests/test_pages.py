@@ -153,6 +153,15 @@ def test_the_new_names_of_the_migration_exist():
     assert [name for name in names if not exists(name)] == []
 
 
+def test_the_old_names_of_the_migration_are_gone():
+    """In the first column of its table. Of `pmapdp.scaling` only the flags are gone."""
+    page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (.*?) \|", page, re.MULTILINE)
+    names = {name for cell in cells for name in NAME.findall(cell)}
+    assert len(names) > 5
+    assert [name for name in names if exists(name)] == ["pmapdp.scaling"]
+
+
 COMMAND = re.compile(
     r"(?:^ *|`)(?:python -m pmapdp\.|pmapdp )train((?: +[^\s`#|&>)]+)*)",
     re.MULTILINE,
