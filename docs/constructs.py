@@ -36,11 +36,7 @@ FINE = """
 
 They only change when you port the step.
 """
-HEAD = """
-| with pmap | under shard_map | under jit |
-| --- | --- | --- |
-"""
-# The tables of the lines that are fine, by the first row of each.
+# The lists of the lines that are fine, by the first row of each.
 HEADINGS = {
     "pmap": "The call of pmap",
     "committed": "Arrays and the device axis",
@@ -56,11 +52,15 @@ def written(row: Row) -> str:
 
 
 def list_item(row: Row) -> str:
-    """Return a line to look at first as an item of a list."""
-    text = f"- {written(row)}: {row.today}\n"
-    if row.jit in (SAME, row.shard_map):
-        return f"{text}  - write: {row.shard_map}\n"
-    return f"{text}  - shard_map: {row.shard_map}\n  - jit: {row.jit}\n"
+    """Return a line, and what becomes of it, as an item of a list."""
+    text = f"- {written(row)}"
+    if row.today:
+        text += f": {row.today}"
+    if row.jit not in (SAME, row.shard_map):
+        return f"{text}\n  - shard_map: {row.shard_map}\n  - jit: {row.jit}\n"
+    if row.status == "fine":
+        return f"{text}\n  - shard_map, jit: {row.shard_map}\n"
+    return f"{text}\n  - write: {row.shard_map}\n"
 
 
 def old_name(row: Row) -> str:
@@ -74,18 +74,11 @@ def old_name(row: Row) -> str:
     return f"| {old} | {new} |\n"
 
 
-def fine_line(row: Row) -> str:
-    """Return a line that is fine as a row of a table."""
-    line = written(row)
-    if row.today:
-        line += f": {row.today}"
-    jit = "the same" if row.jit in (SAME, row.shard_map) else row.jit
-    return f"| {line} | {row.shard_map} | {jit} |\n"
-
-
 def main() -> None:
     """Print the page."""
-    old, first, fine = OLD_NAMES, "", FINE
+    old = OLD_NAMES
+    first = ""
+    fine = FINE
     for status, heading in FIRST.items():
         first += f"\n## {heading}\n\n"
         for row in ROWS.values():
@@ -93,11 +86,11 @@ def main() -> None:
                 first += list_item(row)
     for row in ROWS.values():
         if row.name in HEADINGS:
-            fine += f"\n### {HEADINGS[row.name]}\n{HEAD}"
+            fine += f"\n### {HEADINGS[row.name]}\n\n"
         if row.status in ("gone", "old"):
             old += old_name(row)
         elif row.status == "fine":
-            fine += fine_line(row)
+            fine += list_item(row)
     print(TOP + old + first + fine, end="")
 
 
