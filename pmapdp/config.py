@@ -455,12 +455,14 @@ def check_together(config: Config) -> None:
             f"--strategy single runs on one device, not {config.devices}: "
             "use --devices 1 or --strategy pmap"
         )
-    # A setting without effect would be a wrong number in somebody's table.
-    if config.weight_decay and config.optimizer != "adamw":
-        raise UserError(
-            f"--weight-decay {config.weight_decay} has an effect only with adamw: "
-            "use --optimizer adamw"
-        )
+    for name, needed in find_unused(config).items():
+        value = getattr(config, name)
+        default = getattr(Config, name)
+        if value != default:
+            raise UserError(
+                f"{flag(name)} {value} has no effect without {needed}: add that, or "
+                f"use {flag(name)} {default}"
+            )
     if config.best is not None and not re.fullmatch("(highest|lowest):.+", config.best):
         raise UserError(
             f"--best {config.best!r} doesn't say which is better: "
@@ -471,3 +473,22 @@ def check_together(config: Config) -> None:
             "--schedule piecewise and --switch-epochs need each other: "
             "try --schedule piecewise --switch-epochs 3 7"
         )
+
+
+def find_unused(config: Config) -> dict[str, str]:
+    """Return {setting without effect: the flag that would give it one}.
+
+    Their values would be wrong numbers in somebody's table.
+    """
+    needed = {
+        "weight_decay": "--optimizer adamw",
+        "switch_factor": "--schedule piecewise",
+        "base_batch_size": "--scale-learning-rate linear",
+    }
+    if config.optimizer == "adamw":
+        del needed["weight_decay"]
+    if config.schedule == "piecewise":
+        del needed["switch_factor"]
+    if config.scale_learning_rate != "none":
+        del needed["base_batch_size"]
+    return needed

@@ -14,7 +14,10 @@ from typing import Any
 # A flag in a message. Dashes inside a word belong to the name of a file.
 FLAG = r"(?<![\w-])--[a-z-]*[a-z]"
 # Flags that take a name, such as `--model cnn`. The word after one is its value.
-NAMES = "dataset|model|dtype|strategy|mesh|layout|shard-state|optimizer|schedule"
+NAMES = (
+    "dataset|model|dtype|strategy|mesh|layout|shard-state|optimizer|schedule|"
+    "scale-learning-rate"
+)
 NAME_FLAG = rf"(?<![\w-])--(?:{NAMES})"
 EXAMPLE_FOLDER = "runs/first"
 # What to try if training diverges.

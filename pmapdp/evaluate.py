@@ -109,7 +109,11 @@ def change_config(
 ) -> Config:
     """Return the settings of a run as it's evaluated. None: as in training."""
     # An evaluation needs no learning rate, so your schedule needn't be found.
-    changes: dict[str, Any] = {"schedule": "constant", "switch_epochs": ()}
+    changes: dict[str, Any] = {
+        "schedule": "constant",
+        "switch_epochs": (),
+        "switch_factor": Config.switch_factor,
+    }
     if data_dir:
         changes["data_dir"] = data_dir
     if strategy is not None or devices is not None:

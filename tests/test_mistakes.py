@@ -182,6 +182,14 @@ MISTAKES = [
     (["train", "--schedule", "piecewise"], ["--switch-epochs 3 7"]),
     (["train", "--switch-epochs", "3"], ["--schedule piecewise"]),
     (["train", "--weight-decay", "0.1"], ["0.1", "adamw"]),
+    (
+        ["train", "--switch-factor", "0.5"],
+        ["--switch-factor 0.5", "--schedule piecewise", "--switch-factor 0.1"],
+    ),
+    (
+        ["train", "--base-batch-size", "256"],
+        ["256", "--scale-learning-rate linear", "--base-batch-size 64"],
+    ),
     (["train", "--checkpoint-every", "5"], ["--checkpoint-every", "--workdir"]),
     (["train", "--mesh", "data=2,model=2"], ["data=2,model=2", "--strategy jit"]),
     (

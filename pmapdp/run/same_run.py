@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pmapdp.config import Config
+from pmapdp.config import Config, find_unused
 from pmapdp.errors import UserError
 from pmapdp.job import Job
 from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
@@ -82,6 +82,9 @@ def fixed_settings(
     for field in dataclasses.fields(config):
         if field.metadata["fixed_on_resume"]:
             settings[field.name] = getattr(config, field.name)
+    # 0.3 took any value of these.
+    for name in find_unused(config):
+        del settings[name]
     # What's in them is compared, by the content of the data and the code's hash.
     for name in ("dataset", "model"):
         settings[name] = os.path.basename(settings[name])

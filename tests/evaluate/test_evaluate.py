@@ -13,7 +13,7 @@ import pytest
 
 from pmapdp.config import Config
 from pmapdp.errors import UserError
-from pmapdp.evaluate import evaluate_run
+from pmapdp.evaluate import change_config, evaluate_run
 from pmapdp.export import export_run
 from pmapdp.train import load_run, train
 
@@ -103,6 +103,11 @@ def test_a_run_with_an_optimizer_and_a_schedule_from_python(folder):
         result = read(optimizer=custom["optimizer"])
         if name == "evaluate_run":
             assert result["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+
+
+def test_an_evaluation_needs_nothing_of_the_schedule():
+    config = Config(schedule="piecewise", switch_epochs=(3,), switch_factor=0.5)
+    assert change_config(config, None, None, None).schedule == "constant"
 
 
 def test_for_people(run):

@@ -160,10 +160,14 @@ def test_a_checkpoint_that_does_not_fit_its_folder_is_not_read(finished, folder)
 
 
 def test_a_checkpoint_of_0_3_is_compared_by_its_settings():
-    """It has neither learning rates nor hashes, and lacks settings that are new."""
+    """It has neither learning rates nor hashes, and lacks settings that are new.
+
+    It may have values of settings without effect, which are refused today.
+    """
     config = Config(optimizer="sgd", schedule="constant")
     run = Provenance(fixed_settings(config), {"0": 0.1}, {"loss": "ab", "model": "cd"})
     saved = {name: x for name, x in run.settings.items() if name != "best"}
+    saved |= {"base_batch_size": 256, "weight_decay": 0.1}
     progress = {"belongs_to": saved, "examples": 0, "last": {}, "shapes": {}}
     require_same_run("it", progress, run, {})
     saved["seed"] = 7
