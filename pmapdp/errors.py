@@ -20,6 +20,8 @@ NAMES = (
 )
 NAME_FLAG = rf"(?<![\w-])--(?:{NAMES})"
 EXAMPLE_FOLDER = "runs/first"
+# Below it a suggested name would usually mean something else: dropout is no layout.
+LEAST_SIMILARITY = 0.7
 # What to try if training diverges.
 DIVERGED_ADVICE = "try a lower --learning-rate, --warmup-steps 100, or --clip-norm 1"
 
@@ -127,12 +129,16 @@ def unknown_name(noun: str, name: str, choices: Iterable[str]) -> UserError:
         name: The name that doesn't exist.
         choices: The names that do.
     """
-    choices = list(choices)
-    similar = [choice for choice in choices if choice.startswith(name)]
-    similar += difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    hint = f"did you mean {similar[0]!r}? " if similar else ""
+    # Without the dashes, which all flags have in common.
+    words = {choice.lstrip("-"): choice for choice in choices}
+    word = name.lstrip("-")
+    similar = [choice for choice in words if choice.startswith(word)]
+    similar += difflib.get_close_matches(word, words, n=1, cutoff=LEAST_SIMILARITY)
+    hint = ""
+    if similar:
+        hint = f"did you mean {words[similar[0]]!r}? "
     return UserError(
-        f"unknown {noun} {name!r:.100}: {hint}choose from {', '.join(choices)}"
+        f"unknown {noun} {name!r:.100}: {hint}choose from {', '.join(words.values())}"
     )
 
 

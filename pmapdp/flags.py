@@ -24,11 +24,13 @@ SYNONYMS = {
     "--wd": "--weight-decay",
     "--bs": "--global-batch-size",
     "--batch-size": "--global-batch-size",
+    "--train-batch-size": "--global-batch-size",
     "--gpus": "--devices",
     "--num-gpus": "--devices",
     "--precision": "--dtype",
     "--grad-clip": "--clip-norm",
     "--output-dir": "--workdir",
+    "--checkpoint-dir": "--workdir",
     "--resume": "--workdir",
 }
 

@@ -126,6 +126,11 @@ MISTAKES = [
     (["train", "--batch-size", "8"], ["did you mean '--global-batch-size'?"]),
     (["train", "--gpus", "4"], ["'--gpus'", "did you mean '--devices'?"]),
     (["evaluate", "run", "--gpus", "4"], ["did you mean '--devices'?"]),
+    (["train", "--max-steps", "9"], ["did you mean '--steps'?"]),
+    (["train", "--checkpoint-dir", "x"], ["did you mean '--workdir'?"]),
+    # no name is like these
+    (["train", "--momentum", "0.9"], ["argument '--momentum': choose from --dataset"]),
+    (["train", "--dropout", "0.5"], ["argument '--dropout': choose from --dataset"]),
     (["train", "jit"], ["jit is no recipe", "--strategy jit"]),
     (["train", "digit"], ["'digit'", "'digits'", "keras-guide"]),
     (["train", "--dataset", "mnits"], ["'mnits'", "'mnist'", "fashion-mnist", ".npz"]),
