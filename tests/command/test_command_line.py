@@ -3,6 +3,7 @@
 Mistakes: test_mistakes.py.
 """
 
+import ast
 import dataclasses
 import re
 import sys
@@ -14,7 +15,7 @@ import jax
 import pytest
 from launch import python
 
-from pmapdp import cli
+from pmapdp import cli, recipes
 from pmapdp.config import Config
 from pmapdp.distributed import ProcessesOptions
 from pmapdp.flags import parse_with_recipe, read_flags
@@ -99,6 +100,19 @@ def test_a_recipe_gives_its_configuration_and_flags_override_it(recipe):
         2,
         RECIPES[recipe].config.model,
     )
+
+
+def test_a_recipe_names_all_that_decides_its_result():
+    """So a new default doesn't change it. `digits` is the defaults."""
+    needed = {"dataset", "model", "strategy", "optimizer", "learning_rate", "schedule"}
+    needed |= {"epochs", "label_smoothing"}
+    calls = []
+    for node in ast.walk(ast.parse(Path(recipes.__file__).read_text())):
+        is_config = isinstance(node, ast.Call) and ast.unparse(node.func) == "Config"
+        if is_config and len(node.keywords) > 1:
+            calls.append({keyword.arg for keyword in node.keywords})
+    assert len(calls) >= 6
+    assert [needed - names for names in calls if not needed <= names] == []
 
 
 def test_only_whole_epochs_are_compared_with_the_reported_ones():
