@@ -100,8 +100,9 @@ def simulate(count: int = DEFAULT_SIMULATED) -> None:
         # The environment variable NPROC sets the size of the pool. Twice as many
         # threads as devices never aborted.
         threads = os.environ.get("NPROC", "")
-        threads_now = int(threads) if threads.isdigit() else count_cores()
-        os.environ["NPROC"] = str(max(threads_now, 2 * number))
+        if not threads.isdigit():
+            threads = str(count_cores())
+        os.environ["NPROC"] = str(max(int(threads), 2 * number))
 
 
 def choose_devices(count: int | None = None) -> list[jax.Device]:

@@ -199,7 +199,9 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pro
         yield SINGLE_PROCESS
         return
     initialize_jax(options)
-    launcher = "by a launcher" if options.distributed else "by hand"
+    launcher = "by hand"
+    if options.distributed:
+        launcher = "by a launcher"
     try:
         with exit_on_error():
             # How many processes a launcher has started isn't known before JAX starts.
@@ -285,10 +287,14 @@ def find_bind_address(coordinator: str, process_id: int | None) -> str | None:
     """
     host, _, port = coordinator.rpartition(":")
     is_numeric = re.fullmatch(r"localhost|[\d.]+|\[.+\]", host)
-    listen_on = host.strip("[]") if is_numeric else ""
+    listen_on = ""
+    if is_numeric:
+        listen_on = host.strip("[]")
+    family = socket.AF_INET
+    if host.startswith("["):
+        family = socket.AF_INET6
     # JAX would crash on a port in use, or share it with the service of another run.
     if process_id == 0:
-        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         socket.create_server((listen_on, int(port)), family=family).close()
     if is_numeric:
         return coordinator

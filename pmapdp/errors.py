@@ -116,8 +116,9 @@ def in_one_line(text: str) -> str:
     """
     characters = []
     for character in text:
-        is_safe = character.isprintable()
-        characters.append(character if is_safe else ascii(character)[1:-1])
+        if not character.isprintable():
+            character = ascii(character).strip("'")
+        characters.append(character)
     return "".join(characters)
 
 

@@ -229,9 +229,11 @@ def add_argument(group: Any, field: dataclasses.Field[Any]) -> None:
 
 def add_switch(group: Any, field: dataclasses.Field[Any], default: bool) -> None:
     """Add a flag that takes no value. If it's on by default, --no- turns it off."""
-    action = argparse.BooleanOptionalAction if default else "store_true"
-    text = help_text(field, "yes" if default else None)
-    group.add_argument(flag(field.name), action=action, help=text)
+    options: dict[str, Any] = {"action": "store_true", "help": help_text(field)}
+    if default:
+        options["action"] = argparse.BooleanOptionalAction
+        options["help"] = help_text(field, "yes")
+    group.add_argument(flag(field.name), **options)
 
 
 def add_flag(group: Any, field: dataclasses.Field[Any], default: Any) -> None:
@@ -272,7 +274,9 @@ def convert_number(
         return number_type(text)
     except ValueError:
         name = flag(field.name)
-        number = "a whole number" if number_type is int else "a number"
+        number = "a number"
+        if number_type is int:
+            number = "a whole number"
         limits = field.metadata["limits"] or ["8"]
         raise UserError(
             f"{name} {text!r:.100} is not {number}: try {name} {limits[-1]}"

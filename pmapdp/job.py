@@ -203,7 +203,9 @@ def make_task(
     config: Config, custom: CustomParts, model: nnx.Module, augment: Any = None
 ) -> Task:
     """Make the task of a model without its optimizer: the loss, and what is trained."""
-    trainable = config.trainable if custom.trainable is None else custom.trainable
+    trainable = custom.trainable
+    if trainable is None:
+        trainable = config.trainable
     # Yours, else the one that the model's class brings along, else the cross-entropy.
     loss = custom.loss or getattr(type(model), "loss", None)
     if loss is None:
@@ -346,15 +348,15 @@ def name_custom_parts(custom: CustomParts, task: Task) -> dict[str, Any]:
         names["model"] = task.name
     if custom.trainable is not None:
         names["trainable"] = tuple(named_leaves(task.split_arrays(task.model)[0]))
-    for part in ("optimizer", "schedule"):
-        function = getattr(custom, part)
+    for setting in ("optimizer", "schedule"):
+        function = getattr(custom, setting)
         if function is None:
             continue
         name = getattr(function, "__name__", type(function).__name__)
         # config.json must not say that a built-in one was used.
         if name in (*OPTIMIZERS, *SCHEDULES):
             name = f"your {name}"
-        names[part] = name
+        names[setting] = name
     return names
 
 

@@ -172,7 +172,9 @@ class ExactBatchNorm(nnx.BatchNorm):
         Returns:
             Mean `[C]`, relative to the running mean, and variance `[C]`.
         """
-        weights = jnp.ones(len(x)) if context.weights is None else context.weights
+        weights = context.weights
+        if weights is None:
+            weights = jnp.ones(len(x))
         if len(weights) != len(x):
             raise ValueError(
                 f"batch norm sees {list(x.shape)}, whose first axis doesn't count the "
@@ -291,7 +293,9 @@ def attend(
     scores /= query.shape[-1] ** 0.5
     if is_causal:
         causal = jnp.tri(query.shape[1], key.shape[1], dtype=bool)
-        mask = causal if mask is None else mask & causal
+        if mask is not None:
+            causal = causal & mask
+        mask = causal
     if mask is not None:
         # Not -inf: a row whose keys are all masked would become NaN.
         scores = jnp.where(mask, scores, jnp.finfo(dtype).min)
@@ -313,7 +317,9 @@ def layer_keys(layer: Any) -> jax.Array:
     JAX traces the layers of a scan once, so they share one call of `next_keys`. They
     get different keys by the number in their random stream.
     """
-    number = 0 if layer.rngs is None else layer.rngs.count[...]
+    number = 0
+    if layer.rngs is not None:
+        number = layer.rngs.count[...]
     return current_context().next_keys(number)
 
 

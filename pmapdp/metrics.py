@@ -111,8 +111,9 @@ class Meter:
                 self.sums[name] = self.sums.get(name, 0.0) + float(value)
             self.examples += update.examples
             # Weights may add up to 0 in a batch, which then has no mean.
-            count = float(row.count)
-            mean_loss = float(row.loss) / count if count else math.nan
+            mean_loss = math.nan
+            if row.count:
+                mean_loss = float(row.loss) / float(row.count)
             self.losses.append((update.step, mean_loss))
             loss = self.sums["loss"]
             if not math.isfinite(loss):
@@ -144,8 +145,11 @@ class Meter:
                 continue
             # A metric may have a divisor of its own, tokens for example.
             divisor = self.sums.get(name + DIVISOR, self.sums["count"])
-            shown_name = self.accuracy_name if name == "correct" else name
-            means[shown_name] = value / divisor if divisor else math.nan
+            if name == "correct":
+                name = self.accuracy_name
+            means[name] = math.nan
+            if divisor:
+                means[name] = value / divisor
         means["examples"] = self.examples
         return means
 

@@ -62,11 +62,11 @@ BUILT_IN: dict[str, tuple[Collection[str], str]] = {
 FEATURIZERS: dict[str, Any] = {"tfidf": Tfidf, "tokens": Tokens}
 
 
-def load_custom(part: str, name: str) -> Any:
+def load_custom(setting: str, name: str) -> Any:
     """Load your model, optimizer or schedule from its file.
 
     Args:
-        part: A name in `BUILT_IN`.
+        setting: A name in `BUILT_IN`.
         name: A name on the command line: `my_file.py:Net`, or a built-in one's.
 
     Returns:
@@ -74,10 +74,10 @@ def load_custom(part: str, name: str) -> Any:
     """
     if ".py:" in name:
         return load_from_file(name)
-    built_in, example = BUILT_IN[part]
+    built_in, example = BUILT_IN[setting]
     if name not in built_in:
-        yours = f"my_file.py:{example} (yours; from Python {part}=...)"
-        raise unknown_name(part, name, [*built_in, yours])
+        yours = f"my_file.py:{example} (yours; from Python {setting}=...)"
+        raise unknown_name(setting, name, [*built_in, yours])
     return None
 
 
@@ -146,8 +146,7 @@ def load_data(name: str, data_dir: str | None = None) -> DataSet:
         print(digits.train.inputs.shape)
     """
     if name in DATA_SETS:
-        folder = Path(data_dir) if data_dir else default_data_dir()
-        return DATA_SETS[name](folder)
+        return DATA_SETS[name](Path(data_dir or default_data_dir()))
     if name.endswith(".npz"):
         return load_npz(Path(name))
     if ".py:" in name:

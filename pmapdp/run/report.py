@@ -73,7 +73,10 @@ class Report:
         self.files.event("start", **vars(self.job.config) | facts)
         self.line(*header_lines(self.job, state, facts), "")
         if message:
-            self.files.event("resume" if step else "init_from", step=step)
+            event = "init_from"
+            if step:
+                event = "resume"
+            self.files.event(event, step=step)
             self.line(message)
         if self.job.config.draw_sharding and self.is_process_0 and step == 0:
             draw_first_batch(self.job)
@@ -102,7 +105,9 @@ class Report:
             meter.start_clock()
         self.trace.update(state, meter)
         self.files.update(meter)
-        wait = SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
+        wait = SECONDS_BETWEEN_LINES
+        if self.bar:
+            wait = SECONDS_BETWEEN_REFRESHES
         now = time.monotonic()
         if self.shows_progress and now - self.shown >= wait:
             self.show_progress(step, meter)
