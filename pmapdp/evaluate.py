@@ -31,8 +31,13 @@ from pmapdp.export import Exported, check_inputs, load_exported
 from pmapdp.job import EVALUATION_BATCH_PER_DEVICE, CustomParts, make_job
 from pmapdp.loss import MetricSums
 from pmapdp.metrics import Meter
-from pmapdp.registry import DATA_SETS, load_data, require_python_values
-from pmapdp.run.saved_run import load_state, require_functions_again
+from pmapdp.registry import (
+    DATA_SETS,
+    load_data,
+    parts_from_python,
+    require_python_values,
+)
+from pmapdp.run.saved_run import functions_from_python, load_state
 from pmapdp.run.workdir import read_config
 from pmapdp.sharding.flags import number_of_devices
 from pmapdp.train import evaluate
@@ -70,16 +75,16 @@ def evaluate_run(
         print(metrics["accuracy"])
     """
     config = read_config(workdir)
-    require_python_values(
-        config, python_values, "pmapdp.evaluate.evaluate_run", workdir
-    )
+    reader = "pmapdp.evaluate.evaluate_run"
+    require_python_values(parts_from_python(config), python_values, reader, workdir)
     config = change_config(config, strategy, devices, data_dir)
     # Before the checkpoint is read, which starts JAX.
     number = number_of_devices(config.devices, config.mesh)
     if config.strategy == "single":
         number = 1
     choose_devices(number)
-    require_functions_again(workdir, python_values)
+    functions = functions_from_python(workdir)
+    require_python_values(functions, python_values, reader, workdir)
     # Before your code runs, which may change the current folder.
     workdir = os.path.abspath(workdir)
     with jax.enable_x64(config.dtype == "float64"):

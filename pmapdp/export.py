@@ -48,6 +48,7 @@ from pmapdp.registry import (
     PYTHON_DATA,
     featurize,
     load_data,
+    parts_from_python,
     require_python_values,
 )
 from pmapdp.run.saved_run import load_state
@@ -213,9 +214,8 @@ def export_run(
     """
     config = read_config(workdir)
     values = {"data": data} | python_values
-    require_python_values(
-        config, values, "pmapdp.export.export_run", workdir, str(path)
-    )
+    reader = "pmapdp.export.export_run"
+    require_python_values(parts_from_python(config), values, reader, workdir, str(path))
     # Before your code runs, which may change the current folder.
     file = check_output("FILE", str(path), MODEL_SIGNATURES)
     folder = os.path.abspath(workdir)

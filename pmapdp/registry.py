@@ -94,27 +94,28 @@ def parts_from_python(config: Config) -> list[str]:
 
 
 def require_python_values(
-    config: Config, python_values: Mapping[str, Any], reader: str, *arguments: str
+    names: Collection[str],
+    python_values: Mapping[str, Any],
+    reader: str,
+    *arguments: str,
 ) -> None:
     """Refuse to read a run without the Python values that it was made from.
 
     Args:
-        config: The settings of the run.
-        python_values: The values that you gave, by name.
+        names: What the run was given from Python, such as "model".
+        python_values: The values that you gave again, by name.
         reader: Module and name of the function that reads the run. The error message
             shows the call to make.
         arguments: The function's other arguments in this call.
     """
-    missing = parts_from_python(config)
-    # What you have given again is no longer missing.
-    missing = [name for name in missing if python_values.get(name) is None]
+    missing = [name for name in names if python_values.get(name) is None]
     if missing:
         module, _, function = reader.rpartition(".")
         values = [repr(argument) for argument in arguments]
         values += [f"{name}=..." for name in missing]
         raise UserError(
             f"this run was given its {' and '.join(missing)} from Python, so give it "
-            f"again there: from {module} import {function}; "
+            f"again: from {module} import {function}; "
             f"{function}({', '.join(values)})"
         )
 

@@ -41,7 +41,7 @@ from pmapdp.job import CustomParts, Job, make_job, rebuild_task
 from pmapdp.loss import MetricSums
 from pmapdp.metrics import Meter
 from pmapdp.recipes import require_recipe
-from pmapdp.registry import require_python_values
+from pmapdp.registry import parts_from_python, require_python_values
 from pmapdp.run.checkpoints import Checkpoints
 from pmapdp.run.compile_cache import keep_compiled_programs
 from pmapdp.run.metrics_files import read_epochs
@@ -402,8 +402,8 @@ def load_run(
     """
     config = read_config(path)
     # The state is read without the data, so nobody has to give them.
-    parts = {"data": "not needed"} | python_values
-    require_python_values(config, parts, "pmapdp.train.load_run", str(path))
+    names = [name for name in parts_from_python(config) if name != "data"]
+    require_python_values(names, python_values, "pmapdp.train.load_run", str(path))
     with jax.enable_x64(config.dtype == "float64"):
         task = rebuild_task(config, **python_values)
         state, progress = load_state(path, task, best=best)

@@ -67,24 +67,19 @@ def open_checkpoints(
     return checkpoints
 
 
-def require_functions_again(path: str, python_values: dict[str, Any]) -> None:
-    """Refuse to evaluate a run whose loss or metrics came from Python and aren't given.
+def functions_from_python(path: str) -> list[str]:
+    """Return which of loss and metrics a run was given from Python.
 
-    The settings don't name them, but the checkpoint has their hashes. The cross-entropy
-    would be shown as the run's loss.
+    The settings don't name them, but the checkpoint has their hashes. Without them the
+    cross-entropy would be shown as the run's loss.
     """
     checkpoints = open_checkpoints(path)
     with explain_errors(f"a checkpoint in {path} cannot be read", "delete it"):
         progress = checkpoints.read_progress(checkpoints.steps()[-1])
     code = read_provenance(progress).code
-    for name in ("loss", "metrics"):
-        is_yours = code.get(name, BUILT_IN) != BUILT_IN
-        if is_yours and python_values.get(name) is None:
-            raise UserError(
-                f"this run was given its {name} from Python, so give it again: "
-                "from pmapdp.evaluate import evaluate_run; "
-                f"evaluate_run({path!r}, {name}=...)"
-            )
+    return [
+        name for name in ("loss", "metrics") if code.get(name, BUILT_IN) != BUILT_IN
+    ]
 
 
 def load_weights(task: Task, path: str) -> tuple[Task, str]:
