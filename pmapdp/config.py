@@ -21,6 +21,8 @@ StrategyName = Literal["pmap", "shard_map", "jit", "single"]
 
 T = TypeVar("T")
 
+SCHEDULES = ("constant", "piecewise", "cosine")  # in `optimizer.py`
+
 MAX_INT = 2**31 - 1  # JAX counts in int32
 MAX_FLOAT = 3.4e38
 # Settings of 0.3, and what to do instead. A config.json of 0.3 has them, too.
@@ -480,15 +482,14 @@ def find_unused(config: Config) -> dict[str, str]:
 
     Their values would be wrong numbers in somebody's table.
     """
-    needed = {
-        "weight_decay": "--optimizer adamw",
-        "switch_factor": "--schedule piecewise",
-        "base_batch_size": "--scale-learning-rate linear",
-    }
-    if config.optimizer == "adamw":
-        del needed["weight_decay"]
-    if config.schedule == "piecewise":
-        del needed["switch_factor"]
-    if config.scale_learning_rate != "none":
-        del needed["base_batch_size"]
-    return needed
+    unused = {}
+    if config.optimizer != "adamw":
+        unused["weight_decay"] = "--optimizer adamw"
+    if config.schedule != "piecewise":
+        unused["switch_factor"] = "--schedule piecewise"
+    if config.scale_learning_rate == "none":
+        unused["base_batch_size"] = "--scale-learning-rate linear"
+    if config.schedule not in SCHEDULES:  # yours has to do these itself
+        unused["warmup_steps"] = "a built-in --schedule"
+        unused["scale_learning_rate"] = "a built-in --schedule"
+    return unused

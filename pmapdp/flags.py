@@ -100,7 +100,7 @@ def parse_with_recipe(
     sizes = {"global_batch_size", "per_device_batch_size"}
     if len(sizes & values.keys()) == 1:
         values |= dict.fromkeys(sizes - values.keys())
-    # The switches of a recipe's schedule don't go with another one.
+    # The switches of a recipe's schedule don't go with another schedule.
     if values.get("schedule", recipe.schedule) != recipe.schedule:
         values = {"switch_epochs": ()} | values
     return dataclasses.replace(recipe, **values), options(**option_values)

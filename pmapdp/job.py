@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from pmapdp.config import Config, flag
+from pmapdp.config import SCHEDULES, Config, flag
 from pmapdp.custom.data import fingerprint, make_data_set
 from pmapdp.custom.model import build_model, check_task
 from pmapdp.custom.optimizer import check_optimizer, check_schedule, trainable_filter
@@ -25,7 +25,7 @@ from pmapdp.distributed import SINGLE_PROCESS, Processes
 from pmapdp.errors import UserError
 from pmapdp.layers import freeze_batch_norms
 from pmapdp.loss import cross_entropy
-from pmapdp.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
+from pmapdp.optimizer import OPTIMIZERS, make_optimizer, make_schedule
 from pmapdp.registry import MODELS, PYTHON_DATA, featurize, load_custom, load_data
 from pmapdp.sharding.flags import check_sharding, fit_layout, number_of_devices
 from pmapdp.sharding.layout import MeshLayout
@@ -302,18 +302,6 @@ def global_batch_size(config: Config, shards: int, examples: int) -> int:
     return size
 
 
-def refuse_without_effect(config: Config) -> None:
-    """Refuse settings of the learning rate that your own schedule ignores."""
-    ignored = {"warmup_steps": 0, "scale_learning_rate": "none"}
-    for name, neutral in ignored.items():
-        value = getattr(config, name)
-        if value != neutral:
-            raise UserError(
-                f"{flag(name)} {value} has no effect on your schedule: let the "
-                f"schedule do it, and use {flag(name)} {neutral}"
-            )
-
-
 def build_optimizer(
     config: Config, custom: CustomParts, task: Task, batches: Batches
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
@@ -324,7 +312,6 @@ def build_optimizer(
     else:
         schedule = custom.schedule
         check_schedule(schedule)
-        refuse_without_effect(config)
     if custom.optimizer is not None:
         check_optimizer(custom.optimizer, schedule, task)
     return make_optimizer(config, schedule, custom.optimizer), schedule

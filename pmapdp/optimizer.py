@@ -20,7 +20,6 @@ OPTIMIZERS: dict[str, Optimizer] = {
         schedule, weight_decay=config.weight_decay
     ),
 }
-SCHEDULES = ("constant", "piecewise", "cosine")
 # k times the batch, k times the rate: Goyal et al., "Accurate, large minibatch SGD",
 # arXiv:1706.02677, 2017. Adam's grows by sqrt(k): Malladi et al., "On the SDEs and
 # scaling rules for adaptive gradient algorithms", NeurIPS 2022.

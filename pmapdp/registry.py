@@ -13,7 +13,7 @@ from typing import Any
 
 from flax import nnx
 
-from pmapdp.config import Config
+from pmapdp.config import SCHEDULES, Config
 from pmapdp.custom.data import load_npz, make_data_set
 from pmapdp.custom.images import load_folder
 from pmapdp.data import digits, imdb, mnist, random_numbers, reviews
@@ -28,7 +28,7 @@ from pmapdp.models.dot_relu_dot import DotReluDot
 from pmapdp.models.mlp import MLP, TextMLP
 from pmapdp.models.speedrun import Speedrun
 from pmapdp.models.transformer import Transformer
-from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
+from pmapdp.optimizer import OPTIMIZERS
 
 MODELS: dict[str, Callable[..., nnx.Module]] = {
     "mlp": MLP,

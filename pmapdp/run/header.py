@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from pmapdp.config import Config
+from pmapdp.config import SCHEDULES, Config
 from pmapdp.devices import count_from_environment, describe
 from pmapdp.job import Job
-from pmapdp.optimizer import SCHEDULES, peak_learning_rate
+from pmapdp.optimizer import peak_learning_rate
 from pmapdp.recipes import RECIPES
 from pmapdp.sharding.layout import bytes_on_a_device, state_line
 from pmapdp.state import TrainState

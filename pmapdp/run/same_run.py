@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pmapdp.config import Config, find_unused
+from pmapdp.config import SCHEDULES, Config, find_unused
 from pmapdp.errors import UserError
 from pmapdp.job import Job
-from pmapdp.optimizer import OPTIMIZERS, SCHEDULES
+from pmapdp.optimizer import OPTIMIZERS
 from pmapdp.run.code_hash import hash_function
 from pmapdp.state import use_host
 

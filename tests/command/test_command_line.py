@@ -160,7 +160,7 @@ def test_a_batch_size_replaces_the_recipes_of_either_kind():
 
 
 def test_a_schedule_replaces_the_recipes_with_its_switches():
-    for schedule in ("cosine", "my_file.py:rate"):
+    for schedule in ("cosine", "constant"):
         config = parse("mirrored", "--schedule", schedule)
         assert (config.schedule, config.switch_epochs) == (schedule, ())
     assert parse("mirrored", "--schedule", "piecewise").switch_epochs == (3, 7)
