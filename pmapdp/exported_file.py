@@ -18,7 +18,7 @@ FORMAT = "pmapdp model 2"
 METADATA = "metadata.json"
 PROGRAM = "model.jax"
 LOSS = "loss.jax"
-FEATURIZER = "view.json"
+FEATURIZER = "view.json"  # a featurizer was called a view when the format was made
 ARRAYS = "arrays/"
 # What an export needs to be read.
 METADATA_TYPES = {

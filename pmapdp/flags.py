@@ -90,7 +90,9 @@ def parse_with_recipe(
     named = [text for text in ends if text in RECIPES] or ["digits"]
     shown = RECIPES[named[0]].config
     defaults = {field.name: getattr(shown, field.name) for field in config_fields}
-    command = describe_recipes(command, only_names=bool(sections))
+    lines = [f"    {name}: {recipe.summary}" for name, recipe in RECIPES.items()]
+    texts = [(command.description or "").strip(), "The recipes:", "\n".join(lines)]
+    command = command._replace(description="\n\n".join(texts))
     values = read_flags(command, fields, arguments, defaults)
     recipe = find_recipe(values.pop("recipe", "digits"))
     names = values.keys() & {field.name for field in option_fields}
@@ -104,19 +106,6 @@ def parse_with_recipe(
     if values.get("schedule", recipe.schedule) != recipe.schedule:
         values = {"switch_epochs": ()} | values
     return dataclasses.replace(recipe, **values), options(**option_values)
-
-
-def describe_recipes(command: Command, only_names: bool) -> Command:
-    """Return the command with the recipes in its `--help`."""
-    text = (
-        f"The recipes: {', '.join(RECIPES)}. docs/flags.md in pmapdp's repository "
-        "describes them."
-    )
-    if not only_names:
-        lines = [f"    {name}: {recipe.summary}" for name, recipe in RECIPES.items()]
-        text = "The recipes:\n\n" + "\n".join(lines)
-    description = (command.description or "").strip()
-    return command._replace(description=f"{description}\n\n{text}")
 
 
 def find_recipe(name: str) -> Config:
