@@ -1,10 +1,12 @@
 """Every ending of a command: its exit status, and one sentence or a traceback."""
 
+import dataclasses
 import re
 import signal
 import subprocess
 import sys
 import time
+import typing
 from pathlib import Path
 
 import entry
@@ -12,6 +14,7 @@ import pytest
 from launch import environment
 
 from pmapdp import cli
+from pmapdp.config import Config, flag
 from pmapdp.errors import (
     DivergedError,
     StoppedError,
@@ -97,6 +100,18 @@ def test_from_python_messages_name_arguments_and_not_flags(capsys):
         'or mesh="data=4,model=2", strategy="jit" and shard_state="none", '
         'or switch_epochs=(3, 7) and workdir="runs/first"'
     )
+
+
+def test_from_python_the_values_of_a_setting_are_in_quotes():
+    """A setting with named values that `errors.NAMES` lacks would get none."""
+    checked = []
+    for field in dataclasses.fields(Config):
+        for value in typing.get_args(field.type):
+            if isinstance(value, str):
+                message = f"use {flag(field.name)} {value}"
+                assert str(UserError(message)) == f'use {field.name}="{value}"'
+                checked.append(value)
+    assert len(checked) >= 12
 
 
 COMMAND = "import sys; from pmapdp import cli; sys.exit(cli.run(lambda _: {body}))"
