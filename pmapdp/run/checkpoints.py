@@ -144,16 +144,11 @@ class Checkpoints:
                 device holds all.
             accept_changed_functions: Take a checkpoint of other functions of yours.
         """
-        name = f"the checkpoint of step {step} in {self.folder}"
-        advice = (
-            f"correct that, or delete {self.folder / str(step)}, and the same command "
-            "goes on from the one before"
-        )
         wanted = jax.eval_shape(lambda: initial_state(task))
-        with explain_errors(f"{name} cannot be read", advice):
-            progress = self.read_progress(step)
+        progress = self.read_progress(step)
+        with self.explain_errors(step):
             require_same_run(
-                name,
+                f"the checkpoint of step {step} in {self.folder}",
                 progress,
                 self.provenance,
                 shapes_of(wanted),
@@ -191,7 +186,16 @@ class Checkpoints:
     def read_progress(self, step: int) -> dict[str, Any]:
         """Read what a checkpoint holds beside the state."""
         items = self.args.Composite(progress=self.args.JsonRestore())
-        return self.restore(step, items)["progress"]
+        with self.explain_errors(step):
+            return self.restore(step, items)["progress"]
+
+    def explain_errors(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """Turn errors of reading a checkpoint into a message that says what to do."""
+        return explain_errors(
+            f"the checkpoint of step {step} in {self.folder} cannot be read",
+            f"correct that, or delete {self.folder / str(step)}, and the same command "
+            "goes on from the one before",
+        )
 
     def restore(self, step: int, items: Any) -> Any:
         """Read "state" or "progress" of a checkpoint, or both.

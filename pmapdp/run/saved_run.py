@@ -35,16 +35,16 @@ def load_state(
     # Nothing is trained, so learning rates and code don't matter.
     settings = fixed_settings(read_config(path), data_fingerprint)
     checkpoints = open_checkpoints(path, Provenance(settings, {}, {}))
+    step = checkpoints.steps()[-1]
+    if best:
+        step = checkpoints.read_progress(step)["best"].get("step")
+        if step not in checkpoints.steps():
+            raise UserError(
+                f"{path} holds no checkpoint of its best epoch: leave --best out"
+            )
     # One accelerator may be too small for a state that was split over several.
     with use_host():
-        state, progress = checkpoints.read(checkpoints.steps()[-1], task)
-        if best:
-            step = progress["best"].get("step")
-            if step not in checkpoints.steps():
-                raise UserError(
-                    f"{path} holds no checkpoint of its best epoch: leave --best out"
-                )
-            state, progress = checkpoints.read(step, task)
+        state, progress = checkpoints.read(step, task)
     return jax.device_get(state), progress
 
 
@@ -74,8 +74,7 @@ def functions_from_python(path: str) -> list[str]:
     cross-entropy would be shown as the run's loss.
     """
     checkpoints = open_checkpoints(path)
-    with explain_errors(f"a checkpoint in {path} cannot be read", "delete it"):
-        progress = checkpoints.read_progress(checkpoints.steps()[-1])
+    progress = checkpoints.read_progress(checkpoints.steps()[-1])
     code = read_provenance(progress).code
     return [
         name for name in ("loss", "metrics") if code.get(name, BUILT_IN) != BUILT_IN
