@@ -209,7 +209,7 @@ def connect_processes(options: ProcessesOptions, config: Config) -> Iterator[Pro
             # needs.
             number = config.devices
             if options.num_processes:
-                number = number_of_devices(number, config.mesh, options.num_processes)
+                number = number_of_devices(config, options.num_processes)
             yield start_devices(config, number, launcher)
     finally:  # unless `exit_on_error` has ended the process
         with exit_on_error():

@@ -79,10 +79,7 @@ def evaluate_run(
     require_python_values(parts_from_python(config), python_values, reader, workdir)
     config = change_config(config, strategy, devices, data_dir)
     # Before the checkpoint is read, which starts JAX.
-    number = number_of_devices(config.devices, config.mesh)
-    if config.strategy == "single":
-        number = 1
-    choose_devices(number)
+    choose_devices(number_of_devices(config))
     functions = functions_from_python(workdir)
     require_python_values(functions, python_values, reader, workdir)
     # Before your code runs, which may change the current folder.

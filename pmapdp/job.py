@@ -109,10 +109,8 @@ def make_job(
     assert config.dtype != "float64" or jax.config.read("jax_enable_x64"), (
         "float64 needs jax.enable_x64(True)"
     )
-    check_sharding(config.mesh, config.layout, config.shard_state, config.strategy)
-    number: int | None = 1
-    if config.strategy != "single":
-        number = number_of_devices(config.devices, config.mesh, processes.count)
+    check_sharding(config)
+    number = number_of_devices(config, processes.count)
     local_devices = choose_devices(number)  # starts JAX's devices
     devices = extend_to_all_processes(local_devices)
 

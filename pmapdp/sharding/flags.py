@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from pmapdp.config import Config, flag
 from pmapdp.errors import UserError, explain_errors, unknown_name
 from pmapdp.sharding.layout import (
     BATCH,
@@ -54,16 +55,16 @@ def parse_mesh(text: str) -> dict[str, int]:
     return sizes
 
 
-def number_of_devices(
-    devices: int | None, mesh: str | None, processes: int = 1
-) -> int | None:
-    """Return the devices of each process, from --devices or --mesh.
+def number_of_devices(config: Config, processes: int = 1) -> int | None:
+    """Return the devices of each process, from --strategy, --devices or --mesh.
 
-    None without either.
+    None if they don't say.
     """
-    if devices or not mesh:
-        return devices
-    return math.prod(parse_mesh(mesh).values()) // processes
+    if config.strategy == "single":
+        return 1
+    if config.devices or not config.mesh:
+        return config.devices
+    return math.prod(parse_mesh(config.mesh).values()) // processes
 
 
 def parse_layout(text: str) -> Rules:
@@ -82,24 +83,17 @@ def parse_layout(text: str) -> Rules:
     return rules
 
 
-def check_sharding(
-    mesh: str | None, layout: str, shard_state: str, strategy: str
-) -> None:
+def check_sharding(config: Config) -> None:
     """Refuse what only --strategy jit can do."""
-    if strategy == "jit":
+    if config.strategy == "jit":
         return
-    if mesh:
-        flag = f"--mesh {mesh}"
-    elif layout != DATA_LAYOUT:
-        flag = f"--layout {layout}"
-    elif shard_state != "none":
-        flag = f"--shard-state {shard_state}"
-    else:
-        return
-    raise UserError(
-        f"{flag} needs --strategy jit, because --strategy {strategy} splits the batch "
-        "alone"
-    )
+    for name in ("mesh", "layout", "shard_state"):
+        value = getattr(config, name)
+        if value != getattr(Config, name):
+            raise UserError(
+                f"{flag(name)} {value} needs --strategy jit, because --strategy "
+                f"{config.strategy} splits the batch alone"
+            )
 
 
 def fit_layout(

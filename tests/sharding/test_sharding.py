@@ -162,7 +162,9 @@ def test_no_device_ever_holds_a_whole_parameter_while_the_state_is_made():
 )
 def test_flags_that_cannot_be(mesh, layout, shard_state, strategy, message):
     with pytest.raises(UserError) as error:
-        check_sharding(mesh, layout, shard_state, strategy)
+        check_sharding(
+            Config(mesh=mesh, layout=layout, shard_state=shard_state, strategy=strategy)
+        )
     assert message in error.value.message
 
 
@@ -203,7 +205,9 @@ def test_flags_that_cannot_be(mesh, layout, shard_state, strategy, message):
 )  # fmt: skip
 def test_what_cannot_be_raises_an_error_of_one_sentence(options, message, works):
     """And what the sentence advises works."""
-    devices = number_of_devices(options.pop("devices", None), options.get("mesh")) or 8
+    config = Config(strategy="jit", **options)
+    options.pop("devices", None)
+    devices = number_of_devices(config) or 8
     task = Task(entry.built("mlp"), optax.adam(1e-3))
     group = [jax.devices()[0]] * devices
     with pytest.raises(UserError) as error:  # before the devices matter
