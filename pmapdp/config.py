@@ -368,6 +368,7 @@ class Config:
             object.__setattr__(self, field.name, value)
             check_value(field, value)
         check_together(self)
+        check_effects(self)
 
 
 def config_from_json(settings: dict[str, Any]) -> Config:
@@ -457,14 +458,6 @@ def check_together(config: Config) -> None:
             f"--strategy single runs on one device, not {config.devices}: "
             "use --devices 1 or --strategy pmap"
         )
-    for name, needed in find_unused(config).items():
-        value = getattr(config, name)
-        default = getattr(Config, name)
-        if value != default:
-            raise UserError(
-                f"{flag(name)} {value} has no effect without {needed}: add that, or "
-                f"use {flag(name)} {default}"
-            )
     if config.best is not None and not re.fullmatch("(highest|lowest):.+", config.best):
         raise UserError(
             f"--best {config.best!r} doesn't say which is better: "
@@ -477,11 +470,20 @@ def check_together(config: Config) -> None:
         )
 
 
-def find_unused(config: Config) -> dict[str, str]:
-    """Return {setting without effect: the flag that would give it one}.
+def check_effects(config: Config) -> None:
+    """Refuse settings without effect: they'd be wrong numbers in somebody's table."""
+    for name, needed in find_unused(config).items():
+        value = getattr(config, name)
+        default = getattr(Config, name)
+        if value != default:
+            raise UserError(
+                f"{flag(name)} {value} has no effect without {needed}: add that, or "
+                f"use {flag(name)} {default}"
+            )
 
-    Their values would be wrong numbers in somebody's table.
-    """
+
+def find_unused(config: Config) -> dict[str, str]:
+    """Return {setting without effect: the flag that would give it one}."""
     unused = {}
     if config.optimizer != "adamw":
         unused["weight_decay"] = "--optimizer adamw"

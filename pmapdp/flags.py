@@ -84,15 +84,12 @@ def parse_with_recipe(
     if sections:  # a command that borrows settings has its own first
         recipe_field, *borrowed = config_fields
         fields = [recipe_field, *option_fields, *borrowed]
-    # --help shows the defaults of the recipe that is named, before or after all flags.
-    # Between them, "speedrun" may also be the value of --model.
-    ends = [*arguments[:1], *arguments[-1:]]
-    named = [text for text in ends if text in RECIPES] or ["digits"]
-    shown = RECIPES[named[0]].config
-    defaults = {field.name: getattr(shown, field.name) for field in config_fields}
     lines = [f"    {name}: {recipe.summary}" for name, recipe in RECIPES.items()]
     texts = [(command.description or "").strip(), "The recipes:", "\n".join(lines)]
     command = command._replace(description="\n\n".join(texts))
+    shown = recipe_for_help(arguments)
+    # A command's own flag may have the name of a setting, and another default.
+    defaults = {field.name: getattr(shown, field.name) for field in config_fields}
     values = read_flags(command, fields, arguments, defaults)
     recipe = find_recipe(values.pop("recipe", "digits"))
     names = values.keys() & {field.name for field in option_fields}
@@ -106,6 +103,17 @@ def parse_with_recipe(
     if values.get("schedule", recipe.schedule) != recipe.schedule:
         values = {"switch_epochs": ()} | values
     return dataclasses.replace(recipe, **values), options(**option_values)
+
+
+def recipe_for_help(arguments: list[str]) -> Config:
+    """Return the settings that --help shows, of the recipe before or after all flags.
+
+    Between the flags, "speedrun" may also be the value of --model.
+    """
+    for text in (*arguments[:1], *arguments[-1:]):
+        if text in RECIPES:
+            return RECIPES[text].config
+    return Config()
 
 
 def find_recipe(name: str) -> Config:
