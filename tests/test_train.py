@@ -266,7 +266,7 @@ def test_a_speed_counts_finished_updates_and_the_bar_s_is_steady(has_bar):
         newest_speed="",
         name_epoch=lambda number: f"epoch {number}/2",
         read_newest_loss=lambda meter: None,
-        line=lines.append,
+        print_line=lines.append,
     )
     for epoch in range(2):
         meter = Meter()

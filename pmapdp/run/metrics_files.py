@@ -41,12 +41,12 @@ class MetricsFiles:
             settings = [f"- {name}: {value}" for name, value in vars(config).items()]
             self.tensorboard.add_text("configuration", "\n".join(settings))
 
-    def event(self, name: str, **values: Any) -> None:
+    def write_event(self, name: str, **values: Any) -> None:
         """Append a JSON line `{"event": name, ...}` to the metrics files."""
         for file in self.files:
             file.write(json.dumps({"event": name, **values}) + "\n")
 
-    def update(self, meter: Meter) -> None:
+    def write_losses(self, meter: Meter) -> None:
         """Write the losses that were read since the last call, of each N-th update."""
         if not meter.losses or meter.losses[-1][0] == self.logged_step:
             return  # nothing was read, as after most updates
@@ -55,15 +55,15 @@ class MetricsFiles:
             if step <= self.logged_step:
                 continue
             if self.log_every and step % self.log_every == 0:
-                self.event("update", step=step, loss=loss)
+                self.write_event("update", step=step, loss=loss)
             if self.tensorboard and step % points_every == 0:
                 self.tensorboard.add_scalar("train/loss_of_update", loss, step)
         self.logged_step = meter.losses[-1][0]
 
     def end_epoch(self, results: dict[str, Any], meter: Meter) -> None:
         """Write the results of an epoch."""
-        self.update(meter)
-        self.event("epoch", **results)
+        self.write_losses(meter)
+        self.write_event("epoch", **results)
         if self.tensorboard:
             step = results["step"]
             for name in ("learning_rate", "examples_per_second"):

@@ -50,12 +50,12 @@ class Report:
             log = open_lines(Path(config.workdir) / "log.txt")
             self.log = stack.enter_context(log)
         self.files = MetricsFiles(job, stack)
-        self.trace = Trace(job, self.line)
+        self.trace = Trace(job, self.print_line)
         # A run that's stopped, or that diverges, ends its trace, too.
         stack.callback(self.trace.end)
         self.shown = time.monotonic()
 
-    def line(self, *texts: str) -> None:
+    def print_line(self, *texts: str) -> None:
         """Print lines as they are, and write them to the log."""
         for text in texts:
             if self.log:
@@ -70,14 +70,14 @@ class Report:
     def start(self, state: TrainState, step: int, message: str) -> None:
         """Report the settings, and `message`, which says where the state comes from."""
         facts = run_facts(self.job, state)
-        self.files.event("start", **vars(self.job.config) | facts)
-        self.line(*header_lines(self.job, state, facts), "")
+        self.files.write_event("start", **vars(self.job.config) | facts)
+        self.print_line(*header_lines(self.job, state, facts), "")
         if message:
             event = "init_from"
             if step:
                 event = "resume"
-            self.files.event(event, step=step)
-            self.line(message)
+            self.files.write_event(event, step=step)
+            self.print_line(message)
         if self.job.config.draw_sharding and self.is_process_0 and step == 0:
             draw_first_batch(self.job)
         # Last, because a drawing would break the bar.
@@ -104,7 +104,7 @@ class Report:
             self.compile_seconds = meter.seconds
             meter.start_clock()
         self.trace.update(state, meter)
-        self.files.update(meter)
+        self.files.write_losses(meter)
         wait = SECONDS_BETWEEN_LINES
         if self.bar:
             wait = SECONDS_BETWEEN_REFRESHES
@@ -117,7 +117,7 @@ class Report:
         """Move the bar, or print a line if there is none."""
         number = (step - 1) // self.job.batches["train"].per_epoch + 1
         epoch = self.name_epoch(number)
-        figures = in_words(meter.means)
+        figures = format_metrics(meter.means)
         # The devices may still compute the updates that the host has queued ahead.
         finished = meter.timed_updates - UPDATES_AHEAD
         speed = ""
@@ -138,7 +138,7 @@ class Report:
             seconds = f"{max(1, round(left)):,} s left"
             total = f"{steps:,}"
             update = f"update {step:>{len(total)},}/{total}"
-            self.line("  ".join([epoch, update, *figures, speed, seconds]))
+            self.print_line("  ".join([epoch, update, *figures, speed, seconds]))
 
     def read_newest_loss(self, meter: Meter) -> None:
         """Keep the mean loss of the updates that the host read last.
@@ -163,8 +163,8 @@ class Report:
         for name in self.job.batches:
             if name in results:
                 shown = name.replace("validation", "valid")  # keeps the line short
-                texts.append(" ".join([shown, *in_words(results[name])]))
-        self.line("  ".join(texts))  # 80 columns, with a recipe's metrics
+                texts.append(" ".join([shown, *format_metrics(results[name])]))
+        self.print_line("  ".join(texts))  # 80 columns, with a recipe's metrics
         self.read_newest_loss(meter)
 
     def end(self, progress: Progress, seconds: float) -> None:
@@ -173,20 +173,20 @@ class Report:
         config = self.job.config
         best = progress.best
         last = progress.last
-        self.line("")
+        self.print_line("")
         if progress.step < self.job.total_steps:
-            self.line(
+            self.print_line(
                 f"ended after epoch {last['epoch']}: the last {config.patience} were "
                 "no better than the best"
             )
         if best:
             part, _, name = choose_metric(best, config.best)
-            self.line(
+            self.print_line(
                 f"{part} {name}: best {best[part][name]:.4f} (epoch {best['epoch']}), "
                 f"last {last[part][name]:.4f}"
             )
         compiling = self.compile_seconds or 0.0
-        self.files.event(
+        self.files.write_event(
             "end", steps=progress.step, compile_seconds=compiling, total_seconds=seconds
         )
         total = f"{seconds:.1f} s in all, of which {compiling:.1f} s to compile"
@@ -196,8 +196,8 @@ class Report:
             total = "the run was complete before: no update was left"
         epochs = list(progress.epochs.values())
         per_epoch = self.job.batches["train"].per_epoch
-        self.line(total, *compare_with_reported(config, epochs, per_epoch))
-        self.line(*self.describe_saved(progress.step))
+        self.print_line(total, *compare_with_reported(config, epochs, per_epoch))
+        self.print_line(*self.describe_saved(progress.step))
 
     def describe_saved(self, step: int) -> list[str]:
         """Say where the run is saved after update `step`, and how to go on with it."""
@@ -225,7 +225,7 @@ def draw_first_batch(job: Job) -> None:
     jax.debug.visualize_array_sharding(labels)
 
 
-def in_words(results: dict[str, float]) -> list[str]:
+def format_metrics(results: dict[str, float]) -> list[str]:
     """Return a part's metrics for the screen, as `loss 0.1234`, `accuracy 0.9876`."""
     metrics = {name: x for name, x in results.items() if name != "examples"}
     return [f"{name} {value:.4f}" for name, value in metrics.items()]
