@@ -146,7 +146,7 @@ class Checkpoints:
         """
         wanted = jax.eval_shape(lambda: initial_state(task))
         progress = self.read_progress(step)
-        with self.explain_errors(step):
+        with self.explain_damage(step):
             require_same_run(
                 f"the checkpoint of step {step} in {self.folder}",
                 progress,
@@ -186,10 +186,10 @@ class Checkpoints:
     def read_progress(self, step: int) -> dict[str, Any]:
         """Read what a checkpoint holds beside the state."""
         items = self.args.Composite(progress=self.args.JsonRestore())
-        with self.explain_errors(step):
+        with self.explain_damage(step):
             return self.restore(step, items)["progress"]
 
-    def explain_errors(self, step: int) -> contextlib.AbstractContextManager[None]:
+    def explain_damage(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Turn errors of reading a checkpoint into a message that says what to do."""
         return explain_errors(
             f"the checkpoint of step {step} in {self.folder} cannot be read",
