@@ -178,6 +178,12 @@ def class_weighted(model, batch, class_weights, name):
     return MetricSums((weights * losses).sum(), None, weights.sum())
 
 
+def test_settings_that_a_schedule_of_yours_ignores_are_refused():
+    for settings in ({"warmup_steps": 3}, {"scale_learning_rate": "sqrt"}):
+        with pytest.raises(UserError, match="has no effect without a built-in sched"):
+            run(custom={"schedule": lambda step: 0.1}, steps=1, **settings)
+
+
 def test_a_loss_with_an_array_as_its_argument_is_named(capsys):
     """The array has no truth value, and would fill the header."""
     weights = jnp.array([1.0, 2.0, 5.0])
