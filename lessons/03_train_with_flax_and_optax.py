@@ -17,8 +17,9 @@
 #
 # In PyTorch, `optimizer.step()` changes your model in place. JAX's arrays never change, so who keeps the model, and
 # where does Adam keep its averages? You keep both. They go into the training step as arguments and come out as results,
-# and together they're called the **state**. In this lesson your program starts to pass its state around like this, and
-# all its batches get one size. After that, fifteen new lines in lessons 04 and 05 are enough to train on eight devices.
+# and together they're called the **state**. That's the first change to your program. The second one is smaller: all
+# batches get the same size, because eight devices can't share a batch of seven. After that, fifteen new lines in
+# lessons 04 and 05 are enough to train on eight devices.
 #
 # **You will** write a training step without side effects, with Flax NNX and Optax, and count every example exactly
 # once. 21 minutes, 41 with exercises. You need [02 Differentiate, compile,
@@ -38,7 +39,7 @@ from pmapdp.lessons.pictures import lesson_03
 # ## The same step in PyTorch and in JAX
 #
 # You start from [program/02_jax.py](program/02_jax.py), with layers and updates written by hand. Flax has layers, and
-# Optax has optimizers. How do they fit into a step that changes nothing? Here's a training step in PyTorch:
+# Optax has optimizers. How do they fit into a step that changes nothing? In PyTorch, a training step looks like this:
 #
 # ```python
 # optimizer.zero_grad()
@@ -47,7 +48,7 @@ from pmapdp.lessons.pictures import lesson_03
 # optimizer.step()          # changes the parameters, and the averages inside the optimizer
 # ```
 #
-# And here's one in JAX, in which `loss` is a function of the model and the batch:
+# In JAX, `loss` is a function of the model and the batch, and the step becomes:
 #
 # ```python
 # gradients = jax.grad(loss)(model, batch)
@@ -55,8 +56,8 @@ from pmapdp.lessons.pictures import lesson_03
 # model = optax.apply_updates(model, updates)
 # ```
 #
-# You pass the state in and out. In return, the step is a pure function, which you can compile, run on eight devices, and
-# compare with another version, number by number.
+# You pass the state in and out. In return, the step is a pure function, so you can compile it, run it on eight devices,
+# and compare it with another version, number by number.
 
 # %%
 lesson_03.step()
@@ -65,8 +66,8 @@ lesson_03.step()
 # ## The model is a pytree
 #
 # A Flax module looks like a PyTorch module: layers are attributes, and `__call__` is the forward pass. You pass it a seed,
-# because JAX has no global random state that the initial weights could come from. And a list of layers must be an
-# `nnx.List`. The page [From PyTorch to Flax](../docs/pytorch.md) has the other differences.
+# because JAX has no global random state that the initial weights could come from. A list of layers must be an `nnx.List`,
+# and the page [From PyTorch to Flax](../docs/pytorch.md) has the other differences.
 
 
 # %%
@@ -97,19 +98,20 @@ for path, array in jax.tree.leaves_with_path(gradients):
 # <details><summary>Answer</summary>
 #
 # Another `Network`, with a gradient where each parameter was. The paths end in `.value`, because Flax wraps each array in
-# an `nnx.Param`. You get the array itself with `model.hidden.kernel[...]`.
+# an `nnx.Param`, and `model.hidden.kernel[...]` is the array itself.
 #
 # </details>
 #
-# This works as long as all arrays of the module are parameters. Dropout also holds a random key, and `jax.grad` refuses
-# it with an error. Batch norm also holds running averages, and `jax.grad` takes them for parameters without a word. You'll
-# separate them in lesson 07.
+# This works as long as all arrays of the module are parameters. Dropout also holds a random key, which `jax.grad`
+# refuses with an error. Batch norm also holds running averages, and `jax.grad` takes them for parameters without a word,
+# so lesson 07 separates the two.
 #
 # ## The optimizer is two functions
 #
 # Adam needs a memory: two running averages for each parameter, of the gradient and of its square, and a count of the
-# updates. A pure function can't keep them, so Optax splits an optimizer in two. `init` makes the optimizer's state, and
-# `update` takes the gradients and the old state and returns updates and the new state. Plain SGD has nothing to remember.
+# updates. A pure function can't keep them, so an Optax optimizer is two functions. `init` makes the optimizer's state.
+# `update` takes the gradients and the old state, and returns updates and the new state. Plain SGD remembers nothing, so
+# it's the one to try by hand.
 #
 # **Predict:** the parameter is 1, the gradient is 2, and the learning rate is 0.1. What does `update` return for SGD?
 
@@ -125,12 +127,10 @@ print("update:", update, "| new parameter:", optax.apply_updates(jnp.array(1.0),
 #
 # </details>
 #
-# Always pass the model to `update`. SGD and Adam don't need it, but `optax.adamw` does, because it shrinks all weights a
-# bit in each update.
+# Always pass the model to `update`, too. SGD and Adam don't need it, but `optax.adamw` does, because it shrinks all
+# weights a bit in each update.
 #
-# ## Write the step
-#
-# Before you see the new program, try its core yourself.
+# ## The program, first step: Flax and Optax
 #
 # 1. `update_state` (10 minutes): lesson 02's `update_model`, with an optimizer. `state` is now the pair `(model,
 #    optimizer_state)`. `loss_sums(model, batch)` and `sums["count"]` are as before. Make one update with the gradient of
@@ -151,6 +151,15 @@ def update_state(loss_sums, optimizer, state, batch):
 update_verdict = check("03_train_with_flax_and_optax", "update_state", update_state)
 
 # %% [markdown]
+# In the program, your `update_state` becomes `train_step`, `Network` replaces the dictionary and `forward`, and Adam
+# replaces `w - RATE * g`.
+#
+# <details><summary>Solution, and all that Flax and Optax change</summary>
+#
+# include the difference of 02_jax.py and 03_ragged.py
+#
+# </details>
+#
 # ## The last batch is ragged
 #
 # One thing still stands between this step and eight devices. 5,000 examples in batches of 128 make 39 full batches, and
@@ -158,8 +167,8 @@ update_verdict = check("03_train_with_flax_and_optax", "update_state", update_st
 # couldn't cut the batch into eight equal parts. So we **pad** the last batch to 128 rows with some of its own examples,
 # and give each row a **weight**: 1 for an example, 0 for padding.
 #
-# The network can't tell that a row is padding, so it computes a loss for it as for any other. Say you have seven
-# examples in batches of four rows, and the last row repeats the 8:
+# The network can't tell that a row is padding, so it computes a loss for that row, too. Say you have seven examples in
+# batches of four rows, and the last row repeats the 8:
 #
 # | batch | losses | weights |
 # | --- | --- | --- |
@@ -177,7 +186,8 @@ update_verdict = check("03_train_with_flax_and_optax", "update_state", update_st
 # %% tags=["prediction"]
 losses = np.array([[1.0, 0, 1, 0], [8, 2, 2, 8]])  # two batches
 weights = np.array([[1.0, 1, 1, 1], [1, 1, 1, 0]])
-totals, counts = (weights * losses).sum(1), weights.sum(1)
+totals = (weights * losses).sum(1)
+counts = weights.sum(1)
 print("A:", losses.mean(), "| B:", (totals / counts).mean(), "| C:", totals.sum() / counts.sum())
 lesson_03.shares(losses, weights)
 
@@ -189,6 +199,8 @@ lesson_03.shares(losses, weights)
 # divide once at the end. Later you'll add up over devices in the same way.
 #
 # </details>
+#
+# ## The program, second step: batches of one size
 #
 # 2. `pad_rows` (5 minutes): `rows` are the numbers of a batch's examples, between 1 and `B` of them. Return two arrays
 #    of length `B`. The first begins with `rows` and is filled up with any row numbers that exist. The second holds the
@@ -206,37 +218,25 @@ def pad_rows(rows, B):
 verdict = check("03_train_with_flax_and_optax", "pad_rows", pad_rows)
 
 # %% [markdown]
-# ## The program
+# In the program, `batches` pads its rows as `pad_rows` does, and `loss_sums` multiplies the losses, now from Optax, by
+# the weights. A loss times 0 has the gradient 0, as long as rows don't mix and losses are finite, so padding doesn't
+# move the model, either.
 #
-# Now put both into the program. Your `update_state` becomes its `train_step`, `Network` replaces the dictionary and
-# `forward`, and Adam replaces `w - RATE * g`.
-#
-# <details><summary>Solution of 1, and what Flax and Optax change</summary>
-#
-# include the difference of 02_jax.py and 03_ragged.py
-#
-# </details>
-#
-# Then `batches` pads its rows as `pad_rows` does, and `loss_sums` multiplies the losses, now from Optax, by the
-# weights. A loss times 0 has the gradient 0, as long as rows don't mix and losses are finite, so padding doesn't move
-# the model, either.
-#
-# <details><summary>Solution of 2, and what prepares for eight devices</summary>
+# <details><summary>Solution, and what prepares for eight devices</summary>
 #
 # include the difference of 03_ragged.py and 03_flax.py
 #
 # </details>
 #
-# - `place_state` and `place_batch` put arrays on the one device you have. In lesson 04 they'll put them on eight.
-# - `donate_argnums=0` lets XLA write the new state over the old one. You'll see below what that means for you.
-# - `report` fetches all sums of an epoch at once. JAX doesn't wait until a step is computed, so Python can prepare the next
-#   batch while the device works. If you read the loss in the loop, Python has to wait for it.
+# `place_state` and `place_batch` put arrays on the one device you have, and in lesson 04 they'll put them on eight.
+# `report` fetches all sums of an epoch at once, because JAX doesn't wait until a step is computed. So Python can prepare
+# the next batch while the device works. If you read the loss in the loop, Python has to wait for it.
 #
-# The next cell is the program to take home, and you can skip its code. Its losses are new, because the optimizer and the
-# initial weights are. But the padding changes nothing: [03_ragged.py](program/03_ragged.py) doesn't pad, and prints the
-# same losses and accuracies, up to rounding. Remember the last line. From now on the program will run on more and more
-# devices, and it should always end like this, up to the last digits. The cell below it trains for one epoch, with your
-# `update_state` if the check has accepted it. You should see the test loss of epoch 0 again.
+# The next cell is the program to take home, and you can skip its code. It prints what
+# [03_ragged.py](program/03_ragged.py) prints without padding, up to rounding. Remember the last line: from now on the
+# program will run on more and more devices, and it should always end like this, up to the last digits. The cell below
+# it trains for one epoch, with your `update_state` if the check has accepted it. You should see the test loss of epoch
+# 0 again.
 
 # %% tags=["take-home"]
 # include program/03_flax.py
@@ -259,7 +259,7 @@ print("with", "your" if update_verdict.solved else "the program's own", "train_s
 # ## How it fails: the old state
 #
 # Without donation, the old state and the new one are in memory at the same time. With `donate_argnums=0`, the new one
-# takes the old one's place. So what's left of the old state after the step? Let's hold on to it and try to read it.
+# takes the old one's place. So what's left of the old state after the step? Hold on to it, and try to read it.
 
 # %%
 import traceback
@@ -294,8 +294,9 @@ except RuntimeError as error:
 #
 # ## Find the mistake
 #
-# The next cell fits a straight line to points that lie exactly on a line. There's no error, and the loss falls. But it
-# stops at the variance of the targets instead of 0.
+# A `Network` with one output returns predictions of shape `[B, 1]`, while your targets are `[B]`. The next cell fits a
+# straight line to points that lie exactly on a line. There's no error, and the loss falls. But it stops at the variance
+# of the targets instead of 0.
 
 
 # %%
@@ -308,7 +309,8 @@ def line_loss(line):
 
 
 points = jnp.linspace(-1, 1, 50)
-targets, line = 3 * points, jnp.full((1, 1), -2.0)
+targets = 3 * points
+line = jnp.full((1, 1), -2.0)
 loss_and_gradient = jax.jit(jax.value_and_grad(line_loss))
 for number in range(201):
     loss, gradient = loss_and_gradient(line)
@@ -321,8 +323,7 @@ print(f"variance of the targets: {targets.var():.3f}")
 # 3. `fixed_loss` (5 minutes): find the mistake in `broken_loss`, and write it correctly.
 #    <details><summary>Hint</summary>Print the shape of <code>predictions - targets</code>.</details>
 #
-# The solutions of all three exercises, with reasons:
-# [solutions/03_train_with_flax_and_optax.py](solutions/03_train_with_flax_and_optax.py).
+# [Solutions of all three, with reasons](solutions/03_train_with_flax_and_optax.py)
 
 
 # %%
@@ -352,7 +353,7 @@ assert jax.tree.leaves(old_state)[0].is_deleted()
 #
 # In pmapdp, `place_state`, `place_batch`, `train_step` and `eval_step` are in
 # [steps/single.py](../pmapdp/steps/single.py). The lines with `jax.grad` and `optimizer.update` are in
-# [steps/shared.py](../pmapdp/steps/shared.py), where all four training steps find them. Lesson 14 saves the state with
-# Orbax. To read on: [Flax NNX basics](https://flax.readthedocs.io/en/latest/nnx_basics.html) and [Optax's getting
+# [steps/shared.py](../pmapdp/steps/shared.py), where all four training steps find them. To read on: [Flax NNX
+# basics](https://flax.readthedocs.io/en/latest/nnx_basics.html) and [Optax's getting
 # started](https://optax.readthedocs.io/en/latest/getting_started.html). Next, more devices: [04 Map over
 # devices](04_map_over_devices.ipynb).
