@@ -41,7 +41,8 @@ class BatchNorm(nnx.Module):
     """Batch norm over the examples of all devices, without the padding."""
 
     def __init__(self, features):
-        self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
+        self.scale = nnx.Param(jnp.ones(features))
+        self.bias = nnx.Param(jnp.zeros(features))
         self.mean = nnx.BatchStat(jnp.zeros(features))  # running averages, not parameters
         self.variance = nnx.BatchStat(jnp.ones(features))
 
@@ -68,7 +69,8 @@ class Network(nnx.Module):
         self.output = nnx.Linear(32, 10, rngs=rngs)
 
     def __call__(self, inputs, weights, train):
-        return self.output(nnx.relu(self.norm(self.hidden(inputs), weights, train)))
+        hidden = self.norm(self.hidden(inputs), weights, train)
+        return self.output(nnx.relu(hidden))
 
 
 def loss_sums(model, batch, train=True):

@@ -66,6 +66,34 @@ def test_the_variance_of_large_numbers_in_one_pass_comes_out_negative():
     assert np.isnan(jnp.sqrt(variances + 1e-5)).any()
 
 
+@pytest.mark.parametrize(("in_one_pass", "is_close"), [(True, False), (False, True)])
+def test_the_batch_norm_of_flax_loses_the_variance_of_large_numbers(
+    in_one_pass, is_close
+):
+    """Lesson 07: `E[x^2] - E[x]^2`, which is Flax's default. The variance is 1."""
+    large = 20_000 + np.random.default_rng(0).normal(size=(1024, 1))
+    layer = nnx.BatchNorm(
+        1, momentum=0.0, use_fast_variance=in_one_pass, rngs=nnx.Rngs(0)
+    )
+    layer(large.astype(np.float32), use_running_average=False)
+    assert (0.8 < layer.var[0] < 1.2) == is_close
+
+
+def test_the_variance_of_large_numbers_is_close_once_the_running_mean_is():
+    """Lesson 07: its layer subtracts the running mean before it squares."""
+    large = 20_000 + np.random.default_rng(0).normal(size=(1024, 1))
+    large = large.astype(np.float32)
+    running_mean = 0.0
+    errors = []
+    for _ in range(60):
+        moved = large - np.float32(running_mean)
+        variance = np.square(moved).mean() - np.square(moved.mean())
+        errors.append(abs(variance / large.var() - 1))
+        running_mean = 0.9 * running_mean + 0.1 * large.mean()
+    assert max(errors[:5]) > 0.9
+    assert max(errors[40:]) < 0.2
+
+
 def test_a_batch_that_three_devices_cannot_share_stops_the_program(tmp_path):
     """Lesson 05 shows NumPy's error, and a line whose error is plainer."""
     lesson = build.source_of("05").read_text()
@@ -97,6 +125,20 @@ def test_under_jit_the_batch_norm_of_flax_uses_the_global_batch():
         x, valid
     )
     np.testing.assert_allclose(found, (x[valid].mean(), x[valid].var()), rtol=1e-5)
+
+
+def test_inside_pmap_the_batch_norm_of_flax_is_exact_if_devices_have_equal_counts():
+    """Lesson 07: with an axis name."""
+    x = np.arange(8, dtype=np.float32).reshape(4, 2, 1) ** 2
+
+    def moments(x):
+        layer = nnx.BatchNorm(1, axis_name="data", momentum=0.0, rngs=nnx.Rngs(0))
+        layer(x, use_running_average=False)
+        return layer.mean[0], layer.var[0]
+
+    means, variances = jax.pmap(moments, axis_name="data")(x)
+    np.testing.assert_allclose(means, x.mean(), rtol=1e-5)
+    np.testing.assert_allclose(variances, x.var(), rtol=1e-5)
 
 
 def test_inside_pmap_all_devices_draw_the_same_mask_of_the_dropout_of_flax():
@@ -400,8 +442,8 @@ def test_layers_that_work_unchanged_with_explicit_axes(name):
 @pytest.mark.slow
 def test_an_embedding_asks_how_to_split_its_rows_and_auto_axes_answers():
     """Lesson 11."""
-    embed = nnx.Embed(10, 8, rngs=nnx.Rngs(0))
     with jax.set_mesh(jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])):
+        embed = nnx.Embed(10, 8, rngs=nnx.Rngs(0))
         tokens = jax.device_put(np.ones((16, 5), np.int32), jax.P("data"))
         with pytest.raises(Exception, match="out_sharding") as refusal:
             embed(tokens)

@@ -2,8 +2,8 @@
 
 Each script is short, gives the result of one device, and differs little from the last.
 
-Each script but 03_ragged and lesson 20's is a cell of its lesson's notebook, and
-test_alone.py runs it there again.
+Each script but 03_ragged, 07_flax_norm and lesson 20's is a cell of its lesson's
+notebook, and test_alone.py runs it there again.
 Lesson 14 kills its script and resumes it, lesson 17 runs its script as two processes.
 """
 
@@ -26,7 +26,8 @@ from pmapdp.port.__main__ import report_program
 OLD = "12 old"  # the pmap program that lesson 12 ports; it is no version of the others
 BROKEN = "12_pmap_2022"  # the same before its repair
 RAGGED = "03 ragged"  # half of the way from 02 to 03: Flax and Optax, nothing padded
-NAMES = {"03_ragged": RAGGED, "12_old_pmap": OLD}
+FLAX_NORM = "07 flax"  # half of the way from 05 to 07: running averages, padding counts
+NAMES = {"03_ragged": RAGGED, "07_flax_norm": FLAX_NORM, "12_old_pmap": OLD}
 PROGRAMS = {
     NAMES.get(path.stem, path.stem[:2]): path
     for path in sorted((build.FOLDER / "program").glob("*.py"))
@@ -45,6 +46,8 @@ NEW_LINES = {
     ("04", "05"): 10,
     ("03", "09"): 12,
     ("05", "07"): 40,
+    ("05", FLAX_NORM): 20,
+    (FLAX_NORM, "07"): 27,
     ("05", "08"): 30,
     ("05", "09"): 12,
     ("05", "10"): 10,
@@ -75,9 +78,9 @@ FLOAT64 |= {
 def figures_of(number: str) -> np.ndarray:
     """The figures of a script in its lesson's notebook.
 
-    Lessons 03 and 20 show only what changes in two scripts, so these are run.
+    Lessons 03, 07 and 20 show only what changes in three scripts, so these are run.
     """
-    if number in (RAGGED, "20"):
+    if number in (RAGGED, FLAX_NORM, "20"):
         command = [sys.executable, PROGRAMS[number]]
         on_cpu = os.environ | {"JAX_PLATFORMS": "cpu"}
         # The tests' own settings of XLA would round in another way than a notebook.
@@ -96,7 +99,13 @@ def figures_of(number: str) -> np.ndarray:
     return figures(printed(cell))
 
 
-@pytest.mark.parametrize("number", PROGRAMS)
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, marks=pytest.mark.nightly if number == FLAX_NORM else [])
+        for number in PROGRAMS
+    ],
+)
 def test_script_is_short_and_learns(number):
     assert (
         60
