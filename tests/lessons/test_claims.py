@@ -455,6 +455,9 @@ def test_an_embedding_asks_how_to_split_its_rows_and_auto_axes_answers():
         found = call_layer(embed, tokens)
         assert jax.typeof(found) == jax.typeof(expected)
         np.testing.assert_array_equal(found, expected)
+        closure = jax.sharding.auto_axes(lambda x: embed(x), out_sharding=jax.P("data"))
+        with pytest.raises(ValueError, match=r"context mesh .* should match"):
+            closure(tokens)
 
 
 UPDATE_ONCE = """
