@@ -16,12 +16,11 @@
 # # 02. Differentiate, compile, vectorize
 #
 # Three things drive newcomers to JAX mad: a `print` in the training step, an `if`, and a learning rate that they change
-# in their notebook. In a compiled step none of them does what it does in PyTorch, and one idea explains all three. JAX
-# runs your Python function on stand-ins in place of arrays. `jit` records what happens to them and compiles the record,
-# so later calls never reach your Python code. `grad` and `vmap` use the same trick with other stand-ins.
+# in their notebook. In a compiled step none of them does what it does in PyTorch, and one idea explains all three: JAX
+# runs your Python function on stand-ins in place of arrays, records what happens to them, and compiles the record.
 #
 # **You will** use `grad`, `jit` and `vmap`, say what the compiler sees of your function, and pass random keys by hand.
-# 26 minutes, 46 with exercises. You need NumPy, and to know what a gradient is, for example from
+# 25 minutes, 45 with exercises. You need NumPy, and to know what a gradient is, for example from
 # [01](01_train_a_network_in_numpy.ipynb).
 
 # %%
@@ -40,6 +39,11 @@ from pmapdp.lessons.pictures import lesson_02
 #
 # `jax.grad(f)` is a new function, the derivative of `f` with respect to its first argument. `f` must return a single
 # number, such as a loss. If you want that number as well, call `jax.value_and_grad(f)`.
+#
+# Your model isn't a number but a dictionary of arrays. JAX calls that a **pytree**: dictionaries, lists and tuples of
+# arrays, nested in any way. The gradient has the same structure, so `jax.tree.map` can pair each weight with its
+# gradient. And if your function has more to return than the loss, `has_aux=True` lets it: JAX differentiates the first
+# result and hands back the second untouched.
 
 
 # %%
@@ -49,20 +53,22 @@ def cube(x):
 
 print(cube(1.0), jax.grad(cube)(1.0), jax.grad(jax.grad(cube))(1.0))  # x³, 3 x² and 6 x
 
+
+def loss_and_count(model):
+    return 10 * model["W"] + 20 * model["b"], 1
+
+
+weights = {"W": 5.0, "b": 1.0}
+slopes, count = jax.grad(loss_and_count, has_aux=True)(weights)
+moved = jax.tree.map(lambda w, g: w - 0.1 * g, weights, slopes)
+print(jax.tree.map(float, slopes), "| moved:", jax.tree.map(float, moved))
+
 # %% [markdown]
 # ## Your program, without a backward pass
 #
 # You start from [program/01_numpy.py](program/01_numpy.py). `jax.grad` takes the place of its backward pass. JAX can
 # follow only its own operations, so whatever you differentiate must call `jnp` in place of `np`. A JAX array never
-# changes: `x[0] = 1` raises a TypeError. Write `x = x.at[0].set(1)`, which makes a new array.
-#
-# `grad` wants a function that returns one number, but you also want sums for your metrics. With `has_aux=True` your
-# `loss_sums` may return both: JAX differentiates the first and hands back the second untouched.
-#
-# The model is a dictionary of arrays. JAX calls it a **pytree**: dictionaries, lists and tuples of arrays, nested in any
-# way. The gradient has the same structure, so `jax.tree.map` can pair each weight with its gradient:
-# `jax.tree.map(lambda w, g: w - 0.1 * g, {"W": 5, "b": 1}, {"W": 10, "b": 0})` is `{"W": 4.0, "b":
-# 1.0}`. Now write the new training step yourself.
+# changes: `x[0] = 1` raises a TypeError, and `x.at[0].set(1)` makes a new array.
 #
 # 1. `update_model` (5 minutes): one step of gradient descent, with the learning rate `rate`. `loss_sums(model, batch)`
 #    returns the loss, *summed* over the batch, and a dictionary of sums, in which `sums["count"]` is the number of
@@ -90,9 +96,9 @@ verdict = check("02_differentiate_compile_vectorize", "update_model", update_mod
 #
 # </details>
 #
-# The next cell is the whole program, so you can skip its code. Without a backward pass, it prints the NumPy
-# program's losses and accuracies, up to rounding. The cell below it trains for one epoch, with your `update_model` if the
-# check has accepted it. You should see the test loss of epoch 0 again.
+# The next cell is the whole program, so you can skip its code. It prints the NumPy program's losses and accuracies, up
+# to rounding. The cell below it trains for one epoch, with your `update_model` if the check has accepted it. You should
+# see the test loss of epoch 0 again.
 
 # %% tags=["take-home"]
 # include program/02_jax.py
@@ -109,10 +115,9 @@ print("with", "your" if verdict.solved else "the program's own", "train_step")
 # %% [markdown]
 # ## jit: compile a step
 #
-# The program compiles its steps with `jax.jit`. See what it does to a tiny function, next to `grad` and `vmap`.
+# The program compiles its steps with `jax.jit`. See what that does to a tiny function.
 #
-# **Predict:** you call each of the three new functions three times. How many times does "Python sees" appear below
-# `jit:`?
+# **Predict:** you call the new function three times. How many times does "Python sees" appear?
 
 
 # %% tags=["prediction"]
@@ -121,32 +126,28 @@ def double(x):
     return 2 * x
 
 
-numbers = (1.0, 2.0, 3.0)
-for transform, arguments in ((jax.jit, numbers), (jax.grad, numbers), (jax.vmap, jnp.ones((3, 2)))):
-    print(f"\n{transform.__name__}:")
-    function = transform(double)
-    print("results:", [function(x).tolist() for x in arguments])
+jit_double = jax.jit(double)
+for x in (1.0, 2.0, 3.0):
+    print("result:", jit_double(x))
+lesson_02.trace()
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Once, and three times under `grad` and under `vmap`. What Python sees is a stand-in, called a **tracer**. Under `jit`
-# it has a shape and a type but no value. Under `grad` it carries the value, and follows the derivative along. Under
-# `vmap` it looks like a single number and stands for all rows.
+# Once. What Python sees is a stand-in, called a **tracer**, which has a shape and a type but no value.
 #
 # </details>
 #
-# In the first call under `jit`, JAX writes down every operation that the tracers meet, and compiles the list. From then
-# on, arguments of the same shapes and types go straight to the compiled program, and your Python code is left out. A
-# JAX array has an ordinary type where a Python number has a weak one, marked `~`, so `jnp.float32(1)` triggers a second
-# trace. To see the values in every call, write `jax.debug.print`, which becomes one of the operations.
-
-# %%
-lesson_02.trace()
-
-# %% [markdown]
-# Now time your `train_step` on batches of different sizes. `watched_step`, which calls it, is new, so nothing is
-# compiled yet. JAX returns before the result is ready, so you wait for it yourself, with `jax.block_until_ready`.
+# In the first call, JAX writes down every operation that the tracer meets, and compiles the list. From then on,
+# arguments of the same shapes and types go straight to the compiled program, and your Python code is left out. The `~`
+# marks a Python number, and `jnp.float32(1)`, which has another type, would make JAX trace again. To see the values in
+# every call, write `jax.debug.print`, which becomes one of the operations.
+#
+# `grad` and `vmap` run your function on tracers, too, but in every call. Under `grad` a tracer carries a value, and
+# follows the derivative along. Under `vmap` it looks like a single number and stands for all rows.
+#
+# Now time your `train_step` on batches of different sizes. `watched_step`, which calls it, isn't compiled yet. JAX
+# returns before the result is ready, so you wait for it yourself, with `jax.block_until_ready`.
 #
 # **Predict:** which of the five calls will be slow?
 
@@ -177,14 +178,12 @@ print("traced for batches of", traced)
 #
 # ## What JAX writes down
 #
-# The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Here are five layers, each only a
-# tanh, in a Python loop and with `lax.scan`. `scan` calls the function five times and feeds each result into the next
-# call. It can also read an input and keep an output per round. We need neither, hence `_` and `None`.
-#
-# **Predict:** how many times does `tanh` appear in each jaxpr?
+# The list of operations is called a **jaxpr**, and `jax.make_jaxpr` shows it to you. Five layers in a Python loop, each
+# only a tanh, become five operations, and a hundred become a hundred. `lax.scan` writes down a single round, which feeds
+# its result into the next. A round can also read an input and keep an output. We need neither, hence `_` and `None`.
 
 
-# %% tags=["prediction"]
+# %%
 def loop_over_layers(x):
     for _ in range(5):
         x = jnp.tanh(x)
@@ -199,12 +198,6 @@ for function in (loop_over_layers, scan_over_layers):
     print(jax.make_jaxpr(function)(jnp.ones(3)).pretty_print(use_color=False))
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Five times, and once. With a hundred layers, a Python loop hands the compiler a hundred copies. `scan` hands it one.
-#
-# </details>
-#
 # ## Trap 1: asking for a value
 #
 # Under `jit` a tracer has no value, so nothing in your function may ask for one.
@@ -232,15 +225,20 @@ for function in (python_if, jnp_where, numpy_tanh):
 # <details><summary>Answer</summary>
 #
 # `python_if` and `numpy_tanh`. An `if` asks for a value that isn't there, and NumPy wants to turn the tracer into an array.
-# Write `jnp.tanh`, and `jnp.where`, which computes both branches before it picks one. A flag such as `training` may stay
-# in an `if` if it's static: `jax.jit(f, static_argnums=1)` compiles once for each value of the second argument.
+# Write `jnp.tanh`, and `jnp.where`, which computes both branches before it picks one. `vmap` refuses `python_if`, too,
+# and `grad` alone doesn't. A flag such as `training` may stay in an `if` if it's static: `jax.jit(f, static_argnums=1)`
+# compiles once for each value of the second argument.
 #
 # </details>
 #
-# `vmap` refuses `python_if`, too, and `grad` alone doesn't. But the branch that `jnp.where` doesn't pick can spoil a
-# gradient. At 0, the slope of the root is infinite, and `jnp.where(x > 0, jnp.sqrt(x), 0.0)` has the gradient NaN. So
-# guard the root as well: `jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)`. `with jax.debug_nans(True):`
-# stops at the operation that made the first NaN.
+# <details><summary>If a gradient is NaN</summary>
+#
+# The branch that `jnp.where` doesn't pick can spoil a gradient. At 0, the slope of the root is infinite, and
+# `jnp.where(x > 0, jnp.sqrt(x), 0.0)` has the gradient NaN. So guard the root as well:
+# `jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)`. `with jax.debug_nans(True):` stops at the operation that
+# made the first NaN.
+#
+# </details>
 #
 # ## Trap 2: a global variable
 #
@@ -271,15 +269,13 @@ print(shrink(jnp.ones(3)))
 # </details>
 #
 # **Whatever changes from step to step must be an argument.** To try another `RATE`, change it in the program's cell and
-# run that cell again.
-#
-# A function is **pure** if its result depends on its arguments alone and it changes nothing else. JAX doesn't check that
-# yours is.
+# run that cell again. A function is **pure** if its result depends on its arguments alone and it changes nothing else.
+# JAX doesn't check that yours is.
 #
 # ## Trap 3: random numbers
 #
 # NumPy's random generator hides its state. In JAX you pass the state as an argument, called a **key**. A key always gives
-# the same numbers, so for fresh ones you make a new key with `fold_in(key, number)` or `split(key)`.
+# the same numbers, so for fresh ones you make a new key with `fold_in(key, number)`.
 #
 # **Predict:** you call each of the two functions three times. Which of them gives you three different numbers?
 
@@ -304,28 +300,36 @@ for step in range(3):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Only `jax_noise`. NumPy draws while JAX traces, and its number is built into the compiled program, as the rate was. Your
-# dropout would drop the same units in every update.
+# Only `jax_noise`. NumPy draws while JAX traces, so its number is built into the compiled program, as the rate was, and
+# your dropout would drop the same units in every update.
 #
 # </details>
 #
-# If two draws use the same key, they aren't independent. So keep one base key for the whole run. Never draw from it and
-# never split it. Derive each step's key with `fold_in(key, step)`, and split the derived key if a step makes several
+# If two draws use the same key, they aren't independent. So keep one base key for the whole run, and neither draw from it
+# nor split it. Derive each step's key with `fold_in(key, step)`, and `split` the derived key if a step makes several
 # draws. Under `with jax.debug_key_reuse(True):` JAX refuses to use a key twice.
 #
 # ## vmap: write it for one example
 #
-# What if you want the gradient of *each* example? Write a function of one example, and hand it to `jax.vmap`, which
-# makes each operation work on all examples at once. `in_axes=(None, 0, 0)` says that all examples share the model, and
-# each has its own row of inputs and label.
+# What if you want the gradient of *each* example? Write a function of one example, and `jax.vmap` makes each operation
+# work on all examples at once. Your function sees one example, and yet it can ask for the mean over all of them: name
+# the axis that `vmap` maps over, and call `lax.pmean` with this name.
+
+
+# %%
+def minus_mean(x):  # one number
+    return x - lax.pmean(x, "data")
+
+
+print(jax.vmap(minus_mean, axis_name="data")(jnp.array([1.0, 2, 6])))
+
+# %% [markdown]
+# Now with gradients. `gradients_one` takes the gradient of one example's loss, and then the mean over all examples.
+# `in_axes=(None, 0, 0)` says that all examples share the model, and each has its own row of inputs and label. With
+# `None` in `out_axes`, `vmap` returns the mean once, because it's the same for all examples.
 #
-# Your function sees one example, and yet it can ask for the mean over all of them. Name the axis that `vmap` maps over,
-# and call `lax.pmean` with this name: `jax.vmap(lambda x: x - lax.pmean(x, "data"), axis_name="data")` turns 1, 2 and 6
-# into -2, -1 and 3. All examples get the same mean. With `None` in `out_axes`, `vmap` returns it once instead of 128
-# times.
-#
-# **Predict:** below, `pmean` takes the mean of 128 gradients, and of their counts, which are all 1. How far is the
-# first from the gradient of the mean loss?
+# **Predict:** `pmean` takes the mean of 128 gradients, and of their counts, which are all 1. How far is this mean from
+# the gradient of the mean loss?
 
 
 # %% tags=["prediction"]
@@ -340,7 +344,6 @@ def gradients_one(model, inputs, label):  # [64], []
 mapped = jax.vmap(gradients_one, in_axes=(None, 0, 0), out_axes=(0, None), axis_name="data")
 example_grads, mean_grad = jax.jit(mapped)(init_model(), inputs, labels)
 mean_loss_grad = jax.grad(lambda model: loss_sums(model, (inputs, labels))[0] / 128)(init_model())
-print("one from each example:", example_grads["W1"].shape, "| their mean:", mean_grad["W1"].shape)
 print("largest difference:", abs(mean_grad["W1"] - mean_loss_grad["W1"]).max())
 lesson_02.gradients(example_grads["b1"], mean_loss_grad["b1"])
 
@@ -403,8 +406,11 @@ assert "Error" in lesson_02.result_or_error(jax.jit(numpy_tanh), 3.0)
 np.testing.assert_allclose((shrink(1.0), *shrink(jnp.ones(3))), (0.9, 0.5, 0.5, 0.5))
 assert len({float(numpy_noise(0.0)) for _ in range(3)}) == 1
 assert len({float(jax_noise(0.0, jax.random.fold_in(key, step))) for step in range(3)}) == 3
-minus_mean = jax.vmap(lambda x: x - lax.pmean(x, "data"), axis_name="data")
-assert minus_mean(jnp.array([1.0, 2, 6])).tolist() == [-2, -1, 3]
+assert jit_double(1.0) == 2
+assert example_grads["W1"].shape == (128, 64, 32)
+assert (slopes, count, moved) == ({"W": 10, "b": 20}, 1, {"W": 4, "b": -1})
+mapped_minus_mean = jax.vmap(minus_mean, axis_name="data")
+assert mapped_minus_mean(jnp.array([1.0, 2, 6])).tolist() == [-2, -1, 3]
 assert jnp.zeros(2).at[0].set(1).tolist() == [1, 0]
 for name, gradient in mean_loss_grad.items():
     np.testing.assert_allclose(example_grads[name].mean(0), gradient, atol=1e-6)
@@ -413,8 +419,8 @@ for name, gradient in mean_loss_grad.items():
 # %% [markdown]
 # ## Take away
 #
-# - `jit` runs your Python code once for each combination of shapes and types, with tracers that have no values.
-#   Whatever changes must be an argument, even the random key.
+# - `jit` runs your Python code once for each combination of shapes and types, with tracers that have no values. So
+#   whatever changes must be an argument, even the random key.
 # - The gradient of a mean is the mean of the gradients. `lax.pmean` takes it over the axis that you've named, here of
 #   examples, and soon of devices.
 #

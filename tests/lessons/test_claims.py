@@ -183,6 +183,21 @@ def test_jax_traces_once_for_each_type():
     assert len(types) == 3
 
 
+def test_grad_and_vmap_run_the_python_function_in_every_call():
+    """Lesson 02."""
+    calls = []
+
+    def double(x):
+        calls.append(x)
+        return 2 * x
+
+    for transformed, x in ((jax.grad(double), 1.0), (jax.vmap(double), jnp.ones(2))):
+        calls.clear()
+        for _ in range(3):
+            transformed(x)
+        assert len(calls) == 3
+
+
 def test_only_under_grad_a_tracer_has_a_value():
     """Lesson 02: so `grad` alone takes an `if`, and `vmap` doesn't, nor does `jit`."""
 
@@ -287,9 +302,9 @@ def test_keys_made_by_split_and_by_fold_in():
 def test_tree_map_pairs_the_leaves_of_two_pytrees():
     """Lesson 02 gives this example."""
     model = {"W": 5, "b": 1}
-    gradient = {"W": 10, "b": 0}
+    gradient = {"W": 10, "b": 20}
     stepped = jax.tree.map(lambda w, g: w - 0.1 * g, model, gradient)
-    assert stepped == {"W": 4.0, "b": 1.0}
+    assert stepped == {"W": 4.0, "b": -1.0}
 
 
 def test_jax_makes_float32_of_float64_and_never_changes_an_array():
