@@ -23,8 +23,8 @@
 # and check once that the batch is split. Explicit sharding is for you if you'd rather have an error than the compiler's
 # silent guess, or if you want to decide yourself when gradients are summed.
 #
-# **You will** read shardings as types, answer when JAX asks you for one, and recognize a sum that isn't finished. 24
-# minutes, 50 with exercises, or 15 and 33 without the appendix, which you may leave out. You need [09 Let the compiler
+# **You will** read shardings as types, answer when JAX asks you for one, and recognize a sum that isn't finished.
+# 24 minutes, 50 with exercises, or 15 and 33 without the appendix, which you may leave out. You need [09 Let the compiler
 # do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
