@@ -20,7 +20,7 @@
 # others** when they need it. That changes fifteen lines of your program, none of them in the training step.
 #
 # **You will** count the bytes of a training state, create it in shards (ZeRO, also called FSDP), keep the peak of a step
-# low, and count what that costs in messages. 24 minutes, 44 with exercises. You need
+# low, and count what that costs in messages. 22 minutes, 42 with exercises. You need
 # [06 Communicate between devices](06_communicate_between_devices.ipynb),
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb), and `shard_map` from
 # [10 Three ways side by side](10_three_ways_side_by_side.ipynb).
@@ -61,8 +61,8 @@ lesson_16.bytes_of_seven_billion(gigabytes)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Splitting the moments is enough; splitting the parameters isn't. An eighth of 56 GB is 7 GB, so a device holds
-# 28 + 28 + 7 = 63 GB, which leaves 17 GB for activations. With the parameters split it's still 87.5 GB.
+# Splitting the moments is enough. An eighth of 56 GB is 7 GB, so a device holds 28 + 28 + 7 = 63 GB, which leaves 17 GB
+# for activations. With the parameters split it's still 87.5 GB.
 #
 # </details>
 #
@@ -82,7 +82,8 @@ from jax import lax
 from pmapdp.collectives import collectives
 
 mesh = Mesh(jax.devices(), ("data",))
-replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+replicated = NamedSharding(mesh, PartitionSpec())
+split = NamedSharding(mesh, PartitionSpec("data"))
 
 
 def update(w, example):  # [1]: this device's weight; [8]: this device's example
@@ -130,7 +131,7 @@ lesson_16.a_weight_visits()
 # ## The program so far, and what changes
 #
 # You start from [program/09_jit.py](program/09_jit.py). Under `jit` you only say where the state lives, and the compiler
-# chooses the messages. Below you'll see that they aren't always the ones you'd choose.
+# chooses the messages.
 #
 # include the difference of 09_jit.py and 16_zero.py
 #
@@ -144,10 +145,8 @@ lesson_16.a_weight_visits()
 # include program/16_zero.py
 
 # %% [markdown]
-# The losses match lesson 09's to within 1e-3. An eighth of the state is 12.5 %, and the last line says 12.9 %, because the
-# bias of the last layer has 10 numbers, which eight devices can't share equally. So it stays whole, and so do its two
-# moments.
-#
+# The losses match lesson 09's to within 1e-3. A device holds a bit more than an eighth of the state, because eight devices
+# can't share the last layer's bias of 10 numbers, so it stays whole.
 # Lesson 14's checkpoint code still works. To restore, pass a state with the shardings you want: a checkpoint of eight
 # devices comes back in the shards of four.
 
@@ -236,22 +235,60 @@ lesson_16.memory_over_time(programs)
 #
 # </details>
 #
-# *Left to the compiler* takes 11 MB, because each layer comes when it's used and leaves right after. Ask for the plan on
-# your own machine: `memory_analysis()` runs nothing. These peaks are its `argument_size_in_bytes` plus its
-# `temp_size_in_bytes`: on CPUs its `peak_memory_in_bytes` is only the state at rest, 6.3 MB.
-#
-# `rows` splits an axis *inside* each layer. If you split the axis of the scan, the compiler gathers all layers before the
-# scan, and the peak is 44 MB.
+# *Left to the compiler* takes 11 MB, because each layer comes when it's used and leaves right after. You can ask for the
+# plan of your own step, and nothing runs. On CPUs, don't trust its `peak_memory_in_bytes`, which is only the state at rest.
 #
 # ## What a low peak costs
 #
-# You pay for a low peak in messages. The next cell adds stage 1, *moments split*, and a step by hand, with the all-gather
-# inside the layer, as in `update`.
+# You pay for a low peak in messages. The next cell counts them, also for stage 1, *moments split*.
 #
 # **Predict:** how often is each layer gathered in one update with *left to the compiler*?
 
 
 # %% tags=["prediction"]
+def peak(program):
+    """In MB."""
+    plan = program.memory_analysis()
+    return (plan.argument_size_in_bytes + plan.temp_size_in_bytes) / 1e6
+
+
+programs["moments split"] = compile_step(make_step(deep_loss), replicated, rows)
+for name, program in programs.items():
+    print(f"{name:20s} peak {peak(program):2.0f} MB,", count_messages(program))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# Twice: 32 all-gathers for 16 layers. A layer visits once in the forward pass and leaves, so it has to come again in the
+# backward pass.
+#
+# </details>
+#
+# Stage 1 peaks at 40 MB, below *gathered first*, so stage 3 pays off only if the layers come one by one.
+#
+# A count of 16 or 32 means one message per layer. A count of 1 means all 16 layers at once. Call the size of all layers n.
+# A gather or a reduce-scatter sends about n, and an all-reduce about 2n.
+#
+# | sent for gradients + for layers | here | with a reduce-scatter |
+# | --- | --- | --- |
+# | replicated | 2n | 2n |
+# | moments split, stage 1 | 2n + n | n + n |
+# | left to the compiler, stage 3 | 2n + 2n | n + 2n |
+#
+# On CPUs, XLA sums the full gradient on every device, and then throws seven eighths away. For GPUs, its pass
+# `ReduceScatterCreator` makes one reduce-scatter of that. A step by hand, with the all-gather inside the layer as in
+# `update`, has reduce-scatters on CPUs, too. The folded cell below checks one, and its peak is 10 MB.
+#
+# ## When the compiler moves something else
+#
+# You only said where the layers *live*, so look at what moves. If you split the axis of the scan, and not an axis inside
+# each layer, the compiler gathers all layers before the scan, and the peak is 44 MB. If you write the layers as a Python
+# loop and split their columns, it gathers the *activations*, because all 64 are smaller than a layer. That's lesson 15's
+# tensor parallelism, with the same result. But a large batch's activations may be what fills your memory. Then say
+# `x = lax.with_sharding_constraint(x, split)` after each layer, and the layers come instead.
+
+# %% tags=["proof"]
+# The asserts behind the last answers, and a step by hand.
 @jax.checkpoint  # forgets the gathered weights, as in lesson 20
 def layer_by_hand(x, w):  # [64 / 8, 512]: this device's rows; [512 / 8, 512]: its part of the layer
     return jnp.tanh(x @ lax.all_gather(w, "data", tiled=True))
@@ -262,72 +299,11 @@ def loss_by_hand(layers, x):
     return jnp.square(x).sum() / (64 * 512)  # the sum of the devices' losses is the mean
 
 
-def peak(program):
-    plan = program.memory_analysis()
-    return (plan.argument_size_in_bytes + plan.temp_size_in_bytes) / 1e6
-
-
 specs = (rows.spec, jax.tree.map(lambda x: rows.spec if x.ndim else replicated.spec, adam_state))
 options = {"in_specs": (*specs, split.spec), "out_specs": specs}
 by_hand = jax.shard_map(make_step(loss_by_hand), mesh=mesh, **options)
 by_hand = jax.jit(by_hand, donate_argnums=(0, 1)).lower(layers, adam_state, x)
-programs |= {
-    "moments split": compile_step(make_step(deep_loss), replicated, rows),
-    "by hand": by_hand.compile(),
-}
-for name, program in programs.items():
-    print(f"{name:24s} peak {peak(program):2.0f} MB,", count_messages(program))
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Twice: 32 all-gathers for 16 layers. A layer visits once in the forward pass and leaves, so it has to come again in the
-# backward pass.
-#
-# </details>
-#
-# A count of 16 or 32 means one message per layer. A count of 1 means all 16 layers at once. Call the size of all layers n.
-# A gather or a reduce-scatter sends about n, an all-reduce about 2n.
-#
-# | sent for gradients + for layers | here | with a reduce-scatter |
-# | --- | --- | --- |
-# | replicated | 2n | 2n |
-# | moments split, stage 1 | 2n + n | n + n |
-# | left to the compiler, stage 3 | 2n + 2n | n + 2n |
-# | by hand, stage 3 | n + 2n | n + 2n |
-#
-# On CPUs, XLA sums the full gradient on every device, then throws seven eighths away. For GPUs and TPUs, a pass of XLA
-# merges the two into a reduce-scatter. Only bytes are counted here, not time.
-#
-# ## When the compiler moves something else
-#
-# You only said where the layers *live*. Write them as a Python loop, split their columns, and count the bytes, too:
-
-
-# %%
-def loop_loss(layers, x):
-    for w in layers:
-        x = jnp.tanh(x @ w)
-    return jnp.square(x).mean()
-
-
-def gathers(loss):
-    """The all-gathers of a step, if the columns of all layers are split."""
-    columns = NamedSharding(mesh, PartitionSpec(None, None, "data"))
-    program = compile_step(make_step(loss), columns, columns)
-    return [row for row in collectives(program.as_text()) if row.kind == "all-gather"]
-
-
-gathers(loop_loss)
-
-# %% [markdown]
-# These sixteen all-gathers bring 2.1 MB, but the layers have 16.8. So they bring the *activations* of all 64 examples,
-# which are smaller than a layer, and each device computes an eighth of the columns. That's lesson 15's tensor parallelism,
-# with the same result. But with a large batch, activations may be what fills your memory. If you say
-# `x = lax.with_sharding_constraint(x, split)` after each layer, the layers come instead.
-
-# %% tags=["proof"]
-# The asserts behind the last answers, and behind the step by hand.
+programs["by hand"] = by_hand.compile()
 wanted = {
     "replicated": (70, {"all-reduce": 16}),
     "gathered first": (57, {"all-reduce": 16, "all-gather": 1}),
@@ -341,6 +317,19 @@ wanted = {
 assert shard(layers) == rows
 at_rest = programs["left to the compiler"].memory_analysis().peak_memory_in_bytes
 assert abs(at_rest / 1e6 - 6.3) < 0.1
+
+
+def loop_loss(layers, x):
+    for w in layers:
+        x = jnp.tanh(x @ w)
+    return jnp.square(x).mean()
+
+
+def gathers(loss):
+    """The all-gathers of a step, if the columns of all layers are split."""
+    columns = NamedSharding(mesh, PartitionSpec(None, None, "data"))
+    program = compile_step(make_step(loss), columns, columns)
+    return [row for row in collectives(program.as_text()) if row.kind == "all-gather"]
 
 
 def loop_loss_in_place(layers, x):
@@ -438,10 +427,10 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # mesh axis.
 #
 # In pmapdp, `make_split_strategy` ([sharding/split_step.py](../pmapdp/sharding/split_step.py)) makes the step for
-# `--shard-state`. It can't know where your layers begin, so with `parameters` it gathers all of them first, and the layers
-# above take 28 MB. In `rows` they'd take 43 MB. So `zero_sharding`
-# ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, takes the first axis that the devices
-# divide. And the core's state isn't born sharded: the host makes it and sends each device its shards.
+# `--shard-state`. It can't know where your layers begin, so with `parameters` it gathers all of them first. Then the first
+# axis is the cheapest to split: the layers above take 28 MB, and 43 MB in `rows`. So `zero_sharding`
+# ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, splits the first axis that it can. The host
+# makes this state, and sends each device its shards.
 # **With pmap** you'd write the all-gather into every layer yourself, so pmapdp splits the state only under `jit`.
 #
 # To read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) and [the scaling

@@ -93,7 +93,7 @@ def memory_over_time(programs: dict[str, Any]) -> None:
             ha="center",
             fontsize=9,
         )
-        axes.set_title(name.replace(" in", "\nin").replace(" to", "\nto"), fontsize=10)
+        axes.set_title(name, fontsize=10)
         axes.set(xlabel="one step", xticks=[], ylim=(0, 80))
     grid[0].set_ylabel("MB on one device")
     grid[0].text(0.5, 22, "the state, at rest", color="white", ha="center", fontsize=8)
