@@ -76,17 +76,14 @@ launch.run(print_eight_numbers)
 #
 # include the difference of 14_resume.py and 17_processes.py
 #
-# - You say in `PROCESSES` how many processes you start, on all machines together.
+# - You say in `PROCESSES` how many processes you start, on all machines together. Otherwise processes that don't find each
+#   other would each train a whole run, and write their checkpoints over the others', without an error.
 # - `jax.distributed.initialize` connects the processes, before JAX starts its devices. Process 0 listens at the address,
 #   because it's the *coordinator*. From then on, `jax.devices()` lists the devices of all processes.
 # - `place_batch` gives each device its rows. Every process makes the whole batch, because the data is small.
 # - Every process runs the same `init_state`. The result is one global state.
 # - Only process 0 prints the results. But every process calls `restore` and `save`, and all need the same folder, on a
 #   disk that they share.
-#
-# `PROCESSES` saves you from a silent mistake: processes that aren't connected would each train a whole run, and write their
-# checkpoints over the others'. So if you ask for more than one process and they don't find each other, `initialize` fails.
-# If another number of them does, the `assert` fails.
 #
 # **With pmap** each process passes only its own rows, `[local devices, b, ...]`, and gets its own devices' results back.
 # The rest stays the same, and `lax.pmean` averages over all processes' devices.
@@ -107,7 +104,7 @@ sys.argv = ["17_processes.py", f"{folder}/one_process"]
 
 # %% [markdown]
 # Now run it for one epoch as two processes with four devices each. If you type the docstring's two commands into two
-# terminals, you'll also see lines of gloo, which connects the CPUs. The cell leaves them out.
+# terminals, you'll also see lines of gloo, which connects the CPUs.
 #
 # **Predict:** which lines does process 1 print?
 
@@ -128,11 +125,11 @@ print("process 1:", *second, sep="\n  ")
 #
 # ## The mistake: rows by process number
 #
-# Many programs give the first half of the batch to process 0 and the second half to process 1, and call
-# `jax.make_array_from_process_local_data`, which takes one process's rows. This works if the mesh lists the devices process
-# by process. But on TPUs `jax.make_mesh` orders chips by their wiring, so on a v5e of 4 x 2 chips, the hosts may come in the
-# order 0 0 1 1 1 1 0 0. Place eight numbers on such a mesh, first by process number, and then as your program
-# does, by callback:
+# Here every process makes the whole batch. For large data you'd rather let each process read its own rows, and hand them to
+# `jax.make_array_from_process_local_data`. So why not give the first half of the batch to process 0 and the second half to
+# process 1? This works if the mesh lists the devices process by process. But on TPUs `jax.make_mesh` orders chips by their
+# wiring, so on a v5e of 4 x 2 chips, the hosts may come in the order 0 0 1 1 1 1 0 0. Place eight numbers on such a mesh,
+# first by process number, and then as your program does, by callback:
 
 
 # %%
@@ -162,21 +159,24 @@ lesson_17.who_holds_what()
 #
 # </details>
 #
-# If making the whole batch takes too long, read just the rows that the callback is asked for.
+# Training survives this, because inputs and labels are mixed up in the same way, and a batch has no order. But predictions
+# that you write to a file would belong to other examples. There are two ways out:
 #
-# For training, the wrong order does no harm, because inputs and labels are mixed up in the same way, and a batch has no
-# order. So each process may also pass rows of its own files, or of its own indices, as with PyTorch's `DistributedSampler`,
-# if all have the same number of batches, of the same size. But predictions that you write to a file would be in the wrong
-# order. Put the example's number into the batch as one more array, and sort by it. And if a second mesh axis crosses
-# processes without splitting the batch, these processes must pass the same rows. JAX doesn't check that.
+# - Read only the rows that the callback is asked for.
+# - Let each process pass rows of its own, as with PyTorch's `DistributedSampler`, and put the example's number into the
+#   batch as one more array. All processes need the same number of batches, of the same size.
+#
+# If a second mesh axis crosses processes without splitting the batch, these processes must pass the same rows. JAX doesn't
+# check that.
 #
 # ## If a run hangs
 #
 # All processes must run the same computations in the same order. If one of them skips an all-reduce, for instance because
 # it has a batch less, the others wait for it. Or worse: the others' all-reduce matches a later one of this process, and the
-# sum is silently wrong. Process 0 may call
-# `report` alone, because every process holds the metric sums already. When a run hangs, `py-spy dump --pid ...` shows the
-# line where a process is. Find the process that's stuck on a different line.
+# sum is silently wrong. Process 0 may call `report` alone, because every process holds the metric sums already.
+#
+# When a run hangs, `py-spy dump --pid ...` shows the line where a process is. Find the process that's stuck on a different
+# line.
 #
 # ## Kill one
 #
@@ -185,33 +185,31 @@ lesson_17.who_holds_what()
 # **Predict:** process 0 waits for a gradient that will never come. Does it wait forever?
 
 # %% tags=["prediction"]
-import textwrap
 import time
 from pathlib import Path
 
 killed = f"{folder}/killed"
 program = launch.take_home().replace("process_id)", "process_id, heartbeat_timeout_seconds=10)")
 process_0, process_1 = launch.start(2, "-c", program, killed)
-while not Path(killed, "0").exists() and process_1.poll() is None:
-    time.sleep(0.01)
+launch.wait_for(Path(killed, "0"), process_1)  # the checkpoint of epoch 0
 process_1.kill()
 kill_time = time.perf_counter()
 output, _ = process_0.communicate(timeout=200)
-print(f"{time.perf_counter() - kill_time:.0f} s later: exit status {process_0.returncode}")
-reasons = [line for line in output.splitlines() if "heartbeat" in line or "gloo" in line]
-print(textwrap.fill("".join(reasons[:1]), 90))
+seconds = time.perf_counter() - kill_time
+print(f"{seconds:.0f} s later, process 0 has ended with status {process_0.returncode}")
+print("in its log:", launch.reason_for_abort(output))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No. We've seen it end in two ways:
+# No. Its log has one of two reasons:
 #
 # - **"stopped sending heartbeats", after several seconds.** Every process sends a *heartbeat* to the coordinator. If one
 #   of them is silent for 100 s, JAX aborts all the others. The cell above asks for 10 s, so that it ends soon.
 # - **`gloo::EnforceNotMet`, within a second.** gloo, which carries data between CPUs, missed process 1.
 #
-# The exit status -6 says that signal 6, SIGABRT, ended the process. A `try` around your loop doesn't catch that. On GPUs,
-# JAX has an experimental mode in which [the others survive](https://docs.jax.dev/en/latest/501/fault-tolerance.html).
+# The status -6 says that signal 6, SIGABRT, ended the process. A `try` around your loop doesn't catch that. On GPUs, JAX
+# has an experimental mode in which [the others survive](https://docs.jax.dev/en/latest/501/fault-tolerance.html).
 #
 # </details>
 #

@@ -722,3 +722,16 @@ def test_remat_keeps_the_state_of_a_layer_and_checkpoint_drops_it(
     assert norm.mean[...].any() == keeps_state
     masks_differ = (call(dropout, inputs) != call(dropout, inputs)).any()
     assert masks_differ == keeps_state
+
+
+def test_the_reason_for_an_abort_is_found_among_the_lines_of_xla():
+    """Lesson 17."""
+    prefix = "E1129 22:40:17.307098 30720 coordination_service.cc:1549] [184] "
+    heartbeats = (
+        f"{prefix}UNAVAILABLE: tasks are unhealthy (stopped sending heartbeats)"
+    )
+    gloo = "terminate called after throwing an instance of 'gloo::EnforceNotMet'"
+    reason = launch_processes.reason_for_abort
+    assert reason(f"epoch 0\n{heartbeats}\n") == "stopped sending heartbeats"
+    assert reason(f"epoch 0\n{gloo}\n") == "gloo::EnforceNotMet"
+    assert reason("epoch 0\n") == "no reason that this lesson knows"

@@ -4,10 +4,13 @@ lesson 19 does both.
 
 import inspect
 import os
+import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 SECONDS_ALLOWED = 300  # for processes that connect, on a machine that others use, too
@@ -104,6 +107,18 @@ def start(
             )
         )
     return processes
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until a path exists, or until the process that should make it has ended."""
+    while not path.exists() and process.poll() is None:
+        time.sleep(0.01)
+
+
+def reason_for_abort(log: str) -> str:
+    """The words of a log that say why JAX ended its process, without what XLA prints around them."""
+    found = re.search(r"stopped sending heartbeats|gloo::\w+", log)
+    return found[0] if found else "no reason that this lesson knows"
 
 
 def outputs(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
