@@ -1,5 +1,6 @@
 """The claims of the lessons about JAX that no cell shows."""
 
+import json
 import re
 import signal
 import time
@@ -722,6 +723,20 @@ def test_remat_keeps_the_state_of_a_layer_and_checkpoint_drops_it(
     assert norm.mean[...].any() == keeps_state
     masks_differ = (call(dropout, inputs) != call(dropout, inputs)).any()
     assert masks_differ == keeps_state
+
+
+def test_the_speeds_on_a_gpu_are_the_benchmarks():
+    """Lessons 18 and 20 name them, to three digits."""
+    file = build.FOLDER.parent / "benchmarks" / "accelerators.json"
+    rows = json.loads(file.read_text())["rows"]
+    speeds = {
+        "58,000": ("18", rows["CNN, 64"]["jit"]["bare"]),
+        "40,700": ("20", rows["ResNet-18, 512"]["jit"]["trainer"]),
+        "78,200": ("20", rows["ResNet-18, 512, bfloat16"]["jit"]["trainer"]),
+    }
+    for words, (number, speed) in speeds.items():
+        assert f"{round(speed, -2):,.0f}" == words
+        assert f" {words} " in build.source_of(number).read_text()
 
 
 def test_the_reason_for_an_abort_is_found_among_the_lines_of_xla():
