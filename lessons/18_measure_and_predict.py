@@ -17,10 +17,10 @@
 # Your program trains on one GPU, and somebody offers you 64. How much faster would that be? Not 64 times: the GPUs also
 # have to communicate. What's the best you could hope for? You can work that out with one device: time a step, count what
 # it would send, and calculate the rest. Then you'll compare three such predictions with published runs. One is good, one
-# comes close by luck, and one is far too optimistic.
+# comes close by luck, and one is far too optimistic. So you'll also see what to expect instead.
 #
 # **You will** time a step without fooling yourself, predict the speed of 64 devices for a batch that grows and for one
-# that doesn't, and decide what to try first. 21 minutes, 46 with exercises. You need [06 Communicate between
+# that doesn't, and say what to expect of real ones. 20 minutes, 45 with exercises. You need [06 Communicate between
 # devices](06_communicate_between_devices.ipynb) and [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -56,11 +56,10 @@ lesson_18.three_durations()
 #
 # - `measure` times the step on one device.
 # - `all_reduce_seconds` is the fastest all-reduce that we know. A device exchanges half of its numbers with a partner, then
-#   a quarter with another, and so on, until it has the sums of an N-th. The same way back, it gathers the rest. It sends no
-#   more bytes than lesson 06's ring, in 2 log2(N) messages instead of 2 (N - 1), and each message takes a latency.
+#   a quarter with another, and so on, until it has the sums of an N-th. The same way back, it gathers the rest. It sends as
+#   many bytes as lesson 06's ring, but in 2 log2(N) messages instead of 2 (N - 1), and each message takes a latency.
 # - `speedup` gives a **range**, because the all-reduce may run while the devices still compute. The lower end is without
-#   any overlap. At the upper end the all-reduce hides behind the backward pass, about two thirds of the step, and only what
-#   doesn't fit costs time.
+#   overlap. At the upper end only what doesn't fit behind the backward pass, about two thirds of the step, costs time.
 #
 # include the difference of 09_jit.py and 18_measure.py
 
@@ -106,11 +105,6 @@ for name, all_reduce in {"ring": ring, "halving": all_reduce_seconds(n, 64)}.ite
 
 # %% tags=["prediction"]
 RESNET_BYTES = 4 * 25_557_032  # its parameters in float32
-published = {  # devices, and how many times as fast as one: see below
-    "8 A100s, TF32": (8, 7248 / 938),
-    "8 A100s, mixed precision": (8, 16621 / 2470),
-    "32 servers of 8 P100s": (32, 0.9 * 32),
-}
 
 
 def resnet_seconds(N):
@@ -124,11 +118,12 @@ def your_seconds(N):
 
 counts = [1, 2, 4, 8, 16, 32, 64]
 steps = {"ResNet-50 on A100s": (256 / 938, resnet_seconds), "your network": (2e-4, your_seconds)}
-weak, strong = {}, {}
+weak = {}
+strong = {}
 for name, (step, all_reduce) in steps.items():
     weak[name] = [speedup(step, all_reduce(N), N) for N in counts]
     strong[name] = [speedup(step / N, all_reduce(N), N) for N in counts]
-lesson_18.speedup_by_devices(counts, weak, strong, published)
+lesson_18.speedup_by_devices(counts, weak, strong)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -140,21 +135,20 @@ lesson_18.speedup_by_devices(counts, weak, strong, published)
 #
 # Look for the place where the all-reduce takes as long as the computing. Without overlap, N devices are then N / 2 times
 # as fast as one, and from there on you pay for devices that mostly wait. Your network gets there between 16 and 32 devices,
-# or between 2 and 4 if they share a batch. A ResNet-50 is nowhere near: with a batch on each, 64 GPUs lose at most 0.6 %. If they share one, and 4 images keep a GPU as busy as 256, they're 46 to 64 times as fast.
+# or between 2 and 4 if they share a batch. A ResNet-50 is nowhere near. With a batch on each, 64 GPUs lose at most 0.6 %. If
+# they share one, they're 46 to 64 times as fast, provided that 4 images keep a GPU as busy as 256.
 #
 # So the offer is poor for your small network, and good for a ResNet-50, because its steps are long. A growing batch gives
 # you long steps, but may change how well you learn: [lesson 21](21_choose_a_batch_size.ipynb) shows how far it can grow.
 #
 # ## How wrong is it?
 #
-# Would you bet on this? The three points in the picture are published runs of ResNet-50. In each of them a device has as
-# many images at a time as before, as on the left. The last run compares servers, so each of these counts as one device.
+# Would you bet on this? Here are three published runs of ResNet-50. In each of them a device has as many images at a time
+# as before, as on the left. The last run compares servers, so each of these counts as one device.
 #
 # - [NVIDIA](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
 #   trained on one and on eight A100s of one machine, with 256 images on each, in TF32. NVLink sums in 0.65 ms, and a step
-#   takes 273 ms, so each of the eight should lose at most 0.2 % of its speed. NVIDIA says strong scaling, because one
-#   GPU accumulates eight steps per update
-#   ([settings](https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/configs.yml)).
+#   takes 273 ms, so each of the eight should lose at most 0.2 % of its speed.
 # - NVIDIA did the same in mixed precision. One A100 then trains 2.6 times as fast, but its gradients stay in float32.
 # - [Goyal et al.](https://arxiv.org/abs/1706.02677) went from one server of 8 P100s to 32. On one, 90 epochs took
 #   [29 hours](https://developer.nvidia.com/blog/facebook-trains-imagenet-in-1-hour/), so a step of 256 images took 232 ms.
@@ -163,16 +157,13 @@ lesson_18.speedup_by_devices(counts, weak, strong, published)
 # **Predict:** should the A100s lose less than 0.2 % in mixed precision, as much, or more?
 
 # %% tags=["prediction"]
-# Each one's part of the ideal speed: without overlap, with full overlap, and as found.
 network_cards = [scaling.Level(32, LATENCY, 6.25e9)]
 between_servers = 2 * scaling.reduce_scatter(RESNET_BYTES, 32, network_cards)
-runs = {
-    "8 A100s, TF32": speedup(256 / 938, resnet_seconds(8), 1),
-    "8 A100s, mixed precision": speedup(256 / 2470, resnet_seconds(8), 1),
-    "32 servers of 8 P100s": speedup(0.232, between_servers, 1),
+runs = {  # each one's part of the ideal speed: without overlap, with full overlap, and as found
+    "8 A100s, TF32": (*speedup(256 / 938, resnet_seconds(8), 1), 7248 / (8 * 938)),
+    "8 A100s, mixed precision": (*speedup(256 / 2470, resnet_seconds(8), 1), 16621 / (8 * 2470)),
+    "32 servers of 8 P100s": (*speedup(0.232, between_servers, 1), 0.9),
 }
-for name, (N, times) in published.items():
-    runs[name] = (*runs[name], times / N)
 lesson_18.predicted_against_found(runs)
 
 # %% [markdown]
@@ -182,20 +173,27 @@ lesson_18.predicted_against_found(runs)
 #
 # </details>
 #
-# In TF32 the calculation is 3 points off, but in mixed precision it's 15. Eight GPUs take 10 ms longer for a step in
-# TF32, and 20 ms longer in mixed precision. Part of that is the optimizer, which runs in every step on eight GPUs and in
-# every eighth on one. The bytes alone can't explain it, because both runs send the same ones.
+# In TF32 the calculation is 3 points off, but in mixed precision it's 15. A step takes 10 ms longer on eight GPUs in TF32,
+# and 20 ms in mixed precision, though both send the same bytes. Part of it is the optimizer, because on one GPU NVIDIA
+# [accumulates eight
+# steps](https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/configs.yml) per update.
 #
 # The P100s' 90 % is inside its range of 88 to 100 %, but by luck: Goyal et al. ran their all-reduce during the backward
 # pass. If all of it was hidden, you'd expect 100 %, and their 10 % went somewhere else.
 #
+# ## What to expect of real devices
+#
 # The calculation only knows *communication*. It knows nothing about loading data, launching kernels, or waiting for the
-# slowest device. So don't hope for more than the upper end, and be ready for less than the lower one.
+# slowest device. So its number is a limit, and what you should expect depends on what you find on *one* device:
 #
-# ## What it can't see
+# | on one device | expect of N devices |
+# | --- | --- |
+# | the all-reduce would take longer than the step | at most 3/4 of N, and less than half of N without overlap. It's a poor offer, whatever you tune. |
+# | the step takes many times as long, and the device is busy | 84 to 97 % of N, as in the three published runs |
+# | the device waits for the host | that N devices wait, too. Give it more to do first. |
 #
-# A **profile** shows what ran when. You record one with `jax.profiler.trace(folder)`, and open it in
-# [ui.perfetto.dev](https://ui.perfetto.dev). Here's pmapdp's CNN on an H200, with jax 0.11.2.
+# How would you notice the last one? A **profile** shows what ran when. You record one with `jax.profiler.trace(folder)`,
+# and open it in [ui.perfetto.dev](https://ui.perfetto.dev). Here's pmapdp's CNN on an H200, with jax 0.11.2.
 
 # %%
 lesson_18.trace_of_an_h200()
@@ -203,7 +201,7 @@ lesson_18.trace_of_an_h200()
 # %% [markdown]
 # In each update the GPU computes for 0.12 ms and waits for the host for 1.4 ms. The profiler slows the host down. But even
 # without it, a bare loop with batches of 64 took 1.1 ms an update, at 58,000 images a second
-# ([Speed](../docs/speed.md#on-a-gpu)). So the GPU waits about nine tenths of the time, and 64 GPUs would wait just as long.
+# ([Speed](../docs/speed.md#on-a-gpu)). So the GPU waits about nine tenths of the time, and your network is even smaller.
 #
 # The cure is to put more work into a call. With 4,096 images in a batch, the CNN trains thirty times as fast. If you'd
 # rather keep your batch, put ten updates into a call, with `lax.scan`: your `train_step` already takes a state and a batch,
@@ -261,6 +259,7 @@ assert list(on_one.round()) == [273, 104]
 assert list((on_eight - on_one).round()) == [10, 20]
 assert round(1e3 * 29 * 3600 / 90 / (1_281_167 / 256)) == 232
 assert 0.87 < goyal[0] < goyal[2] < goyal[1] == 1
+np.testing.assert_allclose(speedup(1, 1, 64), (64 / 2, 64 * 3 / 4))  # of "What to expect"
 
 # %% [markdown]
 # ## Tomorrow, on your machine
@@ -268,11 +267,10 @@ assert 0.87 < goyal[0] < goyal[2] < goyal[1] == 1
 # 1. **Time one device.** Put your model and data into [18_measure.py](program/18_measure.py), with your network's bandwidth
 #    from its data sheet. For the latency we assume 20 µs on Ethernet, and NCCL 4 µs on InfiniBand.
 # 2. **Fill it.** Double the batch until the time doubles as well. Before that, one device still has room.
-# 3. **Say no if the upper end does.** If even the upper end for 64 is less than 32, you'd pay for devices that mostly wait.
-#    Then you need a larger batch on each device, a faster network, or fewer devices. Exercise 3 finds that batch for a
-#    ring. If you want to keep your batch, pass `seconds / N` to `speedup`.
+# 3. **Say no if the upper end does.** If it's less than 32 for 64 devices, you need a larger batch on each device, a faster
+#    network, or fewer devices. Exercise 3 finds that batch for a ring.
 # 4. **Before you say yes, rent two machines for an hour.** Copy `measure` into lesson 17's program, and time the step of
-#    all devices before its loop. Each device needs as many examples as one had, so the batch has to grow:
+#    all devices before its loop. The batch has to grow, so that each device has as many examples as one had:
 #
 #    ```python
 #    B = 128 * jax.device_count()
@@ -280,8 +278,8 @@ assert 0.87 < goyal[0] < goyal[2] < goyal[1] == 1
 #    print(measure(jax.jit(train_step, **options), state, batch))  # without donation, to call it often
 #    ```
 #
-#    You predicted `seconds` plus what the all-reduce adds. If it takes longer, the formula doesn't know the reason, so
-#    look for it in a profile before you rent the rest.
+#    You predicted `seconds` plus what the all-reduce adds. If it takes longer, look for the reason in a profile before you
+#    rent the rest.
 
 # %% [markdown]
 # ## Exercises
@@ -338,9 +336,8 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 # - Say which speed-up you mean: with a batch on each device, or with one batch in all.
 # - A prediction knows communication alone, so it's optimistic. It refuses bad offers, and two machines check the good ones.
 #
-# In [scaling.py](../pmapdp/scaling.py), `predict` also assumes no overlap, but it sums over two levels of a network, as for
-# the ResNet-50 above, and adds Adam's update. Try it for [a GPT-2](../docs/speed.md#predict-more-devices). `python -m pmapdp.train --workdir runs/first --profile` records a
-# profile.
+# In [scaling.py](../pmapdp/scaling.py), `predict` assumes no overlap, and adds Adam's update. Try it for
+# [a GPT-2](../docs/speed.md#predict-more-devices). `python -m pmapdp.train --workdir runs/first --profile` records a profile.
 #
 # To read on: JAX on [profiling](https://docs.jax.dev/en/latest/201/profiling.html), and the scaling book on
 # [rooflines](https://jax-ml.github.io/scaling-book/roofline/). Next, all of the course in one program:

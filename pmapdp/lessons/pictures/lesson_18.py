@@ -84,19 +84,15 @@ def speedup_by_devices(
     counts: list[int],
     weak: dict[str, Ranges],
     strong: dict[str, Ranges],
-    published: dict[str, tuple[int, float]],
 ) -> None:
-    """Speed-up from 1 to 64 devices, in two diagrams. On the left each device has a whole batch: ResNet-50 follows the ideal line, with three published runs close to it, and your network falls behind it, to between 28 and 40. On the right all share one batch: ResNet-50 reaches 46 to 64, and your network gains a little with a few devices, and with 64 it's slower than one. Where your all-reduce takes longer than computing, the background is violet.
-
-    `published` has a number of devices and a speed-up for each name.
-    """
+    """Speed-up from 1 to 64 devices, in two diagrams. On the left each device has a whole batch: ResNet-50 follows the ideal line, and your network falls behind it, to between 28 and 40. On the right all share one batch: ResNet-50 reaches 46 to 64, and your network gains a little with a few devices, and with 64 it's slower than one. Where your all-reduce takes longer than computing, the background is violet."""
     titles = (
         "weak scaling: a batch on each device",
         "strong scaling: one batch in all",
     )
     _, panels = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True)
     for axes, title, networks in zip(panels, titles, (weak, strong), strict=True):
-        axes.plot(counts, counts, ":", color=drawing.INK, label="ideal")
+        axes.plot(counts, counts, ":", color=drawing.INK)
         plot_range(axes, counts, networks["ResNet-50 on A100s"], "--", drawing.INK)
         plot_range(axes, counts, networks["your network"], "-", drawing.ACCENT)
         shade_from_half_speed(axes, counts, networks["your network"])
@@ -106,24 +102,12 @@ def speedup_by_devices(
         axes.set_yscale("log", base=2)
         axes.set_xticks(counts, [f"{count}" for count in counts])
         axes.set_yticks([1, 4, 16, 64], [1, 4, 16, 64])
-    for marker, (name, point) in zip("sDo", published.items(), strict=True):
-        hollow = {"color": "none", "markeredgecolor": drawing.INK}
-        panels[0].plot(*point, marker, label=f"found: {name}", **hollow)
     panels[0].set_ylabel("times as fast as one")
     panels[0].text(28, 50, "ideal, and ResNet-50", ha="right", size=9)
     panels[1].text(64, 12, "ResNet-50", ha="right", size=9)
     for axes, y in zip(panels, (6, 1.6), strict=True):
         yours = {"ha": "right", "size": 9, "color": drawing.ACCENT}
         axes.text(64, y, "your network", **yours)
-    handles, names = panels[0].get_legend_handles_labels()
-    panels[0].figure.legend(
-        handles[1:],
-        names[1:],
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.02),
-        ncols=3,
-        fontsize=9,
-    )
 
 
 def plot_range(axes, counts, pairs: Ranges, dashes: str, colour: str) -> None:
