@@ -26,7 +26,7 @@ if len(sys.argv) != 2:
 
 # The text: the beginning of Python's own library. A token is a byte, so there are 256 of them.
 FILES = sorted(Path(os.__file__).parent.glob("*.py"))
-BYTES = 80_000
+BYTES = 70_000
 LENGTH = 64  # tokens that the network sees at once
 
 # The network

@@ -44,7 +44,7 @@ def one_update() -> None:
         axes.text(0, y, name, va="center")
 
     whole_rows = {
-        0.0: "80,000 bytes of Python's own library",
+        0.0: "70,000 bytes of Python's own library",
         3.0: "16 examples, shuffled",
         9.7: "one all-reduce adds up the sums of all devices",
         12.7: "one folder, to which each process writes its shards",
