@@ -85,7 +85,12 @@ def parse_with_recipe(
         recipe_field, *borrowed = config_fields
         fields = [recipe_field, *option_fields, *borrowed]
     lines = [f"    {name}: {recipe.summary}" for name, recipe in RECIPES.items()]
-    texts = [(command.description or "").strip(), "The recipes:", "\n".join(lines)]
+    texts = [
+        (command.description or "").strip(),
+        "The recipes:",
+        "\n".join(lines),
+        "docs/flags.md in pmapdp's repository has an example of every flag.",
+    ]
     command = command._replace(description="\n\n".join(texts))
     shown = recipe_for_help(arguments)
     # A command's own flag may have the name of a setting, and another default.

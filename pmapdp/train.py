@@ -7,7 +7,7 @@
     python -m pmapdp.train --strategy jit --per-device-batch-size 64
     srun python -m pmapdp.train --distributed          # several processes
 
-docs/flags.md in pmapdp's repository has an example of every flag.
+A recipe sets several flags at once, and the flags that you add replace its own.
 """
 
 # Lesson 14 teaches this file.
