@@ -3,13 +3,15 @@
 `python docs/pictures/layouts.py > docs/pictures/layouts.svg`.
 
 For each way to split and each of eight devices there are three bars: the batch, the
-parameters and the optimizer's state. The coloured part is what the device holds.
+parameters and the optimizer's state. What the device holds has its colour.
 """
 
 from collections.abc import Iterator
 
+from pmapdp.compare.pictures import colour_of
+
 N = 8
-COLOURS = {"batch": "#4c78a8", "parameters": "#54a24b", "optimizer": "#f58518"}
+BARS = ("batch", "parameters", "optimizer")
 # By row: into how many parts an array is split, and which part device i holds.
 WHOLE = (1, lambda device: 0)
 EIGHTHS = (8, lambda device: device)
@@ -42,10 +44,9 @@ def bar(x: float, y: float, parts: int, part: int, colour: str) -> Iterator[str]
     """Yield an array as a pale bar, and the part of it that a device holds."""
     width = BAR_WIDTH / parts
     size = f'height="{BAR_HEIGHT}"'
-    rest = f'{size} fill="{colour}"'
     left = x + part * width
-    yield f'<rect x="{x}" y="{y}" width="{BAR_WIDTH}" {rest} opacity="0.18"/>'
-    yield f'<rect x="{left:g}" y="{y}" width="{width:g}" {rest}/>'
+    yield f'<rect x="{x}" y="{y}" width="{BAR_WIDTH}" {size} fill="#e4e7eb"/>'
+    yield f'<rect x="{left:g}" y="{y}" width="{width:g}" {size} fill="{colour}"/>'
 
 
 def picture() -> str:
@@ -63,14 +64,13 @@ def picture() -> str:
     for number, (title, splits) in enumerate(ROWS):
         top = TOP + number * ROW
         lines.append(text(8, top + 18, title, "bold"))
-        for place, (name, (parts, part_of)) in enumerate(
-            zip(COLOURS, splits, strict=True)
-        ):
-            y = top + 30 + place * 22
+        y = top + 30
+        for name, (parts, part_of) in zip(BARS, splits, strict=True):
             lines.append(text(8, y + 12, name))
             for device in range(N):
                 x = LEFT + device * COLUMN
-                lines += bar(x, y, parts, part_of(device), COLOURS[name])
+                lines += bar(x, y, parts, part_of(device), colour_of(device))
+            y += 22
     return "\n".join([*lines, "</svg>"])
 
 
