@@ -18,16 +18,15 @@ OPTIONS = [
     "--window-size=1000,715",  # the page's smallest width for four columns
     "--force-device-scale-factor=2",  # so that it's sharp on any screen
 ]
-# The picture is the first table, in letters that are legible in README.md. Two rows and
-# the smallest numbers are on the page only, which makes room for the equal results.
+# The picture is the first table, in letters that are legible in README.md. Two rows are
+# on the page only, which makes room for the equal results.
 ONLY_THE_TABLE = """<style>
-.why, .facts, nav, section, svg .number, .question small { display: none; }
+.why, .facts, nav, section, .question small { display: none; }
 .answer .row:is(:nth-child(3), :nth-child(5)) { display: none; }
 .answer .row:nth-child(4) small { display: none; }
 .answer .row { grid-template-columns: 6.6rem repeat(var(--columns), minmax(0, 1fr)); }
 .row > div { padding: 0.4rem 0.5rem !important; }
 small, .holds, .chip { font-size: 0.86rem !important; }
-svg text { font-size: 13px; }
 </style></head>"""
 
 

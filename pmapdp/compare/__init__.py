@@ -7,8 +7,9 @@
 - `results.py` says what a measurement and a comparison hold.
 - `sources.py` reads the code of each column, and `diff.py` sets it side by side.
 - `words.py` makes sentences, for table and page.
-- `page.py` puts all of it into `page.html`, in the look of `page.css`, with the
-  mistakes of `mistakes.toml`, the programs of `to_copy.toml`, the cells of
-  `cells.html`, the lines of `code.html`, and the pictures of `pictures.html`, whose
-  curves come from `pictures.py`.
+- `page.py` puts all of it on one page: `strategies.html`, with the programs of
+  `to_copy.toml` and the mistakes of `mistakes.toml`, or `programs.html` for your own.
+  Both have the frame `page.html` and the look of `page.css`, and share `parts.html`,
+  the lines of `code.html` and the pictures of `pictures.html`, whose curves come from
+  `pictures.py`.
 """

@@ -38,7 +38,7 @@ from pmapdp.files import PAGE_SIGNATURES, REPORT_SIGNATURES, check_output, write
 from pmapdp.steps import STRATEGIES
 
 # The columns of a table: a head, and a function that fills it in for a run.
-Columns = dict[str, Callable[[Measurement], str]]
+Columns = dict[str, Callable[[Measurement], Any]]
 PARALLEL = tuple(name for name in STRATEGIES if name != "single")
 
 
@@ -201,12 +201,12 @@ def print_comparison(comparison: Comparison) -> None:
         what_differs: Columns = {
             "run": attrgetter("name"),
             "you pass": words.describe_batch,
-            "your function sees": words.describe_inputs,
+            "your function sees": attrgetter("sees"),
             "who adds up": words.who_adds_up,
         }
         results: Columns = {
             "run": attrgetter("name"),
-            "loss": words.describe_result,
+            "loss": words.describe_loss,
             "difference": words.describe_difference,
             "ms an update": words.describe_time,
         }
@@ -214,7 +214,7 @@ def print_comparison(comparison: Comparison) -> None:
     else:
         results = {
             "run": attrgetter("label"),  # all are on the same devices
-            "verify": words.describe_result,
+            "verify": attrgetter("verdict"),
             "difference": words.describe_difference,
             "ms an update": words.describe_time,
             "who adds up": words.who_adds_up,
@@ -240,7 +240,7 @@ def print_table(
     for head in columns:
         table.add_column(head, overflow="fold")
     for run in runs:
-        table.add_row(*[describe(run) for describe in columns.values()])
+        table.add_row(*[str(describe(run)) for describe in columns.values()])
     console.print("", table, sep="\n")
 
 

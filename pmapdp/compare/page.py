@@ -1,7 +1,8 @@
 """Write a comparison as one HTML file that needs no network and no script.
 
-`page.html` is its template, `pictures.html` draws its pictures, `code.html` shows lines
-of code, and `page.css` says how all of it looks.
+`strategies.html` and `programs.html` are its two templates. Both fill in the frame
+`page.html`, in the look of `page.css`, with what `parts.html` has for both.
+`pictures.html` draws, and `code.html` shows lines of code.
 """
 
 import re
@@ -9,7 +10,6 @@ import tomllib
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from itertools import combinations
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -42,11 +42,15 @@ def make_page(comparison: Comparison) -> str:
     runs_of: dict[str, list[Measurement]] = {name: [] for name in comparison.columns}
     for run in comparison.runs:
         runs_of[run.strategy].append(run)
-    return load_template("page.html").render(
+    template = load_template("programs.html")
+    if comparison.config:
+        template = load_template("strategies.html")
+    return template.render(
         comparison=comparison,
         runs_of=runs_of,
+        main_runs=[runs[0] for runs in runs_of.values()],  # on the most devices
+        reference=comparison.runs[0],
         mistakes=load_data("mistakes.toml")["mistakes"],
-        pairs=list(combinations(comparison.code.sources, 2)),
         most_memory=max(sum(run.memory.values()) for run in comparison.runs),
     )
 

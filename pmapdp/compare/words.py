@@ -23,16 +23,9 @@ def describe_batch(run: Measurement) -> str:
     return str(run.holds["batch"].shape)
 
 
-def describe_inputs(run: Measurement) -> str:
-    """Return the shape of the inputs in your function."""
-    return str(run.sees)
-
-
-def describe_result(run: Measurement) -> str:
-    """Return a training's last loss, or verify's verdict of a program."""
-    if run.losses:
-        return f"{run.losses[-1]:.4f}"
-    return run.verdict
+def describe_loss(run: Measurement) -> str:
+    """Return a training's last loss."""
+    return f"{run.losses[-1]:.4f}"
 
 
 def describe_difference(run: Measurement) -> str:

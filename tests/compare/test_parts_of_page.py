@@ -20,7 +20,7 @@ from pmapdp.compare.words import round_parts, shorten_hlo
 from pmapdp.steps import STRATEGIES
 
 STEPS = Path(__file__).parents[2] / "pmapdp" / "steps"
-CELLS: Any = load_template("cells.html").module
+PARTS: Any = load_template("parts.html").module
 PICTURES: Any = load_template("pictures.html").module
 
 RUN = Measurement(
@@ -135,6 +135,14 @@ def test_the_words_that_the_nearest_line_lacks_are_marked(line, nearest, marked)
     html = as_html([line], [nearest])
     assert html.count("<mark>") == marked.count("[")
     assert "<mark>" not in as_html([line])
+
+
+def test_the_lines_that_another_column_lacks_are_named():
+    html = as_html(["a = 1", "return b"], ["a = 1", "return lax.pmean(b, 'i')"])
+    first, second = re.findall(r'<div class="([^"]*)"', html)
+    assert first.split() == ["line"]
+    assert second.split() == ["line", "differs"]
+    assert "differs" not in as_html(["return b"])
 
 
 def test_two_programs_in_one_file_have_their_own_steps():
@@ -260,7 +268,7 @@ def test_a_statement_that_gives_several_names_is_part_of_the_program(tmp_path):
 
 def lines_of(holds):
     """Return the lines of a cell that says what a device holds."""
-    return re.findall(">(.*)</div>", CELLS.holdings(replace(RUN, holds=holds)))
+    return re.findall(">(.*)</div>", PARTS.holdings(replace(RUN, holds=holds)))
 
 
 def test_a_row_of_a_state_is_the_whole_state_and_one_of_a_batch_is_a_part():
@@ -369,6 +377,28 @@ def test_the_all_reduce_has_no_device_s_colour(bar, scheme):
     for device in pictures.DEVICE_COLOURS:
         lights = sorted([luminance(colours[scheme]), luminance(device)])
         assert (lights[1] + 0.05) / (lights[0] + 0.05) > 1.6, device
+
+
+def test_paper_has_the_wide_layout_and_all_that_is_folded():
+    """A sheet is as narrow as a tablet, and nobody can tap on it."""
+    folder = Path(pictures.__file__).parent
+    style = (folder / "page.css").read_text(encoding="utf-8")
+    template = (folder / "page.html").read_text(encoding="utf-8")
+    widths = re.findall(r"@media ([^{]*-width[^{]*)", style + template)
+    assert len(widths) > 3
+    assert {query.partition(" (")[0] for query in widths} == {"screen and"}
+    screen, paper = style.split("@media print {")
+    assert "print-color-adjust: exact" in screen
+    assert ":root { color-scheme: light;" in paper
+    assert "details::details-content { content-visibility: visible;" in paper
+    assert ".grid { overflow: visible; }" in paper  # a table goes on, page after page
+    for selectors, rule in (
+        ({"nav", ".by-mouse", ".with-tabs"}, "display: none"),
+        ({"p", ".row", "figure", ".part", ".proof"}, "break-inside: avoid"),
+        ({"h2", "h3", ".head-row", "summary"}, "break-after: avoid"),
+    ):
+        named = re.findall(rf"^ *([^{{]*) {{ {rule}; }}$", paper, re.MULTILINE)
+        assert selectors <= set(", ".join(named).split(", ")), rule
 
 
 @pytest.mark.parametrize("numbers", [[0.004] * 8, [-2.1004, -1.2124, 0.535], [1e-9]])
