@@ -220,10 +220,10 @@ def print_comparison(comparison: Comparison) -> None:
             "who adds up": words.who_adds_up,
         }
     print_table(console, comparison.runs, results)
-    console.print()
     for run in comparison.runs:
-        if run.verdict not in ("", "equal"):
-            console.print(f"{run.name}:\n{run.report}", soft_wrap=True)
+        if run.report and run.verdict != "equal":
+            console.print(f"\n{run.name}:\n{run.report}", soft_wrap=True)
+    console.print()
     console.print("An update's time is a median, with the middle half in brackets.")
     console.print(words.conclude(comparison))
     if any(run.simulated for run in comparison.runs):

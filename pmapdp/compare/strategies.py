@@ -120,7 +120,20 @@ def sum_one_weights_gradients(job: Job) -> list[float]:
 
 
 class Training:
-    """A run of one strategy that stops after every group of updates."""
+    """A run of one strategy that stops after every group of updates.
+
+    Attributes:
+        name: The strategy, correct or wrong.
+        job: The parts of its training.
+        strategy: Its functions. Their task notes which shapes the step sees.
+        sees: These shapes, once the step is compiled.
+        state: The state after the last update.
+        batches: The batches of all epochs.
+        program: The compiled step.
+        holds: What the devices hold, by role.
+        losses: The losses of all updates so far.
+        milliseconds: The time of an update in each group so far.
+    """
 
     def __init__(self, config: Config, name: Any):
         self.name = name

@@ -312,6 +312,19 @@ def test_the_yellow_bar_is_in_your_function_or_outside_of_it():
     assert bar.get("class") == "all-reduce dashed"
 
 
+def test_the_picture_of_your_step_claims_no_more_than_was_compiled():
+    """It shows who asks for which collective, and says nothing of gradients."""
+    facts = ("all-gather", 2900, 1, 1, False, [], "", "")
+    for written, who, steps in ((True, "you", "8 × "), (False, "the compiler", "")):
+        run = replace(RUN, collectives=[Instruction(*facts, written=written)])
+        drawn = ElementTree.fromstring(PICTURES.update(run, "your step", "new state"))
+        texts = [element.text for element in drawn.findall("text")]
+        assert f"{steps}your step" in texts
+        assert f"{who}: all-gather" in texts
+        assert "each device gets 2.9 kB" in texts
+        assert "gradient" not in drawn.get("aria-label") + " ".join(texts)
+
+
 def test_in_the_sketch_all_wait_for_the_slowest():
     """The all-reduce is one bar behind the sums of all devices."""
     collective = Instruction("all-reduce", 8, 1, 1, False, [], "", "", written=True)
