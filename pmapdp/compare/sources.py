@@ -15,6 +15,7 @@ from pmapdp.port.read import read_files
 # The parts of a program.
 STEP = "The step"
 AROUND = "Around the step"
+WHOLE = "The whole program"
 STEP_WORDS = ("value_and_grad", "grad(", "apply_gradients", "pmean", "psum")
 GAP = Line(None, "")
 
@@ -23,10 +24,9 @@ Parts = dict[str, list[Line]]  # by title
 
 def read_strategies(names: Iterable[str], programs: dict[str, str]) -> Code:
     """Read the strategies' programs, which stand in `to_copy.toml`."""
-    columns = {}
-    for name in names:
-        if name in programs:
-            columns[name] = programs[name].strip().splitlines()
+    columns = {
+        name: programs[name].strip().splitlines() for name in names if name in programs
+    }
     return Code({"A training loop": columns}, sources={})
 
 
@@ -37,7 +37,7 @@ def read_programs(targets: Sequence[str]) -> Code:
     for target in targets:
         path, _, name = target.rpartition(":")
         parts[target] = split_program(path, name)
-        sources[target] = [*parts[target][STEP], GAP, *parts[target][AROUND]]
+        sources[target] = parts[target][WHOLE]
     sections = {}
     for title in (STEP, AROUND):
         columns = {}
@@ -58,7 +58,7 @@ def split_program(path: str, name: str) -> Parts:
         file = program.file_of(statement)
         return file != main, file, statement.lineno
 
-    statements_of: dict[str, list[Any]] = {STEP: [], AROUND: []}
+    statements_of: dict[str, list[Any]] = {STEP: [], AROUND: [], WHOLE: []}
     for statement in sorted(find_statements(program, start), key=main_file_first):
         title = AROUND
         text = ast.unparse(statement)
@@ -66,6 +66,7 @@ def split_program(path: str, name: str) -> Parts:
         if is_function and any(word in text for word in STEP_WORDS):
             title = STEP
         statements_of[title].append(statement)
+        statements_of[WHOLE].append(statement)
     return {
         title: join_statements(program, statements, main)
         for title, statements in statements_of.items()

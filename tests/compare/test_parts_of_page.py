@@ -15,7 +15,7 @@ from pmapdp.compare.diff import align, find_changes, find_new_words
 from pmapdp.compare.page import as_html, class_of, load_data, load_template
 from pmapdp.compare.pictures import difference_curves
 from pmapdp.compare.results import Arrays, Line, Measurement, Times
-from pmapdp.compare.sources import read_strategies, split_program
+from pmapdp.compare.sources import read_programs, read_strategies, split_program
 from pmapdp.compare.words import round_parts, shorten_hlo
 from pmapdp.steps import STRATEGIES
 
@@ -253,6 +253,27 @@ def test_a_program_is_followed_into_the_files_that_it_imports(tmp_path):
         Line(4, "  return {'step': step}"),
         Line(None, "# steps.py"),
         Line(2, "RATE = 0.1"),
+    ]
+
+
+def test_a_program_changes_in_the_order_of_its_file(tmp_path):
+    """Though `new` names a sum, so it's shown as a part of the step, unlike `old`."""
+    file = tmp_path / "steps.py"
+    file.write_text(
+        "RATE = 0.1\n"
+        "def make(reduce=lax.pmean):\n  return {'step': reduce(RATE)}\n"
+        "def old():\n  return make()\n"
+        "def new():\n  return make(lax.psum)\n"
+    )
+    before, after = read_programs([f"{file}:old", f"{file}:new"]).sources.values()
+    changes = find_changes(before, after)
+    assert [change.text for change in changes if change.sign == "-"] == [
+        "def old():",
+        "  return make()",
+    ]
+    assert [change.text for change in changes if change.sign == "+"] == [
+        "def new():",
+        "  return make(lax.psum)",
     ]
 
 
