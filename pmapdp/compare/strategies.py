@@ -151,6 +151,7 @@ class Training:
             )
         show_progress(progress)
 
+        # The step, which notes the shapes that it sees
         def loss(model: Any, batch: Any) -> Any:
             # Python runs this when JAX traces the step, so it sees the step's shapes.
             self.sees = list(jax.tree.leaves(batch.inputs)[0].shape)
@@ -159,8 +160,12 @@ class Training:
         task = replace(job.task, loss=loss)
         self.strategy: Any = MAKERS[name](task, job.devices)
         self.state: Any = self.strategy.place_state(create_state(job.task))
+
+        # The batches, epoch after epoch without an end
         epochs = map(job.batches["train"].epoch, itertools.count())
         self.batches = itertools.chain.from_iterable(epochs)
+
+        # What is measured, beginning with the compiled step
         batch = self.strategy.place_batch(next(job.batches["train"].epoch(0)))
         lowered = self.strategy.train_step.lower(self.state, batch)
         self.program = lowered.compile()  # which the calls of train_step use, too
