@@ -178,6 +178,19 @@ def test_commands_of_the_trainer_are_taken(page):
             parse_with_recipe(train.COMMAND, ProcessesOptions, shlex.split(flags))
 
 
+MADE = {"api.md", "constructs.md", "flags.md", "mistakes.md"}  # by programs
+MOST_WORDS = 2000  # what one reads in ten minutes
+BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_is_short_enough_to_read_at_once(page):
+    """Its blocks don't count."""
+    if page.name not in MADE:
+        words = BLOCK.sub("", page.read_text(encoding="utf-8")).split()
+        assert len(words) <= MOST_WORDS
+
+
 def test_the_failed_check_in_the_readme_is_what_verify_prints(capsys):
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = " ".join(

@@ -1,5 +1,5 @@
-"""docs/processes.md and SECURITY.md: what they say of JAX's connections is true of the
-installed JAX.
+"""docs/processes.md, docs/long_runs.md and SECURITY.md: what they say of JAX's
+connections is true of the installed JAX.
 """
 
 import inspect
@@ -21,6 +21,7 @@ from pmapdp.train import COMMAND
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "processes.md").read_text(encoding="utf-8")
+LONG_RUNS = (DOCS / "long_runs.md").read_text(encoding="utf-8")
 SECURITY = DOCS.with_name("SECURITY.md").read_text(encoding="utf-8")
 
 
@@ -63,12 +64,13 @@ def test_the_port_under_slurm(monkeypatch):
 
 def test_how_long_the_others_wait():
     defaults = ProcessesOptions()
-    assert f"`--heartbeat-timeout` ({defaults.heartbeat_timeout} s)" in PAGE
-    assert f"`--join-timeout` ({defaults.join_timeout} s)" in PAGE
+    assert f"`--heartbeat-timeout` ({defaults.heartbeat_timeout} s)" in LONG_RUNS
+    assert f"`--join-timeout` ({defaults.join_timeout} s)" in LONG_RUNS
+    assert "(`--join-timeout`)" in PAGE
     assert "waits five minutes" in PAGE
     parameters = inspect.signature(jax.distributed.initialize).parameters
     seconds = parameters["heartbeat_timeout_seconds"].default
-    assert f"`heartbeat_timeout_seconds` ({seconds} s)" in PAGE
+    assert f"`heartbeat_timeout_seconds` ({seconds} s)" in LONG_RUNS
 
 
 def test_what_jax_needs_on_kubernetes(monkeypatch):

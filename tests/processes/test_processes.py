@@ -501,7 +501,7 @@ sys.exit(cli.run(main, sys.argv[1:]))
 def test_a_full_disk_ends_all_and_the_checkpoints_before_it_are_intact(
     small_run, tmp_path
 ):
-    """As docs/processes.md says."""
+    """As docs/long_runs.md says."""
     (tmp_path / "full.py").write_text(FULL_DISK)
     workdir = tmp_path / "run"
     job = [*small_run, "--devices", 2, "--epochs", 2, "--workdir", workdir]
