@@ -33,6 +33,7 @@ from flax import nnx
 
 from benchmarks import make_config, summary
 from benchmarks.bare import make_loop, place
+from pmapdp import __version__
 from pmapdp.data.dataset import DataSet, Split
 from pmapdp.models.cnn import CNN
 from pmapdp.train import train
@@ -178,8 +179,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # PyTorch needs memory too
     found = jax.devices()
+    machine = f"{len(found)} x {found[0].device_kind}"
     results: dict[str, Any] = {
-        "machine": f"{len(found)} x {found[0].device_kind}, jax {jax.__version__}",
+        "machine": f"{machine}, jax {jax.__version__}, pmapdp {__version__}",
         "rows": {},
     }
     for work in WORKS:

@@ -12,7 +12,7 @@ from flax import nnx
 from marks import quick
 
 from benchmarks import accelerators, bare, ours, summary
-from pmapdp import steps
+from pmapdp import __version__, steps
 from pmapdp.registry import MODELS
 from pmapdp.state import Task, build, create_state
 
@@ -49,6 +49,8 @@ def test_what_the_page_says_of_the_gpu_is_in_its_results():
     claim += r"bfloat16, as medians of (\w+) rounds"
     float32, bfloat16, rounds = re.search(claim, page).groups()
     results = json.loads(summary.ACCELERATORS.read_text())
+    assert summary.table_of_accelerators(results) in summary.PAGE.read_text()
+    assert re.search(r", pmapdp \d+\.\d+\.\d+$", results["machine"])
     shown = {"ResNet-18, 512": float32, "ResNet-18, 512, bfloat16": bfloat16}
     for work, percent in shown.items():
         for strategy in ("pmap", "jit"):
@@ -133,3 +135,4 @@ def test_accelerators(tmp_path, monkeypatch):
         r"\| CNN, 64 \| [\d,]+ \([\d.]+; .* to .*\) \| .* \| [\d,]+ \| 1 \| 2 \|", row
     )
     assert machine.startswith("8 x cpu, jax ")
+    assert machine.endswith(f", pmapdp {__version__}.")
