@@ -4,16 +4,17 @@
 """
 
 import ast
-import dataclasses
 import inspect
 import pkgutil
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from pmapdp.config import Config
 
+FOLDER = Path(__file__).parent
 TOP = """# API
 
 Most programs need only these five names:
@@ -25,9 +26,11 @@ from pmapdp.loss import MetricSums  # what a loss of your own returns
 from pmapdp.train import train  # trains, or resumes a run
 ```
 
-Your editor shows the same docstrings. Until version 1.0 the names on this page may
-change, and the [changelog](../CHANGELOG.md) then says so. A run may have to be finished
-with the version that began it. Anything else may change without notice. All entries:
+Your editor shows the same docstrings, and in them which mistakes raise a
+[`UserError`](statuses.md#your-own-program). Until version 1.0 the names on this page
+may change, and the [changelog](../CHANGELOG.md) then says so. A run may have to be
+finished with the version that began it. Anything else may change without notice. All
+entries:
 """
 # What the examples need. Pasted one after the other, they run.
 SETUP = """
@@ -85,7 +88,8 @@ GUIDES = {
     "Your own training step": "[Verify](verify.md) has a program to begin with.",
     "Devices": "[Simulated devices](simulated_devices.md) need many threads.",
 }
-# Names that fewer programs need, each with the page that shows it. None: no page does.
+# Names that fewer programs need, each with the page that shows it. None: no page does,
+# so the list says what it is.
 MORE_NAMES = {
     "pmapdp.data.dataset.Texts": "custom_reference.md",
     "pmapdp.custom.images.ImageFolder": "custom_reference.md",
@@ -111,17 +115,8 @@ MORE_NAMES = {
 }
 # A setting's help text stands beside its flag, so this page doesn't repeat it.
 CONFIG_FIELDS = """Each field is a flag of `pmapdp.train`, with underscores for hyphens.
-[Flags](flags.md#pmapdptrain) says what each does, and so does `help(Config)`. These are
-the fields and their defaults:
-"""
-# The rows of that table, each with its sections of `--help`.
-CONFIG_SUBJECTS = {
-    "data and model": ("arguments", "data", "model"),
-    "devices and batch": ("parallel",),
-    "optimizer and loss": ("optimization",),
-    "length and seed": ("run",),
-    "logs and checkpoints": ("output", "workdir"),
-}
+[Flags](flags.md#pmapdptrain) says what each does and its default, and so does
+`help(Config)`."""
 CONFIG_EXAMPLE = """from dataclasses import replace
 
 first = Config(strategy="jit", epochs=5)  # --strategy jit --epochs 5
@@ -134,6 +129,7 @@ TITLES = {
 }
 EXAMPLE = "Example:\n"
 WIDTH = 88  # columns of a call
+USER_ERROR = re.compile(r"^    UserError: .*\n?(?:      .*\n?)*", re.MULTILINE)
 ITEM = re.compile(r"(\w+): (.*)", re.DOTALL)
 
 
@@ -180,19 +176,6 @@ def signature_of(name: str, public: Any) -> str:
     return f"{name}(\n{lines}\n)"
 
 
-def list_config_fields() -> str:
-    """Return a table of the fields of `Config` and their defaults, by subject."""
-    text = "| about | fields |\n| --- | --- |\n"
-    for subject, sections in CONFIG_SUBJECTS.items():
-        cells = []
-        for field in dataclasses.fields(Config):
-            if field.metadata["section"] in sections:
-                default = repr(field.default).replace("'", '"')
-                cells.append(f"`{field.name}={default}`")
-        text += f"| {subject} | {', '.join(cells)} |\n"
-    return text
-
-
 def describe_items(text: str, types: dict[str, str]) -> str:
     """Return `name: meaning` lines as a list, with the types.
 
@@ -229,16 +212,20 @@ def example_of(public: Any) -> str:
 
 def describe_details(public: Any) -> str:
     """Return what follows a docstring's summary as Markdown: its paragraphs, and its
-    sections as lists.
+    sections as lists. A `UserError` is left out, because nearly every name raises it.
     """
     if public is Config:
-        return f"{CONFIG_FIELDS}\n{list_config_fields()}".rstrip()
+        return CONFIG_FIELDS
     types = types_of(public)
     text, _, _ = inspect.getdoc(public).partition(EXAMPLE)
     _, *details = text.strip().split("\n\n")
     paragraphs = []
     for paragraph in details:
         heading, _, rest = paragraph.partition("\n")
+        if heading == "Raises:":
+            rest = USER_ERROR.sub("", rest)
+            if not rest.strip():
+                continue
         if heading in TITLES:
             items = describe_items(rest, types)
             space = "\n\n" if items.startswith("- ") else ": "
@@ -298,12 +285,26 @@ def contents() -> str:
 
 
 def list_more_names() -> str:
-    """Return a list of the names that have no entry, each with its summary."""
+    """Return a table of the names that have no entry, by the page that shows them, and
+    a list of those that no page shows.
+    """
+    names_by_page: dict[str, list[str]] = {}
     text = ""
-    for path, linked in MORE_NAMES.items():
-        name = f"[`{path}`]({linked})" if linked else f"`{path}`"
-        text += f"- {name}: {summary_of(pkgutil.resolve_name(path))}\n"
-    return text
+    for path, shown_on in MORE_NAMES.items():
+        if shown_on is None:
+            text += f"- `{path}`: {summary_of(pkgutil.resolve_name(path))}\n"
+        else:
+            names_by_page.setdefault(shown_on, []).append(f"`{path}`")
+    table = "| page | names |\n| --- | --- |\n"
+    for shown_on, names in names_by_page.items():
+        table += f"| [{title_of(shown_on)}]({shown_on}) | {', '.join(names)} |\n"
+    return f"{table}\nThese are on no page:\n\n{text}"
+
+
+def title_of(file: str) -> str:
+    """Return the heading of a page."""
+    first_line, _, _ = (FOLDER / file).read_text(encoding="utf-8").partition("\n")
+    return first_line.removeprefix("# ")
 
 
 def page() -> str:
@@ -316,9 +317,7 @@ def page() -> str:
     for title, names in SECTIONS.items():
         parts.append(f"## {title}\n\n{GUIDES[title]}\n")
         parts += [describe(name) for name in names]
-    parts.append(
-        "## More names\n\nYour editor, or `help(name)`, shows the docstring of each.\n"
-    )
+    parts.append("## More names\n\nThese pages show how to use them:\n")
     parts.append(list_more_names())
     return "\n".join(parts)
 
