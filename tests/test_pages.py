@@ -4,9 +4,12 @@ Links, headings, modules, functions, commands and flags.
 """
 
 import ast
+import os
 import pkgutil
 import re
 import shlex
+import sys
+from importlib.metadata import metadata, version
 from pathlib import Path
 
 import pytest
@@ -176,6 +179,43 @@ def test_commands_of_the_trainer_are_taken(page):
     for flags in COMMAND.findall(re.sub(r" \\\n *", " ", text)):
         if not re.search(r"[A-Z\[{$]{2,}|\.\.\.|\[|\$", flags):  # placeholders
             parse_with_recipe(train.COMMAND, ProcessesOptions, shlex.split(flags))
+
+
+def test_every_page_names_the_same_drivers_and_extras_of_jax():
+    """In numbers that JAX's installation page has."""
+    gpus = (ROOT / "docs" / "gpus.md").read_text(encoding="utf-8")
+    processes = (ROOT / "docs" / "processes.md").read_text(encoding="utf-8")
+    image = (ROOT / "deploy" / "Containerfile").read_text(encoding="utf-8")
+    rows = dict(
+        re.findall(r'^\| (\d+) or newer \| `"jax\[(\w+)\]"`', gpus, re.MULTILINE)
+    )
+    assert len(rows) == 2
+    newer, older = rows
+    assert f"driver {newer} or newer, and {rows[older]} for {older}" in processes
+    assert f"driver is {newer} or newer" in image
+    extras = set(metadata("jax").get_all("Provides-Extra"))
+    assert {*rows.values(), "k8s", "tpu"} <= extras
+
+
+VERSIONS = re.compile(r"^\| (3\.\d+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
+
+
+def test_the_versions_of_the_readme_are_those_that_are_tested():
+    """If this Python has a row. PMAPDP_OTHER_VERSIONS is set where others are meant."""
+    rows = {}
+    for python, *versions in VERSIONS.findall((ROOT / "README.md").read_text("utf-8")):
+        rows[python] = versions
+    assert len(rows) == 2
+    pages = "".join(
+        (ROOT / "docs" / page).read_text(encoding="utf-8")
+        for page in ("newer_jax.md", "porting.md")
+    )
+    for jax_version, flax_version in rows.values():
+        assert f"jax=={jax_version}" in pages
+        assert f"Flax {flax_version}" in pages
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if python in rows and "PMAPDP_OTHER_VERSIONS" not in os.environ:
+        assert [version("jax"), version("flax")] == rows[python]
 
 
 MADE = {"api.md", "constructs.md", "flags.md", "mistakes.md"}  # by programs
