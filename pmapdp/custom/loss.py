@@ -47,6 +47,10 @@ BFLOAT16_ROUNDING = {TRAINING: 0.1, MICRO_BATCHES: 0.1, EVALUATION: 0.02}
 # number. The running means of a ResNet-18 were off by up to 0.005 of it. Most of them
 # are near 0, so a fraction of each mean would be too little.
 WRITTEN_ROUNDING = 0.02
+LINEN_ADVICE = (
+    "of Linen, nnx.bridge.ToNNX brings layers without random numbers and statistics: "
+    "replace dropout and batch norm by flax.nnx's"
+)
 
 
 # The experiments
@@ -230,12 +234,24 @@ def check_streams(
         changed = streams | {path: variable.replace(keys)}
         sums, _ = compute(batches, nnx.from_flat_state(changed))
         if not np.array_equal(sums["loss"], losses, equal_nan=True):
-            stream = ".".join(map(str, path[:-1]))
+            source = f"from {'.'.join(map(str, path[:-1]))}"
+            advice = "use nnx.Dropout, or current_context().next_keys()"
+            if is_of_linen(task.model, path):
+                source = "in a layer of Linen"
+                advice = LINEN_ADVICE
             raise UserError(
-                f"{task.name} draws random numbers from {stream}, which would be the "
-                "same on every device and in every update: use nnx.Dropout, or "
-                "current_context().next_keys()"
+                f"{task.name} draws random numbers {source}, which would be the same "
+                f"on every device and in every update: {advice}"
             )
+
+
+def is_of_linen(model: nnx.Module, path: tuple[Any, ...]) -> bool:
+    """Return True if the variable at this path belongs to a bridged Linen module."""
+    for module_path, module in nnx.iter_modules(model, graph=True):
+        is_bridge = isinstance(module, nnx.bridge.ToNNX)
+        if is_bridge and path[: len(module_path)] == module_path:
+            return True
+    return False
 
 
 def check_written(task: Task, by_whole: Any, by_halves: Any) -> None:

@@ -20,7 +20,13 @@ from flax import nnx
 
 from pmapdp.custom.arrays import describe
 from pmapdp.custom.data import PARTS
-from pmapdp.custom.loss import call_model, check_correct, check_loss, infer_shapes
+from pmapdp.custom.loss import (
+    LINEN_ADVICE,
+    call_model,
+    check_correct,
+    check_loss,
+    infer_shapes,
+)
 from pmapdp.custom.map_style import check_labels
 from pmapdp.data.batches import Batch, Batches
 from pmapdp.data.dataset import DataSet
@@ -41,10 +47,6 @@ TRIAL_EXAMPLES = 16  # the examples with which a model and its loss are tried
 # new model has few.
 ACCURACY_EXAMPLES = 64
 COLOURS = (1, 3, 4)  # channels of an image: grey, red-green-blue, and transparent
-LINEN_ADVICE = (
-    "of Linen, nnx.bridge.ToNNX brings layers without random numbers and statistics: "
-    "replace dropout and batch norm by flax.nnx's"
-)
 
 
 def build_model(model: Callable[..., nnx.Module], seed: int, dtype: str) -> nnx.Module:

@@ -22,13 +22,22 @@ from pmapdp.export import export_run, load_exported
 from pmapdp.layers import current_context
 from pmapdp.loss import MetricSums
 
+# Those that draw nothing and write nothing.
+LINEN = linen.Sequential(
+    [
+        linen.BatchNorm(use_running_average=True),
+        linen.Dropout(0.5, deterministic=True),
+        linen.Dense(3),
+    ]
+)
+
 
 class Everything(nnx.Module):
     """`[b, 6]` to three logits, through layers of each kind, with three constants."""
 
     def __init__(self, *, rngs):
         self.linen = nnx.bridge.lazy_init(
-            nnx.bridge.ToNNX(linen.Dense(3), rngs=rngs), jnp.ones((1, 6))
+            nnx.bridge.ToNNX(LINEN, rngs=rngs), jnp.ones((1, 6))
         )
         self.gru = nnx.RNN(nnx.GRUCell(1, 8, rngs=rngs), rngs=rngs)
         self.attention = nnx.MultiHeadAttention(

@@ -109,7 +109,7 @@ def gathered(model, batch):
 
 
 def gathered_in_training(model, batch):
-    """As docs/custom.md has it: exact on any number of devices."""
+    """As docs/custom_reference.md has it: exact on any number of devices."""
     if current_context().train:
         return gathered(model, batch)
     losses = jnp.square(model(batch.inputs)).sum(1)
@@ -217,7 +217,10 @@ MODELS = [
         r"Changed gives float32 \[16, 3\], float32 \[16, 6\]",
     ),
     ({"model": lambda rngs: 5}, "<lambda> gives 5: give a class or function of rngs"),
-    ({"model": bridged(linen.Dropout(0.5, deterministic=False))}, "ToNNX draws rand"),
+    (
+        {"model": bridged(linen.Dropout(0.5, deterministic=False))},
+        "ToNNX draws random numbers in a layer of Linen, .* replace dropout",
+    ),
     (
         {"model": bridged(linen.BatchNorm(use_running_average=False))},
         r"ToNNX does not take inputs .*: of Linen, nnx.bridge.ToNNX brings layers with",

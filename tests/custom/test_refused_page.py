@@ -122,11 +122,14 @@ def raises(model, call, inputs):
     raise RuntimeError("a mistake")
 
 
-def bridged(rngs):
-    """A network with a batch norm of Linen."""
-    layers = (linen.BatchNorm(use_running_average=False), linen.Dense(3))
-    module = nnx.bridge.ToNNX(linen.Sequential(layers), rngs=rngs)
-    return nnx.bridge.lazy_init(module, INPUTS[:1])
+def bridged(layer):
+    """A network with a layer of Linen."""
+
+    def make(rngs):
+        module = nnx.bridge.ToNNX(linen.Sequential((layer, linen.Dense(3))), rngs=rngs)
+        return nnx.bridge.lazy_init(module, INPUTS[:1])
+
+    return make
 
 
 class Changing:
@@ -172,10 +175,15 @@ CASES = {
         "data": DataSet(Split(PICTURES, np.zeros(40, np.int32))),
     },
     "A layer draws its own random numbers": {"model": net(draws)},
+    "Linen's dropout draws random numbers": {
+        "model": bridged(linen.Dropout(0.5, deterministic=False))
+    },
     "NumPy draws random numbers in `__call__`": {"model": net(draws_by_numpy)},
     "A layer keeps statistics of one device's rows": {"model": net(keeps_a_mean)},
     "The model calls `nnx.sow`": {"model": net(sows)},
-    "Linen's batch norm takes moments": {"model": bridged},
+    "Linen's batch norm takes moments": {
+        "model": bridged(linen.BatchNorm(use_running_average=False))
+    },
     "`model=Net(...)` instead of `model=Net`": built,
     "The data are texts, and the model takes arrays": {
         "data": {"train": Texts(TEXTS, [0, 1] * 20)}
