@@ -36,6 +36,10 @@ def test_a_docstring_lists_every_public_parameter(path):
     described = set(re.findall(r"^    (\w+): ", inspect.getdoc(public), re.MULTILINE))
     parameters = set(inspect.signature(public).parameters)
     assert parameters <= described
+    returned = inspect.signature(public).return_annotation
+    if not inspect.isclass(public) and returned not in (None, "None"):
+        lines = inspect.getdoc(public).splitlines()
+        assert "Returns:" in lines or re.match("(Return|Read|Make) ", lines[0])
 
 
 def test_the_page_has_thirteen_entries_with_short_examples():

@@ -10,8 +10,9 @@ from pathlib import Path
 import jax
 import pytest
 from jax._src import distributed
-from jax._src.clusters import cluster
+from jax._src.clusters import cluster, ompi_cluster
 from jax._src.clusters.k8s_cluster import K8sCluster
+from jax._src.clusters.ompi_cluster import OmpiCluster
 from jax._src.clusters.slurm_cluster import SlurmCluster
 
 from pmapdp.distributed import ProcessesOptions
@@ -86,6 +87,19 @@ def test_what_jax_needs_on_kubernetes(monkeypatch):
     assert "list_namespaced_pod" in source
     assert "read_namespaced_job" in source
     assert "headless service" in source
+
+
+def test_open_mpi_5_needs_the_jax_that_the_page_says(monkeypatch):
+    """Only from that version on JAX recognizes it, and then asks for mpi4py."""
+    needed = re.search(r"^\| Open MPI 5 \| .* \| jax ([\d.]+), and", PAGE, re.MULTILINE)
+    first = tuple(map(int, needed[1].split(".")))
+    version = tuple(map(int, jax.__version__.split(".")[:2]))
+    monkeypatch.delenv("OMPI_MCA_orte_hnp_uri", raising=False)
+    for name in ("SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", "1")
+    assert OmpiCluster.is_env_present() == (version >= first)
+    source = inspect.getsource(ompi_cluster)
+    assert ("requires mpi4py" in source) == (version >= first)
 
 
 def test_jax_warns_about_proxies():

@@ -171,6 +171,8 @@ def test_docs_show_the_whole_script():
 
 
 FAKE_SRUN = """#!/bin/bash
+echo "environment $MY_ENVIRONMENT"
+echo "nccl $NCCL_DEBUG"
 echo "ids $JAX_LOCAL_DEVICE_IDS"
 echo "arguments $*"
 task=0
@@ -216,6 +218,27 @@ def run_script(folder, *arguments, script=DEPLOY / "slurm.sbatch", **variables):
             timeout=20,
         )
     return done.returncode, log.read_text().removeprefix(before)
+
+
+def test_the_job_script_asks_slurm_for_whole_nodes_and_a_signal():
+    """Without a time limit Slurm sends no signal, as its manual says."""
+    script = (DEPLOY / "slurm.sbatch").read_text()
+    options = re.findall(r"^#SBATCH (--[\w-]+(?:=\S+)?)", script, re.MULTILINE)
+    asked = {"--ntasks-per-node=1", "--gpus-per-node=8", "--exclusive", "--mem=0"}
+    assert asked | {"--requeue", "--signal=TERM@60"} <= set(options)
+    assert any(option.startswith("--time=") for option in options)
+
+
+def test_the_job_script_starts_in_your_environment(tmp_path):
+    """And NCCL says what goes wrong, or as much as you ask for."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    activate = tmp_path / ".venv" / "bin" / "activate"
+    activate.write_text("export MY_ENVIRONMENT=active\n")
+    _, out = run_script(tmp_path, "mirrored")
+    assert "environment active\n" in out
+    assert "nccl WARN\n" in out
+    _, out = run_script(tmp_path, "mirrored", NCCL_DEBUG="INFO")
+    assert "nccl INFO\n" in out
 
 
 @pytest.mark.parametrize(("gpus", "ids"), [("8", "0,1,2,3,4,5,6,7"), ("1", "0")])
