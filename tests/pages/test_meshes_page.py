@@ -144,13 +144,62 @@ def test_an_embedding_takes_names(folder, capsys):
     assert embed.embedding.get_metadata("out_sharding") == ("words", "embed")
 
 
-def test_the_picture_is_in_step_with_its_program():
+def load_layouts():
+    """Import the program that draws the picture."""
     path = DOCS / "pictures" / "layouts.py"
     spec = importlib.util.spec_from_file_location("layouts", path)
     layouts = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(layouts)
+    return layouts
+
+
+def test_the_picture_is_in_step_with_its_program():
+    layouts = load_layouts()
     drawn = (DOCS / "pictures" / "layouts.svg").read_text(encoding="utf-8")
     assert drawn == layouts.picture() + "\n"
+
+
+def part_of(array: jax.Array, device: jax.Device) -> tuple[int, int]:
+    """Return into how many parts an array is split, and which one a device holds."""
+    indices = array.sharding.devices_indices_map(array.shape)
+    slices = []
+    for per_axis in indices.values():
+        starts = [
+            part.indices(size)[:2]
+            for part, size in zip(per_axis, array.shape, strict=True)
+        ]
+        slices.append(tuple(starts))
+    different = sorted(set(slices))
+    own = slices[list(indices).index(device)]
+    return len(different), different.index(own)
+
+
+@pytest.mark.parametrize(
+    ("row", "flags"),
+    [
+        (0, ""),
+        (1, "--shard-state optimizer"),
+        (2, "--shard-state parameters"),
+        (3, "--mesh data=4,model=2 --layout model"),
+    ],
+)
+def test_the_picture_shows_what_jax_places_on_each_device(row, flags):
+    """The batch, the first layer's kernel and its moment in Adam."""
+    layouts = load_layouts()
+    _, splits = layouts.ROWS[row]
+    job = job_of(flags, "adam")
+    batch = job.strategy.place_batch(next(job.batches["train"].epoch(0)))
+    state = state_of(job)
+    kernels = [
+        leaf
+        for part in (state.params, state.optimizer_state)
+        for leaf in jax.tree.leaves(part)
+        if leaf.ndim == 2
+    ]
+    arrays = batch.inputs, kernels[0], kernels[LAYERS]
+    for array, (parts, part) in zip(arrays, splits, strict=True):
+        for number, device in enumerate(jax.devices()[:8]):
+            assert part_of(array, device) == (parts, part(number))
 
 
 def test_auto_and_explicit_axes_give_the_update_of_one_device(capsys):
