@@ -7,6 +7,7 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import entry
 import jax
@@ -114,8 +115,14 @@ def test_the_reference(folder, capsys):
 
 
 @pytest.mark.slow
-def test_training_in_another_way(folder, capsys):
+def test_training_in_another_way(folder, capsys, monkeypatch):
+    logger = Mock()
+    monkeypatch.setitem(sys.modules, "wandb", logger)
     names = run_page("custom_training.md")
+    logger.init.assert_called_once()
+    (results,), step = logger.log.call_args
+    assert {"step", "learning_rate", "train", "test"} <= set(results)
+    assert step == {"step": results["step"]}
     assert "warning" not in capsys.readouterr().out
     assert len(names["accuracies"]) == 4
     # 192 examples in batches of 64, 40 times.
