@@ -9,11 +9,11 @@ and written with its outputs beside the source as `NN_name.ipynb`. Tags of cells
     # %% tags=["take-home"]    a complete script of `program/`, which needs jax, flax, optax and numpy alone: the cell
                                is folded if a text shows the difference to an earlier script
 
-A line of its own, in a cell of code or text, brings in the program that grows:
+A line of its own brings in the program that grows:
 
-    include program/05_pmap.py                              the script; in a text it is folded
+    include program/05_pmap.py                              the script, in a cell of code
     include the difference of 03_flax.py and 05_pmap.py     its changes, marked, in a text
-    include 05_pmap.py beside steps/pmap.py                 a table of lines from the two files
+    include 05_pmap.py beside steps/pmap.py                 a table of lines from the two files, in a text
 
 Below the last one stand the rows of the table, each with two pieces of text, `PIECE | PIECE`. The table shows the
 statement of the script that has the first piece, and the statement of pmapdp's file that has the second.
@@ -54,7 +54,6 @@ def read(source: Path):
         if cell.cell_type == "code":
             cell.source = SCRIPT.sub(lambda found: program(found[1]).rstrip(), cell.source)
         else:
-            cell.source = SCRIPT.sub(lambda found: listing(found[1]), cell.source)
             cell.source = DIFFERENCE.sub(lambda found: difference(*found.groups()), cell.source)
             cell.source = SIDE_BY_SIDE.sub(lambda found: side_by_side(*found.groups()), cell.source)
     return notebook
@@ -63,12 +62,6 @@ def read(source: Path):
 def program(name: str) -> str:
     """The text of a script of the program that grows."""
     return (FOLDER / "program" / name).read_text()
-
-
-def listing(name: str) -> str:
-    """A script as a folded part of a text."""
-    lines = len(program(name).splitlines())
-    return f"<details><summary>{name}, {lines} lines</summary>\n\n```python\n{program(name)}```\n\n</details>"
 
 
 def difference(earlier: str, later: str) -> str:

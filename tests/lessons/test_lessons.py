@@ -9,7 +9,7 @@ import re
 import build
 import numpy as np
 import pytest
-from notebooks import built, source
+from notebooks import built, printed, source
 
 LESSONS = build.sources()
 MOST_CELLS, MOST_CODE_LINES, MOST_WORDS, MOST_BYTES = 30, 200, 2500, 200_000

@@ -46,7 +46,7 @@ def imports(text: str) -> set[str]:
 
 def printed(cell: Any) -> str:
     """Return the printed text of a cell."""
-    return "".join(output.get("text", "") for output in cell.outputs)
+    return "".join(output.get("text", "") for output in cell.get("outputs", []))
 
 
 def figures(text: str) -> np.ndarray:
