@@ -21,7 +21,7 @@
 # on purpose.
 #
 # **You will** write the step with `shard_map`, see the trap and two ways around it, and choose between pmap, jit and
-# shard_map. 23 minutes, 38 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
+# shard_map. 22 minutes, 37 with exercises. You need [05 Average gradients](05_average_gradients.ipynb) and
 # [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
 
 # %%
@@ -64,8 +64,8 @@ specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": Part
 # ## How much of the batch does your loss see?
 #
 # Let's take the smallest case: one weight `w`, and the numbers 0 to 15, two on each of eight devices. The loss is the
-# mean of `w * x`. At w = 1 the loss is 7.5, and its gradient, the mean of `x`, is 7.5 as well. `loss` also appends the
-# shape of `x` to a list, so you can see how much of the batch reaches it.
+# mean of `w * x`. At w = 1 the loss is 7.5, and its gradient, the mean of `x`, is 7.5 as well. `loss` appends the shape
+# of `x` to a list, because that's where the three differ.
 
 
 # %%
@@ -88,11 +88,6 @@ def device_values(result):
 
 w, x = np.float32(1), np.arange(16, dtype=np.float32)
 shapes = []
-
-# %% [markdown]
-# **Predict:** how many of the 16 numbers does `loss` see under pmap, under jit and under shard_map?
-
-# %% tags=["prediction"]
 parallel_loss = jax.pmap(averaged_loss, "data", in_axes=(None, 0), out_axes=None)
 pmap_loss = parallel_loss(w, x.reshape(8, 2))
 jit_loss = jax.jit(loss, in_shardings=(replicated, split))(w, x)
@@ -102,11 +97,8 @@ print(f"jit: {shapes[1]}, result {jit_loss}")
 print(f"shard_map: {shapes[2]}, result {shard_map_loss}")
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Two under pmap and shard_map, which is why they need a `pmean` to get the global mean. All 16 under jit.
-#
-# </details>
+# Under pmap and shard_map the loss sees two numbers, so it takes a `pmean` to get the global mean. Under jit it sees all
+# 16.
 #
 # ## And your gradient?
 #
@@ -133,13 +125,12 @@ lesson_10.trap()
 #
 # </details>
 #
-# The culprit is `check_vma`, which is on by default. It is called a check, but it also changes gradients. With the
-# check on, JAX knows that all devices hold the same `w`. It sees one weight used eight times, so the gradient of that
-# weight is a sum of eight. `jax.grad` does this sum for you, and you never see the all-reduce. pmap runs your step in a
+# The culprit is `check_vma`, which is on by default. It is called a check, but it also changes gradients: it makes JAX
+# keep a record of what's the same on all devices, and `w` is. So JAX sees one weight used eight times, whose gradient is
+# a sum of eight. `jax.grad` does this sum for you, and you never see the all-reduce. pmap runs your step in a
 # `shard_map` with the check off, which is why the same line was correct in lesson 05.
 #
-# **vma** stands for *varying manual axes*: JAX keeps a record of which values may differ from device to device. `x`
-# varies, and `w` doesn't.
+# **vma** stands for *varying manual axes*: `x` varies from device to device, and `w` doesn't.
 #
 # <details><summary>The record, and the all-reduce you didn't write, in a jaxpr</summary>
 #
@@ -322,7 +313,7 @@ for name, found in results.items():
 # | the step sees | `[16, 64]` | `[16, 64]` | `[128, 64]` |
 # | keep `jax.grad` from summing | - | `local = lax.pcast(`<br>`model, "data",`<br>`to="varying")` | - |
 # | gradients | `jax.grad(loss_sums,`<br>`has_aux=True)`<br>`(model, batch)` | `jax.grad(loss_sums,`<br>`has_aux=True)`<br>`(local, batch)` | `jax.grad(loss_sums,`<br>`has_aux=True)`<br>`(model, batch)` |
-# | **all-reduce** | `lax.pmean(`<br>`(gradients, count),`<br>`"data")` | `lax.pmean(`<br>`(gradients, count),`<br>`"data")` | - (the compiler's) |
+# | **all-reduce** | `lax.pmean((gradients,`<br>`sums["count"]),`<br>`"data")` | `lax.pmean((gradients,`<br>`sums["count"]),`<br>`"data")` | - (the compiler's) |
 # | divide, update | `g / count`, Adam | `g / count`, Adam | `g / count`, Adam |
 # | metric sums | `lax.psum(sums, "data")` | `lax.psum(sums, "data")` | `sums` |
 # | where arrays are | `in_axes=(None, 0)`<br>`out_axes=None` | `in_specs=`<br>`(P(), P("data"))`<br>`out_specs=P()` | `in_shardings=`<br>`(replicated, split)`<br>`out_shardings=replicated` |
@@ -423,6 +414,7 @@ for exercise in (fixed_gradient, make_step):
 # | --- | --- | --- |
 # | `train_step`, with `pcast` | `train_step`, with `check_vma=False` | [steps/shard_map.py](../pmapdp/steps/shard_map.py) |
 # | `place_state`, `place_batch`, `eval_step` | the same names | [steps/shard_map.py](../pmapdp/steps/shard_map.py) |
+# | `jax.grad`, `optimizer.update` | `gradient_sums`, `update`, for all four steps | [steps/shared.py](../pmapdp/steps/shared.py) |
 #
 # To read on: JAX's pages on [shard_map](https://docs.jax.dev/en/latest/201/shard-map.html) and on
 # [the new pmap](https://docs.jax.dev/en/latest/migrate_pmap.html). Next:

@@ -218,9 +218,59 @@ def without_spaces(code: str) -> str:
     return re.sub(r",(?=\))", "", re.sub(r"\s", "", code))
 
 
+def columns_of_lesson_10() -> list[list[str]]:
+    """The cells of its table of three columns, row by row, without the heading."""
+    text = "\n".join(cell.source for cell in built(build.source_of("10")).cells)
+    below = text.partition("| | pmap (05) | shard_map (10) | jit (09) |\n")[2]
+    table = re.match(r"(\|.*\n)+", below)[0]
+    return [line.strip("| ").split(" | ")[1:] for line in table.splitlines()[1:]]
+
+
+def code_pieces(cell: str) -> list[str]:
+    """The code in a cell of a table, with the lines of one expression joined."""
+    pieces = [""]
+    for line in re.findall("`([^`]+)`", cell):
+        pieces[-1] += line.replace("P(", "PartitionSpec(")
+        if pieces[-1].count("(") == pieces[-1].count(")"):
+            pieces.append("")
+    return pieces[:-1]
+
+
+def test_the_three_columns_of_lesson_10_are_in_the_programs():
+    names = ("05_pmap", "10_shard_map", "09_jit")
+    columns = zip(*columns_of_lesson_10(), strict=True)
+    for name, cells in zip(names, columns, strict=True):
+        text = build.program(f"{name}.py")
+        text = re.sub(r'"(\w+)": ', r"\1=", text)  # some settings stand in a dictionary
+        codes = [code for cell in cells for code in code_pieces(cell)]
+        codes = [code for code in codes if not code.startswith("[")]  # no shapes
+        assert len(codes) >= 4
+        for code in codes:
+            assert without_spaces(code) in without_spaces(text), name
+
+
 def test_a_statement_that_is_not_there_once_stops_the_build():
     text = "x = 1\ndef f():\n    x = 2\n"
     assert build.statement(text, "2") == "x = 2"
     for piece in ("x", "y"):
         with pytest.raises(ValueError, match="not one"):
             build.statement(text, piece)
+
+
+@EACH
+def test_a_notebook_has_no_whole_program_but_its_own(lesson):
+    """In a cell, a text or an output, and each once."""
+    texts = {
+        path.name: path.read_text().partition('"""\n\n')[2].rstrip()
+        for path in (build.FOLDER / "program").glob("*.py")
+    }
+    contents = [
+        content
+        for cell in built(lesson).cells
+        for content in (cell.source, printed(cell))
+    ]
+    shown = [
+        name for name, text in texts.items() for content in contents if text in content
+    ]
+    assert len(shown) == len(set(shown))
+    assert {name[:2] for name in shown} <= {lesson.name[:2]}
