@@ -14,15 +14,18 @@
 # %% [markdown]
 # # 12. Port a pmap program
 #
-# Somebody hands you a training program from 2022. You run it, and it stops right away, because it calls a JAX function
-# that's gone. You fix that line, and the program stops at the next one. Even once everything is fixed, it still uses
-# `pmap`, and JAX's developers now [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html). In this
-# lesson you'll make four repairs, to see what the program used to print. Then sixteen new lines take it to `shard_map`,
-# where it prints the same losses up to rounding. Does that prove that the port is correct? You'll forget one line, and
-# see that it doesn't. So you'll compare the updates, and find a flaw that the old program always had.
+# You rewrite a training program, and it prints the losses it printed before. Is it still the same program? Here the
+# losses will agree to four digits while the gradients are eight times too large, and you'll learn how to notice. If you
+# have no pmap program to port, you can also go straight on to [lesson 13](13_more_batch_than_memory.ipynb), because no
+# later lesson needs this one.
+#
+# The program is from 2022. It stops right away, because it calls a JAX function that's gone, and it uses `pmap`, where
+# JAX's developers now [recommend shard_map](https://docs.jax.dev/en/latest/migrate_pmap.html). Four repairs show you
+# what it used to print. Then sixteen new lines take it to `shard_map`. And when you compare its updates with one
+# device's, you'll find a flaw that the old program always had.
 #
 # **You will** port a whole program to `shard_map`, go on to `jit`, and verify both against the old program and against
-# one device. 33 minutes, 53 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
+# one device. 26 minutes, 46 with exercises. You need [05 Average gradients](05_average_gradients.ipynb), [10 Three ways
 # side by side](10_three_ways_side_by_side.ipynb), and what [07](07_synchronize_batch_norm.ipynb) and
 # [08](08_keep_dropout_and_metrics_exact.ipynb) say about the variance of a batch and about dropout keys.
 
@@ -42,7 +45,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## A program from 2022
 #
-# It trains on the clouds you know, but it's written the way people wrote such programs back then:
+# It trains on the clouds you know, the way people wrote such programs back then:
 #
 # - The network is a module of Linen, Flax's API before NNX. A `TrainState` holds its parameters, its batch statistics
 #   and the optimizer's state.
@@ -52,16 +55,15 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 #   its own batch statistics, which the program averages once an epoch.
 # - Batches that aren't full are dropped, even in the evaluation, which only sees 896 of the 1,000 examples.
 #
-# Only the two lines that simulate eight devices are new.
-#
-# The cell saves the program to a file:
+# The cell saves the program to a file. Unfold it if you've never seen such a program. Only the two lines that simulate
+# eight devices are new.
 
-# %%
+# %% tags=["file"]
 # %%writefile old_train.py
 # include program/12_pmap_2022.py
 
 # %% [markdown]
-# Now run it. Here's the last line of its error:
+# Here's the last line of its error:
 
 # %%
 import os
@@ -80,8 +82,8 @@ print(textwrap.fill(old_error, 100))
 
 # %% [markdown]
 # The message says *deprecated*, but the function is gone. You could fix the line and wait for the next error. Or you
-# can let `pmapdp.port` read the program first. It doesn't run anything, and lists the lines that need your attention.
-# Without `--json`, it also says what to write in their place.
+# can let `pmapdp.port` read the program. It runs nothing, and lists the lines that need your attention. Without
+# `--json`, it also says what to write in their place.
 
 # %%
 import json
@@ -98,13 +100,12 @@ for line in marked_lines:
 # your port does the same thing. Four lines are enough:
 #
 # - Flax's `jax_utils.replicate` still makes N copies.
-# - In 2022, Linen's `init` returned a `FrozenDict`, and its `pop` returned two values, the rest and what you asked for.
-#   Today `init` returns a plain dict, whose `pop` returns only what you asked for, so the program would stop again,
-#   with `ValueError: too many values to unpack (expected 2)`. You don't need any `pop`.
+# - Linen's `init` used to return a `FrozenDict`, whose `pop` returned two values. Today it returns a plain dict, and the
+#   program would stop again, with `ValueError: too many values to unpack (expected 2)`. You don't need any `pop`.
 #
-# The report also marks two `[0]`s as slow. Ignore them for now, because the port removes them. The next cell makes the
-# repairs, marked by `-` and `+`, and runs the program in this notebook. On your machine, these are the numbers that
-# your port has to reproduce. Each loss is the last batch's alone, as in many old programs, so it may also rise:
+# The port will remove the two slow `[0]`s, so leave them for now. The next cell makes the repairs, marked by `-` and
+# `+`, and runs the program in this notebook. Your port has to print these numbers again. Each loss is the last batch's
+# alone, as in many old programs, so it may also rise:
 
 # %%
 from pmapdp.lessons.programs import patch
@@ -127,9 +128,9 @@ patch.apply("old_train.py", repairs)
 # %run -i old_train.py
 
 # %% [markdown]
-# In the picture each colour is a device. Stripes mean that each device holds a slice, and a stack of cards means that
-# each holds everything. Each bar in the last column is one run of your step. After the port there's only one state, and
-# no `[N, ...]` to pick a copy from.
+# In the picture each colour is a device. Stripes mean that each device holds a slice, a stack of cards means that each
+# holds everything, and a bar in the last column is one run of your step. After the port there's only one state, and no
+# `[N, ...]` to pick a copy from.
 
 # %%
 old_train_step, old_p_train_step = train_step, p_train_step  # the port defines them anew
@@ -148,9 +149,8 @@ lesson_12.before_and_after()
 # | after batch means 1 and 3 | 0.5 | 1.5 | **1** | (0 + 2) / 2 = **1** |
 # | after batch means 5 and 7 | 2.75 | 4.25 | **3.5** | (1 + 6) / 2 = **3.5** |
 #
-# The last two columns agree, because a running average and an average over devices are both weighted sums, so it
-# doesn't matter which comes first. And nothing reads the running averages during training, so the parameters stay the
-# same, too.
+# The last two columns agree: both averages are weighted sums, so it doesn't matter which comes first. And nothing reads
+# the running averages during training, so the parameters stay the same, too.
 #
 # Here's everything that changes in the repaired program, whose file is called 12_old_pmap.py in this course:
 #
@@ -159,16 +159,14 @@ lesson_12.before_and_after()
 # - `replicate` becomes `device_put` onto a replicated sharding, `shard` becomes `device_put` onto a split one, and the
 #   `[0]`s are gone.
 # - The step still says what each device does. Now it averages the statistics along with the gradients.
-# - `lax.pcast` marks the parameters as this device's own. Then `jax.grad` gives you this device's gradient, as it did
-#   under pmap, and lesson 10's check can stay on. Only the parameters need the cast, because you don't differentiate
-#   anything else.
+# - `lax.pcast` marks the parameters as this device's own, so `jax.grad` gives you this device's gradient, as it did under
+#   pmap, and lesson 10's check can stay on. Nothing else needs the cast, because you differentiate nothing else.
 #
-# If your own program is too big to change all at once, start with `my_pmap` in
-# [Porting](../docs/porting.md#replace-pmap-in-the-whole-program), which replaces `jax.pmap` in one line and leaves the
-# arrays as they are.
+# Is your own program too big to change all at once? `my_pmap` in
+# [Porting](../docs/porting.md#replace-pmap-in-the-whole-program) replaces `jax.pmap` in one line.
 #
 # Compare each epoch with the old program's. Even the dropout masks are the same, because each device still folds its
-# number into the same key.
+# number into the key.
 
 # %% tags=["take-home"]
 # include program/12_ported.py
@@ -210,19 +208,17 @@ except ValueError as error:
 #
 # </details>
 #
-# JAX refuses the step before anything runs. With `check_vma=False` it would run, and every device would keep its own
-# statistics. You would save device 0's mean, and never notice.
+# With `check_vma=False` the step would run, and every device would keep its own statistics. You'd save device 0's, and
+# never notice.
 #
 # ## Forget the `pcast`
 #
-# The check found that mistake. Will it find the next one? Leave out the line with `pcast`. Then `jax.grad` adds up the
-# gradients of all devices by itself, and `pmean` averages eight equal sums, so the gradients are 8 times too large.
-#
-# **Predict:** you train with Adam. What changes in the losses of the five epochs: nothing, a little, or do they
-# explode?
+# The check found that mistake. It can't find the next one. Leave out the line with `pcast`, and `jax.grad` adds up the
+# gradients of all devices by itself. Then `pmean` averages eight equal sums, so the gradients are 8 times too large, on
+# every device. All devices agree, and that's all the check asks.
 
 
-# %% tags=["prediction"]
+# %%
 def replicate_on_mesh(tree):
     return jax.device_put(tree, replicated)
 
@@ -256,26 +252,21 @@ for epoch, last in enumerate(range(updates - 1, len(ported_losses), updates)):
     print(f"epoch {epoch}: {ported_losses[last]:.4f}, without pcast {forgetful_losses[last]:.4f}")
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# Nothing, up to rounding. Adam divides the mean of the gradients by the root of the mean of their squares, and a factor
-# of 8 in both cancels. The check doesn't complain either. It only asks whether all devices hold the same numbers, and
-# they do: eight times too large, on every one of them.
-#
-# </details>
-#
-# So why care? Because the day you switch to SGD or clip the gradients, your learning rate or your limit is off by a
-# factor of eight.
+# The losses agree as well, because Adam hides the factor, as in lesson 05. But the day you switch to SGD or clip the
+# gradients, your learning rate or your limit is off by a factor of eight.
 #
 # ## Does it match the old program? And one device?
 #
-# Five equal lines only show you two numbers an epoch. `pmapdp.verify` compares your step with a reference, update by
-# update: parameters, optimizer state, statistics and metrics. Your first reference is the old step, plus one line that
-# averages the statistics in every update, as the new step has to. `old_program` replays it on one device, with the
-# batch in eight parts.
+# Losses are too few numbers. `pmapdp.verify` compares your step with a reference, update by update: parameters,
+# optimizer state, statistics and metrics. Your first reference is the old step, plus one line that averages the
+# statistics in every update, as the new step has to. `old_program` replays it on one device, with the batch in eight
+# parts.
+#
+# **Predict:** without `pcast`, where will `verify` find a change that's 8 times too large: in the parameters, in Adam's
+# state, or in both?
 
 
-# %%
+# %% tags=["prediction"]
 from pmapdp.verify import old_program, verify
 
 
@@ -297,14 +288,19 @@ forgetful_report = verify(step=p_forgetful_step, reference=reference, state=init
 print("without pcast:", forgetful_report.failed[0])
 
 # %% [markdown]
-# `verify` needs three updates to find what five epochs hid: *the change is 8 times the reference's, on 8 devices*. It
-# also compares Adam's averages, where the factor doesn't cancel. It doesn't test the evaluation, but for that you have
-# the five matching lines.
+# <details><summary>Answer</summary>
+#
+# In Adam's state. Its mean of gradients, `mu`, is 8 times too large, and its mean of squares, `nu`, 64 times. Adam
+# divides `mu` by the root of `nu`, so the factor cancels in the parameters.
+#
+# </details>
+#
+# One update was enough to find what five epochs hid. The evaluation isn't compared, but for that you have the five
+# matching lines.
 #
 # But does the step do what one device does? Your second reference is the step that you'd write for one device. Switch
-# dropout off, because one device would draw different masks than eight do. Even then the comparison fails: each device
-# normalizes with its own 16 examples, and then the step averages the eight running means and the eight running
-# variances.
+# dropout off, because one device would draw other masks than eight do. Even then the comparison fails: each device
+# normalizes with its own 16 examples, and the step averages the eight running means and the eight running variances.
 #
 # **Predict:** after the first update, one of these two averages is wrong. Which?
 
@@ -335,8 +331,9 @@ for leaf in ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var"):
 #
 # ## On to jit
 #
-# If you'd rather have one device's result, go on to `jit`. There the step *is* one device's step, `plain_step`, with no
-# `pmean`, `pcast` or `fold_in`.
+# If you'd rather have one device's result, go on to `jit`. There the step *is* `plain_step`, with no `pmean`, `pcast` or
+# `fold_in`. It no longer does what the old program did: batch norm sees the whole batch, and the dropout masks are
+# different. How much does that change in the first epoch?
 
 # %%
 shardings = {"in_shardings": (replicated, split, replicated), "out_shardings": replicated}
@@ -344,11 +341,6 @@ jit_step = jax.jit(plain_step, **shardings, donate_argnums=0)
 verify(step=jit_step, reference=plain_step, state=init_state(), **case).require()
 print("jit against one device, with dropout: equal")
 
-# %% [markdown]
-# This step no longer does what the old program did: batch norm uses the whole batch, and the dropout masks are
-# different. How much does that change in the first epoch?
-
-# %%
 losses = {
     "old pmap": train(old_p_train_step, 1, jax_utils.replicate, common_utils.shard),
     "shard_map": ported_losses[:updates],
@@ -370,6 +362,15 @@ sizes = [len(jax.tree.leaves(part)) for part in (state.params, state.batch_stats
 assert (*sizes, len(jax.tree.leaves(state))) == (6, 2, 13, 22)
 np.testing.assert_allclose(forgetful_losses, ported_losses, rtol=0, atol=2e-4)
 words = " ".join(str(forgetful_report).split())
+one_update = []
+for step in (p_train_step, p_forgetful_step):
+    after, _ = step(replicate_on_mesh(init_state()), shard_on_mesh(batch), replicate_on_mesh(key))
+    adam = after.opt_state[0]
+    one_update.append(jax.device_get([after.params, adam.mu, adam.nu]))
+for part, factor in enumerate((1, 8, 64)):  # parameters, means and squares
+    parts = [jax.tree.leaves(states[part]["Dense_1"]) for states in one_update]
+    for correct, found in zip(*parts, strict=True):
+        np.testing.assert_allclose(found, factor * correct, rtol=1e-3, atol=1e-5)
 assert "the change is 8 times the reference's, on 8 devices" in words
 assert "batch_stats/BatchNorm_0/mean" not in differences
 assert "batch_stats/BatchNorm_0/var" in differences
@@ -377,19 +378,19 @@ np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
 assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 
 # %% [markdown]
-# shard_map's curve lies right on the old one, within 1e-4 of the loss, and jit's takes a slightly different path. So
-# after a move to jit, expect one device's numbers, and an accuracy similar to the old program's.
+# shard_map's curve lies right on the old one, and jit's takes a slightly different path. So after a move to jit, expect
+# one device's numbers, and an accuracy similar to the old program's.
 #
 # ## What else to port
 #
-# - **Evaluation.** The ported program still skips 104 of the 1,000 test examples. Pad the last batch instead, give the
-#   padding weight 0, and divide by the sum of the weights, as your own program has done since lesson 03.
+# - **Evaluation.** The ported program still skips 104 of the 1,000 test examples. Pad the last batch and give the padding
+#   weight 0, as your own program has done since lesson 03.
 # - **Checkpoints.** If the old program saved `unreplicate(state)`, they load as they are. If it saved the device axis,
 #   too, take copy 0 on the host, as in exercise 1. The copies' batch statistics only agree after `p_average`, so if you
 #   don't know when the program saved, average those.
 # - **Several processes.** Under pmap each process passed its own rows. `jax.device_put(batch, split)` wants the same
-#   global batch in every process, and raises an error otherwise, so give your rows to
-#   `jax.make_array_from_process_local_data` instead. [Lesson 17](17_many_processes.ipynb) says which rows are yours.
+#   global batch in every process, so give your rows to `jax.make_array_from_process_local_data` instead.
+#   [Lesson 17](17_many_processes.ipynb) says which rows are yours.
 #
 # [Porting](../docs/porting.md) has a row for every pmap construct.
 #
@@ -408,9 +409,8 @@ assert np.abs(np.subtract(losses["jit"], losses["old pmap"])).max() > 1e-2
 #    trap.</details>
 # 3. `corrected_variance` (5 minutes, find the mistake): `broken_variance` runs in a `shard_map` over the axis "batch",
 #    and `x` `[b, D]` holds this device's rows. All devices agree, but on a wrong number. Return the variance `[D]` of
-#    the global batch. The numbers in the check are small, so any formula that's correct on paper will do, even the
-#    single-pass one that lesson 07 warns you about. <details><summary>Hint</summary>The devices' rows have different
-#    means. Average the mean first.</details>
+#    the global batch. The numbers are small, so any formula that's correct on paper will do.
+#    <details><summary>Hint</summary>The devices' rows have different means. Average the mean first.</details>
 #
 # ```python
 # def step(w, x, y):  # exercise 2, inside pmap: w [D], x [b, D], y [b]
@@ -454,9 +454,8 @@ for exercise in (drop_device_axis, make_step, corrected_variance):
 # - Get the old program running first, because its numbers are what you compare the port with.
 # - shard_map takes away the device axis and keeps the step. jit takes away the collectives as well.
 # - A replicated state has one value of each array, so average the batch statistics in the step. The check finds a
-#   forgotten average, but not a forgotten `pcast`, and with Adam the losses don't show that one either.
-# - So verify twice: against the old program, and against one device. The old program itself might not pass the second
-#   check.
+#   forgotten average, but neither the check nor Adam's losses show a forgotten `pcast`.
+# - So verify twice: against the old program, and against one device. The old program itself might fail the second time.
 #
 # In pmapdp, [verify/](../pmapdp/verify/verification.py) compares, and [port/](../pmapdp/port/find.py) reads your
 # program. To read on: [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html), and the pages

@@ -8,6 +8,7 @@ and written with its outputs beside the source as `NN_name.ipynb`. Tags of cells
     # %% tags=["proof"]        asserts that would give predictions away: the cell itself is folded
     # %% tags=["take-home"]    a complete script of `program/`, which needs jax, flax, optax and numpy alone: the cell
                                is folded if a text shows the difference to an earlier script
+    # %% tags=["file"]         an old program, saved to a file: folded, because the text says what's in it
 
 A line of its own brings in the program that grows:
 
@@ -31,7 +32,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 PACKAGES = FOLDER.parent
 SECONDS_ALLOWED = 600  # for a cell, on a machine that others use, too
-PREDICTION, PROOF, TAKE_HOME = "prediction", "proof", "take-home"
+PREDICTION, PROOF, TAKE_HOME, OLD_FILE = "prediction", "proof", "take-home", "file"
 FOLDED = "Predict, then run this cell or unfold it."  # JupyterLab shows the first line of outputs that are folded
 ANSWER = "<details><summary>Answer</summary>\n\n"  # begins the text after a prediction
 SCRIPT = re.compile(r"^(?:# )?include program/(\S+)$", re.MULTILINE)
@@ -127,7 +128,7 @@ def minutes(notebook) -> tuple[int, int]:
             code += len(re.findall(r"^\+.*\w", cell.source, re.MULTILINE))
             code += len(CODE_ROW.findall(cell.source))
             words += len(prose(cell.source).split())
-        elif PROOF not in tags and TAKE_HOME not in tags:
+        elif not {PROOF, TAKE_HOME, OLD_FILE} & set(tags):
             code += sum(bool(line.strip()) for line in cell.source.splitlines())
         predictions += PREDICTION in tags
     reading = round(words / 180 + code / 12 + predictions)
@@ -177,7 +178,8 @@ def tidy(notebook) -> None:
             tags = cell.metadata.get("tags", [])
             if PREDICTION in tags:
                 fold_outputs(cell)
-            if PROOF in tags or (TAKE_HOME in tags and shows_difference(notebook)):
+            is_repeated = TAKE_HOME in tags and shows_difference(notebook)
+            if PROOF in tags or OLD_FILE in tags or is_repeated:
                 fold_source(cell)
 
 

@@ -171,9 +171,11 @@ def test_what_answers_a_prediction_is_folded(lesson):
         assert folded.get("outputs_hidden", False) == has(cell, build.PREDICTION), (
             cell.source
         )
-        is_read_elsewhere = has(cell, build.PROOF) or (
-            has(cell, build.TAKE_HOME)
-            and (build.shows_difference(notebook) or lesson.name[:2] in HAS_SOLUTION)
+        is_repeated = has(cell, build.TAKE_HOME) and (
+            build.shows_difference(notebook) or lesson.name[:2] in HAS_SOLUTION
+        )
+        is_read_elsewhere = (
+            has(cell, build.PROOF) or has(cell, build.OLD_FILE) or is_repeated
         )
         assert folded.get("source_hidden", False) == is_read_elsewhere, cell.source
         assert not has(cell, build.PROOF) or cell.source.startswith("# The asserts"), (
