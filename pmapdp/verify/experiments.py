@@ -148,7 +148,7 @@ def describe_use(
     if update.expected.previous:  # one update adds up what the next one uses
         updates.append(update.expected.previous)
         these_updates = "this update and the one before"
-    used = find_used_leaves(update.reference, leaves, updates)
+    used, unused = find_used_leaves(update.reference, leaves, updates)
     if not used and not has_other_array:
         # The parameter is all that the state has, so nothing else could depend on it.
         yield Fact(
@@ -158,7 +158,6 @@ def describe_use(
         return
     if used:
         yield Fact(f"Other results depend on {first_names(used)}.", mistake_if_used)
-    unused = [name for name in leaves if name not in used]
     if unused:
         yield Fact(
             f"No other result of {these_updates} depends on {first_names(unused)}.",

@@ -8,6 +8,7 @@ move.
 `find_used_leaves` shifts leaves of the state, to find those on which others depend.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from pmapdp.verify.step_update import ComparedLeaf, StepUpdate
 from pmapdp.verify.thresholds import (
     CLEARLY_WRONG_FACTOR,
     NEGLIGIBLE_FRACTION,
+    SHIFT,
+    SHIFT_FACTOR,
     WEIGHT_TOLERANCE,
 )
 from pmapdp.verify.tolerances import ReferenceUpdate
@@ -129,36 +132,66 @@ def depends_on_key(update: StepUpdate, ends: list[int], weights: np.ndarray) -> 
 
 def find_used_leaves(
     reference: Reference, names: list[str], updates: list[ReferenceUpdate]
-) -> list[str]:
-    """Return the leaves of the state on which other results of these updates depend.
+) -> tuple[list[str], list[str]]:
+    """Find the leaves of the state on which other results of these updates depend.
 
     There may be hundreds, so leaves of one name, such as all kernels of the parameters,
-    are shifted together. Use is passed on: if the parameters are used, so is the
-    momentum on which they depend.
+    are shifted together. If that moves a result, half of them are shifted, and so on,
+    until a single leaf is known to be used. Use is passed on: if the parameters are
+    used, so is the momentum on which they depend.
+
+    Returns:
+        The leaves that are used, and those that aren't. Leaves that were shifted only
+        together with a used one are in neither.
     """
-    moved_by_group = []
-    for group in group_by_name(names):
-        moved = set()
+    moved_by = {}  # the results that move, by group and update
+
+    def moves(group: tuple[str, ...], results: set[str]) -> bool:
         for update in updates:
-            moved |= find_moved(reference, group, update)
-        moved_by_group.append((group, moved - group))
+            experiment = (group, update.number)
+            if experiment not in moved_by:
+                moved_by[experiment] = find_moved(reference, group, update)
+            if not moved_by[experiment].isdisjoint(results):
+                return True
+        return False
+
     users = set(updates[0].leaves).difference(names)
-    for _ in moved_by_group:  # in each round, the users of users
-        for group, moved in moved_by_group:
-            if moved & users:
-                users |= group
-    return [name for name in names if name in users]
+    unknown: set[str] = set()
+    waiting = group_by_name(names)
+    while groups_in_use := [group for group in waiting if moves(group, users)]:
+        group = groups_in_use[0]
+        waiting.remove(group)
+        if len(group) == 1:
+            users.update(group)
+            continue
+        middle = len(group) // 2
+        halves = [group[:middle], group[middle:]]
+        halves.sort(key=lambda half: not moves(half, users))  # used ones first
+        waiting += halves
+        for half in halves[1:]:
+            # To shift every leaf alone would take too long, so one is enough.
+            if len(half) > 1 and moves(half, users):
+                waiting.remove(half)
+                unknown.update(half)
+    while groups := [group for group in waiting if moves(group, unknown)]:
+        waiting.remove(groups[0])
+        unknown.update(groups[0])
+    used = [name for name in names if name in users]
+    unused = [name for name in names if name not in users | unknown]
+    return used, unused
 
 
 def find_moved(
-    reference: Reference, group: set[str], update: ReferenceUpdate
+    reference: Reference, group: tuple[str, ...], update: ReferenceUpdate
 ) -> set[str]:
-    """Shift a group of leaves of the state, and return the results that move."""
+    """Shift a group of leaves of the state, and return the other results that move."""
 
     def shift(path: str, leaf: Any) -> Any:
         if path not in group:
             return leaf
-        return np.asarray(leaf * 1.5 + 0.1, leaf.dtype)
+        # Each by another factor, so that a difference of two equal leaves moves, too.
+        factor = SHIFT_FACTOR + group.index(path) / len(group)
+        return np.asarray(leaf * factor + SHIFT, leaf.dtype)
 
     shifted_state = trees.map_with_names(shift, update.state)
     results = reference((shifted_state, update.batch, update.key))
@@ -166,13 +199,16 @@ def find_moved(
     for name, value in update.values.items():
         if distance(value, results[name]) > NEGLIGIBLE_FRACTION * distance(value):
             moved.add(name)
-    return moved
+    return moved.difference(group)
 
 
-def group_by_name(names: Iterable[str]) -> list[set[str]]:
-    """Group leaves by the first and the last part of their paths."""
-    groups = defaultdict(set)
-    for name in names:
+def group_by_name(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Group leaves by the first and the last part of their paths.
+
+    In a group, those whose paths differ only in numbers stand together.
+    """
+    groups = defaultdict(list)
+    for name in sorted(names, key=lambda name: re.sub(r"\d", "", name)):
         parts = name.removesuffix("/value").split("/")  # of a variable of Flax NNX
-        groups[parts[0], parts[-1]].add(name)
-    return list(groups.values())
+        groups[parts[0], parts[-1]].append(name)
+    return [tuple(group) for group in groups.values()]

@@ -56,6 +56,10 @@ ROUGH_TOLERANCE = 0.1
 # gradient of 0 up to rounding. A loss scale goes in and comes out again, and moves no
 # result by more.
 NEGLIGIBLE_FRACTION = 1e-6
+# A leaf is shifted by this factor and this number, to see what depends on it. Both are
+# large, so that the results move by far more than rounding, also if it holds zeros.
+SHIFT_FACTOR = 1.5
+SHIFT = 0.1
 # Larger batches aren't weighed, because each example costs a run of the step and one of
 # the reference.
 MAX_EXAMPLES = 128

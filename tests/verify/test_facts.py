@@ -57,6 +57,35 @@ def average_of_local_statistics():
     return given(step, {"w": W, "ema": ema}, BATCH["x"])
 
 
+def two_leaves_of_one_name():
+    """One is a parameter, and the other a statistic that nothing reads."""
+
+    def step(state, x):
+        dense = state["net"]["dense"]["scale"]
+        loss = lambda scale, v: ((x @ scale * v.mean() - 1) ** 2).mean()
+        gradient, gradient_of_v = jax.grad(loss, (0, 1))(dense, state["v"])
+        norm = 0.9 * state["net"]["norm"]["scale"] + 0.1 * x.mean(0)
+        net = {"dense": {"scale": dense - 0.1 * gradient}, "norm": {"scale": norm}}
+        return {"v": state["v"] - 0.1 * mean(gradient_of_v), "net": net}
+
+    zeros = np.zeros(5, np.float32)
+    net = {"dense": {"scale": W}, "norm": {"scale": zeros}}
+    return given(step, {"v": np.ones(4, np.float32), "net": net}, BATCH["x"])
+
+
+def a_difference_of_equal_leaves():
+    """Both are parameters, and shifted alike they'd change nothing."""
+
+    def step(state, x):
+        loss = lambda net: ((x @ (net["a"]["w"] - net["b"]["w"]) - 1) ** 2).mean()
+        gradients = jax.grad(loss)(state["net"])
+        net = jax.tree.map(lambda w, g: w - 0.1 * g, state["net"], gradients)
+        return {"net": net, "loss": mean(loss(state["net"]))}
+
+    net = {"a": {"w": W}, "b": {"w": W}}
+    return given(step, {"net": net, "loss": np.float32(0)}, BATCH["x"], updates=1)
+
+
 def eighty_leaves():
     """Each device clips its own gradient, and all 80 leaves of the state show it."""
     rule = optax.sgd(0.1, momentum=0.9)
@@ -161,6 +190,11 @@ TABLE = {  # a program, the mistakes that fit, and what is said
     "average of local statistics": (
         average_of_local_statistics, ["local statistics"],
         ["each device holds the reference's result", "No other result of this update depends on ema/average"]),
+    "two leaves of one name": (
+        two_leaves_of_one_name, ["no all-reduce", "local statistics"],
+        ["Other results depend on net/dense/scale.", "No other result of this update depends on net/norm/scale."]),
+    "a difference of equal leaves": (
+        a_difference_of_equal_leaves, ["no all-reduce"], ["Other results depend on net/a/w, net/b/w."]),
     "eighty leaves": (eighty_leaves, ["mean of means"], ["80 of 80 leaves differ", "the mean of the reference's results"]),
     "an accumulator": (
         accumulator, ["local statistics"], ["sum: each device holds the reference's result", "depends on sum"]),
