@@ -6,6 +6,7 @@ and statistics that each device had of its own.
 """
 
 import contextlib
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from pmapdp.verify.trees import Leaves, distance, first_names
 DEVICE_COUNTS = (
     "device_count",
     "devices",
+    "host_count",
     "local_device_count",
     "local_devices",
     "process_count",
@@ -98,9 +100,8 @@ def old_program(step: Callable, axis_name: Any, groups: int) -> MappedStep:
 
 
 @contextlib.contextmanager
-def refuse_device_counts() -> Iterator[None]:
+def refuse_device_counts(step: Callable) -> Iterator[None]:
     """Raise an error if a step asks JAX for the number of devices while it's traced."""
-    originals = {name: getattr(jax, name) for name in DEVICE_COUNTS}
 
     def refuse(name: str, *_: Any, **__: Any) -> None:
         raise ArgumentsError(
@@ -109,13 +110,30 @@ def refuse_device_counts() -> Iterator[None]:
             "lax.axis_size(axis_name), or write a reference without collectives"
         )
 
-    for name in DEVICE_COUNTS:
-        setattr(jax, name, partial(refuse, name))
+    originals = {id(getattr(jax, name)): name for name in DEVICE_COUNTS}
+    replaced = []
+    for namespace in find_namespaces(step):
+        for name, value in [*namespace.items()]:
+            if id(value) in originals:
+                namespace[name] = partial(refuse, originals[id(value)])
+                replaced.append((namespace, name, value))
     try:
         yield
     finally:
-        for name, original in originals.items():
-            setattr(jax, name, original)
+        for namespace, name, value in replaced:
+            namespace[name] = value
+
+
+def find_namespaces(step: Callable) -> Iterator[dict[str, Any]]:
+    """Yield the names of `jax`, of the step's file, and of all other modules.
+
+    A module may have done `from jax import device_count`. JAX's own modules aren't
+    among them, because they count devices for other reasons.
+    """
+    yield getattr(step, "__globals__", {})
+    for name, module in [*sys.modules.items()]:
+        if not name.startswith(("jax.", "jaxlib.")):
+            yield getattr(module, "__dict__", {})
 
 
 def split_result(returned: Any, state: Any, who: str) -> dict[str, Any]:
@@ -259,7 +277,7 @@ class Reference:
             (0, None),
             axis_name=self.axis_name,
         )
-        with refuse_device_counts():
+        with refuse_device_counts(self.step):
             returned = mapped(jnp.zeros(1), (device, state, batch, key))
         return jax.tree.map(lambda leaf: leaf[0], returned)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax import lax
+from jax import device_count, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from marks import quick
@@ -238,6 +238,28 @@ def test_a_step_that_counts_devices_is_not_its_own_reference(average):
     )
     assert report.ok == (average is total), str(report)
     assert "Can't see" not in str(report)
+
+
+COUNTS = {
+    "device_count": lambda: jax.device_count(),
+    "local_device_count": lambda: jax.local_device_count(),
+    "devices": lambda: len(jax.devices()),
+    "local_devices": lambda: len(jax.local_devices()),
+    "process_count": lambda: jax.process_count(),
+    "host_count": lambda: jax.host_count(),
+    "device_count by another name": lambda: device_count(),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_way_to_count_devices_is_refused(name):
+    def step(w, batch):
+        return w - 0.1 * mean(jax.grad(loss_of)(w, batch)) / COUNTS[name]()
+
+    function = name.partition(" ")[0]
+    with pytest.raises(ArgumentsError, match=rf"calls jax.{function}\(\), which says"):
+        verify(**given(step, W, BATCH))
+    assert device_count is jax.device_count
 
 
 def test_a_report_says_what_its_reference_cannot_show():
