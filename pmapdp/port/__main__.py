@@ -62,7 +62,7 @@ def report_program(path: str) -> dict[str, Any]:
         verification = write_verification(program, step)
     return {
         "jax": version("jax"),
-        "lines": find_constructs(program, has_pmap=bool(pmaps)),
+        "lines": find_constructs(program, pmaps),
         "unread": unread,
         "verify": verification,
     }

@@ -182,7 +182,7 @@ def returns_array(program: Program, function: Value) -> bool:
 
 def is_map_of_first_rows(program: Program, call: ast.Call) -> bool:
     """Return True for `jax.tree.map(lambda x: x[0], tree)`, if it may be stacked."""
-    if function_name(program, call) not in TREE_MAPS or len(call.args) < 2:
+    if function_name(program, call) not in TREE_MAPS or len(call.args) != 2:
         return False
     function: Any = program.resolve(call.args[0])
     tree = call.args[1]

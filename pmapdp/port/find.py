@@ -10,8 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from pmapdp.port.constructs import RECOGNIZERS, function_name, names_in
-from pmapdp.port.names import Node, Program
-from pmapdp.port.pmaps import is_pmap, keywords_of
+from pmapdp.port.names import FUNCTIONS, Node, Program
+from pmapdp.port.pmaps import (
+    Pmap,
+    find_functions_on_devices,
+    is_pmap,
+    keywords_of,
+)
 from pmapdp.port.rows import ROW_OF_NAME, ROWS, Row, row_of_path
 
 BROKEN = ("gone", "fails", "wrong")
@@ -21,18 +26,24 @@ EXPECTS_MISSING = re.compile(
 Line = dict[str, Any]  # a line of the program, and what its row says
 
 
-def find_constructs(program: Program, has_pmap: bool) -> list[Line]:
+def find_constructs(program: Program, pmaps: list[Pmap]) -> list[Line]:
     """Find a program's constructs of pmap.
 
     Args:
         program: Its files, and what their names stand for.
-        has_pmap: If it calls pmap. Otherwise only broken and old lines are found.
+        pmaps: Its uses of pmap. Without any, only broken and old lines are found.
     """
+    functions_on_devices = find_functions_on_devices(program, pmaps)
     lines: dict[tuple[str, int, str], Line] = {}
     for path, tree in program.files.items():
         for node in ast.walk(tree):
             for name in constructs_of(program, node):
-                if is_listed(program, name, node, has_pmap):
+                is_on_device = (
+                    program.enclosing(node, FUNCTIONS) in functions_on_devices
+                )
+                if name == "first-copy" and is_on_device:
+                    continue  # there, arrays have no device axis
+                if is_listed(program, name, node, has_pmap=bool(pmaps)):
                     line = describe_line(path, node, ROWS[name])
                     lines.setdefault((path, line["line"], name), line)
     return [lines[key] for key in sorted(lines)]

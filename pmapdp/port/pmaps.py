@@ -107,6 +107,18 @@ def unwrap(program: Program, node: Node) -> tuple[Any, list[ast.Call]]:
     return None, calls
 
 
+def find_functions_on_devices(program: Program, pmaps: list[Pmap]) -> set[ast.AST]:
+    """Find the functions that are mapped, and those that they name, and so on."""
+    functions: set[ast.AST] = set()
+    waiting = [pmap.function for pmap in pmaps]
+    while waiting:
+        function = waiting.pop()
+        if isinstance(function, FUNCTIONS) and function not in functions:
+            functions.add(function)
+            waiting += [program.resolve(node) for node in ast.walk(function)]
+    return functions
+
+
 def find_pmaps(program: Program) -> list[Pmap]:
     """Find all calls of pmap, and functions with pmap as their decorator."""
     pmaps = []

@@ -122,6 +122,12 @@ PMAPS = [
     ("import jax\np = jax.pmap(lambda w: w - 1, out_axes=None)\np(x)[0]",
      "2 in-axes, 2 pmap"),
     ("import jax\np = jax.pmap(lambda w: w.apply(w))\np(x)[0]", "2 pmap"),
+    # In the mapped function, and in what it calls, arrays have no device axis.
+    ("import jax\ndef step(x):\n  return jax.tree.map(lambda y: y[0], x)\n"
+     "p = jax.pmap(step, 'i')", "4 pmap"),
+    ("import jax\nclass A:\n  def setup(self):\n    self.p = jax.pmap(self.step, 'i')\n"
+     "  def step(self, x):\n    return self.first(x)\n"
+     "  def first(self, x):\n    return jax.tree.map(lambda y: y[0], x)", "4 pmap"),
     ("import jax\np = jax.pmap(lambda w: jax.lax.pmean(x=w, axis_name='i'))\np(x)[0]",
      "2 pmap, 2 pmean"),
     ("import jax\nf = lambda w: w.sum()\np = jax.pmap(jax.value_and_grad(f))\np(x)[0]",
@@ -192,6 +198,8 @@ LINES = [
     ("b = jax.tree.map(lambda x: x[0, 0], learner_state)", ["first-copy"]),
     ("b = jax.tree.map(lambda x: x[:, 0], learner_state)", []),
     ("b = jax.tree.map(lambda x: x['loss'][0] + y[0], state)", []),
+    # The part of a pair.
+    ("m = jax.tree.map(lambda _, pair: pair[0], mean, pairs)", []),
     ("loss = total_loss / jax.device_count()", ["divided-loss"]),
     ("l, g = jax.value_and_grad(f)(w); y = l / jax.device_count()", ["divided-loss"]),
     ("m = jax.make_mesh((8,), ('i',))", ["make-mesh"]),
