@@ -17,7 +17,7 @@ from pmapdp.verify import trees
 from pmapdp.verify.checks import make_checks
 from pmapdp.verify.layouts import Layout, choose_layout
 from pmapdp.verify.mistakes import Fact
-from pmapdp.verify.reference import MappedStep, Reference
+from pmapdp.verify.reference import UNSEEN_BY_ONE_DEVICE, MappedStep, Reference
 from pmapdp.verify.report import (
     ArgumentsError,
     Check,
@@ -96,6 +96,8 @@ def verify(
     """
     state = jax.tree.map(make_array, state)
     reference_program = Reference(reference, state, per_device, batch_axis)
+    if inspect.unwrap(step) is inspect.unwrap(reference_program.step):
+        reference_program.unseen = reference_program.unseen or UNSEEN_BY_ONE_DEVICE
     devices = devices or jax.devices()
     if reference_program.groups > 1:
         devices = devices[: reference_program.groups]

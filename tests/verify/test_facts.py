@@ -270,6 +270,24 @@ def test_a_report_says_what_its_reference_cannot_show():
     assert "N = jax.device_count()" in " ".join(str(report).split())
 
 
+def test_a_step_under_jit_that_is_its_own_reference_hides_its_mistakes():
+    step = lambda w, batch: descend(w, batch)[0]
+    sharded_step = {"step": jax.jit(step), "layout": "sharded"}
+    arguments = {**sharded_step, "state": W, "batch": BATCH, "updates": 1}
+    report = verify(**arguments, reference=step)
+    assert "Can't see: what is also wrong on a single device" in str(report)
+    other = verify(**arguments, reference=lambda w, batch: descend(w, batch)[0])
+    assert "Can't see" not in str(other)
+
+
+def test_the_old_program_hides_a_sum_in_place_of_a_mean():
+    step = lambda w, batch: descend(w, batch, total)[0]
+    reference = old_program(step, "i", groups=8)
+    report = verify(**given(step, W, BATCH, reference=reference, updates=1))
+    assert report.ok, str(report)
+    assert "Can't see: what the old program also does wrong" in str(report)
+
+
 def test_the_report_says_how_often_an_all_reduce_runs():
     """Two micro-batches, and an all-reduce for each of them: the numbers are right."""
 
