@@ -36,6 +36,14 @@ COMMAND = flags.Command(
 )
 
 
+NO_STEP = (
+    "There's no program to verify a step, because no pmapped function with an "
+    "axis_name computes gradients, or is called like train_step. Without an axis, a "
+    "step averages nothing. docs/verify.md in pmapdp's repository says how to verify "
+    "any other step."
+)
+
+
 @dataclass(frozen=True)
 class Options:
     """List the lines of a pmap program that need attention."""
@@ -56,13 +64,16 @@ def report_program(path: str) -> dict[str, Any]:
     files, unread = read_files(path)
     program = Program(files)
     pmaps = find_pmaps(program)
-    step = choose_step(pmaps)
+    lines = find_constructs(program, pmaps)
+    step = choose_step(program, pmaps)
     verification = None
     if step:
-        verification = write_verification(program, step)
+        constructs = {line["construct"] for line in lines}
+        verification = write_verification(program, step, constructs)
     return {
         "jax": version("jax"),
-        "lines": find_constructs(program, pmaps),
+        "lines": lines,
+        "pmaps": len(pmaps),
         "unread": unread,
         "verify": verification,
     }
@@ -81,12 +92,13 @@ def as_text(report: dict[str, Any], everything: bool) -> str:
         text += describe_construct(lines)
     end = "No construct of pmap was found."
     if report["lines"]:
-        end = (
-            f"Listed: {len(listed)} of {len(report['lines'])} constructs of pmap. "
-            "--all lists the fine ones too."
-        )
+        end = f"Listed: {len(listed)} of {len(report['lines'])} constructs of pmap."
+        if not everything:
+            end += " --all lists the fine ones too."
     text += ["", end]
     verification = report["verify"]
+    if report["pmaps"] and not verification:
+        text += ["", wrap(NO_STEP)]
     if verification:
         step = verification["step"]
         text += ["", f"To verify {step}, save this as verify_step.py:", ""]

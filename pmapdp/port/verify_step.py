@@ -6,9 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pmapdp.port.constructs import gradient_or_loss
+from pmapdp.port.constructs import gradient_or_loss, names_in
 from pmapdp.port.names import FUNCTIONS, Program
-from pmapdp.port.pmaps import Pmap, is_partial, keywords_of
+from pmapdp.port.pmaps import (
+    Pmap,
+    find_functions_on_devices,
+    is_partial,
+    keywords_of,
+)
 
 TRAINS = re.compile("train|update|epoch|step|learn", re.IGNORECASE)
 DOES_NOT_TRAIN = re.compile("eval|test|predict|valid|init|metric", re.IGNORECASE)
@@ -92,11 +97,11 @@ def step({arguments}):
     raise SystemExit("verify_step.py: fill in step")'''
 
 
-def choose_step(pmaps: list[Pmap]) -> Pmap | None:
+def choose_step(program: Program, pmaps: list[Pmap]) -> Pmap | None:
     """Choose the pmapped function that seems to train, or None.
 
     It has an axis to average over, and a name that fits. Otherwise it's one that can't
-    be found, or computes gradients.
+    be found, or that computes gradients, perhaps in a function that it calls.
     """
     averaging = [pmap for pmap in pmaps if "axis_name" in pmap.options]
     for pmap in averaging:
@@ -104,13 +109,22 @@ def choose_step(pmaps: list[Pmap]) -> Pmap | None:
         if TRAINS.search(name) and not DOES_NOT_TRAIN.search(name):
             return pmap
     for pmap in averaging:
-        if pmap.function is None or "grad" in ast.unparse(pmap.function):
+        functions = find_functions_on_devices(program, [pmap])
+        names = [names_in(program, function) for function in functions]
+        if pmap.function is None or "grad" in " ".join(names):
             return pmap
     return None
 
 
-def write_verification(program: Program, pmap: Pmap) -> dict[str, Any]:
+def write_verification(
+    program: Program, pmap: Pmap, constructs: set[str]
+) -> dict[str, Any]:
     """Write the program that verifies a step, and the questions that are open in it.
+
+    Args:
+        program: The program.
+        pmap: Its step.
+        constructs: The names of the constructs in the program.
 
     Returns:
         The name of the step, its file, the program, and the questions.
@@ -133,8 +147,11 @@ def write_verification(program: Program, pmap: Pmap) -> dict[str, Any]:
         questions.append(question)
     lines.append(write_step(pmap, arguments, question))
 
-    source = ast.unparse(program.files[path])
-    per_device = [leaf for leaf in PER_DEVICE_LEAVES if leaf in source]
+    per_device = []
+    for leaf in PER_DEVICE_LEAVES:
+        is_shared = leaf == "batch_stats" and "batch-norm" in constructs
+        if has_name(program.files[path], leaf) and not is_shared:
+            per_device.append(leaf)
     # Each device has its row of the keys.
     if "key" in arguments and "in_axes" not in pmap.options:
         per_device.insert(0, "key")
@@ -148,6 +165,15 @@ def write_verification(program: Program, pmap: Pmap) -> dict[str, Any]:
         per_device=per_device,
     )
     return {"step": step_name, "path": path, "questions": questions, "program": text}
+
+
+def has_name(tree: ast.AST, name: str) -> bool:
+    """Return True if a file has a name, an attribute, a keyword or a key like this."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "value"):
+            if getattr(node, field, None) == name:
+                return True
+    return False
 
 
 def write_step(pmap: Pmap, arguments: list[str], question: str) -> str:

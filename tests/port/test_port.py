@@ -485,6 +485,9 @@ STEPS = {
     "update": "def update(s, b): return s, 0\n"
     "p = jax.pmap(lambda s, b: update(s, b), 'i')",
     "train": "@nnx.pmap(axis_name='i')\ndef train(m, b): return f(m, b)",
+    "run_batch": "def gradients(s, b): return jax.grad(f)(s, b)\n"
+    "def run_batch(s, b): return s - gradients(s, b), 0\n"
+    "p = jax.pmap(run_batch, 'i')",
     "": "def sync(x): return jax.lax.psum(x, 'i')\np = jax.pmap(sync, 'i')\n"
     "q = jax.pmap(lambda x: jax.lax.pmean(x, 'i'), 'i')",
 }
@@ -494,7 +497,8 @@ STEPS = {
 def test_the_step_is_what_trains_or_computes_gradients(tmp_path, name):
     imports = "import jax\nfrom flax import nnx\n"
     (tmp_path / "main.py").write_text(f"{imports}{STEPS[name]}\n")
-    verify = report_program(str(tmp_path))["verify"]
+    report = report_program(str(tmp_path))
+    verify = report["verify"]
     questions = {
         "apply_model": [
             "apply_model returns gradients: how does your loop apply them?"
@@ -509,6 +513,27 @@ def test_the_step_is_what_trains_or_computes_gradients(tmp_path, name):
         assert f"\n{name} = program.{name}\n" in verify["program"]
     else:  # a barrier, and the average of statistics
         assert verify is None
+    said = "There's no program to verify a step" in as_text(report, everything=True)
+    assert said == (verify is None)
+
+
+NORMALIZED = """import jax
+from flax import linen
+def train_step(state, batch):
+    x = linen.BatchNorm(OPTIONS)(batch)
+    return jax.lax.pmean(jax.grad(f)(state["batch_stats"]), "i"), x
+p = jax.pmap(train_step, "i")
+"""
+
+
+@pytest.mark.parametrize("options", ["", "axis_name='i'"])
+def test_statistics_that_the_devices_share_are_compared(tmp_path, options):
+    """And a name in a text isn't a leaf."""
+    source = NORMALIZED.replace("OPTIONS", options) + "'no dropout_rng'\n"
+    (tmp_path / "main.py").write_text(source)
+    program = report_program(str(tmp_path))["verify"]["program"]
+    per_device = [] if options else ["batch_stats"]
+    assert f"PER_DEVICE = {per_device}\n" in program
 
 
 @pytest.mark.parametrize("last", ["labels", "dropout_rng"])
@@ -749,8 +774,10 @@ def test_status_1_if_a_line_fails_and_fine_lines_only_with_all(tmp_path):
     assert "docs/constructs.md#tree-map" in out
     assert "    write:     `jax.tree.map`, " in out
     assert "fine   pmap" not in out
+    assert "--all lists the fine ones too." in out
     everything = entry.run_command("port", path, "--all").out
     assert "fine   pmap" in everything
+    assert "--all" not in everything
     assert "    shard_map: `jax.jit(" in everything
     keys = {
         "path",
