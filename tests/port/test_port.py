@@ -711,7 +711,10 @@ def test_what_the_report_accepts_can_be_pasted_into_the_file(tmp_path):
 
 @pytest.mark.nightly
 def test_the_file_of_lesson_12_runs_as_the_page_fills_it_in(tmp_path):
-    """It trains first, and then compares: with one device, and with the old program."""
+    """It trains first, and then compares: with one device, and with the old program.
+
+    The step is correct, but on one device it has other masks and statistics.
+    """
     page = (FOLDER.parents[1] / "docs" / "porting.md").read_text()
     filled = page.partition("`first_arguments` becomes:\n\n```py\n")[2]
     filled = filled.partition("```")[0]
@@ -720,21 +723,15 @@ def test_the_file_of_lesson_12_runs_as_the_page_fills_it_in(tmp_path):
     start = program.index("def first_arguments():")
     end = program.index("PER_DEVICE = ")
     program = program[:start] + filled + program[end:]
-    one = "reference=one_device(step, AXIS)"
-    old = "reference=old_program(step, AXIS, groups=8)"
-    assert program.count(one) == 1
     file = tmp_path / "verify_step.py"
-    for reference, status, result in (
-        (one, 1, "2 of 4 checks FAILED."),
-        (old, 0, "All 4 checks passed."),
-    ):
-        assert f"`{result}`" in page
-        file.write_text(program.replace(one, reference))
-        done = python(file, env={"XLA_FLAGS": None})
-        assert (done.returncode, done.stderr) == (status, "")
-        assert re.findall("^epoch ([0-4]):", done.stdout, re.MULTILINE) == [*"01234"]
-        last = done.stdout.splitlines()[-1]
-        assert last.startswith(result)
+    file.write_text(program)
+    done = python(file, env={"XLA_FLAGS": None})
+    assert (done.returncode, done.stderr) == (1, "")
+    assert re.findall("^epoch ([0-4]):", done.stdout, re.MULTILINE) == [*"01234"]
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("NOT PROVEN: on one device the step gives another result")
+    assert "each device has its own key, batch_stats: over groups" in last
+    assert "`NOT PROVEN`" in page
 
 
 def test_the_file_says_what_to_fill_in(tmp_path):
