@@ -235,7 +235,7 @@ class Report(NamedTuple):
             return ["None of the usual mistakes fits what was found."]
         return [
             f"This fits {name!r} of the usual mistakes: usually {MISTAKES[name]}. "
-            "What to write, and when it's no mistake: "
+            "What to write, and when it's intended: "
             f"docs/mistakes.md#{find_address(name)} in pmapdp's repository"
             for name in self.mistakes[:MAX_MISTAKES]
         ]

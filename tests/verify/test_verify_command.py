@@ -26,6 +26,8 @@ EXAMPLE = (Path(__file__).parents[2] / "examples" / "sum_of_means.py").read_text
 FILE = """
 def broken():
     return dict(reference=lambda w, batch: 1 / 0, step=len, state=1.0, batch=[1.0])
+def old_step(w, batch):
+    return w
 def misspelt():
     return dict(layuot="stacked")
 def unknown():
@@ -42,6 +44,11 @@ def unknown():
             "step.py:misspelt",
             1,
             "step.py:misspelt fails: it raises an error, TypeError: missing",
+        ),
+        (
+            "step.py:old_step",
+            2,
+            "step.py:old_step takes w, batch: name a function without arguments",
         ),
         ("step.py:unknown", 2, "unknown layout 'staked': did you mean 'stacked'"),
         (
