@@ -224,6 +224,15 @@ def test_a_report_is_as_wide_as_the_terminal(columns, monkeypatch):
     assert columns - 20 < longest <= columns
 
 
+def test_a_report_explains_three_of_four_mistakes():
+    names = ["no all-reduce", "sum for mean", "drift", "dropped"]
+    facts = [Fact("w: a fact.", name) for name in names]
+    check = Check("same update", "FAILED", 8, facts=facts)
+    report = Report([check], {"w": "close"}, devices=8, updates=1, precision="float64")
+    assert report.mistakes == names
+    assert re.findall("This fits '(.*?)'", str(report)) == names[:3]
+
+
 def test_leaves_that_rounding_hides_are_three_a_line_to_copy():
     kinds = {f"layer_{n}/bias": "unstable" for n in range(12)}
     report = Report([], kinds, devices=8, updates=1, precision="float64")
