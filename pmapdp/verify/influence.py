@@ -21,9 +21,11 @@ from pmapdp.verify.reference import Reference
 from pmapdp.verify.step_update import ComparedLeaf, StepUpdate
 from pmapdp.verify.thresholds import (
     CLEARLY_WRONG_FACTOR,
+    MIN_KNOWN_WEIGHTS,
     NEGLIGIBLE_FRACTION,
     SHIFT,
     SHIFT_FACTOR,
+    WEIGHT_SPREAD,
     WEIGHT_TOLERANCE,
 )
 from pmapdp.verify.tolerances import ReferenceUpdate
@@ -52,7 +54,8 @@ def measure_weights(
     for leaf in leaves:
         weights, errors = fit_moves(leaf, reruns)
         are_multiples = (
-            len(errors) > len(weights) / 2 and max(errors) < WEIGHT_TOLERANCE
+            len(errors) > MIN_KNOWN_WEIGHTS * len(weights)
+            and max(errors) < WEIGHT_TOLERANCE
         )
         if are_multiples:
             weights_by_error[max(errors), leaf.name] = weights
@@ -86,8 +89,7 @@ def are_zero(weights: np.ndarray) -> bool:
 def are_equal(weights: np.ndarray) -> bool:
     """Return True if all weights are equal, within rounding."""
     spread = np.nanmax(weights) - np.nanmin(weights)
-    # Both may be off by the tolerance.
-    return bool(spread < 3 * WEIGHT_TOLERANCE * abs(np.nanmax(weights)))
+    return bool(spread < WEIGHT_SPREAD * abs(np.nanmax(weights)))
 
 
 def compare_examples(update: StepUpdate, weights: np.ndarray) -> Iterator[Fact]:

@@ -12,7 +12,11 @@ from pmapdp.verify import trees
 from pmapdp.verify.layouts import Devices, Layout, place_arguments
 from pmapdp.verify.reference import Reference, split_result
 from pmapdp.verify.report import CheckError
-from pmapdp.verify.thresholds import CLEARLY_WRONG_FACTOR, PREDICTION_TOLERANCE
+from pmapdp.verify.thresholds import (
+    CLEARLY_WRONG_FACTOR,
+    MAX_RESIDUAL,
+    PREDICTION_TOLERANCE,
+)
 from pmapdp.verify.tolerances import ReferenceLeaf, ReferenceUpdate
 from pmapdp.verify.trees import Leaves, distance, first_names, fit_factor
 
@@ -128,7 +132,8 @@ class ComparedLeaf:
 
     def is_explained(self, residual: float) -> bool:
         """Return True if a prediction explains the error, up to this residual."""
-        if not residual < self.error / 4:  # the error is small, or both are infinite
+        # The error may be small, or both may be infinite.
+        if not residual < MAX_RESIDUAL * self.error:
             return False
         return residual <= max(PREDICTION_TOLERANCE * self.error, self.expected.allowed)
 

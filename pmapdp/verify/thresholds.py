@@ -46,9 +46,16 @@ CLEARLY_WRONG_FACTOR = 10
 # in float32. A prediction that doesn't hold misses by about the whole difference. The
 # groups of an old program may also differ by this fraction.
 PREDICTION_TOLERANCE = 1e-3
+# A prediction that misses by more than this fraction of the difference doesn't hold,
+# even if rounding would allow the miss.
+MAX_RESIDUAL = 1 / 4
 # Two weights of examples are equal within this fraction. A weight is a quotient of two
 # differences, so it's less exact than a prediction.
 WEIGHT_TOLERANCE = 0.01
+# The largest and the smallest weight may both be off by it. The third is for rounding.
+WEIGHT_SPREAD = 3 * WEIGHT_TOLERANCE
+# More than this part of the weights has to be known.
+MIN_KNOWN_WEIGHTS = 1 / 2
 # A change is about a multiple of another if the best factor leaves over less than this
 # fraction. Other random numbers leave over much more.
 ROUGH_TOLERANCE = 0.1

@@ -26,6 +26,7 @@ from pmapdp.verify.report import (
     describe_error,
 )
 from pmapdp.verify.step_update import Step, StepUpdate
+from pmapdp.verify.thresholds import UNSTABLE_FRACTION
 from pmapdp.verify.tolerances import ReferenceUpdate, make_updates, narrowest_type
 from pmapdp.verify.trees import first_names
 
@@ -255,8 +256,9 @@ def find_missing_leaves(report: Report) -> list[Check]:
     """Make a check of leaves that rounding decides, or if none holds floats."""
     if report.unstable:
         sentence = (
-            f"rounding changes {first_names(report.unstable)} by more than 30 % of "
-            "their update. Give a state and data with larger updates, or accept it:"
+            f"rounding changes {first_names(report.unstable)} by more than "
+            f"{UNSTABLE_FRACTION:.0%} of their update. Give a state and data with "
+            "larger updates, or accept it:"
         )
         facts = [Fact(require_without(report.unstable))]
     elif "close" not in report.kinds.values():
