@@ -118,7 +118,8 @@ verdicts = [check("19_train_a_small_gpt", joint.__name__, joint) for joint in jo
 # 4. **03**: `read_examples`, `batches` and `report`. A tenth of the examples is the test data. They're shuffled first,
 #    because the first few files differ from the rest.
 # 5. **17**: the part below "Many processes", and `place_batch`. The text is short, so all processes make the whole batch,
-#    and each places its own devices' rows. For a long text, use your `place_rows`.
+#    and each places its own devices' rows. For a long text, use your `place_rows`. As in lesson 17, the program stops if
+#    `PROCESSES` isn't set. Otherwise two processes that don't connect would each train alone, into one folder.
 # 6. **16**: `init_state` and `shard`. Each device stores an eighth of the parameters and of Adam's moments. But
 #    `accumulate` needs all parameters on each device, so they're gathered in every update and must fit.
 # 7. **14**: what saves and restores below "Resume", including your `resume`. All processes run it, because each has its
@@ -143,12 +144,14 @@ verdicts = [check("19_train_a_small_gpt", joint.__name__, joint) for joint in jo
 # the compiler keeps only a shard of each gradient on each device and adds up the norm with an all-reduce for each array: 18
 # all-reduces instead of one. With it, the gradients stay whole, as the first all-reduce has left them.
 #
-# The next cell sets the command line, as if you had typed `python 19_gpt.py never_killed`. The cell below it is the program,
-# folded, because it holds the solutions.
+# The next cell sets the command line, as if you had typed `PROCESSES=1 python 19_gpt.py never_killed`. The cell below it is
+# the program, folded, because it holds the solutions.
 
 # %%
+import os
 import sys
 
+os.environ["PROCESSES"] = "1"
 sys.argv = ["19_gpt.py", str(folder / "never_killed")]
 printed = launch.record_output()
 
@@ -376,7 +379,7 @@ check("19_train_a_small_gpt", "fixed_check_settings", fixed_check_settings)
 # TEMPERATURE = 0.5
 # ```
 #
-# With these, `DEVICES=1 python 19_gpt.py longer` took 16 minutes on two busy cores. [A
+# With these, `PROCESSES=1 DEVICES=1 python 19_gpt.py longer` took 16 minutes on two busy cores. [A
 # test](../tests/lessons/test_gpt.py) requires that over 80 % of the words it writes are words of the library.
 #
 # The program's docstring has the command for a second machine. Give both machines the first one's address as `COORDINATOR`

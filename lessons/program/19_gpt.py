@@ -1,10 +1,10 @@
-"""Train a small GPT, on one device or on many machines: `python 19_gpt.py FOLDER`.
+"""Train a small GPT, on one device or on many machines: `PROCESSES=1 python 19_gpt.py FOLDER`.
 
 Run it again to continue from the last finished epoch. DEVICES=1 simulates one device, not eight.
 
-COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=0 python 19_gpt.py FOLDER  # in one terminal
-COORDINATOR=127.0.0.1:1234 PROCESSES=2 PROCESS_ID=1 python 19_gpt.py FOLDER  # in another
-srun --ntasks-per-node=8 --gpus-per-node=8 python 19_gpt.py FOLDER  # with Slurm
+PROCESSES=2 COORDINATOR=127.0.0.1:1234 PROCESS_ID=0 python 19_gpt.py FOLDER  # in one terminal
+PROCESSES=2 COORDINATOR=127.0.0.1:1234 PROCESS_ID=1 python 19_gpt.py FOLDER  # in another
+PROCESSES=16 srun --ntasks-per-node=8 --gpus-per-node=8 python 19_gpt.py FOLDER  # with Slurm
 """
 
 import os
@@ -23,6 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 if len(sys.argv) != 2:
     sys.exit("name a folder for the checkpoints on the command line")
+if "PROCESSES" not in os.environ:  # or two that don't connect would write into one folder
+    sys.exit("say in PROCESSES how many processes you start, as in PROCESSES=1")
 
 # The text: the beginning of Python's own library. A token is a byte, so there are 256 of them.
 FILES = sorted(Path(os.__file__).parent.glob("*.py"))
@@ -45,15 +47,14 @@ PEAK_RATE = 5e-3  # the highest learning rate, after a tenth of all updates
 # Many processes (lesson 17), connected before JAX starts its devices
 
 os.environ["NPROC"] = "16"  # threads for 8 simulated devices: jax before 0.12 may abort with fewer
-tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # set by srun
-processes = int(os.environ.get("PROCESSES", tasks))
+processes = int(os.environ["PROCESSES"])  # on all machines together
 devices = max(1, int(os.environ.get("DEVICES", "8")) // processes)
 jax.config.update("jax_num_cpu_devices", devices)  # simulated, unless there are GPUs or TPUs
 if "COORDINATOR" in os.environ:
     jax.distributed.initialize(os.environ["COORDINATOR"], processes, int(os.environ["PROCESS_ID"]))
 elif processes > 1:
     jax.distributed.initialize()  # asks Slurm, and takes one GPU for each process
-assert jax.process_count() == processes, "set COORDINATOR, or start all with one srun"
+assert jax.process_count() == processes, f"{jax.process_count()} processes are connected"
 is_first = jax.process_index() == 0
 
 mesh = Mesh(jax.devices(), ("data",))  # the devices of all processes

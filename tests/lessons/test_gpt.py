@@ -137,7 +137,7 @@ def test_one_line_of_the_step_saves_seventeen_all_reduces(tmp_path):
 def test_a_batch_that_the_devices_cannot_share_gets_a_plain_message(tmp_path):
     run = subprocess.run(
         [sys.executable, PROGRAM, str(tmp_path / "run")],
-        env=os.environ | {"DEVICES": "16"},
+        env=os.environ | {"PROCESSES": "1", "DEVICES": "16"},
         capture_output=True,
         text=True,
     )
@@ -215,7 +215,7 @@ def test_a_longer_run_writes_words_of_the_library(tmp_path):
     program = write_program(tmp_path, LONGER)
     run = subprocess.run(
         [sys.executable, program, str(tmp_path / "longer")],
-        env=os.environ | {"DEVICES": "1"},
+        env=os.environ | {"PROCESSES": "1", "DEVICES": "1"},
         capture_output=True,
         text=True,
         check=True,

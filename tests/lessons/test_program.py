@@ -352,10 +352,13 @@ RANKS = {
 
 
 def run_two_tasks(
-    launcher: dict[str, str], folder: Path, expected: str = "2"
+    launcher: dict[str, str],
+    folder: Path,
+    expected: str = "2",
+    program: Path = PROGRAMS["17"],
 ) -> list[tuple[int, str]]:
-    """The exit status and the output of lesson 17's program as both tasks of a
-    launcher, which is known by the variables that it sets. `expected` is PROCESSES.
+    """The exit status and the output of a program as both tasks of a launcher, which
+    is known by the variables that it sets. `expected` is PROCESSES.
     """
     port = launch.free_port()
     name = next(iter(launcher)).partition("_")[0]
@@ -365,7 +368,7 @@ def run_two_tasks(
         variables |= launcher | dict.fromkeys(RANKS[name], str(task))
         variables["PROCESSES"] = expected
         process = subprocess.Popen(
-            [sys.executable, PROGRAMS["17"], folder],
+            [sys.executable, program, folder],
             env=os.environ | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -412,6 +415,44 @@ def test_lesson_17s_script_asks_for_the_number_of_processes(tmp_path):
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "KeyError: 'PROCESSES'"
+
+
+def test_lesson_19s_script_does_not_train_alone_as_a_task_of_a_launcher(tmp_path):
+    """Without the number of processes both tasks would write into one folder."""
+    script = build.FOLDER / "program" / "19_gpt.py"
+    variables = {key: os.environ[key] for key in os.environ if key != "PROCESSES"}
+    variables |= OPEN_MPI_4 | dict.fromkeys(RANKS["OMPI"], "0")
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "run"],
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    wanted = "say in PROCESSES how many processes you start, as in PROCESSES=1"
+    assert done.stderr.splitlines()[-1] == wanted
+    assert not done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.nightly
+def test_two_tasks_of_slurm_are_one_run_of_lesson_19s_script(tmp_path):
+    text = (build.FOLDER / "program" / "19_gpt.py").read_text()
+    for old, new in {
+        "BYTES = 70_000": "BYTES = 20_000",
+        "EPOCHS = 3": "EPOCHS = 1",
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    program = tmp_path / "small_gpt.py"
+    program.write_text(text)
+    tasks = run_two_tasks(SLURM, tmp_path / "run", program=program)
+    (first_status, first), (second_status, second) = tasks
+    assert (first_status, second_status) == (0, 0), first + second
+    assert "process 0 has 4 of 8 devices" in first
+    assert "process 1 has 4 of 8 devices" in second
+    assert first.count("epoch 0: ") == 1
+    assert "epoch" not in second
 
 
 @pytest.mark.slow
