@@ -1,5 +1,7 @@
 """Steps of a few lines, each with the mistakes that fit, and what the report says."""
 
+import linecache
+import re
 from functools import partial
 
 import jax
@@ -288,13 +290,24 @@ def test_the_old_program_hides_a_sum_in_place_of_a_mean():
     assert "Can't see: what the old program also does wrong" in str(report)
 
 
-def test_the_report_says_how_often_an_all_reduce_runs():
+@pytest.fixture
+def full_tracebacks():
+    """JAX writes all callers into a program, as by default. The tests leave them out."""
+    name = "jax_include_full_tracebacks_in_locations"
+    setting = getattr(jax.config, name)
+    jax.config.update(name, True)
+    yield
+    jax.config.update(name, setting)
+
+
+def test_the_report_says_how_often_and_where_an_all_reduce_runs(full_tracebacks):
     """Two micro-batches, and an all-reduce for each of them: the numbers are right."""
 
     def step(w, x):
         def add(gradients, part):
             gradient = jax.grad(loss_of)(w, {"x": part, "y": 1.0})
-            return gradients + mean(gradient), None
+            gradient = lax.pmean(gradient, "i")
+            return gradients + gradient, None
 
         parts = x.reshape(2, -1, 5)
         gradients, _ = lax.scan(add, jnp.zeros_like(w), parts)
@@ -305,6 +318,12 @@ def test_the_report_says_how_often_an_all_reduce_runs():
     assert report.ok, str(report)
     # Five numbers of four bytes, twice.
     assert report.exchange.startswith("1 all-reduce, run 2 times an update, 40 bytes")
+    assert re.search(r"2 times at test_facts\.py:(\d+)$", report.exchange)
+    line = int(report.exchange.rpartition(":")[2])
+    assert (
+        linecache.getline(__file__, line).strip()
+        == 'gradient = lax.pmean(gradient, "i")'
+    )
     assert report.exchange in " ".join(str(report).split())
 
 
