@@ -14,6 +14,7 @@ from flax import nnx
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from launch import python
+from notebooks import built, printed
 
 from pmapdp.lessons.programs import dtypes, gpt2
 from pmapdp.lessons.programs import launch as launch_processes
@@ -399,6 +400,22 @@ def test_masks_differ_from_those_before_jax_0_5():
         with jax.threefry_partitionable(partitionable):
             masks.append(np.asarray(jax.random.bernoulli(key, 0.5, (8, 12))))
     assert (masks[0] != masks[1]).any()
+
+
+def test_the_times_that_lesson_06_shows_are_flat_and_then_grow():
+    """In the stored notebook. A reader's times depend on what else runs there."""
+    text = "".join(
+        printed(cell)
+        for cell in built(build.source_of("06")).cells
+        if "outputs" in cell
+    )
+    rows = re.findall(r"simulated devices, +([\d,]+) bytes: ([\d.]+) ms", text)
+    milliseconds = {int(size.replace(",", "")): float(time) for size, time in rows}
+    assert list(milliseconds) == [10**power for power in range(3, 8)]
+    for size in (10**4, 10**5):
+        assert milliseconds[10**3] < 2 * milliseconds[size]  # no outlier
+    assert milliseconds[10**6] < 100 * milliseconds[10**3]
+    assert milliseconds[10**7] > 2 * milliseconds[10**6]
 
 
 WAITS = """
