@@ -196,8 +196,7 @@ try:
     jax.jit(jax.shard_map(careless_step, **specs))(*arguments)
 except ValueError as error:
     refusal = str(error)
-    for line in refusal.splitlines():
-        print(textwrap.fill(line, 100))
+    print(refusal)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -290,8 +289,8 @@ print("without pcast:", forgetful_report.failed[0])
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# In Adam's state. Its mean of gradients, `mu`, is 8 times too large, and its mean of squares, `nu`, 64 times. Adam
-# divides `mu` by the root of `nu`, so the factor cancels in the parameters.
+# In Adam's state. Its mean of gradients, `mu`, is 8 times too large. Adam divides `mu` by the root of the mean of the
+# squares, where the same factor appears, so it cancels in the parameters.
 #
 # </details>
 #
@@ -362,16 +361,8 @@ sizes = [len(jax.tree.leaves(part)) for part in (state.params, state.batch_stats
 assert (*sizes, len(jax.tree.leaves(state))) == (6, 2, 13, 22)
 np.testing.assert_allclose(forgetful_losses, ported_losses, rtol=0, atol=2e-4)
 words = " ".join(str(forgetful_report).split())
-one_update = []
-for step in (p_train_step, p_forgetful_step):
-    after, _ = step(replicate_on_mesh(init_state()), shard_on_mesh(batch), replicate_on_mesh(key))
-    adam = after.opt_state[0]
-    one_update.append(jax.device_get([after.params, adam.mu, adam.nu]))
-for part, factor in enumerate((1, 8, 64)):  # parameters, means and squares
-    parts = [jax.tree.leaves(states[part]["Dense_1"]) for states in one_update]
-    for correct, found in zip(*parts, strict=True):
-        np.testing.assert_allclose(found, factor * correct, rtol=1e-3, atol=1e-5)
 assert "the change is 8 times the reference's, on 8 devices" in words
+assert forgetful_report.failed[0].leaves["params/Dense_1/kernel"][0] < 1e-5
 assert "batch_stats/BatchNorm_0/mean" not in differences
 assert "batch_stats/BatchNorm_0/var" in differences
 np.testing.assert_allclose(losses["old pmap"], losses["shard_map"], rtol=1e-4)
