@@ -21,12 +21,9 @@
 # them here first.
 #
 # **You will** train on eight devices with `jax.pmap`, show that one device gets the same result, and recognize an
-# all-reduce that's missing or wrong. 35 minutes, 50 with exercises. You need
+# all-reduce that's missing or wrong. 33 minutes, 48 with exercises. You need
 # [03 Train with Flax and Optax](03_train_with_flax_and_optax.ipynb) and
 # [04 Map over devices](04_map_over_devices.ipynb).
-#
-# JAX only maintains `pmap` these days, and lesson 09 moves on. We start with it because a `pmap` program spells out
-# what each device does and what the devices send each other.
 
 # %%
 # Colab: choose a CPU runtime, clone the repository, run `%pip install -q "./pmapdp[lessons]"`.
@@ -370,10 +367,6 @@ lesson_05.drift(np.array(wrong_curves), np.array(right_curves))
 # `is_fully_replicated` only repeats your promise: it reads the sharding, not the numbers. All you'd see is a loss that
 # falls more slowly, until a ragged batch turns seven of the eight models into NaN.
 #
-# You might expect the dashed curve to run through the middle of the others. But averaging takes noise out of the
-# gradient, and Adam divides each gradient by its recent size. So a step along the average gradient isn't the average of
-# the eight steps.
-#
 # ## Mistake 3: a sum for a mean
 #
 # The third step sums the gradients with `psum`, but still averages the count. That makes the gradient eight times too
@@ -436,8 +429,8 @@ for name, (full, padded) in distances.items():
 #
 # </details>
 #
-# You can also forget the `psum` of the evaluation. Then `out_axes=None` returns what device 0 has, and the loss and the
-# accuracy look reasonable. Only the count tells you, with 128 test examples instead of 1,000, so print it once.
+# If you forget the `psum` of the evaluation, `out_axes=None` returns what device 0 has, and the accuracy looks reasonable.
+# Only the count tells you, with 128 test examples instead of 1,000, so print it once.
 
 # %% tags=["proof"]
 # The asserts behind the answers.
