@@ -2,11 +2,8 @@
 
 import itertools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax import export
 
 
 def fixed_batches(seed, first, batch_size, examples):
@@ -29,10 +26,3 @@ def train_or_resume(folder, count, create, step):
             checkpoints.save(number + 1, args=ocp.args.StandardSave(state))
         checkpoints.wait_until_finished()
     return state
-
-
-def export_bytes(function):
-    """A symbolic size stands for any number. Without it, the program would only take one shape."""
-    (n,) = export.symbolic_shape("n")
-    inputs = jax.ShapeDtypeStruct((n, 4), jnp.float32)
-    return export.export(jax.jit(function))(inputs).serialize()

@@ -6,8 +6,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -194,43 +192,3 @@ def wait_for_files(folder):
             return looks == 1
         time.sleep(0.2)
     return False
-
-
-def export_bytes(answer):
-    """Accept bytes of the function, for any number of rows."""
-    random = np.random.default_rng(0)
-    offset = random.normal(size=4).astype(np.float32)
-    content = answer(lambda x: (x + offset).sum(1))
-    require(
-        isinstance(content, bytes | bytearray), "return bytes: end with .serialize()"
-    )
-    try:
-        loaded = jax.export.deserialize(bytearray(content))
-    except Exception:  # what it raises depends on the bytes
-        require(
-            False,
-            "jax.export can't read these bytes: end with export.export(...).serialize()",
-        )
-    shapes = [array.shape for array in loaded.in_avals]
-    require(
-        len(shapes) == 1 and len(shapes[0]) == 2,
-        f"the program takes one array [n, 4], yours takes {shapes}",
-    )
-    rows, columns = shapes[0]
-    require(
-        not isinstance(rows, int),
-        f"the program takes only {rows} rows: make the first size symbolic, "
-        "export.symbolic_shape('n')",
-    )
-    require(columns == 4, f"[n, 4] has 4 columns, yours has {columns}")
-    for rows in (1, 5):
-        x = random.normal(size=(rows, 4)).astype(np.float32)
-        try:
-            y = loaded.call(x)
-        except ValueError as error:
-            reason = str(error).splitlines()[0]
-            require(False, f"the program refuses [{rows}, 4] in float32: {reason}")
-        require(
-            np.allclose(y, (x + offset).sum(1), atol=1e-5),
-            "the program returns something else",
-        )

@@ -58,23 +58,6 @@ WRONG = {
         ("`is not None`", "newest is not None", "newest", "number + 1", "number"),
         ("still being written", WITH, UNCLOSED, f"{WAIT}\n", ""),
     ],
-    "export_bytes": [
-        ("takes only 5 rows", "(n, 4)", "(5, 4)"),
-        ("your code raised ValueError", "(n, 4)", "(4, n)"),
-        ("return bytes", ".serialize()", ""),
-        (
-            "the program returns something else",
-            "jax.jit(function)",
-            "jax.jit(lambda x: x.sum(1))",
-        ),
-        ("can't read these bytes", ".serialize()", ".mlir_module().encode()"),
-        ("refuses [1, 4] in float32", "jnp.float32", "jnp.int32"),
-        (
-            "refuses [1, 4] in float32",
-            "jax.jit(function)",
-            'jax.jit(function), platforms=["tpu"]',
-        ),
-    ],
 }
 
 RIGHT = {
@@ -91,12 +74,5 @@ RIGHT = {
         (WITH, UNCLOSED),
         ("number + 1", "number"),
         (WITH, UNCLOSED, WAIT, "        checkpoints.close()"),
-    ],
-    "export_bytes": [
-        ("jax.jit(function)", 'jax.jit(function), platforms=["cpu", "tpu"]'),
-        (
-            '(n,) = export.symbolic_shape("n")',
-            'n = export.symbolic_shape("rows, columns")[0]',
-        ),
     ],
 }
