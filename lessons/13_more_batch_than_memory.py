@@ -215,7 +215,8 @@ for name, scan in scans.items():
 #
 # ## The program so far, and what changes
 #
-# You start from [program/09_jit.py](program/09_jit.py). Here's everything that changes:
+# You start from [program/09_jit.py](program/09_jit.py), and so do the next three lessons: each adds one thing to it, and
+# lesson 19 joins them. Here's everything that changes:
 #
 # include the difference of 09_jit.py and 13_accumulate.py
 #
@@ -261,17 +262,16 @@ print("K = 4:", *[f"{each.kind}, runs {each.runs} time" for each in communicatio
 # Take the smallest K that fits. An update doesn't get faster, because the work stays the same, and it usually gets a
 # little slower, because small micro-batches keep a GPU less busy. The learning rate stays as it is, because B does.
 #
-# Why not use `optax.MultiSteps(optimizer, K)`, which collects gradients for you? You call it once for each micro-batch,
-# and under `jit` each gradient has been all-reduced by then. By default it also takes a mean of means.
+# `optax.MultiSteps(optimizer, K)` also collects gradients. But you call it once for each micro-batch, when `jit` has
+# already all-reduced the gradient, and by default it takes a mean of means.
 #
 # ## Batch norm sees the micro-batch
 #
 # One layer breaks all this. Batch norm subtracts the batch's mean and divides by its standard deviation, so it matters
-# which examples come together. If the halves of the batch 0, 1, 2, 3 come one after the other, batch norm makes -1, 1,
-# -1, 1 of them. The 0 and the 2 have become the same number, and you get the gradient of a different loss, in PyTorch
-# as in pmapdp. So with batch norm, K is part of the recipe. Group norm and layer norm are unaffected, because they look
-# at one example at a time. So is dropout, if you make a key for each example *before* the cut, as in lesson 08, and cut
-# the keys along with the rows.
+# which examples come together. If the halves of the batch 0, 1, 2, 3 come one after the other, it makes -1, 1, -1, 1 of
+# them: the 0 and the 2 have become the same number, in PyTorch as in pmapdp. So with batch norm, K is part of the recipe.
+# Group norm and layer norm look at one example at a time, so they don't notice. Nor does dropout, if you make a key for
+# each example *before* the cut, as in lesson 08, and cut the keys along with the rows.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
