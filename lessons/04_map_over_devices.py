@@ -144,8 +144,7 @@ verdict = check("04_map_over_devices", "sums_on_devices", sums_on_devices)
 # </details>
 #
 # You still train on one device, and after each epoch `place_state` copies the state to all eight. Don't keep `copies`
-# for later, though. It shares device 0's memory with `state`, so when the next `train_step` donates `state`, `copies`
-# is deleted too.
+# for later, because it shares device 0's memory with `state`, which the next `train_step` donates.
 #
 # The next cell is the whole program, so you can skip its code. It prints lesson 03's test losses and accuracies, up to
 # rounding. If the check has accepted your `sums_on_devices`, the cell below it tests the trained network with it. You
@@ -321,7 +320,6 @@ with jax.transfer_guard_device_to_device("disallow"):
 # `jax.device_put_replicated`, which JAX 0.10 no longer has. Write `jax.device_put(x, replicated)` instead. To read on:
 # [Migrating to the new jax.pmap](https://docs.jax.dev/en/latest/migrate_pmap.html).
 #
-# Next, the devices talk to each other: [05 Average gradients](05_average_gradients.ipynb). To add up gradients, the
-# host would have to fetch eight arrays as large as the model, and send the new model back, in every update. So the
-# devices do it themselves, in one line: `lax.pmean` takes the mean of the gradients and of the counts. Divide one by
-# the other and N cancels, so you still add up and divide once.
+# To add up gradients, the host would have to fetch eight arrays as large as the model, and send the new model back, in
+# every update. So in the next lesson the devices do it themselves, in one line:
+# [05 Average gradients](05_average_gradients.ipynb).
