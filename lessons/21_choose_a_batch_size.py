@@ -102,9 +102,9 @@ print(f"noise scale {S / squared_G:.0f}")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# It rises, from 145 in the first epoch to thousands, though a noisy estimate may fall once, here from 4,234 to 4,048. At the
-# beginning everything is wrong, and all examples pull in much the same direction. Later the network has learned what they
-# have in common. So G gets short, and what's left is whatever is special about each device's 16 examples.
+# It rises, from 145 in the first epoch to thousands. At the beginning everything is wrong, and all examples pull in much
+# the same direction. Later the network has learned what they have in common. So G gets short, and what's left is whatever
+# is special about each device's 16 examples.
 #
 # </details>
 #
@@ -127,26 +127,23 @@ lesson_21.noise_scale(smoothed, by_direct, both_epochs)
 # %% [markdown]
 # The middle dot lies on the curve. At the ends, at 60 and 2,205, an average over 20 updates can't follow the fast change.
 #
-# For a plan you need one number. Use the "so far" number at the loss you want to reach. After two epochs, at a loss of about
-# 0.5, it's 193, the dashed line: the mean S divided by the mean |G|². The first updates have the longest gradients and count
-# most, so over five epochs this number only grows from 145 to 303. The last epoch's own 8,498 exceeds your whole data set.
-# Late in training, no batch you can make is too large.
+# For a plan you need one number: "so far", at the loss you want to reach. After two epochs, at a loss of about 0.5, it's
+# 193, the dashed line. It grows slowly, because the first updates have the longest gradients and count most. The last
+# epoch's own 8,498 exceeds your whole data set, so late in training no batch you can make is too large.
 #
 # ## How many updates?
 #
 # From S and G, McCandlish et al. also derive how many updates a batch size needs: some minimum, and more if the gradients
-# are noisy. Their exact noise scale has the curvature of the loss in it, too, but they found that S / |G|² usually differs
-# from it only by a small factor.
+# are noisy. Their exact noise scale also has the curvature of the loss in it, but usually S / |G|² is near it.
 #
 # ```
 # updates = minimum x (1 + noise scale / B)
 # ```
 #
 # Try it on real training runs, with SGD, for which it was derived. Your 193 was measured with Adam, so it's only a stand-in
-# for SGD's own number. It belongs to a loss of 0.5, so that's our target. Each of five batch sizes gets nine learning rates,
-# three seeds and fresh examples in every update. The best rate's mean over the seeds counts. Two `vmap`s in
-# [noise.py](../pmapdp/lessons/programs/noise.py) train all runs of a batch size at once. In the picture, both curves are the
-# formula, anchored at the first dot: one for the updates, one for the examples in them.
+# for SGD's own number. It belongs to a loss of 0.5, so that's our target. Each of five batch sizes gets nine learning rates
+# and three seeds, and the best rate's mean over the seeds counts ([noise.py](../pmapdp/lessons/programs/noise.py)). In the
+# picture, both curves are the formula, anchored at the first dot: one for the updates, one for the examples in them.
 #
 # **Predict:** suppose that your batch already equals the noise scale. With unlimited devices, how many times fewer
 # updates would be enough?
@@ -174,8 +171,8 @@ lesson_21.updates_and_examples(measured, both_epochs)
 # down to 0.45 it's 15 times.
 #
 # And fewer updates aren't free, because each of them takes B examples: updates are your time, and examples your money. On
-# the left of the picture, twice the devices need nearly half the updates, for hardly any more examples. On the right,
-# nearly every further example is wasted. At the noise scale, both curves are at twice their minimum.
+# the left of the picture, twice the devices need nearly half the updates. On the right, nearly every further example is
+# wasted. At the noise scale, both curves are at twice their minimum.
 #
 # ## The mistake: the batch grows, and the learning rate doesn't fit
 #
