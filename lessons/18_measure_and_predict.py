@@ -17,7 +17,7 @@
 # Your program trains on one GPU, and somebody offers you 64. How much faster would that be? Not 64 times: the GPUs also
 # have to communicate. What's the best you could hope for? You can work that out with one device: time a step, count what
 # it would send, and calculate the rest. Then you'll compare three such predictions with published runs. One is good, one
-# comes close by luck, and one is far too optimistic. So you'll also see what to expect instead.
+# comes close by luck, and one is far too optimistic.
 #
 # **You will** time a step without fooling yourself, predict the speed of 64 devices for a batch that grows and for one
 # that doesn't, and say what to expect of real ones. 20 minutes, 45 with exercises. You need [06 Communicate between
@@ -38,8 +38,7 @@ assert jax.device_count() == 8, "on a machine with a GPU, start JupyterLab with 
 # %% [markdown]
 # ## What a clock sees
 #
-# Everything starts with the time of one step on one device. Put a clock around a call of a jitted function, and you can
-# get three very different times. Which one would you publish?
+# Put a clock around a call of a jitted function, and you can get three very different times. Which one would you publish?
 
 # %%
 lesson_18.three_durations()
@@ -56,8 +55,8 @@ lesson_18.three_durations()
 #
 # - `measure` times the step on one device.
 # - `all_reduce_seconds` is the fastest all-reduce that we know. A device exchanges half of its numbers with a partner, then
-#   a quarter with another, and so on, until it has the sums of an N-th. The same way back, it gathers the rest. It sends as
-#   many bytes as lesson 06's ring, but in 2 log2(N) messages instead of 2 (N - 1), and each message takes a latency.
+#   a quarter with another, and so on, and gathers the sums the same way back. It sends as many bytes as lesson 06's ring,
+#   but in 2 log2(N) messages instead of 2 (N - 1), and each message takes a latency.
 # - `speedup` gives a **range**, because the all-reduce may run while the devices still compute. The lower end is without
 #   overlap. At the upper end only what doesn't fit behind the backward pass, about two thirds of the step, costs time.
 #
@@ -97,9 +96,8 @@ for name, all_reduce in {"ring": ring, "halving": all_reduce_seconds(n, 64)}.ite
 # best, computing shrinks to a 64th. The all-reduce doesn't shrink.
 #
 # The next cell draws both ranges as bands, for your network and for a ResNet-50 on A100s, with 256 images in a batch. The
-# ResNet's steps take 273 ms on one GPU, and its 102 MB of gradients take 1.6 ms on 64: first NVLink sums them among the 8
-# GPUs of a machine, then each GPU sums an eighth of them with the other machines. [scaling.py](../pmapdp/scaling.py)
-# calculates that, and names the sources of its numbers.
+# ResNet's steps take 273 ms on one GPU. Its 102 MB of gradients take 1.6 ms on 64, first among the 8 GPUs of a machine, then
+# between machines. [scaling.py](../pmapdp/scaling.py) calculates that, and names the sources of its numbers.
 #
 # **Predict:** your 64 devices share your batch of 128. Are they still 28 times as fast as one?
 
@@ -143,8 +141,8 @@ lesson_18.speedup_by_devices(counts, weak, strong)
 #
 # ## How wrong is it?
 #
-# Would you bet on this? Here are three published runs of ResNet-50. In each of them a device has as many images at a time
-# as before, as on the left. The last run compares servers, so each of these counts as one device.
+# Would you bet on this? Here are three published runs of ResNet-50, under weak scaling. The last run compares servers, so
+# each of these counts as one device.
 #
 # - [NVIDIA](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
 #   trained on one and on eight A100s of one machine, with 256 images on each, in TF32. NVLink sums in 0.65 ms, and a step
@@ -183,8 +181,8 @@ lesson_18.predicted_against_found(runs)
 #
 # ## What to expect of real devices
 #
-# The calculation only knows *communication*. It knows nothing about loading data, launching kernels, or waiting for the
-# slowest device. So its number is a limit, and what you should expect depends on what you find on *one* device:
+# The calculation knows nothing about loading data, launching kernels, or waiting for the slowest device. So its number is a
+# limit, and what you should expect depends on what you find on *one* device:
 #
 # | on one device | expect of N devices |
 # | --- | --- |
@@ -199,13 +197,43 @@ lesson_18.predicted_against_found(runs)
 lesson_18.trace_of_an_h200()
 
 # %% [markdown]
-# In each update the GPU computes for 0.12 ms and waits for the host for 1.4 ms. The profiler slows the host down. But even
-# without it, a bare loop with batches of 64 took 1.1 ms an update, at 58,000 images a second
-# ([Speed](../docs/speed.md#on-a-gpu)). So the GPU waits about nine tenths of the time, and your network is even smaller.
+# In each update the GPU computes for 0.12 ms and waits for the host for 1.4 ms. Without the profiler, which slows the host
+# down, a bare loop with batches of 64 took 1.1 ms an update, at 58,000 images a second
+# ([Speed](../docs/speed.md#on-a-gpu)). So the GPU waits about nine tenths of the time.
 #
 # The cure is to put more work into a call. With 4,096 images in a batch, the CNN trains thirty times as fast. If you'd
 # rather keep your batch, put ten updates into a call, with `lax.scan`: your `train_step` already takes a state and a batch,
 # and returns a new state and a result.
+#
+# **Predict:** which gains more from this, an update with 128 examples or one with 5,000?
+
+
+# %% tags=["prediction"]
+def ten_calls(state, ten_batches):
+    for batch in ten_batches:
+        state, _ = step_of_one(state, batch)
+    return state
+
+
+ten_in_a_call = jax.jit(lambda state, stacked: lax.scan(step_of_one, state, stacked)[0])
+one_state = jax.device_put(init_state(), jax.devices()[0])
+for examples in (128, 5_000):
+    batch = train_data[0][:examples], train_data[1][:examples], np.ones(examples, np.float32)
+    stacked = jax.tree.map(lambda x: np.stack([x] * 10), batch)
+    batch, stacked = jax.device_put((batch, stacked), jax.devices()[0])
+    calls = lesson_18.fastest_run(ten_calls, one_state, [batch] * 10)
+    scan = lesson_18.fastest_run(ten_in_a_call, one_state, stacked)
+    print(f"{examples:,} examples: {calls / scan:.1f} times as fast with ten in a call")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# The one with 128. The scan saves nine calls of ten. With 128 examples the calls take most of the time, but with 5,000 the
+# computing does, and that stays the same.
+#
+# </details>
+#
+# The price: all ten batches must be on the device before the call, and you can save only between calls.
 
 # %% tags=["proof"]
 # The asserts behind all answers.
@@ -215,11 +243,8 @@ from pmapdp.collectives import collectives
 
 host_batches = list(batches(*train_data, seed=0))[:10]
 stacked = jax.tree.map(lambda *x: np.stack(x), *host_batches)
-one_state = jax.device_put(init_state(), jax.devices()[0])
-scanned, _ = lax.scan(step_of_one, one_state, stacked)
-for host_batch in host_batches:
-    one_state, _ = step_of_one(one_state, host_batch)
-jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), one_state, scanned)
+results = ten_calls(one_state, host_batches), ten_in_a_call(one_state, stacked)
+jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), *results)
 placed = place_state(init_state()), place_batch(host_batches[0])
 program = train_step.lower(*placed).compile()
 assert [(row.kind, row.bytes) for row in collectives(program.as_text())] == [("all-reduce", n)]
@@ -278,8 +303,7 @@ np.testing.assert_allclose(speedup(1, 1, 64), (64 / 2, 64 * 3 / 4))  # of "What 
 #    print(measure(jax.jit(train_step, **options), state, batch))  # without donation, to call it often
 #    ```
 #
-#    You predicted `seconds` plus what the all-reduce adds. If it takes longer, look for the reason in a profile before you
-#    rent the rest.
+#    You predicted `seconds` plus what the all-reduce adds. If it takes longer, a profile shows why.
 
 # %% [markdown]
 # ## Exercises
@@ -334,7 +358,7 @@ for exercise in (fixed_timer, scan_flops, least_examples):
 #
 # - Compile first, wait for the result, and measure one device. Simulated devices share your machine's cores.
 # - Say which speed-up you mean: with a batch on each device, or with one batch in all.
-# - A prediction knows communication alone, so it's optimistic. It refuses bad offers, and two machines check the good ones.
+# - A prediction knows communication alone, so it's optimistic. Check a good offer on two machines.
 #
 # In [scaling.py](../pmapdp/scaling.py), `predict` assumes no overlap, and adds Adam's update. Try it for
 # [a GPT-2](../docs/speed.md#predict-more-devices). `python -m pmapdp.train --workdir runs/first --profile` records a profile.
