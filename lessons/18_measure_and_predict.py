@@ -134,7 +134,7 @@ lesson_18.speedup_by_devices(counts, weak, strong)
 # Look for the place where the all-reduce takes as long as the computing. Without overlap, N devices are then N / 2 times
 # as fast as one, and from there on you pay for devices that mostly wait. Your network gets there between 16 and 32 devices,
 # or between 2 and 4 if they share a batch. A ResNet-50 is nowhere near. With a batch on each, 64 GPUs lose at most 0.6 %. If
-# they share one, they're 46 to 64 times as fast, provided that 4 images keep a GPU as busy as 256.
+# they share one batch, you train 46 to 64 times as fast as on one GPU, provided that 4 images keep a GPU as busy as 256.
 #
 # So the offer is poor for your small network, and good for a ResNet-50, because its steps are long. A growing batch gives
 # you long steps, but may change how well you learn: [lesson 21](21_choose_a_batch_size.ipynb) shows how far it can grow.
