@@ -315,6 +315,16 @@ wanted = {
     "the same in rows": (42.6, {"all-reduce": 16, "all-gather": 1}),
 }
 assert shard(layers) == rows
+
+
+def loss_of_a_layer(w, x):  # the two lines of "With pmap"
+    return jnp.square(layer_by_hand(x, w)).sum()
+
+
+pmapped = jax.pmap(jax.grad(loss_of_a_layer), axis_name="data")
+gradient = pmapped(layers[0].reshape(8, 64, 512), x.reshape(8, 8, 512)).reshape(512, 512)
+expected = jax.grad(lambda w: jnp.square(jnp.tanh(x @ w)).sum())(layers[0])
+np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
 at_rest = programs["left to the compiler"].memory_analysis().peak_memory_in_bytes
 assert abs(at_rest / 1e6 - 6.3) < 0.1
 
@@ -431,7 +441,13 @@ for exercise in (build_sharded, zero_step, fixed_clip):
 # axis is the cheapest to split: the layers above take 28 MB, and 43 MB in `rows`. So `zero_sharding`
 # ([sharding/layout.py](../pmapdp/sharding/layout.py)), the twin of your `shard`, splits the first axis that it can. The host
 # makes this state, and sends each device its shards.
-# **With pmap** you'd write the all-gather into every layer yourself, so pmapdp splits the state only under `jit`.
+#
+# **With pmap** you'd gather in every layer yourself, as in `update`, and so pmapdp splits the state only under `jit`:
+#
+# ```python
+# whole = lax.all_gather(w, "data", tiled=True)  # [512 / N, 512] to [512, 512]
+# x = jnp.tanh(x @ whole)
+# ```
 #
 # To read on: [Flax's guide to scaling up](https://flax.readthedocs.io/en/latest/guides/flax_gspmd.html) and [the scaling
 # book on training](https://jax-ml.github.io/scaling-book/training/). Next, more than one machine: [17 Train with many
