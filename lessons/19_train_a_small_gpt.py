@@ -197,8 +197,8 @@ print(f"test loss of pairs {pair_loss:.2f}, of the network {losses[-1, 1]:.2f}")
 # The network beats the pairs, but not by much, because three epochs are short on purpose. This run shows you that the parts
 # fit, and no more.
 #
-# Your losses may differ, because each version of Python has its own library. Ignore the speeds: two cores stand in for
-# eight devices.
+# Your losses may differ, because each version of Python has its own library. Ignore the speeds, because two cores stand in
+# for eight devices. On real ones, read the last epoch's: the time of epoch 0 includes compiling.
 #
 # ## Kill it, and continue on one device
 #

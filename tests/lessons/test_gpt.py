@@ -15,7 +15,7 @@ import build
 import jax
 import numpy as np
 import pytest
-from notebooks import figures
+from notebooks import built, figures, printed
 from solutions import solutions
 
 from pmapdp.lessons.programs import launch
@@ -53,6 +53,19 @@ def write_program(folder: Path, changes: dict[str, str]) -> str:
     path = folder / "small_gpt.py"
     path.write_text(text)
     return str(path)
+
+
+def test_each_epoch_prints_its_tokens_per_second():
+    """In the notebook. Two cores' speeds say nothing, so any number will do."""
+    (cell,) = [
+        cell
+        for cell in built(build.source_of("19")).cells
+        if build.TAKE_HOME in cell.metadata.get("tags", [])
+    ]
+    line = r"^epoch \d: loss .* \| test: loss .* \| (\d[\d,]*) tokens/s$"
+    speeds = re.findall(line, printed(cell), re.MULTILINE)
+    assert len(speeds) == 3
+    assert all(int(speed.replace(",", "")) > 0 for speed in speeds)
 
 
 def kill_after_first_epoch(process: subprocess.Popen[str], folder: Path) -> None:
