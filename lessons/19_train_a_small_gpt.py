@@ -182,8 +182,9 @@ if all(verdict.solved for verdict in verdicts):
     print(f"test, before epoch {next_epoch}: {test_report(restored)}")
 
 # %% [markdown]
-# The text at the end of the program's output has 64 bytes of the test data, and 200 that the network added. Is its loss
-# good? Compare it with a guesser that counts which byte follows which in the training text.
+# The text at the end of the program's output has 64 bytes of the test data, and 200 that the network added. It looks like
+# Python from a distance: lines are indented, and short words such as `if` are whole, but most are only pieces of words.
+# Is its loss good? Compare it with a guesser that counts which byte follows which in the training text.
 
 # %%
 pairs = np.full((256, 256), 0.1)  # not 0, because a pair may be new in the test data
@@ -363,7 +364,7 @@ def fixed_check_settings(file, settings):
     ...  # your code: 8 or 9 lines
 
 
-check("19_train_a_small_gpt", "fixed_check_settings", fixed_check_settings)
+verdict = check("19_train_a_small_gpt", "fixed_check_settings", fixed_check_settings)
 
 # %% [markdown]
 # ## Your own text

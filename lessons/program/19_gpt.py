@@ -274,11 +274,11 @@ checkpoints.close()  # waits for the last one
 
 # What it has learned
 
-TEMPERATURE = 1.0  # if it's lower, what's likely becomes likelier
+TEMPERATURE = 0.7  # below 1, likely tokens become likelier
 
 
 def next_token(model, tokens, seed):
-    """A token to follow `tokens` [LENGTH], drawn from the network's probabilities."""
+    """A token to follow `tokens` [LENGTH], drawn at random. Likely ones are drawn more often."""
     logits = model(tokens[None])[0, -1]
     return jax.random.categorical(jax.random.key(seed), logits / TEMPERATURE)
 

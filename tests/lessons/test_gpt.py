@@ -37,7 +37,7 @@ LONGER = {
     "LAYERS = 1": "LAYERS = 4",
     "EPOCHS = 3": "EPOCHS = 4",
     "PEAK_RATE = 5e-3": "PEAK_RATE = 2e-3",
-    "TEMPERATURE = 1.0": "TEMPERATURE = 0.5",
+    "TEMPERATURE = 0.7": "TEMPERATURE = 0.5",
 }
 
 
