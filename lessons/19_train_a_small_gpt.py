@@ -335,7 +335,7 @@ WIDTH = 96
 # %% [markdown]
 # ## Exercise
 #
-# Solutions of all four, with reasons: [solutions/19_train_a_small_gpt.py](solutions/19_train_a_small_gpt.py).
+# Solutions of exercises 1 to 4, with reasons: [solutions/19_train_a_small_gpt.py](solutions/19_train_a_small_gpt.py).
 #
 # 4. `fixed_check_settings` (10 minutes, find the mistakes) gets the `Path` of a file and a dictionary of settings. The
 #    first start writes the file. If a later start has different settings, raise a `ValueError` that names exactly those
@@ -369,22 +369,24 @@ verdict = check("19_train_a_small_gpt", "fixed_check_settings", fixed_check_sett
 # %% [markdown]
 # ## Your own text
 #
-# `FILES` and `BYTES` choose the text. To see whole words, you need a larger network, too:
+# These exercises have no check, because the runs are your own.
 #
-# ```python
-# BYTES = 1_000_000
-# WIDTH = 128
-# LAYERS = 4
-# EPOCHS = 4
-# PEAK_RATE = 2e-3
-# TEMPERATURE = 0.5
-# ```
+# 5. **Other text.** `FILES` and `BYTES` choose it. Is the network's loss still below the guesser's?
+# 6. **A larger network.** To see whole words, you need these settings:
 #
-# With these, `PROCESSES=1 DEVICES=1 python 19_gpt.py longer` took 16 minutes on two busy cores. [A
-# test](../tests/lessons/test_gpt.py) requires that over 80 % of the words it writes are words of the library.
+#    ```python
+#    BYTES = 1_000_000
+#    WIDTH = 128
+#    LAYERS = 4
+#    EPOCHS = 4
+#    PEAK_RATE = 2e-3
+#    TEMPERATURE = 0.5
+#    ```
 #
-# The program's docstring has the command for a second machine. Give both machines the first one's address as `COORDINATOR`
-# and a folder that both can reach. 16 devices need `B = 32`, so set it on one machine, too, if you compare.
+#    With these, `PROCESSES=1 DEVICES=1 python 19_gpt.py longer` took 16 minutes on two busy cores. [A
+#    test](../tests/lessons/test_gpt.py) requires that over 80 % of the words it writes are words of the library.
+# 7. **A second machine.** Use the docstring's command for several processes. Give both machines the first one's address as
+#    `COORDINATOR` and a folder that both can reach. 16 devices need `B = 32`, so set it on one machine, too, if you compare.
 #
 # ## Take away
 #

@@ -224,7 +224,7 @@ def test_bfloat16_learns_as_float32_does(tmp_path):
 def test_a_longer_run_writes_words_of_the_library(tmp_path):
     """Its text and its loss differ a little between versions of Python."""
     lesson = build.source_of("19").read_text()
-    assert "\n".join(f"# {setting}" for setting in LONGER.values()) in lesson
+    assert "\n".join(f"#    {setting}" for setting in LONGER.values()) in lesson
     program = write_program(tmp_path, LONGER)
     run = subprocess.run(
         [sys.executable, program, str(tmp_path / "longer")],

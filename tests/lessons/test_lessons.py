@@ -76,6 +76,8 @@ def test_notebook_is_in_step_with_its_source(lesson):
     assert not any("\x1b" in output.get("text", "") for output in outputs), (
         "a colour of a terminal"
     )
+    texts = [output.get("data", {}).get("text/plain", "") for output in outputs]
+    assert not any(text.startswith("Verdict(") for text in texts), "printed twice"
     assert lesson.with_suffix(".ipynb").stat().st_size < MOST_BYTES
 
 
