@@ -26,11 +26,12 @@ The core, in the order in which to read it, in an evening:
 Everything else is for when you need it: `run/` (long runs), `sharding/` (to split the
 model or the state), `distributed.py` (several machines) and `custom/` (your model, loss
 or data). `evaluate`, `export`, `predict`, `verify`, `port`, `compare` and `scaling` are
-commands. `cli.py` starts and ends every command, `flags.py` reads its command line,
-`registry.py` and `recipes.py` have the names that stand there, `signals.py` lets Ctrl-C
-stop a run, `files.py` reads and writes files, and `lessons/` has the lessons' pictures
-and checks. The core imports none of them, except in `job.py` and `train.py`, where all
-parts meet.
+commands. `collectives.py` lists what a compiled program exchanges between devices, and
+`exported_file.py` writes and reads the file of an exported model. `cli.py` starts and
+ends every command, `flags.py` reads its command line, `registry.py` and `recipes.py`
+have the names that stand there, `signals.py` lets Ctrl-C stop a run, `files.py` reads
+and writes files, and `lessons/` has the lessons' pictures and checks. The core imports
+none of them, except in `job.py` and `train.py`, where all parts meet.
 """
 
 __version__ = "0.4.0"

@@ -26,6 +26,15 @@ def test_the_files_of_the_reading_list_exist():
     assert [name for name in names if not (PACKAGE / name).is_file()] == []
 
 
+def test_the_package_names_each_of_its_modules():
+    text = (PACKAGE / "__init__.py").read_text()
+    for path in PACKAGE.iterdir():
+        if path.suffix == ".py" and not path.stem.startswith("__"):
+            assert re.search(rf"\b{path.stem}\b", text), path.name
+        elif (path / "__init__.py").is_file():
+            assert re.search(rf"\b{path.name}\b", text), path.name
+
+
 @pytest.mark.parametrize(("other", "most"), [("shard_map", 25), ("jit", 40)])
 def test_the_strategies_differ_in_a_few_lines(other, most):
     """Lines that `diff` shows, of both files together, with a line for each

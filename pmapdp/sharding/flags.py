@@ -112,7 +112,7 @@ def fit_layout(
 
     Args:
         devices: In the order of the mesh.
-        task: The model and its optimizer.
+        task: The model. Its optimizer isn't needed, and may not be made yet.
         example_shape: Of its inputs.
         mesh: As on the command line. None: one axis, `data`.
         layout: As on the command line.
