@@ -17,7 +17,7 @@
 # Your run has been training for nine hours when somebody reboots the machine, and you start again from scratch. It
 # doesn't have to be like that. With thirteen new or changed lines, your program picks up from its last checkpoint, and
 # ends with the same bits as if nothing had happened. You'll kill it and see. Then you'll leave one thing out of the
-# checkpoint: the run resumes without an error, and no curve tells you that it has become a different run.
+# checkpoint: the run resumes without an error, and its loss doesn't tell you that it has become a different run.
 #
 # **You will** save and resume a run exactly, say what a checkpoint must hold, and choose how often to save. 19 minutes,
 # 34 with exercises. You need [09 Let the compiler do it](09_let_the_compiler_do_it.ipynb).
@@ -73,14 +73,14 @@ print("resumed without the velocity:", momentum_update(w, 0.0)[0])
 # - how far you've got: here the number of the epoch.
 #
 # You don't have to save the order of the examples, because you can compute it again: our `batches` shuffles with
-# `default_rng(seed)`, and the seed is the number of the epoch, which you give PyTorch's `DistributedSampler` with
-# `set_epoch`. Lesson 08 made its random keys in the same way, from the seed and the number of the update. But if your
-# loader keeps one random generator for the whole run, as PyTorch's does, you have to save that, too.
+# `default_rng(seed)`, and the seed is the number of the epoch. In PyTorch, you'd call `sampler.set_epoch(epoch)`.
+# Lesson 08 made its random keys in the same way, from the seed and the number of the update. But if your loader keeps
+# one random generator for the whole run, as PyTorch's does, you have to save that, too.
 #
 # ## The program so far, and what changes
 #
-# You start from [program/09_jit.py](program/09_jit.py) again, without micro-batches, because a resume doesn't need them,
-# and so you see its lines alone. Lesson 19 joins the two. Here's everything that changes:
+# You start from [program/09_jit.py](program/09_jit.py) again, because micro-batches would only distract you. Lesson 19
+# adds them back. Here's everything that changes:
 #
 # include the difference of 09_jit.py and 14_resume.py
 #
@@ -97,8 +97,8 @@ lesson_14.timeline()
 # So a killed program leaves you the previous checkpoint, or none if this was the first one. `max_to_keep=2` keeps the
 # newest two and deletes the others.
 #
-# The program wants a folder on its command line, and setting `sys.argv` is as good as typing one. First run the program
-# to the end, without a kill.
+# The program wants a folder on its command line. In a notebook, you set `sys.argv` instead. First run the program to the
+# end, without a kill.
 
 # %%
 import sys
@@ -163,14 +163,14 @@ print(*lines, sep="\n")
 # Our schedule rises for 20 updates, and then falls along a cosine, to 0 after the last update, number 200. It peaks at
 # 0.03, ten times your program's rate.
 #
-# The compiled `train_step` read the old optimizer when it was traced, which was trap 2 in lesson 02, so clear JAX's
-# caches.
+# `train_step` would still use the old optimizer, because `jit` saw that one when it traced, which was trap 2 in lesson
+# 02. So let `jit` trace again.
 
 
 # %%
 schedule = optax.warmup_cosine_decay_schedule(0, 0.03, warmup_steps=20, decay_steps=200)
 optimizer = optax.adam(schedule)
-jax.clear_caches()  # so that train_step is traced again, with this one
+jax.clear_caches()  # train_step is traced again, with this one
 
 
 def train(state, start, stop=EPOCHS):
@@ -216,13 +216,13 @@ for name, run in {"never killed": never_killed, "resumed": resumed, "forgetful":
 # schedule starts over at update 0, warms up a second time, and has only reached update 120 when the run ends. The rate
 # never gets small, and the test loss ends almost a quarter higher.
 #
-# Nor does the loss warn you. You can only compare the grey updates, which you saw before the kill, and for most of them
-# the losses look alike. Later the forgetful loss rises and falls again, as if the learning rate were a little too high.
+# You can't see it in the loss. You'd only have the old losses up to the kill, the grey part, and there the two runs look
+# alike. But the learning rate shows it, because it jumps from 0.0225 to 0 at update 80. So **log the learning rate**.
 #
 # </details>
 #
-# With a peak of 0.003 the forgetful run even ends a quarter *lower*, because there 200 updates are too few, and its rate
-# is higher at the end. Either way it's a different run, and nobody who trains without a break can repeat your result.
+# With a peak of 0.003 it's the other way round: 200 updates are too few, so the forgetful run's higher rate helps, and it
+# ends a quarter *lower*. Either way it's a different run, and nobody who trains without a break can repeat your result.
 #
 # ## How often to save
 #
@@ -231,8 +231,8 @@ for name, run in {"never killed": never_killed, "resumed": resumed, "forgetful":
 # something breaks every M seconds, save every √(2 s M) seconds. With 10 s per save and one failure a day, that's every
 # 22 minutes.
 #
-# Slurm at your time limit, and Kubernetes when it moves you, send SIGTERM first, and by default leave you 30 seconds.
-# So let a handler note the signal, and save and stop after the current update:
+# Slurm at your time limit, and Kubernetes when it moves your pod, send SIGTERM first. By default you then have 30
+# seconds. So let a handler note the signal, and save and stop after the current update:
 #
 # ```python
 # import signal
@@ -249,9 +249,8 @@ for name, run in {"never killed": never_killed, "resumed": resumed, "forgetful":
 # After each update, look at `stop_requested`. To resume in the middle of an epoch, you need batches that can start
 # there, and you'll write them in exercise 1.
 #
-# Keep the best checkpoint as well as the newest, because if the loss becomes NaN, the newest ones hold NaN, too. And
-# don't change the learning rate or the batch size in the middle of a run, because then you couldn't say which value
-# gave you the result.
+# Keep the best checkpoint as well as the newest, because if the loss becomes NaN, the newest ones hold NaN, too. And if
+# you change the learning rate or the batch size in the middle of a run, write it down with the number of the update.
 #
 # A checkpoint holds only numbers, and nobody can use them without your code. To give your model away, turn the jitted
 # function into bytes with [jax.export](https://docs.jax.dev/en/latest/501/export.html). For a run of pmapdp,
@@ -278,6 +277,8 @@ for a, b in zip(jax.tree.leaves(never_killed), jax.tree.leaves(resumed), strict=
     np.testing.assert_array_equal(a, b)
 assert 0.35 < schedule(119) / 0.03 < 0.45
 assert schedule(199) < 1e-5
+assert schedule(0) == 0
+assert abs(schedule(80) - 0.0225) < 1e-5
 assert abs(np.mean(forgetful_losses[:20]) / np.mean(losses[80:100]) - 1) < 0.1
 assert np.mean(forgetful_losses[-40:]) > 1.5 * np.mean(losses[-40:])
 assert test_losses["resumed"] == test_losses["never killed"]
@@ -347,7 +348,7 @@ for exercise in (fixed_batches, train_or_resume):
 #   that was killed and resumed ends with the same bits.
 # - Test it: kill, resume, compare bits. Half a checkpoint raises no error.
 #
-# Your program is nearly pmapdp's trainer now. Read the trainer, and you'll recognize it:
+# You'll find your program's lines again in pmapdp's trainer:
 #
 # | your program | in pmapdp | file |
 # | --- | --- | --- |
